@@ -1,0 +1,27 @@
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test lint benchmark clean
+
+demo: $(VENV)/installed
+	$(RUN) launch.py --config=configs/nonblocking.py --sweep --overwrite --workdir=runs/demo
+
+test: $(VENV)/installed
+	$(RUN) -m pytest -n 2
+
+lint: $(VENV)/installed
+	$(RUN) -m ruff check .
+
+benchmark: $(VENV)/installed
+	$(RUN) -m benchmarks.simulate
+	$(RUN) -m benchmarks.mesh
+
+$(VENV)/installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --requirement requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache
