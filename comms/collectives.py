@@ -1,0 +1,87 @@
+"""Means over the workers, as bodies that run under a named axis.
+
+All of these work alike under ``jax.vmap(axis_name=axis)``, ``jax.pmap`` and ``jax.shard_map``.
+Results are equal on all workers, but a ring's cannot be declared replicated: under ``shard_map``
+return them stacked, ``out_specs=P(axis)``.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def weighted_mean(tree, weight=None, axis="workers"):
+    """Mean of every leaf over the workers, sum_i w_i x_i / sum_i w_i, by ``psum``.
+
+    ``weight``: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
+    whatever it holds (NaN included); if all weigh 0 the mean is 0. Leaves travel, are summed and
+    come back in their own dtype, integers as floats.
+    """
+    if weight is None:
+        return jax.lax.pmean(tree, axis)
+    total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
+    return jax.tree.map(lambda x: _over(jax.lax.psum(_weighed(x, weight), axis), total), tree)
+
+
+def ring_all_reduce(x, axis="workers"):
+    """Sum of an array of any shape over the workers, by a ring.
+
+    Reduce-scatter, then all-gather: 2 (n - 1) steps in which every worker sends one chunk of
+    ceil(size / n) elements to the next, the least that an all-reduce can send (Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+    """
+    workers = jax.lax.axis_size(axis)
+    if workers == 1 or x.size == 0:
+        return x
+    to_next = [(i, (i + 1) % workers) for i in range(workers)]
+    order = (jax.lax.axis_index(axis) - jnp.arange(workers)) % workers
+    chunks = jnp.pad(x.ravel(), (0, -x.size % workers)).reshape(workers, -1)
+    chunks = chunks[order]  # row s of worker i: its chunk i - s
+
+    # After step s worker i holds the sum of s + 1 workers' chunk i - s; in the end chunk i + 1.
+    held = chunks[0]
+    for step in range(1, workers):
+        held = jax.lax.ppermute(held, axis, to_next) + chunks[step]
+    # Whole chunks then go round and arrive in falling order: i + 1, i, i - 1, ...
+    arrived = [held]
+    for _ in range(1, workers):
+        arrived.append(jax.lax.ppermute(arrived[-1], axis, to_next))
+    return jnp.stack(arrived)[(order + 1) % workers].ravel()[: x.size].reshape(x.shape)
+
+
+def ring_weighted_mean(tree, weight=None, axis="workers"):
+    """``weighted_mean`` through ``ring_all_reduce``: one flat buffer per dtype.
+
+    The weight is one more element at the end of each buffer, and in its dtype: no collective of
+    its own, but weights that bfloat16 cannot hold (whole numbers above 256) are rounded.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    means = list(leaves)
+    floats = [jnp.result_type(leaf, float) for leaf in leaves]
+    for dtype in dict.fromkeys(floats):
+        members = [i for i, other in enumerate(floats) if other == dtype]
+        parts = [leaves[i].astype(dtype) for i in members]
+        if weight is None:
+            total = jnp.float32(jax.lax.axis_size(axis))
+            sums = ring_all_reduce(jnp.concatenate([x.ravel() for x in parts]), axis)
+        else:
+            buffer = [_weighed(x, weight).ravel() for x in parts]
+            buffer.append(jnp.asarray(weight, dtype)[None])
+            sums = ring_all_reduce(jnp.concatenate(buffer), axis)
+            total = sums[-1]
+        start = 0
+        for i, x in zip(members, parts, strict=True):
+            means[i] = _over(sums[start : start + x.size].reshape(x.shape), total)
+            start += x.size
+    return jax.tree.unflatten(structure, means)
+
+
+def _weighed(x, weight):
+    """weight * x in x's own float dtype, 0 where the weight is 0 even if x is not finite."""
+    weighed = jnp.where(weight > 0, x * jnp.asarray(weight, jnp.float32), 0)
+    return weighed.astype(jnp.result_type(x, float))
+
+
+def _over(total, weight):
+    """total / weight in total's dtype, 0 where the weight is 0."""
+    mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1), 0)
+    return mean.astype(total.dtype)

@@ -1,0 +1,114 @@
+"""Exchange with neighbours, as bodies that run under a named axis.
+
+Which to use:
+- ``mix``: x_i <- sum_j W_ij x_j on a mesh, where only neighbours should talk: one permutation per
+  matching of the graph.
+- ``mix_dense``: the same for simulated workers (``vmap``), where it is one matrix product.
+- ``exchange``: a partner's value where partners are data, for simulated workers; on a mesh it
+  sends everything to everyone.
+- ``exchange_matching``: a partner's value on a mesh, where the partners are one of a few fixed
+  matchings.
+
+All of them run under ``jax.vmap``, ``jax.pmap`` and ``jax.shard_map`` alike. Values travel in their
+own dtype, are weighed and summed in float32 at least, and come back in their own dtype.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def mix(tree, W, partners, axis="workers"):
+    """Mixed values sum_j W_ij x_j of every leaf, the neighbours' ones by ``ppermute``.
+
+    ``W``: host array [n, n]. ``partners``: host array [M, n], the partner of every worker in each
+    of M matchings, itself where unmatched. Raises ValueError unless the matchings hold every
+    edge of W exactly once. Sum over neighbours of D-PSGD (arXiv 1705.09056, Algorithm 1).
+    """
+    W, partners = np.asarray(W), np.asarray(partners)
+    workers = jax.lax.axis_size(axis)
+    _check_mixing(W, partners, workers)
+    everyone = np.arange(workers)
+    # Unmatched workers map to themselves: vmap rejects partial permutations, shard_map fills
+    # them with zeros. Their own value is weighed once, by the diagonal.
+    weights = np.where(partners == everyone, 0, W[everyone, partners])  # [M, n]
+    worker = jax.lax.axis_index(axis)
+
+    def mix_leaf(x):
+        dtype = _accumulator(x)
+        mixed = jnp.asarray(np.diag(W), dtype)[worker] * x.astype(dtype)
+        for weight, partner in zip(weights, partners, strict=True):
+            received = jax.lax.ppermute(x, axis, _permutation(partner))
+            mixed += jnp.asarray(weight, dtype)[worker] * received.astype(dtype)
+        return mixed.astype(x.dtype)
+
+    return jax.tree.map(mix_leaf, tree)
+
+
+def mix_dense(tree, W, axis="workers"):
+    """Mixed values sum_j W_ij x_j of every leaf, by ``all_gather`` and one row of W [n, n].
+
+    W may be traced, equal on all workers. Under ``vmap`` each leaf is one [n, n] x [n, d] product.
+    """
+    worker = jax.lax.axis_index(axis)
+
+    def mix_leaf(x):
+        dtype = _accumulator(x)
+        everyone = jax.lax.all_gather(x, axis).astype(dtype)  # [n, ...]
+        row = jnp.asarray(W, dtype)[worker]
+        # HIGHEST, because accelerators otherwise round float32 factors before they multiply.
+        mixed = jnp.tensordot(row, everyone, 1, precision=jax.lax.Precision.HIGHEST)
+        return mixed.astype(x.dtype)
+
+    return jax.tree.map(mix_leaf, tree)
+
+
+def exchange(tree, partner, axis="workers"):
+    """Every leaf as the worker at position ``partner`` (int scalar, may be traced) holds it.
+
+    Any partner at all, one's own position included; need not be mutual.
+    """
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, axis)[partner], tree)
+
+
+def exchange_matching(tree, index, partners, axis="workers"):
+    """Every leaf as one's partner in matching ``index`` holds it; one's own where unmatched.
+
+    ``partners``: host array [M, n]. ``index``: int scalar, may be traced, but equal on all workers:
+    workers that differ would wait for each other for ever.
+    """
+    branches = [
+        functools.partial(jax.lax.ppermute, axis_name=axis, perm=_permutation(partner))
+        for partner in np.asarray(partners)
+    ]
+    return jax.lax.switch(index, branches, tree)
+
+
+def _permutation(partner: np.ndarray) -> list[tuple[int, int]]:
+    return [(int(source), worker) for worker, source in enumerate(partner)]
+
+
+def _accumulator(x):
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _check_mixing(W: np.ndarray, partners: np.ndarray, workers: int) -> None:
+    if W.shape != (workers, workers) or partners.shape != (len(partners), workers):
+        raise ValueError(
+            f"mix: the axis has {workers} workers, got W {W.shape} and partners {partners.shape}; "
+            f"pass W [{workers}, {workers}] and partners [M, {workers}]"
+        )
+    everyone = np.arange(workers)
+    times = np.zeros((workers, workers), int)
+    for partner in partners:
+        times[everyone, partner] += 1
+    # Each edge of W once; a partner without weight costs a message but does no harm.
+    wrong = (everyone[:, None] != everyone) & (((W != 0) & (times != 1)) | (times > 1))
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"mix: W[{i}, {j}] = {W[i, j]:.3g} but the matchings pair these workers "
+            f"{times[i, j]} times; pass the matchings of the graph that W was made for"
+        )

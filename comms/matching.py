@@ -1,0 +1,128 @@
+"""Decomposition of a graph into matchings, the rounds in which neighbours talk in pairs.
+
+A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one
+unit of communication time. Misra and Gries, "A constructive proof of Vizing's theorem" (1992).
+"""
+
+from collections.abc import Iterable
+
+import networkx as nx
+import numpy as np
+
+Edge = tuple[int, int]
+Matching = list[Edge]
+
+
+def decompose(graph: nx.Graph) -> list[Matching]:
+    """Splits all edges into at most max degree + 1 matchings; max degree if bipartite.
+
+    Nodes are 0..n-1. Deterministic: the same graph gives the same matchings on every host.
+    """
+    # at[u][c] is the neighbour that u is joined to by an edge of colour c.
+    at: list[dict[int, int]] = [{} for _ in graph]
+    for u, v in sorted((min(edge), max(edge)) for edge in graph.edges):
+        c, d = _free(at, u), _free(at, v)
+        path = _path(at, u, c, d)
+        if path[-1] == v:
+            # Flipping would take d from v as well, so the fan must find another end.
+            fan = _fan(at, u, v)
+            d = _free(at, fan[-1])
+            path = _path(at, u, c, d)
+        else:
+            # Koenig's case, the only one in bipartite graphs; without it Vizing's extra colour
+            # would cost even the ring a third matching.
+            fan = [v]
+        _flip(at, path, c, d)
+        # The prefix up to the first member that d is free at is still a fan after the flip.
+        fan = fan[: 1 + next(i for i, w in enumerate(fan) if d not in at[w])]
+        _rotate(at, u, fan, d)
+    colours = {c for joined in at for c in joined}
+    return sorted([(u, at[u][c]) for u in range(len(at)) if at[u].get(c, -1) > u] for c in colours)
+
+
+def validate(graph: nx.Graph, matchings: Iterable[Iterable[Edge]]) -> None:
+    """Raises ValueError unless ``matchings`` are matchings that hold every edge exactly once."""
+    seen: set[frozenset[int]] = set()
+    for m, matching in enumerate(matchings):
+        busy: set[int] = set()
+        for i, j in matching:
+            if not graph.has_edge(i, j):
+                raise ValueError(
+                    f"matching {m}: ({i}, {j}) is not an edge of the graph; leave it out"
+                )
+            if frozenset((i, j)) in seen:
+                raise ValueError(f"matching {m}: edge ({i}, {j}) appears twice; keep one of them")
+            if i in busy or j in busy:
+                raise ValueError(
+                    f"matching {m}: worker {i if i in busy else j} has two partners; "
+                    "move one of its edges to another matching"
+                )
+            busy |= {i, j}
+            seen.add(frozenset((i, j)))
+    missing = sorted(tuple(sorted(edge)) for edge in graph.edges if frozenset(edge) not in seen)
+    if missing:
+        raise ValueError(
+            f"matchings: {len(missing)} edges are in none of them, first {missing[0]}; "
+            "add them or use decompose(graph)"
+        )
+
+
+def partners(matching: Iterable[Edge], n: int) -> np.ndarray:
+    """Partner of every worker, int64 [n]: an involution that maps unmatched workers to themselves.
+
+    Raises ValueError where an edge leaves 0..n-1 or a worker has two partners.
+    """
+    partner = np.arange(n)
+    for i, j in matching:
+        if not (0 <= i < n and 0 <= j < n and i != j):
+            raise ValueError(
+                f"partners: ({i}, {j}) does not pair two of the workers 0..{n - 1}; correct it"
+            )
+        if partner[i] != i or partner[j] != j:
+            raise ValueError(
+                f"partners: worker {i if partner[i] != i else j} has two partners; "
+                "pass one matching at a time"
+            )
+        partner[i], partner[j] = j, i
+    return partner
+
+
+def _free(at: list[dict[int, int]], u: int) -> int:
+    """Smallest colour on no edge of u."""
+    return next(c for c in range(len(at[u]) + 1) if c not in at[u])
+
+
+def _path(at: list[dict[int, int]], u: int, c: int, d: int) -> list[int]:
+    """Nodes of the longest path from u with edge colours d, c, d, ...; c is free at u."""
+    path, colour, other = [u], d, c
+    while colour in at[path[-1]]:
+        path.append(at[path[-1]][colour])
+        colour, other = other, colour
+    return path
+
+
+def _flip(at: list[dict[int, int]], path: list[int], c: int, d: int) -> None:
+    """Swaps colours c and d along a path, after which d is free at its first node."""
+    for u in path:
+        swapped = {k: at[u].pop(k) for k in (c, d) if k in at[u]}
+        at[u].update({c + d - k: v for k, v in swapped.items()})
+
+
+def _fan(at: list[dict[int, int]], u: int, v: int) -> list[int]:
+    """Maximal fan of u from v: the colour of each next edge at u is free at the member before."""
+    fan = [v]
+    while True:
+        following = (w for c, w in sorted(at[u].items()) if c not in at[fan[-1]] and w not in fan)
+        if (w := next(following, None)) is None:
+            return fan
+        fan.append(w)
+
+
+def _rotate(at: list[dict[int, int]], u: int, fan: list[int], d: int) -> None:
+    """Gives every fan edge at u the colour of the next one, and the last one colour d."""
+    colour_of = {w: c for c, w in at[u].items()}
+    colours = [colour_of[w] for w in fan[1:]]
+    for c, w in zip(colours, fan[1:], strict=True):
+        del at[w][c]
+    for c, w in zip([*colours, d], fan, strict=True):
+        at[u][c], at[w][c] = w, u

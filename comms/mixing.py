@@ -1,0 +1,95 @@
+"""Mixing matrices W: how much of each neighbour's value a worker takes in one round of gossip.
+
+Every W is [n, n] float64, symmetric, with rows and columns that sum to 1, and non-zero only on
+the diagonal and on edges; an isolated worker (n=1) keeps its value. Gossip x <- W x preserves
+the mean and contracts the distance to it by rho(W) per round, squared (Lian et al., D-PSGD,
+arXiv 1705.09056).
+"""
+
+import networkx as nx
+import numpy as np
+
+
+def laplacian(graph: nx.Graph) -> np.ndarray:
+    """Graph Laplacian L = D - A [n, n] float64 of a graph with nodes 0..n-1."""
+    adjacency = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None)
+    return np.diag(adjacency.sum(axis=1)) - adjacency
+
+
+def metropolis(graph: nx.Graph) -> np.ndarray:
+    """Metropolis-Hastings weights, W_ij = 1 / (1 + max(d_i, d_j)) on edges.
+
+    Needs only the degrees of neighbours; non-negative (Xiao, Boyd, Lall, "Distributed average
+    consensus with time-varying Metropolis weights", 2006).
+    """
+    W = np.zeros((len(graph), len(graph)))
+    for i, j in graph.edges:
+        W[i, j] = W[j, i] = 1 / (1 + max(graph.degree[i], graph.degree[j]))
+    np.fill_diagonal(W, 1 - W.sum(axis=1))
+    return W
+
+
+def best_constant(graph: nx.Graph) -> np.ndarray:
+    """Fastest weights that are equal on all edges, W = I - a L with a = ``best_step(graph)``.
+
+    The diagonal may be negative (a star's centre, say), which is legal (Xiao and
+    Boyd, "Fast linear iterations for distributed averaging", 2004).
+    """
+    return np.eye(len(graph)) - best_step(graph) * laplacian(graph)
+
+
+def uniform_neighbour(graph: nx.Graph) -> np.ndarray:
+    """Equal weight 1 / (max degree + 1) on every edge, what is left on the diagonal.
+
+    Non-negative; on a regular graph it is the average over a worker and its neighbours, which
+    gives the ring its 1/3.
+    """
+    step = 1 / (1 + max(degree for _, degree in graph.degree))
+    return np.eye(len(graph)) - step * laplacian(graph)
+
+
+def best_step(graph: nx.Graph) -> float:
+    """Edge weight a = 2 / (lambda_2 + lambda_n) of the Laplacian that minimises rho(I - a L).
+
+    0 for a single worker; a disconnected graph raises ValueError, as no weight contracts there.
+    """
+    if len(graph) == 1:
+        return 0.0
+    components = nx.number_connected_components(graph)
+    if components > 1:
+        raise ValueError(
+            f"best_step: the graph falls into {components} components; add edges between them"
+        )
+    eigenvalues = np.linalg.eigvalsh(laplacian(graph))
+    return float(2 / (eigenvalues[1] + eigenvalues[-1]))
+
+
+def rho(W: np.ndarray) -> float:
+    """Contraction per round of the squared distance to the mean, max(|lambda_2|, |lambda_n|)^2.
+
+    The spectral gap is 1 - sqrt(rho); 0 for a single worker. Entries may be negative, but a W
+    [n, n] that is not symmetric with rows that sum to 1 raises ValueError.
+    """
+    W = np.asarray(W, dtype=np.float64)
+    if W.ndim != 2 or W.shape[0] != W.shape[1]:
+        raise ValueError(f"rho: needs a square mixing matrix, got shape {W.shape}; pass W [n, n]")
+    skew = np.abs(W - W.T).max()
+    if not skew <= 1e-6:
+        raise ValueError(
+            f"rho: W is not symmetric, |W - W'| reaches {skew:.2g}; "
+            "use weights that both ends of an edge agree on"
+        )
+    off = np.abs(W.sum(axis=1) - 1).max()
+    if not off <= 1e-6:
+        raise ValueError(
+            f"rho: W is not doubly stochastic, a row sum is off 1 by {off:.2g}; "
+            "put 1 minus the other weights on the diagonal"
+        )
+    return float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max() ** 2)
+
+
+MIXINGS = {
+    "metropolis": metropolis,
+    "best_constant": best_constant,
+    "uniform_neighbour": uniform_neighbour,
+}

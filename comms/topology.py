@@ -1,0 +1,165 @@
+"""Communication graphs: who may talk to whom.
+
+Every function returns a connected ``networkx.Graph`` with nodes 0..n-1 (the workers), without
+self-loops, or raises a ValueError of one sentence. Random graphs depend on ``seed`` alone.
+"""
+
+import math
+from collections.abc import Iterable
+
+import networkx as nx
+
+from comms.matcha_graphs import matcha_matchings
+
+Edge = tuple[int, int]
+
+
+def ring(n: int) -> nx.Graph:
+    """Cycle of n workers; one worker alone for n=1, a single edge for n=2."""
+    _check_workers("ring", n)
+    return _connected("ring", n, ((i, (i + 1) % n) for i in range(n) if n > 1))
+
+
+def torus(n: int) -> nx.Graph:
+    """Grid whose rows and columns close to rings, in the most square r x c shape; n not prime."""
+    graph = nx.grid_2d_graph(*_most_square("torus", n), periodic=True)
+    return _connected("torus", n, nx.convert_node_labels_to_integers(graph).edges)
+
+
+def grid(n: int) -> nx.Graph:
+    """Grid of workers in the most square r x c shape, worker = row * c + column; n not prime."""
+    graph = nx.grid_2d_graph(*_most_square("grid", n))
+    return _connected("grid", n, nx.convert_node_labels_to_integers(graph).edges)
+
+
+def complete(n: int) -> nx.Graph:
+    """Every worker linked to every other."""
+    _check_workers("complete", n)
+    return _connected("complete", n, nx.complete_graph(n).edges)
+
+
+def star(n: int) -> nx.Graph:
+    """Worker 0 linked to every other worker."""
+    _check_workers("star", n)
+    return _connected("star", n, ((0, i) for i in range(1, n)))
+
+
+def hypercube(n: int) -> nx.Graph:
+    """Workers linked where their binary numbers differ in one bit; n a power of two."""
+    _check_workers("hypercube", n)
+    if n & (n - 1):
+        below = 1 << (n.bit_length() - 1)
+        raise ValueError(
+            f"hypercube: needs a power of two, got n={n}; set workers={below} or {2 * below}"
+        )
+    bits = range(n.bit_length() - 1)
+    return _connected("hypercube", n, ((i, i ^ (1 << b)) for i in range(n) for b in bits))
+
+
+def exponential(n: int) -> nx.Graph:
+    """Static undirected exponential graph: i -- i +- 2^k mod n for every 2^k < n.
+
+    Undirected form of the graph of Assran et al., arXiv 1811.10792.
+    """
+    _check_workers("exponential", n)
+    hops = [1 << k for k in range((n - 1).bit_length())]
+    return _connected("exponential", n, ((i, (i + hop) % n) for i in range(n) for hop in hops))
+
+
+def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
+    """Uniformly drawn graph in which every worker has ``degree`` neighbours; n * degree even."""
+    _check_workers("random_regular", n)
+    if not 0 <= degree < n or n * degree % 2:
+        raise ValueError(
+            f"random_regular: needs 0 <= degree < n and n * degree even, got n={n}, "
+            f"degree={degree}; change degree or workers"
+        )
+    graph = nx.random_regular_graph(degree, n, seed=seed)
+    return _connected("random_regular", n, graph.edges, "another seed or a higher degree")
+
+
+def erdos_renyi(n: int, probability: float, seed: int) -> nx.Graph:
+    """Every pair linked with ``probability``, independently."""
+    _check_workers("erdos_renyi", n)
+    if not 0 <= probability <= 1:
+        raise ValueError(
+            f"erdos_renyi: needs a probability in [0, 1], got {probability}; "
+            f"log(n)/n = {math.log(n) / n:.3g} is where graphs become connected"
+        )
+    graph = nx.gnp_random_graph(n, probability, seed=seed)
+    return _connected("erdos_renyi", n, graph.edges, "another seed or a higher probability")
+
+
+def geometric(n: int, radius: float, seed: int) -> nx.Graph:
+    """Workers dropped uniformly on the unit square, linked within distance ``radius``."""
+    _check_workers("geometric", n)
+    if not radius > 0:
+        raise ValueError(
+            f"geometric: needs a positive radius, got {radius}; sqrt(2) links every pair"
+        )
+    graph = nx.random_geometric_graph(n, radius, seed=seed)
+    return _connected("geometric", n, graph.edges, "another seed or a larger radius")
+
+
+def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
+    """Graph of n workers with the given links, in either direction; repeated links count once."""
+    _check_workers("edge_list", n)
+    edges = [(int(i), int(j)) for i, j in edges]
+    for i, j in edges:
+        if not (0 <= i < n and 0 <= j < n and i != j):
+            raise ValueError(
+                f"edge_list: ({i}, {j}) does not link two of the workers 0..{n - 1}; "
+                "correct the edge or the number of workers"
+            )
+    return _connected("edge_list", n, edges, "more edges")
+
+
+def matcha_graph(k: int) -> nx.Graph:
+    """Base graph ``k`` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers."""
+    edges = [edge for matching in matcha_matchings(k) for edge in matching]
+    return _connected("matcha_graph", 1 + max(map(max, edges)), edges)
+
+
+# Graphs by name, each called with the number of workers and then its own arguments.
+GRAPHS = {
+    "ring": ring,
+    "torus": torus,
+    "grid": grid,
+    "complete": complete,
+    "star": star,
+    "hypercube": hypercube,
+    "exponential": exponential,
+    "random_regular": random_regular,
+    "erdos_renyi": erdos_renyi,
+    "geometric": geometric,
+    "edge_list": edge_list,
+}
+
+
+def _connected(name: str, n: int, edges: Iterable[Edge], way_out: str = "") -> nx.Graph:
+    graph = nx.empty_graph(n)
+    # Sorted, so that iteration over the graph never depends on how its edges were found.
+    graph.add_edges_from(sorted((min(edge), max(edge)) for edge in edges))
+    components = nx.number_connected_components(graph)
+    if components > 1:
+        raise ValueError(
+            f"{name}: the graph of {n} workers falls into {components} components, "
+            f"so gossip cannot agree; try {way_out}"
+        )
+    return graph
+
+
+def _check_workers(name: str, n: int) -> None:
+    if n < 1:
+        raise ValueError(f"{name}: needs at least 1 worker, got n={n}; set workers >= 1")
+
+
+def _most_square(name: str, n: int) -> tuple[int, int]:
+    _check_workers(name, n)
+    rows = max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
+    if rows == 1 < n:
+        raise ValueError(
+            f"{name}: {n} workers are a prime number and fill no rectangle; "
+            f"use a ring or set workers={n + 1 if n > 2 else 4}"
+        )
+    return rows, n // rows

@@ -1,0 +1,134 @@
+import networkx as nx
+import numpy as np
+import pytest
+
+from comms import matching, topology
+from comms.matcha_graphs import matcha_matchings
+
+
+def check(graph):
+    """Validates a decomposition independently of ``validate`` and returns its matchings."""
+    matchings = matching.decompose(graph)
+    edges = sorted(edge for found in matchings for edge in found)
+    assert edges == sorted(tuple(sorted(edge)) for edge in graph.edges)
+    for found in matchings:
+        assert found
+        assert len({worker for edge in found for worker in edge}) == 2 * len(found)
+    assert len(matchings) <= max((d for _, d in graph.degree), default=0) + 1
+    matching.validate(graph, matchings)
+    return matchings
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_graphs(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 25))
+    check(nx.gnp_random_graph(n, rng.random(), seed=seed))
+
+
+def test_all_graphs_of_up_to_six_nodes():
+    atlas = nx.graph_atlas_g()
+    for graph in atlas[1:209]:
+        check(graph)
+
+
+@pytest.mark.parametrize("degree", [3, 4, 5, 8])
+@pytest.mark.parametrize("seed", range(10))
+def test_random_regular_graphs(degree, seed):
+    check(nx.random_regular_graph(degree, 30, seed=seed))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9, 16, 17, 32, 33])
+def test_complete_graphs(n):
+    check(topology.complete(n))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        topology.ring(2),
+        topology.ring(64),
+        topology.star(9),
+        topology.grid(48),
+        topology.torus(64),
+        topology.hypercube(32),
+        nx.complete_bipartite_graph(7, 5),
+        *(
+            nx.convert_node_labels_to_integers(nx.bipartite.random_graph(12, 9, 0.4, seed=s))
+            for s in range(30)
+        ),
+    ],
+)
+def test_bipartite_graphs_need_no_more_than_their_degree(graph):
+    assert len(check(graph)) == max(d for _, d in graph.degree)
+
+
+def test_ring_of_four_by_hand():
+    assert matching.decompose(topology.ring(4)) == [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
+
+
+def test_odd_ring_needs_a_third_matching():
+    assert len(check(topology.ring(7))) == 3
+
+
+def test_one_worker_has_no_matchings():
+    assert matching.decompose(topology.ring(1)) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_deterministic_whatever_the_order_of_insertion(seed):
+    graph = topology.erdos_renyi(16, 0.5, seed=seed)
+    edges = [(j, i) for i, j in graph.edges]
+    np.random.default_rng(seed).shuffle(edges)
+    again = nx.Graph()
+    again.add_nodes_from(reversed(range(16)))
+    again.add_edges_from(edges)
+    assert matching.decompose(again) == matching.decompose(graph)
+
+
+@pytest.mark.parametrize("k", range(6))
+def test_reference_matchings_are_valid(k):
+    matching.validate(topology.matcha_graph(k), matcha_matchings(k))
+
+
+@pytest.mark.parametrize(
+    ("matchings", "message"),
+    [
+        ([[(0, 1), (2, 3)], [(1, 2)]], r"1 edges are in none of them, first \(0, 3\)"),
+        ([[(0, 1), (1, 2)], [(2, 3), (0, 3)]], "matching 0: worker 1 has two partners"),
+        (
+            [[(0, 1), (2, 3)], [(1, 2), (0, 3)], [(1, 0)]],
+            r"matching 2: edge \(1, 0\) appears twice",
+        ),
+        ([[(0, 2)]], r"matching 0: \(0, 2\) is not an edge"),
+    ],
+)
+def test_validate_names_what_is_wrong(matchings, message):
+    with pytest.raises(ValueError, match=message):
+        matching.validate(topology.ring(4), matchings)
+
+
+def test_partners_by_hand():
+    np.testing.assert_array_equal(matching.partners([(0, 3), (1, 4)], 6), [3, 4, 2, 0, 1, 5])
+    np.testing.assert_array_equal(matching.partners([], 2), [0, 1])
+
+
+@pytest.mark.parametrize("k", range(6))
+def test_partners_are_involutions(k):
+    graph = topology.matcha_graph(k)
+    for found in matching.decompose(graph):
+        partner = matching.partners(found, len(graph))
+        np.testing.assert_array_equal(partner[partner], np.arange(len(graph)))
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ([(0, 3)], r"\(0, 3\) does not pair two of the workers 0..2"),
+        ([(1, 1)], r"\(1, 1\) does not pair"),
+        ([(0, 1), (1, 2)], "worker 1 has two partners"),
+    ],
+)
+def test_partners_refuses_what_is_no_matching(edges, message):
+    with pytest.raises(ValueError, match=message):
+        matching.partners(edges, 3)

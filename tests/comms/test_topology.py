@@ -1,0 +1,129 @@
+import math
+
+import networkx as nx
+import pytest
+
+from comms import topology
+from comms.matcha_graphs import matcha_matchings
+
+
+def edges(graph):
+    return sorted(tuple(sorted(edge)) for edge in graph.edges)
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (topology.ring(1), []),
+        (topology.ring(2), [(0, 1)]),
+        (topology.ring(4), [(0, 1), (0, 3), (1, 2), (2, 3)]),
+        (topology.torus(4), [(0, 1), (0, 2), (1, 3), (2, 3)]),
+        (
+            topology.torus(6),
+            [(0, 1), (0, 2), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (3, 5), (4, 5)],
+        ),
+        (topology.grid(6), [(0, 1), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (4, 5)]),
+        (topology.complete(3), [(0, 1), (0, 2), (1, 2)]),
+        (topology.star(4), [(0, 1), (0, 2), (0, 3)]),
+        (topology.hypercube(4), [(0, 1), (0, 2), (1, 3), (2, 3)]),
+        (topology.exponential(5), edges(nx.complete_graph(5))),
+        (topology.edge_list(3, [(2, 1), (0, 1), (1, 2)]), [(0, 1), (1, 2)]),
+    ],
+)
+def test_small_graphs(graph, expected):
+    assert edges(graph) == expected
+    assert list(graph.nodes) == list(range(len(graph)))
+
+
+@pytest.mark.parametrize(
+    ("graph", "degree"),
+    [
+        (topology.ring(16), 2),
+        (topology.torus(16), 4),
+        (topology.complete(16), 15),
+        (topology.hypercube(16), 4),
+        (topology.exponential(16), 7),  # hops 1, 2, 4 both ways, hop 8 either way
+        (topology.random_regular(16, 3, seed=0), 3),
+    ],
+)
+def test_regular_graphs_have_their_degree(graph, degree):
+    assert {d for _, d in graph.degree} == {degree}
+
+
+@pytest.mark.parametrize("n", range(1, 18))
+@pytest.mark.parametrize("name", ["ring", "complete", "star", "exponential"])
+def test_any_number_of_workers(name, n):
+    graph = topology.GRAPHS[name](n)
+    assert list(graph.nodes) == list(range(n))
+    assert nx.is_connected(graph)
+    assert nx.number_of_selfloops(graph) == 0
+
+
+@pytest.mark.parametrize("name", ["torus", "grid", "hypercube"])
+def test_one_worker_alone(name):
+    graph = topology.GRAPHS[name](1)
+    assert list(graph.nodes) == [0]
+    assert not graph.edges
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("random_regular", {"degree": 4}),
+        ("erdos_renyi", {"probability": 0.4}),
+        ("geometric", {"radius": 0.6}),
+    ],
+)
+def test_random_graphs_follow_their_seed(name, arguments):
+    def draw(seed):
+        return list(topology.GRAPHS[name](16, **arguments, seed=seed).edges)
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_the_most_square_shape_is_taken():
+    assert nx.diameter(topology.grid(36)) == 10
+    assert nx.diameter(topology.grid(12)) == 5
+
+
+@pytest.mark.parametrize("k", range(6))
+def test_matcha_graphs(k):
+    graph = topology.matcha_graph(k)
+    matchings = matcha_matchings(k)
+    assert list(graph.nodes) == list(range(8 if k in (0, 5) else 16))
+    assert graph.number_of_edges() == sum(map(len, matchings)) == [12, 22, 45, 65, 34, 8][k]
+    assert len(matchings) == [5, 5, 10, 13, 8, 2][k]
+    for matching in matchings:
+        assert len({worker for edge in matching for worker in edge}) == 2 * len(matching)
+
+
+def test_matcha_graph_5_is_a_ring():
+    assert nx.is_isomorphic(topology.matcha_graph(5), topology.ring(8))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: topology.ring(0), "ring: needs at least 1 worker, got n=0"),
+        (lambda: topology.grid(-3), "grid: needs at least 1 worker, got n=-3"),
+        (lambda: topology.torus(7), "torus: 7 workers are a prime .* set workers=8"),
+        (lambda: topology.grid(2), "grid: 2 workers are a prime .* set workers=4"),
+        (lambda: topology.hypercube(12), "power of two, got n=12; set workers=8 or 16"),
+        (lambda: topology.random_regular(5, 3, seed=0), "n=5, degree=3"),
+        (lambda: topology.random_regular(6, 1, seed=0), "falls into 3 components"),
+        (lambda: topology.erdos_renyi(8, 1.5, seed=0), r"in \[0, 1\], got 1.5"),
+        (lambda: topology.erdos_renyi(8, 0.0, seed=0), "falls into 8 components"),
+        (lambda: topology.geometric(8, 0.0, seed=0), "positive radius, got 0.0"),
+        (lambda: topology.geometric(8, math.nan, seed=0), "positive radius, got nan"),
+        (lambda: topology.geometric(8, 1e-6, seed=0), "falls into 8 components"),
+        (lambda: topology.edge_list(4, [(0, 1), (2, 3)]), "falls into 2 components"),
+        (lambda: topology.edge_list(2, [(0, 2)]), r"\(0, 2\) does not link two of the workers"),
+        (lambda: topology.edge_list(2, [(0, 1), (1, 1)]), r"\(1, 1\) does not link two"),
+        (lambda: topology.matcha_graph(6), "base graphs 0 to 5, got k=6"),
+    ],
+)
+def test_errors_are_one_clear_sentence(build, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build()
+    assert "\n" not in str(error.value)

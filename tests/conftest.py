@@ -1,0 +1,68 @@
+"""Eight forced CPU devices, strict shapes, and one way to run a body in every runtime."""
+
+import os
+
+# Before jax is imported anywhere: XLA reads its flags once.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_cpu_collective_call_warn_stuck_timeout_seconds=20",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=60",
+    ]
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def make_mesh(workers: int) -> jax.sharding.Mesh:
+    devices = jax.devices()[:workers]
+    return jax.make_mesh((workers,), ("workers",), axis_types=(AxisType.Auto,), devices=devices)
+
+
+@pytest.fixture
+def mesh() -> jax.sharding.Mesh:
+    """All eight devices along the axis "workers"."""
+    return make_mesh(8)
+
+
+def _vmap(body):
+    return jax.jit(jax.vmap(body, axis_name="workers"))
+
+
+def _pmap(body):
+    return jax.pmap(body, axis_name="workers")
+
+
+def _shard_map(body):
+    def shard_body(*args):
+        out = body(*jax.tree.map(lambda x: x[0], args))
+        return jax.tree.map(lambda x: x[None], out)
+
+    def run(*args):
+        workers = jax.tree.leaves(args)[0].shape[0]
+        stacked = PartitionSpec("workers")
+        sharded = jax.shard_map(
+            shard_body, mesh=make_mesh(workers), in_specs=stacked, out_specs=stacked
+        )
+        return jax.jit(sharded)(*args)
+
+    return run
+
+
+@pytest.fixture(params=[_vmap, _pmap, _shard_map], ids=["vmap", "pmap", "shard_map"])
+def spmd(request):
+    """Runs ``body(*args)`` on every worker, args and results stacked over the leading axis.
+
+    Blocks on the result: many queued collective programmes would wait for each other for ever.
+    """
+
+    def run(body, *args):
+        return jax.block_until_ready(request.param(body)(*args))
+
+    return run
