@@ -1,0 +1,173 @@
+"""Laws of the time that one mini-batch takes: iid, in seconds.
+
+A law is its quantile function, and sampling inverts it.  Two laws fed with the same uniforms
+are therefore coupled (common random numbers), so that arms of an experiment differ by the law
+and not by luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+
+@dataclass(frozen=True)
+class Law:
+    """An iid law of durations in seconds: `factor` times what `inverse` maps uniforms to."""
+
+    name: str
+    params: tuple[tuple[str, float], ...]
+    base_mean: float = field(repr=False)
+    inverse: Callable[[np.ndarray], np.ndarray] = field(repr=False, compare=False)
+    factor: float = 1.0
+
+    def mean(self) -> float:
+        """Expected duration in seconds; `inf` where the law has none."""
+        return self.factor * self.base_mean
+
+    def quantile(self, u: ArrayLike) -> np.ndarray:
+        """Seconds that a share `u` in [0, 1] of the durations does not exceed; shape of `u`."""
+        u = np.asarray(u, np.float64)
+        if not ((u >= 0) & (u <= 1)).all():
+            raise ValueError(f"{self.name}: quantiles need 0 <= u <= 1, got u={u}; pass a share")
+        with np.errstate(divide="ignore"):  # u = 1 is infinity for an unbounded law
+            return self.factor * self.inverse(u)
+
+    def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...] = ()) -> np.ndarray:
+        """Durations in seconds, of the given shape, by inversion of one uniform each."""
+        return self.quantile(rng.random(shape))
+
+    def scaled(self, factor: float) -> Law:
+        """The law of `factor` times the duration."""
+        _positive("scaled", factor=factor)
+        return replace(self, factor=self.factor * factor)
+
+    def __str__(self) -> str:
+        call = f"{self.name}({', '.join(f'{key}={value:g}' for key, value in self.params)})"
+        return call if self.factor == 1 else f"{self.factor:g} * {call}"
+
+
+def deterministic(value: float) -> Law:
+    """Always `value` seconds."""
+    _positive("deterministic", value=value)
+    return _law("deterministic", lambda u: np.full(u.shape, float(value)), value, value=value)
+
+
+def exponential(scale: float) -> Law:
+    """Exponential with mean `scale` seconds."""
+    _positive("exponential", scale=scale)
+    return _law("exponential", lambda u: -scale * np.log1p(-u), scale, scale=scale)
+
+
+def shifted_exponential(shift: float, scale: float) -> Law:
+    """`shift` seconds plus an exponential with mean `scale` seconds."""
+    _positive("shifted_exponential", shift=shift, scale=scale)
+    return _law(
+        "shifted_exponential",
+        lambda u: shift - scale * np.log1p(-u),
+        shift + scale,
+        shift=shift,
+        scale=scale,
+    )
+
+
+def pareto(minimum: float, shape: float) -> Law:
+    """Pareto: P(X > x) = (minimum / x)^shape from `minimum` seconds on; no mean if shape <= 1."""
+    _positive("pareto", minimum=minimum, shape=shape)
+    mean = minimum * shape / (shape - 1) if shape > 1 else math.inf
+    inverse = lambda u: minimum * (1 - u) ** (-1 / shape)  # noqa: E731
+    return _law("pareto", inverse, mean, minimum=minimum, shape=shape)
+
+
+def weibull(scale: float, shape: float) -> Law:
+    """Weibull: P(X > x) = exp(-(x / scale)^shape), `scale` in seconds."""
+    _positive("weibull", scale=scale, shape=shape)
+    inverse = lambda u: scale * (-np.log1p(-u)) ** (1 / shape)  # noqa: E731
+    return _law("weibull", inverse, scale * math.gamma(1 + 1 / shape), scale=scale, shape=shape)
+
+
+def gamma(shape: float, scale: float) -> Law:
+    """Gamma with mean `shape * scale` seconds."""
+    _positive("gamma", shape=shape, scale=scale)
+    inverse = lambda u: scale * special.gammaincinv(shape, u)  # noqa: E731
+    return _law("gamma", inverse, shape * scale, shape=shape, scale=scale)
+
+
+def lognormal(mu: float, sigma: float) -> Law:
+    """Log-normal: the logarithm of the seconds is normal with mean `mu` and deviation `sigma`."""
+    _positive("lognormal", sigma=sigma)
+    if not math.isfinite(mu):
+        raise ValueError(f"lognormal: needs a finite mu, got mu={mu}; pass a log of seconds")
+    inverse = lambda u: np.exp(mu + sigma * special.ndtri(u))  # noqa: E731
+    return _law("lognormal", inverse, math.exp(mu + sigma**2 / 2), mu=mu, sigma=sigma)
+
+
+def uniform(low: float, high: float) -> Law:
+    """Uniform between `low` and `high` seconds."""
+    if not 0 <= low < high < math.inf:
+        raise ValueError(
+            f"uniform: needs 0 <= low < high, got low={low}, high={high}; order the two bounds"
+        )
+    inverse = lambda u: low + (high - low) * u  # noqa: E731
+    return _law("uniform", inverse, (low + high) / 2, low=low, high=high)
+
+
+def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
+    """`value` seconds, or `factor` times that with the given probability."""
+    _positive("bernoulli_slowdown", value=value)
+    if not 1 <= factor < math.inf:
+        raise ValueError(
+            f"bernoulli_slowdown: needs factor >= 1, got factor={factor}; give how many times "
+            "slower"
+        )
+    if not 0 <= probability <= 1:
+        raise ValueError(
+            f"bernoulli_slowdown: needs 0 <= probability <= 1, got probability={probability}; "
+            "give a share"
+        )
+    return _law(
+        "bernoulli_slowdown",
+        lambda u: np.where(u <= 1 - probability, value, value * factor),
+        value * (1 + (factor - 1) * probability),
+        value=value,
+        factor=factor,
+        probability=probability,
+    )
+
+
+def jitter(mean: float, sigma: float) -> Law:
+    """Log-normal with the given mean in seconds and log-deviation; `sigma=0` is deterministic."""
+    _positive("jitter", mean=mean)
+    return lognormal(math.log(mean) - sigma**2 / 2, sigma) if sigma else deterministic(mean)
+
+
+LAWS: dict[str, Callable[..., Law]] = {
+    factory.__name__: factory
+    for factory in (
+        deterministic,
+        exponential,
+        shifted_exponential,
+        pareto,
+        weibull,
+        gamma,
+        lognormal,
+        uniform,
+        bernoulli_slowdown,
+        jitter,
+    )
+}
+
+
+def _law(name: str, inverse: Callable, mean: float, **params: float) -> Law:
+    return Law(name, tuple(params.items()), float(mean), inverse)
+
+
+def _positive(name: str, **values: float) -> None:
+    for key, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}: needs {key} > 0, got {key}={value}; set a positive {key}")

@@ -1,0 +1,188 @@
+"""Real delays on real devices: host callbacks that sleep, watch the trigger and write it all down.
+
+Each device runs one worker and calls three callbacks, in this order, with scalars only:
+
+    begin(worker, round)        -> 1 if the round is already over for this worker
+    tick(worker, round, done)   -> 1 if it shall take no further mini-batch
+    land(worker, round)         -> the exchange has arrived
+
+`tick` sleeps until the mini-batch has lasted as long as its delay says, so a computation that is
+shorter than its delay does not lengthen it. Sleeping callbacks overlap across devices. What really
+happened comes out as a `Schedule`, which the simulator replays.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from stragglers.processes import as_process
+from stragglers.schedule import Schedule
+
+
+class Sight(NamedTuple):
+    """What a trigger sees when worker asks whether to go on."""
+
+    finished: np.ndarray  # [workers] mini-batches finished in this round
+    mini_batches: int  # of a full round
+    elapsed: float  # seconds since this worker began the round
+
+
+def barrier() -> Callable[[Sight], bool]:
+    """Everybody finishes everything."""
+    return lambda sight: False
+
+
+def first_finisher() -> Callable[[Sight], bool]:
+    """The first worker with a full round stops the others."""
+    return lambda sight: bool(sight.finished.max() >= sight.mini_batches)
+
+
+def deadline(seconds: float) -> Callable[[Sight], bool]:
+    """No mini-batch is started later than `seconds` after the worker's begin."""
+    return lambda sight: sight.elapsed >= seconds
+
+
+def quorum(k: int) -> Callable[[Sight], bool]:
+    """k finished mini-batches, whoever finished them, stop everybody."""
+    return lambda sight: bool(sight.finished.sum() >= k)
+
+
+TRIGGERS = {
+    "barrier": barrier,
+    "neighbour_barrier": barrier,
+    "first_finisher": first_finisher,
+    "deadline": deadline,
+    "quorum": quorum,
+}
+
+
+class _Round:
+    """The records of one round, an entry per worker."""
+
+    def __init__(self, workers: int):
+        self.first = np.zeros(workers, np.int64)
+        self.finished = np.zeros(workers, np.int32)
+        self.start, self.ready, self.finish, self.busy = np.zeros((4, workers))
+        self.landed = 0
+
+
+class Injector:
+    """Delays, trigger and logbook of one process's devices; thread-safe.
+
+    delay: a law or process (seconds of one mini-batch), or None for the devices' own speed.
+    trigger: from `TRIGGERS`. leftovers: "carry" continues with the unfinished mini-batches,
+    "drop" skips them. draw: "mini_batch" or "round", as in `stragglers.clock.rounds`.
+    communication: seconds that an exchange takes beyond the collective itself.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        mini_batches: int,
+        seed: int,
+        *,
+        delay=None,
+        trigger: Callable[[Sight], bool] | None = None,
+        leftovers: str = "carry",
+        draw: str = "mini_batch",
+        communication: float = 0.0,
+    ):
+        self.workers, self.mini_batches = workers, mini_batches
+        self._delay = None if delay is None else as_process(delay).seeded(seed)
+        self._trigger = trigger or barrier()
+        self.carries, self._per_round = leftovers == "carry", draw == "round"
+        self.communication = float(communication)
+        self._consumed = np.zeros(workers, np.int64)
+        self._attempts = np.zeros(workers, np.int64)
+        self._mark = np.zeros(workers)  # when the current mini-batch began
+        self._rounds: dict[int, _Round] = {}
+        self._lock = threading.Lock()
+        self._elapsed, self._resumed_at = 0.0, None
+
+    def now(self) -> float:
+        """Seconds of training so far; stands still between `resume` and `pause`'s next pair."""
+        running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
+        return self._elapsed + running
+
+    def resume(self) -> None:
+        self._resumed_at = time.monotonic()
+
+    def pause(self) -> None:
+        self._elapsed, self._resumed_at = self.now(), None
+
+    def consumed(self) -> np.ndarray:
+        """[workers] counter of each worker's next mini-batch."""
+        return self._consumed.copy()
+
+    def begin(self, worker, round_index, token) -> np.int32:
+        del token  # ties the callback to what must come before it
+        worker, round_index = int(worker), int(round_index)
+        with self._lock:
+            record = self._rounds.setdefault(round_index, _Round(self.workers))
+            now = self.now()
+            record.first[worker] = self._consumed[worker]
+            record.start[worker] = record.ready[worker] = self._mark[worker] = now
+            return np.int32(self._signalled(record, worker, now))
+
+    def tick(self, worker, round_index, done, token) -> np.int32:
+        del token
+        worker, round_index, done = int(worker), int(round_index), int(done)
+        with self._lock:
+            began = self._mark[worker]
+            count = round_index if self._per_round else self._attempts[worker]
+            lasts = 0.0
+            if self._delay is not None:
+                lasts = float(self._delay.duration(worker, began, count))
+            self._attempts[worker] += 1
+        time.sleep(max(0.0, began + lasts - self.now()))
+        with self._lock:
+            record = self._rounds[round_index]
+            now = self.now()
+            record.finished[worker] = done
+            record.busy[worker] += now - began
+            record.ready[worker] = self._mark[worker] = now
+            return np.int32(self._signalled(record, worker, now))
+
+    def land(self, worker, round_index, token) -> np.float32:
+        del token
+        worker, round_index = int(worker), int(round_index)
+        time.sleep(self.communication)
+        with self._lock:
+            record = self._rounds[round_index]
+            record.finish[worker] = self.now()
+            record.landed += 1
+            used = record.finished[worker] if self.carries else self.mini_batches
+            self._consumed[worker] += used
+        return np.float32(0)
+
+    def _signalled(self, record: _Round, worker: int, now: float) -> bool:
+        elapsed = now - record.start[worker]
+        return self._trigger(Sight(record.finished, self.mini_batches, elapsed))
+
+    def schedule(self, first: int, updates: int) -> Schedule:
+        """What happened in rounds first .. first + updates - 1, all of which have landed."""
+        rounds = [self._rounds.pop(first + t) for t in range(updates)]
+        if any(record.landed != self.workers for record in rounds):
+            raise RuntimeError("Injector.schedule: a round has not landed on every worker yet")
+
+        def stack(field):
+            return np.stack([getattr(record, field) for record in rounds])
+
+        finish = stack("finish")
+        shape = finish.shape
+        rows = np.arange(first, first + updates, dtype=np.int32)
+        return Schedule(
+            time=np.maximum.accumulate(finish.max(1)),
+            workers=np.broadcast_to(np.arange(self.workers, dtype=np.int32), shape).copy(),
+            start=stack("start"),
+            finish=finish,
+            batches=stack("finished"),
+            first=stack("first"),
+            version=np.broadcast_to(rows[:, None], shape).copy(),
+            busy=stack("busy"),
+            communication=np.full(shape, self.communication),
+            offset=first,
+        )

@@ -1,0 +1,305 @@
+"""Processes of durations that may depend on the worker and on the time: slow machines.
+
+Randomness is addressed: a duration depends on (seed, worker, count) and, where the process has
+a state in time, on the start; never on the order of the calls.  Every waiting rule therefore
+meets the same draws.  Worker residuals of real clusters are strongly autocorrelated, so iid
+laws flatter methods that drop stragglers; the processes here do not.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stragglers import delays
+from stragglers.delays import Law
+
+Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
+
+
+@dataclass(frozen=True)
+class Process:
+    """Durations in seconds by worker, start and count; `seeded` binds it to its random numbers."""
+
+    name: str
+    shortest: float  # s, no duration is below it
+    uses_time: bool  # whether a duration depends on when it starts
+    bind: Callable[[int], Draw] = field(repr=False, compare=False)  # seed -> draw
+    draw: Draw | None = field(default=None, repr=False, compare=False)
+
+    def seeded(self, seed: int) -> Process:
+        """A copy whose durations are a pure function of `seed` and their address."""
+        return replace(self, draw=self.bind(seed))
+
+    def duration(
+        self, worker: ArrayLike, start_time: ArrayLike, count: ArrayLike = 0
+    ) -> np.ndarray:
+        """Seconds that the `count`-th mini-batch of `worker` takes if begun at `start_time`.
+
+        The three broadcast against each other: int, seconds (float), int.
+        """
+        if self.draw is None:
+            raise ValueError(f"{self.name}: has no seed; call .seeded(seed) first")
+        return self.draw(*np.broadcast_arrays(worker, start_time, count))
+
+
+def as_process(delay: Law | Process) -> Process:
+    """The delay itself, or the process that draws a law anew for every mini-batch."""
+    return from_law(delay) if isinstance(delay, Law) else delay
+
+
+def from_law(law: Law) -> Process:
+    """Durations of the law, independent over workers and counts."""
+
+    def bind(seed: int) -> Draw:
+        table = _addressed(seed, transform=law.quantile)
+        return lambda worker, start, count: table(worker, count)
+
+    return Process(str(law), float(law.quantile(0.0)), False, bind)
+
+
+def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> Process:
+    """Durations of `law` times a constant per worker: an array, or {worker: factor}, else 1."""
+    process = as_process(law)
+    sparse = hasattr(factors, "items")
+    values = np.array(list(factors.values() if sparse else factors), np.float64)
+    if not (np.isfinite(values) & (values > 0)).all() or (not sparse and not values.size):
+        raise ValueError(
+            f"persistent: needs positive factors, got {factors}; give each worker's slowness"
+        )
+    if sparse:
+        keys = [int(key) for key in factors]
+        dense = np.ones(max(keys, default=-1) + 2)  # the last entry stands for all other workers
+        dense[keys] = values
+    else:
+        dense = values
+
+    def bind(seed: int) -> Draw:
+        draw = process.seeded(seed).draw
+
+        def factored(worker: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+            if sparse:
+                return dense[np.minimum(worker, dense.size - 1)] * draw(worker, start, count)
+            if worker.max(initial=0) >= dense.size:
+                raise ValueError(
+                    f"persistent: {dense.size} factors, but worker {worker.max()}; give one each"
+                )
+            return dense[worker] * draw(worker, start, count)
+
+        return factored
+
+    shortest = process.shortest * float(dense.min())
+    return Process(f"persistent({process.name})", shortest, process.uses_time, bind)
+
+
+def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Process:
+    """A worker alternates between normal and `factor` times slower, in time.
+
+    Sojourns are exponential with means `mean_normal` and `mean_slow` seconds and start in the
+    stationary state.  A mini-batch is `law` seconds of work at speed 1 or 1/factor; its duration
+    integrates the speed over the state path exactly.
+    """
+    if not 1 <= factor < math.inf:
+        raise ValueError(f"markov: needs factor >= 1, got {factor}; give how many times slower")
+    for key, value in (("mean_normal", mean_normal), ("mean_slow", mean_slow)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"markov: needs {key} > 0, got {key}={value}; set it in seconds")
+
+    def bind(seed: int) -> Draw:
+        work = _addressed(seed, transform=law.quantile)
+        grow = partial(_path, _addressed(seed, 1), factor, mean_normal, mean_slow)
+        path = grow(workers=1, sojourns=64)
+
+        def draw(worker: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+            nonlocal path
+            target = work(worker, count)
+            known, sojourns = path.speed.shape
+            rows = max(known, worker.max(initial=0) + 1)
+            if rows > known:
+                path = grow(rows, sojourns)
+            latest = np.max(start + factor * target, initial=0.0)  # if all of it is slow
+            while path.switch[:, -1].min() <= latest:
+                sojourns *= 2
+                path = grow(rows, sojourns)
+            return _finish(path, worker, start, target) - start
+
+        return draw
+
+    return Process(f"markov({law})", float(law.quantile(0.0)), True, bind)
+
+
+def trace(
+    path: str,
+    *,
+    worker: str = "worker",
+    time: str = "time",
+    duration: str = "batch_time",
+    scale: float = 1.0,
+    mean: float | None = None,
+) -> Process:
+    """Replay of recorded durations from a CSV file, per worker in the order of `time`, cyclic.
+
+    `worker`, `time` and `duration` name the columns.  Recorded numbers times `scale` are
+    seconds; `mean` scales them instead so that they have this mean.  Workers beyond those of the
+    file reuse them in turn; the seed has no effect.  Unreadable files raise ValueError.
+    """
+    if not scale > 0 or (mean is not None and not mean > 0):
+        raise ValueError(
+            f"trace: needs scale > 0 and mean > 0, got scale={scale}, mean={mean}; set seconds"
+        )
+    if mean is not None and scale != 1:
+        raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
+    records = _read_trace(path, worker, time, duration)
+    scale = scale if mean is None else mean / np.mean(list(itertools.chain(*records)))
+    lengths = np.array([len(row) for row in records])
+    table = np.zeros((len(records), lengths.max()))
+    for row, values in zip(table, records, strict=True):
+        row[: len(values)] = scale * np.asarray(values)
+
+    def draw(worker: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+        row = worker % len(lengths)
+        return table[row, count % lengths[row]]
+
+    shortest = scale * min(map(min, records))
+    return Process(f"trace({path})", float(shortest), False, lambda seed: draw)
+
+
+PROCESSES: dict[str, Callable[..., Process]] = {
+    factory.__name__: factory for factory in (persistent, markov, trace)
+}
+
+
+def build(spec: Mapping) -> Law | Process:
+    """The law or process that `{"name": ..., parameter: value, ...}` describes; `law` may nest."""
+    params = dict(spec.items())
+    name = params.pop("name", None)
+    factories = delays.LAWS | PROCESSES
+    if name not in factories:
+        raise ValueError(f"build: unknown delay {name!r}; choose one of {', '.join(factories)}")
+    signature = inspect.signature(factories[name]).parameters
+    for key in params:
+        if key not in signature:
+            raise ValueError(f"{name}: unknown parameter {key!r}; it takes {', '.join(signature)}")
+    for key, parameter in signature.items():
+        if parameter.default is inspect.Parameter.empty and key not in params:
+            raise ValueError(f"{name}: parameter {key!r} is missing; set it")
+    if hasattr(params.get("law"), "items"):
+        params["law"] = build(params["law"])
+    return factories[name](**params)
+
+
+_BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
+
+
+def _addressed(
+    seed: int, *stream: int, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Transformed uniforms looked up by (worker, count), computed in blocks when first needed."""
+    table = np.empty((0, 0))
+
+    def lookup(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
+        nonlocal table
+        rows = worker.max(initial=-1) + 1
+        columns = count.max(initial=-1) + 1
+        if rows > table.shape[0] or columns > table.shape[1]:
+            table = grown(table, max(rows, table.shape[0]), columns)
+        return table[worker, count]
+
+    def grown(old: np.ndarray, rows: int, columns: int) -> np.ndarray:
+        # Doubling keeps the copies of an ever longer run linear in its length.
+        capacity = old.shape[1] if columns <= old.shape[1] else max(columns, 2 * old.shape[1])
+        blocks = -(-capacity // _BLOCK)
+        new = np.empty((rows, blocks, _BLOCK))
+        known_rows, known_blocks = old.shape[0], old.shape[1] // _BLOCK
+        new[:known_rows, :known_blocks] = old.reshape(known_rows, known_blocks, _BLOCK)
+        for worker, block in itertools.product(range(rows), range(blocks)):
+            if worker >= known_rows or block >= known_blocks:
+                address = np.random.SeedSequence(seed, spawn_key=(worker, block, *stream))
+                new[worker, block] = transform(np.random.default_rng(address).random(_BLOCK))
+        return new.reshape(rows, blocks * _BLOCK)
+
+    return lookup
+
+
+@dataclass(frozen=True)
+class _Path:
+    """State paths of all workers: the speed between switches, and the work done until each."""
+
+    switch: np.ndarray  # [P, S + 1] s, from 0
+    done: np.ndarray  # [P, S + 1] s of work at full speed
+    speed: np.ndarray  # [P, S]
+    switch_keys: np.ndarray  # [P (S + 1)] complex: (worker, switch), ordered
+    done_keys: np.ndarray
+
+
+def _path(uniforms, factor, mean_normal, mean_slow, workers: int, sojourns: int) -> _Path:
+    u = uniforms(np.arange(workers)[:, None], np.arange(sojourns + 1))
+    slow_first = u[:, :1] < mean_slow / (mean_normal + mean_slow)
+    slow = slow_first ^ (np.arange(sojourns) % 2 == 1)
+    sojourn = -np.log1p(-u[:, 1:]) * np.where(slow, mean_slow, mean_normal)
+    speed = np.where(slow, 1 / factor, 1.0)
+    origin = np.zeros((workers, 1))
+    switch = np.concatenate([origin, np.cumsum(sojourn, axis=1)], axis=1)
+    done = np.concatenate([origin, np.cumsum(sojourn * speed, axis=1)], axis=1)
+    rows = np.arange(workers)[:, None]
+    return _Path(switch, done, speed, (rows + 1j * switch).ravel(), (rows + 1j * done).ravel())
+
+
+def _finish(path: _Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) -> np.ndarray:
+    """When `work` begun at `start` is done: invert the piecewise linear work done by then."""
+    # Complex numbers order lexicographically: one search finds the sojourn of every worker.
+    stride = path.switch.shape[1]
+    at = path.switch_keys.searchsorted(worker + 1j * start, side="right") - 1 - worker * stride
+    total = path.done[worker, at] + path.speed[worker, at] * (start - path.switch[worker, at])
+    total = total + work
+    to = path.done_keys.searchsorted(worker + 1j * total, side="right") - 1 - worker * stride
+    return path.switch[worker, to] + (total - path.done[worker, to]) / path.speed[worker, to]
+
+
+def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[float]]:
+    """Recorded durations per worker, workers by number (or by name), records by time."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or []
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"trace: cannot read {path} ({error}); give the path of a CSV file"
+        ) from error
+    for column in (worker, time, duration):
+        if column not in columns:
+            raise ValueError(
+                f"trace: {path} has no column {column!r}; it has {', '.join(columns) or 'none'}"
+            )
+    if not rows:
+        raise ValueError(f"trace: {path} has no records; give a file with at least one")
+    observed: dict[str, list[tuple[float, float]]] = {}
+    for line, row in enumerate(rows, start=2):
+        when, seconds = _number(row[time]), _number(row[duration])
+        if not (math.isfinite(when) and 0 < seconds < math.inf):
+            raise ValueError(
+                f"trace: {path} line {line} has {time}={row[time]!r}, {duration}="
+                f"{row[duration]!r}; keep numbers and positive durations only"
+            )
+        observed.setdefault(row[worker], []).append((when, seconds))
+    numbered = all(math.isfinite(_number(name)) for name in observed)
+    names = sorted(observed, key=_number if numbered else str)
+    by_time = [sorted(observed[name], key=itemgetter(0)) for name in names]
+    return [[seconds for _, seconds in records] for records in by_time]
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,41 @@
+"""A schedule that is known already, as a waiting rule: study offline what really happened."""
+
+import numpy as np
+
+from stragglers.clock import ClockState, Rule
+from stragglers.schedule import Schedule, load
+
+
+def replay(schedule: Schedule) -> Rule:
+    """The rule that hands out `schedule` row by row, then nothing more.
+
+    `held` of a segment is worked out from the rows behind it, so that stale reads across segments
+    are announced.
+    """
+    schedule.validate()
+    workers = int(schedule.workers.max()) + 1
+
+    def init() -> ClockState:
+        nothing = np.zeros(workers, np.int64)
+        return ClockState(schedule.offset, np.zeros(workers), nothing, nothing)
+
+    def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:
+        begin = state.update - schedule.offset
+        end = min(begin + updates, schedule.updates)
+        later = schedule.version[end:]
+        held = np.unique(later[later <= end + schedule.offset]).astype(np.int32)
+        rows = schedule.slice(begin, end)
+        return state._replace(update=end + schedule.offset), rows.holding(held)
+
+    return Rule(workers, init, extend, asynchronous=bool(schedule.staleness.any()))
+
+
+def replay_file(path: str, workers: int) -> Rule:
+    """`replay` of a file that `Schedule.save` wrote, for a run with so many workers."""
+    rule = replay(load(path))
+    if rule.workers != workers:
+        raise ValueError(
+            f"replay: {path} has {rule.workers} workers, the config asks for {workers}; "
+            f"set config.workers={rule.workers}"
+        )
+    return rule

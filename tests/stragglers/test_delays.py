@@ -1,0 +1,87 @@
+import math
+
+import numpy as np
+import pytest
+
+from stragglers import delays
+
+LAWS = [
+    delays.deterministic(2.0),
+    delays.exponential(0.5),
+    delays.shifted_exponential(1.0, 0.5),
+    delays.pareto(1.0, 3.0),
+    delays.weibull(2.0, 1.5),
+    delays.gamma(2.0, 0.5),
+    delays.lognormal(0.1, 0.5),
+    delays.uniform(0.5, 1.5),
+    delays.bernoulli_slowdown(1.0, 5.0, 0.1),
+    delays.jitter(3.0, 0.1),
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_sample_mean_is_the_mean(law):
+    sample = law.sample(np.random.default_rng(0), (200, 1000))
+    assert sample.shape == (200, 1000)
+    assert sample.min() >= law.quantile(0.0)
+    np.testing.assert_allclose(sample.mean(), law.mean(), rtol=0.01)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_quantiles_rise_and_scale(law):
+    u = np.linspace(0, 1, 101)[:-1]
+    assert (np.diff(law.quantile(u)) >= 0).all()
+    slower = law.scaled(3.0)
+    np.testing.assert_allclose(slower.quantile(u), 3 * law.quantile(u), rtol=1e-14)
+    assert slower.mean() == pytest.approx(3 * law.mean())
+    assert slower.name == law.name and slower != law
+
+
+def test_quantiles_worked_out():
+    assert delays.exponential(2.0).quantile(0.5) == pytest.approx(2 * math.log(2))
+    assert delays.pareto(1.0, 2.0).quantile(0.75) == pytest.approx(2.0)
+    assert delays.weibull(1.0, 2.0).quantile(1 - math.exp(-4)) == pytest.approx(2.0)
+    assert delays.lognormal(0.0, 1.0).quantile(0.5) == pytest.approx(1.0)
+    law = delays.bernoulli_slowdown(2.0, 5.0, 0.25)
+    np.testing.assert_array_equal(law.quantile([0.0, 0.75, 0.76, 1.0]), [2, 2, 10, 10])
+    assert delays.exponential(1.0).quantile(1.0) == math.inf
+
+
+def test_laws_share_random_numbers():
+    a, b = (law.sample(np.random.default_rng(3), 50) for law in (LAWS[1], LAWS[2]))
+    np.testing.assert_allclose(b, 1 + a)
+
+
+def test_means_at_the_edges():
+    assert delays.pareto(1.0, 1.0).mean() == math.inf
+    assert delays.jitter(2.0, 0.0) == delays.deterministic(2.0)
+    assert delays.jitter(2.0, 0.7).mean() == pytest.approx(2.0)
+
+
+def test_text_shows_the_call():
+    assert str(delays.pareto(1.0, 3.0)) == "pareto(minimum=1, shape=3)"
+    assert str(delays.exponential(1.0).scaled(0.5)) == "0.5 * exponential(scale=1)"
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: delays.deterministic(0), "deterministic: needs value > 0, got value=0"),
+        (lambda: delays.exponential(math.nan), "needs scale > 0, got scale=nan"),
+        (lambda: delays.pareto(1, -1), "pareto: needs shape > 0"),
+        (lambda: delays.uniform(2, 1), "uniform: needs 0 <= low < high, got low=2, high=1"),
+        (lambda: delays.bernoulli_slowdown(1, 0.5, 0.1), "needs factor >= 1, got factor=0.5"),
+        (lambda: delays.bernoulli_slowdown(1, 5, 1.1), "got probability=1.1"),
+        (lambda: delays.lognormal(math.inf, 1), "finite mu"),
+        (lambda: delays.jitter(1, -0.1), "lognormal: needs sigma > 0"),
+        (lambda: delays.gamma(1, 1).scaled(0), "needs factor > 0"),
+        (lambda: delays.gamma(1, 1).quantile(1.5), "0 <= u <= 1"),
+    ],
+)
+def test_bad_values(call, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        call()
+
+
+def test_registry_is_complete():
+    assert set(delays.LAWS) == {law.name for law in LAWS} | {"jitter"}

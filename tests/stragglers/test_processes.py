@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+
+from stragglers import delays, processes
+from stragglers.processes import as_process, build, markov, persistent, trace
+
+LAW = delays.shifted_exponential(1.0, 0.5)
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [as_process(LAW), persistent(LAW, {1: 4.0}), markov(LAW, 5.0, 9.0, 1.0)],
+    ids=lambda p: p.name,
+)
+def test_durations_depend_on_the_address_only(process):
+    rng = np.random.default_rng(0)
+    worker, count = rng.integers(0, 5, 400), rng.integers(0, 3000, 400)
+    start = rng.uniform(0, 2000, 400)
+    at_once = process.seeded(7).duration(worker, start, count)
+    one_by_one = process.seeded(7)
+    for i in rng.permutation(400):
+        assert one_by_one.duration(worker[i], start[i], count[i]) == at_once[i]
+    assert (process.seeded(8).duration(worker, start, count) != at_once).any()
+    assert (at_once >= process.shortest).all()
+
+
+def test_arguments_broadcast():
+    process = as_process(LAW).seeded(0)
+    assert process.duration(np.arange(3)[:, None], 0.0, np.arange(4)).shape == (3, 4)
+    assert process.duration(0, np.zeros((2, 1)), np.arange(5)).shape == (2, 5)
+    assert process.duration(np.arange(3), 0.0).shape == (3,)
+    assert process.duration(np.arange(0), 0.0).shape == (0,)
+
+
+def test_a_law_draws_its_own_distribution():
+    process = as_process(LAW).seeded(0)
+    sample = process.duration(np.arange(10)[:, None], 0.0, np.arange(20_000))
+    np.testing.assert_allclose(sample.mean(), LAW.mean(), rtol=0.01)
+    assert abs(np.corrcoef(sample)[np.triu_indices(10, 1)]).max() < 0.03  # 4 standard errors
+
+
+def test_processes_share_random_numbers():
+    address = (np.arange(3)[:, None], 0.0, np.arange(50))
+    plain = as_process(LAW).seeded(4).duration(*address)
+    slowed = persistent(LAW, [1.0, 2.0, 4.0]).seeded(4).duration(*address)
+    np.testing.assert_array_equal(slowed, plain * [[1], [2], [4]])
+    sparse = persistent(LAW, {2: 4.0, 1: 2.0}).seeded(4).duration(*address)
+    np.testing.assert_array_equal(sparse, slowed)
+    np.testing.assert_array_equal(
+        persistent(LAW, {0: 3.0}).seeded(4).duration(*address)[1:], plain[1:]
+    )
+
+
+def test_markov_with_equal_speeds_is_its_law():
+    address = (np.arange(3)[:, None], np.linspace(0, 99, 50), np.arange(50))
+    np.testing.assert_allclose(
+        markov(LAW, 1.0, 9.0, 1.0).seeded(4).duration(*address),
+        as_process(LAW).seeded(4).duration(*address),
+        rtol=1e-12,
+    )
+
+
+def test_markov_durations_integrate_the_speed():
+    """Durations of vanishing work give the speed in time, and its integral gives the others."""
+    grid = np.arange(0, 60, 1e-3)
+    tiny = markov(delays.deterministic(1e-9), 4.0, 3.0, 2.0).seeded(1)
+    slowness = np.round(tiny.duration(0, grid, 0) / 1e-9)
+    assert set(slowness) == {1.0, 4.0}
+    done = np.concatenate([[0], np.cumsum(1e-3 / slowness)])
+    process = markov(delays.deterministic(2.5), 4.0, 3.0, 2.0).seeded(1)
+    for start in (0.0, 1.7, 11.3, 30.0):
+        begun = done[round(start * 1000)]
+        expected = np.searchsorted(done, begun + 2.5) * 1e-3 - start
+        assert process.duration(0, start, 3) == pytest.approx(expected, abs=0.02)
+
+
+def test_markov_starts_stationary():
+    process = markov(delays.deterministic(1e-6), 5.0, 9.0, 1.0).seeded(0)
+    slow = process.duration(np.arange(4000)[:, None], np.array([0.0, 25.0]), 0) > 2e-6
+    np.testing.assert_allclose(slow.mean(axis=0), 0.1, atol=0.02)
+
+
+def test_trace_replays_by_time_and_wraps_around(tmp_path):
+    path = write(
+        tmp_path / "trace.csv",
+        "row,worker,gpu,time,batch_time\n0,10,25,2,30\n1,9,25,1,1\n2,10,25,1,20\n3,10,25,11,40\n",
+    )
+    process = trace(path).seeded(0)
+    np.testing.assert_array_equal(process.duration(0, 0.0, np.arange(3)), [1, 1, 1])
+    np.testing.assert_array_equal(process.duration(1, 5.0, np.arange(5)), [20, 30, 40, 20, 30])
+    np.testing.assert_array_equal(process.duration([2, 3], 0.0, 1), [1, 30])
+    np.testing.assert_allclose(trace(path, scale=0.1).seeded(0).duration(1, 0.0, 0), 2.0)
+    scaled = trace(path, mean=1.0).seeded(0)
+    np.testing.assert_allclose(scaled.duration(1, 0.0, 0), 20 / (91 / 4))
+    assert trace(path).shortest == 1.0
+
+
+def test_trace_takes_other_columns(tmp_path):
+    path = write(tmp_path / "t.csv", "node,step,ms\nb,1,7\na,1,5\n")
+    process = trace(path, worker="node", time="step", duration="ms").seeded(0)
+    np.testing.assert_array_equal(process.duration([0, 1], 0.0), [5, 7])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "has no column 'worker'; it has none"),
+        ("worker,time,ms\n0,0,1\n", "has no column 'batch_time'; it has worker, time, ms"),
+        ("worker,time,batch_time\n", "has no records"),
+        ("worker,time,batch_time\n0,0,1\n0,1,0\n", "line 3 has time='1', batch_time='0'"),
+        ("worker,time,batch_time\n0,0,fast\n", "batch_time='fast'; keep numbers"),
+        ("worker,time,batch_time\n0,,1\n", "time=''"),
+        ("worker,time,batch_time\n0,0\n", "batch_time=None"),
+    ],
+)
+def test_bad_traces(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        trace(write(tmp_path / "bad.csv", text))
+
+
+def test_build_reads_nested_descriptions(tmp_path):
+    assert build({"name": "pareto", "minimum": 1.0, "shape": 3.0}) == delays.pareto(1.0, 3.0)
+    law = {"name": "jitter", "mean": 1.0, "sigma": 0.1}
+    process = build({"name": "persistent", "law": law, "factors": {"0": 4.0}}).seeded(0)
+    plain = as_process(delays.jitter(1.0, 0.1)).seeded(0)
+    assert process.duration(0, 0.0, 5) == 4 * plain.duration(0, 0.0, 5)
+    nested = {"name": "markov", "law": law, "factor": 5.0, "mean_normal": 9.0, "mean_slow": 1.0}
+    assert build({"name": "persistent", "law": nested, "factors": [1.0]}).uses_time
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: build({"name": "cauchy"}), "unknown delay 'cauchy'; choose .*exponential.*trace"),
+        (lambda: build({}), "unknown delay None"),
+        (lambda: build({"name": "pareto", "min": 1}), "unknown parameter 'min'; it takes minimum"),
+        (lambda: build({"name": "pareto", "shape": 1}), "parameter 'minimum' is missing"),
+        (lambda: persistent(LAW, [1.0, 0.0]), "needs positive factors"),
+        (lambda: persistent(LAW, []), "needs positive factors"),
+        (lambda: persistent(LAW, [1.0]).seeded(0).duration(1, 0.0), "1 factors, but worker 1"),
+        (lambda: markov(LAW, 0.5, 1.0, 1.0), "markov: needs factor >= 1, got 0.5"),
+        (lambda: markov(LAW, 5.0, 0.0, 1.0), "needs mean_normal > 0, got mean_normal=0.0"),
+        (lambda: as_process(LAW).duration(0, 0.0), "has no seed; call"),
+        (lambda: trace("nowhere.csv"), "cannot read nowhere.csv"),
+        (lambda: trace("x.csv", scale=2.0, mean=1.0), "exclude each other"),
+        (lambda: trace("x.csv", scale=0.0), "needs scale > 0"),
+    ],
+)
+def test_bad_values(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_registry_is_complete():
+    assert set(processes.PROCESSES) == {"persistent", "markov", "trace"}
