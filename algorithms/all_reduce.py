@@ -1,0 +1,60 @@
+"""All-reduce SGD: one step on the weighted mean of the workers' gradients.
+
+With the waiting rule `barrier` it is synchronous SGD; with `first_finisher` it is Non-blocking SGD
+over Ring All-Reduce: H. He, P. Dube, *Accelerating Parallel Stochastic Gradient Descent via
+Non-blocking Mini-batches*, arXiv 2211.00889.
+"""
+
+import numpy as np
+import optax
+
+from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
+from comms import collectives, cost
+
+COLLECTIVES = {
+    "psum": collectives.weighted_mean,
+    "ring": collectives.ring_weighted_mean,
+}
+
+
+def mean_over_workers(collective: str = "psum") -> optax.GradientTransformationExtraArgs:
+    """Replace every worker's contribution by the weighted mean over workers.
+
+    A worker of weight 0 adds nothing; if all weigh 0 the mean is 0.
+    """
+    mean = choose("collective", COLLECTIVES, collective)
+
+    def update_fn(updates, state, params=None, *, weight=None, **extra):
+        del params, extra
+        return mean(updates, weight, AXIS), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def all_reduce_bytes(params, schedule) -> np.ndarray:
+    """[T] bytes a worker sends per update in a bandwidth-optimal (ring) all-reduce."""
+    workers = schedule.workers.shape[1]
+    sent = cost.ring_all_reduce_bytes(cost.payload_bytes(params), workers)
+    return np.full(schedule.updates, float(sent))
+
+
+def all_reduce(
+    optimizer: optax.GradientTransformation,
+    *,
+    collective: str = "psum",
+    weighting: str = "proportional",
+) -> Algorithm:
+    """Average the workers' gradients, then let `optimizer` take one step on the one model.
+
+    collective: "psum" leaves the all-reduce to the compiler, "ring" is our reduce-scatter and
+        all-gather from `ppermute`.
+    weighting: "proportional" to finished mini-batches (unbiased over the finished samples) or
+        "equal" over the workers that finished any.
+    """
+    return Algorithm(
+        exchange=mean_over_workers(collective),
+        server=freeze_when_idle(optimizer),
+        weight=choose("weighting", WEIGHTINGS, weighting),
+        mean_only=True,
+        wire_bytes=all_reduce_bytes,
+    )

@@ -1,0 +1,222 @@
+"""The battery that every method must pass. A new method adds one row to `METHODS`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from algorithms import ALGORITHMS, all_reduce, dpsgd, local_sgd
+from algorithms.base import AXIS, scale_by_samples
+from runtimes import simulate, worker
+from stragglers import clock, delays
+
+N, M, B, D = 8, 4, 2, 5  # workers, mini-batches, samples in a mini-batch, parameters
+UPDATES = 50
+
+
+def momentum(rate=0.05):
+    return optax.chain(optax.trace(0.9), scale_by_samples(rate))
+
+
+METHODS = {
+    "all_reduce": lambda: all_reduce(momentum()),
+    "all_reduce/adam": lambda: all_reduce(optax.adam(0.05)),
+    "all_reduce/ring": lambda: all_reduce(momentum(), collective="ring"),
+    "all_reduce/equal": lambda: all_reduce(momentum(), weighting="equal"),
+    "dpsgd": lambda: dpsgd(momentum(), nx.cycle_graph(N)),
+    "dpsgd/adapt_then_combine": lambda: dpsgd(
+        optax.adam(0.05), nx.star_graph(N - 1), order="adapt_then_combine"
+    ),
+    "dpsgd/confidence": lambda: dpsgd(momentum(), nx.cycle_graph(N), weighting="confidence"),
+    "dpsgd/local_sum": lambda: dpsgd(
+        momentum(), nx.cycle_graph(N), weighting="local_sum", mixing_matrix="best_constant"
+    ),
+    "local_sgd": lambda: local_sgd(momentum()),
+    "local_sgd/ring": lambda: local_sgd(
+        optax.adam(0.05), collective="ring", weighting="proportional", server_momentum=0.5
+    ),
+}
+
+
+def losses(params, examples):
+    """A small non-linear regression, per example."""
+    hidden = jnp.tanh(examples["x"] @ params["w"]) + params["b"]
+    return (hidden - examples["y"]) ** 2
+
+
+PARAMS = {"w": np.linspace(-1, 1, D).astype(np.float32), "b": np.float32(0.5)}
+
+
+def draw(seed=0):
+    """[UPDATES, N] finished mini-batches (some 0) and [UPDATES, N, M, B, ...] examples."""
+    rng = np.random.default_rng(seed)
+    batches = rng.integers(0, M + 1, (UPDATES, N)).astype(np.int32)
+    batches[:, 0] = M
+    examples = {
+        "x": rng.standard_normal((UPDATES, N, M, B, D)).astype(np.float32),
+        "y": rng.standard_normal((UPDATES, N, M, B)).astype(np.float32),
+    }
+    return batches, examples
+
+
+def one_update(method, params, server, state, me, row):
+    """One worker's update, with collectives over AXIS; the same text for every runtime."""
+    batches, examples, samples = row
+    given = {"samples": samples, "nominal": M, "worker": me, "staleness": jnp.int32(0)}
+    updates, state = worker.update(method, losses, params, state, examples, batches, given)
+    if method.server is None:
+        return optax.apply_updates(params, updates), server, state
+    total = jax.lax.psum(batches, AXIS)
+    params, server = worker.serve(method, updates, params, server, total, given)
+    return params, server, state
+
+
+def trajectory(method, axis):
+    """[N, ...] parameters after UPDATES updates under "vmap", "pmap" or "shard_map"."""
+    batches, examples = draw()
+    samples = np.cumsum(batches.sum(1)).astype(np.float32) * B
+
+    def whole(me, batches, examples):
+        """All updates of one worker: arrays without the worker axis."""
+        params = jax.tree.map(jnp.asarray, PARAMS)
+        server = () if method.server is None else method.server.init(params)
+        carry = (params, server, worker.init(method, params))
+
+        def step(carry, row):
+            return one_update(method, *carry, me, row), None
+
+        return jax.lax.scan(step, carry, (batches, examples, samples))[0][0]
+
+    by_worker = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (batches, examples))
+    arguments = (jnp.arange(N), *by_worker)
+    if axis == "vmap":
+        return jax.jit(jax.vmap(whole, axis_name=AXIS))(*arguments)
+    if axis == "pmap":
+        return jax.pmap(whole, axis_name=AXIS)(*arguments)
+    devices = jax.make_mesh((N,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map, mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
+    )
+    def run(*stacked):
+        return jax.tree.map(lambda a: a[None], whole(*jax.tree.map(lambda a: a[0], stacked)))
+
+    return run(*arguments)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_vmap_pmap_and_shard_map_agree(name):
+    """After 50 updates to float32 rounding (rtol 2e-5): the order of a sum differs, no more."""
+    method = METHODS[name]()
+    simulated = trajectory(method, "vmap")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(simulated))
+    for axis in ("pmap", "shard_map"):
+        for a, b in zip(
+            jax.tree.leaves(simulated), jax.tree.leaves(trajectory(method, axis)), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+class Counters:
+    """A sampler whose sample of (worker, counter, j) is a fixed index of a small data set."""
+
+    batch_size = B
+
+    def indices(self, workers, counters):
+        position = np.asarray(counters)[..., None] * B + np.arange(B)
+        return ((position + 7 * np.asarray(workers)[..., None]) % len(DATA["y"])).astype(np.int32)
+
+
+_RNG = np.random.default_rng(1)
+DATA = {
+    "x": _RNG.standard_normal((64, D)).astype(np.float32),
+    "y": _RNG.standard_normal(64).astype(np.float32),
+}
+
+
+def simulated(method, rule, updates=UPDATES, data=DATA):
+    runtime = simulate.simulator(method, losses, data, Counters(), rule, mini_batches=M)
+    state, schedule = runtime.advance(runtime.start(PARAMS), np.inf, updates)
+    return runtime.models(state), schedule
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
+    law = delays.deterministic(0.1)
+    wait_all = clock.RULES["barrier"](law, N, M, 0, graph=None, communication=0.0, draw="round")
+    first = clock.RULES["first_finisher"](law, N, M, 0, graph=None, communication=0.0, draw="round")
+    blocking, schedule = simulated(METHODS[name](), wait_all)
+    nonblocking, _ = simulated(METHODS[name](), first)
+    assert (schedule.batches == M).all()
+    jax.tree.map(np.testing.assert_array_equal, blocking, nonblocking)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_simulator_runs_the_method(name):
+    """The compiled loop, with its shortcuts, follows the plain worker body update by update."""
+    method = METHODS[name]()
+    rule = clock.RULES["first_finisher"](
+        delays.exponential(1.0), N, M, 3, graph=None, communication=0.0, draw="mini_batch"
+    )
+    result, schedule = simulated(method, rule)
+    assert schedule.batches.min() < M
+    params = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *np.shape(a))), PARAMS)
+    state = jax.vmap(lambda p: worker.init(method, p))(params)
+    server = () if method.server is None else jax.vmap(method.server.init)(params)
+    step = jax.jit(jax.vmap(functools.partial(one_update, method), axis_name=AXIS))
+    samples = 0.0
+    for t in range(UPDATES):
+        counters = schedule.first[t][:, None] + np.arange(M)
+        indices = Counters().indices(
+            np.broadcast_to(np.arange(N)[:, None], counters.shape), counters
+        )
+        examples = jax.tree.map(lambda a, i=indices: a[i], DATA)
+        row = (schedule.batches[t], examples, np.full(N, samples, np.float32))
+        params, server, state = step(params, server, state, np.arange(N), row)
+        samples += float(schedule.batches[t].sum()) * B
+    expected = params if method.server is None else jax.tree.map(lambda a: a[:1], params)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), result, expected
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_worker_that_finished_nothing_adds_nothing(name):
+    """Its samples do not matter, not even as NaN, and nothing becomes NaN."""
+    method = METHODS[name]()
+    batches, examples = draw()
+    batches[:, 1] = 0
+    params = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *np.shape(a))), PARAMS)
+    state = jax.vmap(lambda p: worker.init(method, p))(params)
+    server = () if method.server is None else jax.vmap(method.server.init)(params)
+    step = jax.jit(jax.vmap(functools.partial(one_update, method), axis_name=AXIS))
+    row = jax.tree.map(lambda a: a[0], (batches, examples))
+    changed = jax.tree.map(np.copy, row)
+    changed[1]["x"][1] = 1e3
+    samples = np.zeros(N, np.float32)
+    one = step(params, server, state, np.arange(N), (*row, samples))
+    two = step(params, server, state, np.arange(N), (*changed, samples))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_are_counted_for_every_update(name):
+    method = METHODS[name]()
+    rule = clock.RULES["barrier"](
+        delays.deterministic(1.0), N, M, 0, graph=None, communication=0.0, draw="round"
+    )
+    _, schedule = rule.extend(rule.init(), 3)
+    sent = method.wire_bytes(PARAMS, schedule)
+    assert sent.shape == (3,)
+    assert (sent > 0).all()
+
+
+def test_every_method_has_a_row():
+    assert {name.split("/")[0] for name in METHODS} == set(ALGORITHMS)
