@@ -1,0 +1,342 @@
+"""Simulated workers: a leading array axis on one device, or sharded over several.
+
+The clock is virtual: a waiting rule plans who takes part in which update and when, and the
+updates of a segment run as one compiled loop. An update takes one of four bodies, chosen by what
+the method says of itself and by the schedule, never by its name:
+
+    union       the exchange is only a mean: one gradient on all finished samples together
+    replicated  one model, a contribution per worker, exchange under `vmap`
+    stale       as replicated, but contributions are taken at older versions of the model
+    local       a model per worker
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from algorithms.base import AXIS, Algorithm
+from runtimes import slots, worker
+from stragglers.clock import ClockState, Rule
+from stragglers.schedule import Schedule, concatenate
+
+PLANNED_UPDATES = 256  # how far the clock runs ahead of the training
+INDICES_PER_DISPATCH = 1 << 22  # bounds the sample indices of one dispatch to 16 MiB
+
+
+class Model(NamedTuple):
+    """Everything that training changes, on the device(s)."""
+
+    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] local
+    server: Any  # optimizer state of a replicated method; ()
+    workers: worker.WorkerState  # [workers, ...]
+
+
+class Row(NamedTuple):
+    """One update of the schedule as the device sees it; a dispatch stacks many."""
+
+    indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set
+    batches: jax.Array  # [k] int32, finished mini-batches
+    worker: jax.Array  # [k] int32
+    staleness: jax.Array  # [k] int32
+    samples: jax.Array  # [] float32, samples seen before the update
+    read: jax.Array  # [k] int32, slot of the parameters each contribution was taken at
+    write: jax.Array  # [] int32, slot of the new parameters
+    current: jax.Array  # [] int32, slot of the newest parameters before the update
+
+
+class Simulation(NamedTuple):
+    """A run between two dispatches; a value: going on from an old one repeats the same run."""
+
+    model: Model
+    clock: ClockState
+    planned: Schedule | None  # made by the clock, not yet run
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray] | None  # read, write, current of `planned`
+    slots: slots.Slots
+    newest: int  # slot of the newest parameters
+    update: int
+    samples: int
+
+
+class Simulator(NamedTuple):
+    """A runtime: `start(params)`, `advance(simulation, seconds, updates)`, `models(simulation)`."""
+
+    start: Callable[[Any], Simulation]
+    advance: Callable[..., tuple[Simulation, Schedule]]
+    models: Callable[[Simulation], Any]
+    clock: str = "virtual"
+
+
+def simulator(
+    algorithm: Algorithm,
+    losses: Callable[[Any, Any], jax.Array],
+    examples: Any,
+    sampler,
+    rule: Rule,
+    *,
+    mini_batches: int,
+    devices: int = 1,
+) -> Simulator:
+    """Build the runtime of one method, one task and one waiting rule.
+
+    losses: (params, examples) -> [b] per-example losses; examples: the training set, a pytree
+    with leading axis [samples]; sampler: `indices(workers, counters)`; mini_batches: of a full
+    round; devices: how many the worker axis is sharded over (must divide the workers).
+    """
+    workers = rule.workers
+    if len(jax.devices()) < devices or workers % devices:
+        raise ValueError(
+            f"simulate: cannot shard {workers} workers over {devices} of {len(jax.devices())} "
+            "devices; choose devices that divides the workers and exists"
+        )
+    mesh = jax.make_mesh(
+        (devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+    )
+    everywhere = NamedSharding(mesh, P())
+    by_worker = NamedSharding(mesh, P(AXIS))
+    by_participant = NamedSharding(mesh, P(None, AXIS))
+    local = algorithm.server is None
+    stale = rule.asynchronous and not local
+    body = _body(algorithm, stale)
+
+    @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
+    def run(model, rows, count, examples, everyone):
+        def step(t, model):
+            row = jax.tree.map(lambda a: a[t], rows)
+            return body(algorithm, losses, model, row, examples, everyone)
+
+        return jax.lax.fori_loop(0, count, step, model)
+
+    def per_worker(tree):
+        stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), tree)
+        return jax.device_put(stacked, by_worker)
+
+    on_device = None
+
+    def start(params) -> Simulation:
+        nonlocal on_device
+        if on_device is None:
+            on_device = jax.device_put(jax.tree.map(jnp.asarray, examples), everywhere)
+        params = jax.tree.map(jnp.asarray, params)
+        if local:
+            held = per_worker(params)
+        elif stale:
+            held = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers + 1, *a.shape)), params)
+        else:
+            held = jax.tree.map(lambda a: jnp.array(a, copy=True), params)
+        server = () if local else algorithm.server.init(params)
+        if not local:
+            held, server = jax.device_put((held, server), everywhere)
+        model = Model(held, server, per_worker(worker.init(algorithm, params)))
+        return Simulation(model, rule.init(), None, None, slots.init(workers + 1), 0, 0, 0)
+
+    def plan(simulation: Simulation) -> Simulation:
+        clock, planned = rule.extend(simulation.clock, PLANNED_UPDATES)
+        if planned.updates == 0:
+            return simulation._replace(clock=clock)
+        _refuse_lost_memory(planned, simulation.model.workers)
+        rows = (np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32))
+        held = simulation.slots
+        if stale:
+            held, *rows = slots.allocate(held, planned)
+        return simulation._replace(clock=clock, planned=planned, rows=tuple(rows), slots=held)
+
+    def dispatch(simulation: Simulation, count: int) -> Simulation:
+        done = simulation.planned.slice(0, count)
+        batch_samples = done.batches.sum(1, dtype=np.int64) * sampler.batch_size
+        counters = done.first[..., None] + np.arange(mini_batches)
+        rows = Row(
+            indices=sampler.indices(
+                np.broadcast_to(done.workers[..., None], counters.shape), counters
+            ),
+            batches=done.batches,
+            worker=done.workers,
+            staleness=done.staleness.astype(np.int32),
+            samples=(simulation.samples + np.cumsum(batch_samples) - batch_samples).astype(
+                np.float32
+            ),
+            read=simulation.rows[0][:count],
+            write=simulation.rows[1][:count],
+            current=simulation.rows[2][:count],
+        )
+        everyone = done.workers.shape[1] == workers and np.array_equal(
+            done.workers, np.broadcast_to(np.arange(workers), done.workers.shape)
+        )
+        padded = 1 << max(count - 1, 0).bit_length()  # few shapes, few compilations
+        rows = jax.tree.map(
+            lambda a: np.concatenate([a, np.zeros((padded - count, *a.shape[1:]), a.dtype)]), rows
+        )
+        if devices > 1:
+            rows = jax.tree.map(
+                lambda a: jax.device_put(
+                    a, by_participant if a.ndim > 1 and a.shape[1] % devices == 0 else everywhere
+                ),
+                rows,
+            )
+        model = run(simulation.model, rows, count, on_device, everyone)
+        left = simulation.planned.updates - count
+        return simulation._replace(
+            model=model,
+            planned=simulation.planned.slice(count, count + left) if left else None,
+            rows=tuple(a[count:] for a in simulation.rows) if left else None,
+            newest=int(simulation.rows[1][count - 1]),
+            update=simulation.update + count,
+            samples=simulation.samples + int(batch_samples.sum()),
+        )
+
+    def advance(simulation: Simulation, seconds: float, updates: int | None = None):
+        """Run all updates that land by `seconds`, at most `updates` of them.
+
+        Returns the new simulation (the old one's arrays are given away) and the schedule that
+        was run, which is empty if nothing landed.
+        """
+        done = []
+        remaining = np.inf if updates is None else updates
+        while remaining > 0:
+            if simulation.planned is None:
+                simulation = plan(simulation)
+                if simulation.planned is None:
+                    break  # a recorded schedule has come to its end
+            planned = simulation.planned
+            count = int(np.searchsorted(planned.time, seconds, side="right"))
+            count = int(min(count, remaining))
+            if count == 0:
+                break
+            per_update = planned.workers.shape[1] * mini_batches * sampler.batch_size
+            count = min(count, max(1, INDICES_PER_DISPATCH // per_update))
+            done.append(planned.slice(0, count))
+            simulation = dispatch(simulation, count)
+            remaining -= count
+        return simulation, concatenate(done) if done else None
+
+    def models(simulation: Simulation):
+        """The current model(s), with a leading axis: one per worker, or one if replicated."""
+        params = simulation.model.params
+        if local:
+            return params
+        if stale:
+            return jax.tree.map(lambda a: a[simulation.newest][None], params)
+        return jax.tree.map(lambda a: a[None], params)
+
+    return Simulator(start, advance, models)
+
+
+def _refuse_lost_memory(schedule: Schedule, memory) -> None:
+    """A worker that delivers twice in one update would keep only one of its two new states."""
+    if not jax.tree.leaves(memory):
+        return
+    repeated = [t for t, row in enumerate(schedule.workers) if len(set(row.tolist())) < len(row)]
+    if repeated:
+        raise ValueError(
+            f"simulate: a worker delivers twice in update {repeated[0]}, but the method keeps "
+            "memory per worker; use a method without per-worker memory or a waiting rule with "
+            "distinct workers"
+        )
+
+
+def _body(algorithm: Algorithm, stale: bool):
+    if algorithm.server is None:
+        return _local
+    if stale:
+        return _stale
+    return _union if algorithm.mean_only and algorithm.work is None else _replicated
+
+
+def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
+    """The schedule's extra arguments: (equal on all workers, one per participant)."""
+    return (
+        {"samples": row.samples, "nominal": mini_batches},
+        {"worker": row.worker, "staleness": row.staleness},
+    )
+
+
+def _take(tree, index, everyone: bool):
+    return tree if everyone else jax.tree.map(lambda a: a[index], tree)
+
+
+def _put(tree, index, values, everyone: bool):
+    if everyone:
+        return values
+    return jax.tree.map(lambda a, v: a.at[index].set(v), tree, values)
+
+
+def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    _, mini_batches, batch_size = row.indices.shape
+    weight = algorithm.weight(row.batches)
+    share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
+    own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
+    taken = jax.tree.map(lambda a: a[row.indices.reshape(-1)], examples)
+    gradient = worker.gradient(losses, model.params, taken, (share[:, None] * own).reshape(-1))
+    common, _ = _given(row, mini_batches)
+    finished = row.batches.sum()
+    lone = jax.tree.map(lambda a: a[:1], model.workers.exchange)
+
+    def exchange(gradient, state):
+        return algorithm.exchange.update(
+            gradient, state, model.params, weight=None, batches=finished, **common
+        )
+
+    reduced, _ = jax.vmap(exchange, axis_name=AXIS)(jax.tree.map(lambda g: g[None], gradient), lone)
+    reduced = jax.tree.map(lambda g: g[0], reduced)
+    params, server = worker.serve(algorithm, reduced, model.params, model.server, finished, common)
+    return model._replace(params=params, server=server)
+
+
+def _contributions(algorithm, losses, points, axis, model: Model, row: Row, examples, everyone):
+    """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
+    common, own = _given(row, row.indices.shape[1])
+    state = _take(model.workers, row.worker, everyone)
+    taken = jax.tree.map(lambda a: a[row.indices], examples)
+
+    def one(params, state, examples, batches, own):
+        return worker.update(algorithm, losses, params, state, examples, batches, {**common, **own})
+
+    updates, state = jax.vmap(one, in_axes=(axis, 0, 0, 0, 0), axis_name=AXIS)(
+        points, state, taken, row.batches, own
+    )
+    return updates, _put(model.workers, row.worker, state, everyone)
+
+
+def _reduced(algorithm, losses, points, axis, current, model, row, examples, everyone):
+    """A replicated update from contributions taken at `points`, applied to `current`."""
+    updates, workers = _contributions(
+        algorithm, losses, points, axis, model, row, examples, everyone
+    )
+    common, _ = _given(row, row.indices.shape[1])
+    params, server = worker.serve(
+        algorithm,
+        jax.tree.map(lambda u: u[0], updates),
+        current,
+        model.server,
+        row.batches.sum(),
+        common,
+    )
+    return params, model._replace(server=server, workers=workers)
+
+
+def _replicated(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    params, model = _reduced(
+        algorithm, losses, model.params, None, model.params, model, row, examples, everyone
+    )
+    return model._replace(params=params)
+
+
+def _stale(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    points = jax.tree.map(lambda a: a[row.read], model.params)
+    current = jax.tree.map(lambda a: a[row.current], model.params)
+    params, model = _reduced(algorithm, losses, points, 0, current, model, row, examples, everyone)
+    kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), model.params, params)
+    return model._replace(params=kept)
+
+
+def _local(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    params = _take(model.params, row.worker, everyone)
+    updates, workers = _contributions(algorithm, losses, params, 0, model, row, examples, everyone)
+    params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
+    return model._replace(params=params, workers=workers)

@@ -1,0 +1,110 @@
+"""What one worker does in one update, whatever axis it lives on.
+
+The same functions run under `jax.vmap(axis_name="workers")`, `jax.pmap` and `jax.shard_map`.
+`losses(params, examples) -> [b]` gives per-example losses; examples are pytrees with leading
+axes [mini_batches, batch_size].
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.base import Algorithm
+
+
+class WorkerState(NamedTuple):
+    """What a worker remembers between updates, besides parameters."""
+
+    work: Any  # state of `Algorithm.work`; () if there is none
+    exchange: Any  # state of `Algorithm.exchange`
+
+
+def init(algorithm: Algorithm, params) -> WorkerState:
+    work = () if algorithm.work is None else algorithm.work.init(params)
+    return WorkerState(work, algorithm.exchange.init(params))
+
+
+def sample_weights(batches, mini_batches: int, batch_size: int):
+    """[mini_batches * batch_size] weights of samples in the mean over the finished ones."""
+    weight = jnp.where(
+        jnp.arange(mini_batches) < batches, 1.0 / (jnp.maximum(batches, 1) * batch_size), 0.0
+    )
+    return jnp.repeat(weight, batch_size)
+
+
+def flatten(examples):
+    """[mini_batches, batch_size, ...] -> [mini_batches * batch_size, ...]."""
+    return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), examples)
+
+
+def gradient(losses, params, examples, weights):
+    """Gradient of the weighted sum of per-example losses; examples and weights are flat."""
+    return jax.grad(lambda p: jnp.vdot(weights, losses(p, examples)))(params)
+
+
+def contribute(algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given):
+    """What the worker brings to the exchange, and its new state.
+
+    Only the first `batches` mini-batches count; with none the contribution is 0.
+    """
+    point = params
+    if algorithm.grad_params is not None:
+        point = algorithm.grad_params(state.exchange, params)
+    mini_batches, batch_size = jax.tree.leaves(examples)[0].shape[:2]
+    if algorithm.work is None:
+        weights = sample_weights(batches, mini_batches, batch_size)
+        return gradient(losses, point, flatten(examples), weights), state
+
+    def step(carry, mini_batch):
+        index, mini_batch = mini_batch
+        new = local_step(algorithm, losses, *carry, mini_batch, given)
+        keep = index < batches
+        return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, carry), None
+
+    carry, _ = jax.lax.scan(step, (point, state.work), (jnp.arange(mini_batches), examples))
+    return progress(point, carry[0]), state._replace(work=carry[1])
+
+
+def local_step(algorithm: Algorithm, losses, live, work_state, mini_batch, given):
+    """One step of `algorithm.work` on one mini-batch."""
+    batch_size = jax.tree.leaves(mini_batch)[0].shape[0]
+    weights = jnp.full(batch_size, 1.0 / batch_size)
+    work = optax.with_extra_args_support(algorithm.work)
+    updates, work_state = work.update(
+        gradient(losses, live, mini_batch, weights), work_state, live, **given
+    )
+    return optax.apply_updates(live, updates), work_state
+
+
+def progress(base, live):
+    """The contribution of local steps: base - live."""
+    return jax.tree.map(jnp.subtract, base, live)
+
+
+def exchange(
+    algorithm: Algorithm, contribution, params, state: WorkerState, batches, given, weight
+):
+    """Run the exchange; returns (what comes out of it, new state)."""
+    updates, exchange_state = algorithm.exchange.update(
+        contribution, state.exchange, params, weight=weight, batches=batches, **given
+    )
+    return updates, state._replace(exchange=exchange_state)
+
+
+def update(algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given):
+    """Contribution and exchange of one worker: (what comes out of the exchange, new state)."""
+    contribution, state = contribute(algorithm, losses, params, state, examples, batches, given)
+    weight = algorithm.weight(batches)
+    return exchange(algorithm, contribution, params, state, batches, given, weight)
+
+
+def serve(algorithm: Algorithm, reduced, params, server_state, batches, given):
+    """Apply what an all-reduce returned to the replicated model: (params, server state).
+
+    batches: finished mini-batches of all workers together.
+    """
+    server = optax.with_extra_args_support(algorithm.server)
+    updates, server_state = server.update(reduced, server_state, params, batches=batches, **given)
+    return optax.apply_updates(params, updates), server_state

@@ -1,0 +1,260 @@
+"""The spine carries methods that it has never heard of: four toys, touching no runtime code."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms.base import AXIS, Algorithm, freeze_when_idle, scale_by_samples
+from runtimes import mesh, simulate
+from stragglers import clock, delays
+from stragglers.replay import replay
+from stragglers.schedule import Schedule
+
+N, M, B, D = 8, 3, 2, 6
+UPDATES = 40
+_RNG = np.random.default_rng(0)
+DATA = {
+    "x": _RNG.standard_normal((48, D)).astype(np.float32),
+    "y": _RNG.standard_normal(48).astype(np.float32),
+}
+X0 = np.linspace(-1, 1, D).astype(np.float32)
+
+
+def losses(w, examples):
+    return 0.5 * (examples["x"] @ w - examples["y"]) ** 2
+
+
+def gradient(w, indices):
+    """The same in NumPy, float64: mean gradient of the samples at `indices`."""
+    x, y = DATA["x"][indices].astype(np.float64), DATA["y"][indices].astype(np.float64)
+    return x.T @ (x @ w - y) / len(indices)
+
+
+class Counters:
+    batch_size = B
+
+    def indices(self, workers, counters):
+        position = np.asarray(counters)[..., None] * B + np.arange(B)
+        return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
+
+
+SAMPLES = Counters()
+
+
+def finished(schedule, t, k):
+    """Indices of the samples that entry k of update t finished."""
+    counters = schedule.first[t, k] + np.arange(schedule.batches[t, k])
+    return SAMPLES.indices(schedule.workers[t, k], counters).ravel()
+
+
+def run_simulated(method, rule, mini_batches=M, updates=UPDATES):
+    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+    state = runtime.start(X0)
+    rows = []
+    for count in (7, 1, updates):  # in segments: the same as at once
+        state, schedule = runtime.advance(state, np.inf, min(count, updates - state.update))
+        rows.append(schedule)
+    return np.asarray(runtime.models(state)), rows
+
+
+def run_mesh(method, updates=UPDATES):
+    runtime = mesh.mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M)
+    state, _ = runtime.advance(runtime.start(X0), np.inf, updates)
+    return np.asarray(runtime.models(state))
+
+
+def barrier():
+    return clock.barrier(delays.exponential(1.0), N, M, UPDATES, 0)
+
+
+# --- a replicated method with memory per worker: the largest coordinate, error feedback ---
+
+
+def largest_with_feedback():
+    """Send one coordinate per worker, keep the rest for later; sums, divided by the workers."""
+
+    def update_fn(updates, residual, params=None, **extra):
+        wanted = updates + residual
+        sent = jnp.where(jnp.abs(wanted) == jnp.abs(wanted).max(), wanted, 0.0)
+        return jax.lax.pmean(sent, AXIS), wanted - sent
+
+    return optax.GradientTransformationExtraArgs(jnp.zeros_like, update_fn)
+
+
+def replicated_toy(rate=0.1):
+    return Algorithm(
+        exchange=largest_with_feedback(), server=freeze_when_idle(scale_by_samples(rate))
+    )
+
+
+def test_a_replicated_method_keeps_memory_per_worker():
+    schedule = barrier()
+    w, residual = X0.astype(np.float64), np.zeros((N, D))
+    for t in range(UPDATES):
+        wanted = residual + [gradient(w, finished(schedule, t, i)) for i in range(N)]
+        sent = np.where(np.abs(wanted) == np.abs(wanted).max(1, keepdims=True), wanted, 0)
+        residual = wanted - sent
+        w = w - 0.1 * sent.mean(0)
+    simulated, _ = run_simulated(replicated_toy(), replay(schedule))
+    np.testing.assert_allclose(simulated[0], w, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(run_mesh(replicated_toy())[0], w, rtol=1e-3, atol=1e-4)
+
+
+# --- a local method whose gradients are taken elsewhere: push-sum on a directed ring ---
+
+
+def push_sum_toy(rate=0.05):
+    """Half of everything goes to the next worker; gradients at the de-biased x / weight."""
+    to_next = [(i, (i + 1) % N) for i in range(N)]
+
+    def half_from_previous(a):
+        # Worker 0 gives a quarter only, so that the weights differ between workers.
+        share = jnp.where(jax.lax.axis_index(AXIS) == 0, 0.25, 0.5)
+        return (1 - share) * a + jax.lax.ppermute(share * a, AXIS, to_next)
+
+    def update_fn(updates, state, params, **extra):
+        stepped = params - rate * updates
+        return half_from_previous(stepped) - params, half_from_previous(state)
+
+    return Algorithm(
+        exchange=optax.GradientTransformationExtraArgs(lambda params: jnp.ones(()), update_fn),
+        grad_params=lambda weight, params: params / weight,
+    )
+
+
+def test_a_local_method_takes_its_gradients_where_it_says():
+    schedule = barrier()
+    share = np.full(N, 0.5)
+    share[0] = 0.25
+    mixing = np.diag(1 - share) + np.roll(np.diag(share), 1, axis=0)
+    x, weight = np.tile(X0.astype(np.float64), (N, 1)), np.ones(N)
+    for t in range(UPDATES):
+        g = np.array([gradient(x[i] / weight[i], finished(schedule, t, i)) for i in range(N)])
+        x, weight = mixing @ (x - 0.05 * g), mixing @ weight
+    assert np.ptp(weight) > 0.1
+    simulated, _ = run_simulated(push_sum_toy(), replay(schedule))
+    np.testing.assert_allclose(simulated, x, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(run_mesh(push_sum_toy()), x, rtol=1e-3, atol=1e-4)
+
+
+# --- a codec, chained in front of the mean ---
+
+
+def round_to_bfloat16():
+    """What travels is rounded to bfloat16."""
+
+    def update_fn(updates, state, params=None, **extra):
+        return updates.astype(jnp.bfloat16).astype(jnp.float32), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def mean_exchange():
+    def update_fn(updates, state, params=None, *, weight=None, **extra):
+        if weight is None:
+            return jax.lax.pmean(updates, AXIS), state
+        return jax.lax.psum(updates * weight, AXIS) / jax.lax.psum(weight, AXIS), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def codec_toy():
+    return Algorithm(
+        exchange=optax.chain(round_to_bfloat16(), mean_exchange()),
+        server=freeze_when_idle(scale_by_samples(0.1)),
+    )
+
+
+def test_a_codec_chains_in_front_of_the_exchange():
+    schedule = barrier()
+    w = X0.copy()
+    for t in range(UPDATES):
+        g = np.array([gradient(w, finished(schedule, t, i)) for i in range(N)])
+        w = w - 0.1 * np.asarray(jnp.asarray(g, jnp.bfloat16), np.float32).mean(0)
+    simulated, _ = run_simulated(codec_toy(), replay(schedule))
+    # A gradient on the edge of two bfloat16 values may be rounded either way.
+    np.testing.assert_allclose(simulated[0], w, rtol=5e-3, atol=2e-3)
+    np.testing.assert_allclose(run_mesh(codec_toy()), simulated, rtol=5e-3, atol=2e-3)
+
+
+# --- an asynchronous schedule: stale reads, one worker twice in an update ---
+
+
+def asynchronous_schedule(k=3):
+    """Workers deliver in random order, some twice in one update, each at what it last read."""
+    rng = np.random.default_rng(5)
+    who = rng.integers(0, N, (UPDATES, k)).astype(np.int32)
+    who[:, 1] = np.where(np.arange(UPDATES) % 4 == 0, who[:, 0], who[:, 1])
+    held, taken = np.zeros(N, np.int32), np.zeros(N, np.int64)
+    version, first = np.empty_like(who), np.empty(who.shape, np.int64)
+    for t in range(UPDATES):
+        for j, worker in enumerate(who[t]):
+            version[t, j], first[t, j] = held[worker], taken[worker]
+            taken[worker] += 1
+            held[worker] = t  # fetches at once: the version before this update
+        held[who[t, -1]] = t + 1  # the last one completes the update and reads the new version
+    finish = np.broadcast_to(np.arange(1.0, UPDATES + 1)[:, None], who.shape)
+    return Schedule(
+        time=finish[:, 0],
+        workers=who,
+        start=finish - 1,
+        finish=finish,
+        batches=np.ones_like(who),
+        first=first,
+        version=version,
+        busy=np.ones(who.shape),
+        communication=np.zeros(who.shape),
+    )
+
+
+def stale_toy():
+    return Algorithm(
+        exchange=mean_exchange(),
+        server=freeze_when_idle(optax.chain(optax.trace(0.9), scale_by_samples(0.02))),
+    )
+
+
+def test_an_asynchronous_schedule_is_replayed_exactly():
+    schedule = asynchronous_schedule()
+    assert schedule.staleness.max() > 3
+    assert any(len(set(row)) < len(row) for row in schedule.workers.tolist())
+    versions, velocity = [X0.astype(np.float64)], np.zeros(D)
+    for t in range(UPDATES):
+        g = np.mean(
+            [
+                gradient(versions[schedule.version[t, j]], finished(schedule, t, j))
+                for j in range(schedule.workers.shape[1])
+            ],
+            axis=0,
+        )
+        velocity = 0.9 * velocity + g
+        versions.append(versions[-1] - 0.02 * velocity)
+    simulated, rows = run_simulated(stale_toy(), replay(schedule), mini_batches=1)
+    assert sum(r.updates for r in rows) == UPDATES
+    np.testing.assert_allclose(simulated[0], versions[-1], rtol=2e-4, atol=2e-5)
+
+
+def test_memory_per_worker_and_a_double_delivery_are_refused_before_the_first_step():
+    with pytest.raises(ValueError, match="delivers twice in update 0"):
+        run_simulated(replicated_toy(), replay(asynchronous_schedule()), mini_batches=1)
+
+
+# --- one worker axis over many devices ---
+
+
+@pytest.mark.parametrize("toy", [replicated_toy, push_sum_toy, stale_toy])
+def test_a_sharded_worker_axis_gives_the_same_trajectory(toy):
+    schedule = barrier()
+    build = functools.partial(
+        simulate.simulator, toy(), losses, DATA, SAMPLES, replay(schedule), mini_batches=M
+    )
+    models = []
+    for devices in (1, 8):
+        runtime = build(devices=devices)
+        state, _ = runtime.advance(runtime.start(X0), np.inf)
+        models.append(np.asarray(runtime.models(state)))
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-5, atol=1e-6)
