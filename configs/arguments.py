@@ -1,0 +1,31 @@
+"""The part of `--config=file.py:ARGUMENTS` after the colon, as in `workers=16,quick`."""
+
+
+def parse(text: str | None, **defaults):
+    """`"workers=16,quick"` over defaults -> dict; a bare name means True.
+
+    A value takes the type of its default. Raises ValueError for an unknown name or a bad value.
+    """
+    values = dict(defaults)
+    for item in filter(None, (text or "").split(",")):
+        name, given, value = item.partition("=")
+        if name not in defaults:
+            raise ValueError(
+                f"config argument {name!r} is unknown; known arguments: {', '.join(defaults)}"
+            )
+        kind = type(defaults[name])
+        if kind is bool:
+            if value.lower() not in ("", "true", "false"):
+                raise ValueError(f"config argument {name!r} is a switch, got {value!r}; use true")
+            values[name] = value.lower() != "false"
+            continue
+        try:
+            values[name] = kind(value)
+        except ValueError:
+            given = ""
+        if not given:
+            raise ValueError(
+                f"config argument {name!r} needs a value of type {kind.__name__}, got {value!r}; "
+                f"write {name}={defaults[name]}"
+            )
+    return values

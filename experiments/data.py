@@ -1,0 +1,281 @@
+"""Data sets, how workers share them, and which samples a worker's next mini-batch holds."""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Images(NamedTuple):
+    image: np.ndarray  # [N, height, width, channels], uint8, or float32 in 0..1
+    label: np.ndarray  # [N] int32
+
+
+class Points(NamedTuple):
+    x: np.ndarray  # [N, d] float32
+    y: np.ndarray  # [N] float32, 0 or 1
+
+
+class Dataset(NamedTuple):
+    """Examples as pytrees of arrays whose leading axis counts samples."""
+
+    train: Any
+    test: Any
+    classes: int | None = None
+
+
+# --- real data ---
+
+
+def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
+    """The 1,797 8x8 images of handwritten digits that come with scikit-learn.
+
+    `seed` draws the split into training and test set; every class has `test_fraction` of its
+    images in the test set, up to rounding.
+    """
+    if not 0 < test_fraction < 1:
+        raise ValueError(
+            f"digits: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.2"
+        )
+    from sklearn.datasets import load_digits  # here, since it takes a second to import
+
+    bunch = load_digits()
+    everything = Images(
+        (bunch.images[..., None] / 16).astype(np.float32), bunch.target.astype(np.int32)
+    )
+    rng = np.random.default_rng(seed)
+    held_out = np.zeros(len(everything.label), bool)
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(everything.label == label))
+        held_out[members[: round(test_fraction * len(members))]] = True
+    return Dataset(
+        train=Images(*(a[~held_out] for a in everything)),
+        test=Images(*(a[held_out] for a in everything)),
+        classes=10,
+    )
+
+
+IMAGE_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
+
+
+def tfds_images(name: str, data_dir: str | None = None) -> Dataset:
+    """An image data set of TensorFlow Datasets, with its own train/test split; images are uint8.
+
+    Reading a directory that was prepared in the array_record format needs neither TensorFlow nor
+    a network. Preparing it needs both, once: TensorFlow encodes the images.
+
+    data_dir: default `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
+    """
+    import tensorflow_datasets as tfds  # here, since it takes a second to import
+
+    where = os.path.expanduser(
+        data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    )
+    can_prepare = importlib.util.find_spec("tensorflow") is not None
+    try:
+        sources = tfds.data_source(
+            name, split=["train", "test"], data_dir=where, download=can_prepare
+        )
+    except Exception as error:  # one cause for us; dozens of types for tfds, requests and gcsfs
+        reason = str(error).partition("\n")[0] if can_prepare else "tensorflow is not installed"
+        raise ValueError(
+            f"{name}: no array_record copy in data_dir={where} and none can be prepared there "
+            f"({reason}); on any computer with a network run `pip install tensorflow-datasets "
+            f"tensorflow importlib_resources` and `tfds build {name} --file_format=array_record "
+            f"--data_dir=DIR`, then set data_dir to DIR"
+        ) from error
+    return Dataset(*map(_stack, sources), classes=IMAGE_CLASSES[name])
+
+
+def _stack(source: Sequence) -> Images:
+    """Decode every example of a random-access source."""
+    examples = [source[i] for i in range(len(source))]
+    return Images(
+        np.stack([example["image"] for example in examples]),
+        np.array([example["label"] for example in examples], np.int32),
+    )
+
+
+# --- synthetic data with a known optimum ---
+
+
+class Quadratic(NamedTuple):
+    dataset: Dataset  # train, test: centres a_i [N, d] float32
+    curvature: np.ndarray  # [d] float32, the diagonal of H
+    optimum: float
+
+
+def quadratic(samples: int, dimension: int, condition: float, noise: float, seed: int) -> Quadratic:
+    """Centres a_i of f(w) = mean_i 0.5 (w - a_i)' H (w - a_i), and the minimum of f.
+
+    H is diagonal, its entries in geometric progression from 1 down to 1/condition. The a_i are
+    noise * N(0, I), shifted so that the training set's mean, the minimiser, is 0.
+    """
+    _at_least(
+        "synthetic_quadratic",
+        samples=(samples, 1),
+        dimension=(dimension, 1),
+        condition=(condition, 1),
+        noise=(noise, 0),
+    )
+    rng = np.random.default_rng(seed)
+    centres = noise * rng.standard_normal((samples, dimension))
+    train = (centres - centres.mean(0)).astype(np.float32)
+    test = (noise * rng.standard_normal((_held_out(samples), dimension))).astype(np.float32)
+    curvature = np.geomspace(1, 1 / condition, dimension)
+    # Of the float32 samples: at their mean, f is half the curvature-weighted variance.
+    optimum = 0.5 * float(curvature @ train.astype(np.float64).var(0))
+    return Quadratic(Dataset(train, test), curvature.astype(np.float32), optimum)
+
+
+class Logistic(NamedTuple):
+    dataset: Dataset  # train, test: Points
+    optimum: float
+
+
+def logistic(samples: int, dimension: int, seed: int, l2: float) -> Logistic:
+    """Points of a logistic model, and the minimum of mean_i log(1 + exp(-s_i x_i'w)) + l2/2 |w|^2.
+
+    x_i ~ N(0, I), labels drawn from the model with w ~ N(0, I), s_i = 2 y_i - 1. The optimum is
+    found by Newton's method in float64 and is at most 1e-10 too high.
+    """
+    # Below this l2, float64 cannot tell a gradient that certifies the optimum from rounding.
+    _at_least("synthetic_logistic", samples=(samples, 1), dimension=(dimension, 1), l2=(l2, 1e-8))
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(dimension)
+
+    def draw(count):
+        x = rng.standard_normal((count, dimension)).astype(np.float32)
+        y = rng.random(count) < 1 / (1 + np.exp(-x @ truth))
+        return Points(x, y.astype(np.float32))
+
+    dataset = Dataset(draw(samples), draw(_held_out(samples)), classes=2)
+    return Logistic(dataset, _logistic_optimum(dataset.train, l2))
+
+
+def _logistic_optimum(points: Points, l2: float) -> float:
+    signed = points.x.astype(np.float64) * (2 * points.y.astype(np.float64) - 1)[:, None]
+
+    def loss(w):
+        return np.logaddexp(0, -signed @ w).mean() + 0.5 * l2 * w @ w
+
+    w = np.zeros(signed.shape[1])
+    while True:
+        wrong = np.exp(-np.logaddexp(0, signed @ w))  # probability of the label not drawn
+        gradient = l2 * w - signed.T @ wrong / len(signed)
+        # Strong convexity: f(w) - f* <= |gradient|^2 / (2 l2).
+        if gradient @ gradient <= 2e-10 * l2:
+            return float(loss(w))
+        hessian = (signed.T * (wrong * (1 - wrong))) @ signed / len(signed) + l2 * np.eye(len(w))
+        step = np.linalg.solve(hessian, gradient)
+        while loss(w - step) > loss(w):  # far from the optimum a full step can overshoot
+            step /= 2
+        w = w - step
+
+
+def _held_out(samples: int) -> int:
+    return max(1, samples // 4)
+
+
+def _at_least(what: str, **bounds):
+    for name, (value, bound) in bounds.items():
+        if not value >= bound:
+            raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")
+
+
+# --- who holds what ---
+
+
+def iid(labels: np.ndarray, workers: int, seed: int) -> list[np.ndarray]:
+    """Deal all samples at random to workers, equally up to one sample; labels play no role."""
+    _check_workers(labels, workers)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    return [np.sort(shard) for shard in np.array_split(order, workers)]
+
+
+def dirichlet(labels: np.ndarray, workers: int, alpha: float, seed: int) -> list[np.ndarray]:
+    """Spread each class over the workers in Dirichlet(alpha) proportions (arXiv 1905.12022).
+
+    Small alpha: each worker sees few classes; large alpha: like `iid`, but sizes vary. A worker
+    left with nothing then takes one sample from whoever has the most, so nobody is empty.
+    """
+    _check_workers(labels, workers)
+    if not alpha > 0:
+        raise ValueError(f"dirichlet: alpha must be positive, got {alpha}; try 0.1 to 100")
+    rng = np.random.default_rng(seed)
+    shards: list[list[int]] = [[] for _ in range(workers)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        share = rng.dirichlet(np.full(workers, float(alpha)))
+        cuts = np.rint(np.cumsum(share)[:-1] * len(members)).astype(int)
+        for shard, part in zip(shards, np.split(members, cuts), strict=True):
+            shard.extend(part)
+    for shard in shards:
+        if not shard:
+            shard.append(max(shards, key=len).pop())
+    return [np.sort(shard) for shard in shards]
+
+
+SPLITS = {"iid": iid, "dirichlet": dirichlet}
+
+
+def _check_workers(labels: np.ndarray, workers: int):
+    if not 1 <= workers <= len(labels):
+        raise ValueError(
+            f"split: cannot share {len(labels)} samples among workers={workers}; "
+            f"set workers between 1 and {len(labels)}"
+        )
+
+
+class Sampler:
+    """Addresses mini-batches: which samples are worker i's c-th is a function of (seed, i, c).
+
+    Worker i walks through its shard in a new random order every epoch, without a gap between
+    epochs: a mini-batch may end one epoch and begin the next.
+
+    shards: per worker its indices into the training set, none empty.
+    """
+
+    def __init__(self, shards: Sequence[np.ndarray], batch_size: int, seed: int):
+        if batch_size < 1:
+            raise ValueError(f"Sampler: batch_size must be at least 1, got {batch_size}; raise it")
+        empty = [worker for worker, shard in enumerate(shards) if not len(shard)]
+        if empty:
+            raise ValueError(
+                f"Sampler: workers {empty} have no samples; use fewer workers or another split"
+            )
+        self.batch_size = batch_size
+        self.sizes = np.array([len(shard) for shard in shards], np.int64)
+        shards = [np.asarray(shard, np.int32) for shard in shards]
+
+        # Successive calls mostly go on with the epoch that each worker was in: a few orders per
+        # worker are enough, and bound the memory to a few times the indices of the data set.
+        @functools.lru_cache(maxsize=4 * len(shards))
+        def order(worker, epoch):
+            seeds = np.random.SeedSequence(seed, spawn_key=(worker, epoch))
+            return np.random.Generator(np.random.PCG64(seeds)).permutation(shards[worker])
+
+        self._order = order
+
+    def indices(self, workers, counters) -> np.ndarray:
+        """[..., batch_size] int32 indices of mini-batch number counters[...] of workers[...].
+
+        workers, counters: integer arrays that broadcast; counters start at 0.
+        """
+        workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
+        workers, size = workers[..., None], self.sizes[workers][..., None]
+        epoch, offset = np.divmod(
+            counters[..., None] * self.batch_size + np.arange(self.batch_size), size
+        )
+        # Number the (worker, epoch) pairs that occur, and look all samples up in their orders,
+        # laid end to end.
+        epochs = epoch.max(initial=0) + 1
+        pair = workers * epochs + epoch
+        pairs = np.unique(pair)
+        orders = [self._order(*map(int, divmod(p, epochs))) for p in pairs]
+        starts = np.cumsum([0, *map(len, orders)])
+        flat = np.concatenate([np.empty(0, np.int32), *orders])
+        return flat[starts[np.searchsorted(pairs, pair)] + offset]

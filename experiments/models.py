@@ -1,0 +1,102 @@
+"""Image classifiers in flax.linen: images [b, height, width, channels] -> logits [b, classes].
+
+uint8 images are scaled to 0..1 inside; float images are taken as they are. Normalisation is by
+groups of channels (GroupNorm, arXiv 1803.08494), never over the batch: a batch's statistics would
+differ between workers and depend on who takes part in an update.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+CHANNELS_PER_GROUP = 16
+
+
+def logistic(classes: int) -> nn.Module:
+    """Multinomial logistic regression on the pixels."""
+    return mlp(classes, hidden=())
+
+
+def mlp(classes: int, hidden: Sequence[int] = (128,)) -> nn.Module:
+    """Dense layers with ReLU; `hidden` are their widths."""
+    layers = [_scale, _flatten]
+    for width in hidden:
+        layers += [nn.Dense(width), nn.relu]
+    return nn.Sequential([*layers, nn.Dense(classes)])
+
+
+def cnn(classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
+    """3x3 convolutions with GroupNorm and ReLU, the resolution halved after each."""
+    layers = [_scale]
+    for width in channels:
+        _check_width("cnn", width)
+        layers += [_conv(width), _norm(), nn.relu, _halve]
+    return nn.Sequential([*layers, _mean, nn.Dense(classes)])
+
+
+def resnet18(classes: int, width: int = 64) -> nn.Module:
+    """ResNet-18 (arXiv 1512.03385) for 32x32 images: a 3x3 stem without pooling, GroupNorm.
+
+    width: channels of the first stage; each later stage has twice as many.
+    """
+    _check_width("resnet18", width)
+    blocks = [
+        Block(width * 2**stage, strides=2 if stage > 0 and first else 1)
+        for stage in range(4)
+        for first in (True, False)
+    ]
+    stem = [_scale, _conv(width), _norm(), nn.relu]
+    return nn.Sequential([*stem, *blocks, _mean, nn.Dense(classes)])
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut (arXiv 1512.03385, Fig. 2)."""
+
+    channels: int
+    strides: int
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.relu(_norm()(_conv(self.channels, self.strides)(x)))
+        y = _norm()(_conv(self.channels)(y))
+        if x.shape != y.shape:
+            x = _norm()(_conv(self.channels, self.strides, kernel=1)(x))
+        return nn.relu(x + y)
+
+
+MODELS = {"logistic": logistic, "mlp": mlp, "cnn": cnn, "resnet18": resnet18}
+
+
+def _conv(channels: int, strides: int = 1, kernel: int = 3) -> nn.Module:
+    return nn.Conv(channels, (kernel, kernel), strides, use_bias=False)
+
+
+def _norm() -> nn.Module:
+    return nn.GroupNorm(num_groups=None, group_size=CHANNELS_PER_GROUP)
+
+
+def _scale(image):
+    if jnp.issubdtype(image.dtype, jnp.integer):
+        return image.astype(jnp.float32) / 255
+    return image
+
+
+def _flatten(x):
+    return x.reshape(x.shape[0], -1)
+
+
+def _halve(x):
+    return nn.max_pool(x, (2, 2), strides=(2, 2), padding="SAME")
+
+
+def _mean(x):
+    return x.mean((1, 2))
+
+
+def _check_width(model: str, channels: int):
+    if channels < 1 or channels % CHANNELS_PER_GROUP:
+        raise ValueError(
+            f"{model}: GroupNorm needs a multiple of {CHANNELS_PER_GROUP} channels, "
+            f"got {channels}; try {CHANNELS_PER_GROUP * max(1, channels // CHANNELS_PER_GROUP)}"
+        )

@@ -1,0 +1,214 @@
+"""What a run leaves behind: config.json, metrics.jsonl and summary.json, in strict JSON.
+
+A metrics line is written when it is measured, a summary when the run is complete. NaN and
+infinities become null.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+INTERRUPTED = "metrics.interrupted.jsonl"
+WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
+
+
+class Recorder:
+    """Writes one run's records; made by `start`.
+
+    summary: of the finished run which `start` found, or what `finish` was given; until then None.
+    As a context it closes the metrics file, whatever happens to the run; so does `finish`.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, summary: dict | None = None):
+        self.workdir = Path(workdir)
+        self.summary = summary
+        # A finished run is only read: its directory may be an archive.
+        self._metrics = (self.workdir / METRICS).open("r" if self.finished else "a")
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None
+
+    def append(self, record: Mapping[str, Any]):
+        """Write one line of metrics, at once."""
+        self._metrics.write(_dumps(record) + "\n")
+        self._metrics.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> dict:
+        """Close the metrics, write the summary and return it as it will be read back."""
+        self._metrics.close()
+        write_json(self.workdir / SUMMARY, summary)
+        self.summary = read_summary(self.workdir)
+        return self.summary
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._metrics.close()
+
+
+def start(
+    workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
+) -> Recorder:
+    """Open `workdir` for the run that `config` describes.
+
+    If that run is there and finished, the recorder has its `summary` and there is nothing to do.
+    If it was interrupted, it starts over and its metrics stay as metrics.interrupted.jsonl.
+    A directory that holds anything else is an error, and left alone, unless `overwrite`: then the
+    run in it, finished or not, is removed.
+    """
+    check(workdir, config, overwrite)
+    workdir = Path(workdir)
+    if overwrite:
+        for name in (CONFIG, METRICS, SUMMARY, INTERRUPTED):
+            (workdir / name).unlink(missing_ok=True)
+    summary = read_summary(workdir)
+    if summary is None:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_json(workdir / CONFIG, config.to_dict())
+        metrics = workdir / METRICS
+        if metrics.exists() and metrics.stat().st_size:
+            os.replace(metrics, workdir / INTERRUPTED)
+    return Recorder(workdir, summary)
+
+
+def check(
+    workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
+) -> None:
+    """Raise the ValueError that `start` would raise, and touch nothing."""
+    workdir = Path(workdir)
+    if workdir.exists() and not workdir.is_dir():
+        raise ValueError(f"workdir {workdir} is not a directory; choose another workdir")
+    if overwrite:
+        return
+    if (workdir / CONFIG).exists():
+        there = _flat(json.loads((workdir / CONFIG).read_text()))
+        here = _flat(json.loads(_dumps(config.to_dict())))
+        differing = [
+            f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
+            for key in sorted(there | here)
+            if there.get(key, ...) != here.get(key, ...)
+        ]
+        if differing:
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise ValueError(
+                f"workdir {workdir} holds a run with another config, which differs in "
+                f"{', '.join(differing[:3])}{more}; choose another --workdir, or --overwrite it"
+            )
+    elif (workdir / SUMMARY).exists() or (workdir / METRICS).exists():
+        raise ValueError(
+            f"workdir {workdir} holds results without a {CONFIG}, such as a sweep's; "
+            f"choose another --workdir, or --overwrite it"
+        )
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict]:
+    """All records of a run, finished or not; a line that was cut off by a kill is left out."""
+    with (Path(workdir) / METRICS).open() as lines:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def read_summary(workdir: str | os.PathLike) -> dict | None:
+    """The summary of a finished run; None: there is none."""
+    path = Path(workdir) / SUMMARY
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_json(path: str | os.PathLike, value: Any):
+    """Write strict JSON such that a reader finds the old file or the new one, never a part."""
+    path = Path(path)
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(_dumps(value, indent=2) + "\n")
+    os.replace(unfinished, path)
+
+
+def seconds_to_target(records: Sequence[Mapping], target_loss: float | None) -> float | None:
+    """Seconds until the training loss first is at most `target_loss`; None: never, or no target.
+
+    Between two evaluations log(train_loss) is taken to be linear in time. A run that is at the
+    target in its first record, or whose loss jumps to 0, took that record's seconds.
+    """
+    if target_loss is None:
+        return None
+    before = None
+    for record in records:
+        loss, seconds = record["train_loss"], record["seconds"]
+        loss = math.nan if loss is None else loss
+        if loss <= target_loss:
+            if before is None or loss <= 0:  # nothing to interpolate, or no logarithm
+                return seconds
+            drop = math.log(before[0] / target_loss) / math.log(before[0] / loss)
+            return before[1] + drop * (seconds - before[1])
+        before = (loss, seconds) if math.isfinite(loss) else None
+    return None
+
+
+def aggregate(summaries: Sequence[Mapping]) -> dict:
+    """One summary of an arm from those of its seeds.
+
+    Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
+    standard deviation of the fields of WITH_SPREAD, null for a single seed. `seeds` lists the
+    seeds and `reached` says how many came to the target, as "k/n". The rest is the first seed's,
+    `seed` included.
+    """
+    summaries = _plain(summaries)
+    merged = {}
+    for field, first in summaries[0].items():
+        values = [summary[field] for summary in summaries]
+        merged[field] = _mean(values) if any(map(_is_number, values)) else first
+        if field in WITH_SPREAD:
+            spread = None if None in values or len(values) < 2 else float(np.std(values, ddof=1))
+            merged[f"{field}_std"] = spread
+    reached = sum(summary["seconds_to_target"] is not None for summary in summaries)
+    return merged | {
+        "seed": summaries[0]["seed"],
+        "seeds": [summary["seed"] for summary in summaries],
+        "reached": f"{reached}/{len(summaries)}",
+    }
+
+
+def _mean(values: list):
+    if None in values:
+        return None
+    # Equal values stay what they are: 8 workers, not 8.0.
+    return values[0] if len(set(values)) == 1 else float(np.mean(values))
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _flat(tree, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with dotted keys."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {
+        dotted: leaf
+        for key, value in tree.items()
+        for dotted, leaf in _flat(value, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def _dumps(value, **options) -> str:
+    return json.dumps(_plain(value), allow_nan=False, **options)
+
+
+def _plain(value):
+    """Python's own types for what NumPy and JAX return, and None for what JSON cannot say."""
+    if hasattr(value, "tolist"):  # arrays and array scalars
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(child) for child in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,116 @@
+"""Several arms from one config: expand them, check them all, run them, compare them."""
+
+import copy
+import importlib.util
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from experiments import progress, records, report, train
+
+
+class Arm(NamedTuple):
+    """One run: its place below the workdir and its config."""
+
+    path: str
+    config: ConfigDict
+
+
+def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    """A copy of config with dotted keys replaced; ValueError for a key that it does not have."""
+    config = copy.deepcopy(config)
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = config
+        for parent in parents:
+            node = node.get(parent) if isinstance(node, ConfigDict) else None
+        if not isinstance(node, ConfigDict) or last not in node:
+            raise ValueError(f"the config has no entry {key!r}; check the sweep's or flag's name")
+        with node.unlocked(), node.ignore_type():
+            node[last] = value
+    return config
+
+
+def expand(
+    config: ConfigDict, sweep_file: str | None, user: Mapping[str, Any], seeds: int
+) -> list[Arm]:
+    """The arms to run: the config itself, or everything that `sweep()` of `sweep_file` yields.
+
+    sweep() yields (name, {dotted key: value}); `user` holds the values of the command line, which
+    win. With several seeds every arm runs with seed, seed + 1, ...
+    """
+    if sweep_file is None:
+        named = [(config.name, config)]
+    else:
+        module_spec = importlib.util.spec_from_file_location("_swept_config", sweep_file)
+        module = importlib.util.module_from_spec(module_spec)
+        module_spec.loader.exec_module(module)
+        if not hasattr(module, "sweep"):
+            raise ValueError(f"{sweep_file} has no sweep(); run it without --sweep or write one")
+        named = [
+            (name, override(config, {**changes, "name": name, **user}))
+            for name, changes in module.sweep()
+        ]
+    arms = []
+    for name, arm in named:
+        place = name if sweep_file else ""
+        for repeat in range(seeds):
+            seeded = override(arm, {"seed": arm.seed + repeat})
+            suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
+            arms.append(Arm(os.path.join(place, suffix) if place else suffix, seeded))
+    paths = [arm.path for arm in arms]
+    if len(set(paths)) < len(paths):
+        raise ValueError("two arms of the sweep have the same name; give every arm its own")
+    return arms
+
+
+def provide_cpu_devices(arms: list[Arm]) -> None:
+    """Split a CPU into the devices that the arms ask for, unless the user has said how many."""
+    wanted = max(
+        arm.config.workers if arm.config.runtime == "mesh" else arm.config.devices for arm in arms
+    )
+    chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if isinstance(wanted, int) and wanted > 1 and not chosen:
+        jax.config.update("jax_num_cpu_devices", wanted)
+
+
+def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
+    """Refuse the whole sweep, with nothing written, if any of its arms cannot run."""
+    for arm in arms:
+        train.prepare(arm.config)
+        records.check(pathlib.Path(workdir) / arm.path, arm.config, overwrite=overwrite)
+
+
+def launch(arms: list[Arm], workdir: str, overwrite: bool) -> dict:
+    """Run the arms one after the other; write and print what they have to say together."""
+    console = Console()
+    root = pathlib.Path(workdir)
+    summaries: dict[str, list[dict]] = {}
+    curves: dict[str, list[list[dict]]] = {}
+    with progress.show(console, len(arms)) as shown:
+        for arm in arms:
+            where = root / arm.path
+            with shown.arm(arm.config) as on_record:
+                summary = train.run(arm.config, where, overwrite=overwrite, on_record=on_record)
+            summaries.setdefault(arm.config.name, []).append(summary)
+            curves.setdefault(arm.config.name, []).append(records.read_metrics(where))
+    together = [records.aggregate(repeats) for repeats in summaries.values()]
+    root.mkdir(parents=True, exist_ok=True)
+    swept = any(arm.path for arm in arms)
+    if swept:
+        records.write_json(root / "summary.json", {"arms": together})
+    report.figure(
+        [(name, repeats) for name, repeats in curves.items()],
+        arms[0].config.target_loss,
+        root / "figure.png",
+        clock=together[0]["clock"],
+    )
+    report.print_table(console, together)
+    console.print(f"records: {root}   figure: {root / 'figure.png'}", highlight=False)
+    return {"arms": together} if swept else json.loads(json.dumps(together[0]))

@@ -1,0 +1,256 @@
+"""One arm: build its parts from a config, train on the run's clock, write down what happens."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from algorithms import ALGORITHMS, Algorithm
+from comms import topology
+from experiments import data, optimizers, parts, records, tasks
+from runtimes import mesh, simulate
+from stragglers import clock, inject, processes
+from stragglers.replay import replay_file
+from stragglers.schedule import Schedule, concatenate
+
+
+class Arm(NamedTuple):
+    """The parts of one run, all checked, nothing compiled."""
+
+    task: tasks.Task
+    algorithm: Algorithm
+    sampler: data.Sampler
+    start_runtime: Callable[[], Any]  # -> runtimes.simulate.Simulator or runtimes.mesh.Mesh
+
+
+def _positive(config: ConfigDict, *names: str) -> None:
+    for name in names:
+        value = config[name]
+        if not value > 0:
+            raise ValueError(f"config.{name} must be positive, got {value}; set config.{name}")
+
+
+def prepare(config: ConfigDict) -> Arm:
+    """Build and check every part of an arm; raises ValueError before anything is compiled."""
+    _positive(
+        config, "workers", "batch_size", "mini_batches", "seconds", "updates", "evaluate_every"
+    )
+    if config.communication < 0:
+        raise ValueError(
+            f"config.communication must be 0 or more seconds, got {config.communication}; "
+            "set config.communication"
+        )
+    graph = None
+    wait = parts.spec(config.wait)
+    scope = wait.pop("scope", "neighbours" if wait["name"] == "neighbour_barrier" else "all")
+    if scope not in ("all", "neighbours"):
+        raise ValueError(f"wait: unknown scope {scope!r}; known scopes: all, neighbours")
+    if scope == "neighbours" or parts.wants(ALGORITHMS, config.algorithm, "graph"):
+        graph = parts.build("graph", topology.GRAPHS, config.graph, n=config.workers)
+        if graph.number_of_nodes() != config.workers:
+            raise ValueError(
+                f"graph {config.graph!r} has {graph.number_of_nodes()} nodes but there are "
+                f"{config.workers} workers; set config.workers={graph.number_of_nodes()}"
+            )
+    optimizer = optimizers.build(config.optimizer)
+    algorithm = parts.build(
+        "algorithm", ALGORITHMS, config.algorithm, optimizer=optimizer, graph=graph
+    )
+    if scope == "neighbours" and algorithm.graph is None:
+        raise ValueError(
+            f"wait: {config.algorithm!r} talks to everybody, so a worker cannot "
+            "wait for neighbours only; write scope=all, or barrier for neighbour_barrier"
+        )
+    build_runtime = RUNTIMES.get(config.runtime)
+    if build_runtime is None:
+        raise ValueError(
+            f"runtime: unknown name {config.runtime!r}; known names: {', '.join(RUNTIMES)}"
+        )
+    task = tasks.build(config.task)
+    shards = parts.build(
+        "split", data.SPLITS, config.split, labels=task.labels, workers=config.workers,
+        seed=config.seed,
+    )  # fmt: skip
+    sampler = data.Sampler(shards, config.batch_size, config.seed)
+    waiting_graph = graph if scope == "neighbours" else None
+    start = build_runtime(config, task, algorithm, sampler, wait, waiting_graph)
+    return Arm(task, algorithm, sampler, start)
+
+
+def _simulate(config, task, algorithm, sampler, wait, graph):
+    rule = parts.build(
+        "wait",
+        WAITING_RULES,
+        wait,
+        delay=processes.build(parts.spec(config.delay)),
+        workers=config.workers,
+        mini_batches=config.mini_batches,
+        seed=config.seed,
+        graph=graph,
+        communication=config.communication,
+        draw=config.draw,
+    )
+    return lambda: simulate.simulator(
+        algorithm,
+        task.losses,
+        task.train,
+        sampler,
+        rule,
+        mini_batches=config.mini_batches,
+        devices=config.devices,
+    )
+
+
+def _mesh(config, task, algorithm, sampler, wait, graph):
+    del graph  # on a mesh the exchange itself is what waits
+    mesh.check_devices(config.workers)
+    trigger_spec = dict(wait)
+    leftovers = trigger_spec.pop("leftovers", "carry")
+    in_flight = trigger_spec.pop("in_flight", "finish")
+    if in_flight != "finish":
+        raise ValueError(
+            f"mesh: a compiled program cannot cut a mini-batch (in_flight={in_flight!r}); "
+            "use in_flight='finish' or runtime='simulate'"
+        )
+    trigger = parts.build("wait (mesh)", inject.TRIGGERS, trigger_spec)
+    if jax.process_count() > 1 and trigger_spec["name"] in ("first_finisher", "quorum"):
+        raise ValueError(
+            f"mesh: {trigger_spec['name']!r} is signalled inside one process and there are "
+            f"{jax.process_count()}; use wait 'deadline'"
+        )
+    delay = parts.spec(config.delay)
+    delay = None if delay["name"] == "none" else processes.build(delay)
+    injector = None
+    if delay is not None or wait["name"] not in ("barrier", "neighbour_barrier"):
+        injector = inject.Injector(
+            config.workers,
+            config.mini_batches,
+            config.seed,
+            delay=delay,
+            trigger=trigger,
+            leftovers=leftovers,
+            draw=config.draw,
+            communication=config.communication,
+        )
+    return lambda: mesh.mesh(
+        algorithm,
+        task.losses,
+        task.train,
+        sampler,
+        workers=config.workers,
+        mini_batches=config.mini_batches,
+        injector=injector,
+        rounds_per_dispatch=config.rounds_per_dispatch,
+    )
+
+
+WAITING_RULES = {**clock.RULES, "replay": replay_file}
+RUNTIMES = {"simulate": _simulate, "mesh": _mesh}
+
+
+@jax.jit
+def _mean_and_spread(models):
+    """(mean model, (1/n) sum_i ||x_i - mean||^2) of models with a leading worker axis."""
+    mean = jax.tree.map(lambda a: a.mean(0), models)
+    squares = jax.tree.map(lambda a, m: jnp.sum((a - m[None]) ** 2), models, mean)
+    return mean, jax.tree.reduce(jnp.add, squares) / jax.tree.leaves(models)[0].shape[0]
+
+
+def run(
+    config: ConfigDict,
+    workdir,
+    *,
+    overwrite: bool = False,
+    on_record: Callable[[dict], None] = lambda record: None,
+) -> dict:
+    """Train one arm and return its summary; `workdir` gets config, metrics, summary, schedule.
+
+    on_record: called with every metrics record as it is written.
+    Raises ValueError, before anything is compiled or written, for a config that cannot run or a
+    workdir that belongs to another config. An arm that has finished is not run again.
+    """
+    arm = prepare(config)
+    recorder = records.start(workdir, config, overwrite=overwrite)
+    if recorder.finished:
+        return recorder.summary
+    began = time.monotonic()
+    task, runtime = arm.task, arm.start_runtime()
+    state = runtime.start(task.init(jax.random.key(config.seed)))
+    shapes = jax.eval_shape(task.init, jax.random.key(config.seed))
+    history: list[Schedule] = []
+    sent = 0.0
+
+    def record(seconds: float, updates: int, samples: int) -> dict:
+        mean, distance = jax.device_get(_mean_and_spread(runtime.models(state)))
+        entry = {
+            "update": updates,
+            "samples": samples,
+            "seconds": seconds,
+            **tasks.evaluate(task, mean),
+            "consensus_distance": float(distance),
+            "bytes_per_worker": sent,
+            "wall_seconds": time.monotonic() - began,
+        }
+        recorder.append(entry)
+        on_record(entry)
+        return entry
+
+    last = record(0.0, 0, 0)
+    steps = math.ceil(config.seconds / config.evaluate_every)
+    for step in range(1, steps + 1):
+        until = min(step * config.evaluate_every, config.seconds)
+        state, schedule = runtime.advance(state, until, config.updates - state.update)
+        if schedule is not None:
+            history.append(schedule)
+            sent += float(arm.algorithm.wire_bytes(shapes, schedule).sum())
+        seconds = until if runtime.clock == "virtual" else state.seconds
+        last = record(seconds, state.update, state.samples)
+        if state.update >= config.updates or not math.isfinite(last["train_loss"]):
+            break
+        if schedule is None and runtime.clock == "virtual" and state.planned is None:
+            break  # a replayed schedule has come to its end
+    schedule = concatenate(history) if history else None
+    if schedule is not None:
+        schedule.save(recorder.workdir / "schedule.npz")
+    summary = {
+        "name": config.name,
+        "baseline": config.baseline,
+        "algorithm": parts.spec(config.algorithm)["name"],
+        "wait": parts.spec(config.wait)["name"],
+        "runtime": config.runtime,
+        "workers": config.workers,
+        "seed": config.seed,
+        "clock": runtime.clock,
+        "target_loss": config.target_loss,
+        "seconds_to_target": records.seconds_to_target(
+            records.read_metrics(recorder.workdir), config.target_loss
+        ),
+        "updates": last["update"],
+        **{k: v for k, v in last.items() if k != "update"},
+        **_worker_accuracy(task, runtime.models(state)),
+        "idle_fraction": None if schedule is None else schedule.idle_fraction,
+        "staleness_mean": None if schedule is None else schedule.mean_staleness,
+        "wall_seconds": time.monotonic() - began,
+    }
+    return recorder.finish(summary)
+
+
+def _worker_accuracy(task: tasks.Task, models) -> dict:
+    """The spread over workers: test accuracy of the worst and the best single model."""
+    if task.correct is None:
+        return {}
+
+    @jax.jit
+    def accuracies(models, examples):
+        return jax.lax.map(lambda params: task.correct(params, examples).mean(), models)
+
+    values = np.asarray(accuracies(models, jax.tree.map(jnp.asarray, task.test)))
+    return {
+        "test_accuracy_worst_worker": float(values.min()),
+        "test_accuracy_best_worker": float(values.max()),
+    }

@@ -1,0 +1,183 @@
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from experiments import records
+
+
+@pytest.fixture
+def config():
+    return ConfigDict(
+        {"workers": 8, "optimizer": {"name": "sgd", "learning_rate": 0.1}, "widths": (64, 32)}
+    )
+
+
+def files(path):
+    return {file.name: file.read_text() for file in path.iterdir()}
+
+
+def test_records_are_on_disk_as_they_happen(tmp_path, config):
+    with records.start(tmp_path / "a" / "b", config) as recorder:
+        assert not recorder.finished
+        recorder.append({"update": np.int64(1), "train_loss": jnp.float32(0.5)})
+        recorder.append({"update": 2, "train_loss": math.nan, "norms": np.array([1.0, np.inf])})
+        assert records.read_metrics(recorder.workdir) == [
+            {"update": 1, "train_loss": 0.5},
+            {"update": 2, "train_loss": None, "norms": [1.0, None]},
+        ]
+        assert records.read_summary(recorder.workdir) is None
+        summary = recorder.finish({"train_loss": -math.inf, "workers": 8})
+    assert summary == records.read_summary(recorder.workdir) == {"train_loss": None, "workers": 8}
+    assert set(files(recorder.workdir)) == {"config.json", "metrics.jsonl", "summary.json"}
+
+
+def test_a_finished_run_is_returned_and_left_alone(tmp_path, config):
+    with records.start(tmp_path, config) as recorder:
+        recorder.append({"update": 1})
+        recorder.finish({"seconds": 3.0})
+    before = files(tmp_path)
+    with records.start(tmp_path, config) as again:
+        assert again.finished and again.summary == {"seconds": 3.0}
+    assert files(tmp_path) == before
+
+
+def test_an_interrupted_run_starts_over_and_keeps_what_it_had(tmp_path, config):
+    with records.start(tmp_path, config) as recorder:
+        recorder.append({"update": 1})
+    for _ in range(2):  # the second is interrupted before it has measured anything
+        with records.start(tmp_path, config) as again:
+            assert not again.finished
+    assert records.read_metrics(tmp_path) == []
+    assert (tmp_path / "metrics.interrupted.jsonl").read_text() == '{"update": 1}\n'
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path, config):
+    with records.start(tmp_path, config) as recorder:
+        recorder.append({"update": 1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 2, "tr')
+    assert records.read_metrics(tmp_path) == [{"update": 1}]
+
+
+def test_another_config_is_refused_and_nothing_written(tmp_path, config):
+    with records.start(tmp_path, config) as recorder:
+        recorder.append({"update": 1})
+    before = files(tmp_path)
+    other = config.copy_and_resolve_references()
+    other.optimizer.learning_rate = 0.2
+    other.seed = 3
+    for call in (records.start, records.check):
+        with pytest.raises(ValueError) as caught:
+            call(tmp_path, other)
+        assert "optimizer.learning_rate (0.1 there, 0.2 here)" in str(caught.value)
+        assert "seed (absent there, 3 here)" in str(caught.value)
+    assert files(tmp_path) == before
+
+
+def test_only_the_first_differences_are_listed(tmp_path):
+    keys = "abcde"
+    records.start(tmp_path, ConfigDict(dict.fromkeys(keys, 1))).finish({})
+    with pytest.raises(ValueError, match=r"c \(1 there, 2 here\) and 2 more; choose another"):
+        records.check(tmp_path, ConfigDict(dict.fromkeys(keys, 2)))
+
+
+def test_overwrite_removes_the_run(tmp_path, config):
+    with records.start(tmp_path, config) as recorder:
+        recorder.append({"update": 1})
+        recorder.finish({})
+    other = ConfigDict({"workers": 2})
+    records.check(tmp_path, other, overwrite=True)
+    with records.start(tmp_path, other, overwrite=True) as recorder:
+        assert not recorder.finished
+    assert set(files(tmp_path)) == {"config.json", "metrics.jsonl"}
+    assert json.loads((tmp_path / "config.json").read_text()) == {"workers": 2}
+
+
+def test_a_workdir_of_something_else_is_refused(tmp_path, config):
+    records.write_json(tmp_path / "summary.json", {"arms": []})
+    with pytest.raises(ValueError, match="holds results without a config"):
+        records.start(tmp_path, config)
+    with pytest.raises(ValueError, match="is not a directory"):
+        records.start(tmp_path / "summary.json", config)
+
+
+def test_checking_a_new_workdir_does_not_make_it(tmp_path, config):
+    records.check(tmp_path / "new", config)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.json"
+    records.write_json(path, [1])
+    with pytest.raises(TypeError):
+        records.write_json(path, [object()])
+    assert json.loads(path.read_text()) == [1]
+
+
+def curve(*points):
+    return [{"seconds": seconds, "train_loss": loss} for seconds, loss in points]
+
+
+@pytest.mark.parametrize(
+    ("points", "seconds"),
+    [
+        ([(0, 100.0), (10, 1.0)], 5),  # log-linear: 10 is half-way from 100 to 1
+        ([(0, 100.0), (4, 10.0), (10, 1.0)], 4),
+        ([(0, 100.0), (10, 1.0), (20, 50.0), (30, 1.0)], 5),  # the first crossing
+        ([(3, 7.0), (10, 1.0)], 3),  # below from the start
+        ([(0, 100.0), (10, 11.0)], None),
+        ([(0, 100.0), (10, None), (20, 1.0)], 20),  # no finite loss to interpolate from
+        ([(0, 100.0), (10, math.nan)], None),
+        ([(0, 100.0), (10, 0.0)], 10),
+        ([], None),
+    ],
+)
+def test_seconds_to_target(points, seconds):
+    assert records.seconds_to_target(curve(*points), 10.0) == pytest.approx(seconds)
+
+
+def test_no_target_is_never_reached():
+    assert records.seconds_to_target(curve((0, 1.0)), None) is None
+
+
+def summary(seed, seconds_to_target, accuracy=0.9, loss=0.5):
+    return {
+        "name": "dpsgd/blocking",
+        "workers": 8,
+        "seed": seed,
+        "quick": True,
+        "updates": 10 + seed,
+        "seconds_to_target": seconds_to_target,
+        "train_loss": loss,
+        "test_accuracy": accuracy,
+        "baseline": None,
+    }
+
+
+def test_aggregate_averages_what_differs():
+    merged = records.aggregate([summary(0, 1.0), summary(1, 3.0, accuracy=0.8)])
+    assert merged["seconds_to_target"] == 2.0
+    assert merged["seconds_to_target_std"] == pytest.approx(math.sqrt(2))
+    assert merged["test_accuracy"] == pytest.approx(0.85)
+    assert merged["train_loss"] == 0.5 and merged["train_loss_std"] == 0
+    assert merged["updates"] == 10.5 and "updates_std" not in merged
+    assert merged["workers"] == 8 and isinstance(merged["workers"], int)
+    assert merged["name"] == "dpsgd/blocking" and merged["quick"] is True
+    assert merged["baseline"] is None
+    assert merged["seed"] == 0 and merged["seeds"] == [0, 1] and merged["reached"] == "2/2"
+
+
+def test_aggregate_with_a_seed_that_never_arrived_or_diverged():
+    merged = records.aggregate([summary(0, 1.0), summary(1, None, loss=math.nan)])
+    assert merged["seconds_to_target"] is None and merged["seconds_to_target_std"] is None
+    assert merged["train_loss"] is None and merged["reached"] == "1/2"
+
+
+def test_aggregate_of_one_seed_has_no_spread():
+    merged = records.aggregate([summary(4, 1.0)])
+    assert merged["seconds_to_target"] == 1.0 and merged["seconds_to_target_std"] is None
+    assert merged["seeds"] == [4]

@@ -1,0 +1,150 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from experiments import records, report
+
+
+def arm(name, seconds_to_target=10.0, baseline=None, seed=0, **changes):
+    return {
+        "name": name,
+        "seed": seed,
+        "updates": 1234,
+        "samples": 1263616,
+        "clock": "virtual",
+        "seconds": 50.0,
+        "target_loss": 0.368,
+        "seconds_to_target": seconds_to_target,
+        "train_loss": 0.12345,
+        "test_accuracy": 0.9712,
+        "idle_fraction": 0.4,
+        "bytes_per_worker": 12_345_678,
+        "baseline": baseline,
+    } | changes
+
+
+ARMS = [
+    arm("all_reduce/blocking", 20.0, "all_reduce/blocking"),
+    arm("all_reduce/nonblocking", 8.0, "all_reduce/blocking"),
+    arm("all_reduce/small_batch", None, "all_reduce/blocking"),
+    arm("dpsgd/blocking"),
+]
+
+
+def rows(arms):
+    shown = report.table(arms)
+    headings = [column.header.replace("\n", " ") for column in shown.columns]
+    cells = zip(*(column.cells for column in shown.columns), strict=True)
+    return [dict(zip(headings, row, strict=True)) for row in cells]
+
+
+def test_a_row_says_what_the_summary_says():
+    assert rows(ARMS)[1] == {
+        "arm": "all_reduce/nonblocking",
+        "updates": "1,234",
+        "samples": "1,263,616",
+        "clock [s]": "50.0",
+        "to target [s]": "8.00",
+        "speed-up": "2.50x",
+        "train loss": "0.1235",
+        "test acc. [%]": "97.12",
+        "idle [%]": "40.0",
+        "MB per worker": "12.3",
+    }
+
+
+def test_speed_up_is_against_the_arms_own_baseline():
+    assert [row["speed-up"] for row in rows(ARMS)] == ["1.00x*", "2.50x", "–", "–"]
+    assert [row["to target [s]"] for row in rows(ARMS)] == ["20.0", "8.00", "never", "10.0"]
+
+
+def test_an_arm_that_others_name_is_a_baseline_even_if_it_does_not_say_so():
+    arms = [arm("a/x", 6.0), arm("a/y", 3.0, "a/x"), arm("b/x", 3.0, "absent")]
+    assert [row["speed-up"] for row in rows(arms)] == ["1.00x*", "2.00x", "–"]
+
+
+def test_a_baseline_that_never_arrives_gives_no_speed_up():
+    arms = [arm("a/x", None, "a/x"), arm("a/y", 3.0, "a/x")]
+    assert [row["speed-up"] for row in rows(arms)] == ["–*", "–"]
+
+
+def test_values_over_seeds_have_a_spread():
+    seeds = [arm("a/x", 9.0), arm("a/x", 11.0, seed=1, test_accuracy=0.9512)]
+    row = rows([records.aggregate(seeds)])[0]
+    assert row["to target [s]"] == "10.0 ± 1.4"
+    assert row["test acc. [%]"] == "96.12 ± 1.41"
+    partly = records.aggregate([arm("a/x", 9.0), arm("a/x", None, seed=1)])
+    assert rows([partly])[0]["to target [s]"] == "1/2 seeds"
+
+
+def test_what_is_not_known_is_a_dash():
+    unknown = arm("a/x", train_loss=None, test_accuracy=None, idle_fraction=None, target_loss=None)
+    row = rows([unknown])[0]
+    columns = ("train loss", "test acc. [%]", "idle [%]", "to target [s]")
+    assert {row[column] for column in columns} == {"–"}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0"), (1234.567, "1,235"), (0.36788, "0.3679"), (3e-7, "3.000e-07"), (2e9, "2.000e+09")],
+)
+def test_losses_of_any_size_are_readable(value, shown):
+    assert rows([arm("a/x", train_loss=value)])[0]["train loss"] == shown
+
+
+def test_the_table_fits_120_columns():
+    arms = [
+        records.aggregate([a, a | {"seed": 1, "train_loss": 0.13, "test_accuracy": 0.9}])
+        for a in ARMS
+    ]
+    out = io.StringIO()
+    report.print_table(Console(file=out), arms)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 120 and "…" not in out.getvalue()
+    assert all(any(line.strip().startswith(a["name"]) for line in lines) for a in arms)
+
+
+def run(rate, end=10.0):
+    return [
+        {"seconds": t, "samples": int(100 * t), "train_loss": float(np.exp(-rate * t))}
+        for t in np.linspace(0, end, 11)
+    ]
+
+
+def test_the_mean_curve_is_geometric_and_ends_with_the_shortest_run():
+    curve = report._mean_curve([run(1.0), run(3.0, end=5.0)], "seconds")
+    assert curve.x[0] == 0 and curve.x[-1] == 5
+    np.testing.assert_allclose(curve.mean, np.exp(-2 * curve.x))
+    np.testing.assert_allclose(curve.high / curve.mean, np.exp(np.sqrt(2) * curve.x))
+    np.testing.assert_allclose(curve.low * curve.high, curve.mean**2)
+
+
+def test_losses_without_a_logarithm_are_left_out():
+    records_ = run(1.0)
+    records_[3]["train_loss"] = None
+    records_[4]["train_loss"] = 0.0
+    curve = report._mean_curve([records_], "samples")
+    assert len(curve.x) == 9 and np.all(curve.mean > 0)
+
+
+@pytest.mark.parametrize("target", [0.1, None])
+def test_the_figure_is_a_png_of_1200_by_500(tmp_path, target):
+    curves = [
+        ("a/blocking", [run(0.1), run(0.12)]),
+        ("a/nonblocking", [run(0.3)]),
+        ("b", [run(0.2)]),
+        ("diverged", [[{"seconds": 0.0, "samples": 0, "train_loss": None}]]),
+    ]
+    path = tmp_path / "figure.png"
+    report.figure(curves, target, path, clock="wall")
+    with Image.open(path) as image:
+        assert image.format == "PNG" and image.size == (1200, 500)
+
+
+def test_a_method_has_one_colour_and_a_variant_one_line():
+    names = ["a/x", "a/y", "b/x"]
+    colours = report._assign((name[0] for name in names), report.COLOURS)
+    assert colours == {"a": report.COLOURS[0], "b": report.COLOURS[1]}
