@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
+from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
@@ -24,9 +24,10 @@ from algorithms import all_reduce, dpsgd
 from algorithms.base import scale_by_samples
 from benchmarks import timing
 from comms import topology
-from experiments import data, tasks
+from experiments import data, sampling, tasks
 from runtimes import simulate
 from stragglers import clock, delays
+from stragglers.replay import replay
 from stragglers.schedule import Schedule
 
 _DEVICES = flags.DEFINE_integer("devices", 1, "Devices that the 4,096 workers are sharded over.")
@@ -47,7 +48,7 @@ def task_and_sampler(workers: int):
     repeats = max(1, workers * MINI_BATCHES * BATCH // len(task.labels) // 4)
     train = jax.tree.map(lambda a: np.concatenate([a] * repeats), task.train)
     labels = np.concatenate([task.labels] * repeats)
-    sampler = data.Sampler(data.SPLITS["iid"](labels, workers, 0), BATCH, 0)
+    sampler = sampling.Sampler(data.SPLITS["iid"](labels, workers, 0), BATCH, 0)
     return task._replace(train=train), sampler
 
 
@@ -193,7 +194,7 @@ def asynchronous_ratio(workers: int, repeats: int) -> float:
     params = task.init(jax.random.key(0))
     points = jax.tree.map(lambda a: jnp.stack([a] * contributions), params)
     ours = simulated(
-        all_reduce(optimizer()), task, sampler, clock.replay(schedule), updates, mini_batches=1
+        all_reduce(optimizer()), task, sampler, replay(schedule), updates, mini_batches=1
     )
     taken = timing.seconds({"ours": ours, "floor": lambda: gradients(points, indices)}, repeats)
     return taken["ours"] / taken["floor"]
@@ -211,7 +212,7 @@ def scale_table(devices: int) -> Table:
             train=jax.tree.map(lambda a, n=repeats: np.concatenate([a] * n), task.train),
             labels=np.concatenate([task.labels] * repeats),
         )
-        sampler = data.Sampler(data.SPLITS["iid"](task.labels, workers, 0), BATCH, 0)
+        sampler = sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), BATCH, 0)
         method = dpsgd(optimizer(), topology.ring(workers))
         runtime = simulate.simulator(
             method,
@@ -244,6 +245,7 @@ def scale_table(devices: int) -> Table:
 def main(_) -> None:
     if _DEVICES.value > 1:
         jax.config.update("jax_num_cpu_devices", _DEVICES.value)
+    logging.set_verbosity(logging.WARNING)
     console = Console()
     table = Table(title=f"simulator / floor, {jax.default_backend()}, median of {_REPEATS.value}")
     for column in ("family", "target", *(f"{n} workers" for n in UPDATES)):
@@ -254,7 +256,10 @@ def main(_) -> None:
         "asynchronous": asynchronous_ratio,
     }
     for family, measure in measures.items():
-        ratios = [measure(workers, _REPEATS.value) for workers in UPDATES]
+        ratios = []
+        for workers in UPDATES:
+            ratios.append(measure(workers, _REPEATS.value))
+            console.print(f"{family}, {workers} workers: {ratios[-1]:.2f}", highlight=False)
         table.add_row(family, f"<= {TARGETS[family]:.2f}", *(f"{r:.2f}" for r in ratios))
     console.print(table)
     console.print(scale_table(_DEVICES.value))

@@ -1,6 +1,5 @@
 """Data sets, how workers share them, and which samples a worker's next mini-batch holds."""
 
-import functools
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -228,54 +227,3 @@ def _check_workers(labels: np.ndarray, workers: int):
             f"split: cannot share {len(labels)} samples among workers={workers}; "
             f"set workers between 1 and {len(labels)}"
         )
-
-
-class Sampler:
-    """Addresses mini-batches: which samples are worker i's c-th is a function of (seed, i, c).
-
-    Worker i walks through its shard in a new random order every epoch, without a gap between
-    epochs: a mini-batch may end one epoch and begin the next.
-
-    shards: per worker its indices into the training set, none empty.
-    """
-
-    def __init__(self, shards: Sequence[np.ndarray], batch_size: int, seed: int):
-        if batch_size < 1:
-            raise ValueError(f"Sampler: batch_size must be at least 1, got {batch_size}; raise it")
-        empty = [worker for worker, shard in enumerate(shards) if not len(shard)]
-        if empty:
-            raise ValueError(
-                f"Sampler: workers {empty} have no samples; use fewer workers or another split"
-            )
-        self.batch_size = batch_size
-        self.sizes = np.array([len(shard) for shard in shards], np.int64)
-        shards = [np.asarray(shard, np.int32) for shard in shards]
-
-        # Successive calls mostly go on with the epoch that each worker was in: a few orders per
-        # worker are enough, and bound the memory to a few times the indices of the data set.
-        @functools.lru_cache(maxsize=4 * len(shards))
-        def order(worker, epoch):
-            seeds = np.random.SeedSequence(seed, spawn_key=(worker, epoch))
-            return np.random.Generator(np.random.PCG64(seeds)).permutation(shards[worker])
-
-        self._order = order
-
-    def indices(self, workers, counters) -> np.ndarray:
-        """[..., batch_size] int32 indices of mini-batch number counters[...] of workers[...].
-
-        workers, counters: integer arrays that broadcast; counters start at 0.
-        """
-        workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
-        workers, size = workers[..., None], self.sizes[workers][..., None]
-        epoch, offset = np.divmod(
-            counters[..., None] * self.batch_size + np.arange(self.batch_size), size
-        )
-        # Number the (worker, epoch) pairs that occur, and look all samples up in their orders,
-        # laid end to end.
-        epochs = epoch.max(initial=0) + 1
-        pair = workers * epochs + epoch
-        pairs = np.unique(pair)
-        orders = [self._order(*map(int, divmod(p, epochs))) for p in pairs]
-        starts = np.cumsum([0, *map(len, orders)])
-        flat = np.concatenate([np.empty(0, np.int32), *orders])
-        return flat[starts[np.searchsorted(pairs, pair)] + offset]

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
 from comms import topology
-from experiments import data, optimizers, parts, records, tasks
+from experiments import data, optimizers, parts, records, sampling, tasks
 from runtimes import mesh, simulate
 from stragglers import clock, inject, processes
 from stragglers.replay import replay_file
@@ -24,7 +24,7 @@ class Arm(NamedTuple):
 
     task: tasks.Task
     algorithm: Algorithm
-    sampler: data.Sampler
+    sampler: sampling.Sampler
     start_runtime: Callable[[], Any]  # -> runtimes.simulate.Simulator or runtimes.mesh.Mesh
 
 
@@ -76,7 +76,7 @@ def prepare(config: ConfigDict) -> Arm:
         "split", data.SPLITS, config.split, labels=task.labels, workers=config.workers,
         seed=config.seed,
     )  # fmt: skip
-    sampler = data.Sampler(shards, config.batch_size, config.seed)
+    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
     waiting_graph = graph if scope == "neighbours" else None
     start = build_runtime(config, task, algorithm, sampler, wait, waiting_graph)
     return Arm(task, algorithm, sampler, start)

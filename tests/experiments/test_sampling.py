@@ -1,0 +1,76 @@
+"""Addressed sampling: bijections, epochs, and independence of everything but the address."""
+
+import numpy as np
+import pytest
+
+from experiments import sampling
+
+SHARDS = [np.arange(7), np.arange(10, 13), np.array([20])]
+
+
+def test_every_epoch_uses_each_sample_once():
+    sampler = sampling.Sampler(SHARDS, batch_size=2, seed=0)
+    for worker, shard in enumerate(SHARDS):
+        stream = sampler.indices(np.array(worker), np.arange(5 * len(shard))).reshape(-1)
+        epochs = stream.reshape(-1, len(shard))
+        np.testing.assert_array_equal(np.sort(epochs, 1), np.tile(shard, (len(epochs), 1)))
+    assert len({tuple(epoch) for epoch in sampler.indices(0, np.arange(35)).reshape(10, 7)}) > 5
+
+
+def test_indices_depend_on_the_address_only():
+    workers, counters = np.meshgrid(np.arange(3), np.arange(50), indexing="ij")
+    sampler = sampling.Sampler(SHARDS, batch_size=4, seed=0)
+    together = sampler.indices(workers, counters)
+    assert together.shape == (3, 50, 4) and together.dtype == np.int32
+    order = np.random.default_rng(0).permutation(150)
+    fresh = sampling.Sampler(SHARDS, batch_size=4, seed=0)
+    for i in order:
+        worker, counter = workers.flat[i], counters.flat[i]
+        np.testing.assert_array_equal(fresh.indices(worker, counter), together[worker, counter])
+    other = sampling.Sampler(SHARDS, batch_size=4, seed=1)
+    assert not np.array_equal(other.indices(workers, counters), together)
+
+
+def test_a_worker_does_not_notice_the_others():
+    alone = sampling.Sampler(SHARDS[:1], batch_size=4, seed=0)
+    among = sampling.Sampler(SHARDS, batch_size=4, seed=0)
+    np.testing.assert_array_equal(alone.indices(0, np.arange(9)), among.indices(0, np.arange(9)))
+
+
+def test_far_counters_and_empty_requests():
+    sampler = sampling.Sampler(SHARDS, batch_size=3, seed=0)
+    assert set(sampler.indices(np.array([0]), np.array([2**40])).flat) <= set(SHARDS[0])
+    assert sampler.indices(np.empty((0, 2), int), np.empty((0, 2), int)).shape == (0, 2, 3)
+
+
+def test_sampler_refuses_what_it_cannot_draw():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        sampling.Sampler(SHARDS, batch_size=0, seed=0)
+    with pytest.raises(ValueError, match=r"workers \[1\] have no samples"):
+        sampling.Sampler([np.arange(2), np.arange(0)], batch_size=1, seed=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 16, 17, 97, 1000, 1437])
+def test_every_key_gives_a_bijection(size):
+    for key in (0, 1, 2**32 - 1):
+        shuffled = sampling.permute(
+            np.arange(size), np.full(size, size), np.full(size, key, np.uint32)
+        )
+        np.testing.assert_array_equal(np.sort(shuffled), np.arange(size))
+
+
+@pytest.mark.parametrize("size", [22, 90])
+def test_orders_are_uniform(size):
+    """Chi-squared per degree of freedom of each element's place, and of neighbouring pairs."""
+    epochs = 20_000
+    keys = np.random.default_rng(0).integers(0, 2**32, epochs, dtype=np.uint32)
+    index = np.tile(np.arange(size), epochs)
+    orders = sampling.permute(index, np.full(index.size, size), np.repeat(keys, size))
+    orders = orders.reshape(epochs, size)
+    expected = epochs / size
+    places = np.array([np.bincount(orders[:, j], minlength=size) for j in range(size)])
+    assert ((places - expected) ** 2 / expected).sum() / (size - 1) ** 2 < 1.1
+    pairs = np.bincount(orders[:, 0] * size + orders[:, 1], minlength=size**2)
+    pairs = pairs.reshape(size, size)[~np.eye(size, dtype=bool)]
+    expected = epochs / pairs.size
+    assert ((pairs - expected) ** 2 / expected).sum() / (pairs.size - 1) < 1.4
