@@ -5,6 +5,8 @@ over Ring All-Reduce: H. He, P. Dube, *Accelerating Parallel Stochastic Gradient
 Non-blocking Mini-batches*, arXiv 2211.00889.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import optax
 
@@ -38,6 +40,12 @@ def all_reduce_bytes(params, schedule) -> np.ndarray:
     return np.full(schedule.updates, float(sent))
 
 
+def all_reduce_seconds(params, workers: int, network) -> Callable[[int], float]:
+    """round -> seconds of a ring all-reduce of everything."""
+    seconds = cost.ring_seconds(workers, cost.payload_bytes(params), network)
+    return lambda round_index: seconds
+
+
 def all_reduce(
     optimizer: optax.GradientTransformation,
     *,
@@ -57,4 +65,5 @@ def all_reduce(
         weight=choose("weighting", WEIGHTINGS, weighting),
         mean_only=True,
         wire_bytes=all_reduce_bytes,
+        round_seconds=all_reduce_seconds,
     )

@@ -40,6 +40,13 @@ def equal(batches):
 WEIGHTINGS = {"proportional": proportional, "equal": equal}
 
 
+class Links(NamedTuple):
+    """A graph's matchings, and which of them each update uses; equal on all workers."""
+
+    partners: np.ndarray  # [M, n] partner of every worker in each matching, itself if unmatched
+    active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
+
+
 def choose(what: str, options: dict, name: str):
     """options[name], or a ValueError that lists what there is."""
     if name not in options:
@@ -67,7 +74,10 @@ class Algorithm(NamedTuple):
     mean_only: the exchange is exactly the weighted mean over workers, so that a simulator may
         take one gradient of the weighted mean loss over all samples.
     wire_bytes: (params, schedule) -> [T] bytes that a worker sends per update (mean over workers).
-    graph: whom a worker exchanges with; None: everybody.
+    round_seconds: (params, workers, comms.cost.Network) -> (round -> seconds of its exchange).
+    graph: whom a worker ever exchanges with; None: everybody.
+    links: which of the graph's matchings are used in which update; None: all, always. Then the
+        extra argument `active` [M] says so to the exchange.
     """
 
     exchange: optax.GradientTransformationExtraArgs
@@ -77,7 +87,9 @@ class Algorithm(NamedTuple):
     weight: Callable[[jax.Array], jax.Array] = proportional
     mean_only: bool = False
     wire_bytes: Callable[[Any, Any], np.ndarray] | None = None
+    round_seconds: Callable[[Any, int, Any], Callable[[int], float]] | None = None
     graph: nx.Graph | None = None
+    links: Links | None = None
 
 
 def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

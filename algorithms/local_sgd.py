@@ -7,7 +7,7 @@ Optimization*, arXiv 2003.00295).
 
 import optax
 
-from algorithms.all_reduce import all_reduce_bytes, mean_over_workers
+from algorithms.all_reduce import all_reduce_bytes, all_reduce_seconds, mean_over_workers
 from algorithms.base import WEIGHTINGS, Algorithm, choose, freeze_when_idle
 
 
@@ -31,4 +31,5 @@ def local_sgd(
         server=freeze_when_idle(server),
         weight=choose("weighting", WEIGHTINGS, weighting),
         wire_bytes=all_reduce_bytes,
+        round_seconds=all_reduce_seconds,
     )

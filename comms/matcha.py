@@ -35,7 +35,7 @@ def activation_probabilities(
     best p (Ben-Ameur and Neto, "Acceleration of cutting-plane and column generation algorithms",
     2007).
     """
-    _check_budget("activation_probabilities", budget)
+    check_budget("activation_probabilities", budget)
     laplacians = _laplacians(matchings, workers)
     count = len(laplacians)
     if workers == 1:
@@ -109,7 +109,7 @@ def mixing_weight(
     return float(search.x), float(search.fun)
 
 
-def activations(p: np.ndarray, updates: int, seed: int) -> np.ndarray:
+def activations(p: np.ndarray, updates: int, seed: int | Sequence[int]) -> np.ndarray:
     """Which matchings are active in which update, bool [updates, M], Bernoulli(p_j) each.
 
     Depends on (p, seed) only, so that all workers agree, and a longer schedule begins with the
@@ -125,11 +125,12 @@ def vanilla(graph: nx.Graph) -> tuple[float, float]:
 
 def periodic_rho(budget: float, rho_vanilla: float) -> float:
     """rho of the whole graph active with probability ``budget``: 1 - budget (1 - rho_vanilla)."""
-    _check_budget("periodic_rho", budget)
+    check_budget("periodic_rho", budget)
     return 1 - budget * (1 - rho_vanilla)
 
 
-def _check_budget(name: str, budget: float) -> None:
+def check_budget(name: str, budget: float) -> None:
+    """Refuse a budget outside (0, 1]; `name` says whose it is."""
     if not 0 < budget <= 1:
         raise ValueError(
             f"{name}: the budget is a share of the communication in (0, 1], got {budget}; "

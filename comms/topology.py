@@ -115,9 +115,22 @@ def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
 
 
 def matcha_graph(k: int) -> nx.Graph:
-    """Base graph ``k`` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers."""
-    edges = [edge for matching in matcha_matchings(k) for edge in matching]
-    return _connected("matcha_graph", 1 + max(map(max, edges)), edges)
+    """Base graph ``k`` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers.
+
+    Its attribute ``graph["matchings"]`` holds that code's own matchings.
+    """
+    matchings = matcha_matchings(k)
+    edges = [edge for matching in matchings for edge in matching]
+    graph = _connected("matcha_graph", 1 + max(map(max, edges)), edges)
+    graph.graph["matchings"] = matchings
+    return graph
+
+
+def _matcha_of(n: int, k: int) -> nx.Graph:
+    graph = matcha_graph(k)
+    if len(graph) != n:
+        raise ValueError(f"matcha: graph k={k} has {len(graph)} workers, got n={n}; set workers")
+    return graph
 
 
 # Graphs by name, each called with the number of workers and then its own arguments.
@@ -133,6 +146,7 @@ GRAPHS = {
     "erdos_renyi": erdos_renyi,
     "geometric": geometric,
     "edge_list": edge_list,
+    "matcha": _matcha_of,
 }
 
 

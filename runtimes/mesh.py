@@ -99,21 +99,22 @@ def mesh(
     @functools.partial(
         jax.shard_map,
         mesh=devices,
-        in_specs=(P(AXIS), P(AXIS), P(), P(), P(), P()),
+        in_specs=(P(AXIS), P(AXIS), P(), P(), P(), P(), P()),
         out_specs=P(AXIS),
         check_vma=False,  # replicated values are kept stacked on purpose
     )
-    def dispatch(model, table, examples, count, first_round, samples):
+    def dispatch(model, table, examples, active, count, first_round, samples):
         model, table = jax.tree.map(lambda a: a[0], (model, table))
 
         def step(r, carry):
-            return one_round(carry, table, examples, first_round + r)
+            used = None if active is None else active[r]
+            return one_round(carry, table, examples, used, first_round + r)
 
         carry = (model, jnp.int32(0), samples, jnp.float32(0))
         model, *_ = jax.lax.fori_loop(0, count, step, carry)
         return jax.tree.map(lambda a: a[None], model)
 
-    on_devices = None
+    on_devices, program = None, None
 
     def start(params) -> MeshRun:
         nonlocal on_devices
@@ -127,14 +128,22 @@ def mesh(
         return MeshRun(model, np.zeros(workers, np.int64), 0.0, 0, 0)
 
     def rounds(run: MeshRun, count: int) -> tuple[MeshRun, Schedule]:
+        nonlocal program
         counters = run.consumed[:, None] + np.arange(rounds_per_dispatch * mini_batches)
         ids = np.broadcast_to(np.arange(workers)[:, None], counters.shape)
         table = jax.device_put(sampler.indices(ids, counters), stacked)
         scalars = (np.int32(count), np.int32(run.update), np.float32(run.samples))
+        active = None
+        if algorithm.links is not None:
+            active = algorithm.links.active(run.update, rounds_per_dispatch)
+        arguments = (run.model, table, on_devices, active, *scalars)
+        if program is None:  # before the clock starts: compiling is no part of a round
+            program = dispatch.lower(*arguments).compile()
         began = time.monotonic()
         if injector is not None:
             injector.resume()
-        model = jax.block_until_ready(dispatch(run.model, table, on_devices, *scalars))
+        # Queued collective programs can wait for each other for ever on CPU: one at a time.
+        model = jax.block_until_ready(program(*arguments))
         if injector is None:
             schedule = _plain_schedule(run, workers, mini_batches, count, time.monotonic() - began)
             consumed = run.consumed + count * mini_batches
@@ -142,6 +151,8 @@ def mesh(
             injector.pause()
             schedule = injector.schedule(run.update, count)
             consumed = injector.consumed()
+        if active is not None:
+            schedule = schedule.using(active[:count])
         return (
             MeshRun(
                 model,
@@ -184,8 +195,9 @@ def _finish_round(algorithm, model: Model, contribution, state, batches, total, 
     return Model(params, server, state)
 
 
-def _given(samples, mini_batches: int) -> dict:
+def _given(samples, mini_batches: int, active) -> dict:
     return {
+        "active": active,
         "samples": samples,
         "nominal": mini_batches,
         "worker": jax.lax.axis_index(AXIS),
@@ -193,11 +205,11 @@ def _given(samples, mini_batches: int) -> dict:
     }
 
 
-def _plain_round(algorithm, losses, mini_batches, carry, table, examples, round_index):
+def _plain_round(algorithm, losses, mini_batches, carry, table, examples, active, round_index):
     """Everybody takes `mini_batches`; nothing is counted at run time."""
     del round_index
     model, offset, samples, token = carry
-    given = _given(samples, mini_batches)
+    given = _given(samples, mini_batches, active)
     taken = jax.lax.dynamic_slice_in_dim(table, offset, mini_batches)
     batch = jax.tree.map(lambda a: a[taken], examples)
     contribution, state = worker.contribute(
@@ -215,11 +227,13 @@ def _touch(tree):
     return sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in jax.tree.leaves(tree))
 
 
-def _watched_round(algorithm, losses, mini_batches, injector, carry, table, examples, round_index):
+def _watched_round(
+    algorithm, losses, mini_batches, injector, carry, table, examples, active, round_index
+):
     """Take mini-batches until the host says stop, exchange, and report the landing."""
     model, offset, samples, token = carry
     me = jax.lax.axis_index(AXIS)
-    given = _given(samples, mini_batches)
+    given = _given(samples, mini_batches, active)
     verdict = jax.ShapeDtypeStruct((), jnp.int32)
     stop = io_callback(injector.begin, verdict, me, round_index, token)
     point = model.params

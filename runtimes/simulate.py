@@ -26,7 +26,7 @@ from runtimes import slots, worker
 from stragglers.clock import ClockState, Rule
 from stragglers.schedule import Schedule, concatenate
 
-PLANNED_UPDATES = 256  # how far the clock runs ahead of the training
+PLANNED_UPDATES = 64  # how far the clock runs ahead of the training
 INDICES_PER_DISPATCH = 1 << 22  # bounds the sample indices of one dispatch to 16 MiB
 
 
@@ -49,6 +49,7 @@ class Row(NamedTuple):
     read: jax.Array  # [k] int32, slot of the parameters each contribution was taken at
     write: jax.Array  # [] int32, slot of the new parameters
     current: jax.Array  # [] int32, slot of the newest parameters before the update
+    active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
 
 
 class Simulation(NamedTuple):
@@ -147,38 +148,41 @@ def simulator(
             held, *rows = slots.allocate(held, planned)
         return simulation._replace(clock=clock, planned=planned, rows=tuple(rows), slots=held)
 
+    def rows_on_device(simulation: Simulation, done: Schedule, samples: np.ndarray) -> Row:
+        """Rows for the updates of `done`, padded to a power of two: few shapes to compile."""
+        padding = (1 << (done.updates - 1).bit_length()) - done.updates
+
+        def pad(values, dtype):
+            filler = np.zeros((padding, *values.shape[1:]), dtype)
+            return np.concatenate([values.astype(dtype), filler])
+
+        def put(values):
+            sharded = values.ndim > 1 and values.shape[1] % devices == 0
+            return jax.device_put(values, by_participant if sharded else everywhere)
+
+        ids = pad(done.workers, np.int32)
+        counters = pad(done.first, np.int64)[..., None] + np.arange(mini_batches)
+        read, write, current = (pad(a[: done.updates], np.int32) for a in simulation.rows)
+        rows = Row(
+            indices=sampler.indices(ids[..., None], counters),
+            batches=pad(done.batches, np.int32),
+            worker=ids,
+            staleness=pad(done.staleness, np.int32),
+            samples=pad(samples, np.float32),
+            read=read,
+            write=write,
+            current=current,
+            active=None if done.matchings is None else pad(done.matchings, bool),
+        )
+        return jax.tree.map(put, rows) if devices > 1 else rows
+
     def dispatch(simulation: Simulation, count: int) -> Simulation:
         done = simulation.planned.slice(0, count)
-        batch_samples = done.batches.sum(1, dtype=np.int64) * sampler.batch_size
-        counters = done.first[..., None] + np.arange(mini_batches)
-        rows = Row(
-            indices=sampler.indices(
-                np.broadcast_to(done.workers[..., None], counters.shape), counters
-            ),
-            batches=done.batches,
-            worker=done.workers,
-            staleness=done.staleness.astype(np.int32),
-            samples=(simulation.samples + np.cumsum(batch_samples) - batch_samples).astype(
-                np.float32
-            ),
-            read=simulation.rows[0][:count],
-            write=simulation.rows[1][:count],
-            current=simulation.rows[2][:count],
-        )
         everyone = done.workers.shape[1] == workers and np.array_equal(
             done.workers, np.broadcast_to(np.arange(workers), done.workers.shape)
         )
-        padded = 1 << max(count - 1, 0).bit_length()  # few shapes, few compilations
-        rows = jax.tree.map(
-            lambda a: np.concatenate([a, np.zeros((padded - count, *a.shape[1:]), a.dtype)]), rows
-        )
-        if devices > 1:
-            rows = jax.tree.map(
-                lambda a: jax.device_put(
-                    a, by_participant if a.ndim > 1 and a.shape[1] % devices == 0 else everywhere
-                ),
-                rows,
-            )
+        seen = simulation.samples + np.concatenate([[0], done.samples(sampler.batch_size)])
+        rows = rows_on_device(simulation, done, seen[:-1])
         model = run(simulation.model, rows, count, on_device, everyone)
         left = simulation.planned.updates - count
         return simulation._replace(
@@ -187,7 +191,7 @@ def simulator(
             rows=tuple(a[count:] for a in simulation.rows) if left else None,
             newest=int(simulation.rows[1][count - 1]),
             update=simulation.update + count,
-            samples=simulation.samples + int(batch_samples.sum()),
+            samples=int(seen[-1]),
         )
 
     def advance(simulation: Simulation, seconds: float, updates: int | None = None):
@@ -251,7 +255,7 @@ def _body(algorithm: Algorithm, stale: bool):
 def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
     """The schedule's extra arguments: (equal on all workers, one per participant)."""
     return (
-        {"samples": row.samples, "nominal": mini_batches},
+        {"samples": row.samples, "nominal": mini_batches, "active": row.active},
         {"worker": row.worker, "staleness": row.staleness},
     )
 

@@ -4,14 +4,14 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from algorithms import ALGORITHMS, all_reduce, dpsgd, local_sgd
+from algorithms import ALGORITHMS, all_reduce, dpsgd, local_sgd, matcha, periodic
 from algorithms.base import AXIS, scale_by_samples
+from comms import cost, topology
 from runtimes import simulate, worker
 from stragglers import clock, delays
 
@@ -28,13 +28,20 @@ METHODS = {
     "all_reduce/adam": lambda: all_reduce(optax.adam(0.05)),
     "all_reduce/ring": lambda: all_reduce(momentum(), collective="ring"),
     "all_reduce/equal": lambda: all_reduce(momentum(), weighting="equal"),
-    "dpsgd": lambda: dpsgd(momentum(), nx.cycle_graph(N)),
+    "dpsgd": lambda: dpsgd(momentum(), topology.ring(N)),
     "dpsgd/adapt_then_combine": lambda: dpsgd(
-        optax.adam(0.05), nx.star_graph(N - 1), order="adapt_then_combine"
+        optax.adam(0.05), topology.star(N), order="adapt_then_combine"
     ),
-    "dpsgd/confidence": lambda: dpsgd(momentum(), nx.cycle_graph(N), weighting="confidence"),
+    "dpsgd/confidence": lambda: dpsgd(momentum(), topology.ring(N), weighting="confidence"),
     "dpsgd/local_sum": lambda: dpsgd(
-        momentum(), nx.cycle_graph(N), weighting="local_sum", mixing_matrix="best_constant"
+        momentum(), topology.ring(N), weighting="local_sum", mixing_matrix="best_constant"
+    ),
+    "matcha": lambda: matcha(momentum(), topology.matcha_graph(0), budget=0.4),
+    "matcha/confidence": lambda: matcha(
+        optax.adam(0.05), topology.hypercube(N), budget=1.0, weighting="confidence", seed=3
+    ),
+    "periodic": lambda: periodic(
+        momentum(), topology.ring(N), budget=0.5, order="combine_while_adapting"
     ),
     "local_sgd": lambda: local_sgd(momentum()),
     "local_sgd/ring": lambda: local_sgd(
@@ -66,8 +73,8 @@ def draw(seed=0):
 
 def one_update(method, params, server, state, me, row):
     """One worker's update, with collectives over AXIS; the same text for every runtime."""
-    batches, examples, samples = row
-    given = {"samples": samples, "nominal": M, "worker": me, "staleness": jnp.int32(0)}
+    batches, examples, samples, active = row
+    given = {"samples": samples, "nominal": M, "worker": me, "staleness": 0, "active": active}
     updates, state = worker.update(method, losses, params, state, examples, batches, given)
     if method.server is None:
         return optax.apply_updates(params, updates), server, state
@@ -76,10 +83,16 @@ def one_update(method, params, server, state, me, row):
     return params, server, state
 
 
+def activations(method, first, count):
+    """[count, matchings] which links the updates use; None: all."""
+    return None if method.links is None else method.links.active(first, count)
+
+
 def trajectory(method, axis):
     """[N, ...] parameters after UPDATES updates under "vmap", "pmap" or "shard_map"."""
     batches, examples = draw()
     samples = np.cumsum(batches.sum(1)).astype(np.float32) * B
+    active = activations(method, 0, UPDATES)
 
     def whole(me, batches, examples):
         """All updates of one worker: arrays without the worker axis."""
@@ -90,7 +103,7 @@ def trajectory(method, axis):
         def step(carry, row):
             return one_update(method, *carry, me, row), None
 
-        return jax.lax.scan(step, carry, (batches, examples, samples))[0][0]
+        return jax.lax.scan(step, carry, (batches, examples, samples, active))[0][0]
 
     by_worker = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (batches, examples))
     arguments = (jnp.arange(N), *by_worker)
@@ -148,39 +161,46 @@ def simulated(method, rule, updates=UPDATES, data=DATA):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
-    law = delays.deterministic(0.1)
-    wait_all = clock.RULES["barrier"](law, N, M, 0, graph=None, communication=0.0, draw="round")
-    first = clock.RULES["first_finisher"](law, N, M, 0, graph=None, communication=0.0, draw="round")
-    blocking, schedule = simulated(METHODS[name](), wait_all)
-    nonblocking, _ = simulated(METHODS[name](), first)
+    method = METHODS[name]()
+    blocking, schedule = simulated(method, rule(method, "barrier", delays.deterministic(0.1)))
+    first = rule(method, "first_finisher", delays.deterministic(0.1))
     assert (schedule.batches == M).all()
-    jax.tree.map(np.testing.assert_array_equal, blocking, nonblocking)
+    jax.tree.map(np.testing.assert_array_equal, blocking, simulated(method, first)[0])
+
+
+def rule(method, name, law, seed=0):
+    """A waiting rule over the method's links, if it has some."""
+    return clock.RULES[name](law, N, M, seed, links=method.links)
+
+
+def stacked_start(method):
+    """(params, server, state) with a leading worker axis."""
+    params = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *np.shape(a))), PARAMS)
+    server = () if method.server is None else jax.vmap(method.server.init)(params)
+    return params, server, jax.vmap(lambda p: worker.init(method, p))(params)
+
+
+def stacked_step(method):
+    """One update of all workers under vmap; the activations are common to them."""
+    body = functools.partial(one_update, method)
+    return jax.jit(jax.vmap(body, in_axes=(0, 0, 0, 0, (0, 0, None, None)), axis_name=AXIS))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_simulator_runs_the_method(name):
     """The compiled loop, with its shortcuts, follows the plain worker body update by update."""
     method = METHODS[name]()
-    rule = clock.RULES["first_finisher"](
-        delays.exponential(1.0), N, M, 3, graph=None, communication=0.0, draw="mini_batch"
-    )
-    result, schedule = simulated(method, rule)
+    result, schedule = simulated(method, rule(method, "first_finisher", delays.exponential(1.0), 3))
     assert schedule.batches.min() < M
-    params = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *np.shape(a))), PARAMS)
-    state = jax.vmap(lambda p: worker.init(method, p))(params)
-    server = () if method.server is None else jax.vmap(method.server.init)(params)
-    step = jax.jit(jax.vmap(functools.partial(one_update, method), axis_name=AXIS))
-    samples = 0.0
+    carry, step, samples = stacked_start(method), stacked_step(method), 0.0
     for t in range(UPDATES):
         counters = schedule.first[t][:, None] + np.arange(M)
-        indices = Counters().indices(
-            np.broadcast_to(np.arange(N)[:, None], counters.shape), counters
-        )
+        indices = Counters().indices(np.arange(N)[:, None], counters)
         examples = jax.tree.map(lambda a, i=indices: a[i], DATA)
-        row = (schedule.batches[t], examples, np.full(N, samples, np.float32))
-        params, server, state = step(params, server, state, np.arange(N), row)
+        active = None if schedule.matchings is None else schedule.matchings[t]
+        carry = step(*carry, np.arange(N), (schedule.batches[t], examples, samples, active))
         samples += float(schedule.batches[t].sum()) * B
-    expected = params if method.server is None else jax.tree.map(lambda a: a[:1], params)
+    expected = carry[0] if method.server is None else jax.tree.map(lambda a: a[:1], carry[0])
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), result, expected
     )
@@ -188,34 +208,33 @@ def test_the_simulator_runs_the_method(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_worker_that_finished_nothing_adds_nothing(name):
-    """Its samples do not matter, not even as NaN, and nothing becomes NaN."""
+    """Its samples do not matter, and nothing becomes NaN."""
     method = METHODS[name]()
-    batches, examples = draw()
-    batches[:, 1] = 0
-    params = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *np.shape(a))), PARAMS)
-    state = jax.vmap(lambda p: worker.init(method, p))(params)
-    server = () if method.server is None else jax.vmap(method.server.init)(params)
-    step = jax.jit(jax.vmap(functools.partial(one_update, method), axis_name=AXIS))
-    row = jax.tree.map(lambda a: a[0], (batches, examples))
-    changed = jax.tree.map(np.copy, row)
-    changed[1]["x"][1] = 1e3
-    samples = np.zeros(N, np.float32)
-    one = step(params, server, state, np.arange(N), (*row, samples))
-    two = step(params, server, state, np.arange(N), (*changed, samples))
+    batches, examples = jax.tree.map(lambda a: a[0], draw())
+    batches[1] = 0
+    changed = {**examples, "x": examples["x"].copy()}
+    changed["x"][1] = 1e3
+    active = None if method.links is None else np.ones(len(method.links.partners), bool)
+    step = stacked_step(method)
+    one, two = (
+        step(*stacked_start(method), np.arange(N), (batches, e, 0.0, active))
+        for e in (examples, changed)
+    )
     jax.tree.map(np.testing.assert_array_equal, one, two)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_bytes_are_counted_for_every_update(name):
+def test_bytes_and_seconds_are_counted_for_every_update(name):
     method = METHODS[name]()
-    rule = clock.RULES["barrier"](
-        delays.deterministic(1.0), N, M, 0, graph=None, communication=0.0, draw="round"
-    )
-    _, schedule = rule.extend(rule.init(), 3)
+    waiting = rule(method, "barrier", delays.deterministic(1.0))
+    _, schedule = waiting.extend(waiting.init(), 30)
     sent = method.wire_bytes(PARAMS, schedule)
-    assert sent.shape == (3,)
-    assert (sent > 0).all()
+    assert sent.shape == (30,) and (sent >= 0).all() and sent.any()
+    network = cost.uniform_network(0.0, 1.0, workers=N)
+    seconds = np.array([method.round_seconds(PARAMS, N, network)(t) for t in range(30)])
+    # Whoever sends takes time, whoever does not takes none.
+    np.testing.assert_array_equal(seconds > 0, sent > 0)
 
 
 def test_every_method_has_a_row():

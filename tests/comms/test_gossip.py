@@ -35,7 +35,6 @@ def test_mixing_on_a_ring_is_a_product_with_w(spmd, workers):
     W, partners = network(topology.ring(workers))
     x = tree(workers)
     assert_mixed(spmd(lambda x: gossip.mix(x, W, partners), x), W, x)
-    assert_mixed(spmd(lambda x: gossip.mix_dense(x, W), x), W, x)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,6 @@ def test_mixing_on_graphs(spmd, graph):
     W, partners = network(graph, mixing.best_constant)
     x = tree(len(graph))
     assert_mixed(spmd(lambda x: gossip.mix(x, W, partners), x), W, x)
-    assert_mixed(spmd(lambda x: gossip.mix_dense(x, W), x), W, x)
 
 
 @pytest.mark.parametrize("k", range(6))
@@ -73,8 +71,7 @@ def test_sums_of_short_floats_are_kept_in_float32(spmd):
     x = jnp.ones(n, jnp.bfloat16).at[0].set(256)
     row = [256 * (W[i] @ np.where(np.arange(n) == 0, 1, 1 / 256)) for i in range(n)]
     expected = jnp.asarray(row, jnp.bfloat16)
-    for body in (lambda x: gossip.mix(x, W, partners), lambda x: gossip.mix_dense(x, W)):
-        np.testing.assert_array_equal(spmd(body, x), expected)
+    np.testing.assert_array_equal(spmd(lambda x: gossip.mix(x, W, partners), x), expected)
 
 
 def test_directed_weights_go_through_permutations(spmd):
@@ -94,13 +91,19 @@ def equations(jaxpr):
                 yield from equations(inner)
 
 
-def test_simulated_dense_mixing_is_one_matrix_product():
-    W, _ = network(topology.ring(8))
-    body = jax.vmap(lambda x: gossip.mix_dense(x, W), axis_name="workers")
-    jaxpr = jax.make_jaxpr(body)(jnp.zeros((8, 100))).jaxpr
-    products = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
-    assert [[v.aval.shape for v in e.invars] for e in products] == [[(8, 8), (8, 100)]]
-    assert max(v.aval.size for e in equations(jaxpr) for v in e.outvars) == 800
+@pytest.mark.parametrize("active", [[1, 1, 1, 1, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 0]])
+def test_active_matchings_mix_by_their_laplacians(spmd, active):
+    graph = topology.matcha_graph(0)
+    _, partners = network(graph)
+    n, alpha, active = len(graph), 0.3, np.array(active, bool)
+    everyone = np.arange(n)
+    W = np.eye(n)
+    for partner in partners[active]:
+        W[everyone, everyone] -= alpha * (partner != everyone)
+        W[everyone, partner] += alpha * (partner != everyone)
+    x = tree(n)
+    switches = np.tile(active, (n, 1))
+    assert_mixed(spmd(lambda x, on: gossip.mix_active(x, alpha, partners, on), x, switches), W, x)
 
 
 def test_simulated_exchange_is_one_gather():

@@ -13,36 +13,16 @@ from runtimes import mesh, simulate
 from stragglers import clock, delays
 from stragglers.replay import replay
 from stragglers.schedule import Schedule
+from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
 
-N, M, B, D = 8, 3, 2, 6
+N, M = 8, 3
 UPDATES = 40
-_RNG = np.random.default_rng(0)
-DATA = {
-    "x": _RNG.standard_normal((48, D)).astype(np.float32),
-    "y": _RNG.standard_normal(48).astype(np.float32),
-}
-X0 = np.linspace(-1, 1, D).astype(np.float32)
-
-
-def losses(w, examples):
-    return 0.5 * (examples["x"] @ w - examples["y"]) ** 2
 
 
 def gradient(w, indices):
     """The same in NumPy, float64: mean gradient of the samples at `indices`."""
     x, y = DATA["x"][indices].astype(np.float64), DATA["y"][indices].astype(np.float64)
     return x.T @ (x @ w - y) / len(indices)
-
-
-class Counters:
-    batch_size = B
-
-    def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * B + np.arange(B)
-        return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
-
-
-SAMPLES = Counters()
 
 
 def finished(schedule, t, k):

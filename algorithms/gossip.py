@@ -1,0 +1,124 @@
+"""What methods that gossip share: step weightings, and the two orders of stepping and mixing.
+
+    combine while adapting  x_i <- sum_j W_ij x_j - lr g_i(x_i)
+    adapt then combine      x_i <- sum_j W_ij (x_j - lr g_j(x_j))
+
+The first lets the exchange overlap with the gradient (X. Lian et al., arXiv 1705.09056), the second
+exchanges the freshest models; same fixed points, other transients.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+
+from algorithms.base import AXIS, Links, choose
+from comms import cost, matching
+
+
+def alike(batches, nominal):
+    """Every worker takes its full step."""
+    del nominal
+    return jnp.ones_like(batches, jnp.float32)
+
+
+def confidence(batches, nominal):
+    """n m_i / sum_j m_j: steps in proportion to the samples behind them (one scalar all-reduce)."""
+    del nominal
+    batches = jnp.asarray(batches, jnp.float32)
+    return batches / jnp.maximum(jax.lax.pmean(batches, AXIS), 1e-9)
+
+
+def local_sum(batches, nominal):
+    """m_i / M: a straggler takes a shorter step, without any message."""
+    return jnp.asarray(batches, jnp.float32) / nominal
+
+
+STEP_WEIGHTINGS = {"equal": alike, "confidence": confidence, "local_sum": local_sum}
+
+
+def scale_by_finished(weighting: str = "equal") -> optax.GradientTransformationExtraArgs:
+    """Scale a worker's *update* by what it finished; after the optimizer, or Adam would cancel it.
+
+    Non-blocking SGD over gossip, arXiv 2211.00889.
+    """
+    factor = choose("weighting", STEP_WEIGHTINGS, weighting)
+
+    def update_fn(updates, state, params=None, *, batches, nominal, **extra):
+        del params, extra
+        scale = factor(batches, nominal)
+        return jax.tree.map(lambda u: (scale * u).astype(u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def combine_while_adapting(mix: Callable) -> optax.GradientTransformationExtraArgs:
+    """Turn a local update u into W x - x + u: the exchange overlaps with the gradient.
+
+    mix: (params, active matchings or None) -> W params.
+    """
+
+    def update_fn(updates, state, params, *, active=None, **extra):
+        del extra
+        mixed = mix(params, active)
+        return jax.tree.map(lambda m, x, u: (m - x) + u, mixed, params, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def adapt_then_combine(mix: Callable) -> optax.GradientTransformationExtraArgs:
+    """Turn a local update u into W (x + u) - x: the freshest model is exchanged.
+
+    mix: (params, active matchings or None) -> W params.
+    """
+
+    def update_fn(updates, state, params, *, active=None, **extra):
+        del extra
+        mixed = mix(optax.apply_updates(params, updates), active)
+        return jax.tree.map(lambda m, x: m - x, mixed, params), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+ORDERS = {
+    "combine_while_adapting": combine_while_adapting,
+    "adapt_then_combine": adapt_then_combine,
+}
+
+
+def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
+    """(matchings, partners [M, n]): those that the graph comes with, or an edge colouring."""
+    workers = graph.number_of_nodes()
+    matchings = graph.graph.get("matchings") or matching.decompose(graph)
+    matching.validate(graph, matchings)
+    partners = np.array([matching.partners(edges, workers) for edges in matchings], np.int32)
+    return matchings, partners.reshape(-1, workers)
+
+
+def gossip_bytes(partners: np.ndarray):
+    """wire_bytes of gossip: the parameters once over every active link, mean over workers."""
+    degrees = (partners != np.arange(partners.shape[1])).mean(1)  # [M]
+
+    def wire_bytes(params, schedule):
+        payload = cost.payload_bytes(params)
+        if schedule.matchings is None:
+            return np.full(schedule.updates, payload * degrees.sum())
+        return payload * (schedule.matchings @ degrees)
+
+    return wire_bytes
+
+
+def gossip_seconds(partners: np.ndarray, links: Links | None = None):
+    """round_seconds of gossip: the active matchings one after the other."""
+
+    def round_seconds(params, workers, network):
+        del workers
+        each = cost.matching_seconds(partners, cost.payload_bytes(params), network)
+        if links is None:
+            return lambda round_index: float(each.sum())
+        return lambda round_index: float((links.active(round_index, 1) @ each)[0])
+
+    return round_seconds

@@ -1,0 +1,121 @@
+"""The mesh: real collectives and real delays on eight devices, replayed by the simulator."""
+
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce, dpsgd, local_sgd
+from algorithms.base import scale_by_samples
+from benchmarks.mesh import hand_written
+from comms import topology
+from runtimes import mesh, simulate
+from stragglers import delays, inject, processes
+from stragglers.replay import replay
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+N, M = 8, 4
+
+
+def optimizer():
+    return optax.chain(optax.trace(0.9), scale_by_samples(lambda samples: 0.05 / (1 + samples)))
+
+
+METHODS = {
+    "all_reduce": lambda: all_reduce(optimizer(), collective="ring"),
+    "dpsgd": lambda: dpsgd(optimizer(), topology.ring(N)),
+    "local_sgd": lambda: local_sgd(optimizer()),
+}
+
+
+def run(method, injector, updates=24):
+    runtime = mesh.mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector)
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, updates)
+    return np.asarray(runtime.models(state)), schedule
+
+
+def uneven(slow=4.0):
+    """2 ms a mini-batch; worker 0 is slow."""
+    return processes.persistent(delays.deterministic(0.002), {0: slow})
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("leftovers", ["carry", "drop"])
+def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers):
+    """To float32 rounding: the mesh adds up mini-batches, the simulator takes them at once."""
+    injector = inject.Injector(
+        N, M, 0, delay=uneven(), trigger=inject.first_finisher(), leftovers=leftovers
+    )
+    real, schedule = run(METHODS[name](), injector)
+    schedule.validate()
+    assert schedule.batches[:, 1:].mean() > 1.2 * schedule.batches[:, 0].mean()
+    runtime = simulate.simulator(
+        METHODS[name](), losses, DATA, SAMPLES, replay(schedule), mini_batches=M
+    )
+    state, _ = runtime.advance(runtime.start(X0), np.inf)
+    np.testing.assert_allclose(np.asarray(runtime.models(state)), real, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_plain_round_and_the_watched_round_agree(name):
+    plain, schedule = run(METHODS[name](), None)
+    schedule.validate()
+    watched, _ = run(METHODS[name](), inject.Injector(N, M, 0))
+    np.testing.assert_allclose(plain, watched, rtol=2e-4, atol=2e-5)
+
+
+def test_triggers_stop_the_workers():
+    quorum = inject.Injector(N, M, 0, delay=uneven(), trigger=inject.quorum(12))
+    _, schedule = run(METHODS["all_reduce"](), quorum, 8)
+    assert (schedule.batches.sum(1) >= 12).all() and (schedule.batches.sum(1) < N * M).all()
+    slow = processes.persistent(delays.deterministic(0.002), {0: 50.0})
+    deadline = inject.Injector(N, M, 0, delay=slow, trigger=inject.deadline(0.05))
+    _, schedule = run(METHODS["all_reduce"](), deadline, 4)
+    assert (schedule.batches[:, 0] == 1).all()  # the one in flight at the deadline is finished
+
+
+def test_a_round_lasts_as_long_as_its_delays_at_least():
+    injector = inject.Injector(N, M, 0, delay=uneven(), communication=0.003)
+    _, schedule = run(METHODS["all_reduce"](), injector, 8)
+    lasted = np.diff(schedule.time)
+    assert (lasted >= M * 0.008 + 0.003).all()
+    assert (schedule.busy[:, 0] >= M * 0.008).all()
+
+
+def collectives(compiled):
+    """The collectives of a compiled program, with the element counts of what they move."""
+    text = compiled.as_text()
+    found = Counter()
+    for line in text.splitlines():
+        match = re.search(
+            r"= (.*?) (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)\(", line
+        )
+        if match:
+            shapes = sorted(re.findall(r"\w+\[[\d,]*\]", match.group(1)))
+            found[match.group(2), tuple(shapes)] += 1
+    return found
+
+
+def test_the_plain_step_has_the_collectives_of_the_hand_written_one():
+    runtime = mesh.mesh(all_reduce(optimizer()), losses, DATA, SAMPLES, workers=N, mini_batches=M)
+    state = runtime.start(X0)
+    table = SAMPLES.indices(np.arange(N)[:, None], np.arange(8 * M)[None] + np.zeros((N, 1), int))
+    ours = runtime.dispatch.lower(
+        state.model, table, DATA, None, np.int32(1), np.int32(0), np.float32(0)
+    ).compile()
+    plain = optimizer()
+    params = jnp.tile(X0, (N, 1))
+    memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *a.shape)), plain.init(jnp.asarray(X0)))
+    step = hand_written(losses, plain, N, M)
+    expected = collectives(step.lower(params, memory, table, DATA, np.int32(1)).compile())
+    assert sum(expected.values()) == 1
+    assert collectives(ours) == expected
+
+
+def test_too_few_devices_are_refused():
+    with pytest.raises(ValueError, match=r"8 devices but config\.workers=9; set config\.workers=8"):
+        mesh.check_devices(9)

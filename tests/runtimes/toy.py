@@ -1,0 +1,29 @@
+"""A regression small enough to redo in NumPy, shared by the tests of the runtimes."""
+
+import numpy as np
+
+B, D = 2, 6
+_RNG = np.random.default_rng(0)
+DATA = {
+    "x": _RNG.standard_normal((48, D)).astype(np.float32),
+    "y": _RNG.standard_normal(48).astype(np.float32),
+}
+X0 = np.linspace(-1, 1, D).astype(np.float32)
+
+
+def losses(w, examples):
+    """[b] squared errors."""
+    return 0.5 * (examples["x"] @ w - examples["y"]) ** 2
+
+
+class _Counters:
+    """The sample of (worker, counter, j) is a fixed index."""
+
+    batch_size = B
+
+    def indices(self, workers, counters):
+        position = np.asarray(counters)[..., None] * B + np.arange(B)
+        return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
+
+
+SAMPLES = _Counters()
