@@ -4,11 +4,13 @@ python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --workdir=runs/y
 """
 
+import importlib.util
 import logging
+import os
 import sys
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "File of the experiment.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the records; made if need be.")
@@ -17,24 +19,52 @@ _SEEDS = flags.DEFINE_integer("seeds", 1, "Repeat every arm with so many seeds."
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Run finished arms again.")
 
 
-def refuse(error: Exception):
+class ConfigFile(flags.ArgumentParser):
+    """Reads `file.py` or `file.py:argument`; whatever is wrong with it, the flag is."""
+
+    def parse(self, path: str) -> ConfigDict:
+        file, colon, argument = path.partition(":")
+        if not os.path.isfile(file):
+            raise ValueError(f"there is no file {file!r}; give the path of a config")
+        try:
+            spec = importlib.util.spec_from_file_location("_config", file)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            config = module.get_config(*[argument] if colon else [])
+        except ValueError:
+            raise
+        except Exception as error:  # the file is code and can raise anything
+            raise ValueError(f"{type(error).__name__}: {error}; correct {file}") from error
+        if not isinstance(config, ConfigDict):
+            raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
+        return config.lock()
+
+
+flags.FLAGS["config"].parser = ConfigFile()
+
+
+def refuse(error: Exception | str):
     """One sentence instead of a traceback: the input was at fault, not the program."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Read the flags; a config file that cannot be read or overridden is refused in a sentence."""
+    """Read the flags; what cannot be read is refused in a sentence."""
     try:
         rest = flags.FLAGS(argv)
-        for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
-            if value is None:
-                raise ValueError(f"--{name} is missing; see the examples in README.md")
-        if rest[1:]:
-            raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
-        return rest
-    except (flags.Error, ValueError, AttributeError, KeyError, TypeError, OSError) as error:
+    except flags.Error as error:
         refuse(error)
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        while error.args and isinstance(error.args[0], Exception):  # as config_flags wraps them
+            error = error.args[0]
+        refuse(f"a flag --config.NAME=VALUE names no entry of the config: {' '.join(error.args)}")
+    for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
+        if not value:
+            refuse(f"--{name} is missing; see the examples in README.md")
+    if rest[1:]:
+        refuse(f"unexpected argument {rest[1]!r}; flags start with --")
+    return rest
 
 
 def main(_) -> None:
@@ -44,7 +74,7 @@ def main(_) -> None:
     from experiments import sweep
 
     flag = flags.FLAGS["config"]
-    path = config_flags.get_config_filename(flag) if _SWEEP.value else None
+    path = config_flags.get_config_filename(flag).partition(":")[0] if _SWEEP.value else None
     try:
         arms = sweep.expand(
             _CONFIG.value, path, config_flags.get_override_values(flag), _SEEDS.value

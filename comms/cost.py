@@ -96,6 +96,18 @@ def uniform_network(latency: float, bandwidth: float, slow: dict[int, float] | N
     return Network(latency * of_link, of_link / bandwidth)
 
 
+def uniform_link(
+    seconds: float, payload: float, slow: dict[int, float] | None = None, workers: int = 1
+) -> Network:
+    """A network over whose links `payload` bytes take `seconds`, a factor more for `slow` workers.
+
+    An all-reduce then costs 2 (n - 1) / n of `seconds`, gossip `seconds` per active matching.
+    """
+    if not seconds > 0:
+        raise ValueError(f"link: needs seconds > 0, got {seconds}; set the time of one model")
+    return uniform_network(0.0, payload / seconds, slow, workers)
+
+
 def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> np.ndarray:
     """[M] seconds of each matching [M, n]: its links work in parallel, the slowest one counts.
 

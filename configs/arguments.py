@@ -7,7 +7,7 @@ def parse(text: str | None, **defaults):
     A value takes the type of its default. Raises ValueError for an unknown name or a bad value.
     """
     values = dict(defaults)
-    for item in filter(None, (text or "").split(",")):
+    for item in filter(None, map(str.strip, (text or "").split(","))):
         name, given, value = item.partition("=")
         if name not in defaults:
             raise ValueError(

@@ -1,5 +1,7 @@
 """Optimizers for configs: a direction, then a learning rate that follows the samples seen."""
 
+import math
+
 import jax.numpy as jnp
 import optax
 
@@ -32,6 +34,7 @@ def constant(learning_rate):
 
 def step(learning_rate, boundaries: tuple[float, ...], factor: float = 0.1):
     """The rate times `factor` at each of `boundaries` (in samples)."""
+    boundaries = tuple(map(float, boundaries))
 
     def rate(samples):
         passed = sum(jnp.asarray(samples >= boundary, jnp.float32) for boundary in boundaries)
@@ -42,6 +45,8 @@ def step(learning_rate, boundaries: tuple[float, ...], factor: float = 0.1):
 
 def cosine(learning_rate, samples: float, floor: float = 0.0):
     """From the rate down to `floor` times the rate over `samples` samples, then flat."""
+    if not samples > 0:
+        raise ValueError(f"cosine: samples must be positive, got {samples}; set the run's length")
     horizon = float(samples)
 
     def rate(samples):
@@ -54,20 +59,26 @@ def cosine(learning_rate, samples: float, floor: float = 0.0):
 SCHEDULES = {"constant": constant, "step": step, "cosine": cosine}
 
 
-def build(spec) -> optax.GradientTransformation:
+def build(part) -> optax.GradientTransformation:
     """{name, learning_rate, schedule: {name, ...}, warmup_samples, **direction's own} -> optimizer.
 
-    warmup_samples: the rate grows linearly from 0 over this many samples.
+    learning_rate: positive. warmup_samples: the rate grows linearly over this many samples.
+    Anything that does not fit raises ValueError.
     """
-    spec = dict(spec)
-    learning_rate = spec.pop("learning_rate", None)
-    if not isinstance(learning_rate, int | float) or not learning_rate > 0:
+    spec = parts.spec(part)
+    learning_rate = _number(spec, "learning_rate", None)
+    if not 0 < learning_rate < math.inf:
         raise ValueError(
-            f"optimizer: learning_rate must be a positive number, got {learning_rate!r}; "
+            f"optimizer: learning_rate must be positive, got {learning_rate}; "
             "set config.optimizer.learning_rate"
         )
-    schedule = spec.pop("schedule", None) or {"name": "constant"}
-    warmup = spec.pop("warmup_samples", 0)
+    warmup = _number(spec, "warmup_samples", 0)
+    if not 0 <= warmup < math.inf:
+        raise ValueError(
+            f"optimizer: warmup_samples must be 0 or more, got {warmup}; "
+            "set config.optimizer.warmup_samples"
+        )
+    schedule = spec.pop("schedule", "constant")
     rate = parts.build("schedule", SCHEDULES, schedule, learning_rate=learning_rate)
 
     def warmed(samples):
@@ -75,3 +86,12 @@ def build(spec) -> optax.GradientTransformation:
 
     direction = parts.build("optimizer", DIRECTIONS, spec)
     return optax.chain(direction, scale_by_samples(warmed if warmup else rate))
+
+
+def _number(spec: dict, name: str, default: float | None) -> float:
+    value = spec.pop(name, default)
+    if not parts.is_number(value):
+        raise ValueError(
+            f"optimizer: {name} must be a number, got {value!r}; set config.optimizer.{name}"
+        )
+    return value

@@ -6,20 +6,32 @@ replace it; a mapping {"name": "deadline", "seconds": 0.3, ...} says the same.
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from typing import Any
+
+from ml_collections import ConfigDict
+
+# By the name of an annotation: how to call such values, and a test for them.
+_KINDS = {
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("a whole number", lambda value: is_number(value, Integral)),
+    "float": ("a number", lambda value: is_number(value)),
+    "str": ("text", lambda value: isinstance(value, str)),
+}
 
 
 def spec(text: str | Mapping[str, Any]) -> dict[str, Any]:
     """`"name(key=value, ...)"` or a mapping with "name" -> dict with "name" and the parameters.
 
-    Values are Python literals, bare words (strings) or parts themselves (dicts).
+    Values are Python literals, true and false, bare words (strings) or parts themselves (dicts).
     """
-    if not isinstance(text, str):
-        return dict(text)
+    if hasattr(text, "items"):
+        return dict(text.items())
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, AttributeError):
         value = None
     if isinstance(value, str):
         value = {"name": value}
@@ -32,9 +44,11 @@ def spec(text: str | Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(node: ast.expr):
     if isinstance(node, ast.Name):
-        return node.id
+        return {"true": True, "false": False}.get(node.id, node.id)
     if isinstance(node, ast.Call):
-        if node.args or not isinstance(node.func, ast.Name):
+        keys = ["name", *(k.arg for k in node.keywords)]
+        unclear = node.args or None in keys or len(set(keys)) < len(keys)  # f(1), f(**a), f(a=, a=)
+        if unclear or not isinstance(node.func, ast.Name):
             raise ValueError
         return {"name": node.func.id, **{k.arg: _value(k.value) for k in node.keywords}}
     return ast.literal_eval(node)
@@ -45,7 +59,8 @@ def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str,
 
     kind: what the part is called in errors, e.g. "algorithm".
     available: what the experiment can offer; a factory gets what it has a parameter for.
-    Raises ValueError for an unknown name, an unknown parameter or a missing one.
+    Raises ValueError for an unknown name, for an unknown or a missing parameter, and for a value
+    that the factory cannot use.
     """
     given = spec(part)
     name = given.pop("name", None)
@@ -55,12 +70,13 @@ def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str,
         )
     parameters = inspect.signature(factories[name]).parameters
     own = [p for p in parameters if p not in available]
-    for parameter in given:
+    for parameter, value in given.items():
         if parameter not in own:
             raise ValueError(
                 f"{kind} {name!r}: unknown parameter {parameter!r}; "
                 f"it takes: {', '.join(own) or 'no parameters'}"
             )
+        _check_kind(f"{kind} {name!r}", parameters[parameter], value)
     for parameter in own:
         if parameters[parameter].default is inspect.Parameter.empty and parameter not in given:
             raise ValueError(
@@ -68,10 +84,67 @@ def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str,
                 f"write {name}({parameter}=...)"
             )
     offered = {p: available[p] for p in parameters if p in available}
-    return factories[name](**offered, **given)
+    try:
+        return factories[name](**offered, **given)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        # What annotations do not tell, as 3 where a list is due, shows when it is used.
+        raise ValueError(
+            f"{kind} {name!r}: cannot use {given} ({error}); correct a parameter"
+        ) from error
+
+
+def _check_kind(part: str, parameter: inspect.Parameter, value) -> None:
+    annotation = getattr(parameter.annotation, "__name__", parameter.annotation)
+    words, fits = _KINDS.get(annotation, ("anything", lambda value: True))
+    if not fits(value):
+        raise ValueError(
+            f"{part}: parameter {parameter.name!r} must be {words}, got {value!r}; correct it"
+        )
 
 
 def wants(factories: Mapping[str, Callable], part: str | Mapping[str, Any], parameter: str) -> bool:
     """Whether the named factory has such a parameter; False for an unknown name."""
     factory = factories.get(spec(part).get("name"))
     return factory is not None and parameter in inspect.signature(factory).parameters
+
+
+def is_number(value, kind: type = Real) -> bool:
+    """Whether value is a number of this kind; true and false are none, whatever Python says."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_part(value) -> bool:
+    return isinstance(value, str) or hasattr(value, "items")
+
+
+def _is_finite(value) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+# What the entries of a config must be: in words, as a test, and of which entries.
+_ENTRIES = (
+    ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
+    ("a part, as in name(parameter=value)", _is_part,
+     ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")),
+    ("a positive whole number", lambda v: is_number(v, Integral) and v > 0,
+     ("workers", "batch_size", "mini_batches", "updates", "devices", "rounds_per_dispatch")),
+    ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",)),
+    ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds", "evaluate_every")),
+    ("a number, 0 or more, or a part", lambda v: _is_part(v) or (_is_finite(v) and v >= 0),
+     ("communication",)),
+    ("a positive number or None", lambda v: v is None or (_is_finite(v) and v > 0),
+     ("target_loss",)),
+    ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
+)  # fmt: skip
+
+
+def check_entries(config: ConfigDict) -> None:
+    """Raise ValueError for an entry of a config that is missing, of a wrong type or range."""
+    for words, fits, names in _ENTRIES:
+        for name in names:
+            if name not in config:
+                raise ValueError(f"config.{name} is missing; set it to {words}")
+            if not fits(config[name]):
+                raise ValueError(
+                    f"config.{name} must be {words}, got {config[name]!r}; set config.{name}"
+                )

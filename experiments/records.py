@@ -15,6 +15,7 @@ import ml_collections
 import numpy as np
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+SCHEDULE = "schedule.npz"
 INTERRUPTED = "metrics.interrupted.jsonl"
 WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
 
@@ -68,7 +69,7 @@ def start(
     check(workdir, config, overwrite)
     workdir = Path(workdir)
     if overwrite:
-        for name in (CONFIG, METRICS, SUMMARY, INTERRUPTED):
+        for name in (CONFIG, METRICS, SUMMARY, SCHEDULE, INTERRUPTED):
             (workdir / name).unlink(missing_ok=True)
     summary = read_summary(workdir)
     if summary is None:
@@ -85,12 +86,21 @@ def check(
 ) -> None:
     """Raise the ValueError that `start` would raise, and touch nothing."""
     workdir = Path(workdir)
-    if workdir.exists() and not workdir.is_dir():
-        raise ValueError(f"workdir {workdir} is not a directory; choose another workdir")
+    for place in (workdir, *workdir.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(
+                f"workdir {workdir}: {place} is not a directory; choose another --workdir"
+            )
     if overwrite:
         return
     if (workdir / CONFIG).exists():
-        there = _flat(json.loads((workdir / CONFIG).read_text()))
+        try:
+            there = _flat(json.loads((workdir / CONFIG).read_text()))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"workdir {workdir} holds a {CONFIG} that cannot be read ({error}); "
+                "choose another --workdir, or --overwrite it"
+            ) from error
         here = _flat(json.loads(_dumps(config.to_dict())))
         differing = [
             f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"

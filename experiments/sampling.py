@@ -8,6 +8,8 @@ Arbitrary Finite Domains*, CT-RSA 2002).
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 ROUNDS = 6  # half of them move either coordinate
@@ -31,72 +33,77 @@ class Sampler:
             )
         self.batch_size = batch_size
         self.sizes = np.array([len(shard) for shard in shards], np.int64)
-        self._starts = np.cumsum([0, *self.sizes[:-1]])
-        self._flat = np.concatenate(shards).astype(np.int32)
-        self._seed = _scramble(np.array([seed & 0xFFFFFFFF], np.uint32))
+        starts = np.cumsum([0, *self.sizes[:-1]])
+        flat = np.concatenate(shards).astype(np.int32)
 
-    def indices(self, workers, counters) -> np.ndarray:
+        @jax.jit
+        def look_up(worker, epoch, offset):
+            size = jnp.asarray(self.sizes, jnp.uint32)[worker][..., None]
+            shape = (*worker.shape, batch_size)
+            position = offset[..., None] + jax.lax.broadcasted_iota(
+                jnp.uint32, shape, len(shape) - 1
+            )
+            laps = position // size
+            epoch = epoch[..., None] + laps
+            # One after the other, or worker 1 in epoch 2 would walk as worker 2 in epoch 1.
+            key = _scramble(jnp.uint32(seed & 0xFFFFFFFF))
+            key = _scramble(_scramble(key + worker.astype(jnp.uint32))[..., None] + epoch)
+            place = permute(position - laps * size, jnp.broadcast_to(size, shape), key)
+            start = jnp.asarray(starts, jnp.uint32)[worker][..., None]
+            return jnp.asarray(flat)[start + place]
+
+        self._look_up = look_up
+
+    def indices(self, workers, counters) -> jax.Array:
         """[..., batch_size] int32 indices of mini-batch number counters[...] of workers[...].
 
         workers, counters: integer arrays that broadcast; counters start at 0.
         """
         workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
-        workers = workers[..., None]
-        size = self.sizes[workers]
-        position = counters[..., None] * self.batch_size + np.arange(self.batch_size)
-        epoch, offset = np.divmod(position, size)
-        # Worker and epoch go into the key one after the other, or (1, 2) would equal (2, 1).
-        key = _scramble(_scramble(self._seed + workers.astype(np.uint32)) + epoch.astype(np.uint32))
-        size = np.broadcast_to(size, offset.shape)
-        shuffled = permute(offset.ravel(), size.ravel(), key.ravel()).reshape(offset.shape)
-        return self._flat[self._starts[workers] + shuffled]
+        # In 64 bits here, since the device has 32: a long run passes 2^31 samples.
+        epoch, offset = np.divmod(counters * self.batch_size, self.sizes[workers])
+        return self._look_up(
+            workers.astype(np.int32), epoch.astype(np.uint32), offset.astype(np.uint32)
+        )
 
 
-def permute(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Where the random order `key` of 0 .. size-1 puts `index`; flat arrays, one element each.
+def permute(index, size, key):
+    """Where the random order `key` of 0 .. size-1 puts `index`; uint32 arrays of one shape.
 
-    size: 1 .. 2^32 - 1; key: uint32. For every (size, key) this is a bijection of `index`.
+    For every (size, key) this is a bijection of `index`; size is at least 1.
     """
-    rows = np.ceil(np.sqrt(size)).astype(np.uint32)
-    columns = (-(-size // rows)).astype(np.uint32)
-    out = _feistel(index.astype(np.uint32), rows, columns, key)
-    outside = np.flatnonzero(out >= size)
-    while outside.size:  # at most one in sqrt(size) elements, on average
-        out[outside] = _feistel(out[outside], rows[outside], columns[outside], key[outside])
-        outside = outside[out[outside] >= size[outside]]
-    return out.astype(np.int64)
+    rows = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.uint32)
+    columns = (size + rows - 1) // rows
+
+    def step(place):
+        walked = _feistel(place, rows, columns, key)
+        return jnp.where(place < size, place, walked)
+
+    return jax.lax.while_loop(
+        lambda place: jnp.any(place >= size), step, _feistel(index, rows, columns, key)
+    )
 
 
 def _feistel(x, rows, columns, key):
-    left, right = np.divmod(x, columns)
-    for number in range(0, ROUNDS, 2):
-        left = _add(left, right, key + _KEYS[number], rows)
-        right = _add(right, left, key + _KEYS[number + 1], columns)
+    left = x // columns
+    right = x - left * columns
+    for number in range(1, ROUNDS, 2):
+        left = _add(left, right, key, number, rows)
+        right = _add(right, left, key, number + 1, columns)
     return left * columns + right
 
 
-_KEYS = np.arange(1, ROUNDS + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
+def _add(moved, fixed, key, number, modulus):
+    """moved + hash(fixed, key, number) modulo `modulus` (at most 2^16), without a division."""
+    key = key + np.uint32(number * 0x9E3779B9 & 0xFFFFFFFF)
+    step = moved + ((_scramble(fixed ^ key) >> 16) * modulus >> 16)
+    return jnp.where(step >= modulus, step - modulus, step)
 
 
-def _add(moved, fixed, key, modulus):
-    """moved + hash(fixed, key) modulo `modulus` (at most 2^16), without a division."""
-    step = fixed * np.uint32(0x85EBCA6B)
-    step += key
-    step ^= step >> np.uint32(15)
-    step *= np.uint32(0x2C1B3C6D)
-    step ^= step >> np.uint32(12)
-    step *= np.uint32(0x297A2D39)
-    step >>= np.uint32(16)
-    step *= modulus
-    step >>= np.uint32(16)
-    step += moved
-    return np.where(step >= modulus, step - modulus, step)
-
-
-def _scramble(x: np.ndarray) -> np.ndarray:
+def _scramble(x):
     """A bijection of uint32 that looks random (lowbias32 of C. Wellons' hash prospector)."""
-    x = x ^ (x >> np.uint32(16))
+    x = x ^ (x >> 16)
     x = x * np.uint32(0x7FEB352D)
-    x = x ^ (x >> np.uint32(15))
+    x = x ^ (x >> 15)
     x = x * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    return x ^ (x >> 16)

@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import progress, records, report, train
+from experiments import parts, progress, records, report, train
 
 
 class Arm(NamedTuple):
@@ -48,26 +48,43 @@ def expand(
     if sweep_file is None:
         named = [(config.name, config)]
     else:
-        module_spec = importlib.util.spec_from_file_location("_swept_config", sweep_file)
-        module = importlib.util.module_from_spec(module_spec)
-        module_spec.loader.exec_module(module)
-        if not hasattr(module, "sweep"):
-            raise ValueError(f"{sweep_file} has no sweep(); run it without --sweep or write one")
         named = [
-            (name, override(config, {**changes, "name": name, **user}))
-            for name, changes in module.sweep()
+            (name, override(config, {**changes, **user, "name": name}))
+            for name, changes in _swept(sweep_file)
         ]
     arms = []
     for name, arm in named:
+        parts.check_entries(arm)
         place = name if sweep_file else ""
         for repeat in range(seeds):
             seeded = override(arm, {"seed": arm.seed + repeat})
             suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
-            arms.append(Arm(os.path.join(place, suffix) if place else suffix, seeded))
+            arms.append(Arm("/".join(filter(None, (place, suffix))), seeded))
     paths = [arm.path for arm in arms]
-    if len(set(paths)) < len(paths):
+    if not arms:
+        raise ValueError(f"sweep() of {sweep_file} yields no arms; yield (name, changes) pairs")
+    outside = [path for path in paths if os.path.isabs(path) or ".." in pathlib.Path(path).parts]
+    if outside:
+        raise ValueError(f"arm {outside[0]!r} would leave the workdir; name it as method/variant")
+    if len(set(map(pathlib.Path, paths))) < len(paths):
         raise ValueError("two arms of the sweep have the same name; give every arm its own")
     return arms
+
+
+def _swept(sweep_file: str) -> list[tuple[str, dict]]:
+    """What `sweep()` of a file yields; a file that cannot do it is a ValueError."""
+    module_spec = importlib.util.spec_from_file_location("_swept_config", sweep_file)
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    if not hasattr(module, "sweep"):
+        raise ValueError(f"{sweep_file} has no sweep(); run it without --sweep or write one")
+    try:
+        return [(name, dict(changes)) for name, changes in module.sweep()]
+    except Exception as error:  # a config file is code and can raise anything
+        raise ValueError(
+            f"sweep() of {sweep_file} fails with {type(error).__name__}: {error}; "
+            "let it yield (name, changes) pairs"
+        ) from error
 
 
 def provide_cpu_devices(arms: list[Arm]) -> None:
@@ -75,16 +92,28 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
     wanted = max(
         arm.config.workers if arm.config.runtime == "mesh" else arm.config.devices for arm in arms
     )
-    chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if isinstance(wanted, int) and wanted > 1 and not chosen:
+    chosen = (
+        "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+        or jax.config.jax_num_cpu_devices > 0
+    )
+    if wanted > 1 and not chosen:
         jax.config.update("jax_num_cpu_devices", wanted)
 
 
 def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     """Refuse the whole sweep, with nothing written, if any of its arms cannot run."""
+    root = pathlib.Path(workdir)
+    if any(arm.path for arm in arms) and (root / records.CONFIG).exists():
+        raise ValueError(
+            f"workdir {root} holds a single run, whose summary those of several would replace; "
+            "choose another --workdir"
+        )
     for arm in arms:
-        train.prepare(arm.config)
-        records.check(pathlib.Path(workdir) / arm.path, arm.config, overwrite=overwrite)
+        records.check(root / arm.path, arm.config, overwrite=overwrite)
+        try:
+            train.prepare(arm.config)
+        except ValueError as error:
+            raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 
 
 def launch(arms: list[Arm], workdir: str, overwrite: bool) -> dict:

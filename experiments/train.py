@@ -11,10 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
-from comms import topology
+from comms import cost, topology
 from experiments import data, optimizers, parts, records, sampling, tasks
 from runtimes import mesh, simulate
-from stragglers import clock, inject, processes
+from stragglers import clock, delays, inject, processes
 from stragglers.replay import replay_file
 from stragglers.schedule import Schedule, concatenate
 
@@ -24,92 +24,103 @@ class Arm(NamedTuple):
 
     task: tasks.Task
     algorithm: Algorithm
-    sampler: sampling.Sampler
-    start_runtime: Callable[[], Any]  # -> runtimes.simulate.Simulator or runtimes.mesh.Mesh
-
-
-def _positive(config: ConfigDict, *names: str) -> None:
-    for name in names:
-        value = config[name]
-        if not value > 0:
-            raise ValueError(f"config.{name} must be positive, got {value}; set config.{name}")
+    shapes: Any  # of the parameters
+    runtime: simulate.Simulator | mesh.Mesh
 
 
 def prepare(config: ConfigDict) -> Arm:
     """Build and check every part of an arm; raises ValueError before anything is compiled."""
-    _positive(
-        config, "workers", "batch_size", "mini_batches", "seconds", "updates", "evaluate_every"
-    )
-    if config.communication < 0:
+    parts.check_entries(config)
+    if config.runtime not in RUNTIMES:
         raise ValueError(
-            f"config.communication must be 0 or more seconds, got {config.communication}; "
-            "set config.communication"
+            f"runtime: unknown name {config.runtime!r}; known names: {', '.join(RUNTIMES)}"
         )
     graph = None
-    wait = parts.spec(config.wait)
-    scope = wait.pop("scope", "neighbours" if wait["name"] == "neighbour_barrier" else "all")
-    if scope not in ("all", "neighbours"):
-        raise ValueError(f"wait: unknown scope {scope!r}; known scopes: all, neighbours")
-    if scope == "neighbours" or parts.wants(ALGORITHMS, config.algorithm, "graph"):
+    if parts.wants(ALGORITHMS, config.algorithm, "graph"):
         graph = parts.build("graph", topology.GRAPHS, config.graph, n=config.workers)
         if graph.number_of_nodes() != config.workers:
             raise ValueError(
                 f"graph {config.graph!r} has {graph.number_of_nodes()} nodes but there are "
                 f"{config.workers} workers; set config.workers={graph.number_of_nodes()}"
             )
-    optimizer = optimizers.build(config.optimizer)
     algorithm = parts.build(
-        "algorithm", ALGORITHMS, config.algorithm, optimizer=optimizer, graph=graph
+        "algorithm",
+        ALGORITHMS,
+        config.algorithm,
+        optimizer=optimizers.build(config.optimizer),
+        graph=graph,
     )
-    if scope == "neighbours" and algorithm.graph is None:
-        raise ValueError(
-            f"wait: {config.algorithm!r} talks to everybody, so a worker cannot "
-            "wait for neighbours only; write scope=all, or barrier for neighbour_barrier"
-        )
-    build_runtime = RUNTIMES.get(config.runtime)
-    if build_runtime is None:
-        raise ValueError(
-            f"runtime: unknown name {config.runtime!r}; known names: {', '.join(RUNTIMES)}"
-        )
     task = tasks.build(config.task)
+    try:
+        shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"task {config.task!r}: the model cannot be built ({error}); correct its sizes"
+        ) from error
     shards = parts.build(
         "split", data.SPLITS, config.split, labels=task.labels, workers=config.workers,
         seed=config.seed,
     )  # fmt: skip
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
-    waiting_graph = graph if scope == "neighbours" else None
-    start = build_runtime(config, task, algorithm, sampler, wait, waiting_graph)
-    return Arm(task, algorithm, sampler, start)
+    seconds = _exchange_seconds(config, algorithm, shapes)
+    runtime = RUNTIMES[config.runtime](config, task, algorithm, sampler, seconds)
+    return Arm(task, algorithm, shapes, runtime)
 
 
-def _simulate(config, task, algorithm, sampler, wait, graph):
-    rule = parts.build(
+def _delay(part) -> delays.Law | processes.Process:
+    spec = parts.spec(part)
+    if "law" in spec:
+        spec["law"] = _delay(spec["law"])
+    return parts.build("delay", DELAYS, spec)
+
+
+def _exchange_seconds(config, algorithm, shapes):
+    """Seconds of a round's exchange: a number, or round -> seconds on a network."""
+    if parts.is_number(config.communication):
+        return config.communication
+    network = parts.build(
+        "communication",
+        NETWORKS,
+        config.communication,
+        workers=config.workers,
+        payload=cost.payload_bytes(shapes),
+    )
+    return algorithm.round_seconds(shapes, config.workers, network)
+
+
+def _rule(config, delay, algorithm, seconds):
+    # Some processes do not know for how many workers they are before they are asked.
+    processes.as_process(delay).seeded(config.seed).duration(config.workers - 1, 0.0)
+    return parts.build(
         "wait",
         WAITING_RULES,
-        wait,
-        delay=processes.build(parts.spec(config.delay)),
+        config.wait,
+        delay=delay,
         workers=config.workers,
         mini_batches=config.mini_batches,
         seed=config.seed,
-        graph=graph,
-        communication=config.communication,
+        graph=algorithm.graph,
+        links=algorithm.links,
+        communication=seconds,
         draw=config.draw,
     )
-    return lambda: simulate.simulator(
+
+
+def _simulate(config, task, algorithm, sampler, seconds):
+    return simulate.simulator(
         algorithm,
         task.losses,
         task.train,
         sampler,
-        rule,
+        _rule(config, _delay(config.delay), algorithm, seconds),
         mini_batches=config.mini_batches,
         devices=config.devices,
     )
 
 
-def _mesh(config, task, algorithm, sampler, wait, graph):
-    del graph  # on a mesh the exchange itself is what waits
+def _mesh(config, task, algorithm, sampler, seconds):
     mesh.check_devices(config.workers)
-    trigger_spec = dict(wait)
+    trigger_spec = parts.spec(config.wait)
     leftovers = trigger_spec.pop("leftovers", "carry")
     in_flight = trigger_spec.pop("in_flight", "finish")
     if in_flight != "finish":
@@ -123,10 +134,11 @@ def _mesh(config, task, algorithm, sampler, wait, graph):
             f"mesh: {trigger_spec['name']!r} is signalled inside one process and there are "
             f"{jax.process_count()}; use wait 'deadline'"
         )
-    delay = parts.spec(config.delay)
-    delay = None if delay["name"] == "none" else processes.build(delay)
+    delay = None if parts.spec(config.delay)["name"] == "none" else _delay(config.delay)
+    # What the clock would refuse is refused here too. On a mesh the exchange itself is what waits.
+    _rule(config, delay or delays.deterministic(1.0), algorithm, seconds)
     injector = None
-    if delay is not None or wait["name"] not in ("barrier", "neighbour_barrier"):
+    if delay is not None or trigger_spec["name"] not in ("barrier", "neighbour_barrier"):
         injector = inject.Injector(
             config.workers,
             config.mini_batches,
@@ -135,9 +147,9 @@ def _mesh(config, task, algorithm, sampler, wait, graph):
             trigger=trigger,
             leftovers=leftovers,
             draw=config.draw,
-            communication=config.communication,
+            communication=seconds,
         )
-    return lambda: mesh.mesh(
+    return mesh.mesh(
         algorithm,
         task.losses,
         task.train,
@@ -149,6 +161,8 @@ def _mesh(config, task, algorithm, sampler, wait, graph):
     )
 
 
+NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
+DELAYS = delays.LAWS | processes.PROCESSES
 WAITING_RULES = {**clock.RULES, "replay": replay_file}
 RUNTIMES = {"simulate": _simulate, "mesh": _mesh}
 
@@ -175,13 +189,16 @@ def run(
     workdir that belongs to another config. An arm that has finished is not run again.
     """
     arm = prepare(config)
-    recorder = records.start(workdir, config, overwrite=overwrite)
-    if recorder.finished:
-        return recorder.summary
+    with records.start(workdir, config, overwrite=overwrite) as recorder:
+        if recorder.finished:
+            return recorder.summary
+        return _train(config, arm, recorder, on_record)
+
+
+def _train(config: ConfigDict, arm: Arm, recorder: records.Recorder, on_record) -> dict:
     began = time.monotonic()
-    task, runtime = arm.task, arm.start_runtime()
+    task, runtime = arm.task, arm.runtime
     state = runtime.start(task.init(jax.random.key(config.seed)))
-    shapes = jax.eval_shape(task.init, jax.random.key(config.seed))
     history: list[Schedule] = []
     sent = 0.0
 
@@ -207,7 +224,7 @@ def run(
         state, schedule = runtime.advance(state, until, config.updates - state.update)
         if schedule is not None:
             history.append(schedule)
-            sent += float(arm.algorithm.wire_bytes(shapes, schedule).sum())
+            sent += float(arm.algorithm.wire_bytes(arm.shapes, schedule).sum())
         seconds = until if runtime.clock == "virtual" else state.seconds
         last = record(seconds, state.update, state.samples)
         if state.update >= config.updates or not math.isfinite(last["train_loss"]):
@@ -216,7 +233,7 @@ def run(
             break  # a replayed schedule has come to its end
     schedule = concatenate(history) if history else None
     if schedule is not None:
-        schedule.save(recorder.workdir / "schedule.npz")
+        schedule.save(recorder.workdir / records.SCHEDULE)
     summary = {
         "name": config.name,
         "baseline": config.baseline,

@@ -3,12 +3,13 @@
 The rules here work in rounds (Non-blocking SGD, arXiv 2211.00889; Anytime Minibatch,
 2006.05752; DropCompute, 2306.10598).  In a round every worker takes up to M mini-batches, a
 trigger says when to stop, and an update lands at all workers, or at each worker once its
-neighbours are ready (D-PSGD, 1705.09056).  A gradient is always taken at the newest version, so
-nothing is stale.  Event-driven rules are further factories of `Rule`.
+neighbours are ready (D-PSGD, 1705.09056; MATCHA, 1905.09435).  A gradient is always taken at the
+newest version, so nothing is stale.  Event-driven rules are further factories of `Rule`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,12 +17,12 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
+from stragglers import triggers
 from stragglers.delays import Law
 from stragglers.processes import Process, as_process
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, concatenate
+from stragglers.thresholds import drop_compute_threshold
 
-# begin [P], ends [P, M] of the mini-batches, all in seconds -> when to stop, scalar or [P]
-Trigger = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
 Cost = float | Callable[[int], float | np.ndarray]  # s, or round -> s, scalar or [P]
 
 
@@ -46,45 +47,16 @@ class Rule(NamedTuple):
     asynchronous: bool = False  # contributions may be taken at older versions
 
 
-def until_full() -> Trigger:
-    """Never stop anybody: blocking."""
-    return lambda begin, ends: np.inf
-
-
-def until_first_finisher() -> Trigger:
-    """Stop all when somebody has finished all M mini-batches (2211.00889)."""
-    return lambda begin, ends: ends[:, -1].min()
-
-
-def until_deadline(seconds: float) -> Trigger:
-    """Stop each worker `seconds` after it began (2006.05752, 2306.10598)."""
-    if not 0 < seconds < np.inf:
-        raise ValueError(f"deadline: needs seconds > 0, got {seconds}; set a positive deadline")
-    return lambda begin, ends: begin + seconds
-
-
-def until_quorum(k: int) -> Trigger:
-    """Stop all when k mini-batches have been finished, by whomever."""
-
-    def signal(begin: np.ndarray, ends: np.ndarray) -> float:
-        if not 1 <= k <= ends.size:
-            raise ValueError(
-                f"quorum: needs 1 <= k <= {ends.size} (workers x mini-batches), got k={k}; "
-                "choose k in this range"
-            )
-        return np.partition(ends, k - 1, axis=None)[k - 1]
-
-    return signal
-
-
 def rounds(
     delay: Law | Process,
     workers: int,
     mini_batches: int,
     seed: int,
     *,
-    trigger: Trigger,
+    trigger: triggers.Trigger,
     graph: nx.Graph | None = None,
+    links: triggers.Links | None = None,
+    landing: str = "neighbours",
     leftovers: str = "carry",
     in_flight: str = "finish",
     communication: Cost = 0.0,
@@ -92,8 +64,11 @@ def rounds(
 ) -> Rule:
     """Rounds of up to M mini-batches per worker, stopped by a global trigger.
 
-    graph: land at each worker once it and its neighbours are ready (max-plus recursion), instead
-      of at everybody once everybody is.
+    graph: who is whose neighbour in every round; None: everybody is everybody's.
+    links: which of these links are active in which round; a worker's neighbours are then the
+      partners that it has there, and the schedule tells the active `matchings`.
+    landing: at each worker once it and its "neighbours" are ready (max-plus recursion), or at
+      everybody once "all" are.
     leftovers: "carry" unfinished mini-batches on into the next round, or "drop" them.
     in_flight: at the signal, "finish" the mini-batch that has begun, or "cut" it: it is redone
       in the next round, in another time.
@@ -106,15 +81,16 @@ def rounds(
         if value < 1:
             raise ValueError(f"rounds: needs {key} >= 1, got {key}={value}; set at least 1")
     process = as_process(delay)
-    stop = _choose("in_flight", in_flight, {"finish": _stop_after_current, "cut": _stop_at_once})
+    stop = _choose("in_flight", in_flight, triggers.STOPS)
     carry = _choose("leftovers", leftovers, {"carry": True, "drop": False})
-    draws = _choose("draw", draw, {"mini_batch": _per_mini_batch, "round": _per_round})
+    draws = _choose("draw", draw, triggers.DRAWS)
     ends_of = draws(process.seeded(seed), workers, mini_batches)
-    ready_everywhere = np.max if graph is None else _neighbourhood_max(graph, workers)
+    near = triggers.land_at_neighbours(graph, links, workers)
+    land = _choose("landing", landing, {"neighbours": near, "all": triggers.land_everywhere})
     cost = _checked_cost(communication)
     quickest = np.tile(process.shortest * np.arange(1, mini_batches + 1), (workers, 1))
 
-    def check(trigger: Trigger) -> None:
+    def check(trigger: triggers.Trigger) -> None:
         signal = np.max(trigger(np.zeros(workers), quickest))
         if in_flight == "cut" and signal < process.shortest:
             raise ValueError(
@@ -127,13 +103,14 @@ def rounds(
         return ClockState(0, np.zeros(workers), zeros, zeros)
 
     def extend(
-        state: ClockState, updates: int, *, trigger: Trigger = trigger
+        state: ClockState, updates: int, *, trigger: triggers.Trigger = trigger
     ) -> tuple[ClockState, Schedule]:
         check(trigger)
         shape = (updates, workers)
         start, finish, busy, spent = (np.empty(shape) for _ in range(4))
         batches, first = np.empty(shape, np.int32), np.empty(shape, np.int64)
         begins = np.empty((workers, mini_batches))
+        active = triggers.activations(links, state.update, updates)
         free, attempts, consumed = state.free, state.attempts, state.consumed
         for row in range(updates):
             t = state.update + row
@@ -145,7 +122,7 @@ def rounds(
             seconds = cost(t)
             start[row], first[row], batches[row] = free, consumed, done
             busy[row], spent[row] = ready - free, seconds
-            finish[row] = ready_everywhere(ready) + seconds
+            finish[row] = land(ready, active[row]) + seconds
             free = finish[row]
             attempts = attempts + started
             consumed = consumed + (done if carry else mini_batches)
@@ -161,6 +138,7 @@ def rounds(
             version=np.repeat(version, workers, axis=1),
             busy=busy,
             communication=spent,
+            matchings=None if links is None else active,
             offset=state.update,
         )
 
@@ -168,54 +146,107 @@ def rounds(
     return Rule(workers, init, extend)
 
 
-def _until(trigger: Callable[..., Trigger], check_graph: Callable = lambda graph: None) -> Callable:
+def _signature(own: Callable, fixed: dict) -> inspect.Signature:
+    """The parameters of `rounds` less its trigger and what is fixed, and those of `own`.
+
+    A config's misspelt or missing parameter shows in the signature, before any call.
+    """
+    given = inspect.signature(rounds).parameters.values()
+    kept = [p for p in given if p.name != "trigger" and p.name not in fixed]
+    extra = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for p in inspect.signature(own).parameters.values()
+        if p.kind is not p.VAR_KEYWORD and p.name not in {k.name for k in kept}
+    ]
+    return inspect.Signature([*kept, *extra])
+
+
+def _until(
+    trigger: Callable[..., triggers.Trigger], check: Callable = lambda graph, links: None, **fixed
+) -> Callable[..., Rule]:
     """A factory of rules for `rounds`; the parameters of `trigger` become keywords of it."""
+    own = inspect.signature(trigger).parameters
 
-    def rule(
-        delay, workers, mini_batches, seed, *, graph=None, leftovers="carry", in_flight="finish",
-        communication=0.0, draw="mini_batch", **parameters,
-    ) -> Rule:  # fmt: skip
-        check_graph(graph)
-        return rounds(
-            delay, workers, mini_batches, seed,
-            trigger=trigger(**parameters), graph=graph, leftovers=leftovers, in_flight=in_flight,
-            communication=communication, draw=draw,
-        )  # fmt: skip
+    def rule(delay, workers, mini_batches, seed, **options) -> Rule:
+        check(options.get("graph"), options.get("links"))
+        stop = trigger(**{key: options.pop(key) for key in own if key in options})
+        return rounds(delay, workers, mini_batches, seed, trigger=stop, **options, **fixed)
 
-    # A config's misspelt or missing parameter shows in the signature, before any call.
-    own = inspect.signature(rule)
-    kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    extra = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(trigger).parameters.values()]
-    rule.__signature__ = own.replace(parameters=[*kept, *extra])
+    rule.__signature__ = _signature(trigger, fixed)
     return rule
 
 
-def _refuse_graph(graph) -> None:
-    if graph is not None:
+def _need_neighbours(graph, links) -> None:
+    if graph is None and links is None:
         raise ValueError(
-            f"barrier: waits for all workers and takes no graph, got {graph}; use neighbour_barrier"
+            "neighbour_barrier: got neither graph nor links; pass the graph, or use barrier"
         )
 
 
-def _need_graph(graph) -> None:
-    if graph is None:
-        raise ValueError("neighbour_barrier: got graph=None; pass the graph, or use barrier")
+def _drop_compute(delay, workers, mini_batches, seed, *, calibration: int = 50, **options) -> Rule:
+    """`calibration` blocking rounds, then the deadline that suits them best (2306.10598).
+
+    The deadline is a pure function of the delays in those rounds, so any segment can work it out.
+    """
+    if calibration < 1:
+        raise ValueError(
+            f"drop_compute: needs calibration >= 1 rounds, got {calibration}; set at least 1"
+        )
+    blocking = rounds(
+        delay,
+        workers,
+        mini_batches,
+        seed,
+        trigger=triggers.until_full(),
+        leftovers="drop",
+        **options,
+    )
+
+    @functools.cache
+    def calibrated() -> triggers.Trigger:
+        seen = []
+
+        def watch(begin: np.ndarray, ends: np.ndarray) -> float:
+            seen.append(np.diff(ends, axis=1, prepend=begin[:, None]))
+            return np.inf
+
+        _, schedule = blocking.extend(blocking.init(), calibration, trigger=watch)
+        durations = np.stack(seen[-calibration:])  # a trigger is tried out before the first round
+        tau = drop_compute_threshold(durations, schedule.communication.max(axis=1))
+        return triggers.until_deadline(tau * (1 + 1e-9))  # what ends at tau exactly shall count
+
+    def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:
+        if state.update >= calibration:
+            return blocking.extend(state, updates, trigger=calibrated())
+        before = min(calibration - state.update, updates)
+        state, schedule = blocking.extend(state, before)
+        if before == updates:
+            return state, schedule
+        state, rest = extend(state, updates - before)
+        return state, concatenate([schedule, rest])
+
+    return Rule(workers, blocking.init, extend)
 
 
-_barrier = _until(until_full, _refuse_graph)
-_neighbour_barrier = _until(until_full, _need_graph)
-_first_finisher = _until(until_first_finisher)
-_deadline = _until(until_deadline)
-_quorum = _until(until_quorum)
+_drop_compute.__signature__ = _signature(_drop_compute, {"leftovers": "drop"})
+
+_barrier = _until(triggers.until_full, landing="all")
+_neighbour_barrier = _until(triggers.until_full, _need_neighbours, landing="neighbours")
+_first_finisher = _until(triggers.until_first_finisher)
+_deadline = _until(triggers.until_deadline)
+_quorum = _until(triggers.until_quorum)
+_anytime = _until(triggers.until_deadline, leftovers="drop", in_flight="cut")
 
 
-# (delay, workers, mini_batches, seed, *, graph, communication, draw, ...) -> Rule
+# (delay, workers, mini_batches, seed, *, graph, links, communication, draw, ...) -> Rule
 RULES: dict[str, Callable[..., Rule]] = {
     "barrier": _barrier,
     "neighbour_barrier": _neighbour_barrier,
     "first_finisher": _first_finisher,
     "deadline": _deadline,
     "quorum": _quorum,
+    "drop_compute": _drop_compute,
+    "anytime": _anytime,
 }
 
 
@@ -246,6 +277,23 @@ def quorum(law, workers, mini_batches, k, updates, seed, **options) -> Schedule:
     return _whole(_quorum(law, workers, mini_batches, seed, k=k, **options), updates)
 
 
+def drop_compute(law, workers, mini_batches, updates, seed, **options) -> Schedule:
+    """Blocking for `calibration` rounds, then the best deadline (2306.10598), leftovers dropped.
+
+    `calibration` (50) and the options as in `rounds`, but for `leftovers`.
+    """
+    return _whole(_drop_compute(law, workers, mini_batches, seed, **options), updates)
+
+
+def anytime(law, workers, mini_batches, seconds, updates, seed, **options) -> Schedule:
+    """Everybody computes for `seconds`; what is unfinished then is lost (2006.05752).
+
+    At most M mini-batches each; the options as in `rounds`, but for `leftovers` and `in_flight`.
+    """
+    options |= {"seconds": seconds}
+    return _whole(_anytime(law, workers, mini_batches, seed, **options), updates)
+
+
 def _whole(rule: Rule, updates: int) -> Schedule:
     return rule.extend(rule.init(), updates)[1]
 
@@ -265,54 +313,3 @@ def _checked_cost(communication: Cost) -> Callable[[int], float | np.ndarray]:
 
     cost(0)  # refuse a bad constant before the first segment
     return cost
-
-
-def _per_mini_batch(process: Process, workers: int, mini_batches: int) -> Callable:
-    """Ends [P, M] of a round's mini-batches, each with a duration of its own."""
-    worker, offsets = np.arange(workers), np.arange(mini_batches)
-
-    def ends_at_once(t: int, begin: np.ndarray, attempts: np.ndarray) -> np.ndarray:
-        begin = begin[:, None]
-        return begin + process.draw(worker[:, None], begin, attempts[:, None] + offsets).cumsum(1)
-
-    def ends_in_turn(t: int, begin: np.ndarray, attempts: np.ndarray) -> np.ndarray:
-        ends, now = np.empty((workers, mini_batches)), begin
-        for step in offsets:
-            now = ends[:, step] = now + process.draw(worker, now, attempts + step)
-        return ends
-
-    return ends_in_turn if process.uses_time else ends_at_once
-
-
-def _per_round(process: Process, workers: int, mini_batches: int) -> Callable:
-    """Ends [P, M] of a round's mini-batches, all with the duration drawn at its start."""
-    worker, steps = np.arange(workers), np.arange(1, mini_batches + 1)
-    return lambda t, begin, attempts: (
-        begin[:, None] + process.duration(worker, begin, t)[:, None] * steps
-    )
-
-
-def _stop_after_current(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
-    """Finished mini-batches [P] and when each worker is ready [P], if begun ones count."""
-    last = ends[np.arange(len(ends)), np.maximum(started - 1, 0)]
-    return started, np.where(started > 0, last, begin)
-
-
-def _stop_at_once(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
-    """Finished mini-batches [P] and when each worker is ready [P], if the signal cuts them."""
-    done = (ends <= signal).sum(axis=1)
-    return done, np.minimum(ends[:, -1], np.maximum(signal[:, 0], begin))
-
-
-def _neighbourhood_max(graph: nx.Graph, workers: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Maximum over each worker's closed neighbourhood, [P] -> [P]."""
-    if set(graph) != set(range(workers)):
-        raise ValueError(
-            f"rounds: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "
-            f"workers; label the nodes 0..{workers - 1}"
-        )
-    width = 1 + max(degree for _, degree in graph.degree)
-    near = np.tile(np.arange(workers)[:, None], (1, width))  # padded with the worker itself
-    for i in range(workers):
-        near[i, : graph.degree[i]] = list(graph[i])
-    return lambda ready: ready[near].max(axis=1)

@@ -75,7 +75,7 @@ class Injector:
     delay: a law or process (seconds of one mini-batch), or None for the devices' own speed.
     trigger: from `TRIGGERS`. leftovers: "carry" continues with the unfinished mini-batches,
     "drop" skips them. draw: "mini_batch" or "round", as in `stragglers.clock.rounds`.
-    communication: seconds that an exchange takes beyond the collective itself.
+    communication: seconds, or round -> seconds, that an exchange takes beyond the collective.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Injector:
         trigger: Callable[[Sight], bool] | None = None,
         leftovers: str = "carry",
         draw: str = "mini_batch",
-        communication: float = 0.0,
+        communication: float | Callable[[int], float] = 0.0,
     ):
         self.workers, self.mini_batches = workers, mini_batches
         self._delay = None if delay is None else as_process(delay).seeded(seed)
         self._trigger = trigger or barrier()
         self.carries, self._per_round = leftovers == "carry", draw == "round"
-        self.communication = float(communication)
+        self._seconds = communication if callable(communication) else lambda t: communication
         self._consumed = np.zeros(workers, np.int64)
         self._attempts = np.zeros(workers, np.int64)
         self._mark = np.zeros(workers)  # when the current mini-batch began
@@ -149,7 +149,7 @@ class Injector:
     def land(self, worker, round_index, token) -> np.float32:
         del token
         worker, round_index = int(worker), int(round_index)
-        time.sleep(self.communication)
+        time.sleep(self._seconds(round_index))
         with self._lock:
             record = self._rounds[round_index]
             record.finish[worker] = self.now()
@@ -183,6 +183,6 @@ class Injector:
             first=stack("first"),
             version=np.broadcast_to(rows[:, None], shape).copy(),
             busy=stack("busy"),
-            communication=np.full(shape, self.communication),
+            communication=np.repeat([[self._seconds(int(t))] for t in rows], shape[1], axis=1),
             offset=first,
         )

@@ -78,6 +78,10 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
         )
     if sparse:
         keys = [int(key) for key in factors]
+        if min(keys, default=0) < 0:
+            raise ValueError(
+                f"persistent: needs workers 0, 1, ..., got {factors}; count from the first worker"
+            )
         dense = np.ones(max(keys, default=-1) + 2)  # the last entry stands for all other workers
         dense[keys] = values
     else:

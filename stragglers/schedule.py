@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -77,6 +78,10 @@ class Schedule:
         """The same rows, followed by reads of the versions `held`."""
         return replace(self, held=held)
 
+    def using(self, matchings: np.ndarray) -> Schedule:
+        """The same rows with the active matchings [T, M] of each update."""
+        return replace(self, matchings=matchings)
+
     def save(self, path: str | Path) -> None:
         """Write all arrays to an `.npz` file."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -138,7 +143,7 @@ def load(path: str | Path) -> Schedule:
         with np.load(path) as file:
             values = dict(file)
         return Schedule(**values | {"offset": int(values["offset"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"load: {path} holds no schedule ({error}); give a file written by Schedule.save"
         ) from error

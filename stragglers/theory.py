@@ -1,50 +1,24 @@
-"""Closed forms and quadratures for the run time of waiting rules: the reference for schedules.
+"""What non-blocking rounds gain over blocking ones: the reference for schedules and runs.
 
-Everything here is deterministic: no simulation, no random numbers.  A round is the one of
-Non-blocking SGD (arXiv 2211.00889, run-time analysis) with landing at all workers and without
-communication; order statistics are those of K-sync SGD (arXiv 1803.01113).
+A round is the one of Non-blocking SGD (arXiv 2211.00889, run-time analysis) with landing at all
+workers.  For iid laws and for fixed speeds there are closed forms and quadratures, without random
+numbers.  Durations with a memory and landing at neighbours have none: the `estimate_` functions
+simulate both rules with the same delays.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import signal, special
 
+from stragglers import clock
 from stragglers.delays import Law
-
-
-def order_statistic_mean(law: Law, k: int, workers: int) -> float:
-    """Expected seconds until the k-th of `workers` iid durations ends, E[X_{k:P}].
-
-    The integral over u of F^{-1}(u) Beta(u; k, P-k+1) (1803.01113, K-sync), in closed form where
-    there is one.  Infinite if the tail is; k outside 1..P raises ValueError.
-    """
-    if not 1 <= k <= workers:
-        raise ValueError(
-            f"order_statistic_mean: needs 1 <= k <= {workers} workers, got k={k}; choose k in it"
-        )
-    closed = _CLOSED_FORMS.get(law.name, lambda k, n, **_: None)(k, workers, **dict(law.params))
-    return law.factor * closed if closed is not None else quadrature(law, k, workers)
-
-
-def quadrature(law: Law, k: int, workers: int) -> float:
-    """E[X_{k:P}] in seconds for any law, by the trapezoidal rule in the logit of u.
-
-    In that variable the integrand of a smooth law is analytic and decays exponentially at both
-    ends, which makes the rule converge geometrically.
-    """
-    a, b = k, workers - k + 1
-    centre = special.digamma(a) - special.digamma(b)
-    width = math.sqrt(special.polygamma(1, a) + special.polygamma(1, b))
-    right = min(centre + 12 * width + 40 / b, 34.0)  # beyond, 1 - u drowns in rounding
-    z = np.linspace(centre - 12 * width - 40 / a, right, 8001)
-    weight = np.exp(a * special.log_expit(z) + b * special.log_expit(-z) - special.betaln(a, b))
-    return float(np.trapezoid(weight * law.quantile(special.expit(z)), z))
+from stragglers.order_statistics import finished, moments
+from stragglers.processes import Process
+from stragglers.schedule import Schedule
+from stragglers.triggers import until_first_finisher, until_full
 
 
 def round_time(
@@ -63,15 +37,15 @@ def round_time(
     draw: one duration per "round", by quadrature, or one per "mini_batch", whose sums are
     convolved on a lattice to about 1 %; a tail too heavy for that raises ValueError.
     """
-    moments = _moments(law, workers, mini_batches, draw, in_flight)
-    return moments.blocking if blocking else moments.nonblocking
+    means = moments(law, workers, mini_batches, draw, in_flight)
+    return means.blocking if blocking else means.nonblocking
 
 
 def finished_share(
     law: Law, workers: int, mini_batches: int, *, draw: str = "round", in_flight: str = "cut"
 ) -> float:
     """Expected share of the mini-batches that count in a non-blocking round, E[sum m_i]/(n M)."""
-    return _moments(law, workers, mini_batches, draw, in_flight).share
+    return moments(law, workers, mini_batches, draw, in_flight).share
 
 
 def throughput_gain(
@@ -84,208 +58,142 @@ def throughput_gain(
 ) -> float:
     """Samples per second of non-blocking over blocking rounds, `communication` seconds in each.
 
-    share * (E[T_max] + D) / (E[T] + D), 2211.00889; options as in `round_time`.
+    share * (E[T_max] + D) / (E[T] + D), 2211.00889; options as in `round_time`.  Infinite where
+    only blocking rounds have no mean; where neither has, ValueError.
     """
-    if not communication >= 0:
-        raise ValueError(
-            f"throughput_gain: needs communication >= 0, got {communication}; set it in seconds"
-        )
-    moments = _moments(law, workers, mini_batches, draw, in_flight)
-    longer = (moments.blocking + communication) / (moments.nonblocking + communication)
-    return moments.share * longer
+    means = moments(law, workers, mini_batches, draw, in_flight)
+    return means.share * _shorter(means.blocking, means.nonblocking, communication)
 
 
-def speeds_gain(factors: ArrayLike, mini_batches: int, *, in_flight: str = "cut") -> float:
+def noise_limited_gain(
+    law: Law,
+    workers: int,
+    mini_batches: int,
+    communication: float = 0.0,
+    draw: str = "round",
+    in_flight: str = "cut",
+) -> float:
+    """Expected gain in time to a loss if it takes a fixed number of samples: `throughput_gain`.
+
+    Assumes that gradient noise limits training: with a rate proportional to the samples of an
+    update, n samples help as much in many small updates as in few large ones.  The lower of the
+    two limits.
+    """
+    return throughput_gain(law, workers, mini_batches, communication, draw, in_flight)
+
+
+def update_limited_gain(
+    law: Law,
+    workers: int,
+    mini_batches: int,
+    communication: float = 0.0,
+    draw: str = "round",
+    in_flight: str = "cut",
+) -> float:
+    """Expected gain in time to a loss if it takes a fixed number of updates.
+
+    (E[T_max] + D) / (E[T] + D), where T is T_min and, if what is in flight may "finish", the wait
+    for it.  Assumes that the batch is so large that noise does not matter: an update with fewer
+    samples brings as much as a full one.  The upper of the two limits; options and errors as in
+    `throughput_gain`.
+    """
+    means = moments(law, workers, mini_batches, draw, in_flight)
+    return _shorter(means.blocking, means.nonblocking, communication)
+
+
+def speeds_gain(
+    factors: ArrayLike, mini_batches: int, communication: float = 0.0, *, in_flight: str = "cut"
+) -> float:
     """Throughput gain of non-blocking rounds for workers that are always `factors` times slower.
 
-    With the speeds v = 1 / factors: sum_i floor(M v_i / v_max) v_max / (M n min v) if others are
-    "cut"; one worker s times slower gains s (n - 1 + 1/s) / n for large M (2211.00889).
+    `communication` of a round is in units of a mini-batch at factor 1: in seconds if the factors
+    are.  Without it and with the speeds v = 1 / factors: sum_i floor(M v_i / v_max) v_max /
+    (M n min v) if others are "cut"; one worker s times slower gains s (n - 1 + 1/s) / n for large
+    M (2211.00889).
     """
     slowness = np.asarray(factors, np.float64)
     if slowness.ndim != 1 or not slowness.size or not (slowness > 0).all():
         raise ValueError(f"speeds_gain: needs positive factors, got {factors}; give one a worker")
-    finished = _finished(mini_batches * slowness.min() / slowness, in_flight)
+    done = finished(mini_batches * slowness.min() / slowness, in_flight)
     seconds = mini_batches * slowness.min()
     if in_flight == "finish":
-        seconds = (finished * slowness).max()
-    blocking = slowness.size / slowness.max()  # mini-batches per second
-    return float(finished.sum() / seconds / blocking)
+        seconds = (done * slowness).max()
+    share = done.sum() / (mini_batches * slowness.size)
+    return float(share * _shorter(mini_batches * slowness.max(), seconds, communication))
 
 
-class _Moments(NamedTuple):
-    blocking: float  # s per round
-    nonblocking: float  # s per round
-    share: float  # of the mini-batches, in a non-blocking round
-
-
-def _moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> _Moments:
-    methods = {"round": _per_round, "mini_batch": _per_mini_batch}
-    if draw not in methods:
-        raise ValueError(f"theory: unknown draw={draw!r}; choose one of {', '.join(methods)}")
-    if workers < 1 or mini_batches < 1:
-        raise ValueError(
-            f"theory: needs workers >= 1 and mini_batches >= 1, got {workers} and {mini_batches}; "
-            "set at least 1"
-        )
-    return methods[draw](law, workers, mini_batches, in_flight)
-
-
-def _finished(progress: np.ndarray, in_flight: str) -> np.ndarray:
-    """Mini-batches that count, if `progress` of them (a real number) are done at the signal."""
-    roundings = {"cut": np.floor, "finish": np.ceil}
-    if in_flight not in roundings:
-        raise ValueError(
-            f"theory: unknown in_flight={in_flight!r}; choose one of {', '.join(roundings)}"
-        )
-    tie = {"cut": 1e-9, "finish": -1e-9}[in_flight]  # a ratio that is whole but for rounding
-    return roundings[in_flight](progress + tie)
-
-
-def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> _Moments:
-    """Given the smallest duration x, all others are iid on x..infinity: two nested quadratures."""
-    fastest = mini_batches * order_statistic_mean(law, 1, workers)
-    slowest = mini_batches * order_statistic_mean(law, workers, workers)
-    # The minimum has the survival (1 - q)^(1/n) at its quantile q; the others follow given it.
-    survival = (1 - (np.arange(200) + 0.5) / 200) ** (1 / workers)
-    cells, middles = _graded(2000, 3)
-    shortest = law.quantile(1 - survival)[:, None]
-    other = law.quantile(1 - survival[:, None] * middles)
-    finished = _finished(mini_batches * shortest / other, in_flight)
-    share = (1 + (workers - 1) * (finished @ cells).mean() / mini_batches) / workers
-    if in_flight == "cut" or workers == 1:
-        return _Moments(slowest, fastest, float(share))
-    if math.isinf(law.mean()):  # somebody's first mini-batch is always waited for
-        return _Moments(slowest, math.inf, float(share))
-    # The maximum over the n - 1 others of the end of the mini-batch in flight.
-    ready = finished * other
-    order = np.argsort(ready, axis=1)
-    below = np.cumsum(cells[order], axis=1) ** (workers - 1)
-    landing = np.take_along_axis(ready, order, axis=1) * np.diff(below, prepend=0, axis=1)
-    return _Moments(slowest, float(landing.sum(axis=1).mean()), float(share))
-
-
-def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -> _Moments:
-    """Sums S(l) of l durations on a lattice: P(l done at the signal) = P(S_i(l) <= min_j S_j(M)).
-
-    That S_i(l) <= S_i(M) anyway leaves an expectation over S_i(l) of P(S(M) >= S_i(l))^(n-1).
-    """
-    _finished(np.zeros(1), in_flight)
-    one, step, atoms = _lattice(law, mini_batches)
-    sums = [np.zeros_like(one)]
-    sums[0][0] = 1.0
-    for _ in range(mini_batches):
-        sums.append(np.clip(signal.fftconvolve(sums[-1], one)[: one.size], 0, None))
-    whole = sums[-1]
-    beyond = np.clip(1 - np.cumsum(whole), 0, 1)  # P(S(M) > lattice point)
-    fastest, slowest = step * (beyond**workers).sum(), step * (1 - (1 - beyond) ** workers).sum()
-    # Continuous durations tie on the lattice only: half of each tie counts.  Atoms do tie: a
-    # mini-batch that ends at the signal counts, and none begins there.
-    counted = 0.5 if not atoms else float(in_flight == "cut")
-    alive = (beyond + counted * whole) ** (workers - 1)
-    which = sums[1:] if in_flight == "cut" else sums[:-1]
-    share = float(np.sum([mass @ alive for mass in which]) / mini_batches)
-    if in_flight == "finish" and workers > 1:
-        fastest = _landing(one, sum(sums[:-1]), whole, beyond, workers) * step
-    return _Moments(float(slowest), float(fastest), share)
-
-
-def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
-    """Masses of one duration on 0, h, 2h, ..., the step h in seconds, and whether it has atoms."""
-    if law.name in ("deterministic", "bernoulli_slowdown"):
-        params = dict(law.params)
-        factor, probability = params.get("factor", 1.0), params.get("probability", 0.0)
-        parts = 1 if float(factor).is_integer() else 64  # whole factors are met exactly
-        one = np.zeros(mini_batches * math.ceil(factor) * parts + 1)
-        one[parts] += 1 - probability
-        one[round(factor * parts)] += probability
-        return one, law.factor * params["value"] / parts, True
-    points = 2**15
-    tail = float(law.quantile(1 - 1e-7))
-    typical = float(law.quantile(1 - 1 / (4 * mini_batches)))
-    step = 2 * (tail + mini_batches * typical) / points
-    if not step < law.quantile(0.5) / 4:
-        raise ValueError(
-            f"theory: the tail of {law} is too heavy for a lattice of sums; take draw='round', "
-            "or simulate the rule"
-        )
-    cells, middles = _graded(2**16, 2)
-    at = np.minimum(law.quantile(1 - middles) / step, points - 1)
-    low = np.minimum(at.astype(np.int64), points - 2)
-    upper = (at - low) * cells  # splitting linearly between two points keeps the mean
-    one = np.bincount(low, cells - upper, points)
-    return one + np.bincount(low + 1, upper, points), step, False
-
-
-def _graded(cells: int, power: int) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of cells that shrink towards the tail, and the survival in their middles.
-
-    A heavy-tailed maximum has much of its mean in the last one of equal cells.
-    """
-    grid = np.linspace(1, 0, 2 * cells + 1) ** power
-    return -np.diff(grid[::2]), grid[1::2]
-
-
-def _landing(
-    one: np.ndarray, begun: np.ndarray, whole: np.ndarray, beyond: np.ndarray, workers: int
+def estimate_gain(
+    process: Law | Process,
+    workers: int,
+    mini_batches: int,
+    communication: clock.Cost = 0.0,
+    *,
+    rounds: int = 4000,
+    seed: int = 0,
+    **options,
 ) -> float:
-    """Expected end, in steps, of the last mini-batch in flight when the first worker finishes.
+    """Samples per second of non-blocking over blocking rounds, simulated with the same delays.
 
-    Given the signal s, a worker is ready at its first end from s on: it had begun a mini-batch
-    at z < s (density `begun`, summed over the mini-batches) and takes a duration longer than s - z.
+    For what has no closed form: durations with a memory (Markov, traces), and D-PSGD (1705.09056)
+    or MATCHA (1905.09435), given their `graph` or `links`, where blocking rounds wait for
+    neighbours.  rounds: simulated of either rule.  Further options as in `clock.rounds`, here with
+    draw="round" and in_flight="cut" unless given; `landing` is that of the non-blocking rounds.
     """
-    first_by = 1 - beyond**workers
-    edges = np.unique(np.searchsorted(first_by, np.linspace(0, 1, 65)[1:-1]))
-    edges = np.concatenate([[0], edges + 1, [one.size]])
-    lattice, expected = np.arange(one.size), 0.0
-    for low, high in pairwise(edges):
-        mass = whole[low:high].sum()
-        above = beyond[low - 1] if low else 1.0
-        if mass <= 1e-12 or above <= 1e-12:
-            continue
-        s = round(lattice[low:high] @ whole[low:high] / mass)
-        ready = signal.fftconvolve(np.where(lattice < s, begun, 0), one)[: one.size]
-        by = np.cumsum(np.where(lattice >= s, ready, 0))
-        by = np.clip(by / by[-1], 0, 1)
-        # All n have S(M) from s on, less those n-tuples of which none is at s itself.
-        at_s = min(mass / above, 1.0)
-        last_by = by**workers - np.clip(by - at_s, 0, 1) ** workers
-        probability = 1 - (1 - at_s) ** workers
-        mean = s + (1 - last_by[s:] / probability).sum()
-        expected += above**workers * probability * mean
-    return float(expected)
-
-
-def _pareto_order(k: int, n: int, minimum: float, shape: float) -> float:
-    tail = n - k + 1 - 1 / shape
-    if tail <= 0:
-        return math.inf
-    log = special.gammaln([n + 1, tail, n - k + 1, n + 1 - 1 / shape])
-    return minimum * math.exp(log[0] + log[1] - log[2] - log[3])
-
-
-def _weibull_order(k: int, n: int, scale: float, shape: float) -> float | None:
-    if n > 30:  # the alternating sum cancels
-        return None
-    terms = (
-        math.comb(k - 1, j) * (-1) ** j * (n - k + 1 + j) ** (-1 - 1 / shape) for j in range(k)
+    blocking, nonblocking = _simulated(
+        process, workers, mini_batches, communication, rounds, seed, **options
     )
-    return scale * math.gamma(1 + 1 / shape) * k * math.comb(n, k) * math.fsum(terms)
+    share = nonblocking.batches.sum() / blocking.batches.sum()
+    return float(share * blocking.time[-1] / nonblocking.time[-1])
 
 
-def _exponential_order(k: int, n: int, scale: float) -> float:
-    return scale * float(special.digamma(n + 1) - special.digamma(n - k + 1))
+def estimate_update_limited_gain(
+    process: Law | Process,
+    workers: int,
+    mini_batches: int,
+    communication: clock.Cost = 0.0,
+    *,
+    rounds: int = 4000,
+    seed: int = 0,
+    **options,
+) -> float:
+    """Updates per second of non-blocking over blocking rounds, simulated with the same delays.
+
+    The assumption is that of `update_limited_gain`; the arguments are those of `estimate_gain`.
+    """
+    blocking, nonblocking = _simulated(
+        process, workers, mini_batches, communication, rounds, seed, **options
+    )
+    return float(blocking.time[-1] / nonblocking.time[-1])
 
 
-# (k, n, **parameters of the law) -> E[X_{k:n}] in seconds (1803.01113, K-sync)
-_CLOSED_FORMS = {
-    "deterministic": lambda k, n, value: value,
-    "exponential": _exponential_order,
-    "shifted_exponential": lambda k, n, shift, scale: shift + _exponential_order(k, n, scale),
-    "pareto": _pareto_order,
-    "weibull": _weibull_order,
-    "uniform": lambda k, n, low, high: low + (high - low) * k / (n + 1),
-    # Slow iff the k-th uniform exceeds 1 - probability.
-    "bernoulli_slowdown": lambda k, n, value, factor, probability: (
-        value * (1 + (factor - 1) * float(special.betaincc(k, n - k + 1, 1 - probability)))
-    ),
-}
+def _simulated(
+    process, workers, mini_batches, communication, rounds, seed, *, draw="round", in_flight="cut",
+    landing="neighbours", **options,
+) -> tuple[Schedule, Schedule]:  # fmt: skip
+    """Schedules of blocking and of non-blocking rounds."""
+    if rounds < 1:
+        raise ValueError(f"theory: needs rounds >= 1 to simulate, got {rounds}; set at least 1")
+    options |= {"communication": communication, "draw": draw}
+    rules = (
+        clock.rounds(process, workers, mini_batches, seed, trigger=until_full(), **options),
+        clock.rounds(
+            process, workers, mini_batches, seed, trigger=until_first_finisher(),
+            in_flight=in_flight, landing=landing, **options,
+        ),
+    )  # fmt: skip
+    blocking, nonblocking = (rule.extend(rule.init(), rounds)[1] for rule in rules)
+    return blocking, nonblocking
+
+
+def _shorter(blocking: float, nonblocking: float, communication: float) -> float:
+    """How many times shorter a non-blocking round is, `communication` seconds included."""
+    if not communication >= 0:
+        raise ValueError(
+            f"theory: needs communication >= 0, got {communication}; set it in seconds"
+        )
+    if math.isinf(nonblocking):
+        raise ValueError(
+            "theory: neither round has a finite mean, so their ratio has none; take "
+            "in_flight='cut', or a law with a mean"
+        )
+    return (blocking + communication) / (nonblocking + communication)

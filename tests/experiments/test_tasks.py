@@ -5,7 +5,7 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import data, tasks
+from experiments import data, sampling, tasks
 
 TINY = data.Dataset(
     train=data.Images(np.ones((3, 1, 1, 1), np.float32), np.array([0, 1, 1], np.int32)),
@@ -101,7 +101,7 @@ def test_digits_are_learned(model):
         return optax.apply_updates(params, updates), state
 
     before = tasks.evaluate(task, params)
-    sampler = data.Sampler([np.arange(len(task.labels))], batch_size=32, seed=0)
+    sampler = sampling.Sampler([np.arange(len(task.labels))], batch_size=32, seed=0)
     for indices in sampler.indices(0, np.arange(100)):
         params, state = step(params, state, jax.tree.map(lambda a, i=indices: a[i], task.train))
     after = tasks.evaluate(task, params)

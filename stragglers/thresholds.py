@@ -1,0 +1,61 @@
+"""How long to compute before a deadline: chosen from measured durations or from their mean."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stragglers.delays import Law
+
+
+def drop_compute_threshold(
+    durations: ArrayLike, communication: ArrayLike = 0.0, candidates: int = 200
+) -> float:
+    """Seconds of computing per round that maximise the throughput, DropCompute's tau (2306.10598).
+
+    durations: seconds of every mini-batch, [rounds, workers, M], in rounds in which all were
+      finished; communication: seconds of a round, scalar or [rounds].
+    A threshold keeps the mini-batches that have ended by then and shortens a round to it.  Of so
+    many `candidates`, evenly spaced quantiles of the measured ends, the one with the most
+    mini-batches per second is taken, the latest such.  Missing or negative numbers raise
+    ValueError.
+    """
+    durations = np.asarray(durations, np.float64)
+    if durations.ndim != 3 or not durations.size or not (durations > 0).all():
+        raise ValueError(
+            f"drop_compute_threshold: needs positive durations [rounds, workers, mini-batches], "
+            f"got shape {durations.shape}; measure at least one round"
+        )
+    if candidates < 1 or not np.min(communication) >= 0:
+        raise ValueError(
+            f"drop_compute_threshold: needs candidates >= 1 and communication >= 0 s, got "
+            f"{candidates} and {communication}; set both"
+        )
+    ends = durations.cumsum(axis=2)
+    # Between two ends nothing is gained; the first candidate keeps everything.
+    taus = np.quantile(ends, np.linspace(1, 0, candidates), method="lower")
+    kept = np.searchsorted(np.sort(ends, axis=None), taus, side="right")
+    full = ends.max(axis=(1, 2))
+    seconds = np.minimum(taus[:, None], full).mean(axis=1) + np.mean(communication)
+    rate = kept / seconds
+    # At equal speed more samples are better, and equal rates differ by rounding.
+    return float(taus[np.argmax(rate >= rate.max() * (1 - 1e-9))])
+
+
+def anytime_seconds(law: Law, workers: int, batch: float) -> float:
+    """Seconds of computing in which all workers finish at least `batch` mini-batches on average.
+
+    T = (1 + n/b) mu, Anytime Minibatch (2006.05752): b is `batch`, mu the mean time in which one
+    of the n workers computes its share of b/n.  The mini-batches in flight at T are lost, hence
+    the n/b.  Rounds must let a worker do more than b/n, the fast ones make up for the slow.  A law
+    without a mean raises ValueError.
+    """
+    if workers < 1 or not batch > 0:
+        raise ValueError(
+            f"anytime_seconds: needs workers >= 1 and batch > 0, got {workers} and {batch}; set "
+            "both"
+        )
+    seconds = (1 + workers / batch) * (batch / workers) * law.mean()
+    if not np.isfinite(seconds):
+        raise ValueError(f"anytime_seconds: {law} has no mean; choose the seconds yourself")
+    return seconds

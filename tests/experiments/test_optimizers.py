@@ -1,0 +1,130 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from ml_collections import ConfigDict
+
+from experiments import optimizers
+
+
+def rates(part, samples):
+    """The learning rate at each count of samples: how far plain SGD goes on a gradient of 1."""
+    optimizer = optimizers.build(part)
+    params = jnp.zeros(())
+
+    @jax.jit
+    def step(seen):
+        updates, _ = optimizer.update(jnp.ones(()), optimizer.init(params), params, samples=seen)
+        return -updates
+
+    return [float(step(jnp.float32(seen))) for seen in samples]
+
+
+@pytest.mark.parametrize(
+    ("part", "samples", "expected"),
+    [
+        ("sgd(learning_rate=0.5)", (0, 10, 1e9), (0.5, 0.5, 0.5)),
+        ("sgd(learning_rate=0.5, schedule=constant)", (0, 10), (0.5, 0.5)),
+        (
+            "sgd(learning_rate=0.8, schedule=step(boundaries=(100, 200), factor=0.5))",
+            (0, 99, 100, 199, 200, 1000),
+            (0.8, 0.8, 0.4, 0.4, 0.2, 0.2),
+        ),
+        ("sgd(learning_rate=1, schedule=step(boundaries=[64]))", (63, 64), (1, 0.1)),
+        (  # cos 60 degrees = 1/2, cos 90 = 0, cos 120 = -1/2
+            "sgd(learning_rate=0.8, schedule=cosine(samples=300))",
+            (0, 100, 150, 200, 300, 400),
+            (0.8, 0.6, 0.4, 0.2, 0, 0),
+        ),
+        (
+            "sgd(learning_rate=0.8, schedule=cosine(samples=300, floor=0.5))",
+            (0, 100, 300, 400),
+            (0.8, 0.7, 0.4, 0.4),
+        ),
+        (  # the update at 0 samples is not lost: it has 1/4 of the rate
+            "sgd(learning_rate=0.8, warmup_samples=4)",
+            (0, 1, 2, 3, 4, 100),
+            (0.2, 0.4, 0.6, 0.8, 0.8, 0.8),
+        ),
+        (
+            "sgd(learning_rate=0.8, warmup_samples=2, schedule=step(boundaries=(1, 9)))",
+            (0, 1, 9),
+            (0.4, 0.08, 0.008),
+        ),
+    ],
+)
+def test_learning_rates_follow_the_samples(part, samples, expected):
+    np.testing.assert_allclose(rates(part, samples), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_config_says_the_same_as_a_call():
+    config = ConfigDict(
+        {
+            "name": "sgd",
+            "learning_rate": 0.8,
+            "warmup_samples": 2,
+            "schedule": {"name": "cosine", "samples": 300},
+        }
+    )
+    call = "sgd(learning_rate=0.8, warmup_samples=2, schedule=cosine(samples=300))"
+    samples = (0, 1, 70, 300)
+    assert rates(config, samples) == rates(call, samples)
+    assert config.learning_rate == 0.8  # left as it was
+
+
+def descent(optimizer):
+    """Five steps down 0.5 |x|^2 from (1, -2), with samples passed as the runtimes do."""
+    params = jnp.array([1.0, -2.0])
+    state = optimizer.init(params)
+    for t in range(5):
+        updates, state = optax.with_extra_args_support(optimizer).update(
+            params, state, params, samples=8.0 * t
+        )
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("part", "reference"),
+    [
+        ("sgd(learning_rate=0.1)", optax.sgd(0.1)),
+        ("momentum(learning_rate=0.1, decay=0.8)", optax.sgd(0.1, 0.8)),
+        ("momentum(learning_rate=0.1, nesterov=true)", optax.sgd(0.1, 0.9, nesterov=True)),
+        ("adam(learning_rate=0.1, b1=0.5)", optax.adam(0.1, b1=0.5)),
+        ("adam(learning_rate=0.1, weight_decay=0.3)", optax.adamw(0.1, weight_decay=0.3)),
+    ],
+)
+def test_directions_are_those_of_optax(part, reference):
+    np.testing.assert_allclose(descent(optimizers.build(part)), descent(reference), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("sgd", "learning_rate must be a number, got None; set config.optimizer.learning_rate"),
+        ("sgd(learning_rate=0)", "learning_rate must be positive, got 0"),
+        ("sgd(learning_rate=-0.1)", "learning_rate must be positive, got -0.1"),
+        ("sgd(learning_rate=1e999)", "learning_rate must be positive, got inf"),
+        ({"name": "sgd", "learning_rate": np.nan}, "learning_rate must be positive, got nan"),
+        ("sgd(learning_rate=fast)", "learning_rate must be a number, got 'fast'"),
+        ("sgd(learning_rate=true)", "learning_rate must be a number, got True"),
+        ("sgd(learning_rate=1, warmup_samples=-1)", "warmup_samples must be 0 or more, got -1"),
+        ("sgd(learning_rate=1, warmup_samples=x)", "warmup_samples must be a number, got 'x'"),
+        ("sgd(learning_rate=1, decay=0.9)", "optimizer 'sgd': unknown parameter 'decay'"),
+        ("rmsprop(learning_rate=1)", "unknown name 'rmsprop'; known names: adam, momentum, sgd"),
+        ("momentum(learning_rate=1, decay=x)", "parameter 'decay' must be a number, got 'x'"),
+        (
+            "sgd(learning_rate=1, schedule=linear)",
+            "schedule: unknown name 'linear'; known names: constant, cosine, step",
+        ),
+        ("sgd(learning_rate=1, schedule=cosine)", "parameter 'samples' is missing"),
+        ("sgd(learning_rate=1, schedule=cosine(samples=0))", "samples must be positive, got 0"),
+        ("sgd(learning_rate=1, schedule=step(boundaries=9))", "cannot use {'boundaries': 9}"),
+        ("sgd(learning_rate=1, schedule=3)", "cannot read the part 3"),
+    ],
+)
+def test_misfits_are_explained(part, words):
+    with pytest.raises(ValueError) as caught:
+        optimizers.build(part)
+    assert words in str(caught.value)

@@ -1,0 +1,211 @@
+import itertools
+
+import pytest
+from rich.console import Console
+
+from configs import nonblocking
+from experiments import records, sweep, train
+
+TINY = {
+    "name": "tiny",
+    "task": "synthetic_logistic(samples=64, dimension=4)",
+    "workers": 2,
+    "mini_batches": 2,
+    "seconds": 0.5,
+    "evaluate_every": 0.25,
+    "delay": "jitter(mean=0.02, sigma=0.1)",
+}
+
+
+@pytest.fixture
+def config():
+    return sweep.override(nonblocking.get_config(), TINY).lock()
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+    """Writes a file whose sweep() has this body, and returns its path."""
+    count = itertools.count()
+
+    def write(body):
+        path = tmp_path / f"sweep_{next(count)}.py"
+        path.write_text(f"def sweep():\n    {body}\n")
+        return str(path)
+
+    return write
+
+
+# --- overrides ---
+
+
+def test_override_replaces_dotted_keys_in_a_copy(config):
+    changes = {"optimizer.learning_rate": 1, "wait": "barrier", "seconds": 2}
+    changed = sweep.override(config, changes)
+    assert changed.optimizer.learning_rate == 1 and changed.seconds == 2
+    assert changed.optimizer.decay == config.optimizer.decay
+    assert config.optimizer.learning_rate != 1 and config.wait != "barrier"
+    assert sweep.override(config, {"optimizer": "sgd(learning_rate=1)"}).optimizer[:3] == "sgd"
+
+
+@pytest.mark.parametrize(
+    "key", ["wiat", "optimizer.rate", "optimiser.decay", "wait.name", "optimizer.decay.x", ""]
+)
+def test_override_refuses_keys_that_are_not_there(config, key):
+    with pytest.raises(ValueError) as caught:
+        sweep.override(config, {key: 1})
+    assert f"the config has no entry {key!r}" in str(caught.value)
+
+
+# --- which arms ---
+
+
+def test_without_a_sweep_the_config_is_the_only_arm(config):
+    assert sweep.expand(config, None, {}, seeds=1) == [sweep.Arm("", config)]
+
+
+def test_seeds_repeat_an_arm_in_directories_of_their_own(config):
+    arms = sweep.expand(sweep.override(config, {"seed": 5}), None, {}, seeds=3)
+    assert [arm.path for arm in arms] == ["seed_5", "seed_6", "seed_7"]
+    assert [arm.config.seed for arm in arms] == [5, 6, 7]
+    assert {arm.config.name for arm in arms} == {"tiny"}
+
+
+def test_a_sweep_gives_every_arm_its_name_and_changes(config, sweep_file):
+    path = sweep_file("yield 'a/x', {'wait': 'barrier'}; yield 'a/y', {'mini_batches': 1}")
+    arms = sweep.expand(config, path, {}, seeds=1)
+    assert [(arm.path, arm.config.name) for arm in arms] == [("a/x", "a/x"), ("a/y", "a/y")]
+    assert [arm.config.wait for arm in arms] == ["barrier", config.wait]
+    assert [arm.config.mini_batches for arm in arms] == [2, 1]
+    places = [arm.path for arm in sweep.expand(config, path, {}, seeds=2)]
+    assert places == ["a/x/seed_0", "a/x/seed_1", "a/y/seed_0", "a/y/seed_1"]
+
+
+def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file):
+    path = sweep_file("yield 'a', {'wait': 'barrier'}; yield 'b', {'optimizer.decay': 0.5}")
+    user = {"wait": "quorum(k=1)", "optimizer.decay": 0.1, "seed": 7, "name": "mine"}
+    arms = sweep.expand(config, path, user, seeds=1)
+    assert [arm.config.name for arm in arms] == ["a", "b"]
+    assert {(arm.config.wait, arm.config.optimizer.decay, arm.config.seed) for arm in arms} == {
+        ("quorum(k=1)", 0.1, 7)
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("yield 'a', {'wiat': 1}", "the config has no entry 'wiat'"),
+        ("yield 'a', {}; yield 'a', {'wait': 'barrier'}", "two arms of the sweep have the same"),
+        ("yield 'a', {}; yield 'a/', {}", "two arms of the sweep have the same"),
+        ("yield from ()", "yields no arms"),
+        ("return 3", "fails with TypeError: 'int' object is not iterable; let it yield (name, "),
+        ("yield 'a'", "fails with ValueError: not enough values to unpack"),
+        ("yield 'a', 3", "fails with TypeError"),
+        ("raise KeyError('graph')", "fails with KeyError: 'graph'"),
+        ("yield 3, {}", "config.name must be a text, got 3"),
+        ("yield '', {}", "config.name must be a text, got ''"),
+        ("yield '/a', {}", "arm '/a/seed_0' would leave the workdir"),
+        ("yield 'a/../../b', {}", "arm 'a/../../b/seed_0' would leave the workdir"),
+        ("yield 'a', {'seed': 'x'}", "config.seed must be a whole number, 0 or more, got 'x'"),
+        ("yield 'a', {'workers': 2.5}", "config.workers must be a positive whole number, got 2.5"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused(config, sweep_file, body, words):
+    with pytest.raises(ValueError) as caught:
+        sweep.expand(config, sweep_file(body), {}, seeds=2)
+    assert words in str(caught.value)
+
+
+def test_a_file_without_a_sweep_is_refused(config, tmp_path):
+    (tmp_path / "none.py").write_text("")
+    with pytest.raises(ValueError, match=r"none.py has no sweep\(\); run it without --sweep"):
+        sweep.expand(config, str(tmp_path / "none.py"), {}, seeds=1)
+
+
+# --- checks before the first arm ---
+
+
+def test_a_bad_arm_is_named_and_nothing_is_written(config, sweep_file, tmp_path):
+    path = sweep_file("yield 'good', {}; yield 'bad', {'wait': 'quorum(k=99)'}")
+    arms = sweep.expand(config, path, {}, seeds=1)
+    with pytest.raises(ValueError, match=r"^bad: quorum: needs 1 <= k <= 4 .* got k=99"):
+        sweep.check(arms, str(tmp_path / "out"), overwrite=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_arms_directory_that_holds_another_run_is_refused(config, sweep_file, tmp_path):
+    path = sweep_file("yield 'a', {}; yield 'b', {}")
+    arms = sweep.expand(config, path, {}, seeds=1)
+    records.start(tmp_path / "out" / "b", sweep.override(arms[1].config, {"seed": 3})).finish({})
+    with pytest.raises(ValueError, match=r"seed \(3 there, 0 here\)"):
+        sweep.check(arms, str(tmp_path / "out"), overwrite=False)
+    sweep.check(arms, str(tmp_path / "out"), overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_several_runs_do_not_replace_a_single_one(config, tmp_path, overwrite):
+    records.start(tmp_path, config).finish({})
+    with pytest.raises(ValueError, match="holds a single run"):
+        sweep.check(sweep.expand(config, None, {}, seeds=2), str(tmp_path), overwrite)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_workdir_that_cannot_be_made_is_refused(config, tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    for seeds in (1, 2):
+        with pytest.raises(ValueError, match="file is not a directory; choose another --workdir"):
+            sweep.check(sweep.expand(config, None, {}, seeds), str(tmp_path / place), True)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_config_that_cannot_be_read_is_not_overwritten(config, tmp_path):
+    (tmp_path / "config.json").write_text("{not json")
+    with pytest.raises(ValueError, match=r"holds a config.json that cannot be read \("):
+        sweep.check([sweep.Arm("", config)], str(tmp_path), overwrite=False)
+    assert (tmp_path / "config.json").read_text() == "{not json"
+
+
+# --- a whole sweep ---
+
+
+def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatch):
+    path = sweep_file("yield 'm/a', {'wait': 'barrier'}; yield 'm/b', {'baseline': 'm/a'}")
+    arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
+    written = sweep.launch(arms, str(root), overwrite=False)
+    assert records.read_summary(root) == written
+    assert [(arm["name"], arm["seeds"]) for arm in written["arms"]] == [("m/a", [0]), ("m/b", [0])]
+    assert (root / "m" / "a" / "metrics.jsonl").exists()
+    assert (root / "figure.png").read_bytes().startswith(b"\x89PNG")
+    first = capsys.readouterr().out
+    assert "[2/2] m/b seed 0: started" in first and "speed-up" in first
+
+    def forbidden(*_):
+        raise AssertionError("a finished arm ran again")
+
+    monkeypatch.setattr(train, "_train", forbidden)
+    assert sweep.launch(arms, str(root), overwrite=False) == written
+    again = capsys.readouterr().out
+    assert again.count("already finished") == 2
+    assert again[again.index(" arm ") :] == first[first.index(" arm ") :]  # the same table
+
+
+def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "Console", lambda: Console(force_terminal=True, width=120))
+    sweep.launch([sweep.Arm("", config)], str(tmp_path), overwrite=False)
+    shown = capsys.readouterr().out
+    assert "tiny seed 0" in shown and "updates" in shown and "0.5/0.5 s" in shown
+    assert "started" not in shown
+
+
+def test_seeds_are_reported_together_and_more_can_be_added(config, tmp_path):
+    arms = sweep.expand(config, None, {}, seeds=2)
+    sweep.launch(arms, str(tmp_path), overwrite=False)
+    each = [records.read_summary(tmp_path / f"seed_{seed}") for seed in (0, 1)]
+    (merged,) = records.read_summary(tmp_path)["arms"]
+    assert merged["seeds"] == [0, 1]
+    assert merged["train_loss"] == pytest.approx(
+        (each[0]["train_loss"] + each[1]["train_loss"]) / 2
+    )
+    more = sweep.expand(config, None, {}, seeds=3)
+    sweep.check(more, str(tmp_path), overwrite=False)
+    assert sweep.launch(more, str(tmp_path), overwrite=False)["arms"][0]["seeds"] == [0, 1, 2]
+    assert [records.read_summary(tmp_path / f"seed_{seed}") for seed in (0, 1)] == each

@@ -1,0 +1,265 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms import ALGORITHMS
+from comms import topology
+from configs import nonblocking
+from experiments import data, optimizers, records, sweep, tasks, train
+
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
+)
+
+TINY = {
+    "name": "tiny",
+    "task": "synthetic_logistic(samples=64, dimension=4)",
+    "workers": 4,
+    "batch_size": 4,
+    "mini_batches": 2,
+    "seconds": 1.0,
+    "evaluate_every": 0.25,
+    "delay": "persistent(law=jitter(mean=0.02, sigma=0.1), factors={0: 3.0})",
+    "communication": 0.01,
+    "target_loss": 0.6,
+    "optimizer.learning_rate": 0.5,
+}
+
+
+def configured(**changes):
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return sweep.override(nonblocking.get_config(), TINY | dotted)
+
+
+def but_for_wall_time(record):
+    return {key: value for key, value in record.items() if key != "wall_seconds"}
+
+
+# --- what cannot run ---
+
+DPSGD = {"algorithm": "dpsgd"}
+MESH = {"runtime": "mesh"}
+CUT = "deadline(seconds=0.5, in_flight=cut)"
+BAD = [
+    ({"algorithm": "alreduce"}, "algorithm: unknown name 'alreduce'; known names: "),
+    ({"algorithm": "all_reduce(colective=ring)"}, "unknown parameter 'colective'; it takes: coll"),
+    ({"algorithm": "all_reduce(collective=rings)"}, "unknown choice 'rings'; known choices: psum"),
+    ({"algorithm": "local_sgd(server_momentum=x)"}, "'server_momentum' must be a number, got 'x'"),
+    ({"algorithm": "all_reduce("}, "cannot read the part 'all_reduce('; write it as"),
+    ({"wait": "bariers"}, "wait: unknown name 'bariers'; known names: "),
+    ({"wait": "deadline"}, "wait 'deadline': parameter 'seconds' is missing; write deadline(sec"),
+    ({"wait": "deadline(second=1)"}, "unknown parameter 'second'; it takes: "),
+    ({"wait": "deadline(seconds=0)"}, "deadline: needs seconds > 0, got 0"),
+    ({"wait": "deadline(seconds=soon)"}, "'seconds' must be a number, got 'soon'"),
+    ({"wait": CUT, "delay": "deterministic(value=1)"}, "cuts every mini-batch, the quickest takes"),
+    ({"wait": "quorum(k=0)"}, "quorum: needs 1 <= k <= 8 (workers x mini-batches), got k=0"),
+    ({"wait": "quorum(k=9)"}, "got k=9; choose k in this range"),
+    ({"wait": "quorum(k=2.5)"}, "'k' must be a whole number, got 2.5"),
+    ({"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'; choose one of carry, drop"),
+    ({"wait": "barrier(in_flight=stop)"}, "unknown in_flight='stop'; choose one of finish, cut"),
+    ({"wait": "first_finisher(landing=some)"}, "unknown landing='some'; choose one of neighbours"),
+    ({"wait": "neighbour_barrier"}, "got neither graph nor links; pass the graph, or use barrier"),
+    ({"wait": "replay"}, "parameter 'path' is missing"),
+    ({"wait": "replay(path='none.npz')"}, "load: none.npz holds no schedule ("),
+    (DPSGD | {"graph": "rings"}, "graph: unknown name 'rings'; known names: "),
+    (DPSGD | {"graph": "geometric(radius=0.1)"}, "parameter 'seed' is missing"),
+    (DPSGD | {"graph": "geometric(radius=1e-6, seed=0)"}, "4 workers falls into 4 components"),
+    (DPSGD | {"graph": "edge_list(edges=[(0, 1), (2, 3)])"}, "falls into 2 components"),
+    (DPSGD | {"graph": "edge_list(edges=[(0, 4)])"}, "does not link two of the workers 0..3"),
+    (DPSGD | {"graph": "edge_list(edges=3)"}, "graph 'edge_list': cannot use {'edges': 3} ("),
+    (DPSGD | {"graph": "erdos_renyi(probability=0.0, seed=0)"}, "falls into 4 components"),
+    (DPSGD | {"graph": "hypercube", "workers": 6}, "hypercube: needs a power of two, got n=6"),
+    ({"task": "digit(model=mlp)"}, "task: unknown name 'digit'; known names: "),
+    ({"task": "digits"}, "task 'digits': parameter 'model' is missing"),
+    ({"task": "digits(model=mpl)"}, "model: unknown name 'mpl'; known names: "),
+    ({"task": "digits(model=mlp(width=3))"}, "model 'mlp': unknown parameter 'width'"),
+    ({"task": "digits(model=mlp(hidden=3))"}, "model 'mlp': cannot use {'hidden': 3} ("),
+    ({"task": "digits(model=mlp(hidden=(-1,)))"}, "the model cannot be built ("),
+    ({"task": "digits(model=mlp, l2=x)"}, "'l2' must be a number, got 'x'"),
+    ({"split": "idd"}, "split: unknown name 'idd'; known names: "),
+    ({"split": "dirichlet"}, "parameter 'alpha' is missing"),
+    ({"split": "dirichlet(alpha=0.0)"}, "dirichlet: alpha must be positive, got 0.0"),
+    ({"workers": 65}, "cannot share 64 samples among workers=65; set workers between 1 and 64"),
+    ({"optimizer__name": "sdg"}, "optimizer: unknown name 'sdg'; known names: "),
+    ({"optimizer__learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+    ({"optimizer__learning_rate": "x"}, "learning_rate must be a number, got 'x'"),
+    ({"optimizer__decay": "x"}, "'decay' must be a number, got 'x'"),
+    (
+        {"delay": "expo"},
+        "delay: unknown name 'expo'; known names: ",
+    ),
+    ({"delay": "exponential"}, "delay 'exponential': parameter 'scale' is missing"),
+    ({"delay": "exponential(scale=0)"}, "exponential: needs scale > 0, got scale=0"),
+    ({"delay": "deterministic(value=-1)"}, "deterministic: needs value > 0, got value=-1"),
+    ({"delay": "exponential(scale=slow)"}, "'scale' must be a number, got 'slow'"),
+    ({"delay": "persistent(law=gama(shape=1, scale=1), factors=[1])"}, "unknown name 'gama'"),
+    ({"delay": "persistent(law=jitter, factors=[1])"}, "delay 'jitter': parameter 'mean' is miss"),
+    ({"delay": "persistent(law=exponential(scale=1), factors=2)"}, "cannot use {"),
+    ({"delay": "persistent(law=exponential(scale=1), factors=[1, 2])"}, "2 factors, but worker 3"),
+    ({"delay": "persistent(law=exponential(scale=1), factors={0: 0})"}, "needs positive factors"),
+    ({"delay": "trace(path='none.csv')"}, "trace: cannot read none.csv ("),
+    ({"delay": "lognormal(mu=9999, sigma=1)"}, "delay 'lognormal': cannot use {"),
+    ({"draw": "batch"}, "unknown draw='batch'; choose one of mini_batch, round"),
+    ({"devices": 3}, "cannot shard 4 workers over 3 of "),
+    ({"devices": 16, "workers": 16}, "cannot shard 16 workers over 16 of 8 devices"),
+    ({"runtime": "simulated"}, "runtime: unknown name 'simulated'; known names: "),
+    (MESH | {"workers": 9}, "there are 8 devices but config.workers=9; set config.workers=8"),
+    (MESH | {"wait": "replay(path='x')"}, "wait (mesh): unknown name 'replay'; known names: "),
+    (MESH | {"wait": CUT}, "a compiled program cannot cut a mini-batch"),
+    (MESH | {"wait": "quorum(k=9)"}, "got k=9; choose k in this range"),
+    (MESH | {"wait": "deadline(seconds=-1)"}, "deadline: needs seconds > 0, got -1"),
+    (MESH | {"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'"),
+    (MESH | {"draw": "batch"}, "unknown draw='batch'"),
+    (MESH | {"delay": "expo"}, "delay: unknown name 'expo'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD)
+def test_what_cannot_run_is_refused_before_anything_is_compiled_or_written(
+    tmp_path, changes, words
+):
+    compilations.clear()
+    with pytest.raises(ValueError) as caught:
+        train.run(configured(**changes), tmp_path / "run")
+    assert words in str(caught.value)
+    assert not compilations
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "known"),
+    [
+        ("algorithm", ALGORITHMS),
+        ("wait", train.WAITING_RULES),
+        ("graph", topology.GRAPHS),
+        ("task", tasks.TASKS),
+        ("split", data.SPLITS),
+        ("delay", train.DELAYS),
+        ("optimizer", optimizers.DIRECTIONS),
+        ("runtime", train.RUNTIMES),
+    ],
+)
+def test_an_unknown_name_is_answered_with_all_known_ones(entry, known):
+    unknown = "nothing(learning_rate=1)" if entry == "optimizer" else "nothing"
+    with pytest.raises(ValueError) as caught:
+        train.prepare(configured(**DPSGD | {entry: unknown}))
+    _, _, listed = str(caught.value).partition(f"{entry}: unknown name 'nothing'; known names: ")
+    assert sorted(listed.split(", ")) == sorted(known)
+
+
+# --- what runs ---
+
+
+def test_records_of_a_run_agree_with_each_other(tmp_path):
+    seen = []
+    config = configured()
+    compilations.clear()
+    summary = train.run(config, tmp_path, on_record=seen.append)
+    assert compilations  # what the test above counts is there to be counted
+    metrics = records.read_metrics(tmp_path)
+    assert metrics == seen and summary == records.read_summary(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == config.to_dict()
+    assert [record["seconds"] for record in metrics] == [0, 0.25, 0.5, 0.75, 1.0]
+    for grows in ("update", "samples", "bytes_per_worker", "wall_seconds"):
+        assert (np.diff([record[grows] for record in metrics]) > 0).all()
+    last = but_for_wall_time(metrics[-1]) | {"updates": metrics[-1]["update"]}
+    del last["update"]
+    assert {key: summary[key] for key in last} == last
+
+    with np.load(tmp_path / "schedule.npz") as schedule:
+        assert summary["updates"] == len(schedule["time"])
+        assert summary["samples"] == 4 * schedule["batches"].sum()
+        assert schedule["time"][-1] <= 1.0
+    assert summary["clock"] == "virtual" and summary["workers"] == 4
+    assert 0 < summary["idle_fraction"] < 1 and summary["staleness_mean"] == 0
+    assert summary["train_loss"] < metrics[0]["train_loss"]
+    # Ring all-reduce of 4 float32 among 4 workers: 2 (n - 1) / n times 16 bytes.
+    assert summary["bytes_per_worker"] == 24 * summary["updates"]
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(tmp_path):
+    def numbers(place, **changes):
+        train.run(configured(**changes), tmp_path / place)
+        return [*map(but_for_wall_time, records.read_metrics(tmp_path / place))]
+
+    first = numbers("first")
+    assert numbers("second") == first
+    assert numbers("third", seed=1) != first
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    first = train.run(configured(), tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert train.run(configured(), tmp_path, on_record=pytest.fail) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+    again = train.run(configured(), tmp_path, overwrite=True)
+    assert again["wall_seconds"] != first["wall_seconds"]
+    assert but_for_wall_time(again) == but_for_wall_time(first)
+
+
+def test_updates_are_a_budget_too(tmp_path):
+    summary = train.run(configured(updates=3), tmp_path)
+    assert summary["updates"] == 3 and summary["seconds"] < 1
+
+
+def test_the_last_step_of_the_clock_ends_with_the_budget(tmp_path):
+    train.run(configured(seconds=0.6), tmp_path)
+    seconds = [record["seconds"] for record in records.read_metrics(tmp_path)]
+    assert seconds == [0, 0.25, 0.5, 0.6]
+
+
+def test_a_clock_too_short_for_an_update_leaves_the_model_as_it_was(tmp_path):
+    summary = train.run(configured(seconds=0.001), tmp_path)
+    assert summary["updates"] == summary["samples"] == summary["bytes_per_worker"] == 0
+    assert summary["idle_fraction"] is None and summary["staleness_mean"] is None
+    assert summary["train_loss"] == pytest.approx(np.log(2), rel=1e-6)
+    assert not (tmp_path / "schedule.npz").exists()
+
+
+def test_a_run_that_diverges_ends_early_and_says_null(tmp_path):
+    changes = {"task": "synthetic_quadratic(samples=64, dimension=4)", "workers": 2}
+    summary = train.run(configured(optimizer__learning_rate=1e9, **changes), tmp_path)
+    assert summary["train_loss"] is None and summary["seconds_to_target"] is None
+    assert summary["seconds"] < 1
+    assert summary["test_accuracy"] is None  # nothing is predicted
+
+
+def test_gossip_has_a_consensus_distance_and_workers_that_differ(tmp_path):
+    summary = train.run(configured(algorithm="dpsgd", wait="neighbour_barrier"), tmp_path)
+    assert summary["consensus_distance"] > 0
+    assert summary["test_accuracy_worst_worker"] <= summary["test_accuracy_best_worker"]
+
+
+@pytest.mark.parametrize("algorithm", ["all_reduce(collective=ring)", "dpsgd", "local_sgd"])
+def test_one_worker_alone_can_train(tmp_path, algorithm):
+    changes = {"workers": 1, "delay": "exponential(scale=0.02)", "wait": "barrier"}
+    summary = train.run(configured(algorithm=algorithm, **changes), tmp_path)
+    assert summary["updates"] > 0 and summary["consensus_distance"] == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wait"),
+    [
+        ("all_reduce", "first_finisher"),
+        ("dpsgd", "quorum(k=5)"),
+        ("local_sgd", "deadline(seconds=0.05)"),
+    ],
+)
+def test_a_replayed_schedule_gives_the_same_parameters(tmp_path, algorithm, wait):
+    first = train.run(configured(algorithm=algorithm, wait=wait), tmp_path / "first")
+    path = str(tmp_path / "first" / "schedule.npz")
+    replayed = train.run(
+        configured(algorithm=algorithm, wait=f"replay(path={path!r})"), tmp_path / "replayed"
+    )
+    same = set(first) - {"wait", "wall_seconds"}
+    assert {key: first[key] for key in same} == {key: replayed[key] for key in same}
+
+
+def test_a_replay_of_other_workers_is_refused(tmp_path):
+    train.run(configured(updates=2), tmp_path / "first")
+    wait = f"replay(path={str(tmp_path / 'first' / 'schedule.npz')!r})"
+    with pytest.raises(ValueError, match=r"has 4 workers, the config asks for 2; set config.work"):
+        train.run(configured(wait=wait, workers=2), tmp_path / "replayed")

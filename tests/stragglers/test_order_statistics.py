@@ -1,0 +1,58 @@
+import math
+
+import numpy as np
+import pytest
+
+from stragglers import delays
+from stragglers.order_statistics import order_statistic_mean, quadrature
+
+LAWS = [
+    delays.deterministic(0.125),
+    delays.exponential(1.0),
+    delays.shifted_exponential(1.0, 1.0),
+    delays.pareto(1.0, 3.0),
+    delays.weibull(1.0, 1.5),
+    delays.gamma(2.0, 0.5),
+    delays.lognormal(0.0, 0.7),
+    delays.uniform(0.5, 1.5),
+    delays.bernoulli_slowdown(0.125, 5.0, 0.1),
+]
+CLOSED = [law for law in LAWS if law.name not in ("gamma", "lognormal", "bernoulli_slowdown")]
+
+
+@pytest.mark.parametrize("law", CLOSED, ids=str)
+@pytest.mark.parametrize("workers", [1, 2, 8, 30, 64])
+def test_closed_forms_equal_the_quadrature(law, workers):
+    for k in {1, (workers + 1) // 2, workers}:
+        closed = order_statistic_mean(law.scaled(2.0), k, workers)
+        assert closed == pytest.approx(2 * quadrature(law, k, workers), rel=1e-8)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_order_statistics_equal_samples(law):
+    sample = np.sort(law.sample(np.random.default_rng(0), (60_000, 8)), axis=1).mean(axis=0)
+    means = [order_statistic_mean(law, k, 8) for k in range(1, 9)]
+    np.testing.assert_allclose(sample, means, rtol=0.02)
+    assert np.mean(means) == pytest.approx(law.mean(), rel=1e-6)
+
+
+def test_order_statistics_of_two_published_laws():
+    """E[X_{K:8}] for K = 1, 2, 4, 8, rounded to three decimals (1803.01113, K-sync)."""
+    for law, expected in (
+        (delays.exponential(1.0), [0.125, 0.268, 0.634, 2.718]),
+        (delays.shifted_exponential(1.0, 1.0), [1.125, 1.268, 1.635, 3.718]),
+        (delays.pareto(1.0, 3.0), [1.043, 1.096, 1.243, 2.746]),
+    ):
+        means = [order_statistic_mean(law, k, 8) for k in (1, 2, 4, 8)]
+        np.testing.assert_allclose(means, expected, atol=1e-3)
+
+
+def test_infinite_means_are_infinite():
+    law = delays.pareto(1.0, 0.8)
+    assert order_statistic_mean(law, 8, 8) == math.inf
+    assert order_statistic_mean(law, 1, 8) == pytest.approx(6.4 / 5.4)
+
+
+def test_bad_k():
+    with pytest.raises(ValueError, match="1 <= k <= 8 workers, got k=9"):
+        order_statistic_mean(LAWS[1], 9, 8)

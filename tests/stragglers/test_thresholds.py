@@ -1,0 +1,147 @@
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from stragglers import clock, delays
+from stragglers.processes import persistent
+from stragglers.schedule import Schedule
+from stragglers.thresholds import anytime_seconds, drop_compute_threshold
+
+FIVE_TIMES = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)
+
+
+def assert_equal(a, b):
+    for field in fields(Schedule):
+        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+
+
+def throughput(schedule, first=0):
+    before = schedule.time[first - 1] if first else 0.0
+    return schedule.batches[first:].sum() / (schedule.time[-1] - before)
+
+
+def test_threshold_worked_out():
+    """Three workers end at 1 and 2 s, the fourth at 1 and 10 s, of which 1, 2 and 10 s are tried.
+
+    Per second they keep 4 / (1 + D), 7 / (2 + D) and 8 / (10 + D): equal at D = 1/3 and D = 54.
+    """
+    durations = [[[1, 1], [1, 1], [1, 1], [1, 9]]]
+    for communication, tau in ((0.0, 1), (0.3, 1), (0.4, 2), (53.0, 2), (55.0, 10)):
+        assert drop_compute_threshold(durations, communication, candidates=10) == tau
+    assert drop_compute_threshold(durations, candidates=1) == 10
+
+
+def test_threshold_counts_a_round_that_ends_before_it_as_it_is():
+    """Rounds end at 1 s and at 4 s: tau = 1 keeps 3 of 4 in 2 s, tau = 4 all of them in 5 s."""
+    durations = [[[1.0], [1.0]], [[1.0], [4.0]]]
+    assert drop_compute_threshold(durations, candidates=4) == 1
+    assert drop_compute_threshold(durations, communication=[9.0, 9.0], candidates=4) == 4
+
+
+def test_threshold_maximises_the_measured_throughput():
+    rng = np.random.default_rng(0)
+    durations = FIVE_TIMES.sample(rng, (50, 8, 1)) * np.ones(8)
+    ends = durations.cumsum(axis=2)
+
+    def rate(tau):
+        seconds = [min(tau, round_.max()) for round_ in ends]
+        return (ends <= tau).sum() / (np.sum(seconds) + 50 * 0.25)
+
+    tau = drop_compute_threshold(durations, communication=0.25, candidates=2 * ends.size)
+    assert rate(tau) == pytest.approx(max(rate(t) for t in np.unique(ends)))
+    assert rate(drop_compute_threshold(durations, 0.25)) > 0.99 * rate(tau)
+    assert rate(tau) > 1.5 * rate(ends.max())
+
+
+def test_equal_speeds_drop_nothing():
+    durations = np.full((5, 8, 8), 0.125)
+    assert drop_compute_threshold(durations) == 1.0
+    for in_flight in ("finish", "cut"):
+        options = {"communication": 0.3, "in_flight": in_flight}
+        dropped = clock.drop_compute(
+            delays.deterministic(0.1), 8, 8, 60, 0, calibration=5, **options
+        )
+        assert_equal(dropped, clock.barrier(delays.deterministic(0.1), 8, 8, 60, 0, **options))
+
+
+def test_rule_worked_out():
+    """One worker takes 9 s a mini-batch, three take 1 s: blocking 18 s, then a deadline of 2 s."""
+    delay = persistent(delays.deterministic(1.0), {3: 9.0})
+    options = {"calibration": 2, "in_flight": "cut", "communication": 1.0}
+    schedule = clock.drop_compute(delay, 4, 2, 4, 0, **options)
+    np.testing.assert_array_equal(schedule.batches[:2], 2)
+    np.testing.assert_array_equal(schedule.batches[2:], [[2, 2, 2, 0]] * 2)
+    np.testing.assert_array_equal(schedule.first[:, 3], [0, 2, 4, 6])  # leftovers are dropped
+    np.testing.assert_allclose(schedule.time, [19, 38, 41, 44])
+
+
+@pytest.mark.parametrize("splits", [(30,), (5, 1, 24), (10, 20), (20, 0, 10), (1,) * 30])
+def test_threshold_does_not_depend_on_the_segments(splits):
+    make = lambda: clock.RULES["drop_compute"](FIVE_TIMES, 8, 8, 0, calibration=10)  # noqa: E731
+    state, times = make().init(), []
+    for updates in splits:
+        state, part = make().extend(state, updates)
+        times.append(part.time)
+    whole = clock.drop_compute(FIVE_TIMES, 8, 8, 30, 0, calibration=10)
+    np.testing.assert_array_equal(np.concatenate(times), whole.time)
+
+
+def test_calibration_is_blocking_and_then_pays():
+    options = {"draw": "round", "in_flight": "cut"}
+    schedule = clock.drop_compute(FIVE_TIMES, 8, 8, 2000, 0, calibration=100, **options)
+    blocking = clock.barrier(FIVE_TIMES, 8, 8, 2000, 0, leftovers="drop", **options)
+    assert_equal(schedule.slice(0, 100), blocking.slice(0, 100))
+    assert throughput(schedule, 100) > 2 * throughput(blocking, 100)
+
+
+LAWS = [
+    delays.deterministic(1.0),
+    delays.exponential(1.0),
+    delays.shifted_exponential(1.0, 1.0),
+    delays.pareto(1.0, 3.0),
+    delays.uniform(0.5, 1.5),
+    FIVE_TIMES,
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("draw", ["round", "mini_batch"])
+def test_anytime_reaches_the_batch_on_average(law, draw):
+    """E[batch] >= b (2006.05752), if the fast workers may do more than b / n."""
+    seconds = anytime_seconds(law, workers=8, batch=64)
+    batch = clock.anytime(law, 8, 100, seconds, 400, 0, draw=draw).batches.sum(axis=1)
+    assert batch.mean() >= 64 - 3 * batch.std() / 20
+
+
+def test_anytime_computes_until_the_deadline_and_drops_the_rest():
+    law = delays.exponential(1.0)
+    seconds = anytime_seconds(law, workers=8, batch=64)
+    schedule = clock.anytime(law, 8, 100, seconds, 50, 0, communication=0.5)
+    np.testing.assert_allclose(schedule.busy, seconds)
+    np.testing.assert_allclose(schedule.time, (seconds + 0.5) * np.arange(1, 51))
+    np.testing.assert_array_equal(schedule.first, np.tile(100 * np.arange(50)[:, None], 8))
+    capped = clock.anytime(law, 8, 8, seconds, 50, 0)
+    assert capped.batches.mean() < 8
+
+
+def test_anytime_seconds_are_the_formula():
+    """b = 64 over n = 8 workers at 0.5 s: mu = 4 s, T = (1 + 8 / 64) 4 s."""
+    assert anytime_seconds(delays.exponential(0.5), 8, 64) == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: drop_compute_threshold(np.ones((8, 8))), r"got shape \(8, 8\)"),
+        (lambda: drop_compute_threshold(np.ones((0, 8, 8))), "measure at least one round"),
+        (lambda: drop_compute_threshold(-np.ones((1, 8, 8))), "needs positive durations"),
+        (lambda: drop_compute_threshold(np.ones((1, 8, 8)), -1.0), "got 200 and -1.0"),
+        (lambda: drop_compute_threshold(np.ones((1, 8, 8)), candidates=0), "candidates >= 1"),
+        (lambda: anytime_seconds(FIVE_TIMES, 0, 8), "workers >= 1 and batch > 0, got 0 and 8"),
+        (lambda: anytime_seconds(delays.pareto(1.0, 0.8), 8, 8), "has no mean"),
+    ],
+)
+def test_bad_values(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
