@@ -83,7 +83,8 @@ def main(_) -> None:
         sweep.check(arms, _WORKDIR.value, _OVERWRITE.value)
     except ValueError as error:
         refuse(error)
-    sweep.launch(arms, _WORKDIR.value, _OVERWRITE.value)
+    claims = getattr(sweep.load(path), "claims", None) if path else None
+    sweep.launch(arms, _WORKDIR.value, _OVERWRITE.value, claims)
 
 
 if __name__ == "__main__":

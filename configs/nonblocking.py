@@ -54,6 +54,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.updates = 1_000_000  # budget in updates, whichever comes first
     c.evaluate_every = 0.3  # seconds on the run's clock
     c.target_loss = 0.36788  # log(train loss) = -1
+    c.stop_at_target = False  # end an arm as soon as it is there
     return c
 
 

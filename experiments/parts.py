@@ -134,6 +134,7 @@ _ENTRIES = (
      ("communication",)),
     ("a positive number or None", lambda v: v is None or (_is_finite(v) and v > 0),
      ("target_loss",)),
+    ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
     ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
 )  # fmt: skip
 

@@ -140,24 +140,26 @@ def write_json(path: str | os.PathLike, value: Any):
     os.replace(unfinished, path)
 
 
-def seconds_to_target(records: Sequence[Mapping], target_loss: float | None) -> float | None:
-    """Seconds until the training loss first is at most `target_loss`; None: never, or no target.
+def at_target(
+    records: Sequence[Mapping], target_loss: float | None, column: str = "seconds"
+) -> float | None:
+    """`column` when the training loss first is at most `target_loss`; None: never, or no target.
 
-    Between two evaluations log(train_loss) is taken to be linear in time. A run that is at the
-    target in its first record, or whose loss jumps to 0, took that record's seconds.
+    Between two evaluations log(train_loss) is taken to be linear in the column. A run that is at
+    the target in its first record, or whose loss jumps to 0, has that record's value.
     """
     if target_loss is None:
         return None
     before = None
     for record in records:
-        loss, seconds = record["train_loss"], record["seconds"]
+        loss, value = record["train_loss"], record[column]
         loss = math.nan if loss is None else loss
         if loss <= target_loss:
             if before is None or loss <= 0:  # nothing to interpolate, or no logarithm
-                return seconds
+                return value
             drop = math.log(before[0] / target_loss) / math.log(before[0] / loss)
-            return before[1] + drop * (seconds - before[1])
-        before = (loss, seconds) if math.isfinite(loss) else None
+            return before[1] + drop * (value - before[1])
+        before = (loss, value) if math.isfinite(loss) else None
     return None
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
@@ -75,6 +75,18 @@ def print_table(console: Console, arms: Sequence[Mapping]):
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
     console.print(table(arms))
+
+
+def print_claims(console: Console, claims: Iterable[tuple[str, str]]):
+    """Print what a paper claims beside what was measured."""
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
+    for heading in ("claim", "measured"):
+        result.add_column(heading, overflow="fold")
+    for claim in claims:
+        result.add_row(*claim)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    console.print(result)
 
 
 def _number(value, spec: str, scale: float = 1.0) -> str:

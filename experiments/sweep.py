@@ -5,7 +5,8 @@ import importlib.util
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -71,11 +72,17 @@ def expand(
     return arms
 
 
-def _swept(sweep_file: str) -> list[tuple[str, dict]]:
-    """What `sweep()` of a file yields; a file that cannot do it is a ValueError."""
-    module_spec = importlib.util.spec_from_file_location("_swept_config", sweep_file)
+def load(path: str) -> ModuleType:
+    """A config file as a module, for what it offers beside get_config()."""
+    module_spec = importlib.util.spec_from_file_location("_swept_config", path)
     module = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
+    return module
+
+
+def _swept(sweep_file: str) -> list[tuple[str, dict]]:
+    """What `sweep()` of a file yields; a file that cannot do it is a ValueError."""
+    module = load(sweep_file)
     if not hasattr(module, "sweep"):
         raise ValueError(f"{sweep_file} has no sweep(); run it without --sweep or write one")
     try:
@@ -116,8 +123,16 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
             raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 
 
-def launch(arms: list[Arm], workdir: str, overwrite: bool) -> dict:
-    """Run the arms one after the other; write and print what they have to say together."""
+def launch(
+    arms: list[Arm],
+    workdir: str,
+    overwrite: bool,
+    claims: Callable[[list[dict]], Iterable[tuple[str, str]]] | None = None,
+) -> dict:
+    """Run the arms one after the other; write and print what they have to say together.
+
+    claims: summaries -> (what a paper claims, what was measured) pairs, printed below the table.
+    """
     console = Console()
     root = pathlib.Path(workdir)
     summaries: dict[str, list[dict]] = {}
@@ -141,5 +156,7 @@ def launch(arms: list[Arm], workdir: str, overwrite: bool) -> dict:
         clock=together[0]["clock"],
     )
     report.print_table(console, together)
+    if claims is not None:
+        report.print_claims(console, claims(together))
     console.print(f"records: {root}   figure: {root / 'figure.png'}", highlight=False)
     return {"arms": together} if swept else json.loads(json.dumps(together[0]))

@@ -162,6 +162,13 @@ def _mesh(config, task, algorithm, sampler, seconds):
 
 
 NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
+# What it took to reach the target loss: field of the summary, column of the metrics.
+TO_TARGET = {
+    "seconds": "seconds",
+    "updates": "update",
+    "samples": "samples",
+    "communication_seconds": "communication_seconds",
+}
 DELAYS = delays.LAWS | processes.PROCESSES
 WAITING_RULES = {**clock.RULES, "replay": replay_file}
 RUNTIMES = {"simulate": _simulate, "mesh": _mesh}
@@ -200,7 +207,7 @@ def _train(config: ConfigDict, arm: Arm, recorder: records.Recorder, on_record) 
     task, runtime = arm.task, arm.runtime
     state = runtime.start(task.init(jax.random.key(config.seed)))
     history: list[Schedule] = []
-    sent = 0.0
+    sent = communicated = 0.0
 
     def record(seconds: float, updates: int, samples: int) -> dict:
         mean, distance = jax.device_get(_mean_and_spread(runtime.models(state)))
@@ -211,6 +218,7 @@ def _train(config: ConfigDict, arm: Arm, recorder: records.Recorder, on_record) 
             **tasks.evaluate(task, mean),
             "consensus_distance": float(distance),
             "bytes_per_worker": sent,
+            "communication_seconds": communicated,
             "wall_seconds": time.monotonic() - began,
         }
         recorder.append(entry)
@@ -225,15 +233,20 @@ def _train(config: ConfigDict, arm: Arm, recorder: records.Recorder, on_record) 
         if schedule is not None:
             history.append(schedule)
             sent += float(arm.algorithm.wire_bytes(arm.shapes, schedule).sum())
+            communicated += float(schedule.communication.mean(1).sum())
         seconds = until if runtime.clock == "virtual" else state.seconds
         last = record(seconds, state.update, state.samples)
         if state.update >= config.updates or not math.isfinite(last["train_loss"]):
+            break
+        reached = config.target_loss is not None and last["train_loss"] <= config.target_loss
+        if config.stop_at_target and reached:
             break
         if schedule is None and runtime.clock == "virtual" and state.planned is None:
             break  # a replayed schedule has come to its end
     schedule = concatenate(history) if history else None
     if schedule is not None:
         schedule.save(recorder.workdir / records.SCHEDULE)
+    metrics = records.read_metrics(recorder.workdir)
     summary = {
         "name": config.name,
         "baseline": config.baseline,
@@ -244,9 +257,10 @@ def _train(config: ConfigDict, arm: Arm, recorder: records.Recorder, on_record) 
         "seed": config.seed,
         "clock": runtime.clock,
         "target_loss": config.target_loss,
-        "seconds_to_target": records.seconds_to_target(
-            records.read_metrics(recorder.workdir), config.target_loss
-        ),
+        **{
+            f"{name}_to_target": records.at_target(metrics, config.target_loss, column)
+            for name, column in TO_TARGET.items()
+        },
         "updates": last["update"],
         **{k: v for k, v in last.items() if k != "update"},
         **_worker_accuracy(task, runtime.models(state)),

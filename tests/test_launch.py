@@ -30,6 +30,7 @@ def get_config(arg=None):
     c.wait, c.draw = "first_finisher", "mini_batch"
     c.delay, c.communication = f"exponential(scale={a['pace']})", 0.01
     c.seconds, c.updates, c.evaluate_every, c.target_loss = 2.0, 1000, 0.5, 0.6
+    c.stop_at_target = False
     return c
 
 

@@ -137,11 +137,11 @@ def curve(*points):
     ],
 )
 def test_seconds_to_target(points, seconds):
-    assert records.seconds_to_target(curve(*points), 10.0) == pytest.approx(seconds)
+    assert records.at_target(curve(*points), 10.0) == pytest.approx(seconds)
 
 
 def test_no_target_is_never_reached():
-    assert records.seconds_to_target(curve((0, 1.0)), None) is None
+    assert records.at_target(curve((0, 1.0)), None) is None
 
 
 def summary(seed, seconds_to_target, accuracy=0.9, loss=0.5):
