@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 .PHONY: demo test lint benchmark clean
 
 demo: $(VENV)/installed
-	$(RUN) launch.py --config=configs/nonblocking.py --sweep --overwrite --workdir=runs/demo
+	$(RUN) launch.py --config=configs/demo.py --sweep --overwrite --workdir=runs/demo
 
 test: $(VENV)/installed
 	$(RUN) -m pytest -n 2

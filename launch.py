@@ -67,11 +67,27 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def keep_compiled_programs() -> None:
+    """Let runs find the programs that earlier ones compiled; JAX_COMPILATION_CACHE_DIR moves them.
+
+    Seeds, learning rates and delays are data to a program, so the arms of a sweep share many.
+    """
+    import jax
+
+    home = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "gossax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 def main(_) -> None:
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     # Imported late: a wrong flag is answered at once.
     from experiments import sweep
+
+    keep_compiled_programs()
 
     flag = flags.FLAGS["config"]
     path = config_flags.get_config_filename(flag).partition(":")[0] if _SWEEP.value else None

@@ -111,19 +111,28 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
     return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
+class RateState(NamedTuple):
+    """The learning rate is data, so that runs which differ in it share a compiled program."""
+
+    learning_rate: jax.Array  # [] float32
+
+
 def scale_by_samples(
-    learning_rate: float | Callable[[jax.Array], jax.Array],
+    learning_rate: float, shape: Callable[[jax.Array], jax.Array] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Descend with a learning rate that is a function of the samples seen so far.
+    """Descend by learning_rate times `shape`, a function of the samples seen so far.
 
     optax schedules count updates, but an update of a non-blocking method holds a varying number
     of samples, so the schedule follows the extra argument `samples` (arXiv 2211.00889).
     """
-    rate = learning_rate if callable(learning_rate) else lambda samples: learning_rate
+
+    def init_fn(params):
+        del params
+        return RateState(jnp.asarray(learning_rate, jnp.float32))
 
     def update_fn(updates, state, params=None, *, samples=0, **extra):
         del params, extra
-        step = rate(samples)
-        return jax.tree.map(lambda u: jnp.asarray(-step, u.dtype) * u, updates), state
+        rate = state.learning_rate if shape is None else state.learning_rate * shape(samples)
+        return jax.tree.map(lambda u: (-rate * u).astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -27,33 +27,33 @@ def adam(b1: float = 0.9, b2: float = 0.999, weight_decay: float = 0.0):
 DIRECTIONS = {"sgd": sgd, "momentum": momentum, "adam": adam}
 
 
-def constant(learning_rate):
-    """The same rate throughout."""
-    return lambda samples: learning_rate
-
-
-def step(learning_rate, boundaries: tuple[float, ...], factor: float = 0.1):
+def step(boundaries: tuple[float, ...], factor: float = 0.1):
     """The rate times `factor` at each of `boundaries` (in samples)."""
     boundaries = tuple(map(float, boundaries))
 
-    def rate(samples):
+    def shape(samples):
         passed = sum(jnp.asarray(samples >= boundary, jnp.float32) for boundary in boundaries)
-        return learning_rate * factor**passed
+        return factor**passed
 
-    return rate
+    return shape
 
 
-def cosine(learning_rate, samples: float, floor: float = 0.0):
+def cosine(samples: float, floor: float = 0.0):
     """From the rate down to `floor` times the rate over `samples` samples, then flat."""
     if not samples > 0:
         raise ValueError(f"cosine: samples must be positive, got {samples}; set the run's length")
     horizon = float(samples)
 
-    def rate(samples):
+    def shape(samples):
         phase = jnp.clip(samples / horizon, 0.0, 1.0)
-        return learning_rate * (floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * phase)))
+        return floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * phase))
 
-    return rate
+    return shape
+
+
+def constant():
+    """The same rate throughout."""
+    return lambda samples: 1.0
 
 
 SCHEDULES = {"constant": constant, "step": step, "cosine": cosine}
@@ -79,13 +79,13 @@ def build(part) -> optax.GradientTransformation:
             "set config.optimizer.warmup_samples"
         )
     schedule = spec.pop("schedule", "constant")
-    rate = parts.build("schedule", SCHEDULES, schedule, learning_rate=learning_rate)
+    shape = parts.build("schedule", SCHEDULES, schedule)
 
     def warmed(samples):
-        return rate(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)
+        return shape(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)
 
     direction = parts.build("optimizer", DIRECTIONS, spec)
-    return optax.chain(direction, scale_by_samples(warmed if warmup else rate))
+    return optax.chain(direction, scale_by_samples(learning_rate, warmed if warmup else shape))
 
 
 def _number(spec: dict, name: str, default: float | None) -> float:

@@ -6,6 +6,7 @@ Z_a x Z_b with a b >= n, walked on until it falls below n (J. Black, P. Rogaway,
 Arbitrary Finite Domains*, CT-RSA 2002).
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -34,25 +35,14 @@ class Sampler:
         self.batch_size = batch_size
         self.sizes = np.array([len(shard) for shard in shards], np.int64)
         starts = np.cumsum([0, *self.sizes[:-1]])
-        flat = np.concatenate(shards).astype(np.int32)
-
-        @jax.jit
-        def look_up(worker, epoch, offset):
-            size = jnp.asarray(self.sizes, jnp.uint32)[worker][..., None]
-            shape = (*worker.shape, batch_size)
-            position = offset[..., None] + jax.lax.broadcasted_iota(
-                jnp.uint32, shape, len(shape) - 1
-            )
-            laps = position // size
-            epoch = epoch[..., None] + laps
-            # One after the other, or worker 1 in epoch 2 would walk as worker 2 in epoch 1.
-            key = _scramble(jnp.uint32(seed & 0xFFFFFFFF))
-            key = _scramble(_scramble(key + worker.astype(jnp.uint32))[..., None] + epoch)
-            place = permute(position - laps * size, jnp.broadcast_to(size, shape), key)
-            start = jnp.asarray(starts, jnp.uint32)[worker][..., None]
-            return jnp.asarray(flat)[start + place]
-
-        self._look_up = look_up
+        flat = np.concatenate(shards)
+        # Data, not constants, so that runs with other seeds and splits share a program.
+        self._data = (
+            jnp.uint32(seed & 0xFFFFFFFF),
+            jnp.asarray(self.sizes, jnp.uint32),
+            jnp.asarray(starts, jnp.uint32),
+            jnp.asarray(flat, jnp.int32),
+        )
 
     def indices(self, workers, counters) -> jax.Array:
         """[..., batch_size] int32 indices of mini-batch number counters[...] of workers[...].
@@ -62,9 +52,22 @@ class Sampler:
         workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
         # In 64 bits here, since the device has 32: a long run passes 2^31 samples.
         epoch, offset = np.divmod(counters * self.batch_size, self.sizes[workers])
-        return self._look_up(
-            workers.astype(np.int32), epoch.astype(np.uint32), offset.astype(np.uint32)
-        )
+        address = workers.astype(np.int32), epoch.astype(np.uint32), offset.astype(np.uint32)
+        return _look_up(self._data, *address, self.batch_size)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _look_up(data, worker, epoch, offset, batch_size: int):
+    seed, sizes, starts, flat = data
+    size = sizes[worker][..., None]
+    shape = (*worker.shape, batch_size)
+    position = offset[..., None] + jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    laps = position // size
+    # One after the other, or worker 1 in epoch 2 would walk as worker 2 in epoch 1.
+    key = _scramble(_scramble(seed) + worker.astype(jnp.uint32))[..., None]
+    key = _scramble(key + epoch[..., None] + laps)
+    place = permute(position - laps * size, jnp.broadcast_to(size, shape), key)
+    return flat[starts[worker][..., None] + place]
 
 
 def permute(index, size, key):

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, dpsgd, local_sgd
+from algorithms import all_reduce, dpsgd, local_sgd, matcha
 from algorithms.base import scale_by_samples
 from benchmarks.mesh import hand_written
 from comms import topology
@@ -22,12 +22,13 @@ N, M = 8, 4
 
 
 def optimizer():
-    return optax.chain(optax.trace(0.9), scale_by_samples(lambda samples: 0.05 / (1 + samples)))
+    return optax.chain(optax.trace(0.9), scale_by_samples(0.05, lambda samples: 1 / (1 + samples)))
 
 
 METHODS = {
     "all_reduce": lambda: all_reduce(optimizer(), collective="ring"),
     "dpsgd": lambda: dpsgd(optimizer(), topology.ring(N)),
+    "matcha": lambda: matcha(optimizer(), topology.matcha_graph(0), weighting="confidence"),
     "local_sgd": lambda: local_sgd(optimizer()),
 }
 

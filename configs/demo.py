@@ -1,0 +1,27 @@
+"""The demo: blocking against non-blocking SGD with one worker that is four times slower.
+
+Eight workers on a ring; the arms are those of Ring All-Reduce and D-PSGD. See
+`configs/nonblocking.py` for all values and for more mixers, delays and rivals.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import nonblocking
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """One arm; the arguments are those of `configs/nonblocking.py`."""
+    c = nonblocking.get_config(arg)
+    c.graph = "ring"
+    return c
+
+
+def sweep():
+    """Equal samples per round, blocking and not, and small batches."""
+    ring = {"algorithm": "all_reduce(collective=ring)"}
+    gossip = {"algorithm": "dpsgd", "baseline": "dpsgd/blocking"}
+    yield "all_reduce/blocking", ring | {"wait": "barrier"}
+    yield "all_reduce/nonblocking", ring | {"wait": "first_finisher"}
+    yield "all_reduce/small_batch", ring | {"wait": "barrier", "mini_batches": 1}
+    yield "dpsgd/blocking", gossip | {"wait": "neighbour_barrier"}
+    yield "dpsgd/nonblocking", gossip | {"wait": "first_finisher"}
