@@ -14,6 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.records import at_target
+
 NONE = "–"
 
 
@@ -36,7 +38,7 @@ def table(arms: Sequence[Mapping]) -> Table:
     result = Table(
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption="; ".join(caption)
     )
-    result.add_column("arm", overflow="fold")
+    result.add_column("arm", no_wrap=True)
     for heading in (
         "updates",
         "samples",
@@ -62,8 +64,8 @@ def table(arms: Sequence[Mapping]) -> Table:
             _number(arm["seconds"], _digits(arm["seconds"], 3)),
             _to_target(arm),
             _speed_up(arm, by_name, named),
-            _spread(arm, "train_loss", _digits(arm["train_loss"], 4)),
-            _spread(arm, "test_accuracy", ".2f", scale=100),
+            _spread(arm, "train_loss", _digits(arm["train_loss"], 3)),
+            _spread(arm, "test_accuracy", ".1f", scale=100),
             _number(arm["idle_fraction"], ".1f", scale=100),
             _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
         )
@@ -127,6 +129,7 @@ def _speed_up(arm: Mapping, by_name: Mapping[str, Mapping], named: set[str]) -> 
     return f"{reference / own:.2f}x{mark}"
 
 
+MOST_CURVES = 16  # as many as a reader can tell apart
 # Okabe and Ito's colours, told apart with any colour vision; the lightest left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
@@ -151,7 +154,11 @@ def figure(
         their geometric mean with a band of one standard deviation of the logarithm. The part of
         a name before "/" chooses the colour, the rest the kind of line.
     clock: what `seconds` are, "virtual" or "wall".
+    Of more than MOST_CURVES arms, those that are first at the target are drawn.
     """
+    if len(curves) > MOST_CURVES:
+        first = sorted(curves, key=lambda curve: _arrival(curve[1], target_loss))[:MOST_CURVES]
+        curves = [curve for curve in curves if curve in first]
     colours = _assign((name.partition("/")[0] for name, _ in curves), COLOURS)
     dashes = _assign((name.partition("/")[2] for name, _ in curves), DASHES)
 
@@ -184,6 +191,13 @@ def figure(
         handlelength=3.2,
     )
     canvas.savefig(path, format="png")
+
+
+def _arrival(runs: Sequence[Sequence[Mapping]], target_loss: float | None) -> tuple[float, float]:
+    """Sorts arms by their mean time to the target; those that miss it come last, by their loss."""
+    seconds = [at_target(run, target_loss) for run in runs]
+    last = max(run[-1]["train_loss"] or math.inf for run in runs)
+    return (math.inf if None in seconds else sum(seconds) / len(seconds), last)
 
 
 def _assign(keys, values) -> dict:

@@ -49,8 +49,8 @@ def test_a_row_says_what_the_summary_says():
         "clock [s]": "50.0",
         "to target [s]": "8.00",
         "speed-up": "2.50x",
-        "train loss": "0.1235",
-        "test acc. [%]": "97.12",
+        "train loss": "0.123",
+        "test acc. [%]": "97.1",
         "idle [%]": "40.0",
         "MB per worker": "12.3",
     }
@@ -75,7 +75,7 @@ def test_values_over_seeds_have_a_spread():
     seeds = [arm("a/x", 9.0), arm("a/x", 11.0, seed=1, test_accuracy=0.9512)]
     row = rows([records.aggregate(seeds)])[0]
     assert row["to target [s]"] == "10.0 ± 1.4"
-    assert row["test acc. [%]"] == "96.12 ± 1.41"
+    assert row["test acc. [%]"] == "96.1 ± 1.4"
     partly = records.aggregate([arm("a/x", 9.0), arm("a/x", None, seed=1)])
     assert rows([partly])[0]["to target [s]"] == "1/2 seeds"
 
@@ -89,7 +89,7 @@ def test_what_is_not_known_is_a_dash():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0"), (1234.567, "1,235"), (0.36788, "0.3679"), (3e-7, "3.000e-07"), (2e9, "2.000e+09")],
+    [(0.0, "0"), (1234.567, "1,235"), (0.36788, "0.368"), (3e-7, "3.00e-07"), (2e9, "2.00e+09")],
 )
 def test_losses_of_any_size_are_readable(value, shown):
     assert rows([arm("a/x", train_loss=value)])[0]["train loss"] == shown
