@@ -20,7 +20,7 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from algorithms import all_reduce, dpsgd
+from algorithms import all_reduce, dpsgd, matcha
 from algorithms.base import scale_by_samples
 from benchmarks import timing
 from comms import topology
@@ -111,12 +111,11 @@ def all_reduce_ratio(workers: int, repeats: int) -> float:
     return taken["ours"] / taken["floor"]
 
 
-def gossip_ratio(workers: int, repeats: int) -> float:
-    """D-PSGD on a ring against the same local momentum steps without any communication."""
-    task, sampler = task_and_sampler(workers)
-    updates = UPDATES[workers]
+def local_floor(task, sampler, workers: int, updates: int, mini_batches: int):
+    """A candidate: local momentum steps of every worker, without any communication."""
     train = jax.tree.map(jnp.asarray, task.train)
-    indices = fixed_indices(sampler, workers, updates).reshape(updates, workers, -1)
+    indices = fixed_indices(sampler, workers, updates, mini_batches)
+    indices = indices.reshape(updates, workers, -1)
     plain = optax.sgd(0.05, momentum=0.9)
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -141,10 +140,34 @@ def gossip_ratio(workers: int, repeats: int) -> float:
         carry = local(carry, indices)
         return carry
 
-    method = dpsgd(optimizer(), topology.ring(workers))
-    ours = simulated(method, task, sampler, barrier(workers), updates)
+    return floor
+
+
+def gossip_ratio(
+    workers: int, repeats: int, method=None, mini_batches: int = MINI_BATCHES
+) -> float:
+    """Gossip (D-PSGD on a ring) against the same local steps without any communication."""
+    task, sampler = task_and_sampler(workers)
+    updates = UPDATES[workers] * MINI_BATCHES // mini_batches
+    method = method or dpsgd(optimizer(), topology.ring(workers))
+    rule = clock.RULES["neighbour_barrier"](
+        delays.exponential(1.0), workers, mini_batches, 0, graph=method.graph, links=method.links
+    )
+    ours = simulated(method, task, sampler, rule, updates, mini_batches)
+    floor = local_floor(task, sampler, workers, updates, mini_batches)
     taken = timing.seconds({"ours": ours, "floor": floor}, repeats)
     return taken["ours"] / taken["floor"]
+
+
+def matcha_lines(repeats: int):
+    """64 workers of MATCHA on a random 8-regular graph, at two sizes of a round."""
+    graph = topology.random_regular(64, degree=8, seed=0)
+    for mini_batches, target in ((8, 1.3), (1, 1.7)):
+        ratio = gossip_ratio(64, repeats, matcha(optimizer(), graph, budget=0.5), mini_batches)
+        yield (
+            f"MATCHA, 64 workers, 8-regular graph, budget 0.5, {mini_batches} x {BATCH} samples "
+            f"per round: {ratio:.2f} (target <= {target})"
+        )
 
 
 def asynchronous_schedule(workers: int, contributions: int, updates: int) -> Schedule:
@@ -262,6 +285,8 @@ def main(_) -> None:
             console.print(f"{family}, {workers} workers: {ratios[-1]:.2f}", highlight=False)
         table.add_row(family, f"<= {TARGETS[family]:.2f}", *(f"{r:.2f}" for r in ratios))
     console.print(table)
+    for line in matcha_lines(_REPEATS.value):
+        console.print(line, highlight=False)
     console.print(scale_table(_DEVICES.value))
 
 

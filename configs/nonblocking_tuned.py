@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 
 from configs import nonblocking
 
-MINI_BATCHES = (1, 2, 4, 8, 16)
-LEARNING_RATES = (0.1, 0.2, 0.4, 0.8)
+MINI_BATCHES = (1, 2, 4, 8, 16)  # of 8 samples
+LEARNING_RATES = (0.2, 0.4, 0.8, 1.6)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm; the arguments are those of `configs/nonblocking.py`."""
-    c = nonblocking.get_config(arg)
+    c = nonblocking.get_config(",".join(filter(None, ("batch=8", arg))))
     c.evaluate_every = 0.1  # seconds on the run's clock
     c.seconds = 40.0
     c.stop_at_target = True
