@@ -85,22 +85,33 @@ def main(_) -> None:
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     # Imported late: a wrong flag is answered at once.
+    from rich.console import Console
+
     from experiments import sweep
 
     keep_compiled_programs()
 
     flag = flags.FLAGS["config"]
-    path = config_flags.get_config_filename(flag).partition(":")[0] if _SWEEP.value else None
+    config, place = _CONFIG.value, _WORKDIR.value
+    path = config_flags.get_config_filename(flag).partition(":")[0]
+    module = sweep.load(path)
     try:
+        if hasattr(module, "analyse"):
+            sweep.check_analysis(path, config, place, _SWEEP.value, _SEEDS.value, _OVERWRITE.value)
+            module.analyse(config, place, Console())
+            return
         arms = sweep.expand(
-            _CONFIG.value, path, config_flags.get_override_values(flag), _SEEDS.value
+            config,
+            path if _SWEEP.value else None,
+            config_flags.get_override_values(flag),
+            _SEEDS.value,
         )
         sweep.provide_cpu_devices(arms)
-        sweep.check(arms, _WORKDIR.value, _OVERWRITE.value)
+        sweep.check(arms, place, _OVERWRITE.value)
     except ValueError as error:
         refuse(error)
-    claims = getattr(sweep.load(path), "claims", None) if path else None
-    sweep.launch(arms, _WORKDIR.value, _OVERWRITE.value, claims)
+    told = {name: getattr(module, name, None) for name in ("claims", "figures")}
+    sweep.launch(arms, place, _OVERWRITE.value, **told if _SWEEP.value else {})
 
 
 if __name__ == "__main__":

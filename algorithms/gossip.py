@@ -112,7 +112,11 @@ def gossip_bytes(partners: np.ndarray):
 
 
 def gossip_seconds(partners: np.ndarray, links: Links | None = None):
-    """round_seconds of gossip: the active matchings one after the other."""
+    """round_seconds of gossip: the active matchings one after the other, for every worker.
+
+    A worker that a matching leaves out waits for it all the same: MATCHA's model of time
+    (arXiv 1905.09435), in which a matching is the unit.
+    """
 
     def round_seconds(params, workers, network):
         del workers

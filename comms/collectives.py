@@ -51,23 +51,19 @@ def ring_all_reduce(x, axis="workers"):
 def ring_weighted_mean(tree, weight=None, axis="workers"):
     """``weighted_mean`` through ``ring_all_reduce``: one flat buffer per dtype.
 
-    The weight is one more element at the end of each buffer, and in its dtype: no collective of
-    its own, but weights that bfloat16 cannot hold (whole numbers above 256) are rounded.
+    The weights are added up apart, in float32: in the buffer's dtype their sum could be rounded.
     """
     leaves, structure = jax.tree.flatten(tree)
     means = list(leaves)
     floats = [jnp.result_type(leaf, float) for leaf in leaves]
+    total = jnp.float32(jax.lax.axis_size(axis))
+    if weight is not None:
+        total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
     for dtype in dict.fromkeys(floats):
         members = [i for i, other in enumerate(floats) if other == dtype]
         parts = [leaves[i].astype(dtype) for i in members]
-        if weight is None:
-            total = jnp.float32(jax.lax.axis_size(axis))
-            sums = ring_all_reduce(jnp.concatenate([x.ravel() for x in parts]), axis)
-        else:
-            buffer = [_weighed(x, weight).ravel() for x in parts]
-            buffer.append(jnp.asarray(weight, dtype)[None])
-            sums = ring_all_reduce(jnp.concatenate(buffer), axis)
-            total = sums[-1]
+        held = parts if weight is None else [_weighed(x, weight) for x in parts]
+        sums = ring_all_reduce(jnp.concatenate([x.ravel() for x in held]), axis)
         start = 0
         for i, x in zip(members, parts, strict=True):
             means[i] = _over(sums[start : start + x.size].reshape(x.shape), total)

@@ -34,11 +34,6 @@ def ring_all_reduce_bytes(payload: int, workers: int, itemsize: int = 4) -> int:
     return 2 * (workers - 1) * chunk * itemsize
 
 
-def gossip_bytes(payload: int, degrees) -> np.ndarray:
-    """Bytes that each worker [n] sends in one round: the payload to each of its neighbours [n]."""
-    return payload * np.asarray(degrees)
-
-
 def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
     """Cost of a ring all-reduce over links (alpha, beta); ``gamma``: seconds per byte to add.
 
@@ -46,14 +41,6 @@ def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBe
     """
     others = workers - 1
     return AlphaBeta(2 * others * alpha, (2 * beta + gamma) * others / workers)
-
-
-def neighbour_exchange(matchings: int, alpha: float, beta: float) -> AlphaBeta:
-    """Cost of one round of gossip: the graph's matchings in sequence, the links of each at once.
-
-    MATCHA, arXiv 1905.09435: a matching is the unit of communication time.
-    """
-    return AlphaBeta(matchings * alpha, matchings * beta)
 
 
 class Network(NamedTuple):

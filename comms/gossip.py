@@ -55,22 +55,20 @@ def mix_active(tree, alpha: float, partners, active, axis="workers"):
     on all workers; an inactive matching sends nothing. W^(k) = I - alpha sum_m B_m L_m of
     MATCHA (arXiv 1905.09435).
     """
-    partners = np.asarray(partners)
+    mixed = jax.tree.map(lambda x: x.astype(_accumulator(x)), tree)
 
-    def mix_leaf(x):
-        mixed = x.astype(_accumulator(x))
+    def pull(mixed, partner):
+        def leaf(m, x):
+            received = jax.lax.ppermute(x, axis, _permutation(partner))
+            return m + alpha * (received.astype(m.dtype) - x.astype(m.dtype))
 
-        def pull(mixed, partner):
-            received = jax.lax.ppermute(x, axis, _permutation(partner)).astype(mixed.dtype)
-            return mixed + alpha * (received - x.astype(mixed.dtype))
+        return jax.tree.map(leaf, mixed, tree)
 
-        for m, partner in enumerate(partners):
-            mixed = jax.lax.cond(
-                active[m], functools.partial(pull, partner=partner), lambda mixed: mixed, mixed
-            )
-        return mixed.astype(x.dtype)
-
-    return jax.tree.map(mix_leaf, tree)
+    for m, partner in enumerate(np.asarray(partners)):
+        mixed = jax.lax.cond(
+            active[m], functools.partial(pull, partner=partner), lambda mixed: mixed, mixed
+        )
+    return jax.tree.map(lambda m, x: m.astype(x.dtype), mixed, tree)
 
 
 def exchange(tree, partner, axis="workers"):

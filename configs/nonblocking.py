@@ -110,6 +110,7 @@ def sweep():
         yield f"{mixer}/blocking", common | {"wait": wait_for_all}
         yield f"{mixer}/nonblocking", common | {"wait": "first_finisher"}
         yield f"{mixer}/small_batch", common | {"wait": wait_for_all, "mini_batches": 1}
+        # One nominal round of eight mini-batches of 16 samples.
         yield f"{mixer}/deadline", common | {"wait": f"deadline(seconds={NOMINAL})"}
 
 
@@ -125,6 +126,8 @@ def claims(arms):
         gain = "target not reached"
         if ours["seconds_to_target"] and theirs["seconds_to_target"]:
             gain = f"{theirs['seconds_to_target'] / ours['seconds_to_target']:.2f}x"
+        if not theirs["updates"] or None in (ours["test_accuracy"], theirs["test_accuracy"]):
+            continue  # nothing to compare
         rounds, samples = (
             (ours[unit] / ours["seconds"]) / (theirs[unit] / theirs["seconds"])
             for unit in ("updates", "samples")

@@ -1,14 +1,12 @@
-"""What theory says, drawn without training: gains of non-blocking rounds, mixing rates of MATCHA.
+"""Theory without training: gains of non-blocking rounds, and how fast MATCHA mixes.
 
 The gains are those of Non-blocking SGD's run-time analysis (arXiv 2211.00889), beside simulated
-rounds; the mixing rates rho those of MATCHA (arXiv 1905.09435), of periodic and of vanilla D-PSGD.
+rounds; the mixing rates those of MATCHA, periodic and vanilla D-PSGD (arXiv 1905.09435).
 """
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from pathlib import Path
 from typing import NamedTuple
 
 import networkx as nx
@@ -24,130 +22,267 @@ from rich.table import Table
 
 from algorithms.gossip import graph_matchings
 from comms import matcha
-from experiments import parts, records, report
+from experiments import parts, train
+from experiments.report import COLOURS
 from stragglers import delays, processes, theory
 
 # --- gains of non-blocking rounds ---
 
 
 class Gain(NamedTuple):
-    """Throughput of non-blocking over blocking rounds, expected and simulated."""
+    """Samples per second of non-blocking over blocking rounds, expected and simulated."""
 
     delay: str
     workers: int
     communication: float  # s per round
-    theory: float
+    source: str  # of what is expected: "closed form", or "estimate" from another simulation
+    expected: float
     simulated: float
-    method: str  # of `theory`: quadrature | fixed_speeds | estimate
 
     @property
-    def relative_error(self) -> float:
-        """Of the simulation, against the theory."""
-        return self.simulated / self.theory - 1
+    def error(self) -> float:
+        """Relative error of the simulation."""
+        return self.simulated / self.expected - 1
 
 
-def compare_gains(config: ConfigDict, workdir: str | os.PathLike, console: Console) -> list[Gain]:
-    """Write config.json, summary.json and figure.png of theory against simulation; print tables.
+class Gains(NamedTuple):
+    """The gains under every delay, along two axes."""
 
-    config: delays {name: part}, workers and communication (s) to vary, workers_fixed and
-    communication_fixed for the other one, mini_batches, draw, in_flight, rounds, rounds_in_time
-    and seed. Raises ValueError, before anything is written, for entries that make no sense.
+    by_workers: list[Gain]  # one communication cost
+    by_communication: list[Gain]  # one number of workers
+
+
+def compare_gains(config: ConfigDict) -> Gains:
+    """Theory and simulation of the run-time model (2211.00889), with the same draws for all rules.
+
+    config: `delays` {name: part}; `workers` and `communication` (s per round), which vary one at
+    a time, and `at_workers` and `at_communication` for where the other one stays; `mini_batches`,
+    `draw` and `in_flight` as in `stragglers.clock`; `rounds` of a simulation, `rounds_in_time` of
+    it where durations have a memory; `seed`. Raises ValueError, before the first long
+    simulation, for what makes no sense.
     """
-    check_gains(config)
-    cases = [
-        (name, workers, communication)
-        for name in config.delays
-        for workers, communication in _axes_of(config)
-    ]
-    with console.status("simulating rounds"):
-        gains = [gain(config, *case) for case in cases]
-    workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(workdir / records.CONFIG, config.to_dict())
-    points = [each._asdict() | {"relative_error": each.relative_error} for each in gains]
-    largest = {
-        method: max(abs(each.relative_error) for each in gains if each.method == method)
-        for method in sorted({each.method for each in gains})
+    _check(config)
+    built = {name: train.build_delay(part) for name, part in config.delays.items()}
+    brief = ConfigDict(config)
+    brief.update(rounds=1, rounds_in_time=1)
+    for name, delay in built.items():
+        _gain(brief, name, delay, max(*config.workers, config.at_workers), 0.0)
+    return Gains(
+        [
+            _gain(config, name, delay, workers, config.at_communication)
+            for name, delay in built.items()
+            for workers in config.workers
+        ],
+        [
+            _gain(config, name, delay, config.at_workers, seconds)
+            for name, delay in built.items()
+            for seconds in config.communication
+        ],
+    )
+
+
+def _check(config: ConfigDict) -> None:
+    def count(value):
+        return parts.is_number(value, Integral) and value > 0
+
+    def cost(value):
+        return parts.is_number(value) and 0 <= value < np.inf
+
+    def several(fits):
+        return lambda value: isinstance(value, list | tuple) and value and all(map(fits, value))
+
+    for words, fits, names in (
+        ("positive whole numbers", several(count), ("workers",)),
+        ("seconds, 0 or more", several(cost), ("communication",)),
+        ("a positive whole number", count,
+         ("at_workers", "mini_batches", "rounds", "rounds_in_time")),
+        ("seconds, 0 or more", cost, ("at_communication",)),
+        ("a whole number, 0 or more", lambda v: count(v) or v == 0, ("seed",)),
+        ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
+    ):  # fmt: skip
+        for name in names:
+            if not fits(config.get(name)):
+                raise ValueError(
+                    f"config.{name} must be {words}, got {config.get(name)!r}; set config.{name}"
+                )
+
+
+def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
+    place = (workers, config.mini_batches, communication)
+    in_time = processes.as_process(delay).uses_time
+    simulation = {
+        "rounds": config.rounds_in_time if in_time else config.rounds,
+        # A slow spell ends within a round only where durations are drawn within it.
+        "draw": "mini_batch" if in_time else config.draw,
+        "in_flight": config.in_flight,
     }
-    records.write_json(
-        workdir / records.SUMMARY,
-        {"name": config.name, "largest_relative_error": largest, "points": points},
-    )
-    draw_gains(config, gains, workdir / "figure.png")
-    print_gains(config, gains, console)
-    worst = ", ".join(f"{100 * error:.1f} % ({method})" for method, error in largest.items())
-    console.print(f"largest relative error by kind of theory: {worst}", highlight=False)
-    console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)
-    return gains
-
-
-def check_gains(config: ConfigDict) -> None:
-    """Raise ValueError for a config that `compare_gains` cannot work with."""
-    whole = lambda v: parts.is_number(v, Integral) and v > 0  # noqa: E731
-    seconds = lambda v: parts.is_number(v) and 0 <= v < np.inf  # noqa: E731
-    several = lambda v, fits: isinstance(v, list | tuple) and v and all(map(fits, v))  # noqa: E731
-    for name, words, fits in (
-        ("workers", "positive whole numbers", lambda v: several(v, whole)),
-        ("communication", "seconds, 0 or more", lambda v: several(v, seconds)),
-        ("workers_fixed", "a positive whole number", whole),
-        ("communication_fixed", "seconds, 0 or more", seconds),
-        ("mini_batches", "a positive whole number", whole),
-        ("rounds", "a positive whole number", whole),
-        ("rounds_in_time", "a positive whole number", whole),
-        ("seed", "a whole number, 0 or more", lambda v: parts.is_number(v, Integral) and v >= 0),
-        ("delays", "a mapping from names to delays", lambda v: hasattr(v, "items") and len(v)),
-    ):
-        if name not in config or not fits(config[name]):
-            raise ValueError(
-                f"config.{name} must be {words}, got {config.get(name)!r}; set config.{name}"
-            )
-    for part in config.delays.values():
-        process = processes.as_process(_delay(part)).seeded(config.seed)
-        process.duration(max(*config.workers, config.workers_fixed) - 1, 0.0)
-    for law in config.delays.values():  # of draw and in_flight, and of laws without a mean
-        _expected(config, law, 2, 0.0, rounds=1)
-
-
-def gain(config: ConfigDict, name: str, workers: int, communication: float) -> Gain:
-    """The throughput gain under the delay that `name` names; communication in seconds."""
-    part = config.delays[name]
-    rounds = config.rounds_in_time if _delay_uses_time(part) else config.rounds
-    expected, method = _expected(config, part, workers, communication, rounds)
-    simulated = _simulated(config, part, workers, communication, rounds, config.seed)
-    return Gain(name, workers, communication, expected, simulated, method)
-
-
-def _expected(config, part, workers: int, communication: float, rounds: int) -> tuple[float, str]:
-    """The gain without simulation where there is a way, and what the way is called."""
-    spec, options = parts.spec(part), {"in_flight": config.in_flight}
-    delay = _delay(part)
+    part = parts.spec(config.delays[name])
+    source = "closed form"
     if isinstance(delay, delays.Law):
-        options |= {"draw": config.draw}
-        value = theory.throughput_gain(
-            delay, workers, config.mini_batches, communication, **options
+        expected = theory.throughput_gain(
+            delay, *place, draw=config.draw, in_flight=config.in_flight
         )
-        return value, "quadrature"
-    law = spec.get("law")
-    if spec["name"] == "persistent" and parts.spec(law)["name"] == "deterministic":
-        process = delay.seeded(config.seed)
-        seconds = process.duration(np.arange(workers), 0.0)
-        value = theory.speeds_gain(seconds, config.mini_batches, communication, **options)
-        return value, "fixed_speeds"
-    # Other seeds than the simulation's: how far two estimates lie apart is their error.
-    return _simulated(config, part, workers, communication, rounds, config.seed + 1), "estimate"
+    elif part["name"] == "persistent" and parts.spec(part["law"])["name"] == "deterministic":
+        seconds = delay.seeded(config.seed).duration(np.arange(workers), 0.0)
+        expected = theory.speeds_gain(
+            seconds, config.mini_batches, communication, in_flight=config.in_flight
+        )
+    else:
+        source = "estimate"
+        expected = theory.estimate_gain(delay, *place, seed=config.seed + 1, **simulation)
+    simulated = theory.estimate_gain(delay, *place, seed=config.seed, **simulation)
+    return Gain(name, workers, communication, source, expected, simulated)
 
 
-def _simulated(config, part, workers, communication, rounds, seed) -> float:
-    """The gain in simulated rounds; the blocking and the other rounds see the same draws."""
-    delay = _delay(part)
-    return theory.estimate_gain(
-        delay,
-        workers,
-        config.mini_batches,
-        communication,
-        rounds=rounds,
-        seed=seed,
-        # A slow spell can end within a round only if durations are drawn within it.
-        draw="mini_batch" if _uses_time(delay) else config.draw,
-        in_flight=config.in_flight,
+def print_gains(console: Console, gains: Gains):
+    """Print two tables, a delay in every row: expected gains and the simulation's errors."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    for title, axis, shown, column in (
+        (f"by workers, at {gains.by_workers[0].communication:g} s of communication",
+         gains.by_workers, "n = {:g}", "workers"),
+        (f"by communication per round, with {gains.by_communication[0].workers} workers",
+         gains.by_communication, "{:g} s", "communication"),
+    ):  # fmt: skip
+        places = list(dict.fromkeys(getattr(gain, column) for gain in axis))
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"throughput gain {title}")
+        table.add_column("delay")
+        for place in places:
+            table.add_column(shown.format(place), justify="right", no_wrap=True)
+        for name, row in _by_delay(axis).items():
+            mark = "*" if row[0].source == "estimate" else ""
+            table.add_row(
+                _words(name) + mark,
+                *(f"{g.expected:.2f}x ({round(100 * g.error, 1) + 0.0:+.1f}%)" for g in row),
+            )
+        console.print(table)
+    console.print("in brackets: the simulation's error; * estimate from another simulation")
+
+
+def draw_gains(gains: Gains, path: str | os.PathLike):
+    """Write a PNG of 1200x600 pixels: gains against workers and against communication."""
+    canvas = Figure(figsize=(8, 4), dpi=150, layout="constrained")
+    left, right = canvas.subplots(1, 2, sharey=True)
+    for axes, axis, column in (
+        (left, gains.by_workers, "workers"),
+        (right, gains.by_communication, "communication"),
+    ):
+        for (name, row), colour in zip(_by_delay(axis).items(), _colours(), strict=False):
+            x = [getattr(gain, column) for gain in row]
+            estimated = row[0].source == "estimate"
+            axes.plot(
+                x,
+                [gain.expected for gain in row],
+                color=colour,
+                linestyle=(0, (4, 1.5)) if estimated else "-",
+                linewidth=1.4,
+                label=_words(name) if axes is left else None,
+            )
+            simulated = [gain.simulated for gain in row]
+            axes.plot(x, simulated, "o", markersize=4.5, markeredgewidth=1.1, color=colour,
+                      markerfacecolor="white")  # fmt: skip
+        axes.axhline(1, color="0.35", linewidth=0.8, linestyle="--")
+        _style(axes)
+    left.set_xscale("log", base=2)
+    _ticks(left, [gain.workers for gain in gains.by_workers])
+    seconds, workers = gains.by_workers[0].communication, gains.by_communication[0].workers
+    left.set(xlabel=f"workers, at {seconds:g} s of communication",
+             ylabel="throughput: non-blocking / blocking")  # fmt: skip
+    _ticks(right, [gain.communication for gain in gains.by_communication])
+    right.set(xlabel=f"communication per round [s], {workers} workers")
+    handles, _ = left.get_legend_handles_labels()
+    handles += [
+        Line2D([], [], color="0.2", label="closed form"),
+        Line2D([], [], color="0.2", linestyle=(0, (4, 1.5)), label="estimate"),
+        Line2D([], [], color="0.2", marker="o", linestyle="", markersize=4.5,
+               markerfacecolor="white", label="simulated"),
+    ]  # fmt: skip
+    canvas.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    canvas.savefig(path, format="png")
+
+
+def _by_delay(axis: Sequence[Gain]) -> dict[str, list[Gain]]:
+    rows: dict[str, list[Gain]] = {}
+    for gain in axis:
+        rows.setdefault(gain.delay, []).append(gain)
+    return rows
+
+
+# --- how fast MATCHA mixes ---
+
+
+class Mixing(NamedTuple):
+    """rho, the contraction per round of the squared distance to consensus; smaller is faster."""
+
+    matcha: np.ndarray  # [budgets]
+    periodic: np.ndarray  # [budgets]
+    vanilla: float  # all links in every round
+
+
+def mixing_rates(graph: nx.Graph, budgets: Sequence[float]) -> Mixing:
+    """rho of the three methods on a graph, MATCHA with its best probabilities and edge weight.
+
+    Budgets are shares of the graph's communication in (0, 1]; 1905.09435.
+    """
+    matchings, _ = graph_matchings(graph)
+    _, vanilla = matcha.vanilla(graph)
+
+    def sampled(budget: float) -> float:
+        p = matcha.activation_probabilities(matchings, len(graph), budget)
+        return matcha.mixing_weight(matchings, len(graph), p)[1]
+
+    return Mixing(
+        np.array([sampled(budget) for budget in budgets]),
+        np.array([matcha.periodic_rho(budget, vanilla) for budget in budgets]),
+        vanilla,
     )
+
+
+def draw_mixing_rates(graphs: Mapping[str, nx.Graph], path: str | os.PathLike):
+    """Write a PNG of 1200x675 pixels: rho against the budget, a panel for each of eight graphs."""
+    budgets = np.linspace(0.05, 1, 20)
+    canvas = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    panels = canvas.subplots(2, 4, sharex=True)
+    lines = (("matcha", COLOURS[0], "-"), ("periodic", COLOURS[1], (0, (5, 1.5))))
+    for axes, (title, graph) in zip(panels.flat, graphs.items(), strict=True):
+        rates = mixing_rates(graph, budgets)
+        for method, colour, dashes in lines:
+            axes.plot(budgets, getattr(rates, method), color=colour, linestyle=dashes)
+        axes.axhline(rates.vanilla, color="0.2", linestyle=(0, (1, 1.2)))
+        axes.set_title(title, fontsize=8)
+        _style(axes)
+        axes.set(xlim=(0, 1))
+        _ticks(axes, [0, 0.5, 1])
+    canvas.supxlabel("budget: share of vanilla's communication", fontsize=9)
+    canvas.supylabel("rho per round (smaller: faster consensus)", fontsize=9)
+    handles = [Line2D([], [], color=c, linestyle=d, label=name) for name, c, d in lines]
+    handles.append(Line2D([], [], color="0.2", linestyle=(0, (1, 1.2)), label="vanilla D-PSGD"))
+    canvas.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    canvas.savefig(path, format="png")
+
+
+# --- both figures ---
+
+
+def _colours():
+    while True:
+        yield from COLOURS
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _ticks(axes: Axes, places: Sequence[float]):
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(places))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+
+
+def _style(axes: Axes):
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.xaxis.label.set_size(9)
+    axes.yaxis.label.set_size(9)

@@ -1,5 +1,6 @@
-"""Data sets, how workers share them, and which samples a worker's next mini-batch holds."""
+"""Data sets, and how workers share them."""
 
+import functools
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ class Dataset(NamedTuple):
 # --- real data ---
 
 
+@functools.lru_cache(maxsize=2)
 def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
     """The 1,797 8x8 images of handwritten digits that come with scikit-learn.
 

@@ -34,14 +34,16 @@ class Sampler:
             )
         self.batch_size = batch_size
         self.sizes = np.array([len(shard) for shard in shards], np.int64)
-        starts = np.cumsum([0, *self.sizes[:-1]])
-        flat = np.concatenate(shards)
+        self._shards = [np.asarray(shard, np.int32) for shard in shards]
+        self._seed = seed & 0xFFFFFFFF
+
+    @functools.cached_property
+    def _data(self):
         # Data, not constants, so that runs with other seeds and splits share a program.
-        self._data = (
-            jnp.uint32(seed & 0xFFFFFFFF),
-            jnp.asarray(self.sizes, jnp.uint32),
-            jnp.asarray(starts, jnp.uint32),
-            jnp.asarray(flat, jnp.int32),
+        starts = np.cumsum([0, *self.sizes[:-1]])
+        flat = np.concatenate(self._shards)
+        return jax.device_put(
+            (np.uint32(self._seed), self.sizes.astype(np.uint32), starts.astype(np.uint32), flat)
         )
 
     def indices(self, workers, counters) -> jax.Array:

@@ -123,15 +123,33 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
             raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 
 
+def check_analysis(
+    path: str, config: ConfigDict, workdir: str, sweep: bool, seeds: int, overwrite: bool
+) -> None:
+    """Refuse an analysis, a config file with analyse(), where arms or seeds are asked for.
+
+    Its workdir is looked at as that of a run.
+    """
+    if sweep or seeds > 1:
+        raise ValueError(
+            f"{path} is an analysis, without arms and without training; "
+            "leave out --sweep and --seeds"
+        )
+    records.check(workdir, config, overwrite=overwrite)
+
+
 def launch(
     arms: list[Arm],
     workdir: str,
     overwrite: bool,
     claims: Callable[[list[dict]], Iterable[tuple[str, str]]] | None = None,
+    figures: Callable[[pathlib.Path], None] | None = None,
 ) -> dict:
     """Run the arms one after the other; write and print what they have to say together.
 
-    claims: summaries -> (what a paper claims, what was measured) pairs, printed below the table.
+    claims: summaries, each with its arm's `config`, -> (what a paper claims, what was measured)
+        pairs, printed below the table.
+    figures: writes figures of its own into the workdir.
     """
     console = Console()
     root = pathlib.Path(workdir)
@@ -157,6 +175,10 @@ def launch(
     )
     report.print_table(console, together)
     if claims is not None:
-        report.print_claims(console, claims(together))
+        configs = {arm.config.name: arm.config for arm in arms}
+        told = [summary | {"config": configs[summary["name"]]} for summary in together]
+        report.print_claims(console, claims(told))
+    if figures is not None:
+        figures(root)
     console.print(f"records: {root}   figure: {root / 'figure.png'}", highlight=False)
     return {"arms": together} if swept else json.loads(json.dumps(together[0]))

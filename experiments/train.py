@@ -19,7 +19,7 @@ from stragglers.replay import replay_file
 from stragglers.schedule import Schedule, concatenate
 
 
-class Arm(NamedTuple):
+class Prepared(NamedTuple):
     """The parts of one run, all checked, nothing compiled."""
 
     task: tasks.Task
@@ -28,7 +28,7 @@ class Arm(NamedTuple):
     runtime: simulate.Simulator | mesh.Mesh
 
 
-def prepare(config: ConfigDict) -> Arm:
+def prepare(config: ConfigDict) -> Prepared:
     """Build and check every part of an arm; raises ValueError before anything is compiled."""
     parts.check_entries(config)
     if config.runtime not in RUNTIMES:
@@ -49,6 +49,7 @@ def prepare(config: ConfigDict) -> Arm:
         config.algorithm,
         optimizer=optimizers.build(config.optimizer),
         graph=graph,
+        seed=config.seed,
     )
     task = tasks.build(config.task)
     try:
@@ -64,13 +65,14 @@ def prepare(config: ConfigDict) -> Arm:
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
     seconds = _exchange_seconds(config, algorithm, shapes)
     runtime = RUNTIMES[config.runtime](config, task, algorithm, sampler, seconds)
-    return Arm(task, algorithm, shapes, runtime)
+    return Prepared(task, algorithm, shapes, runtime)
 
 
-def _delay(part) -> delays.Law | processes.Process:
+def build_delay(part) -> delays.Law | processes.Process:
+    """The law or process of delays that a part describes; its `law` may be a part itself."""
     spec = parts.spec(part)
     if "law" in spec:
-        spec["law"] = _delay(spec["law"])
+        spec["law"] = build_delay(spec["law"])
     return parts.build("delay", DELAYS, spec)
 
 
@@ -112,7 +114,7 @@ def _simulate(config, task, algorithm, sampler, seconds):
         task.losses,
         task.train,
         sampler,
-        _rule(config, _delay(config.delay), algorithm, seconds),
+        _rule(config, build_delay(config.delay), algorithm, seconds),
         mini_batches=config.mini_batches,
         devices=config.devices,
     )
@@ -129,16 +131,17 @@ def _mesh(config, task, algorithm, sampler, seconds):
             "use in_flight='finish' or runtime='simulate'"
         )
     trigger = parts.build("wait (mesh)", inject.TRIGGERS, trigger_spec)
-    if jax.process_count() > 1 and trigger_spec["name"] in ("first_finisher", "quorum"):
+    if jax.process_count() > 1:
         raise ValueError(
-            f"mesh: {trigger_spec['name']!r} is signalled inside one process and there are "
-            f"{jax.process_count()}; use wait 'deadline'"
+            f"mesh: delays, triggers and the log of a run live in one process and there are "
+            f"{jax.process_count()}; start a single process"
         )
-    delay = None if parts.spec(config.delay)["name"] == "none" else _delay(config.delay)
+    delay = None if parts.spec(config.delay)["name"] == "none" else build_delay(config.delay)
     # What the clock would refuse is refused here too. On a mesh the exchange itself is what waits.
     _rule(config, delay or delays.deterministic(1.0), algorithm, seconds)
     injector = None
-    if delay is not None or trigger_spec["name"] not in ("barrier", "neighbour_barrier"):
+    costly = config.communication != 0
+    if delay is not None or costly or trigger_spec["name"] not in ("barrier", "neighbour_barrier"):
         injector = inject.Injector(
             config.workers,
             config.mini_batches,
@@ -202,7 +205,7 @@ def run(
         return _train(config, arm, recorder, on_record)
 
 
-def _train(config: ConfigDict, arm: Arm, recorder: records.Recorder, on_record) -> dict:
+def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_record) -> dict:
     began = time.monotonic()
     task, runtime = arm.task, arm.runtime
     state = runtime.start(task.init(jax.random.key(config.seed)))
@@ -230,11 +233,15 @@ def _train(config: ConfigDict, arm: Arm, recorder: records.Recorder, on_record) 
     for step in range(1, steps + 1):
         until = min(step * config.evaluate_every, config.seconds)
         state, schedule = runtime.advance(state, until, config.updates - state.update)
+        if schedule is None and runtime.clock == "wall":
+            continue  # the last dispatch has run past this evaluation already
         if schedule is not None:
             history.append(schedule)
             sent += float(arm.algorithm.wire_bytes(arm.shapes, schedule).sum())
             communicated += float(schedule.communication.mean(1).sum())
         seconds = until if runtime.clock == "virtual" else state.seconds
+        if schedule is not None and state.update >= config.updates:
+            seconds = float(schedule.time[-1])  # the budget of updates ended before `until`
         last = record(seconds, state.update, state.samples)
         if state.update >= config.updates or not math.isfinite(last["train_loss"]):
             break

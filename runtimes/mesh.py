@@ -57,7 +57,7 @@ class Mesh(NamedTuple):
 
 
 def check_devices(workers: int) -> None:
-    """Refuse a mesh that does not have exactly one device per worker."""
+    """Refuse a mesh with fewer devices than workers."""
     devices = len(jax.devices())
     if devices < workers:
         raise ValueError(
@@ -120,6 +120,8 @@ def mesh(
         nonlocal on_devices
         if on_devices is None:
             on_devices = jax.device_put(jax.tree.map(np.asarray, examples), everywhere)
+        if injector is not None:
+            injector.reset()
         server = () if algorithm.server is None else algorithm.server.init(params)
         model = Model(params, server, worker.init(algorithm, params))
         model = jax.tree.map(

@@ -1,13 +1,7 @@
 """Simulated workers: a leading array axis on one device, or sharded over several.
 
 The clock is virtual: a waiting rule plans who takes part in which update and when, and the
-updates of a segment run as one compiled loop. An update takes one of four bodies, chosen by what
-the method says of itself and by the schedule, never by its name:
-
-    union       the exchange is only a mean: one gradient on all finished samples together
-    replicated  one model, a contribution per worker, exchange under `vmap`
-    stale       as replicated, but contributions are taken at older versions of the model
-    local       a model per worker
+updates of a segment run as one compiled loop of one of the four bodies in `runtimes.bodies`.
 """
 
 import functools
@@ -17,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from runtimes import slots, worker
+from runtimes.bodies import Model, Row, body_of
 from stragglers.clock import ClockState, Rule
 from stragglers.schedule import Schedule, concatenate
 
@@ -30,30 +24,8 @@ PLANNED_UPDATES = 64  # how far the clock runs ahead of the training
 INDICES_PER_DISPATCH = 1 << 22  # bounds the sample indices of one dispatch to 16 MiB
 
 
-class Model(NamedTuple):
-    """Everything that training changes, on the device(s)."""
-
-    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] local
-    server: Any  # optimizer state of a replicated method; ()
-    workers: worker.WorkerState  # [workers, ...]
-
-
-class Row(NamedTuple):
-    """One update of the schedule as the device sees it; a dispatch stacks many."""
-
-    indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set
-    batches: jax.Array  # [k] int32, finished mini-batches
-    worker: jax.Array  # [k] int32
-    staleness: jax.Array  # [k] int32
-    samples: jax.Array  # [] float32, samples seen before the update
-    read: jax.Array  # [k] int32, slot of the parameters each contribution was taken at
-    write: jax.Array  # [] int32, slot of the new parameters
-    current: jax.Array  # [] int32, slot of the newest parameters before the update
-    active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
-
-
 class Simulation(NamedTuple):
-    """A run between two dispatches; a value: going on from an old one repeats the same run."""
+    """A run between two dispatches. Advancing it gives its arrays away."""
 
     model: Model
     clock: ClockState
@@ -104,7 +76,7 @@ def simulator(
     by_participant = NamedSharding(mesh, P(None, AXIS))
     local = algorithm.server is None
     stale = rule.asynchronous and not local
-    body = _body(algorithm, stale)
+    body = body_of(algorithm, stale)
 
     @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
     def run(model, rows, count, examples, everyone):
@@ -141,7 +113,7 @@ def simulator(
         clock, planned = rule.extend(simulation.clock, PLANNED_UPDATES)
         if planned.updates == 0:
             return simulation._replace(clock=clock)
-        _refuse_lost_memory(planned, simulation.model.workers)
+        _refuse_lost_memory(planned, simulation.model.workers, local)
         rows = (np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32))
         held = simulation.slots
         if stale:
@@ -155,10 +127,6 @@ def simulator(
         def pad(values, dtype):
             filler = np.zeros((padding, *values.shape[1:]), dtype)
             return np.concatenate([values.astype(dtype), filler])
-
-        def put(values):
-            sharded = values.ndim > 1 and values.shape[1] % devices == 0
-            return jax.device_put(values, by_participant if sharded else everywhere)
 
         ids = pad(done.workers, np.int32)
         counters = pad(done.first, np.int64)[..., None] + np.arange(mini_batches)
@@ -174,7 +142,13 @@ def simulator(
             current=current,
             active=None if done.matchings is None else pad(done.matchings, bool),
         )
-        return jax.tree.map(put, rows) if devices > 1 else rows
+        if devices == 1:
+            return rows
+        spread = by_participant if ids.shape[1] % devices == 0 else everywhere
+        common = Row(*[everywhere] * len(Row._fields))
+        return jax.device_put(
+            rows, common._replace(indices=spread, batches=spread, worker=spread, staleness=spread)
+        )
 
     def dispatch(simulation: Simulation, count: int) -> Simulation:
         done = simulation.planned.slice(0, count)
@@ -231,9 +205,9 @@ def simulator(
     return Simulator(start, advance, models)
 
 
-def _refuse_lost_memory(schedule: Schedule, memory) -> None:
+def _refuse_lost_memory(schedule: Schedule, memory, local: bool) -> None:
     """A worker that delivers twice in one update would keep only one of its two new states."""
-    if not jax.tree.leaves(memory):
+    if not jax.tree.leaves(memory) and not local:
         return
     repeated = [t for t, row in enumerate(schedule.workers) if len(set(row.tolist())) < len(row)]
     if repeated:
@@ -242,105 +216,3 @@ def _refuse_lost_memory(schedule: Schedule, memory) -> None:
             "memory per worker; use a method without per-worker memory or a waiting rule with "
             "distinct workers"
         )
-
-
-def _body(algorithm: Algorithm, stale: bool):
-    if algorithm.server is None:
-        return _local
-    if stale:
-        return _stale
-    return _union if algorithm.mean_only and algorithm.work is None else _replicated
-
-
-def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
-    """The schedule's extra arguments: (equal on all workers, one per participant)."""
-    return (
-        {"samples": row.samples, "nominal": mini_batches, "active": row.active},
-        {"worker": row.worker, "staleness": row.staleness},
-    )
-
-
-def _take(tree, index, everyone: bool):
-    return tree if everyone else jax.tree.map(lambda a: a[index], tree)
-
-
-def _put(tree, index, values, everyone: bool):
-    if everyone:
-        return values
-    return jax.tree.map(lambda a, v: a.at[index].set(v), tree, values)
-
-
-def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
-    _, mini_batches, batch_size = row.indices.shape
-    weight = algorithm.weight(row.batches)
-    share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
-    own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
-    taken = jax.tree.map(lambda a: a[row.indices.reshape(-1)], examples)
-    gradient = worker.gradient(losses, model.params, taken, (share[:, None] * own).reshape(-1))
-    common, _ = _given(row, mini_batches)
-    finished = row.batches.sum()
-    lone = jax.tree.map(lambda a: a[:1], model.workers.exchange)
-
-    def exchange(gradient, state):
-        return algorithm.exchange.update(
-            gradient, state, model.params, weight=None, batches=finished, **common
-        )
-
-    reduced, _ = jax.vmap(exchange, axis_name=AXIS)(jax.tree.map(lambda g: g[None], gradient), lone)
-    reduced = jax.tree.map(lambda g: g[0], reduced)
-    params, server = worker.serve(algorithm, reduced, model.params, model.server, finished, common)
-    return model._replace(params=params, server=server)
-
-
-def _contributions(algorithm, losses, points, axis, model: Model, row: Row, examples, everyone):
-    """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
-    common, own = _given(row, row.indices.shape[1])
-    state = _take(model.workers, row.worker, everyone)
-    taken = jax.tree.map(lambda a: a[row.indices], examples)
-
-    def one(params, state, examples, batches, own):
-        return worker.update(algorithm, losses, params, state, examples, batches, {**common, **own})
-
-    updates, state = jax.vmap(one, in_axes=(axis, 0, 0, 0, 0), axis_name=AXIS)(
-        points, state, taken, row.batches, own
-    )
-    return updates, _put(model.workers, row.worker, state, everyone)
-
-
-def _reduced(algorithm, losses, points, axis, current, model, row, examples, everyone):
-    """A replicated update from contributions taken at `points`, applied to `current`."""
-    updates, workers = _contributions(
-        algorithm, losses, points, axis, model, row, examples, everyone
-    )
-    common, _ = _given(row, row.indices.shape[1])
-    params, server = worker.serve(
-        algorithm,
-        jax.tree.map(lambda u: u[0], updates),
-        current,
-        model.server,
-        row.batches.sum(),
-        common,
-    )
-    return params, model._replace(server=server, workers=workers)
-
-
-def _replicated(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
-    params, model = _reduced(
-        algorithm, losses, model.params, None, model.params, model, row, examples, everyone
-    )
-    return model._replace(params=params)
-
-
-def _stale(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
-    points = jax.tree.map(lambda a: a[row.read], model.params)
-    current = jax.tree.map(lambda a: a[row.current], model.params)
-    params, model = _reduced(algorithm, losses, points, 0, current, model, row, examples, everyone)
-    kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), model.params, params)
-    return model._replace(params=kept)
-
-
-def _local(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
-    params = _take(model.params, row.worker, everyone)
-    updates, workers = _contributions(algorithm, losses, params, 0, model, row, examples, everyone)
-    params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
-    return model._replace(params=params, workers=workers)

@@ -19,11 +19,15 @@ import numpy as np
 
 from stragglers import triggers
 from stragglers.delays import Law
+from stragglers.events import PROTOCOLS
+from stragglers.events import k_async as k_async
+from stragglers.events import k_batch_async as k_batch_async
+from stragglers.events import k_batch_sync as k_batch_sync
+from stragglers.events import k_sync as k_sync
 from stragglers.processes import Process, as_process
+from stragglers.rule import Cost, Rule, checked_cost, whole
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
-
-Cost = float | Callable[[int], float | np.ndarray]  # s, or round -> s, scalar or [P]
 
 
 class ClockState(NamedTuple):
@@ -33,18 +37,6 @@ class ClockState(NamedTuple):
     free: np.ndarray  # [P] s, when each worker can start its next round
     attempts: np.ndarray  # [P] int64, mini-batch durations drawn so far
     consumed: np.ndarray  # [P] int64, the next mini-batch counter
-
-
-class Rule(NamedTuple):
-    """A waiting rule: `extend(state, updates, **knobs) -> (state, Schedule)` from `init()` on.
-
-    Extending twice equals extending once.
-    """
-
-    workers: int
-    init: Callable[[], ClockState]
-    extend: Callable[..., tuple[ClockState, Schedule]]
-    asynchronous: bool = False  # contributions may be taken at older versions
 
 
 def rounds(
@@ -87,7 +79,7 @@ def rounds(
     ends_of = draws(process.seeded(seed), workers, mini_batches)
     near = triggers.land_at_neighbours(graph, links, workers)
     land = _choose("landing", landing, {"neighbours": near, "all": triggers.land_everywhere})
-    cost = _checked_cost(communication)
+    cost = checked_cost("rounds", communication)
     quickest = np.tile(process.shortest * np.arange(1, mini_batches + 1), (workers, 1))
 
     def check(trigger: triggers.Trigger) -> None:
@@ -183,10 +175,13 @@ def _need_neighbours(graph, links) -> None:
         )
 
 
-def _drop_compute(delay, workers, mini_batches, seed, *, calibration: int = 50, **options) -> Rule:
+def _drop_compute(
+    delay, workers, mini_batches, seed, *, calibration: int = 50, in_flight: str = "cut", **options
+) -> Rule:
     """`calibration` blocking rounds, then the deadline that suits them best (2306.10598).
 
-    The deadline is a pure function of the delays in those rounds, so any segment can work it out.
+    The threshold is chosen for work that is cut there, as in the paper. It is a pure function of
+    the delays in those rounds, so any segment can work it out.
     """
     if calibration < 1:
         raise ValueError(
@@ -199,6 +194,7 @@ def _drop_compute(delay, workers, mini_batches, seed, *, calibration: int = 50, 
         seed,
         trigger=triggers.until_full(),
         leftovers="drop",
+        in_flight=in_flight,
         **options,
     )
 
@@ -247,34 +243,35 @@ RULES: dict[str, Callable[..., Rule]] = {
     "quorum": _quorum,
     "drop_compute": _drop_compute,
     "anytime": _anytime,
+    **PROTOCOLS,
 }
 
 
 def barrier(law, workers, mini_batches, updates, seed, **options) -> Schedule:
     """Everybody waits for everybody's M mini-batches; options as in `rounds`."""
-    return _whole(_barrier(law, workers, mini_batches, seed, **options), updates)
+    return whole(_barrier(law, workers, mini_batches, seed, **options), updates)
 
 
 def neighbour_barrier(law, graph, mini_batches, updates, seed, **options) -> Schedule:
     """Everybody waits for its neighbours' M mini-batches (1705.09056); options as in `rounds`."""
     options |= {"graph": graph}
-    return _whole(_neighbour_barrier(law, len(graph), mini_batches, seed, **options), updates)
+    return whole(_neighbour_barrier(law, len(graph), mini_batches, seed, **options), updates)
 
 
 def first_finisher(law, workers, mini_batches, updates, seed, **options) -> Schedule:
     """The first to finish M mini-batches stops the others (2211.00889); options as in `rounds`."""
-    return _whole(_first_finisher(law, workers, mini_batches, seed, **options), updates)
+    return whole(_first_finisher(law, workers, mini_batches, seed, **options), updates)
 
 
 def deadline(law, workers, mini_batches, seconds, updates, seed, **options) -> Schedule:
     """Everybody computes for `seconds`, at most M mini-batches; options as in `rounds`."""
     options |= {"seconds": seconds}
-    return _whole(_deadline(law, workers, mini_batches, seed, **options), updates)
+    return whole(_deadline(law, workers, mini_batches, seed, **options), updates)
 
 
 def quorum(law, workers, mini_batches, k, updates, seed, **options) -> Schedule:
     """The k-th finished mini-batch stops everybody; options as in `rounds`."""
-    return _whole(_quorum(law, workers, mini_batches, seed, k=k, **options), updates)
+    return whole(_quorum(law, workers, mini_batches, seed, k=k, **options), updates)
 
 
 def drop_compute(law, workers, mini_batches, updates, seed, **options) -> Schedule:
@@ -282,7 +279,7 @@ def drop_compute(law, workers, mini_batches, updates, seed, **options) -> Schedu
 
     `calibration` (50) and the options as in `rounds`, but for `leftovers`.
     """
-    return _whole(_drop_compute(law, workers, mini_batches, seed, **options), updates)
+    return whole(_drop_compute(law, workers, mini_batches, seed, **options), updates)
 
 
 def anytime(law, workers, mini_batches, seconds, updates, seed, **options) -> Schedule:
@@ -291,25 +288,10 @@ def anytime(law, workers, mini_batches, seconds, updates, seed, **options) -> Sc
     At most M mini-batches each; the options as in `rounds`, but for `leftovers` and `in_flight`.
     """
     options |= {"seconds": seconds}
-    return _whole(_anytime(law, workers, mini_batches, seed, **options), updates)
-
-
-def _whole(rule: Rule, updates: int) -> Schedule:
-    return rule.extend(rule.init(), updates)[1]
+    return whole(_anytime(law, workers, mini_batches, seed, **options), updates)
 
 
 def _choose(key: str, value: str, choices: dict) -> object:
     if value not in choices:
         raise ValueError(f"rounds: unknown {key}={value!r}; choose one of {', '.join(choices)}")
     return choices[value]
-
-
-def _checked_cost(communication: Cost) -> Callable[[int], float | np.ndarray]:
-    def cost(t: int) -> float | np.ndarray:
-        seconds = communication(t) if callable(communication) else communication
-        if not np.min(seconds) >= 0:
-            raise ValueError(f"rounds: needs communication >= 0, got {seconds}; set it in seconds")
-        return seconds
-
-    cost(0)  # refuse a bad constant before the first segment
-    return cost

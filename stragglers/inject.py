@@ -95,15 +95,19 @@ class Injector:
         self._trigger = trigger or barrier()
         self.carries, self._per_round = leftovers == "carry", draw == "round"
         self._seconds = communication if callable(communication) else lambda t: communication
-        self._consumed = np.zeros(workers, np.int64)
-        self._attempts = np.zeros(workers, np.int64)
-        self._mark = np.zeros(workers)  # when the current mini-batch began
-        self._rounds: dict[int, _Round] = {}
         self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that happened: the clock, the counters and the log begin anew."""
+        self._consumed = np.zeros(self.workers, np.int64)
+        self._attempts = np.zeros(self.workers, np.int64)
+        self._mark = np.zeros(self.workers)  # when the current mini-batch began
+        self._rounds: dict[int, _Round] = {}
         self._elapsed, self._resumed_at = 0.0, None
 
     def now(self) -> float:
-        """Seconds of training so far; stands still between `resume` and `pause`'s next pair."""
+        """Seconds of training so far; the clock runs from `resume` to `pause`."""
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
 

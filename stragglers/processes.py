@@ -9,7 +9,6 @@ laws flatter methods that drop stragglers; the processes here do not.
 from __future__ import annotations
 
 import csv
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stragglers import delays
 from stragglers.delays import Law
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
@@ -105,6 +103,23 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
     return Process(f"persistent({process.name})", shortest, process.uses_time, bind)
 
 
+def spells(law: Law | Process, mini_batches: int) -> Process:
+    """One draw of `law` holds for `mini_batches` successive mini-batches of a worker.
+
+    Like a draw per round, but however long the rounds of a method are, its stragglers stay slow
+    for the same amount of work.
+    """
+    if not mini_batches >= 1:
+        raise ValueError(f"spells: needs mini_batches >= 1, got {mini_batches}; set at least 1")
+    process = as_process(law)
+
+    def bind(seed: int) -> Draw:
+        draw = process.seeded(seed).draw
+        return lambda worker, start, count: draw(worker, start, count // mini_batches)
+
+    return Process(f"spells({process.name})", process.shortest, process.uses_time, bind)
+
+
 def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Process:
     """A worker alternates between normal and `factor` times slower, in time.
 
@@ -178,27 +193,8 @@ def trace(
 
 
 PROCESSES: dict[str, Callable[..., Process]] = {
-    factory.__name__: factory for factory in (persistent, markov, trace)
+    factory.__name__: factory for factory in (persistent, spells, markov, trace)
 }
-
-
-def build(spec: Mapping) -> Law | Process:
-    """The law or process that `{"name": ..., parameter: value, ...}` describes; `law` may nest."""
-    params = dict(spec.items())
-    name = params.pop("name", None)
-    factories = delays.LAWS | PROCESSES
-    if name not in factories:
-        raise ValueError(f"build: unknown delay {name!r}; choose one of {', '.join(factories)}")
-    signature = inspect.signature(factories[name]).parameters
-    for key in params:
-        if key not in signature:
-            raise ValueError(f"{name}: unknown parameter {key!r}; it takes {', '.join(signature)}")
-    for key, parameter in signature.items():
-        if parameter.default is inspect.Parameter.empty and key not in params:
-            raise ValueError(f"{name}: parameter {key!r} is missing; set it")
-    if hasattr(params.get("law"), "items"):
-        params["law"] = build(params["law"])
-    return factories[name](**params)
 
 
 _BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws

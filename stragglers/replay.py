@@ -30,9 +30,23 @@ def replay(schedule: Schedule) -> Rule:
     return Rule(workers, init, extend, asynchronous=bool(schedule.staleness.any()))
 
 
-def replay_file(path: str, workers: int) -> Rule:
-    """`replay` of a file that `Schedule.save` wrote, for a run with so many workers."""
-    rule = replay(load(path))
+def replay_file(path: str, workers: int, mini_batches: int, links=None) -> Rule:
+    """`replay` of a file that `Schedule.save` wrote, for a run with these numbers and links."""
+    schedule = load(path)
+    most = int(schedule.batches.max())
+    if most > mini_batches:
+        raise ValueError(
+            f"replay: {path} has rounds of {most} mini-batches, the config takes {mini_batches}; "
+            f"set config.mini_batches={most}"
+        )
+    recorded = 0 if schedule.matchings is None else schedule.matchings.shape[1]
+    wanted = 0 if links is None else len(links.partners)
+    if recorded != wanted:
+        raise ValueError(
+            f"replay: {path} was recorded with {recorded} matchings that come and go, the method "
+            f"has {wanted}; replay it with the method and graph that it was recorded with"
+        )
+    rule = replay(schedule)
     if rule.workers != workers:
         raise ValueError(
             f"replay: {path} has {rule.workers} workers, the config asks for {workers}; "

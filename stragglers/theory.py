@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stragglers import clock
+from stragglers.asynchronous_theory import expected_runtime as expected_runtime
 from stragglers.delays import Law
 from stragglers.order_statistics import finished, moments
+from stragglers.order_statistics import order_statistic_mean as order_statistic_mean
 from stragglers.processes import Process
 from stragglers.schedule import Schedule
 from stragglers.triggers import until_first_finisher, until_full

@@ -162,15 +162,16 @@ def simulated(method, rule, updates=UPDATES, data=DATA):
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
     method = METHODS[name]()
-    blocking, schedule = simulated(method, rule(method, "barrier", delays.deterministic(0.1)))
+    wait = "barrier" if method.graph is None else "neighbour_barrier"
+    blocking, schedule = simulated(method, rule(method, wait, delays.deterministic(0.1)))
     first = rule(method, "first_finisher", delays.deterministic(0.1))
     assert (schedule.batches == M).all()
     jax.tree.map(np.testing.assert_array_equal, blocking, simulated(method, first)[0])
 
 
 def rule(method, name, law, seed=0):
-    """A waiting rule over the method's links, if it has some."""
-    return clock.RULES[name](law, N, M, seed, links=method.links)
+    """A waiting rule over the method's own graph and links."""
+    return clock.RULES[name](law, N, M, seed, graph=method.graph, links=method.links)
 
 
 def stacked_start(method):

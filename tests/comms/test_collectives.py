@@ -163,13 +163,22 @@ def test_ring_sends_what_its_cost_says(workers, size):
     assert sent == ring_all_reduce_bytes(4 * size, workers)
 
 
-def test_ring_mean_sends_one_buffer_per_dtype_and_the_weight_within():
+def test_ring_mean_sends_one_buffer_per_dtype_and_the_weight_apart():
     traced = jax.make_jaxpr(collectives.ring_weighted_mean, axis_env=[("workers", 4)])
     x = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(8), "half": jnp.zeros(4, jnp.bfloat16)}
     assert collective_calls(traced(x, jnp.ones(())).jaxpr) == {
-        ("ppermute", 6): 6,  # (15 + 8 + 1) / 4
-        ("ppermute", 2): 6,  # (4 + 1) / 4, rounded up
+        ("ppermute", 6): 6,  # (15 + 8) / 4, rounded up
+        ("ppermute", 1): 6,  # 4 / 4
+        ("psum", 1): 1,
     }
+
+
+def test_many_weights_in_a_short_dtype_add_up(spmd):
+    """256 + 1 is 256 in bfloat16: the sum of weights must not travel in the buffer's dtype."""
+    x = jnp.ones((8, 4), jnp.bfloat16)
+    weight = jnp.array([256.0, *[1.0] * 7])
+    mean = spmd(collectives.ring_weighted_mean, x, weight)
+    np.testing.assert_allclose(np.asarray(mean, np.float32), 1.0, atol=0.03)
 
 
 def test_a_weighted_mean_can_be_differentiated():

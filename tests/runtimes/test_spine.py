@@ -226,11 +226,19 @@ def test_memory_per_worker_and_a_double_delivery_are_refused_before_the_first_st
 # --- one worker axis over many devices ---
 
 
-@pytest.mark.parametrize("toy", [replicated_toy, push_sum_toy, stale_toy])
-def test_a_sharded_worker_axis_gives_the_same_trajectory(toy):
-    schedule = barrier()
+@pytest.mark.parametrize(
+    "toy, schedule, mini_batches",
+    [
+        (replicated_toy, barrier(), M),
+        (push_sum_toy, barrier(), M),
+        (stale_toy, asynchronous_schedule(3), 1),
+        (stale_toy, asynchronous_schedule(8), 1),
+    ],
+)
+def test_a_sharded_worker_axis_gives_the_same_trajectory(toy, schedule, mini_batches):
+    rule = replay(schedule)
     build = functools.partial(
-        simulate.simulator, toy(), losses, DATA, SAMPLES, replay(schedule), mini_batches=M
+        simulate.simulator, toy(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches
     )
     models = []
     for devices in (1, 8):

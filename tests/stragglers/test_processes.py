@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays, processes
-from stragglers.processes import as_process, build, markov, persistent, trace
+from stragglers.processes import as_process, markov, persistent, spells, trace
 
 LAW = delays.shifted_exponential(1.0, 0.5)
 
@@ -123,23 +123,18 @@ def test_bad_traces(tmp_path, text, message):
         trace(write(tmp_path / "bad.csv", text))
 
 
-def test_build_reads_nested_descriptions(tmp_path):
-    assert build({"name": "pareto", "minimum": 1.0, "shape": 3.0}) == delays.pareto(1.0, 3.0)
-    law = {"name": "jitter", "mean": 1.0, "sigma": 0.1}
-    process = build({"name": "persistent", "law": law, "factors": {"0": 4.0}}).seeded(0)
-    plain = as_process(delays.jitter(1.0, 0.1)).seeded(0)
-    assert process.duration(0, 0.0, 5) == 4 * plain.duration(0, 0.0, 5)
-    nested = {"name": "markov", "law": law, "factor": 5.0, "mean_normal": 9.0, "mean_slow": 1.0}
-    assert build({"name": "persistent", "law": nested, "factors": [1.0]}).uses_time
+def test_spells_hold_a_draw_for_so_much_work():
+    plain = as_process(LAW).seeded(3)
+    slow = spells(LAW, 4).seeded(3)
+    count = np.arange(12)
+    np.testing.assert_array_equal(slow.duration(1, 0.0, count), plain.duration(1, 0.0, count // 4))
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: build({"name": "cauchy"}), "unknown delay 'cauchy'; choose .*exponential.*trace"),
-        (lambda: build({}), "unknown delay None"),
-        (lambda: build({"name": "pareto", "min": 1}), "unknown parameter 'min'; it takes minimum"),
-        (lambda: build({"name": "pareto", "shape": 1}), "parameter 'minimum' is missing"),
+        (lambda: spells(LAW, 0), "needs mini_batches >= 1, got 0"),
+        (lambda: persistent(LAW, {-1: 2.0}), "count from the first worker"),
         (lambda: persistent(LAW, [1.0, 0.0]), "needs positive factors"),
         (lambda: persistent(LAW, []), "needs positive factors"),
         (lambda: persistent(LAW, [1.0]).seeded(0).duration(1, 0.0), "1 factors, but worker 1"),
@@ -157,4 +152,4 @@ def test_bad_values(call, message):
 
 
 def test_registry_is_complete():
-    assert set(processes.PROCESSES) == {"persistent", "markov", "trace"}
+    assert set(processes.PROCESSES) == {"persistent", "spells", "markov", "trace"}

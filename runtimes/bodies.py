@@ -1,0 +1,148 @@
+"""One update of simulated workers, in four forms.
+
+The form is chosen by what the method says of itself and by the schedule, never by a name:
+
+    union       the exchange is only a mean: one gradient on all finished samples together
+    replicated  one model, a contribution per worker, exchange under `vmap`
+    stale       as replicated, but contributions are taken at older versions of the model
+    local       a model per worker
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.base import AXIS, Algorithm
+from runtimes import worker
+
+
+class Model(NamedTuple):
+    """Everything that training changes, on the device(s)."""
+
+    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] local
+    server: Any  # optimizer state of a replicated method; ()
+    workers: worker.WorkerState  # [workers, ...]
+
+
+class Row(NamedTuple):
+    """One update of the schedule as the device sees it; a dispatch stacks many."""
+
+    indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set
+    batches: jax.Array  # [k] int32, finished mini-batches
+    worker: jax.Array  # [k] int32
+    staleness: jax.Array  # [k] int32
+    samples: jax.Array  # [] float32, samples seen before the update
+    read: jax.Array  # [k] int32, slot of the parameters each contribution was taken at
+    write: jax.Array  # [] int32, slot of the new parameters
+    current: jax.Array  # [] int32, slot of the newest parameters before the update
+    active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
+
+
+def body_of(algorithm: Algorithm, stale: bool):
+    """The body of one update: (algorithm, losses, model, row, examples, everyone) -> model.
+
+    stale: the schedule has contributions taken at older versions. everyone: all workers take part,
+    in order, so that nothing is gathered and scattered.
+    """
+    if algorithm.server is None:
+        return _local
+    if stale:
+        return _stale
+    plain = algorithm.work is None and algorithm.grad_params is None
+    return _union if algorithm.mean_only and plain else _replicated
+
+
+def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
+    """The schedule's extra arguments: (equal on all workers, one per participant)."""
+    return (
+        {"samples": row.samples, "nominal": mini_batches, "active": row.active},
+        {"worker": row.worker, "staleness": row.staleness},
+    )
+
+
+def _take(tree, index, everyone: bool):
+    return tree if everyone else jax.tree.map(lambda a: a[index], tree)
+
+
+def _put(tree, index, values, everyone: bool):
+    if everyone:
+        return values
+    return jax.tree.map(lambda a, v: a.at[index].set(v), tree, values)
+
+
+def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    _, mini_batches, batch_size = row.indices.shape
+    weight = algorithm.weight(row.batches)
+    share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
+    own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
+    taken = jax.tree.map(lambda a: a[row.indices.reshape(-1)], examples)
+    gradient = worker.gradient(losses, model.params, taken, (share[:, None] * own).reshape(-1))
+    common, _ = _given(row, mini_batches)
+    finished = row.batches.sum()
+    lone = jax.tree.map(lambda a: a[:1], model.workers.exchange)
+
+    def exchange(gradient, state):
+        return algorithm.exchange.update(
+            gradient, state, model.params, weight=None, batches=finished, **common
+        )
+
+    reduced, _ = jax.vmap(exchange, axis_name=AXIS)(jax.tree.map(lambda g: g[None], gradient), lone)
+    reduced = jax.tree.map(lambda g: g[0], reduced)
+    params, server = worker.serve(algorithm, reduced, model.params, model.server, finished, common)
+    return model._replace(params=params, server=server)
+
+
+def _contributions(algorithm, losses, points, axis, model: Model, row: Row, examples, everyone):
+    """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
+    common, own = _given(row, row.indices.shape[1])
+    state = _take(model.workers, row.worker, everyone)
+    taken = jax.tree.map(lambda a: a[row.indices], examples)
+
+    def one(params, state, examples, batches, own):
+        return worker.update(algorithm, losses, params, state, examples, batches, {**common, **own})
+
+    updates, state = jax.vmap(one, in_axes=(axis, 0, 0, 0, 0), axis_name=AXIS)(
+        points, state, taken, row.batches, own
+    )
+    return updates, _put(model.workers, row.worker, state, everyone)
+
+
+def _reduced(algorithm, losses, points, axis, current, model, row, examples, everyone):
+    """A replicated update from contributions taken at `points`, applied to `current`."""
+    updates, workers = _contributions(
+        algorithm, losses, points, axis, model, row, examples, everyone
+    )
+    common, _ = _given(row, row.indices.shape[1])
+    params, server = worker.serve(
+        algorithm,
+        jax.tree.map(lambda u: u[0], updates),
+        current,
+        model.server,
+        row.batches.sum(),
+        common,
+    )
+    return params, model._replace(server=server, workers=workers)
+
+
+def _replicated(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    params, model = _reduced(
+        algorithm, losses, model.params, None, model.params, model, row, examples, everyone
+    )
+    return model._replace(params=params)
+
+
+def _stale(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    points = jax.tree.map(lambda a: a[row.read], model.params)
+    current = jax.tree.map(lambda a: a[row.current], model.params)
+    params, model = _reduced(algorithm, losses, points, 0, current, model, row, examples, everyone)
+    kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), model.params, params)
+    return model._replace(params=kept)
+
+
+def _local(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    params = _take(model.params, row.worker, everyone)
+    updates, workers = _contributions(algorithm, losses, params, 0, model, row, examples, everyone)
+    params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
+    return model._replace(params=params, workers=workers)

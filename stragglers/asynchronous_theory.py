@@ -1,0 +1,321 @@
+"""What "Slow and Stale Gradients" predicts for its four protocols: seconds, staleness, error.
+
+Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113.  P workers with iid durations X of a
+mini-batch, a server that updates on k gradients.  A rule is called as in `stragglers.events`:
+k_sync, k_batch_sync, k_async or k_batch_async.  No random numbers are used here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import signal
+
+from stragglers.delays import Law
+from stragglers.order_statistics import order_statistic_mean
+
+
+def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
+    """Expected seconds between two updates, without communication.
+
+    k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync: the k-th point of P superposed
+    renewal processes, by quadrature to about 0.5 %; k_async: for exponential durations, for k = 1
+    or P, and for deterministic ones if k divides P.  Elsewhere k_async has no closed form and
+    raises ValueError, as a bad k does.  Source: 1803.01113, section 3.
+    """
+    low, high = runtime_bounds(rule, law, k, workers)
+    if low != high:
+        raise ValueError(
+            f"expected_runtime: {rule} has no closed form for {law} and k={k}; take "
+            f"runtime_bounds, or simulate stragglers.clock.{rule}"
+        )
+    return low
+
+
+def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, float]:
+    """Seconds between which `expected_runtime` lies; equal where it is known, else (low, high).
+
+    k_async: at least k E[X] / P; at most E[X_{k:P}] for laws whose residual durations are shorter
+    than new ones ("new-longer-than-used"), at least that where they are longer, and no upper
+    bound where neither holds.  Source: 1803.01113, section 3, K-async SGD.
+    """
+    check_k(rule, k, workers)
+    return _RUNTIMES[rule](law, k, workers)
+
+
+def check_k(rule: str, k: int, workers: int) -> None:
+    """Raise ValueError for an unknown rule, or for a k that it cannot wait for."""
+    if rule not in _RUNTIMES:
+        raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_RUNTIMES)}")
+    if workers < 1 or k < 1 or ("batch" not in rule and k > workers):
+        most = "" if "batch" in rule else f" <= {workers} workers"
+        raise ValueError(
+            f"theory: {rule} needs workers >= 1 and 1 <= k{most}, got workers={workers}, k={k}; "
+            "set k in this range"
+        )
+
+
+def mean_staleness(rule: str, k: int, workers: int) -> float:
+    """Mean number of updates between the version of a gradient and its use, for every law.
+
+    k_async: P/k - 1; k_batch_async: (P-1)/k; 0 if an update cancels what is in flight.  Counts:
+    of P workers in flight, and of k workers (or one) that read a new version at a time.
+    """
+    check_k(rule, k, workers)
+    return {"k_async": workers / k - 1, "k_batch_async": (workers - 1) / k}.get(rule, 0.0)
+
+
+def fresh_share(rule: str, k: int, workers: int) -> float:
+    """Share p0 of the gradients taken at the newest version, for exponential durations.
+
+    k_async: k/P; k_batch_async: the mean over i = 1..k of 1 - (1 - 1/P)^i; 1 if an update cancels
+    what is in flight.  Source: 1803.01113, p0 of Theorem 3 and its lemma on exponential delays.
+    """
+    check_k(rule, k, workers)
+    pushes = np.arange(1, k + 1)
+    batch = float(np.mean(1 - (1 - 1 / workers) ** pushes))
+    return {"k_async": k / workers, "k_batch_async": batch}.get(rule, 1.0)
+
+
+def sync_over_async(law: Law, workers: int) -> float:
+    """Seconds per update of fully synchronous over those of Async-SGD, P E[X_{P:P}] / E[X].
+
+    For exponential durations P H_P, roughly P log P.  A law without a mean raises ValueError.
+    Source: 1803.01113, runtime of fully synchronous against asynchronous SGD.
+    """
+    if math.isinf(law.mean()):
+        raise ValueError(f"sync_over_async: {law} has no mean; take a law that has one")
+    return workers * order_statistic_mean(law, workers, workers) / law.mean()
+
+
+def staleness_factor(gamma: float, fresh: float) -> float:
+    """What staleness does to the bounds below: gamma' = 1 - gamma + p0 / 2; 1 without it.
+
+    gamma: E||grad F(w_j) - grad F(w_read)||^2 <= gamma E||grad F(w_j)||^2; fresh: `fresh_share`.
+    Not positive raises ValueError, as then there is no bound.  Source: 1803.01113, Theorem 3.
+    """
+    factor = 1 - gamma + fresh / 2
+    if not factor > 0:
+        raise ValueError(
+            f"staleness_factor: 1 - gamma + fresh / 2 must be > 0, got {factor:g}; take a smaller "
+            "learning rate or a larger k, which lower gamma"
+        )
+    return factor
+
+
+def error_floor(
+    rate: float, k: int, *, smoothness: float, convexity: float, variance: float,
+    batch_size: int = 1, factor: float = 1.0,
+) -> float:  # fmt: skip
+    """Bound on F - F* after infinitely many updates at a fixed rate, eta L s^2 / (2 c gamma' k m).
+
+    variance: s^2 of one sample's gradient; factor: `staleness_factor`, 1 for synchronous rules.
+    Source: 1803.01113, Theorem 3.
+    """
+    return rate * smoothness * variance / (2 * convexity * factor * k * batch_size)
+
+
+def convex_bound(
+    updates: ArrayLike, rate: float, k: int, gap: float, *, smoothness: float, convexity: float,
+    variance: float, batch_size: int = 1, factor: float = 1.0, growth: float = 0.0,
+) -> np.ndarray:  # fmt: skip
+    """Bound on F - F* after so many updates of a strongly convex F, from F_0 - F* = `gap`.
+
+    The floor plus (1 - eta c gamma')^J (gap - floor); against seconds, J = t / expected_runtime.
+    growth: M_G, by which the variance grows with the squared gradient.  A rate beyond
+    1 / (2 L (M_G/(k m) + 1)) raises ValueError.  Source: 1803.01113, Theorem 3.
+    """
+    _check_rate(rate, k, smoothness, batch_size, growth)
+    floor = error_floor(
+        rate, k, smoothness=smoothness, convexity=convexity, variance=variance,
+        batch_size=batch_size, factor=factor,
+    )  # fmt: skip
+    return floor + (1 - rate * convexity * factor) ** np.asarray(updates) * (gap - floor)
+
+
+def gradient_bound(
+    updates: ArrayLike, rate: float, k: int, gap: float, *, smoothness: float, variance: float,
+    batch_size: int = 1, factor: float = 1.0, growth: float = 0.0,
+) -> np.ndarray:  # fmt: skip
+    """Bound on the mean of E||grad F||^2 over updates 0..J, where F need not be convex.
+
+    2 gap / ((J+1) eta gamma') + L eta s^2 / (k m gamma'); arguments and errors as in
+    `convex_bound`.  Source: 1803.01113, Theorem 4.
+    """
+    _check_rate(rate, k, smoothness, batch_size, growth)
+    descent = 2 * gap / ((np.asarray(updates) + 1) * rate * factor)
+    return descent + smoothness * rate * variance / (k * batch_size * factor)
+
+
+def stationary_loss(rate: float, k: int, variance: float) -> float:
+    """E[F] of F = w^2 / 2 under k_sync at a fixed rate, exactly: eta s^2 / (2 k (2 - eta)).
+
+    The stationary variance of w <- (1 - eta) w - eta * noise.  Outside 0 < eta < 2: ValueError.
+    """
+    if not 0 < rate < 2:
+        raise ValueError(f"stationary_loss: needs 0 < rate < 2, got {rate}; it diverges otherwise")
+    return rate * variance / (2 * k * (2 - rate))
+
+
+def stability_limit(delay: int) -> float:
+    """Largest stable rate times curvature if every gradient is `delay` updates old.
+
+    2 sin(pi / (2 (2 d + 1))): there a root of z^(d+1) - z^d + eta l reaches the unit circle.
+    """
+    if delay < 0:
+        raise ValueError(f"stability_limit: needs delay >= 0 updates, got {delay}; count updates")
+    return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+
+
+def minibatch_complexity(
+    seconds: ArrayLike, accuracy: float, *, smoothness: float, gap: float, variance: float
+) -> float:
+    """Seconds, up to a constant, until E||grad F||^2 <= accuracy if all P gradients are awaited.
+
+    max tau (L D / e + s^2 L D / (P e^2)) for workers that need tau = `seconds` [P] a gradient.
+    Source: arXiv 2305.12387, Table 1, Minibatch SGD.
+    """
+    tau = _sorted(seconds)
+    return float(tau[-1] * _gradients(tau.size, accuracy, smoothness, gap, variance))
+
+
+def async_complexity(
+    seconds: ArrayLike, accuracy: float, *, smoothness: float, gap: float, variance: float
+) -> float:
+    """As `minibatch_complexity` for Async-SGD with delay-adaptive rates.
+
+    The harmonic mean of tau takes the place of the maximum.  Source: 2305.12387, Table 1.
+    """
+    tau = _sorted(seconds)
+    harmonic = tau.size / np.sum(1 / tau)
+    return float(harmonic * _gradients(tau.size, accuracy, smoothness, gap, variance))
+
+
+def rennala_complexity(
+    seconds: ArrayLike, accuracy: float, *, smoothness: float, gap: float, variance: float
+) -> float:
+    """As `minibatch_complexity` for Rennala SGD, which no method beats on fixed speeds.
+
+    The minimum over m of what `async_complexity` is for the m fastest.  Source: 2305.12387,
+    Theorem 6.4.
+    """
+    tau = _sorted(seconds)
+    fastest = np.arange(1, tau.size + 1)
+    harmonic = fastest / np.cumsum(1 / tau)
+    return float(np.min(harmonic * _gradients(fastest, accuracy, smoothness, gap, variance)))
+
+
+def _gradients(m, accuracy: float, smoothness: float, gap: float, variance: float):
+    """Gradients that each of m workers computes: L D / e + s^2 L D / (m e^2)."""
+    if not accuracy > 0:
+        raise ValueError(f"theory: needs accuracy > 0, got {accuracy}; set a squared gradient norm")
+    return smoothness * gap / accuracy * (1 + variance / (m * accuracy))
+
+
+def _sorted(seconds: ArrayLike) -> np.ndarray:
+    tau = np.sort(np.asarray(seconds, np.float64), axis=None)
+    if not tau.size or not tau[0] > 0:
+        raise ValueError(f"theory: needs positive seconds, got {seconds}; give one per worker")
+    return tau
+
+
+def _check_rate(rate: float, k: int, smoothness: float, batch_size: int, growth: float) -> None:
+    largest = 1 / (2 * smoothness * (growth / (k * batch_size) + 1))
+    if not 0 < rate <= largest:
+        raise ValueError(
+            f"theory: the bound holds for 0 < rate <= {largest:g}, got {rate}; lower the rate"
+        )
+
+
+def _batch_async(law: Law, k: int, workers: int) -> tuple[float, float]:
+    return (k * law.mean() / workers,) * 2
+
+
+def _sync(law: Law, k: int, workers: int) -> tuple[float, float]:
+    return (order_statistic_mean(law, k, workers),) * 2
+
+
+def _async(law: Law, k: int, workers: int) -> tuple[float, float]:
+    busy = k * law.mean() / workers
+    if k == 1 or (law.name == "deterministic" and workers % k == 0):
+        return busy, busy
+    fresh = order_statistic_mean(law, k, workers)
+    if k == workers or law.name == "exponential":
+        return fresh, fresh
+    shape = dict(law.params).get("shape", math.nan)
+    if law.name in ("deterministic", "shifted_exponential", "uniform") or (
+        law.name in ("weibull", "gamma") and shape >= 1
+    ):
+        return busy, fresh
+    if law.name in ("weibull", "gamma"):
+        return max(busy, fresh), math.inf
+    return busy, math.inf
+
+
+def _batch_sync(law: Law, k: int, workers: int) -> tuple[float, float]:
+    if law.name == "deterministic":
+        return (math.ceil(k / workers) * law.mean(),) * 2
+    if law.name == "exponential" or workers == 1:
+        return _batch_async(law, k, workers)
+    if k == 1:
+        return _sync(law, k, workers)
+    return (_superposed(law, k, workers),) * 2
+
+
+_RUNTIMES: dict[str, Callable[[Law, int, int], tuple[float, float]]] = {
+    "k_sync": _sync,
+    "k_batch_sync": _batch_sync,
+    "k_async": _async,
+    "k_batch_async": _batch_async,
+}
+
+_POINTS = 2**14  # of the lattice, up to its horizon
+_TIMES = 256  # at which the counts of all workers are superposed
+
+
+def _superposed(law: Law, k: int, workers: int) -> float:
+    """E[T] with P(T > t) = P(fewer than k mini-batches have ended by t), all begun at 0.
+
+    T is a multiple of the lattice's step, so E[T] is the step times the sum of P(T > t).
+    """
+    horizon = math.ceil(k / workers) * float(law.quantile(min(k, workers) / (workers + 1)))
+    counts = _counts(law, horizon, k)
+    while _fewer(counts[-1:], k, workers)[0] > 1e-7:
+        horizon *= 2
+        counts = _counts(law, horizon, k)
+    coarse = np.unique(np.linspace(0, _POINTS - 1, _TIMES).astype(int))
+    waiting = _fewer(counts[coarse], k, workers)
+    # T hardly varies where k is large: look closer where it can lie at all.
+    low = coarse[max(np.searchsorted(-waiting, -(1 - 1e-9)) - 1, 0)]
+    high = coarse[min(np.searchsorted(-waiting, -1e-9), coarse.size - 1)]
+    fine = np.unique(np.linspace(low, high, _TIMES).astype(int))
+    area = low + np.trapezoid(_fewer(counts[fine], k, workers), fine)
+    return float((area + 0.5) * horizon / (_POINTS - 1))
+
+
+def _counts(law: Law, horizon: float, k: int) -> np.ndarray:
+    """P(one worker has ended n mini-batches by t), [points, n], n < k."""
+    cells = 2**16
+    at = law.quantile((np.arange(cells) + 0.5) / cells) * ((_POINTS - 1) / horizon)
+    at = at[at < _POINTS - 1]  # what lasts longer does not end before the horizon
+    low = at.astype(np.int64)
+    one = np.bincount(low, 1 - (at - low), _POINTS) + np.bincount(low + 1, at - low, _POINTS)
+    one = one / cells
+    ended, total = [np.ones(_POINTS)], one  # P(at least n have ended)
+    while len(ended) < k and total.sum() > 1e-12:
+        ended.append(np.cumsum(total))
+        total = np.clip(signal.fftconvolve(total, one)[:_POINTS], 0, None)
+    return -np.diff([*ended, np.cumsum(total)], axis=0).T
+
+
+def _fewer(counts: np.ndarray, k: int, workers: int) -> np.ndarray:
+    """P(P workers together have ended fewer than k), per row of one worker's counts."""
+    total, power, left = np.ones((len(counts), 1)), counts, workers
+    while left:
+        if left % 2:
+            total = signal.fftconvolve(total, power, axes=1)[:, :k]
+        power, left = signal.fftconvolve(power, power, axes=1)[:, :k], left // 2
+    return np.clip(total.sum(axis=1), 0, 1)

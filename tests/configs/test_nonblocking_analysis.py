@@ -1,0 +1,103 @@
+import json
+import pathlib
+import sys
+
+import pytest
+from absl.testing import flagsaver
+
+import launch
+from configs import nonblocking_analysis
+from experiments import analysis, train
+
+FILE = nonblocking_analysis.__file__
+BRIEF = (
+    f"--config={FILE}",
+    "--workdir=out",
+    "--config.rounds=40",
+    "--config.rounds_in_time=5",
+    "--config.workers=(2,8)",
+    "--config.communication=(0.0,1.0)",
+)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs the launcher in this process, in an empty directory: flags -> (exit code, out, err)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*flags):
+        argv = ["launch.py", *flags]
+        monkeypatch.setattr(sys, "argv", argv)
+        with flagsaver.flagsaver():
+            try:
+                launch.main(launch.parse(argv))
+                code = 0
+            except SystemExit as leaving:
+                code = leaving.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_an_analysis_writes_its_numbers_and_its_figure_and_trains_nothing(call, monkeypatch):
+    def forbidden(*_):
+        raise AssertionError("an analysis trained")
+
+    monkeypatch.setattr(train, "run", forbidden)
+    code, out, err = call(*BRIEF)
+    assert code == 0 and err == "" and "throughput gain by workers" in out
+    place = pathlib.Path("out")
+    assert {path.name for path in place.iterdir()} == {"config.json", "summary.json", "figure.png"}
+    assert (place / "figure.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads((place / "summary.json").read_text())
+    assert len(told["by_workers"]) == len(told["by_communication"]) == 7 * 2
+    for point in told["by_workers"]:
+        assert point["communication"] == 0.5 and point["workers"] in (2, 8)
+        assert point["error"] == pytest.approx(point["simulated"] / point["expected"] - 1)
+    assert json.loads((place / "config.json").read_text())["rounds"] == 40
+
+    assert call(*BRIEF)[0] == 0  # again, to the same numbers
+    assert json.loads((place / "summary.json").read_text()) == told
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--sweep",), "is an analysis, without arms and without training; leave out --sweep"),
+        (("--seeds=2",), "leave out --sweep and --seeds"),
+        (("--config.rounds=0",), "config.rounds must be a positive whole number, got 0"),
+        (("--config.wokers=3",), "names no entry of the config: 'wokers'"),
+        (("--config.in_flight=wait",), "unknown in_flight='wait'"),
+        (("--config.delays.pareto=pareto(shape=3)",), "parameter 'minimum' is missing"),
+        (("--workdir=file",), "file is not a directory; choose another --workdir"),
+        (("--workdir=other",), "holds a run with another config"),
+    ],
+)
+def test_bad_input_is_answered_in_one_sentence(call, tmp_path, flags, words):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"seed": 3}\n')
+    code, out, err = call(*BRIEF, *flags)
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and words in err, err
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "other"}
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["config.json"]
+
+
+def test_mini_batches_leave_a_nominal_round_at_a_second():
+    config = nonblocking_analysis.get_config("mini_batches=4,workers=16,communication=1")
+    assert (config.mini_batches, config.at_workers, config.at_communication) == (4, 16, 1.0)
+    for name in ("exponential", "shifted_exponential", "pareto", "log_normal"):
+        assert train.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
+
+
+def test_theory_and_simulation_agree():
+    """Within the noise of 300 rounds; where nothing is random, exactly."""
+    config = nonblocking_analysis.get_config()
+    with config.unlocked():
+        config.update(rounds=300, rounds_in_time=50, workers=(8,), communication=(0.0,))
+    for axis in analysis.compare_gains(config):
+        errors = {gain.delay: abs(gain.error) for gain in axis}
+        assert errors.pop("slow_worker") < 1e-9
+        assert errors.pop("slow_spells") < 0.4
+        assert max(errors.values()) < 0.1
