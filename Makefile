@@ -16,6 +16,7 @@ lint: $(VENV)/installed
 benchmark: $(VENV)/installed
 	$(RUN) -m benchmarks.simulate
 	$(RUN) -m benchmarks.mesh
+	$(RUN) -m benchmarks.schedules
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -24,7 +24,7 @@ def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
     k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync: the k-th point of P superposed
     renewal processes, by quadrature to about 0.5 %; k_async: for exponential durations, for k = 1
     or P, and for deterministic ones if k divides P.  Elsewhere k_async has no closed form and
-    raises ValueError, as a bad k does.  Source: 1803.01113, section 3.
+    raises ValueError, as a bad k does.  Source: 1803.01113.
     """
     low, high = runtime_bounds(rule, law, k, workers)
     if low != high:
@@ -40,7 +40,7 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
 
     k_async: at least k E[X] / P; at most E[X_{k:P}] for laws whose residual durations are shorter
     than new ones ("new-longer-than-used"), at least that where they are longer, and no upper
-    bound where neither holds.  Source: 1803.01113, section 3, K-async SGD.
+    bound where neither holds.  Source: 1803.01113, K-async SGD.
     """
     check_k(rule, k, workers)
     return _RUNTIMES[rule](law, k, workers)
@@ -72,7 +72,7 @@ def fresh_share(rule: str, k: int, workers: int) -> float:
     """Share p0 of the gradients taken at the newest version, for exponential durations.
 
     k_async: k/P; k_batch_async: the mean over i = 1..k of 1 - (1 - 1/P)^i; 1 if an update cancels
-    what is in flight.  Source: 1803.01113, p0 of Theorem 3 and its lemma on exponential delays.
+    what is in flight.  Source: 1803.01113, p0, exponential delays.
     """
     check_k(rule, k, workers)
     pushes = np.arange(1, k + 1)
@@ -95,7 +95,7 @@ def staleness_factor(gamma: float, fresh: float) -> float:
     """What staleness does to the bounds below: gamma' = 1 - gamma + p0 / 2; 1 without it.
 
     gamma: E||grad F(w_j) - grad F(w_read)||^2 <= gamma E||grad F(w_j)||^2; fresh: `fresh_share`.
-    Not positive raises ValueError, as then there is no bound.  Source: 1803.01113, Theorem 3.
+    Not positive raises ValueError, as then there is no bound.  Source: arXiv 1803.01113, the bound for a fixed rate.
     """
     factor = 1 - gamma + fresh / 2
     if not factor > 0:
@@ -113,7 +113,7 @@ def error_floor(
     """Bound on F - F* after infinitely many updates at a fixed rate, eta L s^2 / (2 c gamma' k m).
 
     variance: s^2 of one sample's gradient; factor: `staleness_factor`, 1 for synchronous rules.
-    Source: 1803.01113, Theorem 3.
+    Source: arXiv 1803.01113, the bound for a fixed rate.
     """
     return rate * smoothness * variance / (2 * convexity * factor * k * batch_size)
 
@@ -126,7 +126,7 @@ def convex_bound(
 
     The floor plus (1 - eta c gamma')^J (gap - floor); against seconds, J = t / expected_runtime.
     growth: M_G, by which the variance grows with the squared gradient.  A rate beyond
-    1 / (2 L (M_G/(k m) + 1)) raises ValueError.  Source: 1803.01113, Theorem 3.
+    1 / (2 L (M_G/(k m) + 1)) raises ValueError.  Source: arXiv 1803.01113, the bound for a fixed rate.
     """
     _check_rate(rate, k, smoothness, batch_size, growth)
     floor = error_floor(
@@ -143,7 +143,7 @@ def gradient_bound(
     """Bound on the mean of E||grad F||^2 over updates 0..J, where F need not be convex.
 
     2 gap / ((J+1) eta gamma') + L eta s^2 / (k m gamma'); arguments and errors as in
-    `convex_bound`.  Source: 1803.01113, Theorem 4.
+    `convex_bound`.  Source: arXiv 1803.01113, the bound for a fixed rate.
     """
     _check_rate(rate, k, smoothness, batch_size, growth)
     descent = 2 * gap / ((np.asarray(updates) + 1) * rate * factor)
@@ -176,7 +176,7 @@ def minibatch_complexity(
     """Seconds, up to a constant, until E||grad F||^2 <= accuracy if all P gradients are awaited.
 
     max tau (L D / e + s^2 L D / (P e^2)) for workers that need tau = `seconds` [P] a gradient.
-    Source: arXiv 2305.12387, Table 1, Minibatch SGD.
+    Source: arXiv 2305.12387, Minibatch SGD.
     """
     tau = _sorted(seconds)
     return float(tau[-1] * _gradients(tau.size, accuracy, smoothness, gap, variance))
@@ -187,7 +187,7 @@ def async_complexity(
 ) -> float:
     """As `minibatch_complexity` for Async-SGD with delay-adaptive rates.
 
-    The harmonic mean of tau takes the place of the maximum.  Source: 2305.12387, Table 1.
+    The harmonic mean of tau takes the place of the maximum.  Source: arXiv 2305.12387.
     """
     tau = _sorted(seconds)
     harmonic = tau.size / np.sum(1 / tau)
@@ -199,8 +199,8 @@ def rennala_complexity(
 ) -> float:
     """As `minibatch_complexity` for Rennala SGD, which no method beats on fixed speeds.
 
-    The minimum over m of what `async_complexity` is for the m fastest.  Source: 2305.12387,
-    Theorem 6.4.
+    The minimum over m of what `async_complexity` is for the m fastest.  Source: arXiv
+    2305.12387.
     """
     tau = _sorted(seconds)
     fastest = np.arange(1, tau.size + 1)

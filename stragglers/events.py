@@ -1,6 +1,6 @@
 """The four protocols of "Slow and Stale Gradients": a server waits for k mini-batches.
 
-Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113, section 2.  The server updates when k
+Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113.  The server updates when k
 mini-batch gradients have been pushed.  Two questions make four protocols:
 
     what a worker does after a push    idle until the update    begin another at once
