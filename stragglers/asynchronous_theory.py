@@ -95,7 +95,7 @@ def staleness_factor(gamma: float, fresh: float) -> float:
     """What staleness does to the bounds below: gamma' = 1 - gamma + p0 / 2; 1 without it.
 
     gamma: E||grad F(w_j) - grad F(w_read)||^2 <= gamma E||grad F(w_j)||^2; fresh: `fresh_share`.
-    Not positive raises ValueError, as then there is no bound.  Source: arXiv 1803.01113, the bound for a fixed rate.
+    Not positive raises ValueError, as then there is no bound.  Source: arXiv 1803.01113.
     """
     factor = 1 - gamma + fresh / 2
     if not factor > 0:
@@ -113,7 +113,7 @@ def error_floor(
     """Bound on F - F* after infinitely many updates at a fixed rate, eta L s^2 / (2 c gamma' k m).
 
     variance: s^2 of one sample's gradient; factor: `staleness_factor`, 1 for synchronous rules.
-    Source: arXiv 1803.01113, the bound for a fixed rate.
+    Source: arXiv 1803.01113.
     """
     return rate * smoothness * variance / (2 * convexity * factor * k * batch_size)
 
@@ -126,7 +126,7 @@ def convex_bound(
 
     The floor plus (1 - eta c gamma')^J (gap - floor); against seconds, J = t / expected_runtime.
     growth: M_G, by which the variance grows with the squared gradient.  A rate beyond
-    1 / (2 L (M_G/(k m) + 1)) raises ValueError.  Source: arXiv 1803.01113, the bound for a fixed rate.
+    1 / (2 L (M_G/(k m) + 1)) raises ValueError.  Source: arXiv 1803.01113.
     """
     _check_rate(rate, k, smoothness, batch_size, growth)
     floor = error_floor(
@@ -143,7 +143,7 @@ def gradient_bound(
     """Bound on the mean of E||grad F||^2 over updates 0..J, where F need not be convex.
 
     2 gap / ((J+1) eta gamma') + L eta s^2 / (k m gamma'); arguments and errors as in
-    `convex_bound`.  Source: arXiv 1803.01113, the bound for a fixed rate.
+    `convex_bound`.  Source: arXiv 1803.01113.
     """
     _check_rate(rate, k, smoothness, batch_size, growth)
     descent = 2 * gap / ((np.asarray(updates) + 1) * rate * factor)
