@@ -92,8 +92,8 @@ def overhead(workers: int) -> float:
     counters = np.arange(MINI_BATCHES) + np.zeros((workers, 1), np.int64)
     table = jax.device_put(sampler.indices(np.arange(workers)[:, None], counters), stacked)
     examples = jax.device_put(jax.tree.map(jnp.asarray, task.train), everywhere)
-    scalars = (np.int32(1), np.int32(0), np.float32(0))
-    ours = runtime.dispatch.lower(model, table, examples, None, *scalars).compile()
+    count = np.int32(1)
+    ours = runtime.dispatch.lower(model, table, examples, None, count).compile()
 
     plain = optimizer()
     carry = task.init(jax.random.key(0))
@@ -107,7 +107,7 @@ def overhead(workers: int) -> float:
     def our_turn():
         nonlocal model
         for _ in range(20):
-            model = jax.block_until_ready(ours(model, table, examples, None, *scalars))
+            model = jax.block_until_ready(ours(model, table, examples, None, count))
         return model
 
     def hand_turn():

@@ -34,6 +34,8 @@ class Model(NamedTuple):
     params: Any
     server: Any
     worker: worker.WorkerState
+    round: Any  # int32, index of the next round
+    samples: Any  # float32, seen by all workers so far
 
 
 class MeshRun(NamedTuple):
@@ -99,18 +101,18 @@ def mesh(
     @functools.partial(
         jax.shard_map,
         mesh=devices,
-        in_specs=(P(AXIS), P(AXIS), P(), P(), P(), P(), P()),
+        in_specs=(P(AXIS), P(AXIS), P(), P(), P()),
         out_specs=P(AXIS),
         check_vma=False,  # replicated values are kept stacked on purpose
     )
-    def dispatch(model, table, examples, active, count, first_round, samples):
+    def dispatch(model, table, examples, active, count):
         model, table = jax.tree.map(lambda a: a[0], (model, table))
 
         def step(r, carry):
             used = None if active is None else active[r]
-            return one_round(carry, table, examples, used, first_round + r)
+            return one_round(carry, table, examples, used)
 
-        carry = (model, jnp.int32(0), samples, jnp.float32(0))
+        carry = (model, jnp.int32(0), jnp.float32(0))
         model, *_ = jax.lax.fori_loop(0, count, step, carry)
         return jax.tree.map(lambda a: a[None], model)
 
@@ -123,7 +125,8 @@ def mesh(
         if injector is not None:
             injector.reset()
         server = () if algorithm.server is None else algorithm.server.init(params)
-        model = Model(params, server, worker.init(algorithm, params))
+        memory = worker.init(algorithm, params)
+        model = Model(params, server, memory, np.int32(0), np.float32(0))
         model = jax.tree.map(
             lambda a: jax.device_put(np.broadcast_to(a, (workers, *np.shape(a))), stacked), model
         )
@@ -134,11 +137,10 @@ def mesh(
         counters = run.consumed[:, None] + np.arange(rounds_per_dispatch * mini_batches)
         ids = np.broadcast_to(np.arange(workers)[:, None], counters.shape)
         table = jax.device_put(sampler.indices(ids, counters), stacked)
-        scalars = (np.int32(count), np.int32(run.update), np.float32(run.samples))
         active = None
         if algorithm.links is not None:
             active = algorithm.links.active(run.update, rounds_per_dispatch)
-        arguments = (run.model, table, on_devices, active, *scalars)
+        arguments = (run.model, table, on_devices, active, np.int32(count))
         if program is None:  # before the clock starts: compiling is no part of a round
             program = dispatch.lower(*arguments).compile()
         began = time.monotonic()
@@ -192,9 +194,14 @@ def _finish_round(algorithm, model: Model, contribution, state, batches, total, 
         algorithm, contribution, model.params, state, batches, given, weight
     )
     if algorithm.server is None:
-        return Model(optax.apply_updates(model.params, updates), (), state)
+        params = optax.apply_updates(model.params, updates)
+        return model._replace(params=params, worker=state)
     params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
-    return Model(params, server, state)
+    return model._replace(params=params, server=server, worker=state)
+
+
+def _advanced(model: Model, samples) -> Model:
+    return model._replace(round=model.round + 1, samples=model.samples + samples)
 
 
 def _given(samples, mini_batches: int, active) -> dict:
@@ -207,11 +214,10 @@ def _given(samples, mini_batches: int, active) -> dict:
     }
 
 
-def _plain_round(algorithm, losses, mini_batches, carry, table, examples, active, round_index):
+def _plain_round(algorithm, losses, mini_batches, carry, table, examples, active):
     """Everybody takes `mini_batches`; nothing is counted at run time."""
-    del round_index
-    model, offset, samples, token = carry
-    given = _given(samples, mini_batches, active)
+    model, offset, token = carry
+    given = _given(model.samples, mini_batches, active)
     taken = jax.lax.dynamic_slice_in_dim(table, offset, mini_batches)
     batch = jax.tree.map(lambda a: a[taken], examples)
     contribution, state = worker.contribute(
@@ -221,7 +227,7 @@ def _plain_round(algorithm, losses, mini_batches, carry, table, examples, active
     model = _finish_round(
         algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
     )
-    return model, offset + mini_batches, samples + total * table.shape[1], token
+    return _advanced(model, total * table.shape[1]), offset + mini_batches, token
 
 
 def _touch(tree):
@@ -229,13 +235,12 @@ def _touch(tree):
     return sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in jax.tree.leaves(tree))
 
 
-def _watched_round(
-    algorithm, losses, mini_batches, injector, carry, table, examples, active, round_index
-):
+def _watched_round(algorithm, losses, mini_batches, injector, carry, table, examples, active):
     """Take mini-batches until the host says stop, exchange, and report the landing."""
-    model, offset, samples, token = carry
+    model, offset, token = carry
+    round_index = model.round
     me = jax.lax.axis_index(AXIS)
-    given = _given(samples, mini_batches, active)
+    given = _given(model.samples, mini_batches, active)
     verdict = jax.ShapeDtypeStruct((), jnp.int32)
     stop = io_callback(injector.begin, verdict, me, round_index, token)
     point = model.params
@@ -287,7 +292,7 @@ def _watched_round(
         _touch(model.params),
     )
     used = batches if injector.carries else mini_batches
-    return model, offset + used, samples + total * table.shape[1], token
+    return _advanced(model, total * table.shape[1]), offset + used, token
 
 
 def _plain_schedule(run: MeshRun, workers, mini_batches, count, seconds) -> Schedule:

@@ -39,9 +39,9 @@ def run(method, injector, updates=24):
     return np.asarray(runtime.models(state)), schedule
 
 
-def uneven(slow=4.0):
-    """2 ms a mini-batch; worker 0 is slow."""
-    return processes.persistent(delays.deterministic(0.002), {0: slow})
+def uneven():
+    """5 ms a mini-batch; worker 0 is six times slower."""
+    return processes.persistent(delays.deterministic(0.005), {0: 6.0})
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -53,7 +53,7 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
     )
     real, schedule = run(METHODS[name](), injector)
     schedule.validate()
-    assert schedule.batches[:, 1:].mean() > 1.2 * schedule.batches[:, 0].mean()
+    assert schedule.batches[:, 1:].mean() > schedule.batches[:, 0].mean()
     runtime = simulate.simulator(
         METHODS[name](), losses, DATA, SAMPLES, replay(schedule), mini_batches=M
     )
@@ -83,8 +83,8 @@ def test_a_round_lasts_as_long_as_its_delays_at_least():
     injector = inject.Injector(N, M, 0, delay=uneven(), communication=0.003)
     _, schedule = run(METHODS["all_reduce"](), injector, 8)
     lasted = np.diff(schedule.time)
-    assert (lasted >= M * 0.008 + 0.003).all()
-    assert (schedule.busy[:, 0] >= M * 0.008).all()
+    assert (lasted >= M * 0.03 + 0.003).all()
+    assert (schedule.busy[:, 0] >= M * 0.03).all()
 
 
 def collectives(compiled):
@@ -105,9 +105,7 @@ def test_the_plain_step_has_the_collectives_of_the_hand_written_one():
     runtime = mesh.mesh(all_reduce(optimizer()), losses, DATA, SAMPLES, workers=N, mini_batches=M)
     state = runtime.start(X0)
     table = SAMPLES.indices(np.arange(N)[:, None], np.arange(8 * M)[None] + np.zeros((N, 1), int))
-    ours = runtime.dispatch.lower(
-        state.model, table, DATA, None, np.int32(1), np.int32(0), np.float32(0)
-    ).compile()
+    ours = runtime.dispatch.lower(state.model, table, DATA, None, np.int32(1)).compile()
     plain = optimizer()
     params = jnp.tile(X0, (N, 1))
     memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *a.shape)), plain.init(jnp.asarray(X0)))
