@@ -62,7 +62,8 @@ class Algorithm(NamedTuple):
         all from the schedule: `weight` (of this worker in a mean; None: all alike), `batches`
         (mini-batches it finished), `nominal` (mini-batches of a full round), `samples` (seen by
         all workers before this update), `worker` (its identity, not its position in the axis),
-        `staleness` (updates since its parameters were read) and `active` (see `links`).
+        `staleness` (updates since its parameters were read), `current` (the newest parameters,
+        where the worker's may be older) and `active` (see `links`).
     work: what a worker does with its mini-batches between exchanges. None: the mean gradient at
         one point is its contribution. An optax transform: one step per mini-batch, and the
         contribution is base - live.
@@ -71,8 +72,9 @@ class Algorithm(NamedTuple):
         every worker has its own, and the exchange returns the change of its parameters.
     grad_params: (exchange state, params) -> where gradients are taken, if not at params.
     weight: finished mini-batches -> weight of a worker in an all-reduce.
-    mean_only: the exchange is exactly the weighted mean over workers and keeps no state, so that
-        a simulator may take one gradient of the weighted mean loss over all samples.
+    mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
+        keeps no state, so that a simulator may take one gradient of the weighted mean loss over
+        all samples.
     wire_bytes: (params, schedule) -> [T] bytes that a worker sends per update (mean over workers).
     round_seconds: (params, workers, comms.cost.Network) -> (round -> seconds of its exchange).
     graph: whom a worker ever exchanges with; None: everybody.

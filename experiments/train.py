@@ -49,6 +49,7 @@ def prepare(config: ConfigDict) -> Prepared:
         config.algorithm,
         optimizer=optimizers.build(config.optimizer),
         graph=graph,
+        workers=config.workers,
         seed=config.seed,
     )
     task = tasks.build(config.task)

@@ -94,9 +94,12 @@ def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Mod
     return model._replace(params=params, server=server)
 
 
-def _contributions(algorithm, losses, points, axis, model: Model, row: Row, examples, everyone):
+def _contributions(
+    algorithm, losses, points, axis, model: Model, row: Row, examples, everyone, **given
+):
     """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
     common, own = _given(row, row.indices.shape[1])
+    common |= given
     state = _take(model.workers, row.worker, everyone)
     taken = jax.tree.map(lambda a: a[row.indices], examples)
 
@@ -112,7 +115,7 @@ def _contributions(algorithm, losses, points, axis, model: Model, row: Row, exam
 def _reduced(algorithm, losses, points, axis, current, model, row, examples, everyone):
     """A replicated update from contributions taken at `points`, applied to `current`."""
     updates, workers = _contributions(
-        algorithm, losses, points, axis, model, row, examples, everyone
+        algorithm, losses, points, axis, model, row, examples, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
     params, server = worker.serve(

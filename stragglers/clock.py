@@ -27,6 +27,9 @@ from stragglers.events import k_sync as k_sync
 from stragglers.processes import Process, as_process
 from stragglers.rule import Cost, Rule, checked_cost, whole
 from stragglers.schedule import Schedule, concatenate
+from stragglers.staleness_limits import LIMITED
+from stragglers.staleness_limits import rennala as rennala
+from stragglers.staleness_limits import ringmaster as ringmaster
 from stragglers.thresholds import drop_compute_threshold
 
 
@@ -244,6 +247,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "drop_compute": _drop_compute,
     "anytime": _anytime,
     **PROTOCOLS,
+    **LIMITED,
 }
 
 

@@ -10,11 +10,13 @@ mini-batch gradients have been pushed.  Two questions make four protocols:
 k = P: k_sync is fully synchronous.  k = 1: both asynchronous ones are Async-SGD.  k_sync is SGD
 with backup workers (1604.00981), k_batch_sync is Rennala SGD (2305.12387) with interruption.
 
+How old a gradient may be is a third question, see `stragglers.staleness_limits`.
+
 A row of the schedule lists the k contributions in the order of their pushes, ties by worker.
 Times are those of a worker: `start` of the mini-batch, and `finish` when the worker is free to
-begin another, which is the update's landing where it waits for that.  Cancelled mini-batches have
-no row: they count as idle, except that whoever contributed to k_batch_sync is busy until cut.
-Their samples are drawn again, in another time.
+begin another, which is the update's landing where it waits for that.  Cancelled and ignored
+mini-batches have no row: they count as idle, except that whoever contributed to k_batch_sync is
+busy until cut.  Their samples are drawn again, in another time.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class _Live(NamedTuple):
         return float(self.process.duration(worker, self.begin[worker], count))
 
 
-def _loop(table, base, room, idle, cancel, row, update, cost, state, rows):
+def _loop(table, base, room, idle, limit, interrupt, row, update, cost, state, rows):
     """Fill rows from `row` on while all durations are in the table; return the next row.
 
     table[worker, count - base[worker]] in seconds, for count < room[worker].  These lines are
@@ -80,6 +82,7 @@ def _loop(table, base, room, idle, cancel, row, update, cost, state, rows):
     workers, start, finish, first, taken, busy, spent = rows
     updates, k = workers.shape
     width = cost.shape[1]  # a column per worker, or one for all
+    cancel = interrupt and limit == 1  # an update restarts everybody
 
     def seconds(row, i):
         return cost[row, min(i, width - 1)]
@@ -90,12 +93,17 @@ def _loop(table, base, room, idle, cancel, row, update, cost, state, rows):
         attempts[i] += 1
 
     while row < updates:
-        if (attempts + k + 1 > room).any():
+        if (attempts + k + 2 > room).any():
             return row
         now = 0.0
-        for c in range(k):
+        c = 0
+        while c < k:
             i = np.argmin(end)  # the first of equal ones: ties by worker
             now = end[i]
+            if update + row - version[i] >= limit:  # too old: ignored
+                version[i] = update + row
+                restart(i, now + seconds(row, i))
+                continue
             workers[row, c], start[row, c], finish[row, c] = i, begin[i], now
             first[row, c], taken[row, c] = consumed[i], version[i]
             busy[row, c], spent[row, c] = now - begin[i], 0.0
@@ -109,6 +117,7 @@ def _loop(table, base, room, idle, cancel, row, update, cost, state, rows):
                 restart(i, finish[row, c])
             elif c < k - 1:
                 restart(i, now)  # at the same version
+            c += 1
         if idle or cancel:
             for c in range(k):
                 i = workers[row, c]
@@ -121,10 +130,11 @@ def _loop(table, base, room, idle, cancel, row, update, cost, state, rows):
                 if not cancel:
                     version[i] = update + row + 1
                     restart(i, finish[row, c])
-        if cancel:
+        if interrupt:
             for i in range(end.size):
-                version[i] = update + row + 1
-                restart(i, now + seconds(row, i))
+                if update + row + 1 - version[i] >= limit:
+                    version[i] = update + row + 1
+                    restart(i, now + seconds(row, i))
         row += 1
     return row
 
@@ -136,28 +146,44 @@ def _compiled() -> Callable[..., int]:
     return numba.njit(_loop, cache=True)
 
 
-def _run(process: Process, idle: bool, cancel: bool, state: EventState, cost, rows: _Rows) -> None:
-    """Fill `rows` and move the arrays of `state` on; cost: seconds of updates, [T, 1] or [T, P]."""
+def _run(process: Process, protocol, state: EventState, cost, rows: _Rows) -> None:
+    """Fill `rows` and move the arrays of `state` on.
+
+    protocol: (idle, limit, interrupt); cost: seconds of updates, [T, 1] or [T, P].
+    """
     updates, k = rows.workers.shape
     arrays = (state.begin, state.end, state.version, state.attempts, state.consumed)
-    given = (idle, cancel)
     if process.uses_time:
         none = np.zeros_like(state.attempts)
         room = none + np.iinfo(none.dtype).max
-        _loop(_Live(process, state.begin), none, room, *given, 0, state.update, cost, arrays, rows)
+        _loop(
+            _Live(process, state.begin), none, room, *protocol, 0, state.update, cost, arrays, rows
+        )
         return
     worker = np.arange(state.end.size)[:, None]
-    counts = np.arange(max(WINDOW, 2 * (k + 1)))  # a worker begins at most k + 1 in a row
+    counts = np.arange(max(WINDOW, 2 * (k + 2)))  # a worker begins at most k + 2 in a row
     row = 0
     while row < updates:
         base = state.attempts.copy()
         table = process.duration(worker, 0.0, base[:, None] + counts)
         table, room = np.ascontiguousarray(table, np.float64), base + counts.size
-        row = _compiled()(table, base, room, *given, row, state.update, cost, arrays, tuple(rows))
+        row = _compiled()(
+            table, base, room, *protocol, row, state.update, cost, arrays, tuple(rows)
+        )
 
 
-def _protocol(name: str, *, idle: bool, cancel: bool) -> Callable[..., Rule]:
-    """The factory of a protocol's rule: idle after a push or not, cancelled by updates or not."""
+ANY_AGE = 2**62  # updates: no gradient is too old
+
+
+def protocol(
+    name: str, *, idle: bool, limit: int = ANY_AGE, interrupt: bool = False
+) -> Callable[..., Rule]:
+    """The factory of a protocol's rule.
+
+    idle: a worker waits for the update after its push.  A gradient that is `limit` updates old
+    does not count: it is ignored when it is pushed, or, with `interrupt`, its worker begins anew
+    as soon as it is so old.
+    """
 
     def rule(
         delay: Law | Process,
@@ -216,7 +242,7 @@ def _protocol(name: str, *, idle: bool, cancel: bool) -> Callable[..., Rule]:
             cost = costs(state.update, updates)
             kinds = (np.int32, float, float, np.int64, np.int32, float, float)
             rows = _Rows(*(np.empty((updates, k), kind) for kind in kinds))
-            _run(process, idle, cancel, after, cost, rows)
+            _run(process, (idle, limit, interrupt), after, cost, rows)
             landed = np.concatenate([[state.time], rows.finish.max(axis=1)])
             time = np.maximum.accumulate(landed)  # an update with cheaper links may overtake
             after = after._replace(update=state.update + updates, time=float(time[-1]))
@@ -228,7 +254,7 @@ def _protocol(name: str, *, idle: bool, cancel: bool) -> Callable[..., Rule]:
                 **rows._asdict(),
             )
 
-        return Rule(workers, init, extend, asynchronous=not cancel)
+        return Rule(workers, init, extend, asynchronous=limit > 1)
 
     def check(k: int, workers: int) -> None:
         if not 1 <= k <= (workers if idle else np.inf):
@@ -240,10 +266,10 @@ def _protocol(name: str, *, idle: bool, cancel: bool) -> Callable[..., Rule]:
 
 # (delay, workers, mini_batches, seed, *, k, graph, links, communication, draw) -> Rule
 PROTOCOLS: dict[str, Callable[..., Rule]] = {
-    "k_sync": _protocol("k_sync", idle=True, cancel=True),
-    "k_batch_sync": _protocol("k_batch_sync", idle=False, cancel=True),
-    "k_async": _protocol("k_async", idle=True, cancel=False),
-    "k_batch_async": _protocol("k_batch_async", idle=False, cancel=False),
+    "k_sync": protocol("k_sync", idle=True, limit=1, interrupt=True),
+    "k_batch_sync": protocol("k_batch_sync", idle=False, limit=1, interrupt=True),
+    "k_async": protocol("k_async", idle=True),
+    "k_batch_async": protocol("k_batch_async", idle=False),
 }
 
 

@@ -221,10 +221,12 @@ def _addressed(
         new = np.empty((rows, blocks, _BLOCK))
         known_rows, known_blocks = old.shape[0], old.shape[1] // _BLOCK
         new[:known_rows, :known_blocks] = old.reshape(known_rows, known_blocks, _BLOCK)
-        for worker, block in itertools.product(range(rows), range(blocks)):
-            if worker >= known_rows or block >= known_blocks:
-                address = np.random.SeedSequence(seed, spawn_key=(worker, block, *stream))
-                new[worker, block] = transform(np.random.default_rng(address).random(_BLOCK))
+        unknown = np.ones((rows, blocks), bool)
+        unknown[:known_rows, :known_blocks] = False
+        for worker, block in np.argwhere(unknown).tolist():
+            address = np.random.SeedSequence(seed, spawn_key=(worker, block, *stream))
+            new[worker, block] = np.random.default_rng(address).random(_BLOCK)
+        new[unknown] = transform(new[unknown])
         return new.reshape(rows, blocks * _BLOCK)
 
     return lookup

@@ -9,7 +9,20 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from algorithms import ALGORITHMS, all_reduce, dpsgd, local_sgd, matcha, periodic
+from algorithms import (
+    ALGORITHMS,
+    all_reduce,
+    compensated_rate,
+    dc_asgd,
+    delay_adaptive,
+    dpsgd,
+    hinge_staleness,
+    inverse_staleness,
+    local_sgd,
+    matcha,
+    periodic,
+    polynomial_staleness,
+)
 from algorithms.base import AXIS, scale_by_samples
 from comms import cost, topology
 from runtimes import simulate, worker
@@ -47,6 +60,13 @@ METHODS = {
     "local_sgd/ring": lambda: local_sgd(
         optax.adam(0.05), collective="ring", weighting="proportional", server_momentum=0.5
     ),
+    # In lock-step nothing is stale, and these are all-reduce SGD.
+    "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
+    "dc_asgd": lambda: dc_asgd(momentum()),
+    "delay_adaptive": lambda: delay_adaptive(momentum(), workers=N),
+    "hinge_staleness": lambda: hinge_staleness(momentum()),
+    "inverse_staleness": lambda: inverse_staleness(momentum()),
+    "polynomial_staleness": lambda: polynomial_staleness(momentum()),
 }
 
 

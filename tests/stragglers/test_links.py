@@ -11,6 +11,7 @@ from stragglers.events import PROTOCOLS
 from stragglers.processes import as_process
 from stragglers.replay import replay
 from stragglers.schedule import Schedule, concatenate, load
+from stragglers.staleness_limits import LIMITED
 
 EXPONENTIAL = delays.shifted_exponential(1.0, 1.0)
 OWN = {
@@ -32,7 +33,7 @@ class Links(NamedTuple):
         return coins[first:] < self.p
 
 
-ROUNDS = [name for name in RULES if name not in PROTOCOLS]
+ROUNDS = [name for name in RULES if name not in PROTOCOLS | LIMITED]
 
 
 def ring(workers, p):

@@ -1,0 +1,157 @@
+"""Asynchronous training in the simulator against an event loop in NumPy that trains as it goes."""
+
+import heapq
+
+import numpy as np
+import optax
+import pytest
+
+from algorithms import (
+    all_reduce,
+    compensated_rate,
+    dc_asgd,
+    delay_adaptive,
+    hinge_staleness,
+    inverse_staleness,
+    polynomial_staleness,
+)
+from algorithms.base import scale_by_samples
+from runtimes import simulate
+from stragglers import clock, delays
+from stragglers.processes import from_law
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+P, UPDATES, RATE = 6, 500, 0.04
+LAW = delays.shifted_exponential(0.5, 1.0)
+
+
+def gradient(w, worker, counter):
+    """Of one mini-batch, float64."""
+    at = SAMPLES.indices(np.array([worker]), np.array([counter])).ravel()
+    x, y = DATA["x"][at].astype(np.float64), DATA["y"][at].astype(np.float64)
+    return x.T @ (x @ w - y) / len(at)
+
+
+def unchanged(g, staleness, moved):
+    del staleness, moved
+    return g
+
+
+def train(protocol, k, decay, correct=unchanged, updates=UPDATES, rate=RATE, seed=2):
+    """The parameters after an event loop as one would write it down from the paper."""
+    process = from_law(LAW).seeded(seed)
+    w, velocity = X0.astype(np.float64), np.zeros(len(X0))
+    read = [(0, w)] * P  # version and parameters that each worker works on
+    attempts, counters, flying = [0] * P, [0] * P, []
+    cancels, idles = protocol.endswith("_sync"), "batch" not in protocol
+
+    def begin(i, now):
+        heapq.heappush(flying, (now + float(process.duration(i, now, attempts[i])), i))
+        attempts[i] += 1
+
+    for i in range(P):
+        begin(i, 0.0)
+    for j in range(updates):
+        total, contributors = 0.0, []
+        for pushes in range(1, k + 1):
+            now, i = heapq.heappop(flying)
+            version, point = read[i]
+            g = gradient(point, i, counters[i])
+            total = total + correct(g, j - version, w - point)
+            counters[i] += 1
+            contributors.append(i)
+            if pushes < k and not idles:
+                if not cancels:
+                    read[i] = (j, w)
+                begin(i, now)
+        velocity = decay * velocity + total / k
+        w = w - rate * velocity
+        restarting = {"k_async": contributors, "k_batch_async": [i]}.get(protocol, range(P))
+        flying = [] if cancels else flying
+        for i in restarting:
+            read[i] = (j + 1, w)
+            begin(i, now)
+    return w
+
+
+def simulated(method, rule, updates=UPDATES):
+    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
+    state = runtime.start(X0)
+    for count in (1, 130, updates):
+        state, schedule = runtime.advance(state, np.inf, min(count, updates - state.update))
+    return np.asarray(runtime.models(state))[0], schedule
+
+
+def optimizer(decay=0.0, rate=RATE):
+    return optax.chain(optax.trace(decay), scale_by_samples(rate))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.8])
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
+def test_every_protocol_trains_as_an_event_loop_does(protocol, k, decay):
+    """To float32 rounding after 500 updates."""
+    rule = clock.RULES[protocol](LAW, P, 1, 2, k=k)
+    ours, _ = simulated(all_reduce(optimizer(decay)), rule)
+    np.testing.assert_allclose(ours, train(protocol, k, decay), rtol=2e-4, atol=2e-5)
+
+
+# Each method and what it does to a gradient g, `s` updates old, taken `moved` away.
+CORRECTIONS = {
+    "compensated_rate": (
+        lambda o: compensated_rate(o, threshold=0.002),
+        lambda g, s, moved: g * min(1.0, 0.002 / max(moved @ moved, 1e-30)),
+    ),
+    "dc_asgd": (lambda o: dc_asgd(o, 2.0), lambda g, s, moved: g + 2.0 * g * g * moved),
+    "delay_adaptive": (lambda o: delay_adaptive(o, 2), lambda g, s, _: g * 2 / max(2, s)),
+    "hinge_staleness": (
+        lambda o: hinge_staleness(o, slope=0.5, free=2.0),
+        lambda g, s, _: g / (0.5 * (s - 2) + 1) if s > 2 else g,
+    ),
+    "inverse_staleness": (inverse_staleness, lambda g, s, _: g / max(1, s)),
+    "polynomial_staleness": (
+        lambda o: polynomial_staleness(o, 0.5),
+        lambda g, s, _: g / np.sqrt(1 + s),
+    ),
+}
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_every_correction_is_what_its_formula_says(name, k):
+    make, correct = CORRECTIONS[name]
+    rule = clock.RULES["k_batch_async"](LAW, P, 1, 2, k=k)
+    ours, _ = simulated(make(optimizer(0.5)), rule, 200)
+    expected = train("k_batch_async", k, 0.5, correct, 200)
+    np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
+    plain = train("k_batch_async", k, 0.5, updates=200)
+    assert np.abs(ours - plain).max() > 1e-3  # it makes a difference here
+
+
+def test_one_rate_for_all_comes_from_the_mean_distance():
+    """With k = 1 the two forms of the compensated rate are the same, with k = 3 they are not."""
+
+    def ends(k):
+        return [
+            simulated(
+                compensated_rate(optimizer(), threshold=1e-4, per=per),
+                clock.RULES["k_async"](LAW, P, 1, 2, k=k),
+                100,
+            )[0]
+            for per in ("gradient", "mean")
+        ]
+
+    one, mean = ends(1)
+    np.testing.assert_allclose(one, mean, rtol=1e-6)
+    one, mean = ends(3)
+    assert np.abs(one - mean).max() > 1e-4
+
+
+def test_compensation_trains_at_a_rate_at_which_the_fixed_rate_diverges():
+    rule = clock.RULES["k_async"](LAW, P, 1, 2, k=1)
+    fixed, _ = simulated(all_reduce(optimizer(rate=0.25)), rule)
+    ours, _ = simulated(compensated_rate(optimizer(rate=0.25), threshold=1e-2), rule)
+    start, diverged, trained = (
+        np.mean((DATA["x"] @ w - DATA["y"]) ** 2) for w in (X0, fixed, ours)
+    )
+    assert trained < start / 2 and not diverged < 100 * start
