@@ -58,8 +58,9 @@ class Schedule:
         """Share of worker time, from each one's first start to its last finish, that is idle."""
         begin = np.full(self.workers.max() + 1, np.inf)
         end = np.zeros_like(begin)
-        np.minimum.at(begin, self.workers, self.start)
-        np.maximum.at(end, self.workers, self.finish)
+        spans = self.finish > self.start  # not who is only met, or nobody, in a row of pairs
+        np.minimum.at(begin, self.workers[spans], self.start[spans])
+        np.maximum.at(end, self.workers[spans], self.finish[spans])
         present = np.isfinite(begin)
         total = (end[present] - begin[present]).sum()
         return float(max(0.0, 1 - (self.busy.sum() + self.communication.sum()) / total))

@@ -1,0 +1,445 @@
+"""Pair schedules against a plain event loop, their own order, closed forms and cases by hand."""
+
+import heapq
+import inspect
+from collections import deque
+from dataclasses import fields
+
+import networkx as nx
+import numpy as np
+import pytest
+from scipy import stats
+
+from comms import topology
+from stragglers import delays, pairs
+from stragglers.pairs import PAIRS, copy_staleness, interactions, meetings
+from stragglers.processes import as_process, markov, persistent
+from stragglers.rule import whole
+from stragglers.schedule import Schedule, concatenate, load
+
+SHIFTED = delays.shifted_exponential(1.0, 1.0)
+DELAYS = {
+    "law": SHIFTED,
+    "ties": persistent(delays.deterministic(1.0), [1.0, 2.0, 1.0, 0.5, 2.0, 1.0, 1.0, 3.0]),
+    "markov": markov(SHIFTED, 5.0, 9.0, 3.0),
+}
+RULES = {
+    "non-blocking": ("random_pairs", {}),
+    "blocking": ("random_pairs", {"blocking": True}),
+    "bipartite": ("bipartite_pairs", {}),
+}
+ANY = pytest.mark.parametrize("kind", RULES)
+COST = {"communication": lambda t: 0.1 * np.arange(8) * (t % 3)}
+
+
+def rule(kind, delay=SHIFTED, graph=None, mini_batches=1, seed=0, **options):
+    name, fixed = RULES[kind]
+    graph = topology.ring(8) if graph is None else graph
+    return PAIRS[name](delay, len(graph), mini_batches, seed, graph=graph, **fixed, **options)
+
+
+def assert_equal(a, b):
+    for field in fields(Schedule):
+        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+
+
+def flat(schedule):
+    """(landing, i, j, H_i, first_i, start_i, start_j) of every meeting, by time."""
+    met = interactions(schedule)
+    of = (met.row, met.position[:, 0])
+    start = schedule.start[met.row[:, None], met.position]
+    columns = [met.time, *met.pairs.T, schedule.batches[of], schedule.first[of], *start.T]
+    return np.stack(columns, axis=1)
+
+
+def plain_loop(delay, seed, drawn, cost, blocking, count):
+    """The same rows by a heap of events; drawn(i, m) -> (partner, steps), cost(i, m) -> s."""
+    process, workers = as_process(delay).seeded(seed), 8
+    round_, first = [-1] * workers, [0] * workers
+    steps, start, end = [0] * workers, [0.0] * workers, [0.0] * workers
+    waits, queue, events, met = [None] * workers, deque(), [], []
+
+    def work(i, at):
+        first[i], round_[i] = first[i] + steps[i], round_[i] + 1
+        j, steps[i] = drawn(i, round_[i])
+        start[i] = end[i] = at
+        for c in range(steps[i]):
+            end[i] += float(process.duration(i, end[i], first[i] + c))
+        if blocking:
+            heapq.heappush(events, (end[i], 0, i, j))
+        else:
+            heapq.heappush(events, (end[i] + cost(i, round_[i]) * (i != j), 1, i, j))
+
+    def meet(i, j):
+        waits[i] = waits[j] = None
+        longer = max(cost(i, round_[i]), cost(j, round_[j]))
+        heapq.heappush(events, (max(end[i], end[j]) + longer, 1, i, j))
+
+    for i in range(workers):
+        work(i, 0.0)
+    while len(met) < count:
+        at, lands, i, j = heapq.heappop(events)
+        if lands:
+            begun = start[j] if blocking or i == j else at
+            met.append((at, i, j, steps[i], first[i], start[i], begun))
+            work(i, at)
+            if blocking:
+                work(j, at)
+            continue
+        asking = [q for q in queue if waits[q] == i]  # in the order of their waiting
+        queue = deque(q for q in queue if waits[q] is not None)
+        if asking:
+            meet(asking[0], i)
+        elif waits[j] is not None:
+            meet(i, j)
+        else:
+            waits[i] = j
+            queue.append(i)
+        queue = deque(q for q in queue if waits[q] is not None)
+    return np.array(met)
+
+
+@ANY
+@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("steps", ["fixed", "geometric"])
+def test_equals_a_plain_event_loop_exactly(kind, delay, steps):
+    options = {"mini_batches": 4, "local_steps": 2, "steps": steps, "width": 2, "seed": 4} | COST
+    schedule = whole(rule(kind, DELAYS[delay], **options), 150)
+    schedule.validate()
+    # A rule in lock-step on the same draws tells partners and steps of every round.
+    still = options | {"delay": delays.deterministic(1.0), "communication": 0.0}
+    drawn = {}
+    fixed = "bipartite" if kind == "bipartite" else "non-blocking"
+    for _, i, j, h, *_ in flat(whole(rule(fixed, **still), 2000)):
+        drawn.setdefault(int(i), []).append((int(j), int(h)))
+    rows = flat(schedule)
+    # The earliest pending meeting comes first in its row: those before the last one are complete.
+    rows = rows[rows[:, 0] < schedule.finish[-1, 0]]
+    expected = plain_loop(
+        DELAYS[delay],
+        4,
+        lambda i, m: drawn[i][m],
+        lambda i, m: COST["communication"](m)[i],
+        kind == "blocking",
+        len(rows),
+    )
+    assert len(rows) > 150
+    np.testing.assert_array_equal(rows, expected)
+
+
+@ANY
+@pytest.mark.parametrize("delay", DELAYS)
+def test_segments_equal_the_whole(kind, delay):
+    options = {"steps": "geometric", "local_steps": 1.5, "mini_batches": 3, "width": 2} | COST
+    one = whole(rule(kind, DELAYS[delay], **options), 60)
+    one.validate()
+    state, parts = rule(kind, DELAYS[delay], **options).init(), []
+    for updates in (4, 0, 17, 39):  # each by a fresh rule, as after a restart
+        state, schedule = rule(kind, DELAYS[delay], **options).extend(state, updates)
+        parts.append(schedule)
+    assert state.update == 60 and state.time == one.time[-1]
+    assert_equal(concatenate(parts), one)
+
+
+@ANY
+def test_more_rounds_than_were_looked_up_equal_short_segments(kind):
+    delay = persistent(SHIFTED, {0: 0.02})
+    long = rule(kind, delay, topology.complete(4) if kind != "bipartite" else topology.ring(4))
+    state, parts = long.init(), []
+    for _ in range(40):
+        state, schedule = long.extend(state, 50)
+        parts.append(schedule)
+    assert_equal(concatenate(parts), whole(long, 2000))
+
+
+@ANY
+def test_extending_leaves_the_old_state_as_it_was(kind):
+    own = rule(kind)
+    state, _ = own.extend(own.init(), 10)
+    assert_equal(own.extend(state, 10)[1], own.extend(state, 10)[1])
+
+
+@ANY
+@pytest.mark.parametrize("name", ["ring", "star", "hypercube"])
+def test_rows_give_what_the_order_gives_to_the_last_bit(kind, name):
+    graph = getattr(topology, name)(16)
+    schedule = whole(rule(kind, graph=graph, width=3, communication=0.1), 200)
+    met = interactions(schedule)
+    rng = np.random.default_rng(0)
+    initial, kicks = rng.normal(size=16), rng.normal(size=(200, 6))
+
+    def interact(x, row, position):
+        i, j = schedule.workers[row, position]
+        mean = (x[i] + x[j]) / 2
+        x[i], x[j] = mean - kicks[row, position[0]] * mean, mean + kicks[row, position[1]]
+
+    in_order, in_rows = initial.copy(), initial.copy()
+    for row, position in zip(met.row, met.position, strict=True):
+        interact(in_order, row, position)
+    for row, places in enumerate(schedule.workers):
+        asking = np.flatnonzero(schedule.batches[row, :3])
+        pair = schedule.workers[row][np.stack([asking, schedule.partner[row, asking]])]
+        assert (
+            np.unique(pair[0]).size + np.unique(pair[1]).size - (pair[0] == pair[1]).sum()
+            == np.unique(pair).size
+            == (places < 16).sum()
+        )
+        mean = (in_rows[pair[0]] + in_rows[pair[1]]) / 2
+        in_rows[pair[0]] = mean - kicks[row, asking] * mean
+        in_rows[pair[1]] = mean + kicks[row, schedule.partner[row, asking]]
+    np.testing.assert_array_equal(in_rows, in_order)
+    if name != "star":  # the order was changed, unless its centre is in every meeting
+        assert met.row.size > 400 and (np.diff(met.row) < 0).any()
+
+
+@ANY
+def test_every_node_keeps_its_order_and_uses_every_counter_once(kind):
+    options = {"steps": "geometric", "local_steps": 2, "mini_batches": 5, "width": 2}
+    schedule = whole(rule(kind, **options), 400)
+    for i in range(8):
+        mine = schedule.workers == i
+        finish, first, batches = (
+            a[mine] for a in (schedule.finish, schedule.first, schedule.batches)
+        )
+        assert (mine.sum(axis=1) <= 1).all()
+        assert (np.diff(finish) >= 0).all()
+        np.testing.assert_array_equal(first, np.cumsum(batches) - batches)
+        start, own = schedule.start[mine][batches > 0], finish[batches > 0]
+        np.testing.assert_array_equal(start[1:], own[:-1])
+
+
+def test_two_nodes_by_hand():
+    """Worker 0 takes 1 s a mini-batch, worker 1 takes 3 s; 0.5 s for communication."""
+    delay = persistent(delays.deterministic(1.0), [1.0, 3.0])
+    schedule = pairs.random_pairs(delay, topology.ring(2), 1, 4, 0, communication=0.5)
+    np.testing.assert_array_equal(schedule.workers, [[0, 1], [0, 1], [1, 0], [0, 1]])
+    np.testing.assert_array_equal(schedule.time, [1.5, 3.0, 3.5, 4.5])
+    np.testing.assert_array_equal(schedule.start, [[0, 1.5], [1.5, 3], [0, 3.5], [3, 4.5]])
+    np.testing.assert_array_equal(schedule.finish, [[1.5] * 2, [3.0] * 2, [3.5] * 2, [4.5] * 2])
+    np.testing.assert_array_equal(schedule.busy, [[1, 0], [1, 0], [3, 0], [1, 0]])
+    np.testing.assert_array_equal(schedule.communication, [[0.5, 0]] * 4)
+    np.testing.assert_array_equal(schedule.batches, [[1, 0]] * 4)
+    np.testing.assert_array_equal(schedule.first, [[0, 0], [1, 0], [0, 2], [2, 1]])
+    np.testing.assert_array_equal(schedule.partner, [[1, 0]] * 4)
+    np.testing.assert_array_equal(schedule.version, np.arange(4)[:, None] * [1, 1])
+    # Worker 1's copy is as old as the run until it delivers at 3.5 s.
+    np.testing.assert_array_equal(copy_staleness(schedule), [1.5, 3.0, 0.5, 1.0])
+    np.testing.assert_array_equal(copy_staleness(schedule.slice(3, 4)), [1.5])
+    np.testing.assert_array_equal(meetings(schedule, 2), [[0, 4], [4, 0]])
+    blocking = pairs.random_pairs(
+        delay, topology.ring(2), 1, 2, 0, communication=0.5, blocking=True
+    )
+    np.testing.assert_array_equal(blocking.workers, [[0, 1]] * 2)  # 0 waits for 1, who serves it
+    np.testing.assert_array_equal(blocking.time, [3.5, 7.0])
+    np.testing.assert_array_equal(blocking.busy, [[1, 3]] * 2)
+    np.testing.assert_array_equal(blocking.batches, [[1, 1]] * 2)
+    np.testing.assert_array_equal(blocking.idle, [[2, 0]] * 2)
+    assert blocking.idle_fraction == pytest.approx(4 / 14)
+    np.testing.assert_array_equal(copy_staleness(blocking), [0, 0])
+
+
+def test_who_has_waited_longest_is_served_first():
+    """The centre of a star is slow: its leaves queue up in the order in which they finished."""
+    delay = persistent(delays.deterministic(1.0), [10.0, 3.0, 2.0, 1.0])
+    schedule = pairs.random_pairs(delay, topology.star(4), 1, 4, 0, blocking=True)
+    np.testing.assert_array_equal(schedule.workers, [[3, 0], [2, 0], [1, 0], [3, 0]])
+    np.testing.assert_array_equal(schedule.time, [10, 20, 30, 40])
+    np.testing.assert_array_equal(schedule.busy[:, 0], [1, 2, 3, 1])
+
+
+def test_a_lookup_is_addressed_by_worker_and_round():
+    """Partners and steps do not depend on the delays, nor durations on the rule."""
+    options = {"steps": "geometric", "local_steps": 2, "mini_batches": 6, "seed": 7}
+    made = [whole(rule("non-blocking", DELAYS[d], **options), 500) for d in ("law", "ties")]
+    for i in range(8):
+        one, other = (r[r[:, 1] == i][:20, 2:5] for r in map(flat, made))
+        np.testing.assert_array_equal(one, other)
+        assert len(one) == 20
+    blocking = whole(rule("blocking", seed=7), 500)
+    draws = as_process(SHIFTED).seeded(7).duration(blocking.workers, 0.0, blocking.first)
+    np.testing.assert_allclose(blocking.busy, draws, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["non-blocking", "bipartite"])
+def test_partners_are_uniform_among_neighbours(kind):
+    graph = nx.complete_bipartite_graph(3, 5)
+    pair = interactions(whole(rule(kind, graph=graph, width=2), 6000)).pairs
+    for i in range(3):
+        drawn = np.bincount(pair[pair[:, 0] == i, 1], minlength=8)
+        assert drawn[:3].sum() == 0
+        assert stats.chisquare(drawn[3:]).pvalue > 1e-3
+
+
+def test_partners_follow_the_weights_of_edges():
+    graph = topology.complete(4)
+    weights = {1: 1.0, 2: 2.0, 3: 5.0}
+    for j, weight in weights.items():
+        graph.edges[0, j]["weight"] = weight
+    pair = interactions(whole(rule("non-blocking", graph=graph), 40_000)).pairs
+    drawn = np.bincount(pair[pair[:, 0] == 0, 1], minlength=4)[1:]
+    expected = drawn.sum() * np.array([1, 2, 5]) / 8
+    assert stats.chisquare(drawn, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("mean", "most"), [(2, 4), (2, 64), (1, 3), (3.5, 4)])
+def test_geometric_steps_have_the_mean_that_is_asked_for(mean, most):
+    schedule = whole(
+        rule("non-blocking", mini_batches=most, local_steps=mean, steps="geometric"), 40_000
+    )
+    steps = flat(schedule)[:, 3]
+    assert steps.min() >= 1 and steps.max() <= most
+    assert steps.mean() == pytest.approx(mean, rel=0.01)
+    if most == 64:  # hardly capped: P(H > h) = (1 - 1 / mean)^h
+        assert (steps > 3).mean() == pytest.approx(0.5**3, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["ring", "star", "complete"])
+@pytest.mark.parametrize("delay", ["law", "ties"])
+def test_blocking_never_deadlocks(name, delay):
+    graph = getattr(topology, name)(8)
+    schedule = whole(rule("blocking", DELAYS[delay], graph, communication=0.2), 10_000)
+    schedule.validate()
+    counts = meetings(schedule, 8)
+    assert counts.sum() == 20_000
+    np.testing.assert_array_equal(counts > 0, nx.to_numpy_array(graph, range(8)) > 0)
+    # Nobody is forgotten: each works, waits or communicates from its first start on.
+    np.testing.assert_array_equal(schedule.batches, 1)
+    last = [schedule.finish[schedule.workers == i].max() for i in range(8)]
+    assert min(last) > 0.99 * schedule.time[-1]
+
+
+def test_only_one_side_of_a_bipartite_graph_asks():
+    graph = nx.disjoint_union(topology.ring(6), topology.star(4))
+    schedule = whole(rule("bipartite", graph=graph, communication=0.5, width=3), 2000)
+    schedule.validate()
+    i, j = interactions(schedule).pairs.T
+    active = {0, 2, 4, 6}
+    asked = i != j
+    assert set(i[asked].tolist()) == active
+    assert all(
+        graph.has_edge(*pair) for pair in zip(i[asked].tolist(), j[asked].tolist(), strict=True)
+    )
+    assert set(i[~asked].tolist()) == set(range(10)) - active
+    alone = schedule.partner[:, :3] == np.arange(3)
+    assert not schedule.communication[:, :3][alone].any()  # nothing is sent
+    assert (schedule.workers[:, 3:][alone] == 10).all()
+    assert schedule.idle_fraction == pytest.approx(0, abs=1e-9)
+    itself = copy_staleness(schedule)[~asked]
+    np.testing.assert_array_equal(itself, 0)
+
+
+@pytest.mark.parametrize("kind", ["non-blocking", "blocking", "bipartite"])
+@pytest.mark.parametrize("name", ["ring", "torus"])
+def test_wavefronts_of_many_nodes_are_well_filled(kind, name):
+    graph = getattr(topology, name)(256)
+    schedule = whole(rule(kind, graph=graph), 200)
+    schedule.validate()
+    assert schedule.workers.shape == (200, 64)
+    assert (schedule.workers[:, :32] < 256).mean() >= 0.95
+    wide = whole(rule(kind, graph=graph, width=64), 200)
+    assert (wide.workers[:, :64] < 256).mean() >= 0.6
+    assert interactions(whole(rule(kind, graph=topology.star(256), width=1), 5)).row.size == 5
+
+
+def test_padding_stands_for_nobody(tmp_path):
+    schedule = whole(rule("non-blocking", graph=topology.star(8), width=3), 100)
+    schedule.validate()
+    nobody = schedule.workers == 8
+    assert nobody.sum(axis=1).tolist() == [4] * 100  # the centre is in every meeting
+    position = np.broadcast_to(np.arange(6), nobody.shape)
+    np.testing.assert_array_equal(schedule.partner[nobody], position[nobody])
+    for column in (schedule.batches, schedule.first, schedule.busy, schedule.communication):
+        assert not column[nobody].any()
+    time = np.broadcast_to(schedule.time[:, None], nobody.shape)
+    np.testing.assert_array_equal(schedule.start[nobody], time[nobody])
+    np.testing.assert_array_equal(schedule.finish[nobody], time[nobody])
+    assert schedule.idle_fraction == pytest.approx(0, abs=1e-9)
+    assert schedule.mean_staleness == 0
+    np.testing.assert_array_equal(schedule.samples(16), 16 * np.arange(1, 101))
+    schedule.save(tmp_path / "schedule.npz")
+    assert_equal(load(tmp_path / "schedule.npz"), schedule)
+    assert_equal(concatenate([schedule.slice(0, 40), schedule.slice(40, 100)]), schedule)
+    met = interactions(schedule)
+    np.testing.assert_array_equal(met.row, np.arange(100))
+    np.testing.assert_array_equal(met.time, schedule.time)
+
+
+@ANY
+def test_no_updates_are_an_empty_schedule(kind):
+    schedule = whole(rule(kind), 0)
+    assert schedule.updates == 0
+    assert interactions(schedule).pairs.shape == (0, 2) and copy_staleness(schedule).shape == (0,)
+
+
+def test_copies_are_refreshed_by_deliveries():
+    """For every meeting, the plain way: remember when each worker delivered last."""
+    for kind in RULES:
+        schedule = whole(rule(kind, width=2, communication=0.3), 200)
+        met, last, ages = interactions(schedule), np.zeros(8), []
+        for (i, j), time, row, position in zip(*met, strict=True):
+            for worker, place in ((i, position[0]), (j, position[1])):
+                if schedule.batches[row, place]:
+                    last[worker] = time
+            ages.append(time - last[j])
+        np.testing.assert_array_equal(copy_staleness(schedule), ages)
+        assert (np.max(ages) > 1) == (kind != "blocking")
+
+
+def test_plain_call_is_the_rule():
+    graph = topology.ring(8)
+    options = {"steps": "geometric", "mini_batches": 5, "width": 2}
+    plain = pairs.random_pairs(SHIFTED, graph, 2, 30, 3, **options)
+    assert_equal(plain, whole(rule("non-blocking", local_steps=2, seed=3, **options), 30))
+    for factory in PAIRS.values():
+        names = list(inspect.signature(factory).parameters)
+        assert names[:4] == ["delay", "workers", "mini_batches", "seed"]
+        assert {"graph", "links", "communication", "draw"} < set(names)
+    assert not rule("non-blocking").asynchronous
+
+
+def weighted(weight):
+    graph = topology.ring(8)
+    graph.edges[0, 1]["weight"] = weight
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("bipartite", {"graph": topology.ring(5)}, "bipartite_pairs: the graph has a cycle of odd"),
+        ("non-blocking", {"graph": topology.ring(1)}, "the nodes \\[0\\] have none"),
+        ("non-blocking", {"graph": nx.path_graph([1, 2])}, "label the nodes 0..1"),
+        ("non-blocking", {"graph": weighted(0.0)}, "needs positive weights of edges, got 0"),
+        ("non-blocking", {"links": object()}, "but got links"),
+        ("non-blocking", {"draw": "round"}, "spells of the delay"),
+        ("non-blocking", {"mini_batches": 0}, "needs mini_batches >= 1"),
+        ("non-blocking", {"local_steps": 2}, "1 <= local_steps <= mini_batches=1, got 2"),
+        ("non-blocking", {"local_steps": 1.5, "mini_batches": 2}, "whole number"),
+        ("non-blocking", {"steps": "poisson"}, "choose one of fixed, geometric"),
+        ("non-blocking", {"steps": "geometric", "mini_batches": 2}, "more mini_batches"),
+        ("blocking", {"width": 0}, "needs width >= 1 meetings a row, got 0"),
+        ("blocking", {"communication": -1.0}, "needs communication >= 0"),
+        ("bipartite", {"communication": lambda t: np.ones(3)}, "gave 3 numbers for 8 workers"),
+    ],
+)
+def test_bad_values_are_refused(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        whole(rule(kind, **options), 1)
+    with pytest.raises(ValueError, match="got no graph"):
+        PAIRS[RULES[kind][0]](SHIFTED, 8, 1, 0)
+
+
+def test_communication_may_be_a_number_per_worker():
+    cost = np.linspace(0.1, 0.8, 8)
+    schedule = whole(rule("non-blocking", communication=cost), 200)
+    asked = schedule.batches > 0
+    np.testing.assert_allclose(schedule.communication[asked], cost[schedule.workers[asked]])
+    blocking = whole(rule("blocking", communication=cost), 200)
+    slower = np.maximum(cost[blocking.workers[:, 0]], cost[blocking.workers[:, 1]])
+    np.testing.assert_allclose(blocking.communication, slower[:, None] * [1, 1])
+
+
+def test_idle_fraction_ignores_who_is_only_met():
+    schedule = whole(rule("non-blocking"), 50)
+    assert schedule.idle_fraction == pytest.approx(0, abs=1e-9)
+    assert schedule.slice(20, 50).idle_fraction == pytest.approx(0, abs=1e-9)
