@@ -3,10 +3,15 @@
 A transfer of x bytes takes alpha + beta x seconds: start-up and inverse bandwidth.
 """
 
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax  # pytrees only
 import numpy as np
+from scipy import optimize
 
 
 class AlphaBeta(NamedTuple):
@@ -41,6 +46,139 @@ def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBe
     """
     others = workers - 1
     return AlphaBeta(2 * others * alpha, (2 * beta + gamma) * others / workers)
+
+
+def double_binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
+    """Cost of an all-reduce by two binary trees, each with half of the payload; as `ring`.
+
+    2 ceil(log2 n) messages deep, and pipelined: a byte costs the same for any number of workers.
+    Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141. Free for a single worker.
+    """
+    depth = _depth("double_binary_tree", workers)
+    return AlphaBeta(2 * depth * alpha, (beta + gamma) * (workers > 1))
+
+
+def halving_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
+    """Cost of a recursive halving and doubling all-reduce; as `ring`.
+
+    2 log2 n messages with the bytes of a ring. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
+    Raises ValueError unless the number of workers is a power of two.
+    """
+    depth = _depth("halving_doubling", workers)
+    if workers != 2**depth:
+        raise ValueError(
+            f"halving_doubling: {workers} workers are no power of two; use {2**depth}, or ring"
+        )
+    return AlphaBeta(2 * depth * alpha, ring(workers, alpha, beta, gamma).beta)
+
+
+def hierarchical(stages: Sequence[tuple[int, float, float, float]]) -> AlphaBeta:
+    """Cost of an all-reduce by nested rings, innermost first, as within and then between hosts.
+
+    stages: (workers, alpha, beta, gamma) of each. A stage scatters the payload over its workers
+    and gathers it in the end, so that the next one has a share of it: the sum of the stages'
+    costs, each on its share. Cho et al., "BlueConnect", MLSys 2019.
+    """
+    alpha, beta, share = 0.0, 0.0, 1
+    for workers, *link in stages:
+        stage = ring(workers, *link)
+        alpha, beta, share = alpha + stage.alpha, beta + stage.beta / share, share * workers
+    return AlphaBeta(alpha, beta)
+
+
+def _depth(collective: str, workers: int) -> int:
+    if workers < 1:
+        raise ValueError(f"{collective}: needs at least 1 worker, got {workers}; set workers")
+    return (workers - 1).bit_length()
+
+
+class Table(NamedTuple):
+    """Measured cost: non-decreasing `times` (s) at increasing `sizes` (bytes), linear between.
+
+    Linear in the payload itself, not in its logarithm, so that alpha + beta x is met exactly.
+    Below the first size its time, above the last one the slope of the last rise.
+    """
+
+    sizes: np.ndarray  # [n]
+    times: np.ndarray  # [n]
+
+    def seconds(self, payload):
+        """Seconds for a payload in bytes, a number or an array."""
+        beyond = np.maximum(np.asarray(payload) - self.sizes[-1], 0)
+        return np.interp(payload, self.sizes, self.times) + self._last_slope() * beyond
+
+    def _last_slope(self) -> float:
+        rises = np.flatnonzero(np.diff(self.times) > 0)
+        if not rises.size:
+            return 0.0
+        last = slice(rises[-1], rises[-1] + 2)
+        return float(np.diff(self.times[last])[0] / np.diff(self.sizes[last])[0])
+
+
+def table(sizes, seconds) -> Table:
+    """The cost that measured seconds [n] of payloads [n] in bytes say, in any order.
+
+    Repeated sizes are averaged; where noise makes a larger payload faster, the non-decreasing
+    times with the least squared error stand in. Raises ValueError for fewer than two sizes.
+    """
+    sizes, seconds = _measured("table", sizes, seconds)
+    distinct, where, repeats = np.unique(sizes, return_inverse=True, return_counts=True)
+    means = np.bincount(where, seconds) / repeats
+    return Table(distinct, optimize.isotonic_regression(means, weights=repeats).x)
+
+
+def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
+    """Least-squares alpha and beta of measured seconds [n] of payloads [n] in bytes, and R^2.
+
+    Neither is negative: where alpha would be, it is 0 and beta is fitted anew, and the reverse.
+    R^2 is at most 1, and below 0 where the mean would fit better. Raises ValueError for fewer
+    than two sizes. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
+    """
+    sizes, seconds = _measured("fit", sizes, seconds)
+    unit = sizes.max()  # columns of one magnitude
+    columns = np.stack([np.ones_like(sizes), sizes / unit], axis=1)
+    (alpha, beta), _ = optimize.nnls(columns, seconds)
+    error = np.sum((columns @ [alpha, beta] - seconds) ** 2)
+    spread = np.sum((seconds - seconds.mean()) ** 2)
+    r_squared = 1 - error / spread if spread > 0 else 1.0  # equal times are met exactly
+    return AlphaBeta(float(alpha), float(beta / unit)), float(r_squared)
+
+
+def _measured(what: str, sizes, seconds) -> tuple[np.ndarray, np.ndarray]:
+    sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
+    if sizes.ndim != 1 or sizes.shape != seconds.shape:
+        raise ValueError(
+            f"{what}: sizes have shape {sizes.shape}, seconds {seconds.shape}; "
+            "give one time per size"
+        )
+    for name, values in (("sizes", sizes), ("seconds", seconds)):
+        if not np.all((values >= 0) & (values < np.inf)):
+            raise ValueError(f"{what}: {name} hold a value that is not >= 0; measure it again")
+    if np.unique(sizes).size < 2:
+        raise ValueError(f"{what}: needs two different sizes, got {sizes}; measure some more")
+    return sizes, seconds
+
+
+def save_cost(path: str | os.PathLike, cost: AlphaBeta | Table) -> None:
+    """Write a cost model as JSON, for `load_cost`, so that a plan can be made anywhere."""
+    fields = {name: np.asarray(value).tolist() for name, value in cost._asdict().items()}
+    Path(path).write_text(json.dumps(fields) + "\n")
+
+
+def load_cost(path: str | os.PathLike) -> AlphaBeta | Table:
+    """The cost model in a file of `save_cost`; ValueError if it holds none."""
+    try:
+        stored = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; write it with save_cost") from error
+    match stored:
+        case {"alpha": alpha, "beta": beta}:
+            return AlphaBeta(float(alpha), float(beta))
+        case {"sizes": sizes, "times": times}:
+            return table(sizes, times)
+    raise ValueError(
+        f"{path} holds neither alpha and beta nor sizes and times; write it with save_cost"
+    )
 
 
 class Network(NamedTuple):

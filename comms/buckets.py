@@ -1,0 +1,233 @@
+"""Which layers to all-reduce together, so that communication hides behind the backward pass.
+
+Shi, Chu, Li, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms",
+arXiv 1811.11141 and 1912.09268. Layers are numbered in backward order: layer 0 is the last of the
+model, whose gradient is ready first. Buckets are runs of neighbours; one channel all-reduces them
+one after the other, in order and without preemption, each from when all its gradients are ready.
+
+A plan for a model of one's own, from its parameters' sizes and the measured times (in seconds from
+the start of the backward pass) at which their gradients are ready:
+
+>>> import jax, numpy as np
+>>> from comms import buckets, cost
+>>> params = [{"w": np.zeros((512, 512), "f4"), "b": np.zeros(512, "f4")} for layer in range(6)]
+>>> sizes = [cost.payload_bytes(layer) for layer in reversed(params)]
+>>> ready = np.cumsum([2e-3] * 6)
+>>> plan = buckets.optimal(sizes, ready, cost.ring(16, alpha=3e-5, beta=4e-10))
+>>> plan.buckets
+[[0], [1, 2], [3], [4], [5]]
+>>> print(f"{1e3 * plan.finish:.1f} ms, {1e3 * plan.exposed:.1f} ms of it after the backward pass")
+13.7 ms, 1.7 ms of it after the backward pass
+
+A cost is an object with `.seconds(payload)`, as those of `comms.cost`, or a function from bytes to
+seconds, of a number or an array; it includes the start-up of every message.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Plan(NamedTuple):
+    """Buckets and their predicted timeline, in seconds from the start of the backward pass."""
+
+    buckets: list[list[int]]  # layers of each, in backward order
+    ready: np.ndarray  # [buckets] when the last gradient of a bucket is ready
+    start: np.ndarray  # [buckets] of its all-reduce
+    end: np.ndarray  # [buckets] of its all-reduce
+    finish: float  # of everything
+    exposed: float  # seconds of communication after the end of the backward pass
+
+
+def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
+    """The timeline of given buckets.
+
+    buckets: layers of each, which together are all layers in backward order; sizes: [L] bytes;
+    ready: [L] seconds from the start of the backward pass, non-decreasing, the last of which is
+    its end. Raises ValueError for other buckets, and as all planners for sizes and times that do
+    not fit. 1811.11141, the recursion of tau_c.
+    """
+    sizes, ready = _check(sizes, ready)
+    layers = [int(layer) for bucket in buckets for layer in bucket]
+    if layers != list(range(len(sizes))) or not all(len(bucket) for bucket in buckets):
+        raise ValueError(
+            f"buckets: {list(map(list, buckets))} are not the {len(sizes)} layers in order, in "
+            f"runs of at least one; give each of 0 ... {len(sizes) - 1} once"
+        )
+    return _timeline(np.cumsum([len(bucket) for bucket in buckets]), sizes, ready, cost)
+
+
+def wfbp(sizes, ready, cost) -> Plan:
+    """One all-reduce per layer: wait-free backpropagation. Arguments as in `evaluate`."""
+    sizes, ready = _check(sizes, ready)
+    return _timeline(np.arange(1, len(sizes) + 1), sizes, ready, cost)
+
+
+def single(sizes, ready, cost) -> Plan:
+    """One all-reduce of everything after the backward pass. Arguments as in `evaluate`."""
+    sizes, ready = _check(sizes, ready)
+    return _timeline([len(sizes)], sizes, ready, cost)
+
+
+def fixed(sizes, ready, cost, bytes: float = 25 * 2**20) -> Plan:
+    """Buckets that are sent once they hold `bytes` or more; the last one may hold less.
+
+    The rule and the default of PyTorch's DistributedDataParallel, but for its small first bucket.
+    Other arguments as in `evaluate`.
+    """
+    sizes, ready = _check(sizes, ready)
+    if not bytes > 0:
+        raise ValueError(f"fixed: needs bytes > 0, got {bytes}; set the size of a bucket")
+    ends, held = [], 0.0
+    for layer, size in enumerate(sizes[:-1]):
+        held += size
+        if held >= bytes:
+            ends.append(layer + 1)
+            held = 0.0
+    return _timeline([*ends, len(sizes)], sizes, ready, cost)
+
+
+def greedy(sizes, ready, cost) -> Plan:
+    """MG-WFBP's merging as its authors released it; alpha is the cost of no bytes.
+
+    A bucket takes in the next layer if that is ready before the bucket would have been sent, and
+    less than alpha after the bucket could start. Not optimal, even where the cost is affine.
+    Arguments as in `evaluate`. 1811.11141, with the conditions of the authors' released code.
+    """
+    sizes, ready = _check(sizes, ready)
+    seconds, total = _seconds(cost), _prefix(sizes)
+    alpha = seconds(0)
+    ends, first, free = [], 0, 0.0
+    for layer, following in enumerate(ready[1:]):
+        start = max(free, ready[layer])
+        end = start + seconds(total[layer + 1] - total[first])
+        # The second half also holds while the channel is busy: the difference is then negative.
+        if not (following < end and following - start < alpha):
+            ends.append(layer + 1)
+            first, free = layer + 1, end
+    return _timeline([*ends, len(sizes)], sizes, ready, cost)
+
+
+def asc(sizes, ready, cost) -> Plan:
+    """The grouping of ASC-WFBP: gradients merge while the channel is busy, and only then.
+
+    Whenever the channel is free, it takes all that is ready, or else the next layer alone; nothing
+    waits for a partner. ASC-WFBP may also run two all-reduces at once; here they share one
+    channel. Arguments as in `evaluate`. Shi, Chu, Li, INFOCOM 2021.
+    """
+    sizes, ready = _check(sizes, ready)
+    seconds, total = _seconds(cost), _prefix(sizes)
+    ends, first, free = [], 0, 0.0
+    while first < len(sizes):
+        end = max(first + 1, int(np.searchsorted(ready, free, side="right")))
+        free = max(free, ready[end - 1]) + seconds(total[end] - total[first])
+        ends.append(end)
+        first = end
+    return _timeline(ends, sizes, ready, cost)
+
+
+def optimal(sizes, ready, cost) -> Plan:
+    """The buckets that finish first, for any cost: exact dynamic programming in O(L^2).
+
+    f[j], the earliest end of the first j layers, is the least max(f[i], R_j) + t(S_j - S_i) over
+    the start i of their last bucket, with prefix sizes S and ready times R. Of the plans that
+    finish then, one with few buckets; with the fewest if the cost is affine. Arguments as in
+    `evaluate`.
+    """
+    sizes, ready = _check(sizes, ready)
+    seconds, total = _seconds(cost), _prefix(sizes)
+    layers = len(sizes)
+    earliest = np.zeros(layers + 1)
+    for j in range(1, layers + 1):
+        begin = np.maximum(earliest[:j], ready[j - 1])
+        earliest[j] = np.min(begin + seconds(total[j] - total[:j]))
+    # From the end, every bucket takes all the layers that still let it meet its deadline. Given
+    # an affine cost, a plan loses nothing by handing layers to the bucket after: it finishes
+    # earlier by what the deadline moves.
+    ends, j, deadline = [], layers, earliest[layers]
+    while j > 0:
+        ends.append(j)
+        costs = seconds(total[j] - total[:j])
+        i = int(np.argmax(np.maximum(earliest[:j], ready[j - 1]) + costs <= deadline))
+        deadline = max(earliest[i], _before(deadline, costs[i]))
+        j = i
+    return _timeline(ends[::-1], sizes, ready, cost)
+
+
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    "wfbp": wfbp,
+    "single": single,
+    "fixed": fixed,
+    "greedy": greedy,
+    "asc": asc,
+    "optimal": optimal,
+}
+
+
+def _before(deadline: float, seconds: float) -> float:
+    """A start that ends by the deadline in floating point too."""
+    start = deadline - seconds
+    return start if start + seconds <= deadline else np.nextafter(start, -np.inf)
+
+
+def _timeline(ends: Sequence[int], sizes: np.ndarray, ready: np.ndarray, cost) -> Plan:
+    ends = np.asarray(ends)
+    begins = np.concatenate([[0], ends[:-1]])
+    total = _prefix(sizes)
+    costs = _seconds(cost)(total[ends] - total[begins])
+    ready_at = ready[ends - 1]
+    start, end = np.zeros(len(ends)), np.zeros(len(ends))
+    free = 0.0
+    for b, (earliest, seconds) in enumerate(zip(ready_at, costs, strict=True)):
+        start[b] = max(free, earliest)
+        end[b] = free = start[b] + seconds
+    grouped = [list(range(i, j)) for i, j in zip(begins.tolist(), ends.tolist(), strict=True)]
+    finish = float(free)
+    return Plan(grouped, ready_at, start, end, finish, finish - float(ready[-1]))
+
+
+def _prefix(sizes: np.ndarray) -> np.ndarray:
+    """[L + 1] bytes of the first layers."""
+    return np.concatenate([[0.0], np.cumsum(sizes)])
+
+
+def _seconds(cost) -> Callable:
+    """The cost as a function of bytes, of a number or an array, which checks what it returns."""
+    function = getattr(cost, "seconds", cost)
+
+    def seconds(payload):
+        try:
+            value = np.broadcast_to(np.asarray(function(payload), float), np.shape(payload))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"cost: failed for {np.size(payload)} payloads at once ({error}); write it with "
+                "NumPy, or measure a comms.cost.table"
+            ) from error
+        if not np.all((value >= 0) & (value < np.inf)):
+            raise ValueError(f"cost: gave {np.min(value)} s; it must be finite and 0 or more")
+        return value
+
+    return seconds
+
+
+def _check(sizes, ready) -> tuple[np.ndarray, np.ndarray]:
+    sizes, ready = np.asarray(sizes, float), np.asarray(ready, float)
+    if sizes.ndim != 1 or sizes.shape != ready.shape or not sizes.size:
+        raise ValueError(
+            f"buckets: sizes have shape {sizes.shape} and ready times {ready.shape}; give one of "
+            "each for every layer, and at least one layer"
+        )
+    for name, values in (("sizes", sizes), ("ready times", ready)):
+        bad = np.flatnonzero(~((values >= 0) & (values < np.inf)))
+        if bad.size:
+            raise ValueError(
+                f"buckets: {name}[{bad[0]}] = {values[bad[0]]}; they must be finite and 0 or more"
+            )
+    drops = np.flatnonzero(np.diff(ready) < 0)
+    if drops.size:
+        raise ValueError(
+            f"buckets: ready times fall from {ready[drops[0]]} to {ready[drops[0] + 1]} at layer "
+            f"{drops[0] + 1}; give layers in backward order, the last layer of the model first"
+        )
+    return sizes, ready

@@ -1,0 +1,145 @@
+"""How long an iteration of data-parallel SGD takes, from a layer trace and the cost of all-reduce.
+
+All schedules have one serial channel, workers of equal speed, and free bookkeeping. Bucketed ones
+(`comms.buckets`) start the next forward pass when all communication has ended. Two more overlap
+communication with the next forward pass too; for them an iteration is the period from one start
+of the backward pass to the next. Shi, Chu, Li, arXiv 1811.11141 and 1912.09268.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from comms import buckets
+from comms.layer_traces import LayerTrace
+
+SIZES = tuple(2**power for power in range(18, 29))  # bytes that are tried where a size is tuned
+
+
+class Iteration(NamedTuple):
+    """Seconds of one iteration, and of its parts."""
+
+    seconds: float
+    compute: float  # forward and backward
+    exposed: float  # the rest: communication that nothing hides
+    messages: int  # collectives
+
+
+class Scaling(NamedTuple):
+    """One schedule on growing numbers of workers, each with a mini-batch of its own."""
+
+    workers: np.ndarray  # [points]
+    seconds: np.ndarray  # [points] of an iteration
+    speedup: np.ndarray  # [points] samples per second over those of one worker
+    efficiency: np.ndarray  # [points] speed-up per worker
+
+
+def iteration(trace: LayerTrace, cost, schedule: str = "optimal") -> Iteration:
+    """One iteration under a schedule of `SCHEDULES`; cost as in `comms.buckets`.
+
+    Raises ValueError for an unknown schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule {schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[schedule](trace, cost)
+
+
+def scaling(
+    trace: LayerTrace, cost_of: Callable, workers: Sequence[int], schedule: str = "optimal"
+) -> Scaling:
+    """Speed-up and efficiency for each number of workers; cost_of: workers -> cost.
+
+    The work of a worker stays the same (weak scaling): N workers would at best be N times faster.
+    """
+    seconds = np.array([iteration(trace, cost_of(n), schedule).seconds for n in workers])
+    efficiency = trace.compute / seconds
+    count = np.array(workers)
+    return Scaling(count, seconds, count * efficiency, efficiency)
+
+
+def byte_scheduler(trace: LayerTrace, cost, bytes: float) -> Iteration:
+    """Partition and priority: each tensor in parts of at most `bytes`, the first layers first.
+
+    Whenever the channel is free it all-reduces a part of the first layer, in forward order, that
+    is ready; a part is never interrupted, nothing is merged. The next forward pass runs a layer as
+    soon as its gradient is there and the layer before is done. Free: partitioning, the update of a
+    layer, and agreeing on the order. Peng et al., "ByteScheduler", SOSP 2019.
+    """
+    seconds = getattr(cost, "seconds", cost)
+    _check_bytes("byte_scheduler", bytes)
+    sizes, ready = trace.backward_order()
+    rest = sizes % bytes
+    parts = np.ceil(sizes / bytes).astype(int)
+    part = float(seconds(bytes))
+    last = np.where(rest > 0, seconds(rest), part).tolist()
+
+    left, arrived = parts.tolist(), ready.tolist()
+    queue, coming, now = [], 0, 0.0
+    while queue or coming < len(left):
+        if not queue:
+            now = max(now, arrived[coming])
+        while coming < len(left) and arrived[coming] <= now:
+            if left[coming]:
+                heapq.heappush(queue, -coming)  # numbered in backward order: the largest is first
+            coming += 1
+        if queue:
+            layer = -queue[0]
+            now += part if left[layer] > 1 else last[layer]
+            left[layer] -= 1
+            if not left[layer]:
+                arrived[layer] = now
+                heapq.heappop(queue)
+    return _next_forward(trace, arrived, int(parts.sum()))
+
+
+def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
+    """Reduce-scatter in the backward pass, all-gather in the next forward pass.
+
+    Each takes half the seconds of an all-reduce. The buckets of `comms.buckets.fixed` are reduced
+    in backward order; when all are, they are gathered in forward order, and the forward pass runs
+    a layer as soon as its bucket is there. Zhang et al., "DeAR", arXiv 2302.12445.
+    """
+    seconds = getattr(cost, "seconds", cost)
+    sizes, ready = trace.backward_order()
+    plan = buckets.fixed(sizes, ready, lambda payload: seconds(payload) / 2, bytes)
+    arrived, now = np.zeros(len(sizes)), plan.finish
+    for bucket, begun, ended in zip(
+        plan.buckets[::-1], plan.start[::-1], plan.end[::-1], strict=True
+    ):
+        now += ended - begun
+        arrived[bucket] = now
+    return _next_forward(trace, arrived, 2 * len(plan.buckets))
+
+
+def _next_forward(trace: LayerTrace, arrived: Sequence[float], messages: int) -> Iteration:
+    """The period, given when the gradients arrive, in backward order from the start of backward."""
+    now = float(trace.backward.sum())
+    for gradient, layer in zip(arrived[::-1], trace.forward, strict=True):
+        now = max(now, gradient) + layer
+    return Iteration(float(now), trace.compute, float(now) - trace.compute, messages)
+
+
+def _bucketed(plan: Callable, trace: LayerTrace, cost) -> Iteration:
+    made = plan(*trace.backward_order(), cost)
+    seconds = trace.compute + made.exposed
+    return Iteration(seconds, trace.compute, made.exposed, len(made.buckets))
+
+
+def _tuned(schedule: Callable, trace: LayerTrace, cost) -> Iteration:
+    return min((schedule(trace, cost, size) for size in SIZES), key=lambda it: it.seconds)
+
+
+def _check_bytes(schedule: str, bytes: float):
+    if not bytes > 0:
+        raise ValueError(f"{schedule}: needs bytes > 0, got {bytes}; set the size of a part")
+
+
+# The authors of the last two tune the size too, by Bayesian optimisation.
+SCHEDULES: dict[str, Callable[[LayerTrace, object], Iteration]] = {
+    **{name: partial(_bucketed, plan) for name, plan in buckets.PLANNERS.items()},
+    "byte_scheduler": partial(_tuned, byte_scheduler),
+    "dear": partial(_tuned, dear),
+}

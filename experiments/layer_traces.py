@@ -1,0 +1,248 @@
+"""Layer traces of flax models from their shapes alone, and some models of well-known sizes.
+
+Nothing is run: the time of a layer is the FLOPs of its matrix products and convolutions over a
+stated speed of the device. What is limited by memory, such as normalisation and activations, is
+free here; so a speed should be one that was reached in training, not the device's peak.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.extend.core import Literal
+
+from comms.layer_traces import LayerTrace, googlenet
+
+# --- traces ---
+
+
+def from_model(
+    model: nn.Module, shape: Sequence[int], flops_per_second: float, dtype=jnp.float32
+) -> LayerTrace:
+    """The trace of a flax model for inputs of `shape`, its mini-batch included, and `dtype`.
+
+    A layer is a module with parameters of its own. Layers are in the order of their first use; the
+    FLOPs of what has no parameters, or of a second use of shared ones, belong to the layer before,
+    whose gradient has to wait for them. Backward takes twice the FLOPs of forward: the gradients
+    of a product's two factors. Raises ValueError for a speed that is not positive, and for loops
+    of unknown length.
+    """
+    if not flops_per_second > 0:
+        raise ValueError(
+            f"layer trace: needs flops_per_second > 0, got {flops_per_second}; set the device's"
+        )
+    example = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    variables = jax.eval_shape(model.init, jax.random.key(0), example)
+    leaves = jax.tree_util.tree_leaves_with_path(variables.get("params", {}))
+    modules = [jax.tree_util.keystr(path[:-1]) for path, _ in leaves]
+    traced = jax.make_jaxpr(model.apply)(variables, example)
+    # The parameters' places among all inputs, which are flattened in the order of the tree.
+    inputs = jax.tree_util.tree_leaves_with_path((variables, example))
+    origins = [
+        jax.tree_util.keystr(path[2:-1]) if path[:2] == _PARAMS else None for path, _ in inputs
+    ]
+    flops: dict[str, float] = {}
+    _count(traced.jaxpr, origins, flops, 1)
+    unused = sorted(set(modules) - set(flops))
+    if unused:
+        raise ValueError(f"layer trace: the model does not use its {unused[0]}; leave it out")
+    sizes = dict.fromkeys(flops, 0)
+    for module, (_, leaf) in zip(modules, leaves, strict=True):
+        sizes[module] += leaf.size * leaf.dtype.itemsize
+    forward = np.array(list(flops.values())) / flops_per_second
+    return LayerTrace(
+        type(model).__name__, np.array(list(sizes.values()), float), forward, 2 * forward
+    )
+
+
+_PARAMS = (jax.tree_util.SequenceKey(0), jax.tree_util.DictKey("params"))
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where primitives keep what they call
+_LOOPS = ("while", "cond")  # run an unknown part of their body
+_PRODUCTS = {
+    # FLOPs per element of the result: two for every element of the contracted dimensions.
+    "dot_general": lambda eqn: 2 * np.prod(
+        [eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]]
+    ),
+    # The kernel without its output channels; its input channels are those of one group.
+    "conv_general_dilated": lambda eqn: 2
+    * eqn.invars[1].aval.size
+    / eqn.invars[1].aval.shape[eqn.params["dimension_numbers"].rhs_spec[0]],
+}  # fmt: skip
+
+
+def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times: int):
+    """Add the FLOPs of a program, run so many times, to the layers, which are in order of use.
+
+    origins: for each input the layer whose parameter it is, or None. Returns those of the outputs.
+    """
+    known = dict(zip(jaxpr.invars, origins, strict=True))
+
+    def origin(atom):
+        return None if isinstance(atom, Literal) else known.get(atom)
+
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        given = [origin(atom) for atom in eqn.invars]
+        inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
+        inner = getattr(inner, "jaxpr", inner)  # closed or not
+        if name in _LOOPS:
+            raise ValueError(f"layer trace: cannot count the FLOPs of {name}; use scan, or unroll")
+        if inner is not None and len(inner.invars) == len(given):
+            length = eqn.params["length"] if name == "scan" else 1
+            results = _count(inner, given, flops, times * length)
+        else:
+            layers = {layer for layer in given if layer is not None}
+            variable = [
+                layer
+                for layer, atom in zip(given, eqn.invars, strict=True)
+                if not isinstance(atom, Literal)
+            ]
+            alone = len(layers) == 1 and None not in variable
+            # A parameter that is only reshaped or cast is still that parameter, not yet used.
+            results = [layers.pop() if alone else None] * len(eqn.outvars)
+            for layer in layers:
+                flops.setdefault(layer, 0.0)
+            if name in _PRODUCTS and flops:
+                flops[next(reversed(flops))] += (
+                    times * _PRODUCTS[name](eqn) * eqn.outvars[0].aval.size
+                )
+        known |= dict(zip(eqn.outvars, results, strict=True))
+    return [origin(atom) for atom in jaxpr.outvars]
+
+
+# --- models ---
+
+
+class ResNet(nn.Module):
+    """ResNet of bottlenecks (arXiv 1512.03385), strides in the 3x3 convolutions.
+
+    [b, 224, 224, 3] -> [b, classes]. GroupNorm, whose parameters are as many as BatchNorm's.
+    ResNet-50, 25.6 M parameters, by default; (3, 8, 36, 3) makes ResNet-152, 60.2 M.
+    """
+
+    blocks: Sequence[int] = (3, 4, 6, 3)  # of each stage
+    classes: int = 1000
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(_norm()(_conv(64, 7, 2)(x)))
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+        for stage, blocks in enumerate(self.blocks):
+            for block in range(blocks):
+                width, strides = 64 * 2**stage, 2 if stage and not block else 1
+                y = nn.relu(_norm()(_conv(width, 1)(x)))
+                y = nn.relu(_norm()(_conv(width, 3, strides)(y)))
+                y = _norm()(_conv(4 * width, 1)(y))
+                if x.shape != y.shape:
+                    x = _norm()(_conv(4 * width, 1, strides)(x))
+                x = nn.relu(x + y)
+        return nn.Dense(self.classes)(x.mean((1, 2)))
+
+
+class DenseNet(nn.Module):
+    """DenseNet (arXiv 1608.06993) with GroupNorm: [b, 224, 224, 3] -> [b, classes].
+
+    DenseNet-201, 20.0 M parameters, by default; (6, 12, 36, 24) that grow by 48 make DenseNet-161,
+    28.7 M.
+    """
+
+    blocks: Sequence[int] = (6, 12, 48, 32)  # of each stage
+    growth: int = 32  # channels that a block adds
+    classes: int = 1000
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(_norm()(_conv(2 * self.growth, 7, 2)(x)))
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+        for stage, blocks in enumerate(self.blocks):
+            if stage:
+                x = _conv(x.shape[-1] // 2, 1)(nn.relu(_norm()(x)))
+                x = nn.avg_pool(x, (2, 2), (2, 2))
+            for _ in range(blocks):
+                y = _conv(4 * self.growth, 1)(nn.relu(_norm()(x)))
+                y = _conv(self.growth, 3)(nn.relu(_norm()(y)))
+                x = jnp.concatenate([x, y], -1)
+        return nn.Dense(self.classes)(nn.relu(_norm()(x)).mean((1, 2)))
+
+
+class VGG16(nn.Module):
+    """VGG-16 (arXiv 1409.1556, configuration D): [b, 224, 224, 3] -> [b, classes], 138 M."""
+
+    classes: int = 1000
+
+    @nn.compact
+    def __call__(self, x):
+        for width, layers in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for _ in range(layers):
+                x = nn.relu(nn.Conv(width, (3, 3))(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        x = x.reshape(len(x), -1)
+        for width in (4096, 4096):
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.classes)(x)
+
+
+class Transformer(nn.Module):
+    """BERT-Base's encoder and tied output (arXiv 1810.04805): [b, s] tokens -> logits, 108.9 M.
+
+    Without its segment embeddings, its pooler and the transform before the output.
+    """
+
+    vocabulary: int = 30_522
+    positions: int = 512
+    layers: int = 12
+    width: int = 768
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(self.vocabulary, self.width)
+        places = nn.Embed(self.positions, self.width)(jnp.arange(tokens.shape[1]))
+        x = nn.LayerNorm()(embed(tokens) + places[None])
+        for _ in range(self.layers):
+            x = nn.LayerNorm()(x + nn.MultiHeadDotProductAttention(self.width // 64)(x))
+            y = nn.gelu(nn.Dense(4 * self.width)(x))
+            x = nn.LayerNorm()(x + nn.Dense(self.width)(y))
+        return embed.attend(x)
+
+
+def _conv(channels: int, kernel: int, strides: int = 1) -> nn.Module:
+    return nn.Conv(channels, (kernel, kernel), strides, use_bias=False)
+
+
+def _norm() -> nn.Module:
+    return nn.GroupNorm(num_groups=None, group_size=16)
+
+
+IMAGES = (224, 224, 3)
+TOKENS = 64  # of a sentence
+# The model, the shape of an example, and its dtype.
+MODELS = {
+    "resnet50": (ResNet(), IMAGES, jnp.float32),
+    "resnet152": (ResNet((3, 8, 36, 3)), IMAGES, jnp.float32),
+    "densenet161": (DenseNet((6, 12, 36, 24), 48), IMAGES, jnp.float32),
+    "densenet201": (DenseNet(), IMAGES, jnp.float32),
+    "vgg16": (VGG16(), IMAGES, jnp.float32),
+    "transformer": (Transformer(), (TOKENS,), jnp.int32),
+}
+NAMES = ("googlenet", *MODELS)
+
+
+def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
+    """The trace of `googlenet` as measured, or of one of `MODELS` on mini-batches.
+
+    Raises ValueError for an unknown name.
+    """
+    if name == "googlenet":
+        return googlenet()
+    if name not in MODELS:
+        raise ValueError(f"layer trace {name!r} is unknown; choose one of {', '.join(NAMES)}")
+    model, shape, dtype = MODELS[name]
+    return from_model(model, (batch, *shape), flops_per_second, dtype)._replace(name=name)
+
+
+def at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:
+    """The trace on a device on which forward and backward together take so many seconds."""
+    factor = seconds / trace.compute
+    return trace._replace(forward=factor * trace.forward, backward=factor * trace.backward)

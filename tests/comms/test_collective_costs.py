@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+
+from comms import cost
+
+LINK = {"alpha": 1e-5, "beta": 1e-9, "gamma": 4e-10}
+
+
+def test_double_binary_trees():
+    assert cost.double_binary_tree(8, **LINK) == pytest.approx((6e-5, 1.4e-9))
+    assert cost.double_binary_tree(9, **LINK) == pytest.approx((8e-5, 1.4e-9))
+    assert cost.double_binary_tree(1, **LINK) == (0, 0)
+
+
+def test_halving_and_doubling():
+    # 2 beta - (2 beta + gamma) / n + gamma, as the paper writes it.
+    assert cost.halving_doubling(8, **LINK) == pytest.approx((6e-5, 2e-9 - 2.4e-9 / 8 + 4e-10))
+    assert cost.halving_doubling(1, **LINK) == (0, 0)
+    with pytest.raises(ValueError, match="6 workers are no power of two; use 8, or ring"):
+        cost.halving_doubling(6, **LINK)
+
+
+def test_halving_and_doubling_sends_the_bytes_of_a_ring():
+    for workers in (2, 16, 2048):
+        assert cost.halving_doubling(workers, **LINK).beta == cost.ring(workers, **LINK).beta
+
+
+def test_stages_share_the_payload():
+    # 4 workers of a host leave a quarter of the payload to each of 8 rings between hosts.
+    inner, outer = cost.ring(4, 1e-6, 1e-10, 1e-11), cost.ring(8, 1e-5, 1e-9)
+    both = cost.hierarchical([(4, 1e-6, 1e-10, 1e-11), (8, 1e-5, 1e-9, 0.0)])
+    assert both == pytest.approx((inner.alpha + outer.alpha, inner.beta + outer.beta / 4))
+    assert cost.hierarchical([(4, *LINK.values())]) == cost.ring(4, **LINK)
+    assert cost.hierarchical([]) == (0, 0)
+
+
+def test_equal_links_cost_the_bytes_of_one_ring_in_any_nesting():
+    nested = cost.hierarchical([(4, 0.0, 1e-9, 0.0), (8, 0.0, 1e-9, 0.0), (2, 0.0, 1e-9, 0.0)])
+    assert nested.beta == pytest.approx(cost.ring(64, 0.0, 1e-9).beta)
+
+
+def test_nobody_to_reduce():
+    for collective in (cost.double_binary_tree, cost.halving_doubling):
+        with pytest.raises(ValueError, match="needs at least 1 worker, got 0"):
+            collective(0, **LINK)
+
+
+# --- measured ---
+
+
+def test_a_table_is_linear_between_its_points_and_goes_on_as_it_ended():
+    measured = cost.table([4, 2, 8], [3.0, 2.0, 7.0])
+    assert measured.seconds(0) == measured.seconds(2) == 2
+    assert measured.seconds(3) == 2.5
+    np.testing.assert_allclose(measured.seconds(np.array([[4, 6], [8, 10]])), [[3, 5], [7, 9]])
+
+
+def test_a_table_of_an_affine_cost_is_that_cost():
+    affine = cost.AlphaBeta(1e-3, 2e-9)
+    sizes = 2.0 ** np.arange(12, 27)
+    payload = np.random.default_rng(0).uniform(2**12, 2**30, 100)
+    np.testing.assert_allclose(
+        cost.table(sizes, affine.seconds(sizes)).seconds(payload), affine.seconds(payload)
+    )
+
+
+def test_repeats_are_averaged_and_noise_never_makes_more_cheaper():
+    measured = cost.table([1, 1, 2, 3, 4], [1.0, 3.0, 5.0, 4.0, 4.5])
+    assert measured.sizes.tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(measured.times, [2.0, 4.5, 4.5, 4.5])
+    assert measured.seconds(10) == pytest.approx(4.5 + 2.5 * 6)  # the last slope that rises
+    rng = np.random.default_rng(0)
+    noisy = cost.table(np.arange(1, 40), np.arange(1, 40) + rng.normal(0, 5, 39).clip(-1))
+    assert np.all(np.diff(noisy.seconds(np.linspace(0, 80, 500))) >= 0)
+    assert cost.table([1, 2], [3.0, 3.0]).seconds(9) == 3
+
+
+def test_a_fit_finds_what_it_was_given():
+    sizes = 2.0 ** np.arange(12, 27)
+    affine = cost.AlphaBeta(3e-4, 7e-10)
+    fitted, r_squared = cost.fit(sizes, affine.seconds(sizes))
+    assert fitted == pytest.approx(affine) and r_squared == pytest.approx(1)
+
+
+def test_a_noisy_fit_is_that_of_numpy():
+    rng = np.random.default_rng(0)
+    sizes = rng.uniform(1e4, 1e7, 200)
+    seconds = 5e-3 + 1e-9 * sizes + rng.normal(0, 1e-3, 200)
+    fitted, r_squared = cost.fit(sizes, seconds)
+    beta, alpha = np.polyfit(sizes, seconds, 1)
+    assert fitted == pytest.approx((alpha, beta))
+    assert r_squared == pytest.approx(np.corrcoef(sizes, seconds)[0, 1] ** 2)
+
+
+def test_a_negative_intercept_is_clipped_and_the_slope_fitted_anew():
+    sizes, seconds = np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.0, 4.0])
+    fitted, r_squared = cost.fit(sizes, seconds)
+    assert fitted == pytest.approx((0, (sizes @ seconds) / (sizes @ sizes)))
+    assert 0 < r_squared < 1
+    assert cost.fit([1.0, 2.0], [4.0, 2.0])[0] == pytest.approx((3, 0))
+
+
+@pytest.mark.parametrize("measure", [cost.table, cost.fit])
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "words"),
+    [
+        ([1, 2], [1.0], r"sizes have shape \(2,\), seconds \(1,\)"),
+        ([1, 1], [1.0, 2.0], "needs two different sizes"),
+        ([], [], "needs two different sizes"),
+        ([1, 2], [1.0, np.nan], "seconds hold a value that is not >= 0"),
+        ([-1, 2], [1.0, 1.0], "sizes hold a value that is not >= 0"),
+    ],
+)
+def test_measurements_that_say_nothing_are_refused(measure, sizes, seconds, words):
+    with pytest.raises(ValueError, match=words):
+        measure(sizes, seconds)
+
+
+def test_costs_come_back_from_their_files(tmp_path):
+    path = tmp_path / "cost.json"
+    cost.save_cost(path, cost.ring(8, **LINK))
+    assert cost.load_cost(path) == cost.ring(8, **LINK)
+    measured = cost.table([1, 2, 3], [1.0, 3.0, 2.5])
+    cost.save_cost(path, measured)
+    for ours, theirs in zip(measured, cost.load_cost(path), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is not JSON"), ("[]", "neither alpha and beta"), ('{"alpha": 1}', "nor")],
+)
+def test_other_files_are_refused(tmp_path, text, words):
+    (tmp_path / "cost.json").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        cost.load_cost(tmp_path / "cost.json")

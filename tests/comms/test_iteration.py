@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+
+from comms import buckets, iteration
+from comms.cost import AlphaBeta, ring
+from comms.layer_traces import LayerTrace, googlenet
+
+# Two layers; the second one's gradient, of 4 bytes, is ready at 1 s, the first one's, 2, at 3 s.
+TWO = LayerTrace("two", np.array([2.0, 4.0]), np.array([1.0, 1.0]), np.array([2.0, 1.0]))
+PER_BYTE = AlphaBeta(0.0, 1.0)
+
+
+def test_backward_order():
+    sizes, ready = TWO.backward_order()
+    assert sizes.tolist() == [4, 2] and ready.tolist() == [1, 3]
+    assert TWO.compute == 5
+
+
+def test_the_trace_of_googlenet():
+    trace = googlenet()
+    sizes, ready = trace.backward_order()
+    assert len(sizes) == 64 and sizes.sum() == 4 * 13_379_136
+    assert sizes[0] == 4 * 1_025_024 and ready[0] == pytest.approx(456.416e-6)
+    assert ready[-1] == pytest.approx(0.201531926)
+    assert trace.forward.sum() == pytest.approx(ready[-1] / 2)
+    assert googlenet(0.19).compute == pytest.approx(ready[-1] + 0.19)
+    with pytest.raises(ValueError, match="forward_seconds = -1"):
+        googlenet(-1)
+
+
+def test_buckets_by_hand():
+    # Layer 2 from 1 to 5, layer 1 from 5 to 7, then 2 s of forward.
+    assert iteration.iteration(TWO, PER_BYTE, "wfbp") == (9, 5, 4, 2)
+    assert iteration.iteration(TWO, PER_BYTE, "single") == (11, 5, 6, 1)
+
+
+def test_partition_and_priority_by_hand():
+    # Half of layer 2 from 1 to 3, then layer 1, which has come meanwhile, to 5, and the other half
+    # to 7; the forward pass runs layer 1 from 5, layer 2 from 7.
+    assert iteration.byte_scheduler(TWO, PER_BYTE, bytes=2) == (8, 5, 3, 3)
+    # Undivided, layer 2 takes until 5, layer 1 until 7.
+    assert iteration.byte_scheduler(TWO, PER_BYTE, bytes=100) == (9, 5, 4, 2)
+    # Parts of 3: three bytes to 4, layer 1 to 6, the last byte to 7.
+    assert iteration.byte_scheduler(TWO, PER_BYTE, bytes=3) == (8, 5, 3, 3)
+
+
+def test_split_all_reduces_by_hand():
+    # Scattered: layer 2 from 1 to 3, layer 1 to 4. Gathered: layer 1 to 5, layer 2 to 7.
+    assert iteration.dear(TWO, PER_BYTE, bytes=4) == (8, 5, 3, 4)
+    # Together: from 3 to 6 and to 9.
+    assert iteration.dear(TWO, PER_BYTE, bytes=6) == (11, 5, 6, 2)
+
+
+def test_layers_without_bytes_send_nothing_by_themselves():
+    trace = TWO._replace(sizes=np.array([0.0, 4.0]))
+    assert iteration.byte_scheduler(trace, AlphaBeta(1.0, 1.0), bytes=4) == (7, 5, 2, 1)
+
+
+@pytest.mark.parametrize("schedule", iteration.SCHEDULES)
+def test_the_parts_of_an_iteration_make_it_up(schedule):
+    trace = googlenet()
+    for affine in (AlphaBeta(0.0, 0.0), AlphaBeta(1e-3, 1e-9), AlphaBeta(0.0, 1e-7)):
+        result = iteration.iteration(trace, affine, schedule)
+        assert result.compute == trace.compute and result.messages >= 1
+        assert result.seconds == pytest.approx(result.compute + result.exposed)
+        assert result.exposed >= -1e-12
+        # The channel is serial and idle until the first gradient is ready.
+        busy = affine.seconds(trace.sizes.sum())
+        assert result.seconds >= min(busy, trace.compute) and result.seconds > busy - trace.compute
+        if affine.seconds(1e9) == 0:
+            assert result.exposed == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("planner", buckets.PLANNERS)
+def test_bucketed_schedules_are_their_plans(planner):
+    trace, affine = googlenet(), ring(64, 3e-5, 4e-10)
+    plan = buckets.PLANNERS[planner](*trace.backward_order(), affine)
+    result = iteration.iteration(trace, affine, planner)
+    assert result.seconds == pytest.approx(trace.forward.sum() + plan.finish)
+    assert (result.exposed, result.messages) == (plan.exposed, len(plan.buckets))
+
+
+def test_tuned_schedules_take_the_best_size():
+    trace, affine = googlenet(), AlphaBeta(2e-3, 3e-9)
+    for name in ("dear", "byte_scheduler"):
+        each = [getattr(iteration, name)(trace, affine, size).seconds for size in iteration.SIZES]
+        assert iteration.iteration(trace, affine, name).seconds == min(each) < max(each)
+
+
+def test_scaling():
+    result = iteration.scaling(TWO, lambda n: AlphaBeta(n - 2.0, 1.0), (2, 3), "wfbp")
+    assert result.workers.tolist() == [2, 3] and result.seconds.tolist() == [9, 11]
+    np.testing.assert_allclose(result.efficiency, [5 / 9, 5 / 11])
+    np.testing.assert_allclose(result.speedup, [10 / 9, 15 / 11])
+
+
+def test_a_plain_function_is_a_cost():
+    for schedule in iteration.SCHEDULES:
+        plain = iteration.iteration(TWO, lambda payload: payload * 1.0, schedule)
+        assert plain == iteration.iteration(TWO, PER_BYTE, schedule)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: iteration.iteration(TWO, PER_BYTE, "best"),
+            "'best' is unknown; choose one of wfbp",
+        ),
+        (lambda: iteration.byte_scheduler(TWO, PER_BYTE, 0), "needs bytes > 0, got 0"),
+        (lambda: iteration.dear(TWO, PER_BYTE, -1), "needs bytes > 0, got -1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

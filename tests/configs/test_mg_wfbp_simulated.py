@@ -1,0 +1,66 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from comms import buckets
+from configs import mg_wfbp_paper, mg_wfbp_scale
+from experiments import scaling
+
+
+def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
+    config = mg_wfbp_scale.get_config()
+    config.schedules = tuple(buckets.PLANNERS)
+    seconds = {}
+    for curve in scaling.simulate(config):
+        seconds.setdefault((curve.trace, curve.network), {})[curve.schedule] = curve
+    assert len(seconds) == 4 * 3
+    for curves in seconds.values():
+        assert curves["optimal"].workers == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+        for curve in curves.values():
+            pairs = zip(curves["optimal"].seconds, curve.seconds, strict=True)
+            assert all(best <= other for best, other in pairs)
+
+
+def test_arguments_of_the_simulation():
+    config = mg_wfbp_scale.get_config("trace=vgg16,collective=double_binary_tree,at_workers=2048")
+    assert config.traces == ("vgg16",) and config.collective == "double_binary_tree"
+    assert config.at_workers == 2048
+    assert set(mg_wfbp_scale.TITLES) == set(config.networks)
+    with pytest.raises(ValueError, match="known arguments: trace, collective, at_workers"):
+        mg_wfbp_scale.get_config("workers=4")
+
+
+def test_the_simulation_writes_its_numbers_and_its_figure(tmp_path):
+    config = mg_wfbp_scale.get_config("trace=googlenet")
+    out = io.StringIO()
+    mg_wfbp_scale.analyse(config, tmp_path / "out", Console(file=out))
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {"config.json", "summary.json", "figure.png"}
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert len(told["curves"]) == 3 * 8 and len(told["curves"][0]["efficiency"]) == 10
+    assert "scaling efficiency, 64 workers" in out.getvalue()
+
+
+def test_published_runs_beside_the_model(tmp_path):
+    config = mg_wfbp_paper.get_config()
+    assert len(config.published) == 4 + 6 + 8
+    config.published = {name: run for name, run in config.published.items() if "GoogLe" in name}
+    out = io.StringIO()
+    mg_wfbp_paper.analyse(config, tmp_path / "out", Console(file=out))
+    ratios = json.loads((tmp_path / "out" / "summary.json").read_text())["ratios"]
+    over = {(ratio["workers"], ratio["baseline"]): ratio for ratio in ratios}
+    # 1.20x over WFBP and 1.36x over a single all-reduce were published.
+    for workers in (8, 16):
+        assert over[workers, "wfbp"]["published"] == pytest.approx(1.20, abs=0.005)
+        assert over[workers, "single"]["published"] == pytest.approx(1.36, abs=0.005)
+    # Two workers per node come close to that.
+    assert over[16, "wfbp"]["greedy"] == pytest.approx(1.20, abs=0.02)
+    assert over[16, "single"]["greedy"] == pytest.approx(1.36, abs=0.09)
+    assert "K80 10GbE 16 GoogLeNet" in out.getvalue()
+
+
+def test_the_papers_numbers_take_no_arguments():
+    with pytest.raises(ValueError, match="'quick' is unknown"):
+        mg_wfbp_paper.get_config("quick")
