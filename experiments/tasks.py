@@ -23,6 +23,13 @@ class Task(NamedTuple):
     losses: float32 [b], each example's share of the mean loss, the l2 term included.
     correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
     optimum: the lowest mean training loss, if it is known.
+    shared_draw: `losses` draws at random, the same for all workers of an update. It then takes a
+        third argument, the samples that all workers had seen before the update, float32 [].
+    eval_losses: what `evaluate` reports instead of `losses`; of (params, examples) alone.
+    metrics: what else to report, from the parameters and the losses that `evaluate` found.
+    sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
+        of what is in the mini-batch.
+    evaluated: `evaluate` takes so many training and test examples, evenly spread; None: all.
     """
 
     name: str
@@ -30,9 +37,19 @@ class Task(NamedTuple):
     test: Any
     labels: np.ndarray  # [samples] int
     init: Callable[[jax.Array], Any]  # key -> params
-    losses: Callable[[Any, Any], jax.Array]
+    losses: Callable[..., jax.Array]
     correct: Callable[[Any, Any], jax.Array] | None = None
     optimum: float | None = None
+    shared_draw: bool = False
+    eval_losses: Callable[[Any, Any], jax.Array] | None = None
+    metrics: Callable[[Any, dict[str, float | None]], dict[str, float]] | None = None
+    sparse: tuple[str, ...] = ()
+    evaluated: int | None = None
+
+
+def row_sparse(task: Task, path: tuple) -> bool:
+    """Whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") in task.sparse
 
 
 def classification(name: str, dataset: data.Dataset, model: nn.Module, l2: float = 0.0) -> Task:
@@ -146,19 +163,26 @@ def build(spec: str | Mapping) -> Task:
 def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     """Mean `train_loss` and `test_loss`, and `test_accuracy` (0..1; None: nothing is predicted).
 
-    At most `batch` examples are on the device at a time, unless the task's arrays live there.
+    The task's own metrics follow. At most `batch` examples are on the device at a time, unless
+    the task's arrays live there.
     """
     train_loss, _ = _means(task, params, task.train, batch)
     test_loss, test_accuracy = _means(task, params, task.test, batch)
-    return {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
+    means = {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
+    return means if task.metrics is None else {**means, **task.metrics(params, means)}
 
 
 def _means(task: Task, params, examples, batch: int) -> tuple[float, float | None]:
     samples = jax.tree.leaves(examples)[0].shape[0]
+    if task.evaluated is not None and task.evaluated < samples:
+        spread = np.arange(task.evaluated) * samples // task.evaluated
+        samples = task.evaluated
+        examples = jax.tree.map(lambda a: a[spread], examples)
+    losses = task.losses if task.eval_losses is None else task.eval_losses
     totals = []
     for start in range(0, samples, batch):
         chunk = jax.tree.map(lambda a, start=start: a[start : start + batch], examples)
-        totals.append(_totals(task.losses, task.correct, params, chunk))
+        totals.append(_totals(losses, task.correct, params, chunk))
     loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
     return float(loss), None if task.correct is None else float(hits)
 
