@@ -121,17 +121,26 @@ def _simulate(config, task, algorithm, sampler, seconds):
     )
 
 
+def _trigger_spec(config) -> dict:
+    """The waiting rule as a trigger that real workers watch."""
+    spec = parts.spec(config.wait)
+    name = spec["name"]
+    if name in AS_CUT:
+        trigger, fixed = AS_CUT[name]
+        spec |= {"name": trigger, "in_flight": "cut"} | fixed
+    elif name not in inject.TRIGGERS:
+        raise ValueError(
+            f"mesh: its devices move in rounds, which {name!r} does not or not with a trigger; use "
+            f"runtime='simulate', or one of {', '.join([*inject.TRIGGERS, *AS_CUT])}"
+        )
+    return spec
+
+
 def _mesh(config, task, algorithm, sampler, seconds):
     mesh.check_devices(config.workers)
-    trigger_spec = parts.spec(config.wait)
+    trigger_spec = _trigger_spec(config)
     leftovers = trigger_spec.pop("leftovers", "carry")
     in_flight = trigger_spec.pop("in_flight", "finish")
-    if in_flight != "finish":
-        raise ValueError(
-            f"mesh: a compiled program cannot cut a mini-batch (in_flight={in_flight!r}); "
-            "use in_flight='finish' or runtime='simulate'"
-        )
-    trigger = parts.build("wait (mesh)", inject.TRIGGERS, trigger_spec)
     if jax.process_count() > 1:
         raise ValueError(
             f"mesh: delays, triggers and the log of a run live in one process and there are "
@@ -140,16 +149,20 @@ def _mesh(config, task, algorithm, sampler, seconds):
     delay = None if parts.spec(config.delay)["name"] == "none" else build_delay(config.delay)
     # What the clock would refuse is refused here too. On a mesh the exchange itself is what waits.
     _rule(config, delay or delays.deterministic(1.0), algorithm, seconds)
-    injector = None
+    trigger = parts.build("wait (mesh)", inject.TRIGGERS, trigger_spec)
+    mini_batches, injector = config.mini_batches, None
+    if parts.spec(config.wait)["name"] == "k_batch_sync":
+        mini_batches = parts.spec(config.wait)["k"]  # one fast worker may push all of a batch
     costly = config.communication != 0
     if delay is not None or costly or trigger_spec["name"] not in ("barrier", "neighbour_barrier"):
         injector = inject.Injector(
             config.workers,
-            config.mini_batches,
+            mini_batches,
             config.seed,
             delay=delay,
             trigger=trigger,
             leftovers=leftovers,
+            in_flight=in_flight,
             draw=config.draw,
             communication=seconds,
         )
@@ -159,7 +172,7 @@ def _mesh(config, task, algorithm, sampler, seconds):
         task.train,
         sampler,
         workers=config.workers,
-        mini_batches=config.mini_batches,
+        mini_batches=mini_batches,
         injector=injector,
         rounds_per_dispatch=config.rounds_per_dispatch,
     )
@@ -172,6 +185,12 @@ TO_TARGET = {
     "updates": "update",
     "samples": "samples",
     "communication_seconds": "communication_seconds",
+}
+# Waiting rules that are a trigger which cuts what is under way: its name, what else is fixed.
+AS_CUT = {
+    "k_sync": ("quorum", {}),
+    "k_batch_sync": ("quorum", {}),
+    "anytime": ("deadline", {"leftovers": "drop"}),
 }
 DELAYS = delays.LAWS | processes.PROCESSES
 WAITING_RULES = {**clock.RULES, "replay": replay_file}
@@ -230,6 +249,7 @@ def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_rec
         return entry
 
     last = record(0.0, 0, 0)
+    state = runtime.observe(state, 0.0, last["train_loss"])
     steps = math.ceil(config.seconds / config.evaluate_every)
     for step in range(1, steps + 1):
         until = min(step * config.evaluate_every, config.seconds)
@@ -239,11 +259,12 @@ def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_rec
         if schedule is not None:
             history.append(schedule)
             sent += float(arm.algorithm.wire_bytes(arm.shapes, schedule).sum())
-            communicated += float(schedule.communication.mean(1).sum())
+            communicated += float(schedule.communication.sum()) / config.workers
         seconds = until if runtime.clock == "virtual" else state.seconds
         if schedule is not None and state.update >= config.updates:
             seconds = float(schedule.time[-1])  # the budget of updates ended before `until`
         last = record(seconds, state.update, state.samples)
+        state = runtime.observe(state, seconds, last["train_loss"])
         if state.update >= config.updates or not math.isfinite(last["train_loss"]):
             break
         reached = config.target_loss is not None and last["train_loss"] <= config.target_loss

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from runtimes import worker
+from stragglers import inject
 from stragglers.inject import Injector
 from stragglers.schedule import Schedule, concatenate
 
@@ -55,6 +56,7 @@ class Mesh(NamedTuple):
     advance: Callable[..., tuple[MeshRun, Schedule]]
     models: Callable[[MeshRun], Any]
     dispatch: Callable[..., Any]  # the compiled rounds, for those who want to read them
+    observe: Callable[[MeshRun, float, float], MeshRun] = lambda run, seconds, loss: run
     clock: str = "wall"
 
 
@@ -241,15 +243,15 @@ def _watched_round(algorithm, losses, mini_batches, injector, carry, table, exam
     round_index = model.round
     me = jax.lax.axis_index(AXIS)
     given = _given(model.samples, mini_batches, active)
-    verdict = jax.ShapeDtypeStruct((), jnp.int32)
-    stop = io_callback(injector.begin, verdict, me, round_index, token)
+    answer = jax.ShapeDtypeStruct((), jnp.int32)
+    begun = io_callback(injector.begin, answer, me, round_index, token)
     point = model.params
     if algorithm.grad_params is not None:
         point = algorithm.grad_params(model.worker.exchange, model.params)
 
     def going(loop):
-        taken, stop, *_ = loop
-        return (taken < mini_batches) & (stop == 0)
+        taken, verdict, *_ = loop
+        return (taken < mini_batches) & (verdict == inject.GO)
 
     def take(loop):
         taken, _, gathered, work_state = loop
@@ -257,17 +259,19 @@ def _watched_round(algorithm, losses, mini_batches, injector, carry, table, exam
         if algorithm.work is None:
             weights = jnp.full(table.shape[1], 1.0 / table.shape[1])
             gradient = worker.gradient(losses, point, batch, weights)
-            gathered = jax.tree.map(jnp.add, gathered, gradient)
+            new = jax.tree.map(jnp.add, gathered, gradient), work_state
         else:
-            gathered, work_state = worker.local_step(
-                algorithm, losses, gathered, work_state, batch, given
-            )
-        stop = io_callback(injector.tick, verdict, me, round_index, taken + 1, _touch(gathered))
-        return taken + 1, stop, gathered, work_state
+            new = worker.local_step(algorithm, losses, gathered, work_state, batch, given)
+        verdict = io_callback(injector.tick, answer, me, round_index, taken + 1, _touch(new[0]))
+        if injector.cuts:
+            counts = verdict != inject.CUT
+            new = jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, (gathered, work_state))
+            return taken + counts, verdict, *new
+        return taken + 1, verdict, *new
 
     gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
     batches, _, gathered, work_state = jax.lax.while_loop(
-        going, take, (jnp.int32(0), stop, gathered, model.worker.work)
+        going, take, (jnp.int32(0), begun, gathered, model.worker.work)
     )
     if algorithm.work is None:
         contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS, Algorithm
 from runtimes import slots, worker
 from runtimes.bodies import Model, Row, body_of
-from stragglers.clock import ClockState, Rule
+from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
 PLANNED_UPDATES = 64  # how far the clock runs ahead of the training
@@ -28,8 +28,9 @@ class Simulation(NamedTuple):
     """A run between two dispatches. Advancing it gives its arrays away."""
 
     model: Model
-    clock: ClockState
+    clock: Any  # state of the waiting rule, after `planned`
     planned: Schedule | None  # made by the clock, not yet run
+    begun: tuple[Any, slots.Slots] | None  # clock and slots from which `planned` was made
     rows: tuple[np.ndarray, np.ndarray, np.ndarray] | None  # read, write, current of `planned`
     slots: slots.Slots
     newest: int  # slot of the newest parameters
@@ -38,11 +39,15 @@ class Simulation(NamedTuple):
 
 
 class Simulator(NamedTuple):
-    """A runtime: `start(params)`, `advance(simulation, seconds, updates)`, `models(simulation)`."""
+    """A runtime: `start(params)`, `advance(simulation, seconds, updates)`, `models(simulation)`.
+
+    observe(simulation, seconds, loss): tell the waiting rule how the training goes.
+    """
 
     start: Callable[[Any], Simulation]
     advance: Callable[..., tuple[Simulation, Schedule]]
     models: Callable[[Simulation], Any]
+    observe: Callable[[Simulation, float, float], Simulation]
     clock: str = "virtual"
 
 
@@ -107,18 +112,31 @@ def simulator(
         if not local:
             held, server = jax.device_put((held, server), everywhere)
         model = Model(held, server, per_worker(worker.init(algorithm, params)))
-        return Simulation(model, rule.init(), None, None, slots.init(workers + 1), 0, 0, 0)
+        return Simulation(
+            model,
+            rule.init(),
+            None,
+            None,
+            None,
+            slots.init(workers + 1),
+            newest=0,
+            update=0,
+            samples=0,
+        )
 
     def plan(simulation: Simulation) -> Simulation:
         clock, planned = rule.extend(simulation.clock, PLANNED_UPDATES)
         if planned.updates == 0:
             return simulation._replace(clock=clock)
-        _refuse_lost_memory(planned, simulation.model.workers, local)
+        _refuse_lost_memory(planned, workers, simulation.model.workers, local)
         rows = (np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32))
         held = simulation.slots
         if stale:
             held, *rows = slots.allocate(held, planned)
-        return simulation._replace(clock=clock, planned=planned, rows=tuple(rows), slots=held)
+        begun = (simulation.clock, simulation.slots)
+        return simulation._replace(
+            clock=clock, planned=planned, begun=begun, rows=tuple(rows), slots=held
+        )
 
     def rows_on_device(simulation: Simulation, done: Schedule, samples: np.ndarray) -> Row:
         """Rows for the updates of `done`, padded to a power of two: few shapes to compile."""
@@ -193,6 +211,22 @@ def simulator(
             remaining -= count
         return simulation, concatenate(done) if done else None
 
+    def unplanned(simulation: Simulation) -> Simulation:
+        """As if the clock had not run ahead of the training."""
+        if simulation.planned is None:
+            return simulation
+        clock, held = simulation.begun
+        clock, done = rule.extend(clock, simulation.update - clock.update)
+        if stale and done.updates:
+            held, *_ = slots.allocate(held, done)
+        return simulation._replace(clock=clock, slots=held, planned=None, rows=None)
+
+    def observe(simulation: Simulation, seconds: float, loss: float) -> Simulation:
+        if rule.observe is None:
+            return simulation
+        simulation = unplanned(simulation)
+        return simulation._replace(clock=rule.observe(simulation.clock, seconds, loss))
+
     def models(simulation: Simulation):
         """The current model(s), with a leading axis: one per worker, or one if replicated."""
         params = simulation.model.params
@@ -202,14 +236,15 @@ def simulator(
             return jax.tree.map(lambda a: a[simulation.newest][None], params)
         return jax.tree.map(lambda a: a[None], params)
 
-    return Simulator(start, advance, models)
+    return Simulator(start, advance, models, observe)
 
 
-def _refuse_lost_memory(schedule: Schedule, memory, local: bool) -> None:
+def _refuse_lost_memory(schedule: Schedule, workers: int, memory, local: bool) -> None:
     """A worker that delivers twice in one update would keep only one of its two new states."""
     if not jax.tree.leaves(memory) and not local:
         return
-    repeated = [t for t, row in enumerate(schedule.workers) if len(set(row.tolist())) < len(row)]
+    rows = [row[row < workers] for row in schedule.workers]
+    repeated = [t for t, row in enumerate(rows) if len(set(row.tolist())) < len(row)]
     if repeated:
         raise ValueError(
             f"simulate: a worker delivers twice in update {repeated[0]}, but the method keeps "

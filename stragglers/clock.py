@@ -18,12 +18,15 @@ import networkx as nx
 import numpy as np
 
 from stragglers import triggers
+from stragglers.adasync import adasync
 from stragglers.delays import Law
 from stragglers.events import PROTOCOLS
 from stragglers.events import k_async as k_async
 from stragglers.events import k_batch_async as k_batch_async
 from stragglers.events import k_batch_sync as k_batch_sync
 from stragglers.events import k_sync as k_sync
+from stragglers.pairs import PAIRS
+from stragglers.pairs import random_pairs as random_pairs
 from stragglers.processes import Process, as_process
 from stragglers.rule import Cost, Rule, checked_cost, whole
 from stragglers.schedule import Schedule, concatenate
@@ -248,6 +251,8 @@ RULES: dict[str, Callable[..., Rule]] = {
     "anytime": _anytime,
     **PROTOCOLS,
     **LIMITED,
+    **PAIRS,
+    "adasync": adasync,
 }
 
 

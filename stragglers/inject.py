@@ -2,8 +2,9 @@
 
 Each device runs one worker and calls three callbacks, in this order, with scalars only:
 
-    begin(worker, round)        -> 1 if the round is already over for this worker
-    tick(worker, round, done)   -> 1 if it shall take no further mini-batch
+    begin(worker, round)        -> STOP if the round is already over for this worker
+    tick(worker, round, done)   -> STOP if it shall take no further mini-batch, CUT if not even
+                                   this one shall count
     land(worker, round)         -> the exchange has arrived
 
 `tick` sleeps until the mini-batch has lasted as long as its delay says, so a computation that is
@@ -20,6 +21,9 @@ import numpy as np
 
 from stragglers.processes import as_process
 from stragglers.schedule import Schedule
+
+GO, STOP, CUT = range(3)  # what a callback tells its device
+LOOK = 1e-3  # s between two looks at the trigger of a worker that can be cut
 
 
 class Sight(NamedTuple):
@@ -74,7 +78,9 @@ class Injector:
 
     delay: a law or process (seconds of one mini-batch), or None for the devices' own speed.
     trigger: from `TRIGGERS`. leftovers: "carry" continues with the unfinished mini-batches,
-    "drop" skips them. draw: "mini_batch" or "round", as in `stragglers.clock.rounds`.
+    "drop" skips them. in_flight: at the signal a worker may "finish" its mini-batch, or it is
+    "cut": the rest of its delay is not waited for and its result, which the device has computed
+    all the same, does not count. draw: "mini_batch" or "round", as in `stragglers.clock.rounds`.
     communication: seconds, or round -> seconds, that an exchange takes beyond the collective.
     """
 
@@ -87,6 +93,7 @@ class Injector:
         delay=None,
         trigger: Callable[[Sight], bool] | None = None,
         leftovers: str = "carry",
+        in_flight: str = "finish",
         draw: str = "mini_batch",
         communication: float | Callable[[int], float] = 0.0,
     ):
@@ -94,6 +101,7 @@ class Injector:
         self._delay = None if delay is None else as_process(delay).seeded(seed)
         self._trigger = trigger or barrier()
         self.carries, self._per_round = leftovers == "carry", draw == "round"
+        self.cuts = in_flight == "cut"
         self._seconds = communication if callable(communication) else lambda t: communication
         self._lock = threading.Lock()
         self.reset()
@@ -129,7 +137,7 @@ class Injector:
             now = self.now()
             record.first[worker] = self._consumed[worker]
             record.start[worker] = record.ready[worker] = self._mark[worker] = now
-            return np.int32(self._signalled(record, worker, now))
+            return np.int32(STOP if self._signalled(record, worker, now) else GO)
 
     def tick(self, worker, round_index, done, token) -> np.int32:
         del token
@@ -141,14 +149,34 @@ class Injector:
             if self._delay is not None:
                 lasts = float(self._delay.duration(worker, began, count))
             self._attempts[worker] += 1
+        record = self._rounds[round_index]
+        if self.cuts and self._cut_before(record, worker, began + lasts):
+            return np.int32(CUT)
         time.sleep(max(0.0, began + lasts - self.now()))
         with self._lock:
-            record = self._rounds[round_index]
             now = self.now()
+            # Only now, under the lock, is it certain that nobody else has given the signal.
+            cut = self.cuts and self._signalled(record, worker, now)
+            self._worked(record, worker, began, now)
+            if cut:
+                return np.int32(CUT)
             record.finished[worker] = done
-            record.busy[worker] += now - began
-            record.ready[worker] = self._mark[worker] = now
-            return np.int32(self._signalled(record, worker, now))
+            return np.int32(STOP if self._signalled(record, worker, now) else GO)
+
+    def _cut_before(self, record: _Round, worker: int, end: float) -> bool:
+        """Wait until `end` or for the signal, and say whether that came first."""
+        while (left := end - self.now()) > 0:
+            with self._lock:
+                now = self.now()
+                if self._signalled(record, worker, now):
+                    self._worked(record, worker, self._mark[worker], now)
+                    return True
+            time.sleep(min(left, LOOK))
+        return False
+
+    def _worked(self, record: _Round, worker: int, began: float, now: float) -> None:
+        record.busy[worker] += now - began
+        record.ready[worker] = self._mark[worker] = now
 
     def land(self, worker, round_index, token) -> np.float32:
         del token

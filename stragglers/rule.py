@@ -16,13 +16,15 @@ class Rule(NamedTuple):
     """A waiting rule: `extend(state, updates, **knobs) -> (state, Schedule)` from `init()` on.
 
     Extending twice equals extending once.  A state is a NamedTuple of arrays that tells `update`,
-    the index of the next row.
+    the index of the next row.  A rule that follows the training has `observe(state, seconds, loss)
+    -> state`, called with the training loss at some times; it may change what comes after them.
     """
 
     workers: int
     init: Callable[[], Any]
     extend: Callable[..., tuple[Any, Schedule]]
     asynchronous: bool = False  # contributions may be taken at older versions
+    observe: Callable[[Any, float, float], Any] | None = None
 
 
 def whole(rule: Rule, updates: int) -> Schedule:

@@ -16,7 +16,8 @@ class Schedule:
     """What happened in T updates, k participants each; times in seconds, counters from 0.
 
     Version v is the parameters after v updates; update t makes version t + 1.  A worker may
-    appear twice in one update, when it delivered twice.
+    appear twice in one update, when it delivered twice.  A position that is left over stands for
+    nobody: its worker is one past the last, and it has finished no mini-batches.
     """
 
     time: np.ndarray  # [T] s, the latest landing of the update
@@ -46,7 +47,8 @@ class Schedule:
     @property
     def mean_staleness(self) -> float:
         """Staleness averaged over all contributions."""
-        return float(self.staleness.mean())
+        real = self.batches > 0
+        return float(self.staleness[real].mean()) if real.any() else 0.0
 
     @property
     def idle(self) -> np.ndarray:
@@ -128,7 +130,9 @@ def concatenate(schedules: Sequence[Schedule]) -> Schedule:
                 f"concatenate: a segment ends before update {before.offset + before.updates}, "
                 f"the next starts at {after.offset}; pass consecutive segments"
             )
-    columns = [_columns(schedule) for schedule in schedules]
+    width = max(schedule.workers.shape[1] for schedule in schedules)
+    nobody = 1 + max(s.workers.max(where=s.batches > 0, initial=-1) for s in schedules)
+    columns = [_columns(_widened(schedule, width, nobody)) for schedule in schedules]
     if any(c.keys() != columns[0].keys() for c in columns):
         raise ValueError(
             f"concatenate: segments have the columns {[sorted(c) for c in columns]}; "
@@ -136,6 +140,27 @@ def concatenate(schedules: Sequence[Schedule]) -> Schedule:
         )
     joined = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
     return replace(schedules[0], **joined, held=schedules[-1].held)
+
+
+def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
+    """The same rows with positions for `nobody` up to `width`: a rule has waited for fewer."""
+    missing = width - schedule.workers.shape[1]
+    if not missing:
+        return schedule
+    time = np.repeat(schedule.time[:, None], missing, axis=1)
+    row = np.repeat(schedule.offset + np.arange(schedule.updates)[:, None], missing, axis=1)
+    filler = {"workers": nobody, "start": time, "finish": time, "version": row}
+    if schedule.partner is not None:
+        filler["partner"] = width - missing + np.zeros_like(row) + np.arange(missing)
+    kept = {name: getattr(schedule, name) for name in _columns(schedule)}
+    wide = {
+        name: np.concatenate(
+            [values, np.broadcast_to(filler.get(name, 0), row.shape).astype(values.dtype)], axis=1
+        )
+        for name, values in kept.items()
+        if name not in ("time", "matchings")
+    }
+    return replace(schedule, **wide)
 
 
 def load(path: str | Path) -> Schedule:

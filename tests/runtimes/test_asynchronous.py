@@ -19,6 +19,8 @@ from algorithms.base import scale_by_samples
 from runtimes import simulate
 from stragglers import clock, delays
 from stragglers.processes import from_law
+from stragglers.replay import replay
+from stragglers.schedule import concatenate
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 P, UPDATES, RATE = 6, 500, 0.04
@@ -155,3 +157,38 @@ def test_compensation_trains_at_a_rate_at_which_the_fixed_rate_diverges():
         np.mean((DATA["x"] @ w - DATA["y"]) ** 2) for w in (X0, fixed, ours)
     )
     assert trained < start / 2 and not diverged < 100 * start
+
+
+TOLD = ((3.0, 2.0), (6.0, 1.0), (9.0, 0.3), (12.0, 0.1))  # seconds, training loss
+
+
+@pytest.mark.parametrize("protocol", ["k_sync", "k_batch_async"])
+def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
+    """The updates after an observation are those of a clock that had not run ahead."""
+
+    def make():
+        return clock.RULES["adasync"](LAW, P, 1, 2, protocol=protocol, interval=3.0, k=1)
+
+    runtime = simulate.simulator(
+        all_reduce(optimizer(0.5)), losses, DATA, SAMPLES, make(), mini_batches=1
+    )
+    state = runtime.observe(runtime.start(X0), 0.0, 4.0)
+    rows = []
+    for seconds, loss in TOLD:
+        state, schedule = runtime.advance(state, seconds)
+        rows.append(schedule)
+        state = runtime.observe(state, seconds, loss)
+    ran = concatenate(rows)
+    assert len({int((row < P).sum()) for row in ran.workers}) > 2  # K has changed
+
+    rule = make()
+    clock_state, expected = rule.observe(rule.init(), 0.0, 4.0), []
+    for ran_at_k, (seconds, loss) in zip(rows, TOLD, strict=True):
+        clock_state, segment = rule.extend(clock_state, ran_at_k.updates)
+        expected.append(segment)
+        clock_state = rule.observe(clock_state, seconds, loss)
+    np.testing.assert_array_equal(ran.time, concatenate(expected).time)
+    np.testing.assert_array_equal(ran.workers, concatenate(expected).workers)
+    # What was trained is what the schedule says.
+    replayed, _ = simulated(all_reduce(optimizer(0.5)), replay(ran), ran.updates)
+    np.testing.assert_allclose(np.asarray(runtime.models(state))[0], replayed, rtol=1e-5, atol=1e-6)

@@ -69,6 +69,26 @@ def test_the_plain_round_and_the_watched_round_agree(name):
     np.testing.assert_allclose(plain, watched, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize(("k", "most"), [(6, 1), (10, 10)], ids=["k_sync", "k_batch_sync"])
+def test_workers_outside_the_first_k_are_cut(k, most):
+    """Exactly k mini-batches count; a slow worker is let go long before its delay is over."""
+    slow = processes.persistent(delays.jitter(0.02, 0.2), {0: 100.0})
+    injector = inject.Injector(N, most, 0, delay=slow, trigger=inject.quorum(k), in_flight="cut")
+    method = METHODS["all_reduce"]()
+    runtime = mesh.mesh(
+        method, losses, DATA, SAMPLES, workers=N, mini_batches=most, injector=injector
+    )
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, 16)
+    schedule.validate()
+    assert (schedule.batches.sum(1) == k).all() and (schedule.batches <= most).all()
+    assert not schedule.batches[:, 0].any() and (schedule.busy[:, 0] < 1.0).all()
+    again = simulate.simulator(method, losses, DATA, SAMPLES, replay(schedule), mini_batches=most)
+    replayed, _ = again.advance(again.start(X0), np.inf)
+    np.testing.assert_allclose(
+        np.asarray(again.models(replayed)), np.asarray(runtime.models(state)), rtol=2e-4, atol=2e-5
+    )
+
+
 def test_triggers_stop_the_workers():
     quorum = inject.Injector(N, M, 0, delay=uneven(), trigger=inject.quorum(12))
     _, schedule = run(METHODS["all_reduce"](), quorum, 8)

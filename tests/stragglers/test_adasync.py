@@ -1,0 +1,112 @@
+"""AdaSync's choice of K: the closed forms, the table, and what it does to a schedule."""
+
+import numpy as np
+import pytest
+
+from stragglers import clock, delays
+from stragglers.adasync import adasync, exponential_k, proportional_k, tabled_k
+from stragglers.processes import persistent
+from stragglers.schedule import concatenate
+
+P = 16
+EXPONENTIAL = delays.exponential(1.0)
+LAWS = [
+    EXPONENTIAL,
+    delays.shifted_exponential(1.0, 1.0),
+    delays.pareto(1.0, 3.0),
+    delays.uniform(1.0, 2.0),
+]
+
+
+def test_closed_forms_by_hand():
+    assert proportional_k(P, 2)(9.0) == pytest.approx(6.0)
+    # K^2 / (16 - K) = (16 / 12) 3 = 4 at K = sqrt(68) - 2.
+    assert exponential_k(P, 4)(3.0) == pytest.approx(np.sqrt(68) - 2)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0, 1e12])
+@pytest.mark.parametrize("k", [1, 4, 15, 16])
+def test_exponential_k_solves_its_equation(k, ratio):
+    new = exponential_k(P, k)(ratio)
+    assert k - 1e-9 <= new <= P
+    if k < P and new < P - 1e-6:
+        assert new**2 / (P - new) == pytest.approx(k**2 / (P - k) * ratio)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("k", range(1, P + 1))
+def test_the_table_starts_with_k_0_and_grows_as_the_loss_falls(law, k):
+    ks = [tabled_k(law, P, k)(ratio) for ratio in (1.0, 2.0, 10.0, 1e3, 1e9)]
+    assert ks[0] == k and ks == sorted(ks)
+    if k > 1:
+        assert ks[-1] == P
+        assert tabled_k(law, P, k)(1e-9) == 1
+
+
+def test_the_table_agrees_with_the_closed_form_where_that_is_exact():
+    """Exponential durations, far from the ends: log(P / (P - K)) is E[X_{K:P}] to 1/P."""
+    table, closed = tabled_k(EXPONENTIAL, 200, 20), exponential_k(200, 20)
+    for ratio in (1.0, 2.0, 5.0, 20.0):
+        assert table(ratio) == pytest.approx(closed(ratio), rel=0.03)
+
+
+def adaptive(protocol, delay=EXPONENTIAL, **options):
+    return adasync(delay, P, 1, 0, protocol=protocol, interval=5.0, **options)
+
+
+@pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
+def test_without_news_it_is_the_protocol(protocol):
+    rule = adaptive(protocol, k=3)
+    _, schedule = rule.extend(rule.init(), 50)
+    fixed = getattr(clock, protocol)(EXPONENTIAL, P, 3, 50, 0)
+    np.testing.assert_array_equal(schedule.time, fixed.time)
+    np.testing.assert_array_equal(schedule.workers, fixed.workers)
+
+
+def test_k_follows_the_loss_at_the_end_of_every_interval():
+    rule = adaptive("k_batch_async", k=2, lowest_loss=1.0)
+    state = rule.observe(rule.init(), 0.0, 5.0)
+    chosen = []
+    for seconds, loss in (
+        (2.0, 1.5),
+        (5.0, 2.0),
+        (7.0, 1.01),
+        (11.0, 1.25),
+        (15.0, 0.9),
+        (21.0, 9.0),
+    ):
+        state = rule.observe(state, seconds, loss)
+        chosen.append(state.k)
+    # Nothing in between two ends; below the lowest loss everybody; never fewer than one.
+    assert chosen == [2, 4, 4, 8, 16, 1]
+    unknown = rule.observe(state, 26.0, float("nan"))
+    assert unknown.k == 1
+
+
+def test_segments_with_different_k_make_one_schedule():
+    rule = adaptive("k_async", persistent(EXPONENTIAL, {0: 4.0}), k=2)
+    state = rule.observe(rule.init(), 0.0, 4.0)
+    state, narrow = rule.extend(state, 20)
+    state = rule.observe(state, float(narrow.time[-1]) + 5.0, 0.1)
+    state, wide = rule.extend(state, 20)
+    assert wide.workers.shape[1] > 2
+    together = concatenate([narrow, wide])
+    together.validate()
+    assert together.batches.sum() == narrow.batches.sum() + wide.batches.sum()
+    assert together.mean_staleness == pytest.approx(
+        np.average([narrow.mean_staleness, wide.mean_staleness], weights=[40, wide.batches.sum()])
+    )
+    assert (together.workers[:20, 2:] == P).all() and not together.batches[:20, 2:].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"protocol": "barrier", "interval": 1.0}, "unknown protocol 'barrier'"),
+        ({"protocol": "k_sync", "interval": 0.0}, "interval > 0"),
+        ({"protocol": "k_sync", "interval": 1.0, "k": 17}, "1 <= k <= 16"),
+    ],
+)
+def test_bad_values_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        adasync(EXPONENTIAL, P, 1, 0, **options)
