@@ -147,8 +147,8 @@ def launch(
 ) -> dict:
     """Run the arms one after the other; write and print what they have to say together.
 
-    claims: summaries, each with its arm's `config`, -> (what a paper claims, what was measured)
-        pairs, printed below the table.
+    claims: summaries, each with its arm's `config` and the `metrics` of its seeds, -> (what a paper
+        claims, what was measured) pairs, printed below the table.
     figures: writes figures of its own into the workdir.
     """
     console = Console()
@@ -176,7 +176,10 @@ def launch(
     report.print_table(console, together)
     if claims is not None:
         configs = {arm.config.name: arm.config for arm in arms}
-        told = [summary | {"config": configs[summary["name"]]} for summary in together]
+        told = [
+            summary | {"config": configs[summary["name"]], "metrics": curves[summary["name"]]}
+            for summary in together
+        ]
         report.print_claims(console, claims(told))
     if figures is not None:
         figures(root)

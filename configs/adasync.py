@@ -1,0 +1,96 @@
+"""AdaSync against every fixed K (Dutta, Wang, Joshi, arXiv 2003.10579).
+
+Eight workers train logistic regression on scikit-learn's digits with tiny mini-batches, so that
+gradient noise sets a floor that only a larger K (or a smaller rate) gets below. All arms have the
+same learning rate, delays, initial parameters and samples per worker.
+
+    --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
+"""
+
+from ml_collections import ConfigDict
+
+from configs import arguments
+from experiments import records
+
+DELAYS = {
+    "exponential": "exponential(scale=1)",
+    "shifted_exponential": "shifted_exponential(shift=0.5, scale=0.5)",
+    "pareto": "pareto(minimum=0.6666667, shape=3)",
+    "slow4": "persistent(law=exponential(scale=1), factors={0: 4.0})",
+}
+FIXED = (1, 2, 4, 8)
+TARGETS = (1.0, 0.5, 0.3)  # training losses: the last is below the floor of K = 1
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """One arm. Arguments: protocol (k_sync, k_batch_sync, k_async, k_batch_async), delay (a key of
+    DELAYS), rate (of learning)."""
+    a = arguments.parse(arg, protocol="k_async", delay="exponential", rate=0.5)
+    if a["delay"] not in DELAYS:
+        raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(DELAYS)}")
+
+    c = ConfigDict()
+    c.name = "adasync"
+    c.baseline = None
+    c.seed = 0  # initial parameters, samples and delays
+
+    c.task = "digits(model=logistic, l2=0.001)"
+    c.split = "iid"
+
+    c.runtime = "simulate"  # virtual time
+    c.devices = 1
+    c.rounds_per_dispatch = 4
+    c.workers = 8
+    c.batch_size = 2  # samples in a mini-batch
+    c.mini_batches = 1  # a contribution is one mini-batch
+
+    c.algorithm = "all_reduce"
+    c.graph = "ring"  # nobody gossips
+    c.optimizer = ConfigDict(
+        {"name": "sgd", "learning_rate": a["rate"], "schedule": "constant", "warmup_samples": 0}
+    )
+
+    # K_0 = 1 grows by the square root of the loss, looked at every `interval` seconds.
+    c.wait = ConfigDict(
+        {"name": "adasync", "protocol": a["protocol"], "interval": 5.0, "k": 1, "lowest_loss": 0.0}
+    )
+    c.delay = DELAYS[a["delay"]]
+    c.draw = "mini_batch"
+    c.communication = 0.0  # seconds
+
+    c.seconds = 400.0  # budget on the run's clock
+    c.updates = 1_000_000
+    c.evaluate_every = 1.0  # seconds on the run's clock
+    c.target_loss = TARGETS[-1]
+    c.stop_at_target = False
+    return c
+
+
+def sweep():
+    """Every fixed K, then AdaSync, with the protocol of the config."""
+    for k in FIXED:  # nothing adapts within the run
+        yield f"fixed/K={k}", {"wait.k": k, "wait.interval": 1e9}
+    yield "adasync", {}
+
+
+def claims(arms):
+    """At every target: AdaSync's time over that of the best fixed K (means over the seeds)."""
+    for target in TARGETS:
+        seconds = {arm["name"]: _mean_seconds(arm["metrics"], target) for arm in arms}
+        ours = seconds.pop("adasync")
+        reached = {name: value for name, value in seconds.items() if value is not None}
+        claim = f"AdaSync: about as fast as the best fixed K to train loss {target} (2003.10579)"
+        if ours is None or not reached:
+            yield claim, "a target was not reached by every seed"
+            continue
+        best = min(reached, key=reached.get)
+        others = ", ".join(
+            f"{name.removeprefix('fixed/')} " + ("never" if value is None else f"{value:.1f} s")
+            for name, value in seconds.items()
+        )
+        yield claim, f"{ours / reached[best]:.2f}x: {ours:.1f} s against {others}"
+
+
+def _mean_seconds(repeats, target: float) -> float | None:
+    values = [records.at_target(metrics, target) for metrics in repeats]
+    return None if None in values else sum(values) / len(values)
