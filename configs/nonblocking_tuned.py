@@ -13,7 +13,7 @@ from configs import nonblocking
 
 BATCH = 8  # samples in a mini-batch
 MINI_BATCHES = (1, 2, 4, 8, 16)
-LEARNING_RATES = (0.2, 0.4, 0.8, 1.6)
+LEARNING_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
