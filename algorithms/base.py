@@ -43,8 +43,9 @@ WEIGHTINGS = {"proportional": proportional, "equal": equal}
 class Links(NamedTuple):
     """A graph's matchings, and which of them each update uses; equal on all workers."""
 
-    partners: np.ndarray  # [M, n] partner of every worker in each matching, itself if unmatched
+    partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
     active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
+    directed: bool = False  # whom a worker hears from need not hear from it
 
 
 def choose(what: str, options: dict, name: str):
@@ -63,7 +64,8 @@ class Algorithm(NamedTuple):
         (mini-batches it finished), `nominal` (mini-batches of a full round), `samples` (seen by
         all workers before this update), `worker` (its identity, not its position in the axis),
         `staleness` (updates since its parameters were read), `current` (the newest parameters,
-        where the worker's may be older) and `active` (see `links`).
+        where the worker's may be older), `active` (see `links`) and `partner` (position in the
+        axis of whom this worker meets, where the schedule has pairs).
     work: what a worker does with its mini-batches between exchanges. None: the mean gradient at
         one point is its contribution. An optax transform: one step per mini-batch, and the
         contribution is base - live.
@@ -78,6 +80,10 @@ class Algorithm(NamedTuple):
     wire_bytes: (params, schedule) -> [T] bytes that a worker sends per update (mean over workers).
     round_seconds: (params, workers, comms.cost.Network) -> (round -> seconds of its exchange).
     graph: whom a worker ever exchanges with; None: everybody.
+    public: (exchange state, params) -> what a worker of a local method would be asked for, if that
+        is not its params: it is evaluated, and its distance over workers counts.
+    metrics: exchange state with a leading axis of workers -> numbers for the records.
+    check: (workers, first row of the schedule); raises ValueError if the method cannot use it.
     links: which of the graph's matchings are used in which update; None: all, always. Then the
         extra argument `active` [M] says so to the exchange.
     """
@@ -92,6 +98,9 @@ class Algorithm(NamedTuple):
     round_seconds: Callable[[Any, int, Any], Callable[[int], float]] | None = None
     graph: nx.Graph | None = None
     links: Links | None = None
+    public: Callable[[Any, Any], Any] | None = None
+    metrics: Callable[[Any], dict[str, jax.Array]] | None = None
+    check: Callable[[int, Any], None] | None = None
 
 
 def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
 from comms import cost, topology
-from experiments import data, optimizers, parts, records, sampling, tasks
+from experiments import data, optimizers, parts, profiling, records, sampling, tasks
 from runtimes import mesh, simulate
 from stragglers import clock, delays, inject, processes
 from stragglers.replay import replay_file
@@ -29,7 +29,10 @@ class Prepared(NamedTuple):
 
 
 def prepare(config: ConfigDict) -> Prepared:
-    """Build and check every part of an arm; raises ValueError before anything is compiled."""
+    """Build and check every part of an arm; raises ValueError before anything is compiled.
+
+    Only a profile that the config wants measured takes running the model.
+    """
     parts.check_entries(config)
     if config.runtime not in RUNTIMES:
         raise ValueError(
@@ -43,6 +46,13 @@ def prepare(config: ConfigDict) -> Prepared:
                 f"graph {config.graph!r} has {graph.number_of_nodes()} nodes but there are "
                 f"{config.workers} workers; set config.workers={graph.number_of_nodes()}"
             )
+    task = tasks.build(config.task)
+    try:
+        shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"task {config.task!r}: the model cannot be built ({error}); correct its sizes"
+        ) from error
     algorithm = parts.build(
         "algorithm",
         ALGORITHMS,
@@ -51,14 +61,8 @@ def prepare(config: ConfigDict) -> Prepared:
         graph=graph,
         workers=config.workers,
         seed=config.seed,
+        **_buckets(config, task),
     )
-    task = tasks.build(config.task)
-    try:
-        shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise ValueError(
-            f"task {config.task!r}: the model cannot be built ({error}); correct its sizes"
-        ) from error
     shards = parts.build(
         "split", data.SPLITS, config.split, labels=task.labels, workers=config.workers,
         seed=config.seed,
@@ -67,6 +71,14 @@ def prepare(config: ConfigDict) -> Prepared:
     seconds = _exchange_seconds(config, algorithm, shapes)
     runtime = RUNTIMES[config.runtime](config, task, algorithm, sampler, seconds)
     return Prepared(task, algorithm, shapes, runtime)
+
+
+def _buckets(config, task) -> dict:
+    """What is offered to methods that plan buckets, from entries that other configs lack."""
+    offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
+    if parts.wants(ALGORITHMS, config.algorithm, "profile"):
+        offered["profile"] = profiling.for_config(config, task)
+    return offered
 
 
 def build_delay(part) -> delays.Law | processes.Process:
@@ -232,6 +244,12 @@ def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_rec
     history: list[Schedule] = []
     sent = communicated = 0.0
 
+    def method_metrics() -> dict:
+        if arm.algorithm.metrics is None:
+            return {}
+        told = jax.device_get(arm.algorithm.metrics(runtime.memory(state)))
+        return {name: float(value) for name, value in told.items()}
+
     def record(seconds: float, updates: int, samples: int) -> dict:
         mean, distance = jax.device_get(_mean_and_spread(runtime.models(state)))
         entry = {
@@ -242,6 +260,7 @@ def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_rec
             "consensus_distance": float(distance),
             "bytes_per_worker": sent,
             "communication_seconds": communicated,
+            **method_metrics(),
             "wall_seconds": time.monotonic() - began,
         }
         recorder.append(entry)

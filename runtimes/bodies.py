@@ -29,7 +29,8 @@ class Model(NamedTuple):
 class Row(NamedTuple):
     """One update of the schedule as the device sees it; a dispatch stacks many."""
 
-    indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set
+    indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set; only of
+    # the first positions if the others never have finished mini-batches
     batches: jax.Array  # [k] int32, finished mini-batches
     worker: jax.Array  # [k] int32
     staleness: jax.Array  # [k] int32
@@ -38,6 +39,7 @@ class Row(NamedTuple):
     write: jax.Array  # [] int32, slot of the new parameters
     current: jax.Array  # [] int32, slot of the newest parameters before the update
     active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
+    partner: jax.Array | None  # [k] int32, position of whom a participant meets; None: nobody
 
 
 def body_of(algorithm: Algorithm, stale: bool):
@@ -56,10 +58,10 @@ def body_of(algorithm: Algorithm, stale: bool):
 
 def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
     """The schedule's extra arguments: (equal on all workers, one per participant)."""
-    return (
-        {"samples": row.samples, "nominal": mini_batches, "active": row.active},
-        {"worker": row.worker, "staleness": row.staleness},
-    )
+    own = {"worker": row.worker, "staleness": row.staleness}
+    if row.partner is not None:
+        own["partner"] = row.partner
+    return {"samples": row.samples, "nominal": mini_batches, "active": row.active}, own
 
 
 def _take(tree, index, everyone: bool):
@@ -102,12 +104,37 @@ def _contributions(
     common |= given
     state = _take(model.workers, row.worker, everyone)
     taken = jax.tree.map(lambda a: a[row.indices], examples)
+    working = len(row.indices)
 
-    def one(params, state, examples, batches, own):
-        return worker.update(algorithm, losses, params, state, examples, batches, {**common, **own})
+    def contribute(params, state, examples, batches, own):
+        return worker.contribute(
+            algorithm, losses, params, state, examples, batches, {**common, **own}
+        )
 
-    updates, state = jax.vmap(one, in_axes=(axis, 0, 0, 0, 0), axis_name=AXIS)(
-        points, state, taken, row.batches, own
+    def exchange(contribution, params, state, batches, own):
+        weight = algorithm.weight(batches)
+        return worker.exchange(
+            algorithm, contribution, params, state, batches, {**common, **own}, weight
+        )
+
+    def first(tree):
+        return jax.tree.map(lambda a: a[:working], tree)
+
+    contribution, worked = jax.vmap(contribute, in_axes=(axis, 0, 0, 0, 0))(
+        points if axis is None else first(points),
+        first(state),
+        taken,
+        row.batches[:working],
+        first(own),
+    )
+    if working < len(row.worker):
+        rest = len(row.worker) - working
+        contribution = jax.tree.map(
+            lambda c: jnp.concatenate([c, jnp.zeros((rest, *c.shape[1:]), c.dtype)]), contribution
+        )
+        worked = jax.tree.map(lambda a, b: jnp.concatenate([a, b[working:]]), worked, state)
+    updates, state = jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
+        contribution, points, worked, row.batches, own
     )
     return updates, _put(model.workers, row.worker, state, everyone)
 

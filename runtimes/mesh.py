@@ -55,6 +55,7 @@ class Mesh(NamedTuple):
     start: Callable[[Any], MeshRun]
     advance: Callable[..., tuple[MeshRun, Schedule]]
     models: Callable[[MeshRun], Any]
+    memory: Callable[[MeshRun], Any]
     dispatch: Callable[..., Any]  # the compiled rounds, for those who want to read them
     observe: Callable[[MeshRun, float, float], MeshRun] = lambda run, seconds, loss: run
     clock: str = "wall"
@@ -185,9 +186,15 @@ def mesh(
         params = run.model.params
         if algorithm.server is not None:
             return jax.tree.map(lambda a: a[:1], params)
+        if algorithm.public is not None:
+            return jax.vmap(algorithm.public)(run.model.worker.exchange, params)
         return params
 
-    return Mesh(start, advance, models, dispatch)
+    def memory(run: MeshRun):
+        """The exchange's state, with a leading axis of workers."""
+        return run.model.worker.exchange
+
+    return Mesh(start, advance, models, memory, dispatch)
 
 
 def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):

@@ -41,12 +41,14 @@ class Simulation(NamedTuple):
 class Simulator(NamedTuple):
     """A runtime: `start(params)`, `advance(simulation, seconds, updates)`, `models(simulation)`.
 
+    memory(simulation): the exchange's state of every worker.
     observe(simulation, seconds, loss): tell the waiting rule how the training goes.
     """
 
     start: Callable[[Any], Simulation]
     advance: Callable[..., tuple[Simulation, Schedule]]
     models: Callable[[Simulation], Any]
+    memory: Callable[[Simulation], Any]
     observe: Callable[[Simulation, float, float], Simulation]
     clock: str = "virtual"
 
@@ -68,6 +70,8 @@ def simulator(
     round; devices: how many the worker axis is sharded over (must divide the workers).
     """
     workers = rule.workers
+    if algorithm.check is not None:
+        algorithm.check(workers, rule.extend(rule.init(), 1)[1])
     if len(jax.devices()) < devices or workers % devices:
         raise ValueError(
             f"simulate: cannot shard {workers} workers over {devices} of {len(jax.devices())} "
@@ -149,8 +153,13 @@ def simulator(
         ids = pad(done.workers, np.int32)
         counters = pad(done.first, np.int64)[..., None] + np.arange(mini_batches)
         read, write, current = (pad(a[: done.updates], np.int32) for a in simulation.rows)
+        working = ids.shape[1]
+        if done.partner is not None and not done.batches[:, working // 2 :].any():
+            working //= 2  # partners never stop: they bring nothing along
         rows = Row(
-            indices=sampler.indices(ids[..., None], counters),
+            indices=sampler.indices(
+                np.minimum(ids, workers - 1)[:, :working, None], counters[:, :working]
+            ),
             batches=pad(done.batches, np.int32),
             worker=ids,
             staleness=pad(done.staleness, np.int32),
@@ -159,6 +168,7 @@ def simulator(
             write=write,
             current=current,
             active=None if done.matchings is None else pad(done.matchings, bool),
+            partner=None if done.partner is None else pad(done.partner, np.int32),
         )
         if devices == 1:
             return rows
@@ -230,13 +240,19 @@ def simulator(
     def models(simulation: Simulation):
         """The current model(s), with a leading axis: one per worker, or one if replicated."""
         params = simulation.model.params
+        if local and algorithm.public is not None:
+            return jax.vmap(algorithm.public)(simulation.model.workers.exchange, params)
         if local:
             return params
         if stale:
             return jax.tree.map(lambda a: a[simulation.newest][None], params)
         return jax.tree.map(lambda a: a[None], params)
 
-    return Simulator(start, advance, models, observe)
+    def memory(simulation: Simulation):
+        """The exchange's state, with a leading axis of workers."""
+        return simulation.model.workers.exchange
+
+    return Simulator(start, advance, models, memory, observe)
 
 
 def _refuse_lost_memory(schedule: Schedule, workers: int, memory, local: bool) -> None:

@@ -241,7 +241,7 @@ _anytime = _until(triggers.until_deadline, leftovers="drop", in_flight="cut")
 
 
 # (delay, workers, mini_batches, seed, *, graph, links, communication, draw, ...) -> Rule
-RULES: dict[str, Callable[..., Rule]] = {
+ROUNDS: dict[str, Callable[..., Rule]] = {
     "barrier": _barrier,
     "neighbour_barrier": _neighbour_barrier,
     "first_finisher": _first_finisher,
@@ -249,11 +249,8 @@ RULES: dict[str, Callable[..., Rule]] = {
     "quorum": _quorum,
     "drop_compute": _drop_compute,
     "anytime": _anytime,
-    **PROTOCOLS,
-    **LIMITED,
-    **PAIRS,
-    "adasync": adasync,
 }
+RULES = ROUNDS | PROTOCOLS | LIMITED | PAIRS | {"adasync": adasync}
 
 
 def barrier(law, workers, mini_batches, updates, seed, **options) -> Schedule:

@@ -19,7 +19,8 @@ Landing = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
 class Links(Protocol):
     """Links that come and go: which matchings are active in which round (MATCHA, 1905.09435)."""
 
-    partners: np.ndarray  # [M, P] int, partner of each worker, itself where unmatched
+    partners: np.ndarray  # [M, P] int, whom each worker hears from, itself where from nobody
+    directed: bool  # whom a worker hears from need not hear from it
 
     def active(self, first: int, count: int) -> np.ndarray:
         """Activations of rounds first .. first + count - 1, bool [count, M]; a pure function."""
@@ -157,7 +158,7 @@ def _checked_partners(graph: nx.Graph | None, links: Links, workers: int) -> np.
             f"every matching a row of partners 0..{workers - 1}"
         )
     for j, partner in enumerate(partners):
-        if (partner[partner] != everybody).any():
+        if not links.directed and (partner[partner] != everybody).any():
             raise ValueError(
                 f"rounds: links.partners row {j} is no matching: {partner}; let partners name "
                 "each other, and themselves where unmatched"

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms import (
     ALGORITHMS,
+    ad_psgd,
     all_reduce,
     compensated_rate,
     dc_asgd,
@@ -20,11 +21,15 @@ from algorithms import (
     inverse_staleness,
     local_sgd,
     matcha,
+    mg_wfbp,
     periodic,
     polynomial_staleness,
+    sgp,
+    swarm,
 )
 from algorithms.base import AXIS, scale_by_samples
 from comms import cost, topology
+from experiments.profiling import Profile
 from runtimes import simulate, worker
 from stragglers import clock, delays
 
@@ -35,6 +40,9 @@ UPDATES = 50
 def momentum(rate=0.05):
     return optax.chain(optax.trace(0.9), scale_by_samples(rate))
 
+
+# So slow a start-up that the two parameters are best sent together.
+PROFILE = Profile([["b"], ["w"]], np.array([1.0, 2.0]), np.array([0, 9]), np.array([5.0, 6.0]))
 
 METHODS = {
     "all_reduce": lambda: all_reduce(momentum()),
@@ -60,6 +68,15 @@ METHODS = {
     "local_sgd/ring": lambda: local_sgd(
         optax.adam(0.05), collective="ring", weighting="proportional", server_momentum=0.5
     ),
+    "mg_wfbp": lambda: mg_wfbp(momentum(), profile=PROFILE),
+    "mg_wfbp/ring": lambda: mg_wfbp(
+        optax.adam(0.05), buckets="wfbp", profile=PROFILE, collective="ring"
+    ),
+    "sgp": lambda: sgp(momentum(), N),
+    "sgp/overlap": lambda: sgp(momentum(), N, overlap=2),
+    "swarm": lambda: swarm(momentum(), topology.hypercube(N), lockstep=True),
+    "swarm/8 bits": lambda: swarm(momentum(), topology.ring(N), bits=8, lockstep=True),
+    "swarm/blocking": lambda: swarm(momentum(), topology.ring(N), blocking=True, lockstep=True),
     # In lock-step nothing is stale, and these are all-reduce SGD.
     "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
     "dc_asgd": lambda: dc_asgd(momentum()),
@@ -222,6 +239,8 @@ def test_the_simulator_runs_the_method(name):
         carry = step(*carry, np.arange(N), (schedule.batches[t], examples, samples, active))
         samples += float(schedule.batches[t].sum()) * B
     expected = carry[0] if method.server is None else jax.tree.map(lambda a: a[:1], carry[0])
+    if method.public is not None:
+        expected = jax.vmap(method.public)(carry[2].exchange, carry[0])
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), result, expected
     )
@@ -259,4 +278,5 @@ def test_bytes_and_seconds_are_counted_for_every_update(name):
 
 
 def test_every_method_has_a_row():
-    assert {name.split("/")[0] for name in METHODS} == set(ALGORITHMS)
+    # AD-PSGD is Swarm with pairs of a schedule, for which there is no lock-step.
+    assert {name.split("/")[0] for name in METHODS} | {ad_psgd.__name__} == set(ALGORITHMS)

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 
 from stragglers import clock, delays, triggers
-from stragglers.clock import RULES
-from stragglers.events import PROTOCOLS
+from stragglers.clock import ROUNDS, RULES
 from stragglers.processes import as_process, markov, persistent
 from stragglers.schedule import Schedule, concatenate
-from stragglers.staleness_limits import LIMITED
 
 EXPONENTIAL = delays.shifted_exponential(1.0, 1.0)
 RING = nx.cycle_graph(8)
-ROUNDS = [name for name in RULES if name not in PROTOCOLS | LIMITED]
 FIVE_TIMES = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)  # a nominal round takes 1 s
 OWN = {
     "deadline": {"seconds": 12.0},

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from stragglers import clock, delays
-from stragglers.clock import RULES
-from stragglers.events import PROTOCOLS
+from stragglers.clock import ROUNDS, RULES
 from stragglers.processes import as_process
 from stragglers.replay import replay
 from stragglers.schedule import Schedule, concatenate, load
-from stragglers.staleness_limits import LIMITED
 
 EXPONENTIAL = delays.shifted_exponential(1.0, 1.0)
 OWN = {
@@ -27,13 +25,11 @@ class Links(NamedTuple):
 
     partners: np.ndarray
     p: float
+    directed: bool = False
 
     def active(self, first, count):
         coins = np.random.default_rng(7).random((first + count, len(self.partners)))
         return coins[first:] < self.p
-
-
-ROUNDS = [name for name in RULES if name not in PROTOCOLS | LIMITED]
 
 
 def ring(workers, p):
@@ -136,6 +132,7 @@ def test_neighbour_barrier_by_its_plain_name():
 class Wrong(NamedTuple):
     partners: np.ndarray
     answer: np.ndarray
+    directed: bool = False
 
     def active(self, first, count):
         return self.answer

@@ -1,0 +1,114 @@
+"""SGP: gossip over directed links, one message per worker and update, made fair by push-sum.
+
+M. Assran, N. Loizou, N. Ballas, M. Rabbat, *Stochastic Gradient Push for Distributed Deep
+Learning*, arXiv 1811.10792. Every worker holds a biased model x_i and a weight w_i, steps on x_i
+with the gradient at z_i = x_i / w_i, keeps half of both and pushes the other half to one peer:
+
+    (x_i, w_i) <- sum_j P_ij (x_j - lr g_j(z_j), w_j)
+
+P is column-stochastic, so that the sums of x and of w are conserved. The peers of update t are
+2^(t mod log2 n) places ahead: the one-peer directed exponential graph.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms.base import AXIS, Algorithm, Links, freeze_when_idle
+from comms import cost, gossip, topology
+
+
+class PushSumState(NamedTuple):
+    """The exchange's state of one worker."""
+
+    weight: jax.Array  # [] float32, w_i
+    inbox: Any  # messages (x, w) that have been sent to it but not arrived, [overlap, ...] each
+
+
+def push(sources: np.ndarray, overlap: int) -> optax.GradientTransformationExtraArgs:
+    """Step on x, keep half of (x, w), push the other half; what arrives was sent `overlap` ago.
+
+    sources: [M, n] permutations, whom every worker hears from; `active` chooses one of them.
+    """
+
+    def init_fn(params):
+        def nothing(a):
+            return jnp.zeros((overlap, *jnp.shape(a)), jnp.result_type(a))
+
+        one = jnp.ones((), jnp.float32)
+        inbox = jax.tree.map(nothing, (params, one)) if overlap else ()
+        return PushSumState(one, inbox)
+
+    def update_fn(updates, state, params, *, active, **extra):
+        del extra
+        stepped = optax.apply_updates(params, updates)
+        half = jax.tree.map(lambda a: a / 2, (stepped, state.weight))
+        arriving = gossip.exchange_matching(half, jnp.argmax(active), sources, AXIS)
+        inbox = state.inbox
+        if overlap:
+            queue = jax.tree.map(lambda q, a: jnp.concatenate([q, a[None]]), inbox, arriving)
+            arriving = jax.tree.map(lambda q: q[0], queue)
+            inbox = jax.tree.map(lambda q: q[1:], queue)
+        x, weight = jax.tree.map(jnp.add, half, arriving)
+        moved = jax.tree.map(jnp.subtract, x, params)
+        return moved, PushSumState(weight, inbox)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def debiased(state, params):
+    """z = x / w; state: that of a chain whose last part is `push`."""
+    return jax.tree.map(lambda x: x / state[-1].weight.astype(x.dtype), params)
+
+
+def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int = 0) -> Algorithm:
+    """Stochastic gradient push with local steps of `optimizer`.
+
+    overlap: updates for which a message is under way while its receiver goes on (Overlap SGP); 0
+    waits for it. Every update needs all workers: a rule in rounds.
+    """
+    if overlap < 0:
+        raise ValueError(f"sgp: needs overlap >= 0 updates, got {overlap}; 0 waits for messages")
+    hops = 2 ** np.arange(max(1, (workers - 1).bit_length()))
+    sources = (np.arange(workers) - hops[:, None]) % workers
+    links = Links(sources, lambda first, count: _in_turn(len(hops), first, count), directed=True)
+    return Algorithm(
+        exchange=optax.chain(freeze_when_idle(optimizer), push(sources, overlap)),
+        grad_params=debiased,
+        public=debiased,
+        wire_bytes=lambda params, schedule: np.full(schedule.updates, _message_bytes(params)),
+        round_seconds=_seconds(sources),
+        graph=topology.exponential(workers),
+        links=links,
+        check=_check_everybody,
+    )
+
+
+def _in_turn(matchings: int, first: int, count: int) -> np.ndarray:
+    """[count, matchings] one after the other."""
+    return np.arange(first, first + count)[:, None] % matchings == np.arange(matchings)
+
+
+def _message_bytes(params) -> float:
+    return float(cost.payload_bytes(params) + 4)  # the weight travels along
+
+
+def _seconds(sources: np.ndarray):
+    """The slowest of the links that an update uses."""
+
+    def round_seconds(params, workers, network):
+        each = cost.matching_seconds(sources, _message_bytes(params), network)
+        return lambda round_index: float(each[round_index % len(each)])
+
+    return round_seconds
+
+
+def _check_everybody(workers: int, row) -> None:
+    if row.partner is not None or row.workers.shape[1] != workers:
+        raise ValueError(
+            "sgp: all workers push at every update, but the schedule has only some; wait for a "
+            "rule in rounds, as neighbour_barrier or first_finisher"
+        )

@@ -1,0 +1,280 @@
+"""SwarmSGD and AD-PSGD on schedules of pairs, against a sequential loop in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+
+from algorithms import ad_psgd, sgp, swarm
+from algorithms.base import AXIS, scale_by_samples
+from algorithms.swarm import meet, meet_stopped
+from comms import topology
+from runtimes import simulate
+from stragglers import clock, delays, pairs, processes
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+N, RATE, DECAY, STEPS = 8, 0.05, 0.7, 2
+LAW = delays.shifted_exponential(0.5, 1.0)
+GRAPHS = {"complete": nx.complete_graph(N), "ring": topology.ring(N), "cube": topology.hypercube(N)}
+
+
+def optimizer(rate=RATE, decay=DECAY):
+    return optax.chain(optax.trace(decay), scale_by_samples(rate))
+
+
+def gradient(w, worker, counter):
+    at = SAMPLES.indices(np.array([worker]), np.array([counter])).ravel()
+    x, y = DATA["x"][at].astype(np.float64), DATA["y"][at].astype(np.float64)
+    return x.T @ (x @ w - y) / len(at)
+
+
+def sequential(schedule, blocking):
+    """(comm, base) [N, d] after all meetings of the schedule, one after the other."""
+    comm, base = (np.tile(X0.astype(np.float64), (N, 1)) for _ in range(2))
+    velocity = np.zeros_like(comm)
+
+    def local(i, start, first, steps):
+        live = start.copy()
+        for counter in range(first, first + steps):
+            velocity[i] = DECAY * velocity[i] + gradient(live, i, counter)
+            live -= RATE * velocity[i]
+        return live
+
+    met = pairs.interactions(schedule)
+    for (i, j), row, (p, q) in zip(met.pairs, met.row, met.position, strict=True):
+        first, steps = schedule.first[row], schedule.batches[row]
+        if blocking:
+            ends = [local(a, base[a], first[b], steps[b]) for a, b in ((i, p), (j, q))]
+            base[i] = base[j] = comm[i] = comm[j] = (ends[0] + ends[1]) / 2
+            continue
+        progress = base[i] - local(i, base[i], first[p], steps[p])
+        comm[i], comm[j] = ((comm[i] + comm[j]) / 2,) * 2
+        comm[i] = comm[i] - progress
+        base[i] = comm[i]
+    return comm, base
+
+
+def run(method, rule, updates):
+    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=STEPS)
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, updates)
+    return runtime, state, schedule
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_wavefronts_train_as_meetings_one_after_the_other(graph, blocking):
+    """To float32 rounding for 300 meetings and more."""
+    graph = GRAPHS[graph]
+    rule = clock.RULES["random_pairs"](LAW, N, STEPS, 3, graph=graph, blocking=blocking, width=2)
+    method = swarm(optimizer(), graph, blocking=blocking)
+    runtime, state, schedule = run(method, rule, 200)
+    assert len(pairs.interactions(schedule).time) >= 300
+    comm, base = sequential(schedule, blocking)
+    np.testing.assert_allclose(state.model.params, base, rtol=5e-4, atol=5e-5)
+    np.testing.assert_allclose(runtime.models(state), comm, rtol=5e-4, atol=5e-5)
+
+
+def test_geometric_local_steps_and_rows_that_are_not_full():
+    graph = topology.star(N)
+    rule = clock.RULES["random_pairs"](
+        LAW, N, 4, 1, graph=graph, steps="geometric", local_steps=2, width=3
+    )
+    runtime = simulate.simulator(
+        swarm(optimizer(), graph), losses, DATA, SAMPLES, rule, mini_batches=4
+    )
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, 120)
+    assert (schedule.workers == N).any()  # all meetings of a star share its centre
+    comm, base = sequential(schedule, False)
+    np.testing.assert_allclose(state.model.params, base, rtol=5e-4, atol=5e-5)
+    np.testing.assert_allclose(runtime.models(state), comm, rtol=5e-4, atol=5e-5)
+
+
+def test_ad_psgd_averages_then_subtracts_the_gradient_of_the_snapshot():
+    """The paper's loop: g at a snapshot of x_i; x_i, x_j <- their mean; x_i <- x_i - lr g."""
+    graph = topology.ring(N)
+    rule = clock.RULES["bipartite_pairs"](LAW, N, 1, 5, graph=graph)
+    runtime = simulate.simulator(
+        ad_psgd(optimizer(decay=0.0), graph), losses, DATA, SAMPLES, rule, mini_batches=1
+    )
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, 200)
+    x = np.tile(X0.astype(np.float64), (N, 1))
+    snapshot = x.copy()
+    met = pairs.interactions(schedule)
+    for (i, j), row, (p, _) in zip(met.pairs, met.row, met.position, strict=True):
+        g = gradient(snapshot[i], i, schedule.first[row, p])
+        x[i], x[j] = ((x[i] + x[j]) / 2,) * 2
+        x[i] = x[i] - RATE * g
+        snapshot[i] = x[i]
+    np.testing.assert_allclose(runtime.models(state), x, rtol=5e-4, atol=5e-5)
+
+
+def meeting(transform, comm, partner, progress, busy):
+    """comm [n, d] after one update in which position i meets partner[i]."""
+
+    def one(comm, partner, progress, busy):
+        state = transform.init(comm)
+        moved, state = transform.update(
+            progress, state, comm, batches=busy, partner=partner, active=None
+        )
+        return comm + moved, state
+
+    return jax.jit(jax.vmap(one, axis_name=AXIS))(
+        jnp.asarray(comm), jnp.asarray(partner), jnp.asarray(progress), jnp.asarray(busy, jnp.int32)
+    )
+
+
+RNG = np.random.default_rng(0)
+MODELS = RNG.normal(size=(N, 40)).astype(np.float32)
+
+
+def gamma(x):
+    return ((x - x.mean(0)) ** 2).sum()
+
+
+def test_averaging_a_pair_keeps_the_mean_and_lowers_gamma_by_half_its_squared_distance():
+    partner = np.array([3, 1, 2, 0, 4, 5, 6, 7])
+    x, _ = meeting(meet_stopped(), MODELS, partner, np.zeros_like(MODELS), np.ones(N))
+    x = np.asarray(x, np.float64)
+    np.testing.assert_allclose(x.mean(0), MODELS.mean(0, dtype=np.float64), atol=1e-6)
+    fallen = ((MODELS[0] - MODELS[3]) ** 2).sum() / 2
+    assert gamma(MODELS) - gamma(x) == pytest.approx(fallen, rel=1e-5)
+
+
+@pytest.mark.parametrize("graph", ["complete", "ring"])
+def test_random_pairs_contract_as_the_spectral_gap_says(graph):
+    """E Gamma' <= (1 - lambda_2 / (r n)) Gamma, with equality on the complete graph."""
+    graph = GRAPHS[graph]
+    x = MODELS.astype(np.float64)
+    after = []
+    for i, j in graph.edges:
+        y = x.copy()
+        y[i] = y[j] = (x[i] + x[j]) / 2
+        after.append(gamma(y))
+    degree = graph.degree[0]
+    bound = 1 - nx.laplacian_spectrum(graph)[1] / (degree * N)
+    ratio = np.mean(after) / gamma(x)
+    assert ratio <= bound + 1e-9
+    if degree == N - 1:
+        assert ratio == pytest.approx(bound) and bound == pytest.approx(1 - 1 / (N - 1))
+    # The schedule draws its edges with these frequencies.
+    schedule = clock.random_pairs(LAW, graph, 1, 4000, 0)
+    counts = pairs.meetings(schedule, N)[tuple(zip(*graph.edges, strict=True))]
+    np.testing.assert_allclose(counts / counts.mean(), 1, atol=0.25)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_the_sum_of_public_copies_changes_by_the_progress_alone(bits):
+    """Exactly but for float32 sums, however coarse the codec."""
+    partner = np.array([1, 0, 3, 2, 5, 4, 6, 7])
+    progress = RNG.normal(size=MODELS.shape).astype(np.float32)
+    busy = np.array([1, 0, 1, 1, 0, 0, 1, 0])
+    _, state = meeting(meet(bits), MODELS, partner, progress, busy)
+    change = np.asarray(state.comm, np.float64).sum(0) - MODELS.sum(0, dtype=np.float64)
+    np.testing.assert_allclose(change, -progress[busy > 0].sum(0, dtype=np.float64), atol=1e-5)
+
+
+def test_pulling_alone_would_not_keep_the_mean():
+    """Were only the one who asks to average, the mean would move: both ends have to."""
+    pulled = MODELS.copy()
+    pulled[0] = (MODELS[0] + MODELS[3]) / 2
+    assert np.abs(pulled.mean(0) - MODELS.mean(0)).max() > 1e-2
+
+
+def test_a_partner_keeps_working_from_its_own_base():
+    partner, busy = np.array([1, 0]), np.array([1, 0])
+    x, state = meeting(meet(), MODELS[:2], partner, np.ones((2, 40), np.float32), busy)
+    np.testing.assert_array_equal(x[1], MODELS[1])
+    np.testing.assert_allclose(state.comm[1], MODELS[:2].mean(0), atol=1e-6)
+    np.testing.assert_allclose(x[0], state.comm[0], atol=1e-6)
+    np.testing.assert_allclose(state.comm[0], MODELS[:2].mean(0) - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantised_swarm_stays_near_the_exact_one(bits):
+    """The codec learns its range, counts its failures, and costs fewer bytes."""
+    graph = topology.hypercube(N)
+    rule = clock.RULES["random_pairs"](LAW, N, STEPS, 3, graph=graph)
+    exact, quantised = swarm(optimizer(), graph), swarm(optimizer(), graph, bits=bits)
+    runtime, state, _ = run(exact, rule, 400)
+    ours, ours_state, schedule = run(quantised, rule, 400)
+    there, here = np.asarray(runtime.models(state)), np.asarray(ours.models(ours_state))
+    assert np.abs(here.mean(0) - there.mean(0)).max() < np.abs(there - there.mean(0)).max()
+    told = quantised.metrics(ours.memory(ours_state))
+    assert 0 < told["decode_failures"] < 0.2 * schedule.batches.size
+    assert told["skipped_buckets"] == 0
+    large = np.zeros(4096, np.float32)
+    sent, full = (m.wire_bytes(large, schedule).sum() for m in (quantised, exact))
+    assert sent < (bits / 32 + 0.02) * full
+
+
+@pytest.mark.parametrize(
+    ("method", "wait", "words"),
+    [
+        (lambda g: swarm(optimizer(), g), "barrier", "the schedule has no pairs"),
+        (lambda g: swarm(optimizer(), g, blocking=True), "random_pairs", "a partner goes on"),
+        (lambda g: sgp(optimizer(), N), "random_pairs", "all workers push"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_refused(method, wait, words):
+    graph = topology.ring(N)
+    options = {"graph": graph} if wait == "random_pairs" else {}
+    rule = clock.RULES[wait](LAW, N, 1, 0, **options)
+    with pytest.raises(ValueError, match=words):
+        simulate.simulator(method(graph), losses, DATA, SAMPLES, rule, mini_batches=1)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+def test_push_sum_conserves_and_agrees(overlap):
+    """Without gradients: sums of x and w are kept, messages under way included, z agrees."""
+    method = sgp(optax.sgd(0.0), N, overlap=overlap)
+    x = jnp.asarray(MODELS)
+    state = jax.vmap(method.exchange.init)(x)
+    active = method.links.active(0, 60 * (1 + overlap))
+
+    @jax.jit
+    def step(x, state, active):
+        def one(x, state):
+            moved, state = method.exchange.update(
+                jnp.zeros_like(x), state, x, batches=1, active=active
+            )
+            return x + moved, state
+
+        return jax.vmap(one, axis_name=AXIS)(x, state)
+
+    for row in active:
+        x, state = step(x, state, row)
+        inside = jax.tree.map(lambda a: np.asarray(a).sum((0, 1)), state[-1].inbox) or (0, 0)
+        np.testing.assert_allclose(np.asarray(x).sum(0) + inside[0], MODELS.sum(0), atol=1e-4)
+        assert float(state[-1].weight.sum() + inside[1]) == pytest.approx(N, rel=1e-5)
+    z = jax.vmap(method.public)(state, x)
+    np.testing.assert_allclose(z, np.tile(MODELS.mean(0), (N, 1)), atol=1e-4)
+
+
+def test_a_node_of_sgp_waits_for_its_one_sender_only():
+    """Delays spread along the directed links, a hop an update, not to all neighbours at once."""
+    method = sgp(optimizer(), 8)
+    slow = processes.persistent(delays.deterministic(1.0), {0: 5.0})
+    rule = clock.RULES["neighbour_barrier"](slow, 8, 1, 0, graph=method.graph, links=method.links)
+    _, schedule = rule.extend(rule.init(), 2)
+    assert set(np.flatnonzero(schedule.finish[0] == 5.0)) == {0, 1}
+    late = np.flatnonzero(schedule.finish[1] >= 6.0)
+    assert set(late) == {0, 1, 2, 3}
+
+
+def test_doubling_the_rate_quadruples_the_steady_distance_and_a_ring_is_farther_than_complete():
+    def steady(graph, rate):
+        rule = clock.RULES["random_pairs"](LAW, N, 1, 0, graph=graph)
+        method = swarm(optimizer(rate, 0.0), graph)
+        runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
+        state, _ = runtime.advance(runtime.start(X0), np.inf, 3000)
+        seen = []
+        for _ in range(150):
+            state, _ = runtime.advance(state, np.inf, 16)
+            seen.append(gamma(np.asarray(runtime.models(state))))
+        return np.mean(seen)
+
+    complete, doubled = (steady(GRAPHS["complete"], rate) for rate in (0.02, 0.04))
+    assert doubled / complete == pytest.approx(4, rel=0.25)
+    assert steady(GRAPHS["ring"], 0.02) > complete
