@@ -16,6 +16,9 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "File of the experimen
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the records; made if need be.")
 _SWEEP = flags.DEFINE_bool("sweep", False, "Run all arms of the config's sweep().")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Repeat every arm with so many seeds.", lower_bound=1)
+_TOGETHER = flags.DEFINE_bool(
+    "together", False, "Run arms that differ only in data as one program."
+)
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Run finished arms again.")
 
 
@@ -111,7 +114,8 @@ def main(_) -> None:
     except ValueError as error:
         refuse(error)
     told = {name: getattr(module, name, None) for name in ("claims", "figures")}
-    sweep.launch(arms, place, _OVERWRITE.value, **told if _SWEEP.value else {})
+    told = told if _SWEEP.value else {}
+    sweep.launch(arms, place, _OVERWRITE.value, **told, together=_TOGETHER.value)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Several arms from one config: expand them, check them all, run them, compare them."""
 
+import contextlib
 import copy
 import importlib.util
 import json
@@ -138,15 +139,26 @@ def check_analysis(
     records.check(workdir, config, overwrite=overwrite)
 
 
+def _groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
+    """The arms, those that can train together in one group."""
+    groups: dict[str, list[Arm]] = {}
+    for number, arm in enumerate(arms):
+        shared = train.alike(arm.config) if together else None
+        groups.setdefault(shared or f"alone {number}", []).append(arm)
+    return list(groups.values())
+
+
 def launch(
     arms: list[Arm],
     workdir: str,
     overwrite: bool,
     claims: Callable[[list[dict]], Iterable[tuple[str, str]]] | None = None,
     figures: Callable[[pathlib.Path], None] | None = None,
+    together: bool = False,
 ) -> dict:
     """Run the arms one after the other; write and print what they have to say together.
 
+    together: arms that differ only in data run as one program, see `train.alike`.
     claims: summaries, each with its arm's `config` and the `metrics` of its seeds, -> (what a paper
         claims, what was measured) pairs, printed below the table.
     figures: writes figures of its own into the workdir.
@@ -156,32 +168,39 @@ def launch(
     summaries: dict[str, list[dict]] = {}
     curves: dict[str, list[list[dict]]] = {}
     with progress.show(console, len(arms)) as shown:
+        for group in _groups(arms, together):
+            places = [root / arm.path for arm in group]
+            configs = [arm.config for arm in group]
+            with contextlib.ExitStack() as opened:
+                tell = [opened.enter_context(shown.arm(config)) for config in configs]
+                if len(group) == 1:
+                    train.run(configs[0], places[0], overwrite=overwrite, on_record=tell[0])
+                else:
+                    train.run_together(configs, places, overwrite=overwrite, on_record=tell)
         for arm in arms:
             where = root / arm.path
-            with shown.arm(arm.config) as on_record:
-                summary = train.run(arm.config, where, overwrite=overwrite, on_record=on_record)
-            summaries.setdefault(arm.config.name, []).append(summary)
+            summaries.setdefault(arm.config.name, []).append(records.read_summary(where))
             curves.setdefault(arm.config.name, []).append(records.read_metrics(where))
-    together = [records.aggregate(repeats) for repeats in summaries.values()]
+    merged = [records.aggregate(repeats) for repeats in summaries.values()]
     root.mkdir(parents=True, exist_ok=True)
     swept = any(arm.path for arm in arms)
     if swept:
-        records.write_json(root / "summary.json", {"arms": together})
+        records.write_json(root / "summary.json", {"arms": merged})
     report.figure(
         [(name, repeats) for name, repeats in curves.items()],
         arms[0].config.target_loss,
         root / "figure.png",
-        clock=together[0]["clock"],
+        clock=merged[0]["clock"],
     )
-    report.print_table(console, together)
+    report.print_table(console, merged)
     if claims is not None:
         configs = {arm.config.name: arm.config for arm in arms}
         told = [
             summary | {"config": configs[summary["name"]], "metrics": curves[summary["name"]]}
-            for summary in together
+            for summary in merged
         ]
         report.print_claims(console, claims(told))
     if figures is not None:
         figures(root)
     console.print(f"records: {root}   figure: {root / 'figure.png'}", highlight=False)
-    return {"arms": together} if swept else json.loads(json.dumps(together[0]))
+    return {"arms": merged} if swept else json.loads(json.dumps(merged[0]))

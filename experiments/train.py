@@ -1,8 +1,10 @@
 """One arm: build its parts from a config, train on the run's clock, write down what happens."""
 
+import contextlib
+import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ from ml_collections import ConfigDict
 from algorithms import ALGORITHMS, Algorithm
 from comms import cost, topology
 from experiments import data, optimizers, parts, profiling, records, sampling, tasks
-from runtimes import mesh, simulate
+from runtimes import batched, mesh, simulate
 from stragglers import clock, delays, inject, processes
 from stragglers.replay import replay_file
 from stragglers.schedule import Schedule, concatenate
@@ -234,13 +236,94 @@ def run(
     with records.start(workdir, config, overwrite=overwrite) as recorder:
         if recorder.finished:
             return recorder.summary
-        return _train(config, arm, recorder, on_record)
+        state = arm.runtime.start(arm.task.init(jax.random.key(config.seed)))
+        training = _training(config, arm, recorder, on_record, state)
+        request = next(training)
+        while not isinstance(request, dict):
+            request = training.send(arm.runtime.advance(*request))
+        return request
 
 
-def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_record) -> dict:
+def run_together(
+    configs: Sequence[ConfigDict],
+    workdirs: Sequence,
+    *,
+    overwrite: bool = False,
+    on_record: Sequence[Callable[[dict], None]] | None = None,
+) -> list[dict]:
+    """Train arms that differ only in data as one compiled program; otherwise as `run` does.
+
+    See `alike` for which arms these are. Times on the wall are those of all together.
+    """
+    arms = [prepare(config) for config in configs]
+    tell = on_record or [lambda record: None] * len(arms)
+    with contextlib.ExitStack() as opened:
+        recorders = [
+            opened.enter_context(records.start(workdir, config, overwrite=overwrite))
+            for workdir, config in zip(workdirs, configs, strict=True)
+        ]
+        going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
+        summaries = {
+            r: recorder.summary for r, recorder in enumerate(recorders) if recorder.finished
+        }
+        if going:
+            together = batched.batched([arms[r].runtime for r in going])
+            batch = together.start(
+                [arms[r].task.init(jax.random.key(configs[r].seed)) for r in going]
+            )
+            trainings = [
+                _training(configs[r], arms[r], recorders[r], tell[r], together.one(batch, n))
+                for n, r in enumerate(going)
+            ]
+            requests = [next(training) for training in trainings]
+            while any(not isinstance(request, dict) for request in requests):
+                plans, seconds, updates = list(batch.plans), [0.0] * len(going), [0] * len(going)
+                for n, request in enumerate(requests):
+                    if not isinstance(request, dict):
+                        state, seconds[n], updates[n] = request
+                        plans[n] = state.plan  # it may have been told of the loss
+                batch, rows = together.advance(batch._replace(plans=plans), seconds, updates)
+                for n, request in enumerate(requests):
+                    if not isinstance(request, dict):
+                        requests[n] = trainings[n].send((together.one(batch, n), rows[n]))
+            summaries |= dict(zip(going, requests, strict=True))
+    return [summaries[r] for r in range(len(arms))]
+
+
+def alike(config: ConfigDict) -> str | None:
+    """What arms share that can train together: all but what is data to their program.
+
+    Data are the seed, the learning rate, delays, budgets, and how many gradients a rule of
+    `stragglers.events`, adaptive or not, waits for. None: an arm that runs alone.
+    """
+    if config.runtime != "simulate" or config.devices != 1:
+        return None
+    shared = config.to_dict()
+    for name in (
+        "name", "baseline", "seed", "delay", "draw", "communication", "seconds", "updates",
+        "evaluate_every", "target_loss", "stop_at_target",
+    ):  # fmt: skip
+        del shared[name]
+    shared["optimizer"] = {
+        key: value for key, value in parts.spec(config.optimizer).items() if key != "learning_rate"
+    }
+    wait = parts.spec(config.wait)
+    protocol = wait.get("protocol", wait["name"])  # AdaSync's, or the rule itself
+    if protocol in clock.PROTOCOLS:
+        wait = protocol.rpartition("_")[2]  # sync or async
+    shared["wait"] = wait
+    return json.dumps(shared, sort_keys=True, default=str)
+
+
+def _training(
+    config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_record, state
+) -> Generator[tuple | dict, tuple, None]:
+    """Train from `state`: asks for (state, seconds, updates) and is sent (state, schedule or None).
+
+    What it yields last is the summary.
+    """
     began = time.monotonic()
     task, runtime = arm.task, arm.runtime
-    state = runtime.start(task.init(jax.random.key(config.seed)))
     history: list[Schedule] = []
     sent = communicated = 0.0
 
@@ -272,7 +355,7 @@ def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_rec
     steps = math.ceil(config.seconds / config.evaluate_every)
     for step in range(1, steps + 1):
         until = min(step * config.evaluate_every, config.seconds)
-        state, schedule = runtime.advance(state, until, config.updates - state.update)
+        state, schedule = yield state, until, config.updates - state.update
         if schedule is None and runtime.clock == "wall":
             continue  # the last dispatch has run past this evaluation already
         if schedule is not None:
@@ -289,7 +372,7 @@ def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_rec
         reached = config.target_loss is not None and last["train_loss"] <= config.target_loss
         if config.stop_at_target and reached:
             break
-        if schedule is None and runtime.clock == "virtual" and state.planned is None:
+        if schedule is None and runtime.clock == "virtual" and state.exhausted:
             break  # a replayed schedule has come to its end
     schedule = concatenate(history) if history else None
     if schedule is not None:
@@ -316,7 +399,7 @@ def _train(config: ConfigDict, arm: Prepared, recorder: records.Recorder, on_rec
         "staleness_mean": None if schedule is None else schedule.mean_staleness,
         "wall_seconds": time.monotonic() - began,
     }
-    return recorder.finish(summary)
+    yield recorder.finish(summary)
 
 
 def _worker_accuracy(task: tasks.Task, models) -> dict:

@@ -1,0 +1,81 @@
+"""Arms that train as one compiled program end as they do alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs import adasync, nonblocking
+from experiments import records, sweep, train
+
+
+def arms(base, *changes):
+    return [sweep.override(base, {"name": f"arm{n}"} | c) for n, c in enumerate(changes)]
+
+
+def slow_and_stale():
+    base = adasync.get_config("rate=0.2")
+    base.seconds, base.evaluate_every = 6.0, 2.0
+    wait = {"name": "k_async", "k": 1}
+    return arms(
+        base,
+        {"wait": wait, "optimizer.learning_rate": 0.3},
+        {"wait": wait | {"k": 4}, "seed": 5},
+        {"wait": wait | {"name": "k_batch_async", "k": 3}, "delay": "exponential(scale=0.5)"},
+        {"wait": wait | {"k": 8}, "updates": 3},
+    )
+
+
+def gossip():
+    base = nonblocking.get_config()
+    base.task = "digits(model=logistic)"
+    base.algorithm, base.seconds = "dpsgd", 0.9
+    return arms(base, {}, {"seed": 3}, {"optimizer.learning_rate": 0.1, "communication": 0.0})
+
+
+@pytest.mark.parametrize("make", [slow_and_stale, gossip])
+def test_together_is_alone_side_by_side(tmp_path, make):
+    configs = make()
+    assert len({train.alike(config) for config in configs}) == 1
+    together = train.run_together(configs, [tmp_path / f"a{n}" for n in range(len(configs))])
+    for n, config in enumerate(configs):
+        alone = train.run(config, tmp_path / f"b{n}")
+        for key in ("updates", "samples", "seconds", "bytes_per_worker", "idle_fraction"):
+            assert together[n][key] == alone[key]
+        assert together[n]["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
+        rows = [records.read_metrics(tmp_path / f"{name}{n}") for name in "ab"]
+        assert len(rows[0]) == len(rows[1])
+        np.testing.assert_allclose(*([r["test_loss"] for r in row] for row in rows), rtol=1e-4)
+
+
+def test_adaptive_rules_are_told_their_own_losses(tmp_path):
+    base = adasync.get_config("rate=0.5")
+    base.seconds, base.evaluate_every = 12.0, 2.0
+    configs = arms(base, {}, {"seed": 1}, {"wait.interval": 1e9})
+    assert len({train.alike(config) for config in configs}) == 1
+    together = train.run_together(configs, [tmp_path / f"a{n}" for n in range(3)])
+    alone = [train.run(config, tmp_path / f"b{n}") for n, config in enumerate(configs)]
+    assert [s["updates"] for s in together] == [s["updates"] for s in alone]
+
+
+def test_finished_arms_are_not_run_again(tmp_path):
+    configs = slow_and_stale()[:2]
+    places = [tmp_path / "a", tmp_path / "b"]
+    first = train.run(configs[0], places[0])
+    both = train.run_together(configs, places)
+    assert json.dumps(both[0], sort_keys=True) == json.dumps(first, sort_keys=True)
+    assert both[1]["updates"] > 0
+
+
+def test_arms_of_other_programs_run_apart():
+    base = adasync.get_config()
+    other = [
+        {"batch_size": 4},
+        {"workers": 4},
+        {"algorithm": "dc_asgd"},
+        {"optimizer.name": "momentum"},
+        {"task": "digits(model=mlp)"},
+        {"wait": {"name": "k_sync", "k": 1}},
+    ]
+    assert len({train.alike(config) for config in arms(base, {}, *other)}) == 1 + len(other)
+    assert train.alike(sweep.override(base, {"runtime": "mesh"})) is None
