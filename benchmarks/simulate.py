@@ -2,10 +2,11 @@
 
     python -m benchmarks.simulate [--devices=8]
 
-Three ratios at 8, 64 and 256 workers, each against a floor in the same process: hand-written
+Two ratios at 8, 64 and 256 workers, each against a floor in the same process: hand-written
 loops that do the gradients and the optimizer and nothing else, on indices made beforehand. The
 simulator's side contains everything: planning the schedule, choosing samples, dispatching. Then a
-table of 4,096 workers: memory and time against the number of workers.
+table of 4,096 workers: memory and time against the number of workers. Asynchronous training is in
+`benchmarks.async_replay`.
 """
 
 import functools
@@ -27,15 +28,13 @@ from comms import topology
 from experiments import data, sampling, tasks
 from runtimes import simulate
 from stragglers import clock, delays
-from stragglers.replay import replay
-from stragglers.schedule import Schedule
 
 _DEVICES = flags.DEFINE_integer("devices", 1, "Devices that the 4,096 workers are sharded over.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of every candidate.")
 
 MINI_BATCHES, BATCH = 8, 16
 UPDATES = {8: 64, 64: 16, 256: 4}
-TARGETS = {"all-reduce": 1.15, "gossip": 1.25, "asynchronous": 1.5}
+TARGETS = {"all-reduce": 1.15, "gossip": 1.25}
 
 
 def optimizer():
@@ -170,59 +169,6 @@ def matcha_lines(repeats: int):
         )
 
 
-def asynchronous_schedule(workers: int, contributions: int, updates: int) -> Schedule:
-    """Random arrivals, a worker possibly twice in one update; versions as last fetched."""
-    rng = np.random.default_rng(0)
-    held = np.zeros(workers, np.int32)
-    who = rng.integers(0, workers, (updates, contributions)).astype(np.int32)
-    version = np.empty_like(who)
-    for t in range(updates):
-        version[t] = held[who[t]]
-        held[who[t]] = t + 1
-    first = np.arange(updates)[:, None] + np.zeros_like(who, np.int64)
-    finish = np.broadcast_to(np.arange(1.0, updates + 1)[:, None], who.shape)
-    return Schedule(
-        time=finish[:, 0],
-        workers=who,
-        start=finish - 1,
-        finish=finish,
-        batches=np.ones_like(who),
-        first=first,
-        version=version,
-        busy=np.ones(who.shape),
-        communication=np.zeros(who.shape),
-    )
-
-
-def asynchronous_ratio(workers: int, repeats: int) -> float:
-    """Asynchronous replay against the same gradients alone, each at parameters of its own."""
-    task, sampler = task_and_sampler(workers)
-    contributions, updates = 8, 32
-    train = jax.tree.map(jnp.asarray, task.train)
-    schedule = asynchronous_schedule(workers, contributions, updates * (repeats + 2))
-    indices = jnp.asarray(sampler.indices(schedule.workers, schedule.first))[:updates]
-
-    @jax.jit
-    def gradients(points, indices):
-        def one(params, rows):
-            batch = jax.tree.map(lambda a: a[rows], train)
-            return jax.grad(lambda p: task.losses(p, batch).mean())(params)
-
-        def step(points, rows):
-            gradient = jax.vmap(one)(points, rows)
-            return jax.tree.map(lambda p, g: p - 0.05 * g, points, gradient), None
-
-        return jax.lax.scan(step, points, indices)[0]
-
-    params = task.init(jax.random.key(0))
-    points = jax.tree.map(lambda a: jnp.stack([a] * contributions), params)
-    ours = simulated(
-        all_reduce(optimizer()), task, sampler, replay(schedule), updates, mini_batches=1
-    )
-    taken = timing.seconds({"ours": ours, "floor": lambda: gradients(points, indices)}, repeats)
-    return taken["ours"] / taken["floor"]
-
-
 def scale_table(devices: int) -> Table:
     """Time and memory of D-PSGD on a ring with more and more workers of a small model."""
     table = Table(title=f"D-PSGD, logistic regression on digits, {devices} device(s)")
@@ -273,11 +219,7 @@ def main(_) -> None:
     table = Table(title=f"simulator / floor, {jax.default_backend()}, median of {_REPEATS.value}")
     for column in ("family", "target", *(f"{n} workers" for n in UPDATES)):
         table.add_column(column, justify="right")
-    measures = {
-        "all-reduce": all_reduce_ratio,
-        "gossip": gossip_ratio,
-        "asynchronous": asynchronous_ratio,
-    }
+    measures = {"all-reduce": all_reduce_ratio, "gossip": gossip_ratio}
     for family, measure in measures.items():
         ratios = []
         for workers in UPDATES:

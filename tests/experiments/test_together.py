@@ -51,11 +51,13 @@ def test_together_is_alone_side_by_side(tmp_path, make):
 def test_adaptive_rules_are_told_their_own_losses(tmp_path):
     base = adasync.get_config("rate=0.5")
     base.seconds, base.evaluate_every = 12.0, 2.0
-    configs = arms(base, {}, {"seed": 1}, {"wait.interval": 1e9})
+    # With K = 8 some evaluations come before the next update.
+    configs = arms(base, {}, {"seed": 1}, {"wait.interval": 1e9, "wait.k": 8})
     assert len({train.alike(config) for config in configs}) == 1
     together = train.run_together(configs, [tmp_path / f"a{n}" for n in range(3)])
     alone = [train.run(config, tmp_path / f"b{n}") for n, config in enumerate(configs)]
     assert [s["updates"] for s in together] == [s["updates"] for s in alone]
+    assert [s["seconds"] for s in together] == [12.0] * 3
 
 
 def test_finished_arms_are_not_run_again(tmp_path):

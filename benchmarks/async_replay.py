@@ -1,0 +1,177 @@
+"""What asynchronous training in the simulator costs beyond its gradients.
+
+    python -m benchmarks.async_replay
+
+Time per update of k_batch_async, at 8 and 64 workers with 32 samples each, against two others in
+the same process. The floor takes the same gradients, each at parameters of its own, on indices made
+beforehand, and does nothing else. The plain loop trains as one would write it down: a heap of
+events, a compiled gradient for each and a compiled step for each update; it gets its durations and
+indices for nothing, and ends at the same parameters. The simulator's side contains everything:
+planning the schedule, choosing samples, dispatching.
+"""
+
+import functools
+import heapq
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+from algorithms import all_reduce
+from algorithms.base import scale_by_samples
+from benchmarks import timing
+from experiments import data, models, sampling, tasks
+from runtimes import simulate
+from stragglers import delays
+from stragglers.events import PROTOCOLS
+from stragglers.processes import from_law
+
+_UPDATES = flags.DEFINE_integer("updates", 256, "Updates of a timed turn.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of every candidate.")
+
+LAW = delays.shifted_exponential(1.0, 1.0)
+BATCH, SAMPLES = 32, 8192
+RATE = 0.001  # stable with gradients that are 63 updates old
+TARGET = 1.5  # simulator over floor
+MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
+
+
+def task_of(make) -> tasks.Task:
+    """Classify noise of the size of MNIST's images."""
+    rng = np.random.default_rng(0)
+    train = data.Images(
+        rng.random((SAMPLES, 28, 28, 1), np.float32), rng.integers(0, 10, SAMPLES).astype(np.int32)
+    )
+    return tasks.classification("noise", data.Dataset(train, train), make(classes=10))
+
+
+def simulated(task, sampler, rule):
+    """A candidate: go on from where it stopped; and the parameters after the first turn."""
+    method = all_reduce(scale_by_samples(RATE))
+    runtime = simulate.simulator(method, task.losses, task.train, sampler, rule, mini_batches=1)
+    state = runtime.start(task.init(jax.random.key(0)))
+
+    def run():
+        nonlocal state
+        state, _ = runtime.advance(state, np.inf, _UPDATES.value)
+        return state.model
+
+    run()
+    return run, jax.tree.map(lambda a: np.asarray(a)[0], runtime.models(state))
+
+
+def gradient_of(task):
+    """(parameters, indices [batch]) -> gradient of the mean loss."""
+    train = jax.tree.map(jnp.asarray, task.train)
+
+    def gradient(params, rows):
+        batch = jax.tree.map(lambda a: a[rows], train)
+        return jax.grad(lambda p: task.losses(p, batch).mean())(params)
+
+    return gradient
+
+
+def floor(task, indices):
+    """A candidate: as many gradients [T, k], each at parameters of its own."""
+    gradient = gradient_of(task)
+    indices = jnp.asarray(indices)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def gradients(points, indices):
+        def step(points, rows):
+            moved = jax.vmap(gradient)(points, rows)
+            return jax.tree.map(lambda p, g: p - RATE * g, points, moved), None
+
+        return jax.lax.scan(step, points, indices)[0]
+
+    params = task.init(jax.random.key(0))
+    points = jax.tree.map(lambda a: jnp.stack([a] * indices.shape[1]), params)
+
+    def run():
+        nonlocal points
+        points = gradients(points, indices)
+        return points
+
+    return run
+
+
+def plain_loop(task, durations: list[list[float]], indices, k: int):
+    """A candidate: train from the start, an event at a time; the last parameters.
+
+    indices: [P, counters, batch].
+    """
+    gradient = jax.jit(gradient_of(task))
+    add = jax.jit(functools.partial(jax.tree.map, jnp.add))
+    step = jax.jit(lambda w, total: jax.tree.map(lambda a, g: a - RATE / k * g, w, total))
+    start = task.init(jax.random.key(0))
+
+    def run():
+        w, draws = start, [iter(row) for row in durations]
+        read, counters = [w] * len(draws), [0] * len(draws)
+        flying = [(next(draw), i) for i, draw in enumerate(draws)]
+        heapq.heapify(flying)
+        for _ in range(_UPDATES.value):
+            total = None
+            for c in range(k):
+                now, i = heapq.heappop(flying)
+                g = gradient(read[i], indices[i, counters[i]])
+                total = g if total is None else add(total, g)
+                counters[i] += 1
+                if c == k - 1:
+                    w = step(w, total)
+                read[i] = w
+                heapq.heappush(flying, (now + next(draws[i]), i))
+        return w
+
+    return run
+
+
+def compare(make, workers: int, k: int) -> dict[str, float]:
+    """Seconds per update of the simulator, the floor and the plain loop."""
+    task = task_of(make)
+    sampler = sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), BATCH, 0)
+    rule = PROTOCOLS["k_batch_async"](LAW, workers, 1, 0, k=k)
+    state, schedule = rule.extend(rule.init(), _UPDATES.value)
+    ours, reached = simulated(task, sampler, rule)
+    durations = from_law(LAW).seeded(0).duration(
+        np.arange(workers)[:, None], 0.0, np.arange(int(state.attempts.max()) + 1)
+    )  # fmt: skip
+    counters = np.arange(int(state.consumed.max()))
+    indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
+    plain = plain_loop(task, durations.tolist(), indices, k)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
+                 reached, plain())  # fmt: skip
+    used = sampler.indices(schedule.workers, schedule.first)
+    seconds = timing.seconds(
+        {"simulator": ours, "floor": floor(task, used), "plain loop": plain}, _REPEATS.value
+    )
+    return {name: taken / _UPDATES.value for name, taken in seconds.items()}
+
+
+def main(_):
+    logging.set_verbosity(logging.WARNING)
+    table = Table(title=f"microseconds per update, {jax.default_backend()}, {BATCH} samples each")
+    columns = ("workers", "k", "floor", "simulator", "over floor", "plain loop", "over simulator")
+    for column in ("model", *columns):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    worst = 0.0
+    for name, make in MODELS.items():
+        for workers, k in ((8, 1), (8, 4), (64, 1), (64, 8), (64, 32)):
+            taken = compare(make, workers, k)
+            micro = [f"{1e6 * taken[key]:.0f}" for key in ("floor", "simulator", "plain loop")]
+            over = taken["simulator"] / taken["floor"]
+            worst = max(worst, over)
+            table.add_row(
+                name, f"{workers}", f"{k}", micro[0], micro[1], f"{over:.2f}", micro[2],
+                f"{taken['plain loop'] / taken['simulator']:.1f}x",
+            )  # fmt: skip
+    Console(width=110).print(table)
+    met = "met" if worst <= TARGET else "missed"
+    print(f"simulator over floor: at most {worst:.2f} (target <= {TARGET}: {met})")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,49 @@
+"""Expected seconds per update of the four protocols (Dutta et al., arXiv 1803.01113) and simulated.
+
+Nothing is trained. For three laws of the time that a mini-batch takes, all with a mean of one
+second: how long a server with more and more workers waits, for a share of them or for a few.
+
+    --config=configs/runtime_analysis.py:share=0.25,k=1
+"""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs import arguments
+from experiments import records, runtime_figures
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """All laws. Arguments: share (of the workers) and k, what the server waits for."""
+    a = arguments.parse(arg, share=0.5, k=4)
+
+    c = ConfigDict()
+    c.name = "runtime_analysis"
+    c.seed = 0  # of the simulated delays
+    c.workers = (8, 16, 32, 64, 128, 256, 512, 1024)
+    c.share = a["share"]  # above 0 and up to 1
+    c.k = a["k"]  # mini-batches, at most the fewest workers
+    c.pushes = 10_000  # simulated for every point, in 500 updates at least
+
+    # Seconds of a mini-batch, with a mean of 1; theory knows iid laws only.
+    c.delays = ConfigDict()
+    c.delays.exponential = "exponential(scale=1)"
+    c.delays.shifted_exponential = "shifted_exponential(shift=0.5, scale=0.5)"
+    c.delays.pareto = f"pareto(minimum={2 / 3}, shape=3)"
+    return c
+
+
+def analyse(config, workdir, console):
+    """Write the numbers and the figure into workdir and print the table."""
+    points = runtime_figures.compare_runtimes(config)
+    workdir = Path(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    records.write_json(workdir / records.CONFIG, config.to_dict())
+    records.write_json(
+        workdir / records.SUMMARY,
+        {"name": config.name, "points": [p._asdict() | {"error": p.error} for p in points]},
+    )
+    runtime_figures.draw_runtimes(points, workdir / "figure.png")
+    runtime_figures.print_runtimes(console, points)
+    console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)

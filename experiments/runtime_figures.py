@@ -1,0 +1,287 @@
+"""How long an update of the four protocols takes, and what it is good for, as figures.
+
+The protocols and their expected runtimes are those of "Slow and Stale Gradients", arXiv 1803.01113.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from ml_collections import ConfigDict
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from scipy import optimize
+
+from experiments import parts, report, tasks, train
+from stragglers import asynchronous_theory, clock
+from stragglers.delays import Law
+
+# --- seconds per update ---
+
+# Protocol -> (colour, line, marker, its size): the theory of some coincides, all shall be seen.
+LOOKS = {
+    "k_sync": (report.COLOURS[0], "-", "o", 7.5),
+    "k_batch_sync": (report.COLOURS[1], (0, (4, 2)), "s", 6),
+    "k_async": (report.COLOURS[2], (0, (1, 1.5)), "^", 4.5),
+    "k_batch_async": (report.COLOURS[3], (0, (4, 1.5, 1, 1.5)), "D", 2.8),
+}
+
+
+class Runtime(NamedTuple):
+    """Seconds between two updates, expected and simulated."""
+
+    delay: str
+    rule: str
+    case: str  # how k depends on the workers
+    workers: int
+    k: int
+    low: float  # s, what theory allows; equal to `high` where it knows
+    high: float  # s, infinite where there is no bound
+    simulated: float  # s
+
+    @property
+    def error(self) -> float:
+        """Relative distance of the simulation from what theory allows."""
+        return max(self.simulated / self.high - 1, 1 - self.simulated / self.low, 0.0)
+
+
+def compare_runtimes(config: ConfigDict) -> list[Runtime]:
+    """Theory and simulation of the seconds per update (1803.01113), for all four protocols.
+
+    config: `delays` {name: part}, iid laws; `workers`, a sequence; `share` of them and number `k`
+    that the server waits for; `pushes` to simulate for every point; `seed`. Raises ValueError,
+    before any simulation, for what makes no sense.
+    """
+    _check(config)
+    laws = {name: train.build_delay(part) for name, part in config.delays.items()}
+    for name, law in laws.items():
+        if not isinstance(law, Law) or math.isinf(law.mean()):
+            raise ValueError(
+                f"config.delays.{name} must be an iid law with a mean, got {config.delays[name]!r};"
+                " theory knows no others"
+            )
+    cases = {f"K = {config.share:g} P": lambda workers: max(1, round(config.share * workers))}
+    cases |= {f"K = {config.k}": lambda workers: config.k}
+    return [
+        _runtime(config, name, law, rule, case, workers, k_of(workers))
+        for case, k_of in cases.items()
+        for name, law in laws.items()
+        for rule in LOOKS
+        for workers in config.workers
+    ]
+
+
+def _check(config: ConfigDict) -> None:
+    def count(value):
+        return parts.is_number(value, Integral) and value > 0
+
+    many = config.workers
+    if not (isinstance(many, list | tuple) and many and all(map(count, many))):
+        raise ValueError(
+            f"config.workers must be positive whole numbers, got {many!r}; set config.workers"
+        )
+    for words, fits, name in (
+        (f"a whole number from 1 to {min(many)}, the fewest workers",
+         lambda v: count(v) and v <= min(many), "k"),
+        ("a share above 0 and up to 1", lambda v: parts.is_number(v) and 0 < v <= 1, "share"),
+        ("a positive whole number", count, "pushes"),
+        ("a whole number, 0 or more", lambda v: count(v) or v == 0, "seed"),
+    ):  # fmt: skip
+        if not fits(config[name]):
+            raise ValueError(
+                f"config.{name} must be {words}, got {config[name]!r}; set config.{name}"
+            )
+
+
+def _runtime(config, name: str, law: Law, rule: str, case: str, workers: int, k: int) -> Runtime:
+    low, high = asynchronous_theory.runtime_bounds(rule, law, k, workers)
+    simulated = clock.RULES[rule](law, workers, 1, config.seed, k=k)
+    state, begin = simulated.init(), 0.0
+    if simulated.asynchronous:  # all workers begin together, which takes a while to forget
+        state, schedule = simulated.extend(state, math.ceil(10 * workers / k))
+        begin = schedule.time[-1]
+    updates = max(500, config.pushes // k)
+    _, schedule = simulated.extend(state, updates)
+    seconds = float(schedule.time[-1] - begin) / updates
+    return Runtime(name, rule, case, workers, k, low, high, seconds)
+
+
+def print_runtimes(console: Console, points: Sequence[Runtime]):
+    """Print a table: simulated seconds at the fewest and the most workers, and the errors."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    few, most = (f(point.workers for point in points) for f in (min, max))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title="expected seconds per update",
+        caption="where theory has bounds only: the simulation in them, and its distance from them",
+    )
+    for column in ("K", "delay", "protocol", f"P = {few}", f"P = {most}", "error"):
+        left = column in ("K", "delay", "protocol")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for (case, delay, rule), row in _groups(points).items():
+        ends = [next(p for p in row if p.workers == workers) for workers in (few, most)]
+        worst = max(point.error for point in row)
+        table.add_row(
+            case, delay.replace("_", " "), rule, *map(_expected, ends), f"{100 * worst:.1f}%"
+        )
+    console.print(table)
+
+
+def _expected(point: Runtime) -> str:
+    if point.low == point.high:
+        return f"{point.low:.4g}"
+    return f"{point.simulated:.4g} in {point.low:.4g}..{point.high:.4g}"
+
+
+def draw_runtimes(points: Sequence[Runtime], path: str | os.PathLike):
+    """Write a PNG of 1500x900 pixels: seconds per update against workers, theory and simulation."""
+    groups = _groups(points)
+    cases, laws = ([*dict.fromkeys(key[i] for key in groups)] for i in (0, 1))
+    canvas = Figure(figsize=(10, 6), dpi=150, layout="constrained")
+    panels = canvas.subplots(len(cases), len(laws), sharex=True, sharey="row", squeeze=False)
+    for axes in panels.flat:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+    for (case, law, rule), row in groups.items():
+        axes = panels[cases.index(case), laws.index(law)]
+        colour, line, marker, size = LOOKS[rule]
+        x = [point.workers for point in row]
+        low, high = [p.low for p in row], [p.high for p in row]
+        known = [a if a == b else math.nan for a, b in zip(low, high, strict=True)]
+        axes.plot(x, known, color=colour, linestyle=line, linewidth=1.5)
+        axes.plot(
+            x, [p.simulated for p in row], marker, color=colour, markersize=size,
+            markerfacecolor="none", markeredgewidth=1.1,
+        )  # fmt: skip
+        axes.set_title(f"{law.replace('_', ' ')}, {case}", fontsize=9)
+    for (case, law, rule), row in groups.items():
+        axes = panels[cases.index(case), laws.index(law)]
+        bottom, top = axes.get_ylim()
+        x, low, high = ([getattr(p, name) for p in row] for name in ("workers", "low", "high"))
+        if low != high:
+            high = [min(value, top) for value in high]  # up to infinity
+            axes.fill_between(x, low, high, color=LOOKS[rule][0], alpha=0.15, linewidth=0)
+            axes.set_ylim(bottom, top)
+    workers = sorted({point.workers for point in points})
+    for axes in panels.flat:
+        axes.xaxis.set_major_locator(FixedLocator(workers[:: 1 + len(workers) // 5]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        _style(axes)
+    canvas.supxlabel("workers P", fontsize=9)
+    canvas.supylabel("seconds per update", fontsize=9)
+    handles = [
+        Line2D([], [], color=colour, linestyle=line, marker=marker, markersize=size,
+               markerfacecolor="none", label=rule)
+        for rule, (colour, line, marker, size) in LOOKS.items()
+    ]  # fmt: skip
+    handles += [
+        Line2D([], [], color="0.2", label="theory"),
+        Patch(color="0.2", alpha=0.15, label="bounds of k_async"),
+        Line2D([], [], color="0.2", marker="o", linestyle="", markerfacecolor="none",
+               label="simulated"),
+    ]  # fmt: skip
+    canvas.legend(handles=handles, loc="outside upper center", ncols=7, fontsize=8, frameon=False)
+    canvas.savefig(path, format="png")
+
+
+def _style(axes: Axes):
+    bottom, top = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if top > 30 * bottom else range(1, 10)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def _groups(points: Sequence[Runtime]) -> dict[tuple[str, str, str], list[Runtime]]:
+    groups: dict[tuple[str, str, str], list[Runtime]] = {}
+    for point in points:
+        groups.setdefault((point.case, point.delay, point.rule), []).append(point)
+    return groups
+
+
+# --- error against time ---
+
+
+def lowest_loss(task: tasks.Task) -> float:
+    """The lowest mean training loss of a convex task, by L-BFGS to about six digits."""
+    start, shape = ravel_pytree(task.init(jax.random.key(0)))
+    examples = jax.tree.map(jnp.asarray, task.train)
+    loss = jax.jit(jax.value_and_grad(lambda w: task.losses(shape(w), examples).mean()))
+
+    def in_float64(w):
+        value, slope = loss(jnp.asarray(w, jnp.float32))
+        return float(value), np.asarray(slope, np.float64)
+
+    found = optimize.minimize(
+        in_float64, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000}
+    )
+    return float(found.fun)
+
+
+def draw_error_against_time(
+    rows: Mapping[str, Mapping[str, Mapping[str, Sequence[Sequence[Mapping]]]]],
+    target_loss: float,
+    lowest: float,
+    path: str | os.PathLike,
+):
+    """Write a PNG of training loss above `lowest` against virtual time, both logarithmic.
+
+    rows: row of panels -> panel, a protocol -> line, a K -> the metrics records of each seed, of
+    which the geometric mean is drawn, averaged over a twelfth of a decade of time.
+    """
+    columns = max(map(len, rows.values()))
+    canvas = Figure(figsize=(10, 1 + 2 * len(rows)), dpi=150, layout="constrained")
+    panels = canvas.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
+    lines, begin = {}, 0.0
+    for (row, protocols), of_row in zip(rows.items(), panels, strict=True):
+        for (protocol, by_k), axes in zip(protocols.items(), of_row, strict=True):
+            for (label, runs), colour in zip(by_k.items(), report.COLOURS, strict=False):
+                seconds, excess = _mean_excess(runs, lowest)
+                begin = max(begin, runs[0][0]["train_loss"] - lowest)
+                (lines[label],) = axes.plot(seconds, excess, color=colour, linewidth=1.2)
+            axes.axhline(target_loss - lowest, color="0.35", linewidth=0.8, linestyle="--")
+            axes.set_title(f"{protocol}, {row}", fontsize=7.5)
+    for axes in panels.flat:
+        axes.set(xscale="log", yscale="log")
+        axes.set_ylim(top=2 * begin)  # who diverges leaves
+        _style(axes)
+    canvas.supxlabel("virtual time [s]", fontsize=9)
+    known = f" above the lowest, {lowest:.4g}" if lowest else ""
+    canvas.supylabel(f"training loss{known}", fontsize=9)
+    dashed = Line2D([], [], color="0.35", linewidth=0.8, linestyle="--")
+    canvas.legend(
+        [*lines.values(), dashed], [*lines, f"target {target_loss:.3g}"],
+        loc="outside upper center", ncols=len(lines) + 1, fontsize=8, frameon=False,
+    )  # fmt: skip
+    canvas.savefig(path, format="png")
+
+
+def _mean_excess(runs, lowest: float) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds, loss above `lowest`): geometric means over seeds and over short spans of time."""
+    moments = [at for at in zip(*runs, strict=False) if None not in [r["train_loss"] for r in at]]
+    seconds = np.array([at[0]["seconds"] for at in moments[1:]])
+    losses = np.array([[record["train_loss"] for record in at] for at in moments[1:]])
+    losses = losses.reshape(-1, len(runs))  # nothing at all, if it diverges at once
+    logs = np.log(np.maximum(losses - lowest, 1e-9)).mean(1)
+    # As many spans per decade everywhere, or the noise of the end would hide its mean.
+    span = np.round(12 * np.log10(seconds)).astype(int)
+    spans = np.unique(span)
+    means = [[np.mean(values[span == s]) for s in spans] for values in (seconds, logs)]
+    return np.array(means[0]), np.exp(means[1])
