@@ -17,6 +17,8 @@ benchmark: $(VENV)/installed
 	$(RUN) -m benchmarks.simulate
 	$(RUN) -m benchmarks.mesh
 	$(RUN) -m benchmarks.schedules
+	$(RUN) -m benchmarks.async_replay
+	$(RUN) -m benchmarks.buckets
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -98,7 +98,7 @@ def _seconds(arm) -> float:
 
 
 def _loss(arm) -> float:
-    return math.inf if arm["train_loss"] is None else arm["train_loss"]
+    return math.inf if arm["final_train_loss"] is None else arm["final_train_loss"]
 
 
 def _there(arm) -> str:

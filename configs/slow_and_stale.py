@@ -195,11 +195,12 @@ def _seconds(arm) -> float:
 
 
 def _loss(arm) -> float:
-    return math.inf if arm["train_loss"] is None else arm["train_loss"]
+    """At the end, a mean over the last tenth of the evaluations."""
+    return math.inf if arm["final_train_loss"] is None else arm["final_train_loss"]
 
 
 def _shown(arm) -> str:
-    return "infinity" if arm["train_loss"] is None else f"{arm['train_loss']:.4g}"
+    return "infinity" if math.isinf(_loss(arm)) else f"{_loss(arm):.4g}"
 
 
 def _grid_place(arm) -> str:
