@@ -1,0 +1,119 @@
+"""Bitmaps in packed words: which entries are not zero, over all workers.
+
+Bit b of word w stands for entry 32 w + b. A bitmap is also how non-zeros are compacted: its set
+bits are found by counting bits per word, which reads 1/32 of what ``jnp.nonzero`` does.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def occupied(x):
+    """bool [n] of which x[i] is not all zeros; x [n] or [n, ...]. NaN and infinity are not zero."""
+    return (x != 0).any(axis=tuple(range(1, x.ndim)))
+
+
+def pack(mask):
+    """Mask, bool [n], as words, uint32 [ceil(n / 32)]; padded with zeros."""
+    return pack_codes(mask, 1)
+
+
+def unpack(words, size: int):
+    """Words, uint32 [ceil(size / 32)], as bool [size]."""
+    return unpack_codes(words, 1, size).astype(bool)
+
+
+def pack_codes(codes, bits: int):
+    """Codes in [0, 2^bits), any integer or bool [n], as uint32 words of 32 // bits codes each."""
+    per_word = 32 // bits
+    codes = jnp.pad(codes.astype(jnp.uint32), (0, -codes.size % per_word)).reshape(-1, per_word)
+    shifts = jnp.arange(per_word, dtype=jnp.uint32) * bits
+    return jnp.sum(codes << shifts[None], axis=1, dtype=jnp.uint32)
+
+
+def unpack_codes(words, bits: int, size: int):
+    """The codes, uint32 [size], that ``pack_codes`` packed."""
+    shifts = jnp.arange(32 // bits, dtype=jnp.uint32) * bits
+    codes = (words[:, None] >> shifts[None]) & jnp.uint32(2**bits - 1)
+    return codes.ravel()[:size]
+
+
+def union(words, axis="workers"):
+    """Words of the bits that are set on any worker, equal on all of them.
+
+    XLA has no OR in an all-reduce. Every worker receives its share of all bitmaps (all-to-all),
+    ORs it and gathers the shares: 2 (n - 1) / n of the bitmap is sent, as by a ring all-reduce,
+    where gathering whole bitmaps would send n - 1 of them.
+    """
+    workers = jax.lax.axis_size(axis)
+    if workers == 1 or words.size == 0:
+        return words
+    shares = jnp.pad(words, (0, -words.size % workers)).reshape(workers, -1)
+    shares = jax.lax.all_to_all(shares, axis, split_axis=0, concat_axis=0)
+    share = jax.lax.reduce(shares, jnp.uint32(0), jax.lax.bitwise_or, (0,))
+    return jax.lax.all_gather(share, axis).ravel()[: words.size]
+
+
+def count(words):
+    """Number of set bits, int32 scalar."""
+    return jnp.sum(jax.lax.population_count(words), dtype=jnp.int32)
+
+
+def positions(words, slots: int):
+    """Positions of the first ``slots`` set bits, int32 [slots], rising; 32 words beyond the last.
+
+    What lies beyond is out of bounds for every array of the bitmap's size: read with
+    ``mode="fill"``, write with ``mode="drop"``.
+    """
+    return _select(words, _ends(words), 0, slots)
+
+
+def fold(words, body, init, slots: int):
+    """Folds ``carry = body(positions, carry)`` over all set bits, ``slots`` of them at a time.
+
+    positions: int32 [slots], as in ``positions``. Shapes stay static and nothing is left out,
+    while the work follows the number of set bits.
+    """
+    if words.size == 0:
+        return init
+    ends = _ends(words)
+
+    def step(i, carry):
+        return body(_select(words, ends, i * slots, slots), carry)
+
+    return jax.lax.fori_loop(0, -(-ends[-1] // slots), step, init)
+
+
+def payload_bytes(size: int) -> int:
+    """Bytes of the bitmap of ``size`` entries, an all-reduce's payload of uint32 words."""
+    return 4 * -(-size // 32)
+
+
+def _ends(words):
+    """Running number of set bits up to the end of every word, int32."""
+    return jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
+
+
+def _select(words, ends, first, slots: int):
+    """Positions of the set bits number first ... first + slots - 1."""
+    if words.size == 0:
+        return jnp.zeros(slots, jnp.int32)
+    number = first + jnp.arange(slots, dtype=jnp.int32)
+    starts = ends - jax.lax.population_count(words).astype(jnp.int32)
+    # The word of a bit is the last one that starts at or before it: counting the starts is
+    # several times faster than a binary search for every bit.
+    started = jnp.zeros(slots, jnp.int32)
+    started = started.at[jnp.maximum(starts - first, 0)].add(
+        1, mode="drop", indices_are_sorted=True
+    )
+    word = jnp.cumsum(started) - 1
+    # Within the word: halve its width, going up past the bits that come before the wanted one.
+    rank, rest = number - starts[word], words[word]
+    bit = jnp.zeros(slots, jnp.int32)
+    for width in (16, 8, 4, 2, 1):
+        lower = jax.lax.population_count(rest & jnp.uint32(2**width - 1)).astype(jnp.int32)
+        above = rank >= lower
+        rank = jnp.where(above, rank - lower, rank)
+        rest = jnp.where(above, rest >> width, rest)
+        bit += jnp.where(above, width, 0)
+    return jnp.where(number < ends[-1], 32 * word + bit, 32 * words.size)

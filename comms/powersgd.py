@@ -1,0 +1,68 @@
+"""PowerSGD: a gradient matrix as two thin factors, both of which can be all-reduced.
+
+Vogels, Karimireddy, Jaggi, arXiv 1905.13727, Algorithm 1. A leaf [..., m] is seen as the matrix
+[n, m]. Leaves of fewer than two axes, and those whose factors would not be smaller, stay dense:
+their Q is empty. Of any float dtype; factors and sums are float32. A matrix that is not finite
+gives NaN everywhere, and leaves Q as it was.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | None:
+    """(n, m, r): P is [n, r], Q is [m, r]; None for a leaf that stays dense.
+
+    Raises ValueError without a rank.
+    """
+    if rank < 1:
+        raise ValueError(f"powersgd: rank {rank} leaves nothing of a matrix; set rank >= 1")
+    if len(shape) < 2 or 0 in shape:
+        return None
+    n, m = math.prod(shape[:-1]), shape[-1]
+    rank = min(rank, n, m)
+    return (n, m, rank) if (n + m) * rank < n * m else None
+
+
+def init(shape: tuple[int, ...], rank: int, key):
+    """Gaussian start of Q, float32 [m, r], or [0, 0] for a dense leaf; one key for all workers."""
+    factors = factor_shape(shape, rank)
+    return jax.random.normal(key, factors[1:] if factors else (0, 0))
+
+
+def all_reduce(x, q, axis="workers"):
+    """Sum over the workers, of rank r, float32 of x's shape, and Q for the next step.
+
+    P = sum M Q, orthonormalised; Q = sum M^T P; the sum is P Q^T. ``q`` must be equal on all
+    workers; handing it on is the paper's warm start (section 4.2: one power iteration a step).
+    """
+    x = x.astype(jnp.float32)
+    if q.size == 0:
+        return jax.lax.psum(x, axis), q
+    matrix = x.reshape(-1, x.shape[-1])
+    p = orthonormal(jax.lax.psum(matrix @ q, axis))
+    sent = jax.lax.psum(matrix.T @ p, axis)
+    # A zero or NaN gradient must not become the start of all later ones.
+    magnitude = jnp.abs(sent).sum()
+    usable = jnp.isfinite(magnitude) & (magnitude > 0)
+    return (p @ sent.T).reshape(x.shape), jnp.where(usable, sent, q)
+
+
+def orthonormal(p):
+    """Orthonormal columns that span those of p [n, r], r <= n; NaN if p is not finite.
+
+    By QR: unlike Gram-Schmidt it stays orthonormal where p has a lower rank, or is zero.
+    """
+    basis, _ = jnp.linalg.qr(p)
+    return jnp.where(jnp.isfinite(p).all(), basis, jnp.nan)
+
+
+def payload_bytes(shape: tuple[int, ...], rank: int) -> int:
+    """Bytes of both factors, or of the dense leaf, in float32: an all-reduce's payload."""
+    factors = factor_shape(shape, rank)
+    if factors is None:
+        return 4 * math.prod(shape)
+    n, m, rank = factors
+    return 4 * (n + m) * rank

@@ -1,0 +1,201 @@
+"""Fewer bits per entry: QSGD, natural compression, signs, and an all-reduce of int8.
+
+Of an array of any shape and float dtype, seen as a flat vector of ``size`` entries; decoders give
+float32 [size]. Messages of the first three cannot be added as they are: every worker gathers all
+and adds the decoded vectors. Every message has a scale per stretch of entries, which is NaN where
+one of them is not finite, and makes the whole stretch NaN.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from comms import bitmap, hashing
+
+
+class Quantised(NamedTuple):
+    """Message: packed or short codes of all entries, and a scale per stretch of entries."""
+
+    codes: jax.Array  # QSGD and signs: uint32 words; natural: uint8 [size]
+    scale: jax.Array  # float32: QSGD [stretches], else scalar
+
+
+def all_gather_sum(message: Quantised, decode, axis="workers"):
+    """Sum over the workers of ``decode(message)``: every message goes to every worker."""
+    return jax.vmap(decode)(jax.lax.all_gather(message, axis)).sum(axis=0)
+
+
+def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
+    """Entries rounded at random to whole multiples of norm / levels, without bias.
+
+    The norm is the Euclidean one of each stretch of ``bucket`` entries; the key differs between
+    workers and steps. A code takes as many bits as 2 levels + 1 values need. Alistarh et al.,
+    "QSGD", arXiv 1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
+    """
+    bits = qsgd_bits(levels)
+    stretches = _stretches(x, bucket)
+    largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN stays NaN
+    unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
+    norm = jnp.sqrt((unit**2).sum(axis=1))  # of values up to 1: squares cannot overflow
+    share = jnp.abs(unit) / jnp.where(norm > 0, norm, 1)[:, None]
+    level = jnp.floor(share * levels + hashing.uniform(key, share.shape))
+    level = jnp.clip(jnp.where(jnp.isfinite(level), level, 0), 0, levels).astype(jnp.int32)
+    codes = (levels + jnp.where(stretches < 0, -level, level)).ravel()[: x.size]
+    return Quantised(bitmap.pack_codes(codes, bits), norm * largest)
+
+
+def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512):
+    """The vector, float32 [size], of whole multiples of norm / levels."""
+    level = bitmap.unpack_codes(message.codes, qsgd_bits(levels), size).astype(jnp.int32) - levels
+    stretches = _stretches(level, bucket)
+    return (stretches * (message.scale / levels)[:, None]).ravel()[:size]
+
+
+def qsgd_bits(levels: int) -> int:
+    """Bits of a code, 2 levels + 1 values."""
+    if not 1 <= levels < 2**15:
+        raise ValueError(f"qsgd: levels must be 1 to 32767, got {levels}; 7 make codes of 4 bits")
+    return (2 * levels).bit_length()
+
+
+def qsgd_payload_bytes(size: int, levels: int, bucket: int = 512) -> int:
+    """Bytes of a message of packed codes and norms, which every worker gathers from all."""
+    words = -(-size // (32 // qsgd_bits(levels)))
+    return 4 * words + 4 * -(-size // bucket)
+
+
+def natural(x, key) -> Quantised:
+    """Entries rounded at random to a power of two next to them, without bias.
+
+    A code holds the sign and 7 bits of exponent below the largest one; entries 2^-125 times
+    smaller than that become 0 or this power. Horvath et al., "Natural compression", arXiv
+    1905.10988, section 2.
+    """
+    x = jnp.ravel(x).astype(jnp.float32)
+    largest = jnp.abs(x).max(initial=0)
+    top, _ = _exponent(largest)
+    exponent, above = _exponent(x)
+    chance = hashing.uniform(key, x.shape)
+    below = top - exponent  # by how many powers of two the entry is below the largest
+    code = jnp.where(chance < above, 1, 2) + below
+    # Between 0 and the smallest power: up with their ratio as the chance.
+    smallest = _power(jnp.clip(125 - below, -126, 0)) * (1 + above)
+    code = jnp.where(below > 125, jnp.where(chance < smallest, 127, 0), code)
+    scale = jnp.where(largest > 0, _power(top), 0)
+    finite = jnp.isfinite(largest)
+    code = jnp.where((x != 0) & finite, code, 0) + 128 * (x < 0)
+    return Quantised(code.astype(jnp.uint8), jnp.where(finite, scale, jnp.nan))
+
+
+def natural_decode(message: Quantised):
+    """The vector, float32 [size], of signed powers of two and zeros."""
+    code = message.codes.astype(jnp.int32)
+    exponent = 2 - code % 128  # code 1 is twice the scale, code 2 the scale, 3 half of it ...
+    magnitude = jnp.where(code % 128 == 0, 0, _power(exponent)) * message.scale
+    return jnp.where(code >= 128, -magnitude, magnitude)
+
+
+def natural_payload_bytes(size: int) -> int:
+    """Bytes of a message of one byte per entry and the scale, which every worker gathers."""
+    return size + 4
+
+
+def sign(x) -> Quantised:
+    """One bit per entry, set where it is negative, and the mean magnitude.
+
+    Biased: meant for error feedback. Karimireddy et al., arXiv 1901.09847, Algorithm 1. A zero
+    counts as positive: for dense leaves.
+    """
+    x = jnp.ravel(x).astype(jnp.float32)
+    return Quantised(bitmap.pack(x < 0), jnp.abs(x).sum() / max(x.size, 1))
+
+
+def sign_decode(message: Quantised, size: int):
+    """The vector, float32 [size], of plus and minus the mean magnitude."""
+    negative = bitmap.unpack(message.codes, size)
+    return jnp.where(negative, -message.scale, message.scale)
+
+
+def majority(message: Quantised, size: int, axis="workers"):
+    """Sign, float32 [size], of what most workers hold; 0 on a tie, and from workers of all zeros.
+
+    Bernstein et al., "signSGD with majority vote", arXiv 1810.05291.
+    """
+    # A scale of 1 each makes the sum a vote; 0 and NaN stay, to abstain and to be seen.
+    vote = message._replace(scale=message.scale / jnp.where(message.scale > 0, message.scale, 1))
+    return jnp.sign(all_gather_sum(vote, lambda held: sign_decode(held, size), axis))
+
+
+def sign_payload_bytes(size: int) -> int:
+    """Bytes of a message of one bit per entry and the scale, which every worker gathers."""
+    return bitmap.payload_bytes(size) + 4
+
+
+def int8_all_reduce(x, bucket: int = 1024, axis="workers", key=None):
+    """Sum over the workers, float32 of x's shape, of which every worker sends int8 twice.
+
+    Every worker receives its chunk from all (all-to-all), adds it up in float32 and gathers the
+    chunks, rounded again. Stretches of ``bucket`` entries share a scale, their largest magnitude
+    over 127. With a key, which must differ between workers, rounding is random and without bias;
+    without one it is to the nearest. A single worker sends and rounds nothing.
+    """
+    workers = jax.lax.axis_size(axis)
+    if workers == 1 or x.size == 0:
+        return x.astype(jnp.float32)
+    chunk, bucket = _int8_layout(x.size, workers, bucket)
+    flat = _stretches(x, workers * chunk)
+    keys = (None, None) if key is None else jax.random.split(key)
+    sent = _to_int8(flat.reshape(workers, -1, bucket), keys[0])
+    sent = jax.lax.all_to_all(sent, axis, split_axis=0, concat_axis=0)
+    mine = _from_int8(sent).sum(axis=0)
+    total = _from_int8(jax.lax.all_gather(_to_int8(mine, keys[1]), axis))
+    return total.ravel()[: x.size].reshape(x.shape)
+
+
+def int8_payload_bytes(size: int, workers: int, bucket: int = 1024) -> int:
+    """Bytes of the codes and scales of all chunks, of which 2 (n - 1) / n are sent as by a ring."""
+    if size == 0:
+        return 0
+    chunk, bucket = _int8_layout(size, workers, bucket)
+    return workers * (chunk + 4 * (chunk // bucket))
+
+
+def _int8_layout(size: int, workers: int, bucket: int) -> tuple[int, int]:
+    """Entries of a chunk, whole stretches of `bucket`, and the bucket, at most a chunk."""
+    chunk = -(-size // workers)
+    bucket = min(bucket, chunk)
+    return -(-chunk // bucket) * bucket, bucket
+
+
+def _to_int8(x, key) -> Quantised:
+    """Codes int8 [..., bucket] and scales [...] of x [..., bucket]."""
+    scale = jnp.abs(x).max(axis=-1) / 127
+    steps = x / jnp.where(scale > 0, scale, 1)[..., None]
+    steps = jnp.round(steps) if key is None else jnp.floor(steps + hashing.uniform(key, x.shape))
+    steps = jnp.clip(jnp.where(jnp.isfinite(steps), steps, 0), -127, 127)
+    return Quantised(steps.astype(jnp.int8), scale)
+
+
+def _from_int8(message: Quantised):
+    # Infinity times a code of 0 is NaN too: nothing of such a stretch is known.
+    return message.codes.astype(jnp.float32) * message.scale[..., None]
+
+
+def _stretches(x, bucket: int):
+    """x as float32 [stretches, bucket], padded with zeros."""
+    return jnp.pad(jnp.ravel(x).astype(jnp.float32), (0, -x.size % bucket)).reshape(-1, bucket)
+
+
+def _exponent(x):
+    """Exponent e and fraction f of |x| = 2^e (1 + f), from the bits of float32.
+
+    Exact, where XLA divides by powers of two through reciprocals that may underflow.
+    """
+    bits = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+    return (bits >> 23) - 127, (bits & 0x7FFFFF).astype(jnp.float32) * 2.0**-23
+
+
+def _power(exponent):
+    """2^exponent, exactly, for the exponents -126 ... 127 of normal float32."""
+    return jax.lax.bitcast_convert_type((exponent + 127).astype(jnp.int32) << 23, jnp.float32)

@@ -1,0 +1,151 @@
+"""Some coordinates of a vector: the largest, those over a threshold, or random ones.
+
+Of an array of any shape and float dtype, seen as a flat vector of ``size`` entries. Values travel
+in its dtype, are added in float32 and come back as float32 [size]. No scaling is applied:
+what is not sent belongs into an error feedback.
+
+A vector that is not finite (NaN or infinite somewhere) is sent as NaN and decodes to NaN
+everywhere, because the entry itself may not be among those sent.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from comms import bitmap
+
+
+class Sparse(NamedTuple):
+    """Message of k entries; distinct indices, from ``size`` on where an entry is unused."""
+
+    values: jax.Array  # [k], the dtype of the vector
+    indices: jax.Array  # int32 [k]
+
+
+def top_k(x, k: int) -> Sparse:
+    """The k entries of largest magnitude, all if there are fewer. Stich et al., arXiv 1809.07847.
+
+    Sorts, which is slow for millions of entries: there prefer ``above`` a threshold.
+    """
+    x = jnp.ravel(x)
+    _, indices = jax.lax.top_k(jnp.abs(x), min(_positive(k), x.size))
+    return Sparse(_poisoned(x[indices], x), indices.astype(jnp.int32))
+
+
+def sidco_threshold(x, ratio: float, stages: int = 2):
+    """Magnitude, float32 scalar, that about ratio * size entries exceed, in O(size).
+
+    Magnitudes are fitted by an exponential law, whose tail beyond the threshold is fitted anew at
+    every stage: threshold += -mean excess x ln(share to keep). SIDCo (Abdelmoniem et al., arXiv
+    2101.10761), with the shares computed from the counts really found, zeros not counted, instead
+    of steering the number of stages. Not finite if x is not. Raises ValueError unless 0 < ratio
+    <= 1 and stages >= 1.
+    """
+    if not (0 < ratio <= 1 and stages >= 1):
+        raise ValueError(
+            f"threshold: needs 0 < ratio <= 1 and stages >= 1, got {ratio} and {stages}; "
+            "set ratio to the share of entries to send"
+        )
+    magnitude = jnp.abs(jnp.ravel(x).astype(jnp.float32))
+    threshold = jnp.float32(0)
+    for left in range(stages, 0, -1):
+        exceeds = ~(magnitude <= threshold)
+        found = jnp.maximum(jnp.sum(exceeds, dtype=jnp.float32), 1)
+        mean = jnp.sum(jnp.where(exceeds, magnitude - threshold, 0)) / found
+        share = jnp.minimum(ratio * x.size / found, 1) ** (1 / left)
+        threshold += -mean * jnp.log(share)
+    return threshold
+
+
+def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
+    """Entries whose magnitude exceeds the threshold, and their number, int32 scalar.
+
+    If they are more than ``capacity``, the first so many are sent, whatever their magnitude.
+    """
+    x = jnp.ravel(x)
+    words = bitmap.pack(~(jnp.abs(x).astype(jnp.float32) <= threshold))
+    capacity = min(_positive(capacity), x.size)
+    slots = jnp.arange(capacity, dtype=jnp.int32)
+    positions = bitmap.positions(words, capacity)
+    values = x.at[positions].get(mode="fill", fill_value=0)
+    indices = jnp.where(positions < x.size, positions, x.size + slots)
+    return Sparse(_poisoned(values, x), indices), bitmap.count(words)
+
+
+def decode(message: Sparse, size: int):
+    """The vector, float32 [size], that is zero where nothing was sent."""
+    return gathered_sum(jax.tree.map(lambda a: a[None], message), size)
+
+
+def all_gather_sum(message: Sparse, size: int, axis="workers"):
+    """Sum of the workers' vectors, float32 [size]: every message goes to every worker."""
+    return gathered_sum(jax.lax.all_gather(message, axis), size)
+
+
+def gathered_sum(messages: Sparse, size: int):
+    """Sum of stacked messages, [n, k] each, in their order, so that all workers get equal bits."""
+    finite = jnp.isfinite(messages.values).all()
+    total = jnp.full(size, jnp.where(finite, 0.0, jnp.nan), jnp.float32)
+
+    def add(total, message):
+        added = total.at[message.indices].add(
+            message.values.astype(jnp.float32), mode="drop", unique_indices=True
+        )
+        return added, None
+
+    return jax.lax.scan(add, total, messages)[0]
+
+
+def random_k(x, k: int, key):
+    """k random entries, [k], of indices that follow from a key shared by all workers.
+
+    As all workers send the same indices, messages can be all-reduced. Every entry is sent with
+    probability k / size: size / k times the decoded vector is unbiased. The entries are spread:
+    one from each of k equal stretches behind a random start, which needs no permutation of all.
+    """
+    x = jnp.ravel(x)
+    return _poisoned(x[random_indices(x.size, k, key)], x)
+
+
+def random_k_decode(values, size: int, key):
+    """The vector, float32 [size], that is zero where nothing was sent."""
+    return decode(Sparse(values, random_indices(size, values.size, key)), size)
+
+
+def random_indices(size: int, k: int, key):
+    """min(k, size) distinct indices of [0, size), int32, each of them with equal probability."""
+    if size == 0:
+        return jnp.zeros(0, jnp.int32)
+    k = min(_positive(k), size)
+    length, longer = divmod(size, k)  # the first stretches are longer by one
+    stretch = jnp.arange(k, dtype=jnp.int32)
+    key_start, key_within = jax.random.split(key)
+    within = jax.random.randint(key_within, (k,), 0, length + (stretch < longer))
+    # Without the start, entries of the shorter stretches would be drawn more often.
+    start = jax.random.randint(key_start, (), 0, size)
+    first = stretch * length + jnp.minimum(stretch, longer)
+    indices = (first + within).astype(jnp.uint32) + start.astype(jnp.uint32)  # up to 2 size
+    return (indices % jnp.uint32(size)).astype(jnp.int32)
+
+
+def payload_bytes(k: int, dtype) -> int:
+    """Bytes of a message of k values and indices, which every worker gathers from every other."""
+    return k * (np.dtype(dtype).itemsize + 4)
+
+
+def random_k_payload_bytes(k: int, dtype) -> int:
+    """Bytes of k values without indices, an all-reduce's payload."""
+    return k * np.dtype(dtype).itemsize
+
+
+def _positive(k: int) -> int:
+    if k < 1:
+        raise ValueError(f"sparse: k = {k} entries send nothing; set k >= 1")
+    return k
+
+
+def _poisoned(values, x):
+    """The values, or NaN if any entry of x is not finite."""
+    return jnp.where(jnp.isfinite(x).all(), values, jnp.nan)

@@ -1,0 +1,88 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from comms import bitmap
+
+SIZES = [0, 1, 32, 33, 1000]
+
+
+def mask(size, share, seed=0):
+    return np.random.default_rng(seed).random(size) < share
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pack_is_little_endian(size):
+    bits = mask(size, 0.4)
+    words = bitmap.pack(bits)
+    assert words.dtype == jnp.uint32 and words.nbytes == bitmap.payload_bytes(size)
+    expected = np.packbits(np.pad(bits, (0, -size % 32)), bitorder="little").view("<u4")
+    np.testing.assert_array_equal(words, expected)
+    found = bitmap.unpack(words, size)
+    assert found.dtype == bool
+    np.testing.assert_array_equal(found, bits)
+    assert bitmap.count(words) == bits.sum()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("size", [0, 1, 10, 11, 100])
+def test_codes_come_back(bits, size):
+    codes = np.random.default_rng(0).integers(0, 2**bits, size)
+    words = bitmap.pack_codes(jnp.asarray(codes), bits)
+    assert words.shape == (-(-size // (32 // bits)),)
+    np.testing.assert_array_equal(bitmap.unpack_codes(words, bits, size), codes)
+
+
+def test_occupied():
+    x = np.array([[0, 0], [-0.0, 1e-30], [np.nan, 0], [0, -np.inf], [0, -0.0]], np.float32)
+    np.testing.assert_array_equal(bitmap.occupied(x), [False, True, True, True, False])
+    np.testing.assert_array_equal(bitmap.occupied(x[:, 1]), [False, True, False, True, False])
+    np.testing.assert_array_equal(bitmap.occupied(x.reshape(5, 2, 1)), bitmap.occupied(x))
+    np.testing.assert_array_equal(bitmap.occupied(jnp.zeros((3, 0))), [False] * 3)
+
+
+@pytest.mark.parametrize("share", [0, 0.02, 0.5, 1])
+@pytest.mark.parametrize("size", SIZES)
+def test_positions(size, share):
+    bits = mask(size, share)
+    expected = np.flatnonzero(bits)
+    words = bitmap.pack(bits)
+    for slots in {0, len(expected) // 2, len(expected) + 3}:
+        found = np.asarray(jax.jit(bitmap.positions, static_argnums=1)(words, slots))
+        held = min(slots, len(expected))
+        np.testing.assert_array_equal(found[:held], expected[:held])
+        assert (found[held:] >= size).all()
+
+
+@pytest.mark.parametrize("share", [0, 0.02, 0.5, 1])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("slots", [7, 1000])
+def test_fold_visits_every_set_bit_once(size, share, slots):
+    bits = mask(size, share, seed=1)
+
+    @jax.jit
+    def visits(words):
+        def visit(position, counts):
+            return counts.at[position].add(1, mode="drop")
+
+        return bitmap.fold(words, visit, jnp.zeros(size, jnp.int32), slots)
+
+    np.testing.assert_array_equal(visits(bitmap.pack(bits)), bits)
+
+
+@pytest.mark.parametrize("workers", range(1, 10))
+@pytest.mark.parametrize("size", [0, 1, 70, 1000])
+def test_union_of_many(workers, size):
+    bits = mask((workers, size), 1 / workers)
+    words = jax.vmap(bitmap.pack)(bits)
+    found = jax.jit(jax.vmap(bitmap.union, axis_name="workers"))(words)
+    expected = bitmap.pack(bits.any(axis=0))
+    np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_union_in_every_runtime(spmd, workers):
+    bits = mask((workers, 300), 0.2)
+    found = spmd(lambda bits: bitmap.unpack(bitmap.union(bitmap.pack(bits)), 300), bits)
+    np.testing.assert_array_equal(found, np.broadcast_to(bits.any(axis=0), found.shape))

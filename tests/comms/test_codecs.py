@@ -1,0 +1,233 @@
+"""One battery for all codecs: the sum over the workers, as each of them decodes it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from comms import bitmap, compact, powersgd, quantise, sketch, sparse
+from comms.cost import payload_bytes
+
+SHAPE = (40, 3)
+SIZE = 120
+
+
+def key_of_worker():
+    return jax.random.fold_in(jax.random.key(0), jax.lax.axis_index("workers"))
+
+
+def s2(x):
+    words = bitmap.union(bitmap.pack(bitmap.occupied(x)))
+    total = sketch.all_reduce(sketch.encode(x, 3, 4096, seed=5))
+    return sketch.decode_at(total, words, len(x), seed=5)
+
+
+def top_k(x):
+    total = sparse.all_gather_sum(sparse.top_k(x, SIZE), x.size)
+    return total.reshape(x.shape)
+
+
+def threshold(x):
+    message, _ = sparse.above(x, sparse.sidco_threshold(x, 0.1), capacity=SIZE)
+    return sparse.all_gather_sum(message, x.size).reshape(x.shape)
+
+
+def random_k(x, k=SIZE // 2):
+    key = jax.random.key(3)
+    values = jax.lax.psum(sparse.random_k(x, k, key), "workers")
+    return sparse.random_k_decode(values, x.size, key).reshape(x.shape)
+
+
+def qsgd(x):
+    total = quantise.all_gather_sum(
+        quantise.qsgd(x, 7, key_of_worker(), bucket=32),
+        lambda message: quantise.qsgd_decode(message, x.size, 7, bucket=32),
+    )
+    return total.reshape(x.shape)
+
+
+def natural(x):
+    message = quantise.natural(x, key_of_worker())
+    return quantise.all_gather_sum(message, quantise.natural_decode).reshape(x.shape)
+
+
+def sign(x):
+    total = quantise.all_gather_sum(
+        quantise.sign(x), lambda message: quantise.sign_decode(message, x.size)
+    )
+    return total.reshape(x.shape)
+
+
+def low_rank(x):
+    q = powersgd.init(x.shape, 1, jax.random.key(0))
+    return powersgd.all_reduce(x, q)[0]
+
+
+LOSSLESS = {
+    "s2": s2,
+    "compact": lambda x: compact.all_reduce(x, budget=len(x))[0],
+    "compact, dense": lambda x: compact.all_reduce(x, budget=0)[0],
+    "top_k of all": top_k,
+    "random_k of all": lambda x: random_k(x, k=SIZE),
+}
+LOSSY = {
+    "threshold": threshold,
+    "random_k": random_k,
+    "qsgd": qsgd,
+    "natural": natural,
+    "sign": sign,
+    "majority": lambda x: quantise.majority(quantise.sign(x), x.size).reshape(x.shape),
+    "int8": lambda x: quantise.int8_all_reduce(x, bucket=16),
+    "int8, random": lambda x: quantise.int8_all_reduce(x, bucket=16, key=key_of_worker()),
+    "powersgd": low_rank,
+}
+CODECS = LOSSLESS | LOSSY
+every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+
+
+def gradients(workers, shape=SHAPE, share=0.2, seed=0):
+    """Row-sparse gradients, stacked over the workers."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(workers, *shape)).astype(np.float32)
+    return x * (rng.random((workers, shape[0], *[1] * (len(shape) - 1))) < share)
+
+
+@functools.cache
+def compiled(codec):
+    return jax.jit(jax.vmap(codec, axis_name="workers"))
+
+
+def vmapped(codec, x):
+    return compiled(codec)(x)
+
+
+@every_codec
+@pytest.mark.parametrize("workers", [1, 3])
+def test_runtimes_agree_and_workers_hold_the_same_bits(spmd, codec, workers):
+    x = gradients(workers)
+    found = np.asarray(spmd(codec, x))
+    assert found.shape == x.shape
+    np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
+    np.testing.assert_allclose(found, vmapped(codec, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", LOSSLESS.values(), ids=LOSSLESS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_without_loss_where_nothing_is_left_out(codec, dtype):
+    x = jnp.asarray(gradients(4), dtype)
+    expected = np.asarray(x, np.float32).sum(axis=0)
+    tolerance = 1e-6 if dtype == jnp.float32 else 0.03
+    found = np.asarray(vmapped(codec, x), np.float32)[0]
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("codec", LOSSY.values(), ids=LOSSY)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_short_floats_are_coded_in_float32(codec, dtype):
+    x = jnp.asarray(gradients(3), dtype)
+    short, long = vmapped(codec, x), vmapped(codec, x.astype(jnp.float32))
+    np.testing.assert_allclose(np.asarray(short, np.float32), long, rtol=0.03, atol=0.03)
+
+
+@every_codec
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_zeros(codec, workers):
+    found = vmapped(codec, np.zeros((workers, *SHAPE), np.float32))
+    np.testing.assert_array_equal(found, np.zeros((workers, *SHAPE)))
+
+
+@every_codec
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (5, 0)])
+def test_empty(codec, shape):
+    assert vmapped(codec, np.zeros((2, *shape), np.float32)).shape == (2, *shape)
+
+
+@every_codec
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_visible_on_every_worker(codec, workers, poison):
+    x = gradients(workers)
+    x[-1, 17, 1] = poison
+    found = np.asarray(vmapped(codec, x))
+    assert not np.isfinite(found[:, 17, 1]).any()
+
+
+@every_codec
+def test_opposite_infinities_stay_visible(codec):
+    x = gradients(3)
+    x[0, 17, 1], x[1, 17, 1] = np.inf, -np.inf
+    assert np.isnan(np.asarray(vmapped(codec, x))[:, 17, 1]).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 120, 4097])
+def test_messages_are_as_large_as_their_codec_says(size):
+    def bytes_of(encode):
+        return payload_bytes(jax.eval_shape(encode, jax.ShapeDtypeStruct((size,), jnp.float32)))
+
+    key = jax.random.key(0)
+    k = min(20, size)
+    assert bytes_of(lambda x: bitmap.pack(x != 0)) == bitmap.payload_bytes(size)
+    assert bytes_of(lambda x: sketch.encode(x, 3, 50, 0)) == sketch.payload_bytes(3, 50)
+    assert bytes_of(lambda x: sparse.top_k(x, 20)) == sparse.payload_bytes(k, jnp.float32)
+    assert bytes_of(lambda x: sparse.above(x, 1.0, 20)[0]) == sparse.payload_bytes(k, jnp.float32)
+    assert bytes_of(lambda x: sparse.random_k(x, 20, key)) == (
+        sparse.random_k_payload_bytes(k, jnp.float32)
+    )
+    for levels in (1, 7, 100):
+        assert bytes_of(lambda x, levels=levels: quantise.qsgd(x, levels, key)) == (
+            quantise.qsgd_payload_bytes(size, levels)
+        )
+    assert bytes_of(lambda x: quantise.natural(x, key)) == quantise.natural_payload_bytes(size)
+    assert bytes_of(quantise.sign) == quantise.sign_payload_bytes(size)
+
+
+def collectives(jaxpr):
+    """(primitive, bytes of its operand) of every collective in a jaxpr and its inner ones."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("psum", "psum_invariant", "all_gather", "all_to_all"):
+            found.append(
+                (equation.primitive.name, payload_bytes([v.aval for v in equation.invars]))
+            )
+        for parameter in jax.tree.leaves(equation.params):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                found += collectives(inner)
+    return found
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("size", [5, 1000])
+def test_two_phase_reductions_send_what_they_say(workers, size):
+    """All-to-all of the payload and all-gather of a worker's n-th part: as a ring all-reduce."""
+
+    def sent(body, x):
+        calls = collectives(jax.make_jaxpr(body, axis_env=[("workers", workers)])(x).jaxpr)
+        whole = sum(size for name, size in calls if name == "all_to_all")
+        part = sum(size for name, size in calls if name == "all_gather")
+        assert whole == workers * part
+        return whole
+
+    payload = quantise.int8_payload_bytes(size, workers, bucket=64)
+    assert sent(lambda x: quantise.int8_all_reduce(x, bucket=64), jnp.zeros(size)) == payload
+    words = jnp.zeros(-(-size // 32), jnp.uint32)
+    padding = -words.size % workers
+    assert sent(bitmap.union, words) == bitmap.payload_bytes(size) + 4 * padding
+
+
+def test_the_exact_variant_and_the_factors_send_what_they_say():
+    def all_reduced(body, *args):
+        calls = collectives(jax.make_jaxpr(body, axis_env=[("workers", 1)])(*args).jaxpr)
+        return [size for name, size in calls if name.startswith("psum")]
+
+    x = jnp.zeros((40, 3), jnp.bfloat16)
+    words = bitmap.payload_bytes(40)
+    found = all_reduced(lambda x: compact.all_reduce(x, 7), x)
+    said = [compact.payload_bytes(x.shape, x.dtype, 7, fell) - words for fell in (False, True)]
+    assert sorted(found) == said == [7 * 6, 40 * 6]
+    for shape in ((40, 3), (3, 3, 4, 8), (7,), (2, 2)):
+        q = powersgd.init(shape, 1, jax.random.key(0))
+        found = all_reduced(powersgd.all_reduce, jnp.zeros(shape), q)
+        assert sum(found) == powersgd.payload_bytes(shape, 1)

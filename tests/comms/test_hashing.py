@@ -1,0 +1,74 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from comms import hashing
+
+# Indices of embedding rows come in runs and in strides.
+INDICES = {
+    "run": np.arange(20_000),
+    "stride": np.arange(20_000) * 512,
+    "far": 2**32 - 1 - np.arange(20_000),
+}
+indices = pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+
+
+def test_the_finaliser_is_that_of_murmur3():
+    # MurmurHash3_x86_32 of an empty key is the finaliser of the seed.
+    found = hashing._finalise(jnp.array([0, 1, 0xFFFFFFFF], jnp.uint32))
+    np.testing.assert_array_equal(found, np.array([0, 0x514E28B7, 0x81F16F39], np.uint32))
+
+
+@indices
+@pytest.mark.parametrize("columns", [1, 2, 37, 256, 1000])
+def test_buckets_are_uniform(index, columns):
+    found = np.asarray(hashing.bucket(index.astype(np.uint32), 11, columns))
+    assert found.dtype == np.int32 and found.min() >= 0 and found.max() < columns
+    if columns > 1:
+        assert stats.chisquare(np.bincount(found, minlength=columns)).pvalue > 1e-3
+
+
+@indices
+def test_signs_are_fair_and_independent_of_buckets_and_neighbours(index):
+    index = index.astype(np.uint32)
+    signs = np.asarray(hashing.sign(index, 11))
+    assert set(signs) == {-1.0, 1.0}
+    bound = 4 * np.sqrt(len(index))
+    assert abs(signs.sum()) < bound
+    assert abs((signs[1:] * signs[:-1]).sum()) < bound
+    for columns in (2, 37):
+        buckets = np.asarray(hashing.bucket(index, 11, columns))
+        table = np.stack([np.bincount(buckets[signs == s], minlength=columns) for s in (-1, 1)])
+        assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+def test_a_pair_collides_once_in_columns_seeds():
+    seeds = jnp.arange(20_000, dtype=jnp.uint32)
+    first, second = (hashing.bucket(i, seeds, 20) for i in (3, 4))
+    agree = np.asarray(hashing.sign(3, seeds) * hashing.sign(4, seeds))
+    collide = np.asarray(first == second)
+    assert abs(collide.sum() - 1000) < 4 * np.sqrt(950)
+    assert abs(agree[collide].sum()) < 4 * np.sqrt(1000)
+
+
+def test_uniform():
+    draw = jax.jit(jax.vmap(lambda key: hashing.uniform(key, (40, 5))))
+    found = np.asarray(draw(jax.random.split(jax.random.key(0), 500)))
+    assert found.shape == (500, 40, 5) and found.dtype == np.float32
+    assert found.min() >= 0 and found.max() < 1
+    assert stats.kstest(found.ravel(), "uniform").pvalue > 1e-3
+    # Neither along an array nor from key to key does a draw tell the next one.
+    for draws in (found.reshape(500, -1), found.reshape(500, -1).T):
+        centred = draws - 0.5
+        assert abs((centred[:, 1:] * centred[:, :-1]).mean()) < 4 / 12 / np.sqrt(found.size)
+    assert hashing.uniform(jax.random.key(0), (0, 3)).shape == (0, 3)
+
+
+def test_seeds_may_be_traced_and_are_all_different():
+    index = jnp.arange(100)
+    found = jax.jit(jax.vmap(lambda seed: hashing.mix(index, seed)))(jnp.arange(50))
+    assert len(np.unique(found)) > 4990
+    np.testing.assert_array_equal(found[7], hashing.mix(index, 7))
+    np.testing.assert_array_equal(hashing.mix(5, 2**32 - 1), hashing.mix([5], [2**32 - 1])[0])
