@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, dpsgd, local_sgd, matcha
+from algorithms import all_reduce, dpsgd, local_sgd, matcha, sgp, swarm
 from algorithms.base import scale_by_samples
 from benchmarks.mesh import hand_written
 from comms import topology
@@ -30,6 +30,8 @@ METHODS = {
     "dpsgd": lambda: dpsgd(optimizer(), topology.ring(N)),
     "matcha": lambda: matcha(optimizer(), topology.matcha_graph(0), weighting="confidence"),
     "local_sgd": lambda: local_sgd(optimizer()),
+    "sgp": lambda: sgp(optimizer(), N),
+    "swarm": lambda: swarm(optimizer(), topology.hypercube(N), lockstep=True),
 }
 
 

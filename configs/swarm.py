@@ -1,0 +1,284 @@
+"""SwarmSGD and its rivals (Nadiradze et al., arXiv 1910.12308; AD-PSGD 1710.06952, SGP 1811.10792).
+
+Sixteen nodes train an MLP on scikit-learn's digits. All arms see the same number of samples in
+all, the same delays, initial parameters and order of samples at a node, and a learning rate that
+falls over these samples. One model over one link takes a tenth of a mini-batch's time.
+
+    --config=configs/swarm.py:split=dirichlet,delay=slow4,graph=ring --sweep --seeds=3
+
+256 nodes, a single arm: --config=configs/swarm.py:nodes=256,model=logistic
+"""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from configs import arguments
+from experiments import records, report
+from stragglers import pairs, schedule
+
+EACH = 0.1  # seconds of a mini-batch
+BATCH = 8  # samples of a mini-batch
+MINI_BATCHES = 600  # of a node, in the mean over nodes
+EIGHTHS = 8  # a row of a schedule of pairs holds a meeting for every so many nodes
+
+DELAYS = {
+    "equal": f"jitter(mean={EACH}, sigma=0.1)",
+    "slow4": f"persistent(law=jitter(mean={EACH}, sigma=0.1), factors={{0: 4.0}})",
+}
+SPLITS = {"iid": "iid", "dirichlet": "dirichlet(alpha=0.3)"}
+
+# Chosen with seed 0, iid, equal delays, by final test accuracy: all-reduce over 0.0125 ... 0.1, Swarm
+# with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms have the rate of these three, untuned.
+RATES = {
+    "all_reduce": 0.025,  # times the number of nodes: linear scaling
+    "local": 0.2,
+}
+NODES = 16  # of the sweep
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """One arm: non-blocking, 8 bits, two local steps.
+
+    Arguments: nodes; graph, a name of `comms.topology.GRAPHS` without parameters; split, a key of
+    SPLITS; delay, a key of DELAYS; model, mlp or logistic.
+    """
+    a = arguments.parse(arg, nodes=NODES, graph="complete", split="iid", delay="equal", model="mlp")
+    for name, known in (("delay", DELAYS), ("split", SPLITS)):
+        if a[name] not in known:
+            raise ValueError(f"unknown {name} {a[name]!r}; choose one of {', '.join(known)}")
+    samples = a["nodes"] * BATCH * MINI_BATCHES
+
+    c = ConfigDict()
+    c.name = "swarm/H=2/8 bits"
+    c.baseline = "dpsgd/ring"  # the arm that this one is compared with
+    c.seed = 0  # initial parameters, samples, delays and partners
+
+    c.task = f"digits(model={a['model']})"
+    c.split = SPLITS[a["split"]]
+
+    c.runtime = "simulate"  # virtual time
+    c.devices = 1
+    c.rounds_per_dispatch = 4  # of a mesh, which has no pairs
+    c.workers = a["nodes"]
+    c.batch_size = BATCH
+    c.mini_batches = 2  # local steps H between two meetings, or mini-batches of a round
+
+    c.algorithm = "swarm(bits=8)"
+    c.graph = a["graph"]  # whom Swarm's nodes meet
+    c.optimizer = ConfigDict(
+        {
+            "name": "momentum",  # local: it never leaves the node
+            "decay": 0.9,
+            "learning_rate": RATES["local"],
+            "schedule": f"cosine(samples={samples})",
+            "warmup_samples": samples // 20,  # linear scaling needs it, the others do not mind
+        }
+    )
+
+    c.wait = "random_pairs"  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
+    c.delay = DELAYS[a["delay"]]
+    c.draw = "mini_batch"
+    # 38 kB, the MLP in 32 bits, take 0.01 s.
+    c.communication = "network(latency=0.001, bandwidth=4.3e6)"
+
+    c.seconds = 1000.0  # budget on the run's clock, which nobody needs
+    c.updates = EIGHTHS * MINI_BATCHES // 2  # budget in updates: the same samples for every arm
+    c.evaluate_every = 1.0  # seconds on the run's clock
+    c.target_loss = 0.05
+    c.stop_at_target = False
+    return c
+
+
+def sweep():
+    """Rivals in rounds, rivals in pairs, then Swarm by local steps, bits and blocking."""
+    yield (
+        "all_reduce",
+        _rounds("all_reduce", 1, "barrier")
+        | {"optimizer.learning_rate": NODES * RATES["all_reduce"]},
+    )
+    yield "local_sgd/H=2", _rounds("local_sgd", 2, "barrier")
+    # On a ring, where it sends least; on a complete graph it would send 15 models a round.
+    for steps, name in ((1, "dpsgd/ring"), (2, "dpsgd/ring/H=2")):
+        yield name, _rounds("dpsgd", steps, "neighbour_barrier") | {"graph": "ring"}
+    yield "sgp", _rounds("sgp", 1, "neighbour_barrier")
+    yield "sgp/overlap", _rounds("sgp(overlap=1)", 1, "neighbour_barrier")
+    # Its active and passive nodes need a bipartite graph.
+    yield "ad_psgd", _pairs("ad_psgd", 1, "bipartite_pairs") | {"graph": "hypercube"}
+    for steps in (1, 2, 4):
+        yield f"swarm/H={steps}", _pairs("swarm", steps)
+    for steps in (1, 2, 4):
+        yield f"swarm/H={steps}/8 bits", _pairs("swarm(bits=8)", steps)
+    blocking = _pairs("swarm(blocking=true)", 2, "random_pairs(blocking=true)")
+    # Both nodes of a meeting bring their steps along.
+    yield "swarm/H=2/blocking", blocking | {"updates": blocking["updates"] // 2}
+
+
+def _rounds(algorithm: str, steps: int, wait: str) -> dict:
+    updates = MINI_BATCHES // steps
+    return {"algorithm": algorithm, "mini_batches": steps, "wait": wait, "updates": updates}
+
+
+def _pairs(algorithm: str, steps: int, wait: str = "random_pairs") -> dict:
+    return _rounds(algorithm, steps, wait) | {"updates": EIGHTHS * MINI_BATCHES // steps}
+
+
+def claims(arms):
+    """The paper's claims beside this sweep, in means over the seeds."""
+    by_name = {arm["name"]: arm for arm in arms}
+    exact, coarse = by_name["swarm/H=2"], by_name["swarm/H=2/8 bits"]
+    large, dpsgd = by_name["all_reduce"], by_name["dpsgd/ring"]
+    yield (
+        "quantised, non-blocking: within 1 point of large-batch accuracy (arXiv 1910.12308)",
+        _points(coarse, large, at_least=-1.0),
+    )
+    for rival in (dpsgd, by_name["sgp"]):
+        for ours in (exact, by_name["swarm/H=4"], by_name["swarm/H=2/blocking"], coarse):
+            yield (
+                f"{ours['name']}: half the bytes of {rival['name']} at equal accuracy",
+                _fewer_bytes(ours, rival),
+            )
+    yield "8 bits cost less than 0.5 points", _points(coarse, exact, at_least=-0.5)
+    slow = "" if "persistent" in dpsgd["config"].delay else " (here nobody is slow)"
+    yield (
+        f"one node 4x slower: at most 0.6x blocking D-PSGD's time to the same loss{slow}",
+        "; ".join(_faster(arm, dpsgd) for arm in (coarse, exact)),
+    )
+    for arm in arms:
+        yield f"{arm['name']} (for the record)", _record(arm)
+
+
+def _points(ours, theirs, at_least: float) -> str:
+    points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
+    accuracies = (f"{100 * arm['test_accuracy']:.2f} %" for arm in (ours, theirs))
+    verdict = "yes" if points >= at_least else "no"
+    return f"{verdict}: {points:+.2f} points, {' against '.join(accuracies)}"
+
+
+def _sent(record) -> float:
+    """Bytes that a node has sent, with what the codec sent again."""
+    return record["bytes_per_worker"] + record.get("extra_bytes_per_worker", 0.0)
+
+
+def _sent_to_target(arm) -> float | None:
+    target = arm["config"].target_loss
+    sent = [
+        records.at_target([r | {"sent": _sent(r)} for r in repeat], target, "sent")
+        for repeat in arm["metrics"]
+    ]
+    return None if None in sent else float(np.mean(sent))
+
+
+def _fewer_bytes(ours, theirs) -> str:
+    whole = [float(np.mean([_sent(r[-1]) for r in arm["metrics"]])) for arm in (ours, theirs)]
+    end = f"{100 * (1 - whole[0] / whole[1]):.0f} % fewer at equal samples"
+    points = f"{100 * (ours['test_accuracy'] - theirs['test_accuracy']):+.2f} points"
+    sent = [_sent_to_target(arm) for arm in (ours, theirs)]
+    if None in sent:
+        return f"a target was not reached by every seed; {end}, {points}"
+    fewer = 1 - sent[0] / sent[1]
+    return (
+        f"{'yes' if fewer >= 0.5 else 'no'}: {100 * fewer:.0f} % fewer, {sent[0] / 1e6:.2f} against"
+        f" {sent[1] / 1e6:.2f} MB, to the target loss; {end}, {points}"
+    )
+
+
+def _faster(ours, theirs) -> str:
+    seconds = [arm["seconds_to_target"] for arm in (ours, theirs)]
+    if None in seconds:
+        return f"{ours['name']}: a target was not reached by every seed"
+    return f"{ours['name']}: {seconds[0] / seconds[1]:.2f}x, {seconds[0]:.1f} s"
+
+
+def _record(arm) -> str:
+    """Single models, the distance between them, what was sent again."""
+    last = [repeat[-1] for repeat in arm["metrics"]]
+
+    def mean(name):
+        return float(np.mean([record.get(name, 0.0) for record in last]))
+
+    told = [
+        f"{arm['samples'] / arm['config'].workers:,.0f} samples per node",
+        f"accuracy of the mean model {100 * arm['test_accuracy']:.2f} %, of the nodes' "
+        f"{100 * arm['test_accuracy_worst_worker']:.2f} to "
+        f"{100 * arm['test_accuracy_best_worker']:.2f} %",
+        f"Gamma / n {mean('consensus_distance'):.2g}",
+        f"{np.mean([_sent(record) for record in last]) / 1e6:.2f} MB sent per node",
+    ]
+    if "decode_failures" in last[0]:
+        told.append(
+            f"{mean('decode_failures'):.1f} buckets failed to decode, "
+            f"{mean('full_precision_buckets'):.1f} went in full precision, "
+            f"{mean('skipped_buckets'):.1f} were skipped; "
+            f"{mean('extra_bytes_per_worker') / 1e3:.1f} kB sent again per node"
+        )
+    return "; ".join(told)
+
+
+def figures(workdir):
+    """Write meetings.json and meetings.png: Gamma, samples, meetings per pair and stale copies.
+
+    Of the first seed of every arm that meets in pairs, but Gamma of all local methods.
+    """
+    workdir = Path(workdir)
+    told, curves = {}, {}
+    for path in sorted(workdir.rglob(records.SCHEDULE)):
+        summary, place = records.read_summary(path.parent), path.parent
+        if summary["name"] in curves:
+            continue
+        curves[summary["name"]] = records.read_metrics(place)
+        done = schedule.load(path)
+        if done.partner is not None:
+            told[summary["name"]] = _met(done, summary["workers"])
+    records.write_json(
+        workdir / "meetings.json",
+        {name: {k: v for k, v in met.items() if k != "staleness"} for name, met in told.items()},
+    )
+    _draw(curves, told, workdir / "meetings.png")
+
+
+def _met(done: schedule.Schedule, workers: int) -> dict:
+    """Samples per node, meetings of pairs that ever met, seconds since copies were renewed."""
+    met = pairs.meetings(done, workers)
+    counts = met[np.triu_indices(workers, 1)]
+    counts = counts[counts > 0]
+    partners = pairs.interactions(done).pairs
+    staleness = pairs.copy_staleness(done)[partners[:, 0] != partners[:, 1]]
+    brought = np.bincount(done.workers.ravel(), done.batches.ravel(), workers + 1)[:workers]
+    return {
+        "samples": (BATCH * brought).astype(int),
+        "pairs": counts.size,
+        "meetings_of_a_pair": [int(counts.min()), float(counts.mean()), int(counts.max())],
+        "copy_staleness_mean": float(staleness.mean()),  # s
+        "copy_staleness_p99": float(np.quantile(staleness, 0.99)),
+        "staleness": np.sort(staleness),
+    }
+
+
+def _draw(curves: dict, told: dict, path: Path):
+    canvas = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
+    gamma, stale, samples = canvas.subplots(1, 3)
+    colours = dict(zip(curves, [*report.COLOURS, *report.COLOURS], strict=False))
+    dashes = {name: report.DASHES[i // len(report.COLOURS)] for i, name in enumerate(curves)}
+    for name, metrics in curves.items():
+        line = {"color": colours[name], "linestyle": dashes[name], "linewidth": 1.4}
+        points = [(r["samples"], r["consensus_distance"]) for r in metrics]
+        points = [(x, y) for x, y in points if y and x]
+        if points:
+            gamma.plot(*zip(*points, strict=True), label=name, **line)
+        if name in told:
+            stale.plot(told[name]["staleness"], np.linspace(1, 0, told[name]["staleness"].size),
+                       **line)  # fmt: skip
+            samples.plot(told[name]["samples"], **line)
+    gamma.set(yscale="log", xlabel="samples seen by all nodes", ylabel="Gamma / n")
+    stale.set(xlabel="age of the partner's copy [s]", ylabel="share of meetings with an older one")
+    samples.set(xlabel="node", ylabel="samples", ylim=(0, None))
+    samples.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (gamma, stale, samples):
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    canvas.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    canvas.savefig(path, format="png")

@@ -1,0 +1,67 @@
+"""Communication time from 8 to 256 nodes whose link serves one transfer at a time.
+
+Nothing is trained. SwarmSGD (Nadiradze et al., arXiv 1910.12308) beside AD-PSGD, SGP, D-PSGD and
+ring all-reduce: mean and 99 % quantile, per node and update, of the time from the end of the local
+steps to the beginning of the next ones.
+
+    --config=configs/swarm_scale.py:delay=slow4
+"""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs import arguments
+from experiments import records, serial_links
+
+DELAYS = {
+    "equal": "jitter(mean=0.2, sigma=0.1)",
+    "slow4": "persistent(law=jitter(mean=0.2, sigma=0.1), factors={0: 4.0})",
+    "exponential": "exponential(scale=0.2)",
+}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """Ten methods. Arguments: delay, a key of DELAYS; rounds, that every node makes."""
+    a = arguments.parse(arg, delay="equal", rounds=100)
+    if a["delay"] not in DELAYS:
+        raise ValueError(f"unknown delay {a['delay']!r}; choose one of {', '.join(DELAYS)}")
+
+    c = ConfigDict()
+    c.name = "swarm_scale"
+    c.seed = 0  # of the delays and partners
+    c.workers = (8, 16, 32, 64, 128, 256)  # powers of two, for the hypercube
+    c.rounds = a["rounds"]
+    c.delay = DELAYS[a["delay"]]  # seconds of a mini-batch
+
+    c.size = 11_689_512  # coordinates of ResNet-18
+    c.alpha = 1e-4  # seconds to start a message
+    c.beta = 8e-10  # seconds per byte: 10 Gbit/s
+
+    # steps: mini-batches between two exchanges; bits: of a coordinate on the wire.
+    c.methods = (
+        ("swarm/H=1", "swarm(steps=1)"),
+        ("swarm/H=2", "swarm(steps=2)"),
+        ("swarm/H=4", "swarm(steps=4)"),
+        ("swarm/H=2/8 bits", "swarm(steps=2, bits=8)"),
+        ("ad_psgd", "ad_psgd(steps=1)"),
+        ("sgp", "sgp(steps=1)"),
+        ("dpsgd/ring", "dpsgd_ring(steps=1)"),
+        ("dpsgd/hypercube", "dpsgd_hypercube(steps=1)"),
+        ("dpsgd/complete", "dpsgd_complete(steps=1)"),
+        ("all_reduce", "all_reduce(steps=1)"),
+    )
+    return c
+
+
+def analyse(config, workdir, console):
+    """Write the numbers and the figure into workdir and print the table."""
+    points = serial_links.simulate(config)
+    workdir = Path(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    records.write_json(workdir / records.CONFIG, config.to_dict())
+    told = {"name": config.name, "points": [point._asdict() for point in points]}
+    records.write_json(workdir / records.SUMMARY, told)
+    serial_links.draw_points(points, workdir / "figure.png")
+    serial_links.print_points(console, points)
+    console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)

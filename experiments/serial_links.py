@@ -1,0 +1,340 @@
+"""Time that nodes spend communicating when a link serves one transfer at a time.
+
+A node has one link, which carries one message each way at a time, and a message of x bytes takes
+alpha + beta x seconds. What a node spends on an update is everything from the end of its local
+steps to the beginning of its next ones: waiting for links, for partners, and the transfer itself.
+
+    pairs       the meetings of a schedule of pairs, delayed where a link is taken
+    matchings   D-PSGD: the matchings of a graph, one after the other
+    pushes      SGP: a message to one node and one from another
+    ring        all-reduce in 2 (n - 1) steps of an n-th of the model
+
+Only time is simulated, from the same durations of mini-batches for all; nothing is trained.
+"""
+
+import heapq
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import networkx as nx
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+from ml_collections import ConfigDict
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from algorithms.gossip import graph_matchings
+from comms import cost, topology
+from experiments import parts, report, train
+from stragglers import clock, pairs
+from stragglers.rule import whole
+from stragglers.schedule import Schedule
+
+QUANTILE = 0.99
+
+
+class Point(NamedTuple):
+    """Communication of one method on so many nodes, over all nodes and updates."""
+
+    method: str
+    workers: int
+    mean: float  # s of a node's update
+    quantile: float  # s, which 99 % of them do not exceed
+    of_compute: float  # seconds communicating per second computing
+    bytes: float  # that a node sends for an update of its own
+
+
+# --- links ---
+
+
+def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarray:
+    """Seconds [I] between the end of the local steps and the meeting, for every one asked for.
+
+    schedule: of pairs that do not block, made without communication; its partners, local steps and
+    their durations are kept, its times are not: a node goes on when its meeting is over, and
+    whoever is asked never stops computing. Of meetings that wait, the one that was asked for first
+    begins as soon as both links are free. transfer: seconds of the two messages, sent at the same
+    time. Nodes that meet themselves are left out. A schedule that blocks raises ValueError.
+    """
+    met = pairs.interactions(schedule)
+    asked, other = met.position.T
+    if schedule.batches[met.row, other][asked != other].any():
+        raise ValueError(
+            "pair_seconds: partners of this schedule stop for meetings; make it with blocking=false"
+        )
+    busy = schedule.busy[met.row, asked]
+    partners: list[list[int]] = [[] for _ in range(workers)]
+    seconds: list[list[float]] = [[] for _ in range(workers)]
+    for (i, j), duration in zip(met.pairs.tolist(), busy.tolist(), strict=True):
+        partners[i].append(j)
+        seconds[i].append(duration)
+
+    taken: list[float] = []
+    free = [True] * workers
+    waiting: list[list[tuple[float, int, int]]] = [[] for _ in range(workers)]  # asked, who, whom
+    at = [0] * workers
+    events = [(seconds[i][0], 0, i, i) for i in range(workers) if seconds[i]]  # time, kind, pair
+    heapq.heapify(events)
+
+    def compute(i, now):
+        at[i] += 1
+        if at[i] < len(seconds[i]):
+            heapq.heappush(events, (now + seconds[i][at[i]], 0, i, i))
+
+    def begin(request, now):
+        asked_at, i, j = request
+        free[i] = free[j] = False
+        taken.append(now + transfer - asked_at)
+        heapq.heappush(events, (now + transfer, 1, i, j))
+
+    while events:
+        now, over, i, j = heapq.heappop(events)
+        if not over:
+            j = partners[i][at[i]]
+            if i == j:
+                compute(i, now)
+            elif free[i] and free[j]:
+                begin((now, i, j), now)
+            else:
+                waiting[i].append((now, i, j))
+                waiting[j].append((now, i, j))
+            continue
+        free[i] = free[j] = True
+        for request in sorted({*waiting[i], *waiting[j]}):
+            if free[request[1]] and free[request[2]]:
+                waiting[request[1]].remove(request)
+                waiting[request[2]].remove(request)
+                begin(request, now)
+        compute(i, now)
+    return np.array(taken)
+
+
+def matching_rounds(busy: np.ndarray, partners: np.ndarray, transfer: float) -> np.ndarray:
+    """[T, n] seconds of communication in rounds of D-PSGD, or of gossip over any graph.
+
+    busy: [T, n] s of computing; partners: [M, n], which meet one after the other. A pair waits for
+    its slower node only.
+    """
+    meets = partners != np.arange(partners.shape[1])
+
+    def exchange(ready):
+        for partner, met in zip(partners, meets, strict=True):
+            ready = np.where(met, np.maximum(ready, ready[partner]) + transfer, ready)
+        return ready
+
+    return _in_rounds(busy, exchange)
+
+
+def push_rounds(busy: np.ndarray, transfer: float) -> np.ndarray:
+    """[T, n] seconds of communication in rounds of SGP on the one-peer exponential graph.
+
+    A node goes on when its message is away and the one that it waits for is there; a message waits
+    until its receiver's link has taken the last one in. Source: arXiv 1811.10792, Section 3.
+    """
+    workers = busy.shape[1]
+    hops = [1 << k for k in range(max(1, (workers - 1).bit_length()))]
+    arrived = np.zeros(workers)
+    turn = 0
+
+    def exchange(ready):
+        nonlocal arrived, turn
+        hop = hops[turn % len(hops)]
+        turn += 1
+        arrived = np.maximum(np.roll(ready, hop), arrived) + transfer
+        return np.maximum(arrived, np.roll(arrived, -hop))
+
+    return _in_rounds(busy, exchange)
+
+
+def ring_rounds(busy: np.ndarray, step: float) -> np.ndarray:
+    """[T, n] seconds of communication in rounds of a ring all-reduce; step: s of one message.
+
+    Every step waits for the predecessor's last one: 2 (n - 1) of them.
+    """
+
+    def exchange(ready):
+        for _ in range(2 * (busy.shape[1] - 1)):
+            ready = np.maximum(ready, np.roll(ready, 1)) + step
+        return ready
+
+    return _in_rounds(busy, exchange)
+
+
+def _in_rounds(busy, exchange) -> np.ndarray:
+    """exchange: (when each node has computed [n]) -> when it goes on."""
+    begin = np.zeros(busy.shape[1])
+    spent = np.empty_like(busy)
+    for t, seconds in enumerate(busy):
+        ready = begin + seconds
+        begin = exchange(ready)
+        spent[t] = begin - ready
+    return spent
+
+
+# --- methods ---
+
+
+def _by_pairs(rule: str, graph_of):
+    def simulate(config, workers, steps, payload):
+        law = train.build_delay(config.delay)
+        options = {"graph": graph_of(workers), "width": max(1, workers // 8)}
+        made = pairs.PAIRS[rule](law, workers, steps, config.seed, **options)
+        updates = config.rounds * workers // options["width"]
+        schedule = whole(made, updates)
+        met = pairs.interactions(schedule)
+        transfer = cost.AlphaBeta(config.alpha, config.beta).seconds(payload)
+        spent = pair_seconds(schedule, workers, transfer)
+        share = len(spent) / len(met.time)  # nodes that only answer deliver without a meeting
+        return spent, schedule.busy.sum(), 2 * payload * share
+
+    return simulate
+
+
+def _by_rounds(seconds_of, sent):
+    def simulate(config, workers, steps, payload):
+        law = train.build_delay(config.delay)
+        busy = clock.barrier(law, workers, steps, config.rounds, config.seed).busy
+        spent = seconds_of(busy, payload, cost.AlphaBeta(config.alpha, config.beta))
+        return spent.ravel(), busy.sum(), sent(workers, payload)
+
+    return simulate
+
+
+def _gossip(make):
+    def seconds_of(busy, payload, link):
+        partners = graph_matchings(make(busy.shape[1]))[1]
+        return matching_rounds(busy, partners, link.seconds(payload))
+
+    def sent(workers, payload):
+        graph: nx.Graph = make(workers)
+        return payload * 2 * graph.size() / workers
+
+    return _by_rounds(seconds_of, sent)
+
+
+# (config, workers, local steps, bytes of a model) -> (s of communication, s of computing, bytes)
+METHODS = {
+    "swarm": _by_pairs("random_pairs", topology.complete),
+    "ad_psgd": _by_pairs("bipartite_pairs", topology.hypercube),
+    "sgp": _by_rounds(
+        lambda busy, payload, link: push_rounds(busy, link.seconds(payload)),
+        lambda workers, payload: payload,
+    ),
+    "dpsgd_ring": _gossip(topology.ring),
+    "dpsgd_hypercube": _gossip(topology.hypercube),
+    "dpsgd_complete": _gossip(topology.complete),
+    "all_reduce": _by_rounds(
+        lambda busy, payload, link: ring_rounds(busy, link.seconds(payload / busy.shape[1])),
+        lambda workers, payload: cost.ring_all_reduce_bytes(payload, workers),
+    ),
+}
+
+
+def simulate(config: ConfigDict) -> list[Point]:
+    """Every method of config.methods on every number of config.workers.
+
+    config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
+    between two exchanges and bits those of a coordinate; `size` of the model in coordinates;
+    `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
+    Raises ValueError for what cannot be simulated.
+    """
+    for name in ("rounds", "size"):
+        if not (parts.is_number(config[name], int) and config[name] > 0):
+            raise ValueError(
+                f"config.{name} must be a positive whole number, got {config[name]!r}; set it"
+            )
+    points = []
+    for label, text in config.methods:
+        spec = parts.spec(text)
+        if spec["name"] not in METHODS:
+            raise ValueError(
+                f"methods: unknown name {spec['name']!r}; known names: {', '.join(METHODS)}"
+            )
+        steps, bits = spec.get("steps", 1), spec.get("bits", 32)
+        for workers in config.workers:
+            spent, computing, sent = METHODS[spec["name"]](
+                config, workers, steps, config.size * bits / 8
+            )
+            points.append(
+                Point(
+                    label,
+                    int(workers),
+                    float(spent.mean()),
+                    float(np.quantile(spent, QUANTILE)),
+                    float(spent.sum() / computing),
+                    float(sent),
+                )
+            )
+    return points
+
+
+# --- table and figure ---
+
+
+def print_points(console: Console, points: Sequence[Point]):
+    """Print mean and 99 % quantile by method and number of nodes, and how much they grow."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    workers = list(dict.fromkeys(point.workers for point in points))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title="ms of communication per node and update, by number of nodes",
+        caption="growth: most over fewest nodes; communicating over computing at most nodes",
+    )
+    table.add_column("method", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for heading in (*map(str, workers), "growth", "comm./comp."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for field, heading in (("mean", "mean"), ("quantile", "99 %")):
+        for method in dict.fromkeys(point.method for point in points):
+            row = [point for point in points if point.method == method]
+            values = [getattr(point, field) for point in row]
+            table.add_row(
+                method,
+                heading,
+                *(f"{1e3 * value:,.1f}" for value in values),
+                f"{values[-1] / values[0]:.2f}x",
+                f"{row[-1].of_compute:.3g}" if field == "mean" else "",
+            )
+        table.add_section()
+    console.print(table)
+
+
+def draw_points(points: Sequence[Point], path: str | os.PathLike):
+    """Write a PNG of 1350x600 pixels: mean and 99 % quantile against the number of nodes.
+
+    The part of a method's label before "/" chooses the colour, the rest the kind of line.
+    """
+    methods = list(dict.fromkeys(point.method for point in points))
+    families = dict.fromkeys(method.partition("/")[0] for method in methods)
+    colours = dict(zip(families, report.COLOURS, strict=False))
+    workers = list(dict.fromkeys(point.workers for point in points))
+    canvas = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, 2, sharey=True)
+    for axes, field, title in zip(
+        panels, ("mean", "quantile"), ("mean", "99 % quantile"), strict=True
+    ):
+        for method in methods:
+            values = [getattr(p, field) for p in points if p.method == method]
+            family = method.partition("/")[0]
+            variants = [m for m in methods if m.partition("/")[0] == family]
+            line = {"color": colours[family], "linestyle": report.DASHES[variants.index(method)]}
+            axes.plot(workers, values, label=method, marker="o", markersize=3, **line)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(workers))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(workers, map(str, workers))
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("nodes")
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    panels[0].set_ylabel("communication per update [s]")
+    handles, labels = panels[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    canvas.savefig(path, format="png")

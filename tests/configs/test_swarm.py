@@ -1,0 +1,165 @@
+import json
+
+import pytest
+from PIL import Image
+
+from configs import swarm
+from experiments import records, report, sweep, train
+
+ARMS = dict(swarm.sweep())
+
+
+def config_of(arm, argument=None, **changes):
+    return sweep.override(swarm.get_config(argument), ARMS[arm] | {"name": arm} | changes)
+
+
+def told(arm, accuracy=0.97, megabytes=10.0, seconds=20.0, **last):
+    """A summary of one seed that halves its loss, down to the target of the config at the end."""
+    config = config_of(arm, last.pop("argument", None))
+    start = {"train_loss": 2 * config.target_loss, "bytes_per_worker": 0.0, "seconds": 0.0}
+    end = {
+        "train_loss": config.target_loss,
+        "bytes_per_worker": 1e6 * megabytes,
+        "seconds": seconds,
+        "consensus_distance": 1e-3,
+    }
+    return {
+        "name": arm,
+        "config": config,
+        "metrics": [[start, end | last]],
+        "samples": 76800,
+        "seconds_to_target": seconds,
+        "test_accuracy": accuracy,
+        "test_accuracy_worst_worker": accuracy - 0.02,
+        "test_accuracy_best_worker": accuracy + 0.01,
+    }
+
+
+def some(**changed):
+    """All arms alike, but those that are given."""
+    return [changed.get(name) or told(name) for name in ARMS]
+
+
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("argument", ["", "graph=hypercube,split=dirichlet,delay=slow4"])
+def test_every_arm_can_run(name, argument):
+    config = config_of(name, argument)
+    algorithm = train.prepare(config).algorithm
+    assert algorithm.graph is None or algorithm.graph.number_of_nodes() == config.workers
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "local_sgd/H=2", "swarm/H=4", "swarm/H=2/blocking"])
+def test_every_arm_has_the_same_samples(name, tmp_path):
+    """A twentieth of each budget, of a tiny task: 240 samples per node."""
+    config = config_of(name)
+    config = sweep.override(config, {
+        "task": "synthetic_logistic(samples=256, dimension=4)", "updates": config.updates // 20,
+        "seconds": 100.0, "evaluate_every": 50.0,
+    })  # fmt: skip
+    summary = train.run(config, tmp_path)
+    assert summary["samples"] == pytest.approx(16 * 240, rel=0.02)
+
+
+def test_all_reduce_scales_its_rate_with_the_nodes():
+    rate = config_of("all_reduce").optimizer.learning_rate
+    assert rate == 16 * swarm.RATES["all_reduce"]
+    assert config_of("swarm/H=2").optimizer.learning_rate == swarm.RATES["local"]
+    assert config_of("all_reduce").optimizer.warmup_samples == 3840
+
+
+def test_arguments_reach_the_config():
+    config = swarm.get_config("nodes=256,model=logistic,split=dirichlet,delay=slow4,graph=ring")
+    assert (config.workers, config.graph, config.split) == (256, "ring", "dirichlet(alpha=0.3)")
+    assert config.task == "digits(model=logistic)" and "{0: 4.0}" in config.delay
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("delay=none", "unknown delay 'none'; choose one of equal, slow4"),
+        ("split=even", "unknown split 'even'; choose one of iid, dirichlet"),
+        ("width=3", "known arguments: nodes, graph"),
+    ],
+)
+def test_bad_arguments_are_refused(argument, words):
+    with pytest.raises(ValueError, match=words):
+        swarm.get_config(argument)
+
+
+def test_claims_stand_beside_what_was_measured(capsys):
+    arms = some(
+        **{
+            "dpsgd/ring": told("dpsgd/ring", megabytes=20.0, seconds=40.0, argument="delay=slow4"),
+            "swarm/H=2": told("swarm/H=2", accuracy=0.96),
+            "swarm/H=2/8 bits": told(
+                "swarm/H=2/8 bits",
+                accuracy=0.954,
+                megabytes=2.0,
+                seconds=30.0,
+                decode_failures=3.0,
+                full_precision_buckets=1.0,
+                skipped_buckets=0.0,
+                extra_bytes_per_worker=5e5,
+            ),
+        }
+    )
+    claims = list(swarm.claims(arms))
+    measured = dict(claims)
+    assert claims[0][1] == "no: -1.60 points, 95.40 % against 97.00 %"
+    fewer = measured["swarm/H=2: half the bytes of dpsgd/ring at equal accuracy"]
+    assert fewer.startswith("yes: 50 % fewer, 10.00 against 20.00 MB, to the target loss")
+    assert fewer.endswith("50 % fewer at equal samples, -1.00 points")
+    fewer = measured["swarm/H=2/8 bits: half the bytes of sgp at equal accuracy"]
+    assert fewer.startswith("yes: 75 % fewer, 2.50 against 10.00 MB")  # what was sent again counts
+    assert measured["8 bits cost less than 0.5 points"].startswith("no: -0.60 points")
+    slow = measured["one node 4x slower: at most 0.6x blocking D-PSGD's time to the same loss"]
+    assert slow == "swarm/H=2/8 bits: 0.75x, 30.0 s; swarm/H=2: 0.50x, 20.0 s"
+    record = measured["swarm/H=2/8 bits (for the record)"]
+    assert record.startswith("4,800 samples per node; accuracy of the mean model 95.40 %")
+    assert "93.40 to 96.40 %" in record and "2.50 MB sent" in record
+    assert "3.0 buckets failed to decode, 1.0 went in full precision" in record
+    report.print_claims(report.Console(), claims)
+    assert "all_reduce (for the record)" in capsys.readouterr().out
+
+
+def test_an_arm_that_never_arrives_has_no_ratio():
+    lost = told("swarm/H=2") | {"seconds_to_target": None}
+    lost["metrics"][0].pop()
+    lost["metrics"][0][0]["consensus_distance"] = 0.0
+    measured = dict(swarm.claims(some(**{"swarm/H=2": lost})))
+    fewer = measured["swarm/H=2: half the bytes of sgp at equal accuracy"]
+    assert fewer.startswith("a target was not reached by every seed; 100 % fewer at equal samples")
+    (slow,) = (text for claim, text in measured.items() if "(here nobody is slow)" in claim)
+    assert slow.endswith("swarm/H=2: a target was not reached by every seed")
+
+
+def test_a_sweep_tells_who_met_whom(tmp_path, capsys):
+    """40 rows of two meetings; the slow node makes fewer rounds, but is met as often as any."""
+    arms = [
+        sweep.Arm(name, config_of(name, "delay=slow4", updates=updates, evaluate_every=2.0))
+        for name, updates in (("dpsgd/ring", 4), ("swarm/H=2", 40))
+    ]
+    sweep.launch(arms, str(tmp_path), False, figures=swarm.figures)
+    capsys.readouterr()
+    told = json.loads((tmp_path / "meetings.json").read_text())
+    assert list(told) == ["swarm/H=2"]
+    met = told["swarm/H=2"]
+    assert sum(met["samples"]) == 80 * 2 * 8 and met["samples"][0] < min(met["samples"][1:])
+    least, mean, most = met["meetings_of_a_pair"]
+    assert 1 <= least <= mean <= most and mean * met["pairs"] == pytest.approx(80)
+    assert 0 < met["copy_staleness_mean"] < met["copy_staleness_p99"] < 2.0
+    with Image.open(tmp_path / "meetings.png") as image:
+        assert image.format == "PNG" and image.size == (1500, 630)
+
+
+def test_many_nodes_learn(tmp_path):
+    """256 nodes with five or six images each; one meeting of two steps for a quarter of them."""
+    config = swarm.get_config("nodes=256,model=logistic")
+    config = sweep.override(config, {
+        "algorithm": "swarm", "updates": 2, "evaluate_every": 1.0, "optimizer.warmup_samples": 0,
+    })  # fmt: skip
+    summary = train.run(config, tmp_path)
+    assert summary["samples"] == 2 * 32 * 2 * 8
+    metrics = records.read_metrics(tmp_path)
+    assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
+    assert metrics[-1]["consensus_distance"] > 0
