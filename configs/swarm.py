@@ -30,8 +30,8 @@ DELAYS = {
 }
 SPLITS = {"iid": "iid", "dirichlet": "dirichlet(alpha=0.3)"}
 
-# Chosen with seed 0, iid, equal delays, by final test accuracy: all-reduce over 0.0125 ... 0.1, Swarm
-# with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms have the rate of these three, untuned.
+# Chosen with seed 0, iid, equal delays, by final test accuracy: all-reduce over 0.0125 ... 0.1,
+# Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms use these rates untuned.
 RATES = {
     "all_reduce": 0.025,  # times the number of nodes: linear scaling
     "local": 0.2,

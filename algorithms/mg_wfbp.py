@@ -1,0 +1,170 @@
+"""All-reduce SGD that sends gradients in planned buckets, while the backward pass goes on.
+
+S. Shi, X. Chu, B. Li, *MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
+Algorithms*, arXiv 1811.11141 and 1912.09268. One step is exactly one of `all_reduce`; only what
+travels together differs. Which buckets: "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
+(ASC-WFBP), "wfbp" (a bucket per layer), "single" (all at the end), or "fixed:25MB".
+
+What keeps the buckets apart is a data dependence (`comms.bucketed`): no all-reduce combiner, be it
+of CPU, GPU or TPU, can merge an all-reduce with one that it waits for, so no compile option is
+needed. Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a GPU
+program a low `xla_gpu_all_reduce_combine_threshold_bytes`. Whether an all-reduce then runs beside
+the backward pass is up to the scheduler of the backend.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms.all_reduce import all_reduce
+from algorithms.base import AXIS, Algorithm, choose
+from comms import buckets as planners
+from comms import collectives, cost
+from comms.bucketed import bucketed_weighted_mean, flat_buffers
+
+REDUCES = {"psum": jax.lax.psum, "ring": collectives.ring_all_reduce}
+UNTIMED = ("wfbp", "single", "fixed")  # planners that look at no times
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def bucketed_mean(
+    leaves_of: Callable, reduce: Callable = jax.lax.psum
+) -> optax.GradientTransformationExtraArgs:
+    """Replace every worker's contribution by the weighted mean over workers, bucket by bucket.
+
+    leaves_of: contribution -> buckets, lists of indices of its leaves, at trace time.
+    reduce: (flat vector, axis) -> its sum over the workers; a lossy one gives a lossy mean.
+    """
+
+    def update_fn(updates, state, params=None, *, weight=None, **extra):
+        del params, extra
+        return bucketed_weighted_mean(updates, leaves_of(updates), weight, AXIS, reduce), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def mg_wfbp(
+    optimizer: optax.GradientTransformation,
+    *,
+    buckets: str = "optimal",
+    profile=None,
+    collective: str = "psum",
+    weighting: str = "proportional",
+) -> Algorithm:
+    """All-reduce the workers' gradients in buckets, then let `optimizer` take one step.
+
+    buckets: "optimal", "greedy", "asc", "wfbp", "single", "fixed" (25 MiB) or "fixed:SIZE" with a
+        size in kB, MB, GB, KiB, MiB or GiB.
+    profile: an object with `layers` (lists of paths, "module/kernel", in backward order), `ready`
+        (seconds from the start of the backward pass; None: unknown) and `cost` (see
+        `comms.buckets`), as `experiments.profiling` measures. None: layers are modules in reverse
+        order of their names. "optimal", "greedy" and "asc" need the times.
+    collective, weighting: as in `all_reduce`.
+
+    Bytes and seconds include the tokens, and every bucket's start-up; the seconds are those of the
+    channel, as if no backward pass hid them. Raises ValueError for unknown buckets, for lack of
+    times and, when it sees the gradient, for a profile of another model.
+    """
+    plan_of = plan_with(buckets, profile)
+    reduce = choose("collective", REDUCES, collective)
+
+    def wire_bytes(params, schedule):
+        workers = schedule.workers.shape[1]
+        sent = sum(
+            cost.ring_all_reduce_bytes(payload, workers, itemsize)
+            for payload, itemsize in _buffers(params, plan_of(params)[1])
+        )
+        return np.full(schedule.updates, float(sent))
+
+    def round_seconds(params, workers, network):
+        seconds = sum(
+            cost.ring_seconds(workers, payload, network)
+            for payload, _ in _buffers(params, plan_of(params)[1])
+        )
+        return lambda round_index: seconds
+
+    return all_reduce(optimizer, weighting=weighting)._replace(
+        exchange=bucketed_mean(lambda tree: plan_of(tree)[1], reduce),
+        wire_bytes=wire_bytes,
+        round_seconds=round_seconds,
+    )
+
+
+def plan_with(buckets: str, profile=None) -> Callable:
+    """tree of arrays or their shapes -> (plan, the leaves of each bucket), for both in plan order.
+
+    buckets, profile and errors as in `mg_wfbp`; the times of a plan without a profile are 0.
+    """
+    name, colon, size = buckets.partition(":")
+    planner = choose("buckets", planners.PLANNERS, name)
+    timed = profile is not None and profile.ready is not None
+    if colon and name != "fixed":
+        raise ValueError(f"buckets {buckets!r}: only fixed takes a size; write {name}")
+    if name not in UNTIMED and not timed:
+        raise ValueError(
+            f"buckets {buckets!r} need the times of the backward pass and of all-reduce; set "
+            f"profile to measure or to a saved one, or buckets to one of {', '.join(UNTIMED)}"
+        )
+    if colon:
+        planner = functools.partial(planner, bytes=_bytes(size))
+
+    def plan_of(tree):
+        leaves = jax.tree.leaves(tree)
+        layers = _modules(tree) if profile is None else _profiled(tree, profile)
+        sizes = [cost.payload_bytes([leaves[i] for i in layer]) for layer in layers]
+        times = (profile.ready, profile.cost) if timed else (np.zeros(len(sizes)), np.zeros_like)
+        plan = planner(sizes, *times)
+        return plan, [[i for layer in bucket for i in layers[layer]] for bucket in plan.buckets]
+
+    return plan_of
+
+
+def _bytes(size: str) -> float:
+    match = re.fullmatch(rf"(\d+(?:\.\d*)?) ?({'|'.join(UNITS)})", size)
+    if match is None or not float(match[1]) > 0:
+        raise ValueError(
+            f"buckets: {size!r} is no size of a fixed bucket; write a positive number of "
+            f"{', '.join(UNITS)}, as in fixed:25MB"
+        )
+    return float(match[1]) * UNITS[match[2]]
+
+
+def _modules(tree) -> list[list[int]]:
+    """Leaves by the module that holds them, the last name first."""
+    layers: dict[tuple, list[int]] = {}
+    for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
+        layers.setdefault(path[:-1], []).append(i)
+    return list(layers.values())[::-1]
+
+
+def _profiled(tree, profile) -> list[list[int]]:
+    """Leaves by the layers of a profile."""
+    index = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): i
+        for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree))
+    }
+    known = [path for layer in profile.layers for path in layer]
+    strange = sorted(set(known) ^ set(index))
+    if strange:
+        which = "the model does not have" if strange[0] in known else "the profile does not have"
+        raise ValueError(
+            f"mg_wfbp: the profile is of another model: {which} {strange[0]!r}; measure it anew"
+        )
+    return [[index[path] for path in layer] for layer in profile.layers]
+
+
+def _buffers(tree, buckets) -> list[tuple[int, int]]:
+    """(bytes with its token, bytes of an element) of every flat buffer that is all-reduced."""
+    leaves = jax.tree.leaves(tree)
+    floats = [jnp.result_type(leaf.dtype, float) for leaf in leaves]
+    buffers = []
+    for bucket in buckets:
+        for dtype, members in flat_buffers(bucket, floats).items():
+            elements = 1 + sum(int(np.prod(leaves[i].shape)) for i in members)
+            buffers.append((elements * dtype.itemsize, dtype.itemsize))
+    return buffers

@@ -1,0 +1,285 @@
+"""Step times with every kind of buckets, measured on processes of one host beside the prediction.
+
+    python -m benchmarks.buckets_processes                  # two processes, gloo over loopback
+    python -m benchmarks.buckets_processes --rate=1gbit     # over rate-limited links; needs root
+
+Every process is a worker with one CPU device. A profile of backward pass and all-reduce is measured
+first, then steps of all plans turn by turn; medians are compared with two predictions: the plan's
+timeline, in which communication runs beside the backward pass (`overlapped`; `error` is against
+it), and plain addition of both (`added`). Which of them a backend follows, a trace of its
+operations tells: `beside` is the share of the time of all-reduces in which the same process was
+seen to compute something else, at least: matrix products that other threads go on with are unseen.
+
+An all-reduce on a CPU blocks one of the threads that XLA computes with, which `--threads` adds to.
+`--rate` puts every process into a network namespace of its own, with a veth to a common bridge and
+`tc tbf` on either end. The namespaces are gone afterwards.
+"""
+
+import contextlib
+import functools
+import gzip
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags, logging
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.table import Table
+
+from algorithms.base import AXIS
+from algorithms.mg_wfbp import mg_wfbp, plan_with
+from benchmarks import timing
+from experiments import profiling, tasks
+
+_PROCESSES = flags.DEFINE_integer("processes", 2, "Workers.", lower_bound=2)
+_RATE = flags.DEFINE_string("rate", None, "Rate of every worker's link, as in 1gbit.")
+_LAYERS = flags.DEFINE_integer("layers", 6, "Hidden layers of the model.", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("width", 384, "Units of each.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 512, "Samples of a worker's mini-batch.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 21, "Timed steps of every plan.", lower_bound=1)
+_THREADS = flags.DEFINE_integer(
+    "threads", None, "XLA's threads per process; by default as many as there are cores."
+)
+_TIMEOUT = flags.DEFINE_integer("timeout", 420, "Seconds after which everything is ended.")
+_RANK = flags.DEFINE_integer("rank", None, "Number of this worker; set by the first process.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "Set by the first process.")
+
+PLANS = ("wfbp", "single", "fixed:1MB", "greedy", "asc", "optimal")
+TRACED = 5  # steps of each plan
+
+
+# --- a worker ---
+
+
+def work() -> None:
+    """Measure as one of the workers; the first one prints its results as JSON."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        _COORDINATOR.value, _PROCESSES.value, _RANK.value, initialization_timeout=60
+    )
+    task = tasks.build(
+        {"name": "digits", "model": {"name": "mlp", "hidden": [_WIDTH.value] * _LAYERS.value}}
+    )
+    profile = profiling.measure(task, _BATCH.value)
+    steps = {"alone": step_of(task, None)}
+    for buckets in PLANS:
+        steps[buckets] = step_of(task, mg_wfbp(optax.sgd(0.1), buckets=buckets, profile=profile))
+    taken = timing.seconds({name: run for name, (run, _) in steps.items()}, _REPEATS.value)
+    shares = {buckets: traced(*steps[buckets]) for buckets in PLANS}
+    if _RANK.value:
+        return
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    (alpha, beta), r_squared = profile.fit
+    alone = taken["alone"] - float(profile.cost.seconds(4))
+    told = {
+        "alone": alone,
+        "backward": profile.ready[-1],
+        "alpha": alpha,
+        "beta": beta,
+        "r_squared": r_squared,
+        "plans": {},
+    }
+    for buckets in PLANS:
+        plan, _ = plan_with(buckets, profile)(params)
+        told["plans"][buckets] = {
+            "buckets": len(plan.buckets),
+            "overlapped": alone + plan.exposed,
+            "added": alone + float(np.sum(plan.end - plan.start)),
+            "measured": taken[buckets],
+            "beside": shares[buckets],
+        }
+    print(json.dumps(told), flush=True)
+
+
+def step_of(task, method):
+    """(a function that takes a step of plain SGD, the names of its all-reduces); on fixed samples.
+
+    method: None: all that is exchanged is one number.
+    """
+    devices = jax.make_mesh((jax.device_count(),), (AXIS,), (AxisType.Auto,))
+    stacked = NamedSharding(devices, P(AXIS))
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map, mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
+    )
+    def step(params, examples):
+        params = jax.tree.map(lambda a: a[0], params)
+        update = jax.grad(lambda p: task.losses(p, examples).mean())(params)
+        if method is None:  # one number: waiting for the slowest worker is no communication
+            touched = sum(jnp.ravel(u)[0] for u in jax.tree.leaves(update))
+            update = jax.tree.map(lambda u: u + 0 * jax.lax.psum(touched, AXIS), update)
+        else:
+            update, _ = method.exchange.update(update, optax.EmptyState(), params)
+        return jax.tree.map(lambda a, u: (a - 0.01 * u)[None], params, update)
+
+    def place(array):
+        whole = np.broadcast_to(array, (jax.device_count(), *np.shape(array)))
+        return jax.make_array_from_callback(whole.shape, stacked, lambda i: whole[i])
+
+    def samples(array):
+        whole = np.resize(array, (jax.device_count() * _BATCH.value, *array.shape[1:]))
+        return jax.make_array_from_callback(whole.shape, stacked, lambda i: whole[i])
+
+    params = jax.tree.map(place, jax.device_get(jax.jit(task.init)(jax.random.key(0))))
+    examples = jax.tree.map(samples, task.train)
+    program = step.lower(params, examples).compile()
+    names = re.findall(r"%?([\w.-]+) = [^=]*? all-reduce\(", program.as_text())
+    return lambda: program(params, examples), set(names)
+
+
+def traced(run, all_reduces: set[str]) -> float:
+    """The share of the time of the named operations in which this process ran another one."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, create_perfetto_trace=True):
+            for _ in range(TRACED):
+                jax.block_until_ready(run())
+        (path,) = pathlib.Path(folder).rglob("perfetto_trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    sending, computing = [], []
+    for event in events:
+        if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
+            spans = sending if event["name"] in all_reduces else computing
+            spans.append((event["ts"], event["ts"] + event["dur"]))
+    ticks = np.unique(np.concatenate([np.ravel(sending), np.ravel(computing)]))
+    middle, lasts = (ticks[1:] + ticks[:-1]) / 2, np.diff(ticks)
+    sends, computes = (
+        np.any([(begin < middle) & (middle < end) for begin, end in spans], axis=0)
+        for spans in (sending, computing)
+    )
+    return float(lasts[sends & computes].sum() / lasts[sends].sum())
+
+
+# --- the parent ---
+
+
+@contextlib.contextmanager
+def namespaces(count: int, rate: str):
+    """Namespaces whose links have a rate; gives (prefix of a command, address) of each."""
+    hub, *names = (f"gossax{os.getpid()}n{i}" for i in range(count + 1))
+    hosts = pathlib.Path("/etc/netns")  # where `ip netns exec` looks
+    addresses = [f"10.77.0.{i + 1}" for i in range(count)]
+    limit = f"root tbf rate {rate} burst 256kb latency 50ms"
+
+    def run(command):
+        subprocess.run(command.split(), check=True, capture_output=True, text=True)
+
+    try:
+        run(f"ip netns add {hub}")
+        run(f"ip -n {hub} link add hub type bridge")
+        run(f"ip -n {hub} link set hub up")
+        for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
+            run(f"ip netns add {name}")
+            run(f"ip -n {hub} link add port{i} type veth peer name eth0 netns {name}")
+            run(f"ip -n {hub} link set port{i} master hub up")
+            run(f"ip -n {name} addr add {address}/24 dev eth0")
+            run(f"ip -n {name} link set eth0 up")
+            run(f"ip -n {name} link set lo up")
+            run(f"tc -n {hub} qdisc add dev port{i} {limit}")
+            run(f"tc -n {name} qdisc add dev eth0 {limit}")
+            # Gloo listens where the host's name leads.
+            (hosts / name).mkdir(parents=True)
+            (hosts / name / "hosts").write_text(
+                f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
+            )
+        yield [(["ip", "netns", "exec", n], a) for n, a in zip(names, addresses, strict=True)]
+    finally:
+        for name in (hub, *names):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            shutil.rmtree(hosts / name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def loopback(count: int):
+    """As `namespaces`, without any."""
+    yield [([], "127.0.0.1")] * count
+
+
+def measure(places) -> dict:
+    """Start a worker in every place and return what the first one tells."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"{places[0][1]}:{free.getsockname()[1]}"
+    environment = dict(os.environ)
+    if _THREADS.value is not None:
+        environment["NPROC"] = str(_THREADS.value)  # what XLA's CPU client goes by
+    own = [argument for argument in sys.argv[1:] if not argument.startswith("--rate")]
+    workers = []
+    try:
+        for rank, (prefix, _) in enumerate(places):
+            command = [sys.executable, "-m", "benchmarks.buckets_processes", *own]
+            command += [f"--rank={rank}", f"--coordinator={coordinator}"]
+            workers.append(
+                subprocess.Popen(
+                    [*prefix, *command],
+                    stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
+            )
+        output, errors = workers[0].communicate(timeout=_TIMEOUT.value)
+    finally:
+        for worker in workers:
+            worker.kill()
+    if workers[0].returncode:
+        raise RuntimeError(f"the first worker failed:\n{errors[-2000:]}")
+    return json.loads(output.splitlines()[-1])
+
+
+def unmet(rate: str | None) -> str | None:
+    """What keeps a rate from being set, if anything does."""
+    if rate is None:
+        return None
+    if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc")):
+        return "--rate needs Linux with ip and tc (iproute2)"
+    return None if os.geteuid() == 0 else "--rate needs root"
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    if _RANK.value is not None:
+        work()
+        return
+    reason = unmet(_RATE.value)
+    if reason is not None:
+        print(f"skipped: {reason}; leave it out to measure over loopback")
+        return
+    count = _PROCESSES.value
+    network = loopback(count) if _RATE.value is None else namespaces(count, _RATE.value)
+    with network as places:
+        told = measure(places)
+    table = Table(title=f"{count} processes, {_RATE.value or 'loopback'}: ms of a step (median)")
+    for column in ("plan", "buckets", "overlapped", "added", "measured", "error", "beside"):
+        table.add_column(column, justify="left" if column == "plan" else "right")
+    for name, plan in told["plans"].items():
+        milliseconds = (f"{1e3 * plan[k]:.1f}" for k in ("overlapped", "added", "measured"))
+        error = plan["measured"] / plan["overlapped"] - 1
+        shares = (f"{error:+.0%}", f"{plan['beside']:.0%}")
+        table.add_row(name, str(plan["buckets"]), *milliseconds, *shares)
+    console = Console(width=100)
+    console.print(table)
+    console.print(
+        f"a step alone {1e3 * told['alone']:.1f} ms, backward {1e3 * told['backward']:.1f} ms; "
+        f"all-reduce {1e3 * told['alpha']:.2f} ms and {1e-6 / told['beta']:.0f} MB/s "
+        f"(R^2 {told['r_squared']:.3f}); load of the host {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)

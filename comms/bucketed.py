@@ -1,0 +1,79 @@
+"""The mean of a pytree over the workers, one all-reduce per planned bucket.
+
+Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141: a bucket's all-reduce needs the gradients of that bucket
+alone, so it may run inside the backward pass. A compiler's all-reduce combiner would merge all of
+them into one at the end. It never merges what depends on one another, so every flat buffer ends
+with a token, an extra element that comes out of the all-reduce before; that is also the model's
+channel, which takes one bucket after the other, in order.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from comms.collectives import _over, _weighed
+
+
+def bucketed_weighted_mean(
+    tree,
+    buckets: Sequence[Sequence[int]],
+    weight=None,
+    axis: str = "workers",
+    reduce: Callable = jax.lax.psum,
+):
+    """`comms.collectives.weighted_mean`, all-reduced in buckets, in their order.
+
+    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once.
+    reduce: (flat vector, axis) -> its sum over the workers, exact or not, of the same shape.
+
+    A bucket is one flat buffer per dtype in it, so that nothing is cast to travel but integers, as
+    floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit. Runs under a named axis;
+    raises ValueError for buckets that are not the tree's leaves.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if sorted(i for bucket in buckets for i in bucket) != list(range(len(leaves))):
+        raise ValueError(
+            f"buckets {[list(bucket) for bucket in buckets]} do not hold each of {len(leaves)} "
+            f"leaves once; give every index from 0 to {len(leaves) - 1} to one bucket"
+        )
+    total = None
+    if weight is not None:  # apart, in float32: in the dtype of a buffer the sum could be rounded
+        total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
+    floats = [jnp.result_type(leaf, float) for leaf in leaves]
+    means, token = list(leaves), jnp.float32(0)
+    for bucket in buckets:
+        for dtype, members in flat_buffers(bucket, floats).items():
+            parts = [jnp.asarray(leaves[i], dtype) for i in members]
+            if weight is not None:
+                parts = [_weighed(x, weight) for x in parts]
+            sums = reduce(_flat(parts, token), axis)
+            # Of an inexact sum the token may be anything; a float times 0 is kept by compilers.
+            token = 0 * sums[-1]
+            start = 0
+            for i, x in zip(members, parts, strict=True):
+                of_leaf = sums[start : start + x.size].reshape(x.shape)
+                means[i] = _mean(of_leaf, total, axis)
+                start += x.size
+    return jax.tree.unflatten(structure, means)
+
+
+def flat_buffers(bucket: Sequence[int], dtypes: Sequence) -> dict:
+    """The leaves of a bucket by dtype: {dtype: indices}, in their order. One all-reduce each."""
+    buffers: dict = {}
+    for i in bucket:
+        buffers.setdefault(dtypes[i], []).append(i)
+    return buffers
+
+
+def _flat(parts, token):
+    return jnp.concatenate([*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]])
+
+
+def _mean(sums, total, axis):
+    # As if they had been all-reduced alone: else what is fused with taking them out of the buffer,
+    # as momentum is, would be rounded differently than after a plain `pmean`.
+    sums = jax.lax.optimization_barrier(sums)
+    if total is None:
+        return sums / jnp.asarray(jax.lax.axis_size(axis), sums.dtype)
+    return _over(sums, total)

@@ -1,0 +1,282 @@
+"""What MG-WFBP's planner needs, measured: when gradients are ready and how long all-reduces take.
+
+    profile = profiling.measure(task, batch_size=64, devices=jax.devices())
+    profiling.save("profile.json", profile)
+
+A plan can then be made anywhere: `--config.profile=profile.json`. Everything is a wall-clock time
+of the devices at hand; a backward pass is timed on one of them, alone.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from scipy import optimize
+
+from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
+from experiments.tasks import Task
+
+SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB
+
+
+class Backward(NamedTuple):
+    """Measured times of one gradient of a mini-batch on one device."""
+
+    layers: list[list[str]]  # paths of each layer's parameters, in backward order
+    ready: np.ndarray  # [layers] s from the start of the backward pass
+    forward: float  # s
+    whole: float  # s of the backward pass, timed apart; ready[-1] should be as much
+
+    @property
+    def error(self) -> float:
+        """How far the last ready time is from the whole backward pass, relative to that."""
+        return float(self.ready[-1] / self.whole - 1)
+
+
+class Profile(NamedTuple):
+    """What a plan is made from; `layers` alone are enough for plans that look at no times."""
+
+    layers: list[list[str]]  # as in `Backward`
+    ready: np.ndarray | None = None  # as in `Backward`
+    sizes: np.ndarray | None = None  # [n] bytes
+    seconds: np.ndarray | None = None  # [n] of an all-reduce
+
+    @property
+    def cost(self) -> Table:
+        """The measured cost of an all-reduce."""
+        return table(self.sizes, self.seconds)
+
+    @property
+    def fit(self) -> tuple[AlphaBeta, float]:
+        """The affine model of that cost, and its R^2."""
+        return fit(self.sizes, self.seconds)
+
+
+def save(path: str | os.PathLike, profile: Profile) -> None:
+    """Write a profile as JSON, for `load`."""
+    fields = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in profile._asdict().items()
+    }
+    Path(path).write_text(json.dumps(fields) + "\n")
+
+
+def load(path: str | os.PathLike) -> Profile:
+    """The profile in a file of `save`; ValueError if it holds none."""
+    try:
+        stored = json.loads(Path(path).read_text())
+        profile = Profile(stored["layers"], *(np.array(stored[k], float) for k in _TIMES))
+        fits = len(profile.layers) == len(profile.ready) and profile.cost is not None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"profile {str(path)!r} cannot be read ({type(error).__name__}: {error}); write it "
+            "with experiments.profiling.save"
+        ) from error
+    if not fits:
+        raise ValueError(
+            f"profile {str(path)!r} has {len(profile.ready)} ready times for "
+            f"{len(profile.layers)} layers; measure it anew"
+        )
+    return profile
+
+
+_TIMES = ("ready", "sizes", "seconds")
+
+
+def measure(
+    task: Task, batch_size: int, devices: Sequence | None = None, steps: int = 100
+) -> Profile:
+    """Time the gradient of `batch_size` examples, and all-reduces up to the model's size.
+
+    Of several processes all call this, and all get what process 0 has measured: workers that plan
+    different buckets would wait for each other for ever.
+    """
+    payload = payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
+    # One size beyond that of the model: no bucket can be larger, its token aside.
+    needed = 2 + sum(size < payload for size in SIZES[1:])
+    backward = measure_backward(task, batch_size, steps)
+    sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
+    return Profile(backward.layers, _agreed(backward.ready), sizes, seconds)
+
+
+def for_config(config, task: Task) -> Profile:
+    """The profile that `config.profile` names, for the mini-batches of a round.
+
+    None: the order of the layers alone. "measure": measured, once in a process for arms that would
+    measure the same; "measure:PATH": and saved there. Anything else is the path of a saved one.
+    """
+    source = config.get("profile")
+    batch_size = config.batch_size * config.mini_batches
+    if source is None:
+        return Profile(backward_order(task, batch_size))
+    if not isinstance(source, str):
+        raise ValueError(f"profile: {source!r} is no text; set it to measure, a path or None")
+    verb, _, path = source.partition(":")
+    if verb != "measure":
+        return load(source)
+    if len(jax.devices()) < config.workers:
+        raise ValueError(
+            f"profile: measuring all-reduce takes {config.workers} devices and there are "
+            f"{len(jax.devices())}; set config.runtime=mesh, or config.profile to a saved one"
+        )
+    key = (str(config.task), batch_size, config.workers)
+    if key not in _MEASURED:
+        _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers])
+    if path and jax.process_index() == 0:
+        save(path, _MEASURED[key])
+    return _MEASURED[key]
+
+
+_MEASURED: dict[tuple, Profile] = {}
+
+
+# --- all-reduce ---
+
+
+def measure_all_reduce(
+    devices: Sequence | None = None,
+    sizes: Sequence[int] = SIZES,
+    warm_ups: int = 5,
+    repeats: int = 10,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes [n] and mean seconds [n] of a `psum` of float32 over devices, by default all.
+
+    Several in a row make a measurement, so that starting a program hardly counts. `comms.cost.fit`
+    and `comms.cost.table` make a cost of the result. Of several processes all must call this; what
+    process 0 has measured is returned in all of them.
+    """
+    devices = jax.devices() if devices is None else devices
+    mesh = jax.make_mesh((len(devices),), ("workers",), (AxisType.Auto,), devices=devices)
+    stacked = NamedSharding(mesh, P("workers"))
+
+    @jax.jit
+    @jax.shard_map(mesh=mesh, in_specs=(P("workers"), P()), out_specs=P("workers"), check_vma=False)
+    def in_a_row(x, count):
+        mean = lambda _, x: jax.lax.psum(x, "workers") / len(devices)  # noqa: E731
+        return jax.lax.fori_loop(0, count, mean, x)
+
+    means = []
+    for size in sizes:
+        elements = max(1, size // 4)
+        count = int(np.clip(2**22 // size, 1, 32))
+        x = jax.jit(jnp.zeros, static_argnums=0, out_shardings=stacked)(len(devices) * elements)
+        run = lambda x=x, count=count: in_a_row(x, count)  # noqa: E731
+        for _ in range(warm_ups):
+            _timed(run)
+        means.append(np.mean([_timed(run) for _ in range(repeats)]) / count)
+    return np.array(sizes, float), _agreed(np.array(means))
+
+
+def _agreed(values: np.ndarray) -> np.ndarray:
+    """Those of process 0."""
+    if jax.process_count() == 1:
+        return values
+    return np.asarray(multihost_utils.broadcast_one_to_all(np.float32(values)), float)
+
+
+# --- backward pass ---
+
+
+def backward_order(task: Task, batch_size: int) -> list[list[str]]:
+    """Paths of the parameters, layer by layer, in the order in which gradients are computed.
+
+    A layer is a module with parameters of its own. The order is that of the traced gradient:
+    names say little, as flax sorts "layers_10" before "layers_2".
+    """
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    jaxpr = jax.make_jaxpr(jax.grad(_mean_loss(task)))(params, _examples(task, batch_size)).jaxpr
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    layers: dict[tuple, list] = {}
+    for (path, _), gradient in zip(leaves, jaxpr.outvars, strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        layers.setdefault(path[:-1], []).append((_computed(jaxpr, gradient), name))
+    in_order = sorted((sorted(layer) for layer in layers.values()), key=lambda layer: layer[-1])
+    return [[name for _, name in layer] for layer in in_order]
+
+
+def _computed(jaxpr, variable) -> tuple[int, ...]:
+    """Where in a program a variable gets its value: the number of an equation, and within it."""
+    for index, eqn in enumerate(jaxpr.eqns):
+        for place, out in enumerate(eqn.outvars):
+            if out is variable:
+                inner = getattr(eqn.params.get("jaxpr"), "jaxpr", eqn.params.get("jaxpr"))
+                if inner is None or len(inner.outvars) != len(eqn.outvars):
+                    return (index,)
+                return (index, *_computed(inner, inner.outvars[place]))
+    return ()  # a constant, or what the program was given
+
+
+def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
+    """When every layer's gradient is ready, by cutting the backward pass.
+
+    The gradient with respect to the last layers alone needs no more of the backward pass; the time
+    of the forward pass is taken off. Programs take turns, `steps` each, and a time is the mean of
+    the faster half: whatever else a host does only adds. Noise that would let an earlier layer be
+    ready first is evened out (isotonic regression). A cut program is fused as its own, so single
+    layers are less certain than the whole. Compiles a program per layer.
+    """
+    layers = backward_order(task, batch_size)
+    params = jax.jit(task.init)(jax.random.key(0))
+    examples = jax.device_put(_examples(task, batch_size))
+    loss = _mean_loss(task)
+    programs = {"forward": jax.jit(loss), "whole": jax.jit(jax.value_and_grad(loss))}
+    for last in range(1, len(layers) + 1):
+        chosen = {path for layer in layers[:last] for path in layer}
+        programs[last] = jax.jit(_cut(loss, chosen))
+    taken = _in_turns({k: lambda f=f: f(params, examples) for k, f in programs.items()}, steps)
+    forward = taken["forward"]
+    after = [taken[last] - forward for last in range(1, len(layers) + 1)]
+    ready = np.maximum(optimize.isotonic_regression(after).x, 0.0)
+    return Backward(layers, ready, forward, max(taken["whole"] - forward, 1e-9))
+
+
+def _mean_loss(task: Task) -> Callable:
+    """(params, examples) -> mean loss; a draw that changes over training is that of its start."""
+    seen = (0.0,) if task.shared_draw else ()
+    return lambda params, examples: task.losses(params, examples, *seen).mean()
+
+
+def _examples(task: Task, batch_size: int):
+    samples = jax.tree.leaves(task.train)[0].shape[0]
+    return jax.tree.map(lambda a: np.asarray(a[np.arange(batch_size) % samples]), task.train)
+
+
+def _cut(loss: Callable, chosen: set[str]) -> Callable:
+    """The gradient of a loss with respect to the parameters at the chosen paths."""
+
+    def gradient(params, examples):
+        paths, structure = jax.tree_util.tree_flatten_with_path(params)
+        leaves = {jax.tree_util.keystr(p, simple=True, separator="/"): a for p, a in paths}
+
+        def of_chosen(some):
+            return loss(jax.tree.unflatten(structure, list((leaves | some).values())), examples)
+
+        return jax.grad(of_chosen)({path: leaves[path] for path in chosen})
+
+    return gradient
+
+
+def _in_turns(programs: Mapping[object, Callable], steps: int) -> dict:
+    """Mean seconds of the faster half of `steps` interleaved runs of each program."""
+    for run in programs.values():
+        _timed(run)
+    taken = {name: [] for name in programs}
+    for _ in range(steps):
+        for name, run in programs.items():
+            taken[name].append(_timed(run))
+    return {name: float(np.mean(np.sort(t)[: (steps + 1) // 2])) for name, t in taken.items()}
+
+
+def _timed(run: Callable) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - began

@@ -1,0 +1,159 @@
+"""MG-WFBP: the plan is what is compiled, and what is trained is what plain all-reduce trains."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce, mg_wfbp
+from algorithms.base import scale_by_samples
+from algorithms.mg_wfbp import plan_with
+from comms import cost
+from experiments import data, profiling, sampling, tasks
+from experiments.profiling import Profile
+from runtimes import mesh
+
+N, B = 8, 4
+MODEL = {"name": "mlp", "hidden": [32] * 11}  # "layers_10" sorts before "layers_2"
+LAYERS = [[f"layers_{2 * i}/bias", f"layers_{2 * i}/kernel"] for i in range(12, 0, -1)]
+# A layer takes 1 ms to compute and 1.2 ms to send, two together take 1.7 ms.
+PROFILE = Profile(LAYERS, 1e-3 * np.arange(1.0, 13), np.array([0.0, 1e6]), np.array([7e-4, 0.12]))
+SHAPES = {
+    "module_1": {"kernel": jax.ShapeDtypeStruct((10, 10), jnp.float32)},
+    "module_2": {
+        "bias": jax.ShapeDtypeStruct((10,), jnp.float32),
+        "kernel": jax.ShapeDtypeStruct((10, 20), jnp.float32),
+    },
+}
+
+
+def sgd():
+    return scale_by_samples(0.05)
+
+
+def momentum():
+    return optax.chain(optax.trace(0.9), scale_by_samples(0.05))
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tasks.build({"name": "digits", "model": MODEL})
+
+
+def runtime(task, method):
+    sampler = sampling.Sampler(data.iid(task.labels, N, 0), B, 0)
+    return mesh.mesh(
+        method, task.losses, task.train, sampler, workers=N, mini_batches=1, rounds_per_dispatch=20
+    )
+
+
+def trained(task, method, updates=20):
+    built = runtime(task, method)
+    state, _ = built.advance(built.start(task.init(jax.random.key(0))), np.inf, updates)
+    return jax.device_get(state.model.params)
+
+
+def compiled(task, method) -> str:
+    built = runtime(task, method)
+    state = built.start(task.init(jax.random.key(0)))
+    table = np.zeros((N, 20, B), np.int32)
+    return (
+        built.dispatch.lower(state.model, table, task.train, None, np.int32(1)).compile().as_text()
+    )
+
+
+@pytest.mark.parametrize("optimizer", [sgd, momentum])
+def test_parameters_are_those_of_plain_pmean_bit_for_bit(task, optimizer):
+    expected = trained(task, all_reduce(optimizer()))
+    for buckets in ("optimal", "wfbp", "single", "fixed:8kB"):
+        got = trained(task, mg_wfbp(optimizer(), buckets=buckets, profile=PROFILE))
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+@pytest.mark.parametrize("buckets", ["optimal", "greedy", "asc", "wfbp", "single", "fixed:8kB"])
+def test_the_compiled_program_has_one_all_reduce_per_bucket_between_the_products(task, buckets):
+    """The text is the schedule, and the products of its backward pass are dots."""
+    text = compiled(task, mg_wfbp(momentum(), buckets=buckets, profile=PROFILE))
+    assert "is_scheduled=true" in text
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    plan, leaves = plan_with(buckets, PROFILE)(params)
+    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+    sent = [int(n) for n in re.findall(r"f32\[(\d+)\]\S* all-reduce\(", text)]
+    assert sent == [1 + sum(sizes[i] for i in bucket) for bucket in leaves]
+
+    operations = re.findall(r" (all-reduce|dot)\(", text)
+    assert operations.count("all-reduce") == len(plan.buckets)
+    gaps = " ".join(operations).split("all-reduce")[1:-1]
+    assert sum("dot" in gap for gap in gaps) >= min(len(gaps), max(1, len(gaps) - 2))
+
+
+def test_the_profile_says_what_is_a_layer_and_in_which_order(task):
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    assert profiling.backward_order(task, B) == LAYERS
+    plan, leaves = plan_with("wfbp", PROFILE)(params)
+    assert [[paths[i] for i in bucket] for bucket in leaves] == LAYERS
+    optimal, _ = plan_with("optimal", PROFILE)(params)
+    assert 1 < len(optimal.buckets) < 12 and optimal.finish < plan.finish
+
+
+def test_without_a_profile_layers_are_modules_in_reverse_order():
+    for profile in (None, Profile([["module_2/bias", "module_2/kernel"], ["module_1/kernel"]])):
+        assert plan_with("wfbp", profile)(SHAPES)[1] == [[1, 2], [0]]
+        assert plan_with("single", profile)(SHAPES)[1] == [[1, 2, 0]]
+        assert plan_with("fixed", profile)(SHAPES)[1] == [[1, 2, 0]]
+        assert plan_with("fixed:0.84kB", profile)(SHAPES)[1] == [[1, 2], [0]]
+
+
+@pytest.mark.parametrize(
+    ("size", "buckets"),
+    [("839 kB", 1), ("840kB", 1), ("0.84kB", 2), ("0.82KiB", 2), ("0.00084MB", 2), ("1GiB", 1)],
+)
+def test_sizes_have_units(size, buckets):
+    assert len(plan_with(f"fixed:{size}")(SHAPES)[1]) == buckets
+
+
+@pytest.mark.parametrize("size", ["25", "MB", "-1MB", "0MB", "25mb", "25 M B", ""])
+def test_sizes_that_are_none_are_refused(size):
+    with pytest.raises(ValueError, match=f"{size!r} is no size of a fixed bucket; write a posit"):
+        plan_with(f"fixed:{size}")
+
+
+def test_plans_that_cannot_be_made_are_refused():
+    with pytest.raises(ValueError, match="unknown choice 'best'; known choices: wfbp, single"):
+        mg_wfbp(sgd(), buckets="best")
+    with pytest.raises(ValueError, match="only fixed takes a size; write wfbp"):
+        mg_wfbp(sgd(), buckets="wfbp:1MB")
+    for profile in (None, Profile(LAYERS)):
+        with pytest.raises(
+            ValueError, match=r"'optimal' need the times .* one of wfbp, single, fi"
+        ):
+            mg_wfbp(sgd(), profile=profile)
+    with pytest.raises(ValueError, match="unknown choice 'tree'; known choices: psum, ring"):
+        mg_wfbp(sgd(), buckets="wfbp", collective="tree")
+    other = Profile([["module_1/kernel"], ["module_2/bias"]])
+    with pytest.raises(ValueError, match="the profile does not have 'module_2/kernel'; measure"):
+        plan_with("wfbp", other)(SHAPES)
+    with pytest.raises(ValueError, match="the model does not have 'layers_10/bias'"):
+        plan_with("wfbp", PROFILE)(SHAPES)
+
+
+def test_bytes_and_seconds_count_every_buckets_token_and_start():
+    class Row:
+        workers = np.zeros((3, 2), int)
+        updates = 3
+
+    method = mg_wfbp(sgd(), buckets="wfbp")
+    # Two workers: each sends half of 210 + 1 and of 100 + 1 floats, rounded up, twice.
+    np.testing.assert_array_equal(method.wire_bytes(SHAPES, Row), 3 * [8 * (106 + 51)])
+    network = cost.uniform_network(latency=1.0, bandwidth=4.0, workers=2)
+    seconds = method.round_seconds(SHAPES, 2, network)(0)
+    assert seconds == 2 * (1 + 211 / 2) + 2 * (1 + 101 / 2)
+    single = mg_wfbp(sgd(), buckets="single").round_seconds(SHAPES, 2, network)(0)
+    assert single == 2 * (1 + 311 / 2)

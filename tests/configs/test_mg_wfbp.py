@@ -1,0 +1,47 @@
+"""The sweep of buckets, and what it claims."""
+
+import numpy as np
+import pytest
+
+from comms import buckets
+from configs import mg_wfbp
+from experiments import profiling, sweep, tasks
+
+SMALL = {"task": "digits(model={'name': 'mlp', 'hidden': [8, 8]})", "updates": 3}
+
+
+@pytest.fixture
+def arms(tmp_path):
+    """As `claims` gets them, with a profile that was saved."""
+    task = tasks.build(SMALL["task"])
+    layers = profiling.backward_order(task, 16)
+    path = tmp_path / "profile.json"
+    profiling.save(
+        path,
+        profiling.Profile(layers, 1e-3 * np.arange(1.0, 4), np.array([0, 1e6]), np.array([1, 2.0])),
+    )
+    return [
+        {
+            "name": name,
+            "config": sweep.override(
+                mg_wfbp.get_config(), changes | SMALL | {"profile": str(path)}
+            ),
+        }
+        for name, changes in mg_wfbp.sweep()
+    ]
+
+
+def test_every_kind_of_buckets_has_an_arm(arms):
+    chosen = {arm["config"].buckets.partition(":")[0] for arm in arms[1:]}
+    assert chosen == set(buckets.PLANNERS) - {"asc"}
+    assert arms[0]["config"].algorithm == "all_reduce"
+    assert mg_wfbp.get_config("workers=4").workers == 4
+
+
+def test_claims_tell_which_parameters_are_those_of_pmean(arms):
+    by_name = {arm["name"]: arm for arm in arms}
+    by_name["single"]["config"].seed = 1
+    chosen = [by_name[name] for name in ("pmean", "optimal", "single")]
+    (_, equal), (_, plans) = mg_wfbp.claims(chosen, updates=3)
+    assert equal == "parameters equal to plain pmean, bit for bit: optimal\nnot equal: single"
+    assert plans.splitlines()[1].startswith("single: 1 buckets, ")

@@ -1,0 +1,164 @@
+"""Profiles: the order of a backward pass, measured times, and how a config gets one."""
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from comms import cost
+from configs import mg_wfbp
+from experiments import profiling, sweep, tasks, train
+from experiments.profiling import Profile
+
+PROFILE = Profile(
+    [["b"], ["a/bias", "a/kernel"]],
+    np.array([0.25, 0.5]),
+    np.array([1000.0, 2000.0, 4000.0]),
+    np.array([2.0, 3.0, 5.0]),
+)
+TINY = "digits(model={'name': 'mlp', 'hidden': [8]})"
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tasks.build(TINY)
+
+
+def paths(task):
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
+
+
+def test_the_order_is_that_of_the_computation_not_of_the_names():
+    """By name layers_10 would come after layers_1; each layer's parameters stay together."""
+    task = tasks.build("digits(model=cnn, l2=0.1)")
+    order = profiling.backward_order(task, 4)
+    assert [layer[0].split("/")[0] for layer in order] == [f"layers_{i}" for i in (10, 6, 5, 2, 1)]
+    assert order[1] == ["layers_6/bias", "layers_6/scale"]
+
+
+def test_the_order_looks_into_calls():
+    task = tasks.build("digits(model=cnn)")
+    jitted = task._replace(losses=jax.jit(task.losses))
+    assert profiling.backward_order(jitted, 4) == profiling.backward_order(task, 4)
+
+
+@pytest.mark.parametrize("name", ["synthetic_quadratic", "synthetic_logistic"])
+def test_parameters_without_a_name_are_a_layer(name):
+    assert profiling.backward_order(tasks.build(name), 4) == [[""]]
+
+
+def test_ready_times_are_those_of_every_layer_and_do_not_fall(task):
+    measured = profiling.measure_backward(task, 16, steps=4)
+    assert len(measured.layers) == len(measured.ready) == 2
+    assert {path for layer in measured.layers for path in layer} == paths(task)
+    assert (measured.ready >= 0).all() and (np.diff(measured.ready) >= 0).all()
+    assert measured.forward > 0 and measured.whole > 0
+    assert measured.error == measured.ready[-1] / measured.whole - 1
+
+
+def test_a_cut_gradient_is_the_gradient(task):
+    params = task.init(jax.random.key(0))
+    examples = jax.tree.map(lambda a: a[:8], task.train)
+    loss = lambda p, e: task.losses(p, e).mean()  # noqa: E731
+    whole = jax.grad(loss)(params, examples)
+    last = profiling.backward_order(task, 8)[0]
+    cut = profiling._cut(loss, set(last))(params, examples)
+    assert sorted(cut) == last
+    for path, gradient in cut.items():
+        module, name = path.split("/")
+        np.testing.assert_array_equal(gradient, whole[module][name])
+
+
+def test_all_reduces_are_timed_for_every_size():
+    sizes, seconds = profiling.measure_all_reduce(jax.devices()[:2], (4096, 8192), 1, 2)
+    np.testing.assert_array_equal(sizes, [4096, 8192])
+    assert seconds.shape == (2,) and (seconds > 0).all()
+
+
+def test_a_profile_is_enough_for_a_plan(task):
+    """Its sizes go beyond the model's, so that a table need not be continued."""
+    profile = profiling.measure(task, 8, jax.devices()[:2], steps=2)
+    payload = cost.payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
+    assert payload < profile.sizes[-1] <= max(8192, 2 * payload)
+    assert profile.cost.seconds(payload) > 0
+    fitted, r_squared = profile.fit
+    assert fitted.alpha >= 0 and r_squared <= 1
+
+
+def test_profiles_are_saved_and_loaded(tmp_path):
+    profiling.save(tmp_path / "p.json", PROFILE)
+    loaded = profiling.load(tmp_path / "p.json")
+    assert loaded.layers == PROFILE.layers
+    for one, other in zip(loaded[1:], PROFILE[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert loaded.fit[0].seconds(1500) == pytest.approx(2.5)
+    assert loaded.cost.seconds(1500) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layers", r"cannot be read \(JSONDecodeError"),
+        ('{"layers": [["a"]]}', r"cannot be read \(KeyError: 'ready'\); write it with"),
+        (
+            '{"layers": [["a"]], "ready": [1, 2], "sizes": [1, 2], "seconds": [1, 2]}',
+            "has 2 ready times for 1 layers; measure it anew",
+        ),
+        (
+            '{"layers": [["a"]], "ready": [1], "sizes": [1], "seconds": [1]}',
+            "needs two different sizes",
+        ),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, words):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        profiling.load(tmp_path / "p.json")
+    with pytest.raises(ValueError, match=r"cannot be read .FileNotFoundError"):
+        profiling.load(tmp_path / "none.json")
+
+
+# --- configs ---
+
+
+def config(**changes) -> ConfigDict:
+    base = sweep.override(mg_wfbp.get_config("workers=2"), {"task": TINY, "profile": None})
+    return sweep.override(base, changes)
+
+
+def test_a_config_measures_once_and_saves(tmp_path, monkeypatch, task):
+    calls = []
+    monkeypatch.setattr(profiling, "_MEASURED", {})
+    monkeypatch.setattr(profiling, "measure", lambda *given: calls.append(given) or PROFILE)
+    path = tmp_path / "p.json"
+    for source in ("measure", f"measure:{path}", "measure"):
+        wanted = config(profile=source, mini_batches=3, batch_size=5)
+        assert profiling.for_config(wanted, task) is PROFILE
+    assert [given[1] for given in calls] == [15]
+    assert profiling.for_config(config(profile=str(path)), task).layers == PROFILE.layers
+
+
+def test_without_a_profile_only_the_order_is_known(task):
+    profile = profiling.for_config(config(), task)
+    assert profile == Profile(profiling.backward_order(task, 16))
+    train.prepare(config(buckets="wfbp"))
+    with pytest.raises(ValueError, match="'optimal' need the times of the backward pass"):
+        train.prepare(config())
+
+
+def test_entries_that_cannot_be_used_are_refused(task):
+    with pytest.raises(ValueError, match=r"takes 99 devices and there are 8; set config\.runtime"):
+        profiling.for_config(config(profile="measure", workers=99), task)
+    with pytest.raises(ValueError, match="profile: 3 is no text; set it to measure"):
+        profiling.for_config(config(profile=3), task)
+    with pytest.raises(ValueError, match="'25' is no size of a fixed bucket"):
+        train.prepare(config(buckets="fixed:25"))
+    with pytest.raises(ValueError, match="algorithm 'mg_wfbp': cannot use"):
+        train.prepare(config(buckets=3))
+
+
+def test_the_algorithm_may_say_its_buckets_itself():
+    train.prepare(config(buckets=None, algorithm="mg_wfbp(buckets=single)"))
+    train.prepare(config(algorithm="all_reduce"))
