@@ -5,6 +5,13 @@ from algorithms.base import Algorithm
 from algorithms.dpsgd import dpsgd
 from algorithms.local_sgd import local_sgd
 from algorithms.matcha import matcha, periodic
+from algorithms.mg_wfbp import mg_wfbp
+from algorithms.powersgd import powersgd
+from algorithms.push_sum import sgp
+from algorithms.quantised import ef_sign, int8_all_reduce, natural_compression, qsgd
+from algorithms.s2_reducer import s2_reducer
+from algorithms.sketched_sgd import sketched_sgd
+from algorithms.sparse_all_gather import sparse_all_gather
 from algorithms.stale import (
     compensated_rate,
     dc_asgd,
@@ -13,21 +20,37 @@ from algorithms.stale import (
     inverse_staleness,
     polynomial_staleness,
 )
+from algorithms.swarm import ad_psgd, swarm
+from algorithms.top_k import random_k, top_k
 
 ALGORITHMS = {
     method.__name__: method
     for method in (
+        ad_psgd,
         all_reduce,
         compensated_rate,
         dc_asgd,
         delay_adaptive,
         dpsgd,
+        ef_sign,
         hinge_staleness,
+        int8_all_reduce,
         inverse_staleness,
         local_sgd,
         matcha,
+        mg_wfbp,
+        natural_compression,
         periodic,
         polynomial_staleness,
+        powersgd,
+        qsgd,
+        random_k,
+        s2_reducer,
+        sgp,
+        sketched_sgd,
+        sparse_all_gather,
+        swarm,
+        top_k,
     )
 }
 

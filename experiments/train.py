@@ -14,7 +14,16 @@ from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
 from comms import cost, topology
-from experiments import data, optimizers, parts, profiling, records, sampling, tasks
+from experiments import (
+    data,
+    optimizers,
+    parts,
+    profiling,
+    records,
+    sampling,
+    sparse_tasks,
+    tasks,
+)
 from runtimes import batched, mesh, simulate
 from stragglers import clock, delays, inject, processes
 from stragglers.replay import replay_file
@@ -48,7 +57,7 @@ def prepare(config: ConfigDict) -> Prepared:
                 f"graph {config.graph!r} has {graph.number_of_nodes()} nodes but there are "
                 f"{config.workers} workers; set config.workers={graph.number_of_nodes()}"
             )
-    task = tasks.build(config.task)
+    task = parts.build("task", TASKS, config.task)
     try:
         shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -63,6 +72,7 @@ def prepare(config: ConfigDict) -> Prepared:
         graph=graph,
         workers=config.workers,
         seed=config.seed,
+        sparse=task.sparse,
         **_buckets(config, task),
     )
     shards = parts.build(
@@ -192,6 +202,7 @@ def _mesh(config, task, algorithm, sampler, seconds):
     )
 
 
+TASKS = tasks.TASKS | sparse_tasks.TASKS
 NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
 # What it took to reach the target loss: field of the summary, column of the metrics.
 TO_TARGET = {
@@ -365,6 +376,8 @@ def _training(
         seconds = until if runtime.clock == "virtual" else state.seconds
         if schedule is not None and state.update >= config.updates:
             seconds = float(schedule.time[-1])  # the budget of updates ended before `until`
+        # Asked before the rule is told of the loss, when it forgets what it had planned.
+        ended = schedule is None and runtime.clock == "virtual" and state.exhausted
         last = record(seconds, state.update, state.samples)
         state = runtime.observe(state, seconds, last["train_loss"])
         if state.update >= config.updates or not math.isfinite(last["train_loss"]):
@@ -372,7 +385,7 @@ def _training(
         reached = config.target_loss is not None and last["train_loss"] <= config.target_loss
         if config.stop_at_target and reached:
             break
-        if schedule is None and runtime.clock == "virtual" and state.exhausted:
+        if ended:
             break  # a replayed schedule has come to its end
     schedule = concatenate(history) if history else None
     if schedule is not None:
@@ -395,11 +408,18 @@ def _training(
         "updates": last["update"],
         **{k: v for k, v in last.items() if k != "update"},
         **_worker_accuracy(task, runtime.models(state)),
+        "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
         "idle_fraction": None if schedule is None else schedule.idle_fraction,
         "staleness_mean": None if schedule is None else schedule.mean_staleness,
         "wall_seconds": time.monotonic() - began,
     }
     yield recorder.finish(summary)
+
+
+def _tail_mean(losses: list[float | None]) -> float | None:
+    """The mean over the last tenth of the evaluations, as a single one is noisy."""
+    tail = losses[-max(1, len(losses) // 10) :]
+    return None if None in tail else float(np.mean(tail))
 
 
 def _worker_accuracy(task: tasks.Task, models) -> dict:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import AXIS, Algorithm
+from comms import collectives
 from runtimes import worker
 
 
@@ -80,7 +81,8 @@ def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Mod
     share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
     own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
     taken = jax.tree.map(lambda a: a[row.indices.reshape(-1)], examples)
-    gradient = worker.gradient(losses, model.params, taken, (share[:, None] * own).reshape(-1))
+    weights = (share[:, None] * own).reshape(-1)
+    gradient = worker.gradient(losses, model.params, taken, weights, row.samples)
     common, _ = _given(row, mini_batches)
     finished = row.batches.sum()
     lone = jax.tree.map(lambda a: a[:1], model.workers.exchange)
@@ -133,9 +135,10 @@ def _contributions(
             lambda c: jnp.concatenate([c, jnp.zeros((rest, *c.shape[1:]), c.dtype)]), contribution
         )
         worked = jax.tree.map(lambda a, b: jnp.concatenate([a, b[working:]]), worked, state)
-    updates, state = jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
-        contribution, points, worked, row.batches, own
-    )
+    with collectives.on_one_device():
+        updates, state = jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
+            contribution, points, worked, row.batches, own
+        )
     return updates, _put(model.workers, row.worker, state, everyone)
 
 

@@ -265,7 +265,7 @@ def _watched_round(algorithm, losses, mini_batches, injector, carry, table, exam
         batch = jax.tree.map(lambda a: a[table[offset + taken]], examples)
         if algorithm.work is None:
             weights = jnp.full(table.shape[1], 1.0 / table.shape[1])
-            gradient = worker.gradient(losses, point, batch, weights)
+            gradient = worker.gradient(losses, point, batch, weights, model.samples)
             new = jax.tree.map(jnp.add, gathered, gradient), work_state
         else:
             new = worker.local_step(algorithm, losses, gathered, work_state, batch, given)

@@ -2,9 +2,11 @@
 
 The same functions run under `jax.vmap(axis_name="workers")`, `jax.pmap` and `jax.shard_map`.
 `losses(params, examples) -> [b]` gives per-example losses; examples are pytrees with leading
-axes [mini_batches, batch_size].
+axes [mini_batches, batch_size]. Losses that draw at random take a third argument: the samples that
+all workers had seen before the update, so that all of them draw alike.
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -39,9 +41,13 @@ def flatten(examples):
     return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), examples)
 
 
-def gradient(losses, params, examples, weights):
-    """Gradient of the weighted sum of per-example losses; examples and weights are flat."""
-    return jax.grad(lambda p: jnp.vdot(weights, losses(p, examples)))(params)
+def gradient(losses, params, examples, weights, samples):
+    """Gradient of the weighted sum of per-example losses; examples and weights are flat.
+
+    samples: float32 [], seen by all workers before the update, for losses that ask for it.
+    """
+    seen = (samples,) if len(inspect.signature(losses).parameters) > 2 else ()
+    return jax.grad(lambda p: jnp.vdot(weights, losses(p, examples, *seen)))(params)
 
 
 def contribute(algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given):
@@ -55,7 +61,7 @@ def contribute(algorithm: Algorithm, losses, params, state: WorkerState, example
     mini_batches, batch_size = jax.tree.leaves(examples)[0].shape[:2]
     if algorithm.work is None:
         weights = sample_weights(batches, mini_batches, batch_size)
-        return gradient(losses, point, flatten(examples), weights), state
+        return gradient(losses, point, flatten(examples), weights, given["samples"]), state
 
     def step(carry, mini_batch):
         index, mini_batch = mini_batch
@@ -73,7 +79,7 @@ def local_step(algorithm: Algorithm, losses, live, work_state, mini_batch, given
     weights = jnp.full(batch_size, 1.0 / batch_size)
     work = optax.with_extra_args_support(algorithm.work)
     updates, work_state = work.update(
-        gradient(losses, live, mini_batch, weights), work_state, live, **given
+        gradient(losses, live, mini_batch, weights, given["samples"]), work_state, live, **given
     )
     return optax.apply_updates(live, updates), work_state
 

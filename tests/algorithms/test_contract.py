@@ -17,15 +17,25 @@ from algorithms import (
     dc_asgd,
     delay_adaptive,
     dpsgd,
+    ef_sign,
     hinge_staleness,
+    int8_all_reduce,
     inverse_staleness,
     local_sgd,
     matcha,
     mg_wfbp,
+    natural_compression,
     periodic,
     polynomial_staleness,
+    powersgd,
+    qsgd,
+    random_k,
+    s2_reducer,
     sgp,
+    sketched_sgd,
+    sparse_all_gather,
     swarm,
+    top_k,
 )
 from algorithms.base import AXIS, scale_by_samples
 from comms import cost, topology
@@ -77,6 +87,33 @@ METHODS = {
     "swarm": lambda: swarm(momentum(), topology.hypercube(N), lockstep=True),
     "swarm/8 bits": lambda: swarm(momentum(), topology.ring(N), bits=8, lockstep=True),
     "swarm/blocking": lambda: swarm(momentum(), topology.ring(N), blocking=True, lockstep=True),
+    "s2_reducer": lambda: s2_reducer(momentum(), sparse=("w",), ratio=1.0),
+    "s2_reducer/exact": lambda: s2_reducer(
+        optax.adam(0.05), sparse=("w",), exact=True, ratio=1.0, buckets="wfbp"
+    ),
+    "s2_reducer/too small": lambda: s2_reducer(momentum(), sparse=("w",), exact=True, budget=2),
+    "s2_reducer/memory": lambda: s2_reducer(
+        momentum(), sparse=("w",), rows=3, budget=5, error_feedback=True, warmup_updates=5
+    ),
+    "sparse_all_gather": lambda: sparse_all_gather(momentum(), sparse=("w",), ratio=1.0),
+    "sparse_all_gather/too small": lambda: sparse_all_gather(
+        momentum(), sparse=("w",), budget=1, weighting="equal"
+    ),
+    "top_k": lambda: top_k(momentum(), ratio=0.4),
+    "top_k/momentum": lambda: top_k(
+        scale_by_samples(0.05), ratio=0.2, momentum=0.9, warmup_updates=20
+    ),
+    "random_k": lambda: random_k(momentum(0.01), ratio=0.4),
+    "random_k/unbiased": lambda: random_k(scale_by_samples(0.05), ratio=0.4, error_feedback=False),
+    "sketched_sgd": lambda: sketched_sgd(scale_by_samples(0.02), ratio=1.0, k_ratio=0.5),
+    "sketched_sgd/momentum": lambda: sketched_sgd(
+        scale_by_samples(0.01), ratio=1.0, k_ratio=0.5, momentum=0.5
+    ),
+    "powersgd": lambda: powersgd(momentum(), warmup_updates=10),
+    "qsgd": lambda: qsgd(momentum()),
+    "natural_compression": lambda: natural_compression(momentum()),
+    "ef_sign": lambda: ef_sign(scale_by_samples(0.05)),
+    "int8_all_reduce": lambda: int8_all_reduce(momentum()),
     # In lock-step nothing is stale, and these are all-reduce SGD.
     "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
     "dc_asgd": lambda: dc_asgd(momentum()),

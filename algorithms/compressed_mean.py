@@ -1,0 +1,170 @@
+"""The compressed mean over the workers: some parameters by reducers, the rest by another method.
+
+Random bits are addressed, not consumed: they follow from (seed, samples seen before the update,
+parameter, worker), so that every runtime draws the same and no state has to be kept for them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms.all_reduce import all_reduce
+from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
+from algorithms.compression import Draw, Reducer, fallbacks
+from comms import compression_cost
+from comms.collectives import _over, _weighed
+
+
+class CompressionState(NamedTuple):
+    """The exchange's state of one worker."""
+
+    update: Any  # [] int32, updates done, where there is a warm-up; else ()
+    reducers: tuple  # state of the reducer of every parameter that has one
+    rest: Any  # state of the exchange of all others
+
+
+def compressed_mean(
+    reducer_of: Callable[[str, Any], Reducer | None],
+    rest: optax.GradientTransformationExtraArgs,
+    *,
+    counts_updates: bool = False,
+    seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Replace contributions by their weighted mean over the workers, as reducers find it.
+
+    reducer_of: ("module/kernel", array or its shape) -> how it is reduced; None: by `rest`.
+
+    Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
+    0. The extra argument `samples` is needed, `worker` where reducers round at random.
+    """
+
+    def init_fn(params):
+        leaves, reducers, _ = _parts(params, reducer_of)
+        states = tuple(r.init(x) for x, r in zip(leaves, reducers, strict=True) if r)
+        update = jnp.int32(0) if counts_updates else ()
+        return CompressionState(update, states, rest.init(_others(params, reducer_of)))
+
+    def update_fn(updates, state, params=None, *, samples, weight=None, worker=0, **extra):
+        leaves, reducers, structure = _parts(updates, reducer_of)
+        given = {"samples": samples, "weight": weight, "worker": worker} | extra
+        others = _others(updates, reducer_of)
+        rest_state = state.rest
+        if jax.tree.leaves(others):
+            of_rest = None if params is None else _others(params, reducer_of)
+            others, rest_state = rest.update(others, state.rest, of_rest, **given)
+        others = iter(jax.tree.leaves(others))
+
+        size = jnp.float32(jax.lax.axis_size(AXIS))
+        total = size if weight is None else jax.lax.psum(jnp.asarray(weight, jnp.float32), AXIS)
+        busy = jnp.bool_(True) if weight is None else jnp.asarray(weight) > 0
+        update = state.update if counts_updates else jnp.int32(0)
+        bits = jax.lax.bitcast_convert_type(jnp.asarray(samples, jnp.float32), jnp.uint32)
+        root = jax.random.fold_in(jax.random.key(seed), bits)
+        states, means = iter(state.reducers), []
+        new_states = []
+        for index, (x, reducer) in enumerate(zip(leaves, reducers, strict=True)):
+            if reducer is None:
+                means.append(next(others))
+                continue
+            shared, own = jax.random.split(jax.random.fold_in(root, index))
+            draw = Draw(shared, jax.random.fold_in(own, worker), busy, total, update)
+            held = (x if weight is None else _weighed(x, weight)).astype(jnp.float32)
+            summed, _, new = reducer.reduce(held, next(states), draw)
+            # Were the division fused with what follows, it could round unlike a plain mean.
+            means.append(_over(jax.lax.optimization_barrier(summed), total).astype(x.dtype))
+            new_states.append(new)
+        done = update + 1 if counts_updates else ()
+        return jax.tree.unflatten(structure, means), CompressionState(
+            done, tuple(new_states), rest_state
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def compressed(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    reducer_of: Callable[[str, Any], Reducer | None],
+    *,
+    rest: Algorithm | None = None,
+    warmup_updates: int = 0,
+    equal_memory: bool = False,
+    weighting: str = "proportional",
+    seed: int = 0,
+) -> Algorithm:
+    """Let `optimizer` take a step on the compressed mean.
+
+    name: of the method, for errors. reducer_of: as in `compressed_mean`. rest: the method, one
+    without a memory, whose exchange carries all other parameters, by default `all_reduce`.
+    warmup_updates: after how many the payload does not change any more. equal_memory: reducers
+    keep what must be equal on all workers. Either needs all workers in every update.
+    """
+    if warmup_updates < 0:
+        raise ValueError(f"{name}: needs warmup_updates >= 0, got {warmup_updates}; 0 is none")
+    rest = all_reduce(optimizer) if rest is None else rest
+
+    def payload(params, workers, update):
+        leaves, reducers, _ = _parts(params, reducer_of)
+        pairs = zip(leaves, reducers, strict=True)
+        return compression_cost.together(r.payload(x, workers, update) for x, r in pairs if r)
+
+    def wire_bytes(params, schedule):
+        workers = schedule.workers.shape[1]
+        sent = [
+            compression_cost.sent_bytes(payload(params, workers, t), workers)
+            for t in range(warmup_updates + 1)
+        ]
+        updates = schedule.offset + np.arange(schedule.updates)
+        by_update = np.asarray(sent, float)[np.minimum(updates, warmup_updates)]
+        others = _others(params, reducer_of)
+        return by_update + (rest.wire_bytes(others, schedule) if jax.tree.leaves(others) else 0)
+
+    def round_seconds(params, workers, network):
+        seconds = [
+            compression_cost.seconds(payload(params, workers, t), workers, network)
+            for t in range(warmup_updates + 1)
+        ]
+        others = _others(params, reducer_of)
+        if not jax.tree.leaves(others):
+            return lambda t: seconds[min(t, warmup_updates)]
+        of_rest = rest.round_seconds(others, workers, network)
+        return lambda t: seconds[min(t, warmup_updates)] + of_rest(t)
+
+    def check(workers, row):
+        if (equal_memory or warmup_updates) and row.workers.shape[1] != workers:
+            raise ValueError(
+                f"{name}: {'its memory' if equal_memory else 'its count of warm-up updates'} must "
+                f"be equal on all workers, but only {row.workers.shape[1]} of {workers} take part "
+                "in an update; wait for a rule in rounds, as barrier or first_finisher"
+            )
+
+    return Algorithm(
+        exchange=compressed_mean(
+            reducer_of, rest.exchange, counts_updates=warmup_updates > 0, seed=seed
+        ),
+        server=freeze_when_idle(optimizer),
+        weight=choose("weighting", WEIGHTINGS, weighting),
+        wire_bytes=wire_bytes,
+        round_seconds=round_seconds,
+        metrics=fallbacks,
+        check=check,
+    )
+
+
+def _parts(tree, reducer_of):
+    """(leaves, the reducer of each, structure)."""
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in with_paths]
+    leaves = [leaf for _, leaf in with_paths]
+    return leaves, [reducer_of(p, x) for p, x in zip(paths, leaves, strict=True)], structure
+
+
+def _others(tree, reducer_of):
+    """The tree without the leaves that have a reducer."""
+    leaves, reducers, structure = _parts(tree, reducer_of)
+    pairs = zip(leaves, reducers, strict=True)
+    return jax.tree.unflatten(structure, [x if r is None else None for x, r in pairs])

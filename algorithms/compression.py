@@ -1,0 +1,178 @@
+"""Compressed all-reduce: what the methods share that send less than their gradients.
+
+A `Reducer` sums one array over the workers, mostly not exactly; wrappers give it a memory of what
+it left out, or a dense start. `compressed` makes a method of reducers for some parameters and
+another method for the rest.
+
+Random bits are addressed, not consumed: they follow from (seed, samples seen before the update,
+parameter, worker), so that every runtime draws the same and no state has to be kept for them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.base import AXIS
+from comms import compression_cost, cost
+from comms.compression_cost import Payload
+
+
+class Draw(NamedTuple):
+    """What a reducer may know besides its array."""
+
+    shared: jax.Array  # key, equal on all workers
+    own: jax.Array  # key, other on every worker
+    busy: jax.Array  # [] bool, False where the worker finished nothing and its array is 0
+    total: jax.Array  # [] float32, sum of the workers' weights, by which the sum will be divided
+    update: jax.Array  # [] int32, updates done before; always 0 in methods without warm-up
+
+
+class Reducer(NamedTuple):
+    """How one array is summed over the workers.
+
+    init: array or its shape -> state of a worker.
+    reduce: (x, state, draw) -> (sum over the workers, what of it this worker's x became, state);
+        sums of the second over the workers are the first. x is weighed already, in float32.
+    payload: (array or its shape, workers, update) -> Payload.
+    """
+
+    init: Callable[[Any], Any]
+    reduce: Callable[[jax.Array, Any, Draw], tuple[jax.Array, jax.Array, Any]]
+    payload: Callable[[Any, int, int], Payload]
+
+
+class Fallbacks(NamedTuple):
+    """State of a reducer that sends dense what does not fit; a count for the records."""
+
+    updates: jax.Array  # [] int32, in how many it did
+    megabytes: jax.Array  # [] float32, what a worker sent more for that
+
+
+class Memory(NamedTuple):
+    """What a worker has not sent yet, in units of the mean: divided by the sum of weights."""
+
+    residual: jax.Array  # shape of the parameter, float32
+    inner: Any
+
+
+class Velocity(NamedTuple):
+    """Memory with momentum (DGC, arXiv 1712.01887 Sec. 3.2); u and v there."""
+
+    velocity: jax.Array  # shape of the parameter, float32
+    residual: jax.Array  # as in `Memory`
+    inner: Any
+
+
+def dense() -> Reducer:
+    """All-reduce everything."""
+
+    def reduce(x, state, draw):
+        del draw
+        return jax.lax.psum(x, AXIS), x, state
+
+    return Reducer(lambda leaf: (), reduce, lambda leaf, *_: Payload((4 * _size(leaf),)))
+
+
+def with_error_feedback(inner: Reducer) -> Reducer:
+    """Add what was not sent to what is sent next: sum(sent) + residual = sum(gradient).
+
+    Of a worker that finished nothing it is frozen. Karimireddy et al., arXiv 1901.09847.
+    """
+
+    def reduce(x, state, draw):
+        owed = jnp.where(draw.busy, x + draw.total * state.residual, 0)
+        total, sent, inner_state = inner.reduce(owed, state.inner, draw)
+        left = jnp.where(draw.busy, (owed - sent) / draw.total, state.residual)
+        return total, sent, Memory(left, inner_state)
+
+    return Reducer(lambda leaf: Memory(_zeros(leaf), inner.init(leaf)), reduce, inner.payload)
+
+
+def with_momentum_correction(inner: Reducer, decay: float) -> Reducer:
+    """Error feedback of velocities instead of gradients: momentum before what is left out.
+
+    Of what was sent the velocity is cleared as well (momentum factor masking). Lin et al., "Deep
+    gradient compression", arXiv 1712.01887 Sec. 3.2; the optimizer needs no momentum of its own.
+    """
+
+    def reduce(x, state, draw):
+        velocity = decay * state.velocity + x / draw.total
+        residual = state.residual + velocity
+        owed = jnp.where(draw.busy, draw.total * residual, 0)
+        total, sent, inner_state = inner.reduce(owed, state.inner, draw)
+        new = jnp.where(sent != 0, 0, velocity), (owed - sent) / draw.total
+        kept = (jnp.where(draw.busy, a, b) for a, b in zip(new, state[:2], strict=True))
+        return total, sent, Velocity(*kept, inner_state)
+
+    return Reducer(
+        lambda leaf: Velocity(_zeros(leaf), _zeros(leaf), inner.init(leaf)), reduce, inner.payload
+    )
+
+
+def with_dense_warmup(inner: Reducer, updates: int) -> Reducer:
+    """Send everything in the first `updates` updates."""
+    if updates == 0:
+        return inner
+    plain = dense()
+
+    def reduce(x, state, draw):
+        branches = plain.reduce, inner.reduce
+        return jax.lax.cond(draw.update < updates, *branches, x, state, draw)
+
+    def payload(leaf, workers, update):
+        return (plain if update < updates else inner).payload(leaf, workers, update)
+
+    return Reducer(inner.init, reduce, payload)
+
+
+def even_share(total, draw: Draw):
+    """The busy workers' equal shares of a sum that is no sum of what each of them sent."""
+    busy = draw.busy.astype(jnp.float32)
+    return total * (busy / jnp.maximum(jax.lax.psum(busy, AXIS), 1))
+
+
+def count_fallback(state: Fallbacks, fell_back, payload: Payload, size: int) -> Fallbacks:
+    """One more update, if it fell back: then all `size` float32 were sent besides the agreement.
+
+    payload: what would have been sent; its first message is the agreement.
+    """
+    workers = jax.lax.axis_size(AXIS)
+    instead = Payload((payload.reduced[0], 4 * size))
+    extra = compression_cost.sent_bytes(instead, workers) - compression_cost.sent_bytes(
+        payload, workers
+    )
+    return Fallbacks(
+        state.updates + fell_back, state.megabytes + jnp.where(fell_back, 1e-6 * extra, 0)
+    )
+
+
+def no_fallbacks(leaf) -> Fallbacks:
+    """The state to start with."""
+    del leaf
+    return Fallbacks(jnp.int32(0), jnp.float32(0))
+
+
+def fallbacks(states) -> dict[str, jax.Array]:
+    """How often arrays did not fit and were sent dense, and what that cost a worker."""
+    found = [
+        state
+        for state in jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Fallbacks))
+        if isinstance(state, Fallbacks)
+    ]
+    if not found:
+        return {}
+    return {
+        "fallbacks": sum(state.updates for state in found).max(),
+        "fallback_bytes": 1e6 * sum(state.megabytes for state in found).max(),
+    }
+
+
+def _size(leaf) -> int:
+    return cost.payload_bytes(leaf) // np.dtype(leaf.dtype).itemsize
+
+
+def _zeros(leaf):
+    return jnp.zeros(np.shape(leaf), jnp.float32)

@@ -1,0 +1,119 @@
+"""Sketched SGD: one sketch of the whole gradient, of which the heavy hitters are applied.
+
+D. Rothchild et al., *FetchSGD*, arXiv 2007.07796, Algorithm 1; N. Ivkin et al., *Communication-
+efficient distributed SGD with sketching*, arXiv 1903.04488. Workers add up sketches. Momentum and
+error live in sketch space, where one copy is enough, so that workers keep nothing and any of them
+may be absent:
+
+    u <- decay u + S,  e <- e + u,  x <- top-k of the medians of e,  e <- e - sketch(x)
+
+Cells of u that x touches are cleared. The learning rate comes after, instead of inside e: the same
+while it is constant.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
+from comms import collectives, compression_cost, sketch, sparse
+from comms.compression_cost import Payload
+
+
+class SketchedState(NamedTuple):
+    """The server's memory."""
+
+    momentum: jax.Array  # [rows, columns]
+    error: jax.Array  # [rows, columns]
+
+
+def sketch_mean(rows: int, ratio: float, seed: int) -> optax.GradientTransformationExtraArgs:
+    """Replace contributions by the sketch, [rows, columns], of their weighted mean."""
+
+    def update_fn(updates, state, params=None, *, weight=None, **extra):
+        del params, extra
+        flat, _ = ravel_pytree(updates)
+        table = sketch.encode(flat, rows, _columns(flat.size, rows, ratio), seed)
+        return collectives.weighted_mean(table, weight, AXIS), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def heavy_hitters(
+    rows: int, ratio: float, k_ratio: float, decay: float, seed: int
+) -> optax.GradientTransformation:
+    """Replace a sketch by the k_ratio * size largest entries of what has accumulated, else 0."""
+
+    def init_fn(params):
+        shape = (rows, _columns(_entries(params), rows, ratio))
+        return SketchedState(jnp.zeros(shape), jnp.zeros(shape))
+
+    def update_fn(table, state, params):
+        flat, restore = ravel_pytree(params)
+        momentum = decay * state.momentum + table
+        error = state.error + momentum
+        estimates = sketch.decode(error, flat.size, seed)
+        k = max(1, round(k_ratio * flat.size))
+        update = sparse.decode(sparse.top_k(estimates, k), flat.size)
+        applied = sketch.encode(update, *table.shape, seed)
+        momentum = jnp.where(applied != 0, 0, momentum)
+        return restore(update.astype(flat.dtype)), SketchedState(momentum, error - applied)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def sketched_sgd(
+    optimizer: optax.GradientTransformation,
+    *,
+    ratio: float = 0.1,
+    rows: int = 3,
+    k_ratio: float = 0.01,
+    momentum: float = 0.0,
+    weighting: str = "proportional",
+    seed: int = 0,
+) -> Algorithm:
+    """All-reduce a sketch, then let `optimizer` step along its heavy hitters.
+
+    ratio: size of the sketch relative to the gradient. rows: of the sketch.
+    k_ratio: share of entries that are applied.
+    momentum: decay of the momentum in sketch space, which stands in for the optimizer's.
+    """
+    if not (0 < ratio <= 1 and 0 < k_ratio <= 1 and rows >= 1 and 0 <= momentum < 1):
+        raise ValueError(
+            "sketched_sgd: needs 0 < ratio, k_ratio <= 1, rows >= 1 and 0 <= momentum < 1, got "
+            f"{ratio}, {k_ratio}, {rows} and {momentum}; correct it"
+        )
+
+    def payload(params):
+        return Payload((sketch.payload_bytes(rows, _columns(_entries(params), rows, ratio)),))
+
+    def wire_bytes(params, schedule):
+        sent = compression_cost.sent_bytes(payload(params), schedule.workers.shape[1])
+        return np.full(schedule.updates, float(sent))
+
+    def round_seconds(params, workers, network):
+        seconds = compression_cost.seconds(payload(params), workers, network)
+        return lambda round_index: seconds
+
+    return Algorithm(
+        exchange=sketch_mean(rows, ratio, seed),
+        server=freeze_when_idle(
+            optax.chain(heavy_hitters(rows, ratio, k_ratio, momentum, seed), optimizer)
+        ),
+        weight=choose("weighting", WEIGHTINGS, weighting),
+        wire_bytes=wire_bytes,
+        round_seconds=round_seconds,
+    )
+
+
+def _columns(size: int, rows: int, ratio: float) -> int:
+    return max(1, round(ratio * size / rows))
+
+
+def _entries(tree) -> int:
+    return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,220 @@
+"""S2 Reducer and its relatives on tasks with embedding tables (arXiv 2110.02140).
+
+Workers train on the text of Python's standard library, in lock-step. What an update would take on
+a network is computed from the bytes sent and the measured time to encode and decode.
+
+    --config=configs/s2_reducer.py:task=ncf,workers=8
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from algorithms.base import AXIS
+from comms import compression_cost, cost
+from comms.compression_cost import Payload
+from configs import arguments
+from experiments import tasks, train
+
+# Task, samples in a mini-batch, learning rate of Adam.
+TASKS = {
+    "lstm": ("language_model(model=lstm)", 16, 0.003),
+    "transformer": ("language_model(model=transformer)", 16, 0.003),
+    "skip_gram": ("skip_gram", 64, 0.003),
+    "ncf": ("ncf", 16, 0.003),
+    "hashed_logistic": ("hashed_logistic", 16, 0.01),
+}
+# Size of a sketch, and of the exact variant's budget, relative to a table.
+SKETCH, BUDGET = 0.15, 0.1
+GIGABIT = 1e9 / 8  # bytes per second
+LATENCY = 50e-6  # seconds per message
+COMPARED = (4, 8, 32)  # workers for which all-reduce and all-gather are compared
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """One arm: S2 Reducer with a sketch.
+
+    Arguments: task, a key of TASKS; workers; updates; runtime, simulate or mesh.
+    """
+    a = arguments.parse(arg, task="lstm", workers=4, updates=300, runtime="simulate")
+    if a["task"] not in TASKS:
+        raise ValueError(f"unknown task {a['task']!r}; known tasks: {', '.join(TASKS)}")
+    task, batch, rate = TASKS[a["task"]]
+
+    c = ConfigDict()
+    c.name = "s2/sketch"  # method/variant
+    c.baseline = "dense"  # the arm that this one is compared with
+    c.seed = 0  # initial parameters, samples and hashes
+
+    c.task = task
+    c.split = "iid"
+
+    c.runtime = a["runtime"]  # simulate (virtual time) | mesh (one worker per device, real time)
+    c.devices = 1  # simulate: devices that the worker axis is sharded over
+    c.rounds_per_dispatch = 10  # mesh: rounds between two looks of the host at the clock
+    c.workers = a["workers"]
+    c.batch_size = batch  # samples in a mini-batch
+    c.mini_batches = 1  # mini-batches in a round
+
+    c.algorithm = f"s2_reducer(ratio={SKETCH})"
+    c.graph = "ring"  # whom gossip talks to; all-reduce ignores it
+    c.optimizer = ConfigDict({"name": "adam", "learning_rate": rate})
+
+    c.wait = "barrier"
+    # A nominal second for a mini-batch; none on a mesh: the devices' own speed.
+    c.delay = "none" if a["runtime"] == "mesh" else "deterministic(value=1.0)"
+    c.draw = "mini_batch"  # a new delay per mini_batch | per round
+    c.communication = 0.0  # seconds per round; what it would be is said below the table
+
+    c.seconds = 1e6  # budget on the run's clock
+    c.updates = a["updates"]  # budget in updates, whichever comes first
+    c.evaluate_every = max(1.0, a["updates"] / 4)  # seconds on the run's clock
+    c.target_loss = None  # all arms take the same updates
+    c.stop_at_target = False
+    return c
+
+
+def sweep():
+    """Dense, S2 Reducer in two variants, and what it is compared with."""
+    yield "dense", {"algorithm": "all_reduce"}
+    yield "s2/sketch", {}
+    yield "s2/exact", {"algorithm": f"s2_reducer(exact=true, ratio={BUDGET})"}
+    yield "sparse_all_gather", {"algorithm": f"sparse_all_gather(ratio={BUDGET})"}
+    yield "top_k", {"algorithm": "top_k(ratio=0.01)"}
+    yield "sketched_sgd", {"algorithm": f"sketched_sgd(ratio={SKETCH}, k_ratio=0.01)"}
+
+
+def claims(arms):
+    """The paper's claims beside what was measured and what the cost model says."""
+    by_name = {arm["name"]: arm for arm in arms}
+    prepared = {arm["name"]: train.prepare(arm["config"]) for arm in arms}
+    workers = arms[0]["config"].workers
+    dense = by_name["dense"]
+    before = _table_bytes(prepared["dense"], workers)
+
+    lines = []
+    for name, arm in by_name.items():
+        saved = 1 - _table_bytes(prepared[name], workers) / before
+        worse = 100 * (arm["train_loss"] / dense["train_loss"] - 1)
+        lines.append(
+            f"{name}: {100 * saved:.1f} % fewer bytes for the tables, loss {worse:+.2f} %, "
+            f"{arm.get('fallbacks') or 0:.0f} fallbacks"
+        )
+    yield "81 % less sparse communication at the same accuracy (arXiv 2110.02140)", "\n".join(lines)
+
+    ours, theirs = by_name["s2/exact"]["train_loss"], dense["train_loss"]
+    told = "equal bit for bit" if ours == theirs else f"differs by {abs(ours / theirs - 1):.1e}"
+    yield "the exact variant loses nothing", f"final loss {told} ({arms[0]['config'].runtime})"
+
+    seconds = {name: _step_seconds(arm, by_name[name]["config"]) for name, arm in prepared.items()}
+    compute = min(gradient for gradient, _ in seconds.values())
+    for gigabits in (1, 10):
+        lines = []
+        for name, arm in prepared.items():
+            network = cost.uniform_network(LATENCY, gigabits * GIGABIT, workers=workers)
+            codec = 0.0 if name == "dense" else seconds[name][1]
+            took = codec + arm.algorithm.round_seconds(arm.shapes, workers, network)(10**9)
+            plain = prepared["dense"].algorithm.round_seconds(arm.shapes, workers, network)(0)
+            gained = compression_cost.Gain(plain, took, codec)
+            step = (compute + plain) / (compute + took)
+            verdict = "" if name == "dense" else f"; exchange {compression_cost.verdict(gained)}"
+            lines.append(f"{name}: {1e3 * (compute + took):.1f} ms a step, {step:.2f}x{verdict}")
+        yield f"1.8x faster (arXiv 2110.02140); at {gigabits} Gbit/s", "\n".join(lines)
+
+    told = _against_all_gather(prepared["dense"].task, arms[0]["config"].batch_size)
+    yield "all-reduce scales where all-gather does not", told
+
+
+def _table_bytes(arm: train.Prepared, workers: int) -> float:
+    """Bytes that a worker sends in an update for the row-sparse parameters alone."""
+    tables = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if tasks.row_sparse(arm.task, path) else None, arm.shapes
+    )
+    return float(arm.algorithm.wire_bytes(tables, _LockStep(workers))[0])
+
+
+class _LockStep:
+    """As much of a schedule as counting the bytes of a late update needs."""
+
+    updates, offset = 1, 10**9
+
+    def __init__(self, workers: int):
+        self.workers = np.arange(workers)[None]
+
+
+def _step_seconds(arm: train.Prepared, config) -> tuple[float, float]:
+    """Measured seconds of a worker's gradient, and of its exchange with nobody else."""
+    params = arm.task.init(jax.random.key(config.seed))
+    examples = jax.tree.map(lambda a: jnp.asarray(a[: config.batch_size]), arm.task.train)
+    drawn = (jnp.float32(0),) if arm.task.shared_draw else ()
+    gradient = jax.jit(jax.grad(lambda p: arm.task.losses(p, examples, *drawn).mean()))
+    state = arm.algorithm.exchange.init(params)
+
+    @jax.jit
+    def exchange(updates, state):
+        def alone(updates, state):
+            return arm.algorithm.exchange.update(updates, state, params, samples=0.0, weight=1.0)
+
+        lead = jax.tree.map(lambda a: jnp.asarray(a)[None], (updates, state))
+        return jax.vmap(alone, axis_name=AXIS)(*lead)
+
+    update = gradient(params)
+    return _fastest(gradient, params), _fastest(exchange, update, state)
+
+
+def _fastest(function, *arguments, repeats: int = 5) -> float:
+    """Least seconds of some calls; the first one, which compiles, apart."""
+    jax.block_until_ready(function(*arguments))
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _against_all_gather(task: tasks.Task, batch: int) -> str:
+    """Bytes with as many rows as one worker, and several, really touch, per COMPARED workers."""
+    params = task.init(jax.random.key(0))
+    drawn = (jnp.float32(0),) if task.shared_draw else ()
+    gradient = jax.jit(jax.grad(lambda p, examples: task.losses(p, examples, *drawn).mean()))
+    rng = np.random.default_rng(0)
+    most = max(COMPARED)
+    order = rng.permutation(len(task.labels))[: most * batch].reshape(most, batch)
+    touched = []  # of each worker, which rows of each table
+    for taken in order:
+        of_worker = gradient(params, jax.tree.map(lambda a, i=taken: jnp.asarray(a[i]), task.train))
+        touched.append(
+            [
+                (np.asarray(leaf) != 0).reshape(len(leaf), -1).any(1)
+                for path, leaf in jax.tree_util.tree_leaves_with_path(of_worker)
+                if tasks.row_sparse(task, path)
+            ]
+        )
+    widths = [
+        leaf.size // len(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if tasks.row_sparse(task, path)
+    ]
+    lines, pays = [], None
+    for workers in range(2, most + 1):
+        exact = gathered = 0
+        for table, width in enumerate(widths):
+            rows = [of_worker[table] for of_worker in touched[:workers]]
+            union = int(np.any(rows, axis=0).sum())
+            bits = 4 * -(-len(rows[0]) // 32)
+            exact += compression_cost.sent_bytes(Payload((bits, 4 * width * union)), workers)
+            own = max(int(row.sum()) for row in rows)
+            payload = Payload(gathered=(own * (4 + 4 * width),))
+            gathered += compression_cost.sent_bytes(payload, workers)
+        if exact < gathered and pays is None:
+            pays = workers
+        if workers in COMPARED:
+            lines.append(
+                f"{workers} workers: {1e-6 * exact:.3f} MB through the union, "
+                f"{1e-6 * gathered:.3f} MB gathered"
+            )
+    return "\n".join([*lines, f"the all-reduce pays from {pays} workers on"])

@@ -1,0 +1,348 @@
+"""What the compressed methods keep, lose and tell: conservation, exactness, NaN, composition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import (
+    all_reduce,
+    ef_sign,
+    int8_all_reduce,
+    natural_compression,
+    powersgd,
+    qsgd,
+    random_k,
+    s2_reducer,
+    sketched_sgd,
+    sparse_all_gather,
+    top_k,
+)
+from algorithms.base import AXIS
+from comms import compression_cost, cost
+from comms.compression_cost import Payload
+from runtimes import simulate
+from stragglers import clock, delays
+
+N, ROWS, WIDTH = 4, 64, 3
+SGD = optax.sgd(0.1)
+PARAMS = {
+    "bias": jnp.zeros(5),
+    "matrix": jnp.zeros((8, 8)),
+    "table": {"embedding": jnp.zeros((ROWS, WIDTH))},
+}
+PATHS = ("table/embedding",)
+
+
+def gradients(seed=0, occupied=4):
+    """[N, ...] contributions, the table's with `occupied` rows on every worker, whole numbers."""
+    rng = np.random.default_rng(seed)
+    made = jax.tree.map(lambda p: rng.integers(-9, 10, (N, *p.shape)).astype(np.float32), PARAMS)
+    table = made["table"]["embedding"]
+    for worker in range(N):
+        kept = rng.choice(ROWS, occupied, replace=False)
+        table[worker, np.setdiff1d(np.arange(ROWS), kept)] = 0
+    return made
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def exchange(update, states, updates, weights, samples):
+    """One exchange of all workers: (what each gets, states), stacked."""
+
+    def one(updates, state, weight, worker):
+        return update(updates, state, PARAMS, weight=weight, samples=samples, worker=worker)
+
+    return jax.vmap(one, axis_name=AXIS)(updates, states, weights, jnp.arange(N))
+
+
+def start(method):
+    state = method.exchange.init(PARAMS)
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *jnp.shape(a))), state)
+
+
+def run(method, updates=1, weights=None, occupied=4):
+    """(sum of the dense means, sum of what came out, last states)."""
+    weights = np.ones((updates, N), np.float32) if weights is None else weights
+    states, wanted, got = start(method), None, None
+    plain = all_reduce(SGD).exchange.update
+    for t in range(updates):
+        given = gradients(t, occupied), jnp.asarray(weights[t]), jnp.float32(8 * t)
+        out, states = exchange(method.exchange.update, states, *given)
+        dense, _ = exchange(lambda *a, samples, worker, **k: plain(*a, **k), (), *given)
+        first = functools.partial(jax.tree.map, lambda a: np.asarray(a[0], np.float64))
+        add = functools.partial(jax.tree.map, np.add)
+        wanted = first(dense) if wanted is None else add(wanted, first(dense))
+        got = first(out) if got is None else add(got, first(out))
+    return wanted, got, states
+
+
+# --- error feedback ---
+
+REMEMBERING = {
+    "s2_reducer": lambda: s2_reducer(SGD, ratio=0.5, error_feedback=True, warmup_updates=2),
+    "s2_reducer/rows": lambda: s2_reducer(SGD, rows=3, budget=16, error_feedback=True),
+    "top_k": lambda: top_k(SGD, ratio=0.1, warmup_updates=3),
+    "random_k": lambda: random_k(SGD, ratio=0.1),
+    "powersgd": lambda: powersgd(SGD, rank=1),
+    "ef_sign": lambda: ef_sign(SGD),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_error_feedback_conserves_sums(name):
+    """All that was sent and the residuals of all workers are the sum of the dense means."""
+    weights = np.array([[1, 1, 1, 1], [2, 0, 1, 3], [0, 1, 0, 0], [4, 1, 2, 1], [1, 0, 1, 1]])
+    method = REMEMBERING[name]()
+    wanted, got, states = run(method, 5, weights.astype(np.float32))
+    leaves, structure = jax.tree.flatten(got)
+    # The last leaves are those that some methods compress alone: the table, and the matrix.
+    first = len(leaves) - len(states.reducers)
+    for i, memory in enumerate(states.reducers, first):
+        leaves[i] = leaves[i] + np.asarray(memory.residual, np.float64).sum(0)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=2e-4),
+        jax.tree.unflatten(structure, leaves),
+        wanted,
+    )
+
+
+def test_memory_is_frozen_where_a_worker_finished_nothing():
+    for method in (top_k(SGD, ratio=0.02), top_k(SGD, ratio=0.02, momentum=0.9)):
+        given = gradients(), jnp.ones(N), jnp.float32(0)
+        _, before = exchange(method.exchange.update, start(method), *given)
+        idle = jnp.array([1.0, 0, 1, 1])
+        _, after = exchange(method.exchange.update, before, gradients(1), idle, jnp.float32(8))
+        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            np.testing.assert_array_equal(old[1], new[1])
+            assert (np.asarray(old[0]) != new[0]).any()
+
+
+def test_momentum_correction_by_hand():
+    """Of one entry of two that is sent, velocity and residual are cleared; the other grows."""
+    method = top_k(SGD, ratio=0.5, momentum=0.5)
+    params, gradient = jnp.zeros(2), jnp.array([[4.0, 1.0]])
+    state = jax.tree.map(lambda a: a[None], method.exchange.init(params))
+    sent = []
+    for t in range(3):
+        out, state = jax.vmap(
+            lambda g, s, t=t: method.exchange.update(g, s, params, samples=float(t)),
+            axis_name=AXIS,
+        )(gradient, state)
+        sent.append(out[0].tolist())
+    # The second entry owes 1, then 1 + 1.5, then 1 + 1.5 + 1.75.
+    assert sent == [[4, 0], [4, 0], [0, 4.25]]
+
+
+# --- exact where it is said ---
+
+
+def test_exact_variant_is_dense_bit_for_bit_while_the_budget_holds():
+    method = s2_reducer(SGD, exact=True, budget=16, sparse=PATHS)
+    weights = np.array([[1, 1, 1, 1], [2, 0, 1, 3]], np.float32)
+    wanted, got, states = run(method, 2, weights)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    assert method.metrics(states)["fallbacks"] == 0
+
+
+def test_exact_variant_is_visibly_dense_when_the_budget_does_not_hold():
+    for method in (
+        s2_reducer(SGD, exact=True, budget=3, sparse=PATHS),
+        sparse_all_gather(SGD, budget=3, sparse=PATHS),
+    ):
+        wanted, got, states = run(method, 2)
+        jax.tree.map(np.testing.assert_array_equal, got, wanted)
+        told = method.metrics(states)
+        assert told["fallbacks"] == 2 and told["fallback_bytes"] > 0
+
+
+def test_sparse_all_gather_is_exact():
+    wanted, got, _ = run(sparse_all_gather(SGD, budget=4))
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+def test_a_sketch_touches_no_row_outside_the_union_and_leaves_the_rest_exact():
+    given = gradients()
+    wanted, got, _ = run(s2_reducer(SGD, ratio=0.2))
+    union = (given["table"]["embedding"] != 0).any((0, 2))
+    assert not got["table"]["embedding"][~union].any()
+    assert got["table"]["embedding"][union].any()
+    for name in ("bias", "matrix"):
+        np.testing.assert_array_equal(got[name], wanted[name])
+
+
+def test_a_wide_sketch_of_many_rows_is_near_exact():
+    wanted, got, _ = run(s2_reducer(SGD, rows=5, budget=64))
+    np.testing.assert_allclose(got["table"]["embedding"], wanted["table"]["embedding"], atol=1e-4)
+
+
+# --- unbiased where it is said ---
+
+UNBIASED = {
+    "s2_reducer": lambda: s2_reducer(SGD, ratio=0.3, seed=3),
+    "random_k": lambda: random_k(SGD, ratio=0.3, error_feedback=False, seed=3),
+    "qsgd": lambda: qsgd(SGD, levels=2, seed=3),
+    "natural_compression": lambda: natural_compression(SGD, seed=3),
+    "int8_all_reduce": lambda: int8_all_reduce(SGD, seed=3),
+}
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_the_mean_over_updates_is_that_of_the_gradient(name):
+    """By a t-test per entry, over the draws of 400 updates; of at most 261 entries 5 sigma."""
+    update, draws = UNBIASED[name]().exchange.update, 400
+    state, given = start(UNBIASED[name]()), gradients()
+
+    def one(samples):
+        return exchange(update, state, given, jnp.ones(N), samples)[0]
+
+    seen = jax.lax.map(one, jnp.arange(draws, dtype=jnp.float32))
+    for got, wanted in zip(jax.tree.leaves(seen), jax.tree.leaves(given), strict=True):
+        got = np.asarray(got[:, 0], np.float64)
+        error = got.mean(0) - wanted.mean(0)
+        assert (np.abs(error) <= 5 * got.std(0) / np.sqrt(draws) + 1e-4).all()
+
+
+# --- NaN ---
+
+ALL = REMEMBERING | UNBIASED | {
+    "s2_reducer/exact": lambda: s2_reducer(SGD, exact=True),
+    "sparse_all_gather": lambda: sparse_all_gather(SGD),
+    "top_k/momentum": lambda: top_k(SGD, momentum=0.9),
+    "sketched_sgd": lambda: sketched_sgd(SGD),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nan_surfaces_unless_its_worker_has_no_weight(name):
+    method = ALL[name]()
+    given = gradients()
+    for leaf in jax.tree.leaves(given):
+        leaf[2].flat[np.flatnonzero(leaf[2])[0]] = np.nan
+
+    def step(weights):
+        out, _ = exchange(method.exchange.update, start(method), given, weights, jnp.float32(0))
+        out = jax.tree.map(lambda a: a[0], out)
+        return method.server.update(out, method.server.init(PARAMS), PARAMS, batches=4)[0]
+
+    seen = [np.isnan(leaf).any() for leaf in jax.tree.leaves(step(jnp.ones(N)))]
+    assert any(seen) if name == "sketched_sgd" else all(seen)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(step(jnp.array([1.0, 1, 0, 1]))))
+
+
+# --- bytes ---
+
+
+def test_payloads_are_those_of_the_messages():
+    rule = clock.RULES["barrier"](delays.deterministic(1.0), N, 1, 0)
+    _, schedule = rule.extend(rule.init(), 8)
+    table = {"embedding": PARAMS["table"]["embedding"]}
+    sent = {
+        "sketch": s2_reducer(SGD, budget=4),
+        "exact": s2_reducer(SGD, exact=True, budget=8),
+        "gather": sparse_all_gather(SGD, budget=4),
+        "warm": s2_reducer(SGD, budget=4, warmup_updates=3),
+    }
+    sent = {name: method.wire_bytes(table, schedule) for name, method in sent.items()}
+    # Bitmap of 64 bits in 2 words, padded to a word per worker; 12 columns or 8 rows of 12 bytes.
+    ring = 6 / 4
+    assert (sent["sketch"] == ring * (16 + 12 * 12)).all()
+    assert (sent["exact"] == ring * (16 + 8 * 12)).all()
+    assert (sent["gather"] == ring * 16 + 3 * 4 * (4 + 12)).all()
+    dense = cost.ring_all_reduce_bytes(ROWS * WIDTH * 4, N)
+    np.testing.assert_array_equal(sent["warm"], [dense] * 3 + [ring * (16 + 12 * 12)] * 5)
+
+
+def test_compression_cost_says_when_not_to_compress():
+    payload = Payload((10**6,))
+    slow = compression_cost.gain(10**7, payload, codec=1e-3, workers=4, alpha=0.0, beta=1e-8)
+    assert slow.dense == pytest.approx(0.15) and slow.compressed == pytest.approx(0.016)
+    assert compression_cost.verdict(slow).startswith("9.38x faster")
+    fast = compression_cost.gain(10**7, payload, codec=1e-2, workers=4, alpha=0.0, beta=1e-10)
+    assert compression_cost.verdict(fast).startswith("do not compress")
+    with pytest.raises(ValueError, match="measure them again"):
+        compression_cost.gain(10**7, payload, codec=-1.0, workers=4, alpha=0.0, beta=1e-10)
+    # A ring sends less than 2 payloads, gathering n - 1 of them.
+    assert compression_cost.reduce_pays_from(Payload((1200,)), Payload(gathered=(600,))) == 5
+    assert compression_cost.reduce_pays_from(Payload((10**6,)), Payload(), most=8) is None
+
+
+# --- composition ---
+
+
+def losses(params, examples):
+    """Logistic regression on the sum of a few rows of a table."""
+    rows = params["embedding"][examples["words"]].sum((1, 2))
+    return jax.nn.softplus(-examples["label"] * (rows + params["bias"]))
+
+
+class Sampler:
+    batch_size = 4
+
+    def indices(self, workers, counters):
+        position = np.asarray(counters)[..., None] * 4 + np.arange(4)
+        return ((position + 17 * np.asarray(workers)[..., None]) % 96).astype(np.int32)
+
+
+def examples():
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, ROWS, (96, 3)).astype(np.int32)
+    secret = rng.standard_normal(ROWS)
+    return {"words": words, "label": np.sign(secret[words].sum(1)).astype(np.float32)}
+
+
+def trained(method, rule="first_finisher", updates=60, losses=losses):
+    params = {"bias": np.float32(0), "embedding": np.zeros((ROWS, 2), np.float32)}
+    waiting = clock.RULES[rule](delays.exponential(1.0), N, 2, 0)
+    data = examples()
+    runtime = simulate.simulator(method, losses, data, Sampler(), waiting, mini_batches=2)
+    state, schedule = runtime.advance(runtime.start(params), np.inf, updates)
+    model = jax.tree.map(lambda a: a[0], runtime.models(state))
+    return model, float(globals()["losses"](model, data).mean()), runtime.memory(state), schedule
+
+
+def test_s2_trains_without_blocking_and_in_planned_buckets():
+    """As well as the dense method, and its exact variant exactly as well."""
+    optimizer = optax.sgd(0.5)
+    dense, loss, _, schedule = trained(all_reduce(optimizer))
+    assert schedule.batches.min() < schedule.batches.max()
+    assert loss < 0.5 * np.log(2)
+    for buckets in (None, "wfbp", "fixed:1kB"):
+        sketched = s2_reducer(optimizer, rows=3, ratio=0.9, buckets=buckets)
+        assert trained(sketched)[1] < 1.1 * loss
+        method = s2_reducer(optimizer, exact=True, ratio=1.0, buckets=buckets)
+        exact, _, memory, _ = trained(method)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), exact, dense)
+        assert method.metrics(memory)["fallbacks"] == 0
+
+
+def test_losses_that_draw_see_the_samples_before_the_update():
+    """The third argument is equal on all workers, and grows from update to update."""
+
+    def drawn(params, examples, samples):
+        return samples * (params["bias"] - params["embedding"][examples["words"]].sum((1, 2)) * 0)
+
+    for method in (all_reduce(SGD), s2_reducer(SGD)):
+        model, _, _, schedule = trained(method, updates=3, losses=drawn)
+        seen = np.concatenate([[0], schedule.samples(Sampler.batch_size)])[:3]
+        assert model["bias"] == pytest.approx(-0.1 * seen.sum())
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="no parameter is said to be row-sparse"):
+        s2_reducer(SGD, sparse=())
+    with pytest.raises(ValueError, match="both size it"):
+        s2_reducer(SGD, ratio=0.5, budget=3)
+    with pytest.raises(ValueError, match="leaves nothing out"):
+        s2_reducer(SGD, exact=True, error_feedback=True)
+    with pytest.raises(ValueError, match="0 < ratio <= 1"):
+        top_k(SGD, ratio=2.0)
+    rule = clock.RULES["k_async"](delays.exponential(1.0), N, 1, 0, k=2)
+    _, some = rule.extend(rule.init(), 1)
+    with pytest.raises(ValueError, match="its memory must be equal on all workers"):
+        powersgd(SGD).check(N, some)
+    with pytest.raises(ValueError, match="its count of warm-up updates must be equal"):
+        top_k(SGD, warmup_updates=5).check(N, some)
+    s2_reducer(SGD).check(N, some)
