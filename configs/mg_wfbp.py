@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from algorithms.mg_wfbp import plan_with
 from configs import arguments
-from experiments import profiling, tasks, train
+from experiments import prepare, profiling, tasks
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -80,7 +80,7 @@ def claims(arms, updates: int = 20):
 
 def _trained(config, updates: int):
     """The model after some updates, as NumPy arrays."""
-    arm = train.prepare(config)
+    arm = prepare.prepare(config)
     state = arm.runtime.start(arm.task.init(jax.random.key(config.seed)))
     state, _ = arm.runtime.advance(state, np.inf, updates)
     return jax.device_get(arm.runtime.models(state))

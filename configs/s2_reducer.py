@@ -17,7 +17,7 @@ from algorithms.base import AXIS
 from comms import compression_cost, cost
 from comms.compression_cost import Payload
 from configs import arguments
-from experiments import tasks, train
+from experiments import prepare, tasks
 
 # Task, samples in a mini-batch, learning rate of Adam.
 TASKS = {
@@ -90,7 +90,7 @@ def sweep():
 def claims(arms):
     """The paper's claims beside what was measured and what the cost model says."""
     by_name = {arm["name"]: arm for arm in arms}
-    prepared = {arm["name"]: train.prepare(arm["config"]) for arm in arms}
+    prepared = {arm["name"]: prepare.prepare(arm["config"]) for arm in arms}
     workers = arms[0]["config"].workers
     dense = by_name["dense"]
     before = _table_bytes(prepared["dense"], workers)
@@ -128,7 +128,7 @@ def claims(arms):
     yield "all-reduce scales where all-gather does not", told
 
 
-def _table_bytes(arm: train.Prepared, workers: int) -> float:
+def _table_bytes(arm: prepare.Prepared, workers: int) -> float:
     """Bytes that a worker sends in an update for the row-sparse parameters alone."""
     tables = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf if tasks.row_sparse(arm.task, path) else None, arm.shapes
@@ -145,7 +145,7 @@ class _LockStep:
         self.workers = np.arange(workers)[None]
 
 
-def _step_seconds(arm: train.Prepared, config) -> tuple[float, float]:
+def _step_seconds(arm: prepare.Prepared, config) -> tuple[float, float]:
     """Measured seconds of a worker's gradient, and of its exchange with nobody else."""
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(lambda a: jnp.asarray(a[: config.batch_size]), arm.task.train)

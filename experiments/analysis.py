@@ -22,7 +22,7 @@ from rich.table import Table
 
 from algorithms.gossip import graph_matchings
 from comms import matcha
-from experiments import parts, train
+from experiments import parts, prepare
 from experiments.report import COLOURS
 from stragglers import delays, processes, theory
 
@@ -62,7 +62,7 @@ def compare_gains(config: ConfigDict) -> Gains:
     simulation, for what makes no sense.
     """
     _check(config)
-    built = {name: train.build_delay(part) for name, part in config.delays.items()}
+    built = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     brief = ConfigDict(config)
     brief.update(rounds=1, rounds_in_time=1)
     for name, delay in built.items():

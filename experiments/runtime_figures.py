@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import optimize
 
-from experiments import parts, report, tasks, train
+from experiments import parts, prepare, report, tasks
 from stragglers import asynchronous_theory, clock
 from stragglers.delays import Law
 
@@ -65,7 +65,7 @@ def compare_runtimes(config: ConfigDict) -> list[Runtime]:
     before any simulation, for what makes no sense.
     """
     _check(config)
-    laws = {name: train.build_delay(part) for name, part in config.delays.items()}
+    laws = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     for name, law in laws.items():
         if not isinstance(law, Law) or math.isinf(law.mean()):
             raise ValueError(

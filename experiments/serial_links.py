@@ -28,7 +28,7 @@ from rich.table import Table
 
 from algorithms.gossip import graph_matchings
 from comms import cost, topology
-from experiments import parts, report, train
+from experiments import parts, prepare, report
 from stragglers import clock, pairs
 from stragglers.rule import whole
 from stragglers.schedule import Schedule
@@ -179,7 +179,7 @@ def _in_rounds(busy, exchange) -> np.ndarray:
 
 def _by_pairs(rule: str, graph_of):
     def simulate(config, workers, steps, payload):
-        law = train.build_delay(config.delay)
+        law = prepare.build_delay(config.delay)
         options = {"graph": graph_of(workers), "width": max(1, workers // 8)}
         made = pairs.PAIRS[rule](law, workers, steps, config.seed, **options)
         updates = config.rounds * workers // options["width"]
@@ -195,7 +195,7 @@ def _by_pairs(rule: str, graph_of):
 
 def _by_rounds(seconds_of, sent):
     def simulate(config, workers, steps, payload):
-        law = train.build_delay(config.delay)
+        law = prepare.build_delay(config.delay)
         busy = clock.barrier(law, workers, steps, config.rounds, config.seed).busy
         spent = seconds_of(busy, payload, cost.AlphaBeta(config.alpha, config.beta))
         return spent.ravel(), busy.sum(), sent(workers, payload)

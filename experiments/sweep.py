@@ -14,7 +14,7 @@ import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import parts, progress, records, report, train
+from experiments import parts, prepare, progress, records, report, train
 
 
 class Arm(NamedTuple):
@@ -119,7 +119,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     for arm in arms:
         records.check(root / arm.path, arm.config, overwrite=overwrite)
         try:
-            train.prepare(arm.config)
+            prepare.prepare(arm.config)
         except ValueError as error:
             raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 
@@ -143,7 +143,7 @@ def _groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
     """The arms, those that can train together in one group."""
     groups: dict[str, list[Arm]] = {}
     for number, arm in enumerate(arms):
-        shared = train.alike(arm.config) if together else None
+        shared = prepare.alike(arm.config) if together else None
         groups.setdefault(shared or f"alone {number}", []).append(arm)
     return list(groups.values())
 
@@ -158,7 +158,7 @@ def launch(
 ) -> dict:
     """Run the arms one after the other; write and print what they have to say together.
 
-    together: arms that differ only in data run as one program, see `train.alike`.
+    together: arms that differ only in data run as one program, see `prepare.alike`.
     claims: summaries, each with its arm's `config` and the `metrics` of its seeds, -> (what a paper
         claims, what was measured) pairs, printed below the table.
     figures: writes figures of its own into the workdir.

@@ -2,7 +2,7 @@ import pytest
 from PIL import Image
 
 from configs import matcha
-from experiments import report, sweep, train
+from experiments import prepare, report, sweep, train
 
 ARMS = dict(matcha.sweep())
 
@@ -36,7 +36,7 @@ def test_every_arm_can_run_on_every_graph(graph):
     config = matcha.get_config(f"graph={graph}")
     assert config.workers == (8 if graph in (0, 5) else 16)
     for name, changes in ARMS.items():
-        algorithm = train.prepare(sweep.override(config, changes | {"name": name})).algorithm
+        algorithm = prepare.prepare(sweep.override(config, changes | {"name": name})).algorithm
         assert algorithm.graph.number_of_nodes() == config.workers
 
 

@@ -7,7 +7,7 @@ from absl.testing import flagsaver
 
 import launch
 from configs import nonblocking_analysis
-from experiments import analysis, train
+from experiments import analysis, prepare, train
 
 FILE = nonblocking_analysis.__file__
 BRIEF = (
@@ -88,7 +88,7 @@ def test_mini_batches_leave_a_nominal_round_at_a_second():
     config = nonblocking_analysis.get_config("mini_batches=4,workers=16,communication=1")
     assert (config.mini_batches, config.at_workers, config.at_communication) == (4, 16, 1.0)
     for name in ("exponential", "shifted_exponential", "pareto", "log_normal"):
-        assert train.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
+        assert prepare.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
 
 
 def test_theory_and_simulation_agree():

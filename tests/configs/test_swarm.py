@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from configs import swarm
-from experiments import records, report, sweep, train
+from experiments import prepare, records, report, sweep, train
 
 ARMS = dict(swarm.sweep())
 
@@ -44,7 +44,7 @@ def some(**changed):
 @pytest.mark.parametrize("argument", ["", "graph=hypercube,split=dirichlet,delay=slow4"])
 def test_every_arm_can_run(name, argument):
     config = config_of(name, argument)
-    algorithm = train.prepare(config).algorithm
+    algorithm = prepare.prepare(config).algorithm
     assert algorithm.graph is None or algorithm.graph.number_of_nodes() == config.workers
 
 

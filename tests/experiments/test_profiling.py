@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from comms import cost
 from configs import mg_wfbp
-from experiments import profiling, sweep, tasks, train
+from experiments import prepare, profiling, sweep, tasks
 from experiments.profiling import Profile
 
 PROFILE = Profile(
@@ -143,9 +143,9 @@ def test_a_config_measures_once_and_saves(tmp_path, monkeypatch, task):
 def test_without_a_profile_only_the_order_is_known(task):
     profile = profiling.for_config(config(), task)
     assert profile == Profile(profiling.backward_order(task, 16))
-    train.prepare(config(buckets="wfbp"))
+    prepare.prepare(config(buckets="wfbp"))
     with pytest.raises(ValueError, match="'optimal' need the times of the backward pass"):
-        train.prepare(config())
+        prepare.prepare(config())
 
 
 def test_entries_that_cannot_be_used_are_refused(task):
@@ -154,11 +154,11 @@ def test_entries_that_cannot_be_used_are_refused(task):
     with pytest.raises(ValueError, match="profile: 3 is no text; set it to measure"):
         profiling.for_config(config(profile=3), task)
     with pytest.raises(ValueError, match="'25' is no size of a fixed bucket"):
-        train.prepare(config(buckets="fixed:25"))
+        prepare.prepare(config(buckets="fixed:25"))
     with pytest.raises(ValueError, match="algorithm 'mg_wfbp': cannot use"):
-        train.prepare(config(buckets=3))
+        prepare.prepare(config(buckets=3))
 
 
 def test_the_algorithm_may_say_its_buckets_itself():
-    train.prepare(config(buckets=None, algorithm="mg_wfbp(buckets=single)"))
-    train.prepare(config(algorithm="all_reduce"))
+    prepare.prepare(config(buckets=None, algorithm="mg_wfbp(buckets=single)"))
+    prepare.prepare(config(algorithm="all_reduce"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs import adasync, nonblocking
-from experiments import records, sweep, train
+from experiments import prepare, records, sweep, train
 
 
 def arms(base, *changes):
@@ -36,7 +36,7 @@ def gossip():
 @pytest.mark.parametrize("make", [slow_and_stale, gossip])
 def test_together_is_alone_side_by_side(tmp_path, make):
     configs = make()
-    assert len({train.alike(config) for config in configs}) == 1
+    assert len({prepare.alike(config) for config in configs}) == 1
     together = train.run_together(configs, [tmp_path / f"a{n}" for n in range(len(configs))])
     for n, config in enumerate(configs):
         alone = train.run(config, tmp_path / f"b{n}")
@@ -53,7 +53,7 @@ def test_adaptive_rules_are_told_their_own_losses(tmp_path):
     base.seconds, base.evaluate_every = 12.0, 2.0
     # With K = 8 some evaluations come before the next update.
     configs = arms(base, {}, {"seed": 1}, {"wait.interval": 1e9, "wait.k": 8})
-    assert len({train.alike(config) for config in configs}) == 1
+    assert len({prepare.alike(config) for config in configs}) == 1
     together = train.run_together(configs, [tmp_path / f"a{n}" for n in range(3)])
     alone = [train.run(config, tmp_path / f"b{n}") for n, config in enumerate(configs)]
     assert [s["updates"] for s in together] == [s["updates"] for s in alone]
@@ -79,5 +79,5 @@ def test_arms_of_other_programs_run_apart():
         {"task": "digits(model=mlp)"},
         {"wait": {"name": "k_sync", "k": 1}},
     ]
-    assert len({train.alike(config) for config in arms(base, {}, *other)}) == 1 + len(other)
-    assert train.alike(sweep.override(base, {"runtime": "mesh"})) is None
+    assert len({prepare.alike(config) for config in arms(base, {}, *other)}) == 1 + len(other)
+    assert prepare.alike(sweep.override(base, {"runtime": "mesh"})) is None

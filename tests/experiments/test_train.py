@@ -7,7 +7,7 @@ import pytest
 from algorithms import ALGORITHMS
 from comms import topology
 from configs import nonblocking
-from experiments import data, optimizers, records, sweep, tasks, train
+from experiments import data, optimizers, prepare, records, sweep, tasks, train
 
 compilations = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -135,19 +135,19 @@ def test_what_cannot_run_is_refused_before_anything_is_compiled_or_written(
     ("entry", "known"),
     [
         ("algorithm", ALGORITHMS),
-        ("wait", train.WAITING_RULES),
+        ("wait", prepare.WAITING_RULES),
         ("graph", topology.GRAPHS),
         ("task", tasks.TASKS),
         ("split", data.SPLITS),
-        ("delay", train.DELAYS),
+        ("delay", prepare.DELAYS),
         ("optimizer", optimizers.DIRECTIONS),
-        ("runtime", train.RUNTIMES),
+        ("runtime", prepare.RUNTIMES),
     ],
 )
 def test_an_unknown_name_is_answered_with_all_known_ones(entry, known):
     unknown = "nothing(learning_rate=1)" if entry == "optimizer" else "nothing"
     with pytest.raises(ValueError) as caught:
-        train.prepare(configured(**DPSGD | {entry: unknown}))
+        prepare.prepare(configured(**DPSGD | {entry: unknown}))
     _, _, listed = str(caught.value).partition(f"{entry}: unknown name 'nothing'; known names: ")
     assert sorted(listed.split(", ")) == sorted(known)
 
