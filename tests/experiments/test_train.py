@@ -7,7 +7,7 @@ import pytest
 from algorithms import ALGORITHMS
 from comms import topology
 from configs import nonblocking
-from experiments import data, optimizers, prepare, records, sweep, tasks, train
+from experiments import data, optimizers, prepare, records, sweep, train
 
 compilations = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -137,7 +137,7 @@ def test_what_cannot_run_is_refused_before_anything_is_compiled_or_written(
         ("algorithm", ALGORITHMS),
         ("wait", prepare.WAITING_RULES),
         ("graph", topology.GRAPHS),
-        ("task", tasks.TASKS),
+        ("task", prepare.TASKS),
         ("split", data.SPLITS),
         ("delay", prepare.DELAYS),
         ("optimizer", optimizers.DIRECTIONS),
