@@ -174,10 +174,11 @@ def _mesh(config, task, algorithm, sampler, seconds):
     trigger_spec = _trigger_spec(config)
     leftovers = trigger_spec.pop("leftovers", "carry")
     in_flight = trigger_spec.pop("in_flight", "finish")
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 and trigger_spec["name"] not in inject.OWN_WORKERS:
         raise ValueError(
-            f"mesh: delays, triggers and the log of a run live in one process and there are "
-            f"{jax.process_count()}; start a single process"
+            f"mesh: {parts.spec(config.wait)['name']!r} has to see the workers of all "
+            f"{jax.process_count()} processes at once, and delays and triggers live in each of "
+            "them; use wait='barrier', 'neighbour_barrier' or 'deadline', or a single process"
         )
     delay = None if parts.spec(config.delay)["name"] == "none" else build_delay(config.delay)
     # What the clock would refuse is refused here too. On a mesh the exchange itself is what waits.

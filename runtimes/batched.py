@@ -8,7 +8,7 @@ gradients a rule waits for), not in its shapes otherwise, nor in the method.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,12 @@ class Batch(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """start(parameters of every run) -> Batch; advance(batch, seconds, updates) -> (Batch, rows);
-    one(batch, r) -> run r as its own simulator's Simulation; observe(batch, r, seconds, loss)."""
+    """stack(Simulation of every run) -> Batch; advance(batch, seconds, updates) -> (Batch, rows);
+    one(batch, r) -> run r as its own simulator's Simulation."""
 
-    start: Callable[[Sequence[Any]], Batch]
+    stack: Callable[[Sequence[Simulation]], Batch]
     advance: Callable[..., tuple[Batch, list[Schedule | None]]]
     one: Callable[[Batch, int], Simulation]
-    observe: Callable[[Batch, int, float, float], Batch]
 
 
 def batched(simulators: Sequence[Simulator]) -> Batched:
@@ -60,11 +59,10 @@ def batched(simulators: Sequence[Simulator]) -> Batched:
 
     on_device = None
 
-    def start(params: Sequence[Any]) -> Batch:
+    def stack(runs: Sequence[Simulation]) -> Batch:
         nonlocal on_device
         if on_device is None:
             on_device = jax.tree.map(jnp.asarray, examples)
-        runs = [simulator.start(p) for simulator, p in zip(simulators, params, strict=True)]
         models = [run.model for run in runs]
         return Batch(
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *models), [run.plan for run in runs]
@@ -105,9 +103,4 @@ def batched(simulators: Sequence[Simulator]) -> Batched:
     def one(batch: Batch, r: int) -> Simulation:
         return Simulation(jax.tree.map(lambda a: a[r], batch.model), batch.plans[r])
 
-    def observe(batch: Batch, r: int, seconds: float, loss: float) -> Batch:
-        plans = list(batch.plans)
-        plans[r] = parts[r].planner.observe(plans[r], seconds, loss)
-        return batch._replace(plans=plans)
-
-    return Batched(start, advance, one, observe)
+    return Batched(stack, advance, one)

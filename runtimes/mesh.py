@@ -7,36 +7,27 @@ the plain step that one would write by hand: one gradient, one collective, one u
 Replicated values stay stacked, a copy per device, because the result of a ring or of an
 all-gather cannot be declared replicated. On CPU devices a `ppermute` waits for all devices, so
 neighbour waiting is real only where links are.
+
+The devices may belong to several processes. All of them then run the same host code: seconds, which
+each of them measures for itself, are agreed on after every dispatch, so that they all stop alike.
 """
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.experimental import io_callback
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import worker
-from stragglers import inject
+from runtimes import packing, placement, rounds, worker
+from runtimes.rounds import Model
 from stragglers.inject import Injector
 from stragglers.schedule import Schedule, concatenate
-
-
-class Model(NamedTuple):
-    """Everything that training changes; every leaf has a leading axis of workers."""
-
-    params: Any
-    server: Any
-    worker: worker.WorkerState
-    round: Any  # int32, index of the next round
-    samples: Any  # float32, seen by all workers so far
 
 
 class MeshRun(NamedTuple):
@@ -50,25 +41,37 @@ class MeshRun(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """A runtime: `start(params)`, `advance(run, seconds, updates)`, `models(run)`."""
+    """A runtime: `start(params)`, `advance(run, seconds, updates)`, `models(run)`.
+
+    pack(run): all of a run as a flat dict of NumPy arrays, the same on every process;
+    unpack(run, packed): a run that has been started goes on from there.
+    """
 
     start: Callable[[Any], MeshRun]
     advance: Callable[..., tuple[MeshRun, Schedule]]
     models: Callable[[MeshRun], Any]
     memory: Callable[[MeshRun], Any]
+    pack: Callable[[MeshRun], dict[str, np.ndarray]]
+    unpack: Callable[[MeshRun, Mapping[str, np.ndarray]], MeshRun]
     dispatch: Callable[..., Any]  # the compiled rounds, for those who want to read them
     observe: Callable[[MeshRun, float, float], MeshRun] = lambda run, seconds, loss: run
     clock: str = "wall"
 
 
 def check_devices(workers: int) -> None:
-    """Refuse a mesh with fewer devices than workers."""
-    devices = len(jax.devices())
-    if devices < workers:
+    """Refuse a mesh with fewer devices than workers, or with a process that has no worker."""
+    devices, processes = jax.devices(), jax.process_count()
+    if len(devices) < workers:
         raise ValueError(
-            f"mesh: there are {devices} devices but config.workers={workers}; set "
-            f"config.workers={devices} or, on CPU, XLA_FLAGS="
-            f"--xla_force_host_platform_device_count={workers}"
+            f"mesh: there are {len(devices)} devices but config.workers={workers}; set "
+            f"config.workers={len(devices)} or, on CPU, XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={-(-workers // processes)}"
+        )
+    used = len({device.process_index for device in devices[:workers]})
+    if used < processes:
+        raise ValueError(
+            f"mesh: config.workers={workers} leaves {processes - used} of {processes} processes "
+            f"without a worker; set config.workers={len(devices)} or start {used} processes"
         )
 
 
@@ -94,10 +97,11 @@ def mesh(
         (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
     )
     stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
+    here = [i for i, d in enumerate(devices.devices.flat) if d.process_index == jax.process_index()]
     one_round = (
-        functools.partial(_plain_round, algorithm, losses, mini_batches)
+        functools.partial(rounds.plain, algorithm, losses, mini_batches)
         if injector is None
-        else functools.partial(_watched_round, algorithm, losses, mini_batches, injector)
+        else functools.partial(rounds.watched, algorithm, losses, mini_batches, injector)
     )
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -124,39 +128,39 @@ def mesh(
     def start(params) -> MeshRun:
         nonlocal on_devices
         if on_devices is None:
-            on_devices = jax.device_put(jax.tree.map(np.asarray, examples), everywhere)
+            on_devices = placement.place(jax.tree.map(np.asarray, examples), everywhere)
         if injector is not None:
-            injector.reset()
+            injector.reset(here)
         server = () if algorithm.server is None else algorithm.server.init(params)
         memory = worker.init(algorithm, params)
         model = Model(params, server, memory, np.int32(0), np.float32(0))
-        model = jax.tree.map(
-            lambda a: jax.device_put(np.broadcast_to(a, (workers, *np.shape(a))), stacked), model
-        )
-        return MeshRun(model, np.zeros(workers, np.int64), 0.0, 0, 0)
+        model = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), model)
+        return MeshRun(placement.place(model, stacked), np.zeros(workers, np.int64), 0.0, 0, 0)
 
-    def rounds(run: MeshRun, count: int) -> tuple[MeshRun, Schedule]:
+    def one_dispatch(run: MeshRun, count: int) -> tuple[MeshRun, Schedule]:
         nonlocal program
         counters = run.consumed[:, None] + np.arange(rounds_per_dispatch * mini_batches)
         ids = np.broadcast_to(np.arange(workers)[:, None], counters.shape)
-        table = jax.device_put(sampler.indices(ids, counters), stacked)
+        table = placement.place(sampler.indices(ids, counters), stacked)
         active = None
         if algorithm.links is not None:
             active = algorithm.links.active(run.update, rounds_per_dispatch)
         arguments = (run.model, table, on_devices, active, np.int32(count))
         if program is None:  # before the clock starts: compiling is no part of a round
             program = dispatch.lower(*arguments).compile()
+        placement.of_all(np.zeros(1))  # nor is waiting for a process that evaluates more slowly
         began = time.monotonic()
         if injector is not None:
             injector.resume()
         # Queued collective programs can wait for each other for ever on CPU: one at a time.
         model = jax.block_until_ready(program(*arguments))
         if injector is None:
-            schedule = _plain_schedule(run, workers, mini_batches, count, time.monotonic() - began)
+            seconds = placement.of_all(np.array([time.monotonic() - began])).max()
+            schedule = _plain_schedule(run, workers, mini_batches, count, seconds)
             consumed = run.consumed + count * mini_batches
         else:
             injector.pause()
-            schedule = injector.schedule(run.update, count)
+            schedule = injector.schedule(run.update, count, placement.of_all)
             consumed = injector.consumed()
         if active is not None:
             schedule = schedule.using(active[:count])
@@ -176,134 +180,72 @@ def mesh(
         done = []
         remaining = np.inf if updates is None else updates
         while remaining > 0 and run.seconds < seconds:
-            run, schedule = rounds(run, int(min(remaining, rounds_per_dispatch)))
+            run, schedule = one_dispatch(run, int(min(remaining, rounds_per_dispatch)))
             done.append(schedule)
             remaining -= schedule.updates
         return run, concatenate(done) if done else None
 
+    def current(model: Model):
+        if algorithm.server is not None:
+            return jax.tree.map(lambda a: a[:1], model.params)
+        if algorithm.public is not None:
+            return jax.vmap(algorithm.public)(model.worker.exchange, model.params)
+        return model.params
+
+    def once(model: Model) -> Model:
+        """The model with a single row of what all workers have alike."""
+        if algorithm.server is None:
+            return model
+        return model._replace(
+            params=jax.tree.map(lambda a: a[:1], model.params),
+            server=jax.tree.map(lambda a: a[:1], model.server),
+        )
+
+    gathered, stored = placement.whole(current, everywhere), placement.whole(once, everywhere)
+    remembered = placement.whole(lambda model: model.worker.exchange, everywhere)
+
     def models(run: MeshRun):
         """The current model(s) with a leading axis: one per worker, or one if replicated."""
-        params = run.model.params
-        if algorithm.server is not None:
-            return jax.tree.map(lambda a: a[:1], params)
-        if algorithm.public is not None:
-            return jax.vmap(algorithm.public)(run.model.worker.exchange, params)
-        return params
+        return gathered(run.model)
 
     def memory(run: MeshRun):
         """The exchange's state, with a leading axis of workers."""
-        return run.model.worker.exchange
+        return remembered(run.model)
 
-    return Mesh(start, advance, models, memory, dispatch)
+    def pack(run: MeshRun) -> dict[str, np.ndarray]:
+        counted = {
+            "clock/consumed": run.consumed,
+            "clock/seconds": np.array([run.seconds]),
+            "clock/update": np.array([run.update]),
+            "clock/samples": np.array([run.samples]),
+        }
+        if injector is not None:
+            counted |= {f"injector/{name}": value for name, value in injector.pack().items()}
+        return packing.pack(stored(run.model)) | counted
 
+    def unpack(run: MeshRun, packed: Mapping[str, np.ndarray]) -> MeshRun:
+        shapes = jax.eval_shape(once, run.model)
+        rows = packing.unpack(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), packed)
+        model = jax.tree.map(
+            lambda row, old: np.broadcast_to(np.asarray(row), old.shape), rows, run.model
+        )
+        if injector is not None:
+            injector.unpack(
+                {
+                    name.removeprefix("injector/"): value
+                    for name, value in packed.items()
+                    if name.startswith("injector/")
+                }
+            )
+        return MeshRun(
+            placement.place(model, stacked),
+            packed["clock/consumed"].copy(),
+            float(packed["clock/seconds"][0]),
+            int(packed["clock/update"][0]),
+            int(packed["clock/samples"][0]),
+        )
 
-def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
-    """Exchange and step, the same for every kind of round."""
-    updates, state = worker.exchange(
-        algorithm, contribution, model.params, state, batches, given, weight
-    )
-    if algorithm.server is None:
-        params = optax.apply_updates(model.params, updates)
-        return model._replace(params=params, worker=state)
-    params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
-    return model._replace(params=params, server=server, worker=state)
-
-
-def _advanced(model: Model, samples) -> Model:
-    return model._replace(round=model.round + 1, samples=model.samples + samples)
-
-
-def _given(samples, mini_batches: int, active) -> dict:
-    return {
-        "active": active,
-        "samples": samples,
-        "nominal": mini_batches,
-        "worker": jax.lax.axis_index(AXIS),
-        "staleness": jnp.int32(0),
-    }
-
-
-def _plain_round(algorithm, losses, mini_batches, carry, table, examples, active):
-    """Everybody takes `mini_batches`; nothing is counted at run time."""
-    model, offset, token = carry
-    given = _given(model.samples, mini_batches, active)
-    taken = jax.lax.dynamic_slice_in_dim(table, offset, mini_batches)
-    batch = jax.tree.map(lambda a: a[taken], examples)
-    contribution, state = worker.contribute(
-        algorithm, losses, model.params, model.worker, batch, mini_batches, given
-    )
-    total = jax.lax.axis_size(AXIS) * mini_batches
-    model = _finish_round(
-        algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
-    )
-    return _advanced(model, total * table.shape[1]), offset + mini_batches, token
-
-
-def _touch(tree):
-    """A scalar that cannot be known before every leaf is."""
-    return sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in jax.tree.leaves(tree))
-
-
-def _watched_round(algorithm, losses, mini_batches, injector, carry, table, examples, active):
-    """Take mini-batches until the host says stop, exchange, and report the landing."""
-    model, offset, token = carry
-    round_index = model.round
-    me = jax.lax.axis_index(AXIS)
-    given = _given(model.samples, mini_batches, active)
-    answer = jax.ShapeDtypeStruct((), jnp.int32)
-    begun = io_callback(injector.begin, answer, me, round_index, token)
-    point = model.params
-    if algorithm.grad_params is not None:
-        point = algorithm.grad_params(model.worker.exchange, model.params)
-
-    def going(loop):
-        taken, verdict, *_ = loop
-        return (taken < mini_batches) & (verdict == inject.GO)
-
-    def take(loop):
-        taken, _, gathered, work_state = loop
-        batch = jax.tree.map(lambda a: a[table[offset + taken]], examples)
-        if algorithm.work is None:
-            weights = jnp.full(table.shape[1], 1.0 / table.shape[1])
-            gradient = worker.gradient(losses, point, batch, weights, model.samples)
-            new = jax.tree.map(jnp.add, gathered, gradient), work_state
-        else:
-            new = worker.local_step(algorithm, losses, gathered, work_state, batch, given)
-        verdict = io_callback(injector.tick, answer, me, round_index, taken + 1, _touch(new[0]))
-        if injector.cuts:
-            counts = verdict != inject.CUT
-            new = jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, (gathered, work_state))
-            return taken + counts, verdict, *new
-        return taken + 1, verdict, *new
-
-    gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
-    batches, _, gathered, work_state = jax.lax.while_loop(
-        going, take, (jnp.int32(0), begun, gathered, model.worker.work)
-    )
-    if algorithm.work is None:
-        contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
-    else:
-        contribution = worker.progress(point, gathered)
-    total = jax.lax.psum(batches, AXIS)
-    model = _finish_round(
-        algorithm,
-        model,
-        contribution,
-        model.worker._replace(work=work_state),
-        batches,
-        total,
-        given,
-        algorithm.weight(batches),
-    )
-    token = io_callback(
-        injector.land,
-        jax.ShapeDtypeStruct((), jnp.float32),
-        me,
-        round_index,
-        _touch(model.params),
-    )
-    used = batches if injector.carries else mini_batches
-    return _advanced(model, total * table.shape[1]), offset + used, token
+    return Mesh(start, advance, models, memory, pack, unpack, dispatch)
 
 
 def _plain_schedule(run: MeshRun, workers, mini_batches, count, seconds) -> Schedule:

@@ -14,7 +14,7 @@ import numpy as np
 from runtimes import slots
 from runtimes.bodies import Row
 from stragglers.rule import Rule
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, concatenate
 
 PLANNED_UPDATES = 64  # how far the clock runs ahead of the training
 INDICES_PER_DISPATCH = 1 << 22  # bounds the sample indices of one dispatch to 16 MiB
@@ -47,12 +47,14 @@ class Turn(NamedTuple):
 
 class Planner(NamedTuple):
     """start(remembers) -> Plan; take(plan, seconds, most) -> (Plan, Turn or None);
-    rows(turn, updates, width) -> Row; observe(plan, seconds, loss) -> Plan."""
+    rows(turn, updates, width) -> Row; observe(plan, seconds, loss) -> Plan;
+    skip(plan, seconds, most) -> (Plan, Schedule or None)."""
 
     start: Callable[[bool], Plan]
     take: Callable[[Plan, float, float], tuple[Plan, Turn | None]]
     rows: Callable[[Turn, int, int], Row]
     observe: Callable[[Plan, float, float], Plan]
+    skip: Callable[[Plan, float, float], tuple[Plan, Schedule | None]]
 
 
 def planner(rule: Rule, sampler, mini_batches: int, stale: bool) -> Planner:
@@ -149,7 +151,18 @@ def planner(rule: Rule, sampler, mini_batches: int, stale: bool) -> Planner:
             plan = plan._replace(clock=clock, slots=held, planned=None, rows=None)
         return plan._replace(clock=rule.observe(plan.clock, seconds, loss))
 
-    return Planner(start, take, rows, observe)
+    def skip(plan: Plan, seconds: float, most: float) -> tuple[Plan, Schedule | None]:
+        """Take all turns that land by `seconds`, at most `most` updates, and run none of them."""
+        done = []
+        while most > 0:
+            plan, turn = take(plan, seconds, most)
+            if turn is None:
+                break
+            done.append(turn.schedule)
+            most -= turn.schedule.updates
+        return plan, concatenate(done) if done else None
+
+    return Planner(start, take, rows, observe, skip)
 
 
 def whole_powers(updates: int) -> int:

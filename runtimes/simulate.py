@@ -5,7 +5,7 @@ updates of a segment run as one compiled loop of one of the four bodies in `runt
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import planning, worker
+from runtimes import packing, planning, worker
 from runtimes.bodies import Model, Row, body_of
 from runtimes.planning import Plan, Planner, whole_powers
 from stragglers.rule import Rule
@@ -59,6 +59,9 @@ class Simulator(NamedTuple):
 
     memory(simulation): the exchange's state of every worker.
     observe(simulation, seconds, loss): tell the waiting rule how the training goes.
+    skip(simulation, seconds, updates): what `advance` does to the clock, without training.
+    pack(simulation): the model as a flat dict of NumPy arrays; unpack(simulation, packed): put it
+    back. The clock is no part of it: `skip` and `observe` take a fresh one to the same place.
     """
 
     start: Callable[[Any], Simulation]
@@ -66,6 +69,9 @@ class Simulator(NamedTuple):
     models: Callable[[Simulation], Any]
     memory: Callable[[Simulation], Any]
     observe: Callable[[Simulation, float, float], Simulation]
+    skip: Callable[..., tuple[Simulation, Schedule | None]]
+    pack: Callable[[Simulation], dict[str, np.ndarray]]
+    unpack: Callable[[Simulation, Mapping[str, np.ndarray]], Simulation]
     parts: Parts
     clock: str = "virtual"
 
@@ -184,5 +190,16 @@ def simulator(
         """The exchange's state, with a leading axis of workers."""
         return simulation.model.workers.exchange
 
+    def skip(simulation: Simulation, seconds: float, updates: int | None = None):
+        most = np.inf if updates is None else updates
+        plan, schedule = planner.skip(simulation.plan, seconds, most)
+        return simulation._replace(plan=plan), schedule
+
+    def pack(simulation: Simulation) -> dict[str, np.ndarray]:
+        return packing.pack(simulation.model)
+
+    def unpack(simulation: Simulation, packed: Mapping[str, np.ndarray]) -> Simulation:
+        return simulation._replace(model=packing.unpack(simulation.model, packed))
+
     parts = Parts(algorithm, losses, examples, planner, stale)
-    return Simulator(start, advance, models, memory, observe, parts)
+    return Simulator(start, advance, models, memory, observe, skip, pack, unpack, parts)

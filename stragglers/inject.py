@@ -14,7 +14,7 @@ happened comes out as a `Schedule`, which the simulator replays.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +61,7 @@ TRIGGERS = {
     "deadline": deadline,
     "quorum": quorum,
 }
+OWN_WORKERS = ("barrier", "neighbour_barrier", "deadline")  # these look at nobody else's
 
 
 class _Round:
@@ -75,6 +76,10 @@ class _Round:
 
 class Injector:
     """Delays, trigger and logbook of one process's devices; thread-safe.
+
+    Of several processes each has an injector of its own, which knows what its own workers do, and
+    what the others did when a dispatch is over, see `schedule`. A trigger must not need to know
+    more, see `OWN_WORKERS`.
 
     delay: a law or process (seconds of one mini-batch), or None for the devices' own speed.
     trigger: from `TRIGGERS`. leftovers: "carry" continues with the unfinished mini-batches,
@@ -106,8 +111,12 @@ class Injector:
         self._lock = threading.Lock()
         self.reset()
 
-    def reset(self) -> None:
-        """Forget everything that happened: the clock, the counters and the log begin anew."""
+    def reset(self, here: Sequence[int] | None = None) -> None:
+        """Forget everything that happened: the clock, the counters and the log begin anew.
+
+        here: the workers of this process; None: all.
+        """
+        self._here = np.arange(self.workers) if here is None else np.asarray(here)
         self._consumed = np.zeros(self.workers, np.int64)
         self._attempts = np.zeros(self.workers, np.int64)
         self._mark = np.zeros(self.workers)  # when the current mini-batch began
@@ -194,27 +203,53 @@ class Injector:
         elapsed = now - record.start[worker]
         return self._trigger(Sight(record.finished, self.mini_batches, elapsed))
 
-    def schedule(self, first: int, updates: int) -> Schedule:
-        """What happened in rounds first .. first + updates - 1, all of which have landed."""
+    def schedule(
+        self,
+        first: int,
+        updates: int,
+        of_all: Callable[[np.ndarray], np.ndarray] = lambda values: values[None],
+    ) -> Schedule:
+        """What happened in rounds first .. first + updates - 1, all of which have landed.
+
+        of_all: array -> [processes, ...], what every process has passed. The clock of all goes on
+        from the latest of theirs.
+        """
         rounds = [self._rounds.pop(first + t) for t in range(updates)]
-        if any(record.landed != self.workers for record in rounds):
+        if any(record.landed != len(self._here) for record in rounds):
             raise RuntimeError("Injector.schedule: a round has not landed on every worker yet")
-
-        def stack(field):
-            return np.stack([getattr(record, field) for record in rounds])
-
-        finish = stack("finish")
-        shape = finish.shape
+        columns = ("start", "finish", "busy", "finished", "first")
+        told = [getattr(record, column) for column in columns for record in rounds]
+        told = np.stack([*told, self._attempts, np.full(self.workers, self._elapsed)])
+        others = np.setdiff1d(np.arange(self.workers), self._here)
+        told[:, others] = 0  # for the sum
+        told = of_all(told).sum(0)
+        start, finish, busy, finished, begun = told[:-2].reshape(len(columns), updates, -1)
+        used = finished[-1] if self.carries else self.mini_batches
+        self._consumed = (begun[-1] + used).astype(np.int64)
+        self._attempts, self._elapsed = told[-2].astype(np.int64), float(told[-1].max())
         rows = np.arange(first, first + updates, dtype=np.int32)
         return Schedule(
             time=np.maximum.accumulate(finish.max(1)),
-            workers=np.broadcast_to(np.arange(self.workers, dtype=np.int32), shape).copy(),
-            start=stack("start"),
+            workers=np.broadcast_to(np.arange(self.workers, dtype=np.int32), start.shape).copy(),
+            start=start,
             finish=finish,
-            batches=stack("finished"),
-            first=stack("first"),
-            version=np.broadcast_to(rows[:, None], shape).copy(),
-            busy=stack("busy"),
-            communication=np.repeat([[self._seconds(int(t))] for t in rows], shape[1], axis=1),
+            batches=finished.astype(np.int32),
+            first=begun.astype(np.int64),
+            version=np.broadcast_to(rows[:, None], start.shape).copy(),
+            busy=busy,
+            communication=np.repeat([[self._seconds(int(t))] for t in rows], self.workers, axis=1),
             offset=first,
         )
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """What a later run needs to go on, between two dispatches; for `unpack`."""
+        return {
+            "consumed": self._consumed.copy(),
+            "attempts": self._attempts.copy(),
+            "elapsed": np.array([self._elapsed]),
+        }
+
+    def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
+        """Go on, after `reset`, from where the packed run stood."""
+        self._consumed, self._attempts = packed["consumed"].copy(), packed["attempts"].copy()
+        self._elapsed = float(packed["elapsed"][0])

@@ -1,0 +1,135 @@
+"""What a device of a mesh does in one round: the plain step, or one that the host watches.
+
+Both take the carry (model, offset of the next mini-batch in the table, a token that ties host
+callbacks to what came before) and return the next one.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.experimental import io_callback
+
+from algorithms.base import AXIS
+from runtimes import worker
+from stragglers import inject
+
+
+class Model(NamedTuple):
+    """Everything that training changes; between rounds every leaf has a leading axis of workers."""
+
+    params: Any
+    server: Any
+    worker: worker.WorkerState
+    round: Any  # int32, index of the next round
+    samples: Any  # float32, seen by all workers so far
+
+
+def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
+    """Exchange and step, the same for every kind of round."""
+    updates, state = worker.exchange(
+        algorithm, contribution, model.params, state, batches, given, weight
+    )
+    if algorithm.server is None:
+        params = optax.apply_updates(model.params, updates)
+        return model._replace(params=params, worker=state)
+    params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
+    return model._replace(params=params, server=server, worker=state)
+
+
+def _advanced(model: Model, samples) -> Model:
+    return model._replace(round=model.round + 1, samples=model.samples + samples)
+
+
+def _given(samples, mini_batches: int, active) -> dict:
+    return {
+        "active": active,
+        "samples": samples,
+        "nominal": mini_batches,
+        "worker": jax.lax.axis_index(AXIS),
+        "staleness": jnp.int32(0),
+    }
+
+
+def plain(algorithm, losses, mini_batches, carry, table, examples, active):
+    """Everybody takes `mini_batches`; nothing is counted at run time."""
+    model, offset, token = carry
+    given = _given(model.samples, mini_batches, active)
+    taken = jax.lax.dynamic_slice_in_dim(table, offset, mini_batches)
+    batch = jax.tree.map(lambda a: a[taken], examples)
+    contribution, state = worker.contribute(
+        algorithm, losses, model.params, model.worker, batch, mini_batches, given
+    )
+    total = jax.lax.axis_size(AXIS) * mini_batches
+    model = _finish_round(
+        algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
+    )
+    return _advanced(model, total * table.shape[1]), offset + mini_batches, token
+
+
+def _touch(tree):
+    """A scalar that cannot be known before every leaf is."""
+    return sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in jax.tree.leaves(tree))
+
+
+def watched(algorithm, losses, mini_batches, injector, carry, table, examples, active):
+    """Take mini-batches until the host says stop, exchange, and report the landing."""
+    model, offset, token = carry
+    round_index = model.round
+    me = jax.lax.axis_index(AXIS)
+    given = _given(model.samples, mini_batches, active)
+    answer = jax.ShapeDtypeStruct((), jnp.int32)
+    begun = io_callback(injector.begin, answer, me, round_index, token)
+    point = model.params
+    if algorithm.grad_params is not None:
+        point = algorithm.grad_params(model.worker.exchange, model.params)
+
+    def going(loop):
+        taken, verdict, *_ = loop
+        return (taken < mini_batches) & (verdict == inject.GO)
+
+    def take(loop):
+        taken, _, gathered, work_state = loop
+        batch = jax.tree.map(lambda a: a[table[offset + taken]], examples)
+        if algorithm.work is None:
+            weights = jnp.full(table.shape[1], 1.0 / table.shape[1])
+            gradient = worker.gradient(losses, point, batch, weights, model.samples)
+            new = jax.tree.map(jnp.add, gathered, gradient), work_state
+        else:
+            new = worker.local_step(algorithm, losses, gathered, work_state, batch, given)
+        verdict = io_callback(injector.tick, answer, me, round_index, taken + 1, _touch(new[0]))
+        if injector.cuts:
+            counts = verdict != inject.CUT
+            new = jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, (gathered, work_state))
+            return taken + counts, verdict, *new
+        return taken + 1, verdict, *new
+
+    gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
+    batches, _, gathered, work_state = jax.lax.while_loop(
+        going, take, (jnp.int32(0), begun, gathered, model.worker.work)
+    )
+    if algorithm.work is None:
+        contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
+    else:
+        contribution = worker.progress(point, gathered)
+    total = jax.lax.psum(batches, AXIS)
+    model = _finish_round(
+        algorithm,
+        model,
+        contribution,
+        model.worker._replace(work=work_state),
+        batches,
+        total,
+        given,
+        algorithm.weight(batches),
+    )
+    token = io_callback(
+        injector.land,
+        jax.ShapeDtypeStruct((), jnp.float32),
+        me,
+        round_index,
+        _touch(model.params),
+    )
+    used = batches if injector.carries else mini_batches
+    return _advanced(model, total * table.shape[1]), offset + used, token

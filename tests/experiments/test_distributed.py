@@ -1,0 +1,50 @@
+"""Processes that find each other, and end when one of them does."""
+
+import pytest
+
+from experiments import distributed
+from tests.runtimes import one_of_several
+
+
+def test_who_loses_a_peer_says_so_and_ends(tmp_path):
+    """One is killed, and with it the coordination service; the other one only falls silent."""
+    killed, stopped = tmp_path / "killed", tmp_path / "stopped"
+    killed.mkdir()
+    stopped.mkdir()
+    with (
+        one_of_several.started(killed, "0", "SIGKILL") as (one, _),
+        one_of_several.started(stopped, "1", "SIGSTOP") as (other, _),
+    ):
+        for survivor, where in ((one[1], killed / "1.txt"), (other[0], stopped / "0.txt")):
+            assert survivor.wait(100) == distributed.DEAD, where.read_text()[-2000:]
+            sentence = where.read_text().splitlines()[-1]
+            assert sentence.startswith("error: process") and "same command" in sentence
+
+
+def test_without_others_nothing_happens(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node1")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    distributed.initialize()
+    assert distributed.processes() == 1 and distributed.is_writer()
+    assert distributed.agreed([1, None]) == [1, None]
+    with pytest.raises(SystemExit, match="2"):
+        distributed.leave(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("host:1234", 2, None), "process_id=None; give all three"),
+        (("host:1234", 2, 2), "process_id=2 of num_processes=2; they count from 0 to 1"),
+        (("host", 2, 0), "names no port; give host:port"),
+    ],
+)
+def test_what_leaves_something_open_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        distributed.initialize(*arguments)
+
+
+def test_an_environment_that_names_no_coordinator_is_refused(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="has started 2 but names no coordinator; give --coord"):
+        distributed.initialize()

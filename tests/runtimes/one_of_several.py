@@ -1,0 +1,127 @@
+"""The runs that several processes and one must agree on; as a program, one of the processes.
+
+python -m tests.runtimes.one_of_several COORDINATOR RANK OUTPUT [VICTIM SIGNAL]
+
+VICTIM: instead of all that, this process of the two sends itself a signal after a few rounds.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import optax
+
+from algorithms import all_reduce, dpsgd, top_k
+from comms import topology
+from experiments import distributed
+from runtimes import mesh
+from stragglers import delays, inject, processes
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+ROOT = pathlib.Path(__file__).parents[2]
+N, M = 8, 4
+METHODS = {
+    "all_reduce": lambda: all_reduce(optax.sgd(0.1, momentum=0.9)),
+    "dpsgd": lambda: dpsgd(optax.sgd(0.05, momentum=0.9), topology.ring(N)),
+    "top_k": lambda: top_k(optax.sgd(0.1), ratio=0.5),
+}
+
+
+@contextlib.contextmanager
+def started(tmp_path, *arguments):
+    """Both of them, with where they write; whatever happens, none is left at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    command = [sys.executable, "-m", "tests.runtimes.one_of_several", coordinator]
+    outputs = [tmp_path / f"{rank}.npz" for rank in range(2)]
+    both = []
+    try:
+        for rank, output in enumerate(outputs):
+            both.append(
+                subprocess.Popen(
+                    [*command, str(rank), str(output), *arguments],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=(tmp_path / f"{rank}.txt").open("w"),
+                )
+            )
+        yield both, outputs
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
+def build(method, injector=None):
+    return mesh.mesh(
+        METHODS[method](), losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector,
+        rounds_per_dispatch=4,
+    )  # fmt: skip
+
+
+def injector():
+    """Worker 5 is the slowest; whoever is late at the deadline does less."""
+    slow = processes.persistent(delays.jitter(0.004, 0.1), {5: 50.0})
+    return inject.Injector(N, M, 0, delay=slow, trigger=inject.deadline(0.1))
+
+
+def plain(method) -> dict[str, np.ndarray]:
+    """Eight rounds, and again with a break after four, in which the run is packed."""
+    runtime = build(method)
+    begun, _ = runtime.advance(runtime.start(X0), np.inf, 4)
+    packed = runtime.pack(begun)
+    straight, _ = runtime.advance(begun, np.inf, 4)
+    resumed, schedule = runtime.advance(runtime.unpack(runtime.start(X0), packed), np.inf, 4)
+    return {
+        "straight": np.asarray(runtime.models(straight)),
+        "resumed": np.asarray(runtime.models(resumed)),
+        "time": schedule.time,
+        **{f"packed/{name}": value for name, value in packed.items()},
+    }
+
+
+def injected() -> dict[str, np.ndarray]:
+    """Eight rounds with delays and a break; what happened in them, and where they led."""
+    runtime = build("top_k", injector())
+    begun, first = runtime.advance(runtime.start(X0), np.inf, 4)
+    packed = runtime.pack(begun)
+    run, second = runtime.advance(runtime.unpack(runtime.start(X0), packed), np.inf, 4)
+    columns = ("time", "start", "finish", "busy", "batches", "first", "version")
+    return {
+        "models": np.asarray(runtime.models(run)),
+        **{c: np.concatenate([getattr(first, c), getattr(second, c)]) for c in columns},
+    }
+
+
+def flat(told) -> dict[str, np.ndarray]:
+    return {f"{name}/{key}": array for name, part in told.items() for key, array in part.items()}
+
+
+def undelayed() -> dict[str, np.ndarray]:
+    return flat({name: plain(name) for name in ("all_reduce", "dpsgd")})
+
+
+def main(coordinator, rank, output, victim=None, its_signal=None) -> None:
+    distributed.HEARTBEAT = 10
+    distributed.initialize(coordinator, 2, int(rank))
+    assert distributed.agreed({"told by": int(rank)}) == {"told by": 0}
+    if victim is None:
+        np.savez(output, **undelayed(), **flat({"injected": injected()}))
+        return
+    runtime = build("all_reduce")
+    run, _ = runtime.advance(runtime.start(X0), np.inf, 4)
+    if rank == victim:
+        os.kill(os.getpid(), signal.Signals[its_signal])
+    runtime.advance(run, 600.0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,51 @@
+"""The mesh over two processes with four devices each, against one process with eight."""
+
+import numpy as np
+
+from runtimes import simulate
+from stragglers.replay import replay
+from stragglers.schedule import Schedule
+from tests.runtimes import one_of_several
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+
+def test_two_processes_make_the_trajectory_of_one(tmp_path):
+    """Bit for bit where the order of a sum is the program's; gloo has its own all-reduce."""
+    with one_of_several.started(tmp_path) as (both, outputs):
+        alone = one_of_several.undelayed()
+        for rank, process in enumerate(both):
+            assert process.wait(120) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
+        first, second = (dict(np.load(output)) for output in outputs)
+    assert {name: array.tobytes() for name, array in first.items()} == {
+        name: array.tobytes() for name, array in second.items()
+    }
+    for method, rtol in (("all_reduce", 2e-5), ("dpsgd", 0)):
+        for told in (first, alone):
+            np.testing.assert_array_equal(told[f"{method}/resumed"], told[f"{method}/straight"])
+        for name in alone:
+            if name.startswith(method) and not name.endswith(("/time", "/clock/seconds")):
+                np.testing.assert_allclose(first[name], alone[name], rtol=rtol, err_msg=name)
+        # The clock of a resumed run goes on.
+        assert first[f"{method}/time"][0] >= first[f"{method}/packed/clock/seconds"][0]
+
+    parts = {tuple(name.split("/", 1)): array for name, array in first.items()}
+    check_what_happened({name: array for (of, name), array in parts.items() if of == "injected"})
+
+
+def check_what_happened(told):
+    """Every process's part is in the schedule, and the simulator replays it to the same model."""
+    shape = told["batches"].shape
+    schedule = Schedule(
+        workers=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+        communication=np.zeros(shape),
+        **{name: array for name, array in told.items() if name != "models"},
+    )
+    schedule.validate()
+    assert (schedule.batches[:, 5] == 1).all() and (schedule.batches > 0).all()
+    np.testing.assert_array_equal(np.diff(schedule.first, axis=0), schedule.batches[:-1])
+    method = one_of_several.METHODS["top_k"]()
+    runtime = simulate.simulator(
+        method, losses, DATA, SAMPLES, replay(schedule), mini_batches=one_of_several.M
+    )
+    run, _ = runtime.advance(runtime.start(X0), np.inf)
+    np.testing.assert_allclose(runtime.models(run), told["models"], rtol=2e-4, atol=2e-5)
