@@ -1,12 +1,17 @@
-"""What a run leaves behind: config.json, metrics.jsonl and summary.json, in strict JSON.
+"""What a run leaves behind: its records in strict JSON, its schedule and the trained model.
 
-A metrics line is written when it is measured, a summary when the run is complete. NaN and
-infinities become null.
+config.json, metrics.jsonl, summary.json, schedule.npz (`stragglers.schedule.load` reads it) and
+parameters.npz, the model that the losses and accuracies of the summary are those of: arrays by
+their path, such as params/layers_2/kernel; where workers have models of their own the mean of them.
+
+A metrics line is written when it is measured, a summary when the run is complete; until then there
+may be a directory `checkpoint`, see `experiments.checkpoints`. NaN and infinities become null.
 """
 
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,7 @@ import numpy as np
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
-INTERRUPTED = "metrics.interrupted.jsonl"
+PARAMETERS, CHECKPOINT = "parameters.npz", "checkpoint"
 WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
 
 
@@ -24,61 +29,86 @@ class Recorder:
     """Writes one run's records; made by `start`.
 
     summary: of the finished run which `start` found, or what `finish` was given; until then None.
+    records: the metrics so far. writes: whether to touch the disk, which one process does for all.
     As a context it closes the metrics file, whatever happens to the run; so does `finish`.
     """
 
-    def __init__(self, workdir: str | os.PathLike, summary: dict | None = None):
-        self.workdir = Path(workdir)
-        self.summary = summary
-        # A finished run is only read: its directory may be an archive.
-        self._metrics = (self.workdir / METRICS).open("r" if self.finished else "a")
+    def __init__(
+        self, workdir: str | os.PathLike, summary: dict | None = None, writes: bool = True
+    ):
+        self.workdir, self.summary, self.writes = Path(workdir), summary, writes
+        self.records: list[dict] = []
+        self._metrics = None
 
     @property
     def finished(self) -> bool:
         return self.summary is not None
 
+    def begin(self, kept: int = 0) -> None:
+        """Open the metrics, cut back to the first `kept` records; needed before `append`.
+
+        ValueError if there are fewer.
+        """
+        path = self.workdir / METRICS
+        lines = _whole_lines(path)[:kept] if kept else []
+        if len(lines) < kept:
+            raise ValueError(
+                f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
+                f"made after {kept}; --overwrite the run to start over"
+            )
+        self.records = [json.loads(line) for line in lines]
+        if self.writes:
+            _replace(path, "".join(lines))
+            self._metrics = path.open("a")
+
     def append(self, record: Mapping[str, Any]):
         """Write one line of metrics, at once."""
-        self._metrics.write(_dumps(record) + "\n")
-        self._metrics.flush()
+        self.records.append(_plain(record))
+        if self.writes:
+            self._metrics.write(_dumps(record) + "\n")
+            self._metrics.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> dict:
         """Close the metrics, write the summary and return it as it will be read back."""
-        self._metrics.close()
-        write_json(self.workdir / SUMMARY, summary)
-        self.summary = read_summary(self.workdir)
+        self.__exit__()
+        if self.writes:
+            write_json(self.workdir / SUMMARY, summary)
+        self.summary = _plain(summary)
         return self.summary
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 def start(
-    workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
+    workdir: str | os.PathLike,
+    config: ml_collections.ConfigDict,
+    overwrite: bool = False,
+    writes: bool = True,
 ) -> Recorder:
-    """Open `workdir` for the run that `config` describes.
+    """Open `workdir` for the run that `config` describes; without `writes`, only look at it.
 
     If that run is there and finished, the recorder has its `summary` and there is nothing to do.
-    If it was interrupted, it starts over and its metrics stay as metrics.interrupted.jsonl.
+    If it was interrupted, its metrics and checkpoints are there to go on from.
     A directory that holds anything else is an error, and left alone, unless `overwrite`: then the
     run in it, finished or not, is removed.
     """
     check(workdir, config, overwrite)
     workdir = Path(workdir)
-    if overwrite:
-        for name in (CONFIG, METRICS, SUMMARY, SCHEDULE, INTERRUPTED):
+    if overwrite and writes:
+        # First what could be taken for a part of the new run.
+        shutil.rmtree(workdir / CHECKPOINT, ignore_errors=True)
+        for name in (CONFIG, METRICS, SUMMARY, SCHEDULE, PARAMETERS):
             (workdir / name).unlink(missing_ok=True)
-    summary = read_summary(workdir)
-    if summary is None:
+    summary = None if overwrite else read_summary(workdir)
+    if summary is None and writes:
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / CONFIG, config.to_dict())
-        metrics = workdir / METRICS
-        if metrics.exists() and metrics.stat().st_size:
-            os.replace(metrics, workdir / INTERRUPTED)
-    return Recorder(workdir, summary)
+    return Recorder(workdir, summary, writes)
 
 
 def check(
@@ -122,8 +152,7 @@ def check(
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict]:
     """All records of a run, finished or not; a line that was cut off by a kill is left out."""
-    with (Path(workdir) / METRICS).open() as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in _whole_lines(Path(workdir) / METRICS)]
 
 
 def read_summary(workdir: str | os.PathLike) -> dict | None:
@@ -134,10 +163,7 @@ def read_summary(workdir: str | os.PathLike) -> dict | None:
 
 def write_json(path: str | os.PathLike, value: Any):
     """Write strict JSON such that a reader finds the old file or the new one, never a part."""
-    path = Path(path)
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(_dumps(value, indent=2) + "\n")
-    os.replace(unfinished, path)
+    _replace(Path(path), _dumps(value, indent=2) + "\n")
 
 
 def at_target(
@@ -168,8 +194,8 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
 
     Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
     standard deviation of the fields of WITH_SPREAD, null for a single seed. `seeds` lists the
-    seeds and `reached` says how many came to the target, as "k/n". The rest is the first seed's,
-    `seed` included.
+    seeds and `reached` says how many came to the target, as "k/n"; `stopped` is that of the first
+    seed that has one. The rest is the first seed's, `seed` included.
     """
     summaries = _plain(summaries)
     merged = {}
@@ -181,10 +207,22 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
             merged[f"{field}_std"] = spread
     reached = sum(summary["seconds_to_target"] is not None for summary in summaries)
     return merged | {
+        "stopped": next(filter(None, (summary.get("stopped") for summary in summaries)), None),
         "seed": summaries[0]["seed"],
         "seeds": [summary["seed"] for summary in summaries],
         "reached": f"{reached}/{len(summaries)}",
     }
+
+
+def _whole_lines(path: Path) -> list[str]:
+    with path.open() as lines:
+        return [line for line in lines if line.endswith("\n")]
+
+
+def _replace(path: Path, text: str):
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
 
 
 def _mean(values: list):

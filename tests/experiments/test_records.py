@@ -22,6 +22,7 @@ def files(path):
 
 def test_records_are_on_disk_as_they_happen(tmp_path, config):
     with records.start(tmp_path / "a" / "b", config) as recorder:
+        recorder.begin()
         assert not recorder.finished
         recorder.append({"update": np.int64(1), "train_loss": jnp.float32(0.5)})
         recorder.append({"update": 2, "train_loss": math.nan, "norms": np.array([1.0, np.inf])})
@@ -37,6 +38,7 @@ def test_records_are_on_disk_as_they_happen(tmp_path, config):
 
 def test_a_finished_run_is_returned_and_left_alone(tmp_path, config):
     with records.start(tmp_path, config) as recorder:
+        recorder.begin()
         recorder.append({"update": 1})
         recorder.finish({"seconds": 3.0})
     before = files(tmp_path)
@@ -45,18 +47,39 @@ def test_a_finished_run_is_returned_and_left_alone(tmp_path, config):
     assert files(tmp_path) == before
 
 
-def test_an_interrupted_run_starts_over_and_keeps_what_it_had(tmp_path, config):
+def test_an_interrupted_run_goes_on_from_the_records_it_keeps(tmp_path, config):
+    kept = [{"update": 1, "train_loss": 0.1 + 0.2}, {"update": 2, "train_loss": None}]
     with records.start(tmp_path, config) as recorder:
-        recorder.append({"update": 1})
-    for _ in range(2):  # the second is interrupted before it has measured anything
-        with records.start(tmp_path, config) as again:
-            assert not again.finished
-    assert records.read_metrics(tmp_path) == []
-    assert (tmp_path / "metrics.interrupted.jsonl").read_text() == '{"update": 1}\n'
+        recorder.begin()
+        for record in (*kept, {"update": 3}):
+            recorder.append(record)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 4, "tr')
+    with records.start(tmp_path, config) as again:
+        assert not again.finished
+        with pytest.raises(ValueError, match="has 3 records, the checkpoint was made after 4"):
+            again.begin(4)
+        again.begin(2)
+        assert again.records == records.read_metrics(tmp_path) == kept
+        again.append({"update": 5})
+    assert records.read_metrics(tmp_path) == [*kept, {"update": 5}]
+    with records.start(tmp_path, config) as anew:
+        anew.begin()
+        assert records.read_metrics(tmp_path) == []
+
+
+def test_only_one_process_writes(tmp_path, config):
+    with records.start(tmp_path / "none", config, writes=False) as recorder:
+        recorder.begin()
+        recorder.append({"train_loss": np.float32(0.5)})
+        assert recorder.records == [{"train_loss": 0.5}]
+        assert recorder.finish({"workers": np.int64(8)}) == {"workers": 8}
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path, config):
     with records.start(tmp_path, config) as recorder:
+        recorder.begin()
         recorder.append({"update": 1})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"update": 2, "tr')
@@ -65,6 +88,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path, config):
 
 def test_another_config_is_refused_and_nothing_written(tmp_path, config):
     with records.start(tmp_path, config) as recorder:
+        recorder.begin()
         recorder.append({"update": 1})
     before = files(tmp_path)
     other = config.copy_and_resolve_references()
@@ -87,13 +111,14 @@ def test_only_the_first_differences_are_listed(tmp_path):
 
 def test_overwrite_removes_the_run(tmp_path, config):
     with records.start(tmp_path, config) as recorder:
+        recorder.begin()
         recorder.append({"update": 1})
         recorder.finish({})
     other = ConfigDict({"workers": 2})
     records.check(tmp_path, other, overwrite=True)
     with records.start(tmp_path, other, overwrite=True) as recorder:
         assert not recorder.finished
-    assert set(files(tmp_path)) == {"config.json", "metrics.jsonl"}
+    assert set(files(tmp_path)) == {"config.json"}
     assert json.loads((tmp_path / "config.json").read_text()) == {"workers": 2}
 
 
@@ -169,10 +194,13 @@ def test_aggregate_averages_what_differs():
     assert merged["name"] == "dpsgd/blocking" and merged["quick"] is True
     assert merged["baseline"] is None
     assert merged["seed"] == 0 and merged["seeds"] == [0, 1] and merged["reached"] == "2/2"
+    assert merged["stopped"] is None
 
 
 def test_aggregate_with_a_seed_that_never_arrived_or_diverged():
-    merged = records.aggregate([summary(0, 1.0), summary(1, None, loss=math.nan)])
+    diverged = summary(1, None, loss=math.nan) | {"stopped": "at update 3"}
+    merged = records.aggregate([summary(0, 1.0), diverged])
+    assert merged["stopped"] == "at update 3"
     assert merged["seconds_to_target"] is None and merged["seconds_to_target_std"] is None
     assert merged["train_loss"] is None and merged["reached"] == "1/2"
 

@@ -7,7 +7,7 @@ import pytest
 from algorithms import ALGORITHMS
 from comms import topology
 from configs import nonblocking
-from experiments import data, optimizers, prepare, records, sweep, train
+from experiments import data, optimizers, prepare, records, sweep, tasks, train
 
 compilations = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -177,6 +177,7 @@ def test_records_of_a_run_agree_with_each_other(tmp_path):
         assert schedule["time"][-1] <= 1.0
     assert summary["clock"] == "virtual" and summary["workers"] == 4
     assert 0 < summary["idle_fraction"] < 1 and summary["staleness_mean"] == 0
+    assert summary["stopped"] is None
     assert summary["train_loss"] < metrics[0]["train_loss"]
     # Ring all-reduce of 4 float32 among 4 workers: 2 (n - 1) / n times 16 bytes.
     assert summary["bytes_per_worker"] == 24 * summary["updates"]
@@ -226,7 +227,18 @@ def test_a_run_that_diverges_ends_early_and_says_null(tmp_path):
     summary = train.run(configured(optimizer__learning_rate=1e9, **changes), tmp_path)
     assert summary["train_loss"] is None and summary["seconds_to_target"] is None
     assert summary["seconds"] < 1
+    told = f"training loss is not finite at update {summary['updates']}, {summary['seconds']} s"
+    assert summary["stopped"] == told
+    assert records.read_metrics(tmp_path)[-1]["train_loss"] is None
     assert summary["test_accuracy"] is None  # nothing is predicted
+
+
+def test_the_trained_model_is_the_one_that_was_evaluated(tmp_path):
+    config = configured(algorithm="dpsgd", wait="neighbour_barrier")
+    summary = train.run(config, tmp_path)
+    with np.load(tmp_path / "parameters.npz") as model:
+        told = tasks.evaluate(tasks.build(config.task), model["params"])
+    assert {name: summary[name] for name in told} == told
 
 
 def test_gossip_has_a_consensus_distance_and_workers_that_differ(tmp_path):

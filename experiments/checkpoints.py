@@ -1,0 +1,126 @@
+"""Checkpoints of an unfinished run: `checkpoint/<evaluation>` below its workdir, by orbax.
+
+A checkpoint is written beside the older one, renamed when it is complete, and only then is the
+older one removed, so that a kill at any moment leaves one of the two.
+"""
+
+import contextlib
+import io
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+
+from experiments import records
+from stragglers.schedule import Schedule, load
+
+UNFINISHED = "unfinished"  # what is being written or removed; no number, so it is never read
+PACKED = "run/"  # prefix of what the runtime has packed
+
+
+class Checkpoint(NamedTuple):
+    """A run between two evaluations."""
+
+    evaluation: int  # evaluations made, that at the start not counted
+    records: int  # lines of metrics
+    wall_seconds: float  # spent so far
+    packed: Mapping[str, np.ndarray]  # by the runtime
+    schedule: Schedule | None  # what happened; None: nothing yet, or the clock can tell it again
+
+
+def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
+    """Add a checkpoint to those of a run; when it returns, no kill can take it away."""
+    unfinished = _directory(workdir) / UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    stored = {PACKED + name: value for name, value in checkpoint.packed.items()}
+    stored["records"] = np.array([checkpoint.records])
+    stored["wall_seconds"] = np.array([checkpoint.wall_seconds])
+    if checkpoint.schedule is not None:
+        file = io.BytesIO()
+        checkpoint.schedule.save(file)
+        stored["schedule"] = np.frombuffer(file.getvalue(), np.uint8)
+    with _checkpointer() as checkpointer:
+        checkpointer.save(unfinished.absolute(), stored)
+        checkpointer.wait_until_finished()
+    os.replace(unfinished, _directory(workdir) / str(checkpoint.evaluation))
+
+
+def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
+    """The checkpoint made after an evaluation; one that cannot be read raises ValueError."""
+    path = _directory(workdir) / str(evaluation)
+    try:
+        with _checkpointer() as checkpointer:
+            stored = checkpointer.restore(path.absolute())
+        schedule = None
+        if "schedule" in stored:
+            schedule = load(io.BytesIO(stored["schedule"].tobytes()))
+        return Checkpoint(
+            evaluation,
+            int(stored["records"][0]),
+            float(stored["wall_seconds"][0]),
+            {n.removeprefix(PACKED): v for n, v in stored.items() if n.startswith(PACKED)},
+            schedule,
+        )
+    except Exception as error:  # orbax and its store raise many kinds
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"checkpoint {path} cannot be read ({type(error).__name__}: {reason}); "
+            "--overwrite the run to start over"
+        ) from error
+
+
+def resumable(workdirs: Sequence[str | os.PathLike]) -> list[int | None]:
+    """The evaluation from which each of some runs that train together can go on; None: its start.
+
+    All from the same one if they can, the latest such; otherwise each from its own latest.
+    """
+    complete = [_complete(workdir) for workdir in workdirs]
+    common = set.intersection(*complete)
+    return [max(common or own, default=None) for own in complete]
+
+
+def keep_only(workdir: str | os.PathLike, evaluation: int) -> None:
+    """Remove all checkpoints of a run but the one made after `evaluation`."""
+    directory = _directory(workdir)
+    for other in _complete(workdir) - {evaluation}:
+        shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
+        os.replace(directory / str(other), directory / UNFINISHED)
+    shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
+
+
+def remove(workdir: str | os.PathLike) -> None:
+    """Remove all checkpoints of a run, if there are any."""
+    shutil.rmtree(_directory(workdir), ignore_errors=True)
+
+
+def _directory(workdir) -> Path:
+    return Path(workdir) / records.CHECKPOINT
+
+
+def _complete(workdir) -> set[int]:
+    directory = _directory(workdir)
+    names = os.listdir(directory) if directory.is_dir() else ()
+    return {int(name) for name in names if name.isdecimal()}
+
+
+@contextlib.contextmanager
+def _checkpointer() -> Iterator:
+    """Of this process alone: values are whole on every process, and only one of them writes."""
+    import orbax.checkpoint as ocp  # takes a third of a second, which most runs never need
+
+    me = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
+    )
+    told = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)  # it tells of every step that it takes
+    try:
+        with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
+            yield checkpointer
+    finally:
+        logging.set_verbosity(told)

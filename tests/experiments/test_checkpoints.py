@@ -1,0 +1,198 @@
+"""A run that is cut off and asked for again ends as if nothing had happened, bit for bit."""
+
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from configs import adasync, nonblocking
+from experiments import checkpoints, records, sweep, train
+
+TINY = {
+    "task": "synthetic_logistic(samples=64, dimension=4)",
+    "workers": 4,
+    "batch_size": 4,
+    "seconds": 0.5,
+    "evaluate_every": 0.1,
+    "delay": "exponential(scale=0.05)",
+    "optimizer.learning_rate": 0.3,
+}
+MOMENTUM = {"optimizer": {"name": "momentum", "decay": 0.9, "learning_rate": 0.1}}
+ADAPTIVE = {"name": "adasync", "protocol": "k_async", "interval": 0.2, "k": 1, "lowest_loss": 0.6}
+CONFIGS = {
+    "sync": {"wait": "barrier", "mini_batches": 2, **MOMENTUM},
+    "async": {"wait": "k_async(k=2)", **MOMENTUM},
+    "adaptive": {"wait": ADAPTIVE},
+    "top_k": {"algorithm": "top_k(ratio=0.5)", "wait": "first_finisher", "mini_batches": 2},
+    "gossip": {"algorithm": "dpsgd", "wait": "first_finisher", "mini_batches": 2},
+    "swarm": {"algorithm": "swarm", "wait": "random_pairs", "mini_batches": 2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_kept(tmp_path_factory):
+    """As the launcher does: a run that goes on finds the programs that it has compiled."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for settings in (wanted, before):
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if settings is wanted:
+            yield
+
+
+def configured(**changes):
+    base = nonblocking.get_config()
+    base.communication, base.mini_batches = 0.0, 1
+    return sweep.override(base, TINY | changes)
+
+
+class Killed(BaseException):
+    """Nothing in a run catches it."""
+
+
+def killer(records_left: int):
+    """Ends the run when so many records have been written."""
+
+    def on_record(record):
+        nonlocal records_left
+        records_left -= 1
+        if records_left == 0:
+            raise Killed
+
+    return on_record
+
+
+def killed(config, workdir, records_left):
+    with pytest.raises(Killed):
+        train.run(config, workdir, on_record=killer(records_left), checkpoint_seconds=0)
+
+
+def left(workdir):
+    """What a run leaves, but for what the wall clock says; arrays as their bytes."""
+    assert not (workdir / "checkpoint").exists()
+    arrays = {
+        (name, key): (value.dtype, value.shape, value.tobytes())
+        for name in ("schedule.npz", "parameters.npz")
+        for key, value in np.load(workdir / name).items()
+    }
+    metrics = records.read_metrics(workdir)
+    summary = records.read_summary(workdir)
+    for record in (*metrics, summary):
+        assert record.pop("wall_seconds") > 0
+    return arrays, metrics, summary
+
+
+@pytest.mark.parametrize(
+    ("name", "kills"),
+    [("sync", 1), ("async", 2), ("adaptive", 1), ("top_k", 1), ("gossip", 1), ("swarm", 1)],
+)
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills):
+    config = configured(**CONFIGS[name])
+    train.run(config, tmp_path / "whole")
+    for kill in range(kills):
+        killed(config, tmp_path / "cut", 4 if kill == 0 else 2)
+        assert os.listdir(tmp_path / "cut" / "checkpoint") == [str(2 + kill)]
+    seen = []
+    train.run(config, tmp_path / "cut", on_record=seen.append)
+    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+    assert len(seen) == 4 - kills  # of 6: only what was still to be done
+
+
+def arms():
+    base = adasync.get_config("rate=0.2")
+    base.task, base.workers, base.batch_size = TINY["task"], 4, 4
+    base.seconds, base.evaluate_every, base.wait.interval = 4.0, 1.0, 1.5
+    changes = [{}, {"seed": 1, "wait.k": 3}, {"updates": 3}]
+    return [sweep.override(base, {"name": f"arm{n}"} | c) for n, c in enumerate(changes)]
+
+
+def test_arms_that_train_together_go_on_together(tmp_path):
+    configs = arms()
+    whole, cut = ([tmp_path / place / f"{n}" for n in range(3)] for place in ("whole", "cut"))
+    train.run_together(configs, whole)
+    tell = [lambda record: None, killer(4), lambda record: None]
+    with pytest.raises(Killed):
+        train.run_together(configs, cut, on_record=tell, checkpoint_seconds=0)
+    assert records.read_summary(cut[2])["updates"] == 3  # done before the others
+    # As if the kill had come when the first arm had its next checkpoint and the second had not.
+    newest = checkpoints.read(cut[0], 2)
+    checkpoints.save(cut[0], newest._replace(evaluation=3))
+    assert checkpoints.resumable(cut[:2]) == [2, 2]
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "cut", other)
+    train.run_together(configs, cut)
+    assert [left(place) for place in cut] == [left(place) for place in whole]
+
+    # One of them went on alone for a while: each goes on from where it stands.
+    checkpoints.keep_only(other / "0", 2)
+    killed(configs[0], other / "0", 2)
+    assert checkpoints.resumable([other / "0", other / "1"]) == [3, 2]
+    train.run_together(configs[:2], [other / "0", other / "1"])
+    for n in range(2):
+        ours, theirs = records.read_metrics(other / f"{n}"), records.read_metrics(whole[n])
+        assert [r["update"] for r in ours] == [r["update"] for r in theirs]
+        # A program for one arm may round otherwise than one for several.
+        np.testing.assert_allclose(*([r["train_loss"] for r in m] for m in (ours, theirs)), 1e-5)
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """A run with a checkpoint: (config, workdir)."""
+    config = configured(**CONFIGS["sync"])
+    killed(config, tmp_path, 3)
+    return config, tmp_path
+
+
+def test_a_half_written_checkpoint_is_not_taken_for_one(unfinished):
+    config, workdir = unfinished
+    (workdir / "checkpoint" / "1").rename(workdir / "checkpoint" / checkpoints.UNFINISHED)
+    seen = []
+    train.run(config, workdir, on_record=seen.append, checkpoint_seconds=0)
+    assert len(seen) == 6  # from the start
+
+
+# The store goes on reading for a moment after it has found the error, with nobody there to tell.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
+    config, workdir = unfinished
+
+    def refused(words, config=config):
+        before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+        with pytest.raises(ValueError, match=words) as caught:
+            train.run(config, workdir)
+        assert "\n" not in str(caught.value)
+        assert {path: path.read_bytes() for path in before} == before
+
+    refused("differs in seed", configured(**CONFIGS["sync"], seed=3))
+    metrics = workdir / records.METRICS
+    text = metrics.read_text()
+    metrics.write_text(text.splitlines(keepends=True)[0])
+    refused("metrics.jsonl has 1 records, the checkpoint was made after 2; --overwrite")
+    metrics.write_text(text)
+    manifest = workdir / "checkpoint" / "1" / "manifest.ocdbt"
+    manifest.write_bytes(b"nothing")
+    refused(r"checkpoint .*1 cannot be read \(")
+    assert train.run(config, workdir, overwrite=True)["updates"] > 0
+
+
+def test_values_of_all_kinds_come_back_as_they_were(tmp_path):
+    kinds = ["float32", "bfloat16", "float16", "int8", "uint32", "int64", "bool"]
+    packed = {kind: np.arange(6).reshape(2, 3).astype(np.dtype(kind)) for kind in kinds}
+    packed["params/a.b"] = np.array([np.nan, -0.0, np.inf, 1e-45], np.float32)
+    written = checkpoints.Checkpoint(7, 8, 0.1 + 0.2, packed, None)
+    checkpoints.save(tmp_path, written)
+    back = checkpoints.read(tmp_path, 7)
+    assert back[:3] == written[:3] and back.schedule is None
+    assert back.packed.keys() == packed.keys()
+    for name, value in packed.items():
+        assert back.packed[name].dtype == value.dtype
+        assert back.packed[name].tobytes() == value.tobytes()
