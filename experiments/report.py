@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
@@ -151,34 +151,22 @@ def figure(
     """Write a PNG of 1200x500 pixels: training loss against time and against samples.
 
     curves: (arm's name, the metrics records of each of its seeds). Several seeds are drawn as
-        their geometric mean with a band of one standard deviation of the logarithm. The part of
-        a name before "/" chooses the colour, the rest the kind of line.
+        their geometric mean with a band of one standard deviation of the logarithm. For lines
+        see `styles`, for which arms are drawn `drawn`.
     clock: what `seconds` are, "virtual" or "wall".
-    Of more than MOST_CURVES arms, those that are first at the target are drawn.
     """
-    if len(curves) > MOST_CURVES:
-        first = sorted(curves, key=lambda curve: _arrival(curve[1], target_loss))[:MOST_CURVES]
-        curves = [curve for curve in curves if curve in first]
-    colours = _assign((name.partition("/")[0] for name, _ in curves), COLOURS)
-    dashes = _assign((name.partition("/")[2] for name, _ in curves), DASHES)
+    curves = drawn(curves, target_loss)
+    lines = styles([name for name, _ in curves])
 
     canvas = Figure(figsize=(8, 10 / 3), dpi=150, layout="constrained")
     time_axes, sample_axes = canvas.subplots(1, 2, sharey=True)
     for axes, field in ((time_axes, "seconds"), (sample_axes, "samples")):
         for name, runs in curves:
-            method, _, variant = name.partition("/")
-            curve = _mean_curve(runs, field)
-            label = name if axes is time_axes else None
-            line = {"color": colours[method], "linestyle": dashes[variant], "linewidth": 1.6}
-            axes.plot(curve.x, curve.mean, label=label, **line)
-            if len(runs) > 1:
-                axes.fill_between(
-                    curve.x, curve.low, curve.high, color=colours[method], alpha=0.18, linewidth=0
-                )
+            plot(axes, runs, lines[name], field, label=name if axes is time_axes else None)
         if target_loss is not None:
             label = f"target {target_loss:.3g}" if axes is time_axes else None
             axes.axhline(target_loss, label=label, color="0.35", linewidth=0.8, linestyle="--")
-        _style(axes)
+        logarithmic(axes)
     time_axes.set(xlabel=f"{clock} time [s]", ylabel="training loss")
     sample_axes.set(xlabel="samples seen by all workers")
     sample_axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -193,6 +181,14 @@ def figure(
     canvas.savefig(path, format="png")
 
 
+def drawn(curves: Sequence[tuple], target_loss: float | None) -> list[tuple]:
+    """Of more than MOST_CURVES arms, those that are first at the target; as in `figure`."""
+    if len(curves) <= MOST_CURVES:
+        return list(curves)
+    first = sorted(curves, key=lambda curve: _arrival(curve[1], target_loss))[:MOST_CURVES]
+    return [curve for curve in curves if curve in first]
+
+
 def _arrival(runs: Sequence[Sequence[Mapping]], target_loss: float | None) -> tuple[float, float]:
     """Sorts arms by their mean time to the target; those that miss it come last, by their loss."""
     seconds = [at_target(run, target_loss) for run in runs]
@@ -200,39 +196,100 @@ def _arrival(runs: Sequence[Sequence[Mapping]], target_loss: float | None) -> tu
     return (math.inf if None in seconds else sum(seconds) / len(seconds), last)
 
 
-def _assign(keys, values) -> dict:
-    """Give each distinct key, in order of appearance, the next value."""
-    return dict(zip(dict.fromkeys(keys), cycle(values), strict=False))
+def styles(names: Sequence[str]) -> dict[str, dict]:
+    """A line for every arm: the part of its name before "/" chooses the colour, the rest the dash.
+
+    Where that gives two arms the same line, variants are told apart within their method alone, or
+    else every arm has its own combination, up to 35 arms.
+    """
+    methods, variants = ([name.partition("/")[place] for name in names] for place in (0, 2))
+    within = [methods[:place].count(method) for place, method in enumerate(methods)]
+    places = range(len(names))
+    choices = (
+        (_assign(methods, COLOURS), _assign(variants, DASHES)),
+        (_assign(methods, COLOURS), [DASHES[count % len(DASHES)] for count in within]),
+        (
+            [COLOURS[place % len(COLOURS)] for place in places],
+            [DASHES[place // len(COLOURS) % len(DASHES)] for place in places],
+        ),
+    )
+    lines = [list(zip(*choice, strict=True)) for choice in choices]
+    chosen = next((choice for choice in lines if len(set(choice)) == len(names)), lines[-1])
+    return {
+        name: {"color": colour, "linestyle": dash, "linewidth": 1.6}
+        for name, (colour, dash) in zip(names, chosen, strict=True)
+    }
 
 
-def _mean_curve(runs: Sequence[Sequence[Mapping]], field: str) -> Curve:
-    """Mean and spread of log(train_loss) where all runs have values, in between evaluations."""
+def _assign(keys: Sequence[str], values: Sequence) -> list:
+    """Each key's value; every distinct one, in order of appearance, is given the next."""
+    given = dict(zip(dict.fromkeys(keys), cycle(values), strict=False))
+    return [given[key] for key in keys]
+
+
+def plot(
+    axes: Axes,
+    runs: Sequence[Sequence[Mapping]],
+    line: Mapping,
+    x: str,
+    y: str = "train_loss",
+    *,
+    scale: tuple[Callable, Callable] = (np.log, np.exp),
+    label: str | None = None,
+):
+    """Draw the mean of one arm's runs and, of several, a band of one standard deviation."""
+    curve = mean_curve(runs, x, y, scale)
+    axes.plot(curve.x, curve.mean, label=label, **line)
+    if len(runs) > 1:
+        axes.fill_between(
+            curve.x, curve.low, curve.high, color=line["color"], alpha=0.18, linewidth=0
+        )
+
+
+def mean_curve(
+    runs: Sequence[Sequence[Mapping]],
+    x: str,
+    y: str = "train_loss",
+    scale: tuple[Callable, Callable] = (np.log, np.exp),
+) -> Curve:
+    """Mean and spread of the column `y` where all runs have values, in between evaluations.
+
+    scale: a function of the values in which the mean is taken, and its inverse. Values that have
+        none, or are not finite, are left out.
+    """
+    forward, back = scale
     lines = []
     for records in runs:
-        points = [
-            (record[field], math.log(record["train_loss"]))
-            for record in records
-            if record["train_loss"] is not None and 0 < record["train_loss"] < math.inf
-        ]
-        if points:
-            lines.append(np.array(points, np.float64).T)
+        points = [(record[x], record[y]) for record in records if record.get(y) is not None]
+        column, values = np.reshape(points, (-1, 2)).astype(np.float64).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = forward(values)
+        known = np.isfinite(values)
+        if known.any():
+            lines.append((column[known], values[known]))
     if not lines:
         return Curve(*np.empty((4, 0)))
-    x = np.unique(np.concatenate([line[0] for line in lines]))
-    start, end = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
-    x = x[(start <= x) & (x <= end)]
-    logs = np.stack([np.interp(x, *line) for line in lines])
-    mean, spread = logs.mean(0), logs.std(0, ddof=1) if len(lines) > 1 else 0.0
-    return Curve(x, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread))
+    places = np.unique(np.concatenate([line[0] for line in lines]))
+    start, end = max(line[0][0] for line in lines), min(line[0][-1] for line in lines)
+    places = places[(start <= places) & (places <= end)]
+    values = np.stack([np.interp(places, *line) for line in lines])
+    mean, spread = values.mean(0), values.std(0, ddof=1) if len(lines) > 1 else 0.0
+    return Curve(places, back(mean), back(mean - spread), back(mean + spread))
 
 
-def _style(axes: Axes):
+def logarithmic(axes: Axes):
+    """Make the vertical axis logarithmic, with labels that can be read, and the rest plain."""
     axes.set_yscale("log")
     # A loss often spans about a decade, where the default labels hardly anything.
     bottom, top = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 1000 * bottom else (1,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
+    plain(axes)
+
+
+def plain(axes: Axes):
+    """Begin the horizontal axis at 0 and leave out what is only a frame."""
     axes.set_xlim(left=0)
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,138 @@
+"""Timelines: who computed, waited and communicated when, as Perfetto and chrome://tracing show it.
+
+A stretch is cut out of every contribution of a Schedule: its worker computes from `start` on for
+`busy`, communicates until `finish`, and waits in between. What lies between two contributions of a
+worker is left open: it has worked on a mini-batch that was cancelled or ignored, which no row
+tells. Who is only met by another node, and a position that stands for nobody, takes no time.
+
+Source: Trace Event Format (Google, 2016), JSON object format.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stragglers.schedule import Schedule
+
+TIMELINE = "timeline.json"
+KINDS = ("compute", "wait", "communicate")
+MOST_STRETCHES = 4000  # about half a megabyte, and more than a reader looks through
+NANOSECONDS = 1e9  # per second; times are whole ones, so that no two stretches overlap by rounding
+
+
+class Stretches(NamedTuple):
+    """What workers did, N stretches of time in the order in which they began."""
+
+    worker: np.ndarray  # [N] int
+    kind: np.ndarray  # [N] int, of KINDS
+    begin: np.ndarray  # [N] int64, ns
+    end: np.ndarray  # [N] int64, ns
+    update: np.ndarray  # [N] int, which the contribution went into
+    mini_batches: np.ndarray  # [N] int, of the contribution
+    staleness: np.ndarray  # [N] int, of the contribution, in updates
+    partner: np.ndarray  # [N] int, the worker that is met; itself where none is
+
+
+def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
+    """The first `most` stretches of a schedule, or all of them."""
+    lasting = schedule.finish > schedule.start
+    if most is not None and lasting.sum() > most:
+        # A stretch never begins before its contribution, and every contribution has at least one.
+        latest = np.partition(schedule.start[lasting], most - 1)[most - 1]
+        lasting &= schedule.start <= latest
+    row, position = np.nonzero(lasting)
+
+    def of(column: np.ndarray) -> np.ndarray:
+        return column[row, position]
+
+    worker, start, finish = of(schedule.workers), of(schedule.start), of(schedule.finish)
+    met = worker if schedule.partner is None else schedule.workers[row, of(schedule.partner)]
+    told = (schedule.offset + row, of(schedule.batches), of(schedule.staleness), met)
+    computed = np.minimum(start + of(schedule.busy), finish)
+    sent = np.maximum(finish - of(schedule.communication), computed)
+    # An update over cheaper links may restart a worker before an earlier one has landed there.
+    end = np.minimum(finish, _next_start(worker, start))
+    edges = np.rint(NANOSECONDS * np.stack([start, computed, sent, end])).astype(np.int64)
+
+    kinds = len(KINDS)
+    begin, end = edges[:-1].ravel(), edges[1:].ravel()
+    order = np.flatnonzero(end > begin)
+    order = order[np.argsort(begin[order], kind="stable")][:most]
+    columns = [np.tile(column, kinds)[order] for column in (worker, *told)]
+    kind = np.repeat(np.arange(kinds), worker.size)[order]
+    return Stretches(columns[0], kind, begin[order], end[order], *columns[1:])
+
+
+def _next_start(worker: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """When the worker of each contribution starts on its next one, infinity after the last."""
+    following = np.full(start.size, np.inf)
+    order = np.lexsort((start, worker))
+    same = np.diff(worker[order]) == 0
+    following[order[:-1][same]] = start[order[1:][same]]
+    return following
+
+
+def trace(schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES) -> dict[str, Any]:
+    """A run as a process with a thread per worker, in the JSON object format of trace events.
+
+    name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
+    stretches are told, and `otherData` says so.
+    """
+    told = stretches(schedule, most)
+    whole, shown = float(schedule.time[-1]), told.begin.max(initial=0) / NANOSECONDS
+    contents = "all of the run"
+    if told.begin.size == most:
+        contents = (
+            f"the first {most} events, which begin within {shown:.4g} s of {whole:.4g} s; "
+            "schedule.npz has all"
+        )
+    return {
+        "traceEvents": [*_names(told, name, contents), *_events(told)],
+        "displayTimeUnit": "ms",
+        "otherData": {"run": name, "clock": clock, "contents": contents},
+    }
+
+
+def write(schedule: Schedule, path: str | os.PathLike, name: str, clock: str) -> None:
+    """Write `trace` as a file that ui.perfetto.dev opens."""
+    text = json.dumps(trace(schedule, name, clock), allow_nan=False, separators=(",", ":"))
+    unfinished = Path(path).with_suffix(".tmp")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
+
+
+def _names(told: Stretches, name: str, contents: str) -> Iterator[dict]:
+    """Metadata: what processes and threads are called, and that worker 10 comes after 9."""
+
+    def about(event: str, thread: int, value: dict) -> dict:
+        return {"name": event, "ph": "M", "pid": 1, "tid": thread, "args": value}
+
+    yield about("process_name", 0, {"name": name})
+    yield about("process_labels", 0, {"labels": contents})
+    for worker in np.unique(told.worker).tolist():
+        yield about("thread_name", worker + 1, {"name": f"worker {worker}"})
+        yield about("thread_sort_index", worker + 1, {"sort_index": worker})
+
+
+def _events(told: Stretches) -> Iterator[dict]:
+    """Complete events, in microseconds; thread 0 is special to viewers, workers begin at 1."""
+    for worker, kind, begin, end, update, mini_batches, staleness, partner in zip(
+        *(column.tolist() for column in told), strict=True
+    ):
+        told_of = {"update": update, "mini_batches": mini_batches, "staleness": staleness}
+        if partner != worker:
+            told_of["partner"] = partner
+        yield {
+            "name": KINDS[kind],
+            "cat": "worker",
+            "ph": "X",
+            "pid": 1,
+            "tid": worker + 1,
+            "ts": begin / 1000,
+            "dur": (end - begin) / 1000,
+            "args": told_of,
+        }
