@@ -1,13 +1,19 @@
-"""Run experiments: one arm, or a sweep of arms, then the table and the figure.
+"""Run experiments: one arm, or a sweep of arms, then the table, the figure and the report.
 
 python launch.py --config=configs/nonblocking.py --workdir=runs/x
-python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --workdir=runs/y
+python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
+python launch.py --report=runs/y
+
+Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 130 interrupted.
 """
 
+import functools
 import importlib.util
 import logging
 import os
+import shlex
 import sys
+from collections.abc import Callable
 
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
@@ -20,6 +26,23 @@ _TOGETHER = flags.DEFINE_bool(
     "together", False, "Run arms that differ only in data as one program."
 )
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Run finished arms again.")
+_CHECKPOINT_SECONDS = flags.DEFINE_float(
+    "checkpoint_seconds", 30.0, "Between two checkpoints of a run.", lower_bound=0
+)
+_LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
+_REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
+# How arms are started; a command that starts one of them has none of these.
+_JOBS = flags.DEFINE_integer("jobs", 1, "Run so many arms at once.", lower_bound=1)
+_EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm"], "Where arms run.")
+_SLURM = flags.DEFINE_string("slurm", "", "As in partition=gpu,timeout_min=60,gpus_per_node=1.")
+_PRINT_COMMANDS = flags.DEFINE_bool(
+    "print_commands", False, "Only print a command per arm, for another scheduler."
+)
+_ARM = flags.DEFINE_multi_string("arm", [], "Run this arm alone, without table and report.")
+# Several processes of one run on a mesh; found in the environment of Slurm, Open MPI, GKE, TPUs.
+_COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", lower_bound=0)
 
 
 class ConfigFile(flags.ArgumentParser):
@@ -62,11 +85,15 @@ def parse(argv: list[str]) -> list[str]:
         while error.args and isinstance(error.args[0], Exception):  # as config_flags wraps them
             error = error.args[0]
         refuse(f"a flag --config.NAME=VALUE names no entry of the config: {' '.join(error.args)}")
-    for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
-        if not value:
-            refuse(f"--{name} is missing; see the examples in README.md")
     if rest[1:]:
         refuse(f"unexpected argument {rest[1]!r}; flags start with --")
+    for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
+        if not value and not _REPORT.value:
+            refuse(f"--{name} is missing; see the examples in README.md")
+    if _SLURM.value and _EXECUTOR.value != "slurm":
+        refuse("--slurm has settings for --executor=slurm; give both or neither")
+    if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value == "slurm"):
+        refuse("--num_processes is for one arm on many machines; leave out --jobs and --executor")
     return rest
 
 
@@ -84,38 +111,93 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def main(_) -> None:
-    # JAX reports every accelerator that it did not find.
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+def executor():
+    """Where the arms run, as the flags say."""
+    from experiments import executors, slurm
+
+    command = functools.partial(executors.command, sys.argv)
+    if _EXECUTOR.value == "slurm":
+        slurm.check(_SLURM.value, _JOBS.value)
+        settings = {"settings": _SLURM.value, "at_once": _JOBS.value}
+        return functools.partial(slurm.run, command=command, **settings)
+    if _JOBS.value > 1:
+        return functools.partial(executors.local, command=command, jobs=_JOBS.value)
+    return functools.partial(
+        executors.here, log_to=_LOGGERS.value, checkpoint_seconds=_CHECKPOINT_SECONDS.value
+    )
+
+
+def plan() -> Callable[[], int] | None:
+    """Check what the flags ask for; what is left to do, which gives an exit code.
+
+    Raises ValueError, with nothing written, for what cannot be done.
+    """
     # Imported late: a wrong flag is answered at once.
+    if _REPORT.value:
+        from experiments import html_report
+
+        print(f"report: {html_report.write(_REPORT.value)}")
+        return None
+    from experiments import distributed
+
+    distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    keep_compiled_programs()
     from rich.console import Console
 
-    from experiments import sweep
-
-    keep_compiled_programs()
+    from experiments import executors, loggers, sweep
 
     flag = flags.FLAGS["config"]
     config, place = _CONFIG.value, _WORKDIR.value
     path = config_flags.get_config_filename(flag).partition(":")[0]
     module = sweep.load(path)
+    if hasattr(module, "analyse"):
+        sweep.check_analysis(path, config, place, _SWEEP.value, _SEEDS.value, _OVERWRITE.value)
+        module.analyse(config, place, Console())
+        return None
+    overrides = config_flags.get_override_values(flag)
+    arms = sweep.expand(config, path if _SWEEP.value else None, overrides, _SEEDS.value)
+    if _ARM.value:
+        arms = sweep.choose(arms, _ARM.value)
+    loggers.check(_LOGGERS.value)
+    sweep.provide_cpu_devices(arms)
+    sweep.check(arms, place, _OVERWRITE.value)
+    if _PRINT_COMMANDS.value:
+        for group in sweep.groups(arms, _TOGETHER.value):
+            print(shlex.join(executors.command(sys.argv, group)))
+        return None
+    how = {"together": _TOGETHER.value, "execute": executor()}
+    if _ARM.value:
+        return lambda: 1 if sweep.run(arms, place, _OVERWRITE.value, **how) else 0
+    if _SWEEP.value:
+        how |= {name: getattr(module, name, None) for name in ("claims", "figures")}
+    return lambda: compare(sweep.launch(arms, place, _OVERWRITE.value, **how))
+
+
+def compare(outcome) -> int:
+    """Write the report of arms that have run."""
+    from experiments import distributed, html_report
+
+    if distributed.is_writer():
+        html_report.note(_WORKDIR.value, outcome.claims, shlex.join(["python", *sys.argv]))
+        print(f"report: {html_report.write(_WORKDIR.value)}")
+    return 1 if outcome.failures else 0
+
+
+def main(_) -> None:
+    from experiments.distributed import leave
+
+    # JAX reports every accelerator that it did not find.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     try:
-        if hasattr(module, "analyse"):
-            sweep.check_analysis(path, config, place, _SWEEP.value, _SEEDS.value, _OVERWRITE.value)
-            module.analyse(config, place, Console())
-            return
-        arms = sweep.expand(
-            config,
-            path if _SWEEP.value else None,
-            config_flags.get_override_values(flag),
-            _SEEDS.value,
-        )
-        sweep.provide_cpu_devices(arms)
-        sweep.check(arms, place, _OVERWRITE.value)
+        rest = plan()
     except ValueError as error:
         refuse(error)
-    told = {name: getattr(module, name, None) for name in ("claims", "figures")}
-    told = told if _SWEEP.value else {}
-    sweep.launch(arms, place, _OVERWRITE.value, **told, together=_TOGETHER.value)
+    try:
+        code = rest() if rest else 0
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        code = 130
+    leave(code)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Several arms from one config: expand them, check them all, run them, compare them."""
 
-import contextlib
 import copy
 import importlib.util
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
@@ -14,14 +12,15 @@ import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import parts, prepare, progress, records, report, train
+from experiments import distributed, executors, parts, prepare, progress, records
+from experiments.executors import Arm
 
 
-class Arm(NamedTuple):
-    """One run: its place below the workdir and its config."""
+class Outcome(NamedTuple):
+    """What a sweep has come to."""
 
-    path: str
-    config: ConfigDict
+    failures: dict[str, str]  # path of an arm: why it has failed
+    claims: list[tuple[str, str]]  # what a paper claims, what was measured
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
@@ -96,10 +95,14 @@ def _swept(sweep_file: str) -> list[tuple[str, dict]]:
 
 
 def provide_cpu_devices(arms: list[Arm]) -> None:
-    """Split a CPU into the devices that the arms ask for, unless the user has said how many."""
+    """Split a CPU into the devices that the arms ask for, unless the user has said how many.
+
+    Of several processes each has its share of them.
+    """
     wanted = max(
         arm.config.workers if arm.config.runtime == "mesh" else arm.config.devices for arm in arms
     )
+    wanted //= distributed.processes()
     chosen = (
         "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
         or jax.config.jax_num_cpu_devices > 0
@@ -116,6 +119,9 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
             f"workdir {root} holds a single run, whose summary those of several would replace; "
             "choose another --workdir"
         )
+    there = next(place for place in (root, *root.absolute().parents) if place.exists())
+    if there.is_dir() and not os.access(there, os.W_OK):
+        raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
     for arm in arms:
         records.check(root / arm.path, arm.config, overwrite=overwrite)
         try:
@@ -139,13 +145,38 @@ def check_analysis(
     records.check(workdir, config, overwrite=overwrite)
 
 
-def _groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
+def groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
     """The arms, those that can train together in one group."""
-    groups: dict[str, list[Arm]] = {}
+    found: dict[str, list[Arm]] = {}
     for number, arm in enumerate(arms):
         shared = prepare.alike(arm.config) if together else None
-        groups.setdefault(shared or f"alone {number}", []).append(arm)
-    return list(groups.values())
+        found.setdefault(shared or f"alone {number}", []).append(arm)
+    return list(found.values())
+
+
+def choose(arms: list[Arm], paths: list[str]) -> list[Arm]:
+    """The arms of these paths; ValueError for a path that none of them has."""
+    by_path = {arm.path: arm for arm in arms}
+    for path in paths:
+        if path not in by_path:
+            raise ValueError(f"there is no arm {path!r}; known arms: {', '.join(by_path)}")
+    return [by_path[path] for path in paths]
+
+
+def run(
+    arms: list[Arm],
+    workdir: str,
+    overwrite: bool,
+    together: bool = False,
+    execute: executors.Executor = executors.here,
+) -> dict[str, str]:
+    """Run the arms; why some have failed, by their paths.
+
+    together: arms that differ only in data run as one program, see `prepare.alike`.
+    """
+    console = Console(quiet=not distributed.is_writer())
+    with progress.show(console, len(arms)) as shown:
+        return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
 
 
 def launch(
@@ -155,52 +186,75 @@ def launch(
     claims: Callable[[list[dict]], Iterable[tuple[str, str]]] | None = None,
     figures: Callable[[pathlib.Path], None] | None = None,
     together: bool = False,
-) -> dict:
-    """Run the arms one after the other; write and print what they have to say together.
+    execute: executors.Executor = executors.here,
+) -> Outcome:
+    """Run the arms, see `run`; write and print what they have to say together.
 
-    together: arms that differ only in data run as one program, see `prepare.alike`.
     claims: summaries, each with its arm's `config` and the `metrics` of its seeds, -> (what a paper
         claims, what was measured) pairs, printed below the table.
     figures: writes figures of its own into the workdir.
+    Both need all arms; the table and the figure are of those that have not failed.
     """
-    console = Console()
     root = pathlib.Path(workdir)
+    failures = run(arms, workdir, overwrite, together, execute)
+    from experiments import report  # late: drawing takes a second to load, and arms can start now
+
+    told: list[tuple[str, str]] = []
+    if not distributed.is_writer():
+        return Outcome(failures, told)
+    console = Console()
+    finished = [arm for arm in arms if arm.path not in failures]
+    if finished:
+        summaries = _compare(finished, root, console)
+    if claims is not None and not failures:
+        told = list(claims(summaries))
+        report.print_claims(console, told)
+    if figures is not None and not failures:
+        figures(root)
+    for path, reason in failures.items():
+        where = root / path / executors.ERROR
+        seen = f"; see {where}" if where.exists() else ""
+        console.print(
+            f"failed: {path or root}: {reason}{seen}", highlight=False, markup=False, soft_wrap=True
+        )
+    figure = f"   figure: {root / 'figure.png'}" if finished else ""
+    console.print(f"records: {root}{figure}", highlight=False)
+    return Outcome(failures, told)
+
+
+def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:
+    """Write the summary and the figure of all arms, print their table.
+
+    Returns their summaries with the `config` and the `metrics` of each.
+    """
+    from experiments import report
+
     summaries: dict[str, list[dict]] = {}
     curves: dict[str, list[list[dict]]] = {}
-    with progress.show(console, len(arms)) as shown:
-        for group in _groups(arms, together):
-            places = [root / arm.path for arm in group]
-            configs = [arm.config for arm in group]
-            with contextlib.ExitStack() as opened:
-                tell = [opened.enter_context(shown.arm(config)) for config in configs]
-                if len(group) == 1:
-                    train.run(configs[0], places[0], overwrite=overwrite, on_record=tell[0])
-                else:
-                    train.run_together(configs, places, overwrite=overwrite, on_record=tell)
-        for arm in arms:
-            where = root / arm.path
-            summaries.setdefault(arm.config.name, []).append(records.read_summary(where))
-            curves.setdefault(arm.config.name, []).append(records.read_metrics(where))
+    stopped = []
+    for arm in arms:
+        where = root / arm.path
+        summary = records.read_summary(where)
+        summaries.setdefault(arm.config.name, []).append(summary)
+        curves.setdefault(arm.config.name, []).append(records.read_metrics(where))
+        if summary.get("stopped"):
+            stopped.append(
+                f"stopped: {arm.config.name} seed {arm.config.seed}: {summary['stopped']}"
+            )
     merged = [records.aggregate(repeats) for repeats in summaries.values()]
-    root.mkdir(parents=True, exist_ok=True)
-    swept = any(arm.path for arm in arms)
-    if swept:
-        records.write_json(root / "summary.json", {"arms": merged})
+    if any(arm.path for arm in arms):
+        records.write_json(root / records.SUMMARY, {"arms": merged})
     report.figure(
-        [(name, repeats) for name, repeats in curves.items()],
+        list(curves.items()),
         arms[0].config.target_loss,
         root / "figure.png",
         clock=merged[0]["clock"],
     )
     report.print_table(console, merged)
-    if claims is not None:
-        configs = {arm.config.name: arm.config for arm in arms}
-        told = [
-            summary | {"config": configs[summary["name"]], "metrics": curves[summary["name"]]}
-            for summary in merged
-        ]
-        report.print_claims(console, claims(told))
-    if figures is not None:
-        figures(root)
-    console.print(f"records: {root}   figure: {root / 'figure.png'}", highlight=False)
-    return {"arms": merged} if swept else json.loads(json.dumps(merged[0]))
+    for line in stopped:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    configs = {arm.config.name: arm.config for arm in arms}
+    return [
+        summary | {"config": configs[summary["name"]], "metrics": curves[summary["name"]]}
+        for summary in merged
+    ]

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from configs import nonblocking
-from experiments import records, sweep, train
+from experiments import executors, records, sweep
 
 TINY = {
     "name": "tiny",
@@ -167,11 +167,48 @@ def test_a_config_that_cannot_be_read_is_not_overwritten(config, tmp_path):
 # --- a whole sweep ---
 
 
+def test_what_fails_or_stops_early_is_told_at_the_end(
+    config, sweep_file, tmp_path, capsys, monkeypatch
+):
+    run = executors.train.run
+
+    def failing(config, place, **how):
+        if config.name == "b":
+            raise RuntimeError("no memory left")
+        return run(config, place, **how)
+
+    monkeypatch.setattr(executors.train, "run", failing)
+    path = sweep_file("yield 'a', {'optimizer.learning_rate': 1e30}; yield 'b', {}")
+    arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
+    claims = []
+    outcome = sweep.launch(arms, str(root), overwrite=False, claims=claims.append)
+    assert outcome.failures == {"b": "RuntimeError: no memory left"}
+    assert not claims  # they need all arms
+    told = capsys.readouterr().out
+    (stopped,) = [line for line in told.splitlines() if line.startswith("stopped: a seed 0: ")]
+    assert "not finite at update" in stopped
+    where = root / "b" / "error.txt"
+    assert f"failed: b: RuntimeError: no memory left; see {where}\n" in told
+    assert [arm["name"] for arm in records.read_summary(root)["arms"]] == ["a"]
+
+    monkeypatch.setattr(executors.train, "run", run)
+    outcome = sweep.launch(arms, str(root), overwrite=False, claims=lambda arms: [("it", "is")])
+    assert outcome == sweep.Outcome({}, [("it", "is")])
+    assert capsys.readouterr().out.count("already finished") == 1 and not where.exists()
+
+
+def test_some_arms_can_be_chosen(config, sweep_file):
+    arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=2)
+    assert sweep.choose(arms, ["b/seed_1", "a/seed_0"]) == [arms[3], arms[0]]
+    with pytest.raises(ValueError, match="there is no arm 'b'; known arms: a/seed_0, a/seed_1"):
+        sweep.choose(arms, ["b"])
+
+
 def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatch):
     path = sweep_file("yield 'm/a', {'wait': 'barrier'}; yield 'm/b', {'baseline': 'm/a'}")
     arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
-    written = sweep.launch(arms, str(root), overwrite=False)
-    assert records.read_summary(root) == written
+    assert sweep.launch(arms, str(root), overwrite=False).failures == {}
+    written = records.read_summary(root)
     assert [(arm["name"], arm["seeds"]) for arm in written["arms"]] == [("m/a", [0]), ("m/b", [0])]
     assert (root / "m" / "a" / "metrics.jsonl").exists()
     assert (root / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -181,15 +218,16 @@ def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatc
     def forbidden(*_):
         raise AssertionError("a finished arm ran again")
 
-    monkeypatch.setattr(train, "_train", forbidden)
-    assert sweep.launch(arms, str(root), overwrite=False) == written
+    monkeypatch.setattr(executors.train, "training", forbidden)
+    assert sweep.launch(arms, str(root), overwrite=False).failures == {}
+    assert records.read_summary(root) == written
     again = capsys.readouterr().out
     assert again.count("already finished") == 2
     assert again[again.index(" arm ") :] == first[first.index(" arm ") :]  # the same table
 
 
 def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "Console", lambda: Console(force_terminal=True, width=120))
+    monkeypatch.setattr(sweep, "Console", lambda **_: Console(force_terminal=True, width=120))
     sweep.launch([sweep.Arm("", config)], str(tmp_path), overwrite=False)
     shown = capsys.readouterr().out
     assert "tiny seed 0" in shown and "updates" in shown and "0.5/0.5 s" in shown
@@ -207,5 +245,6 @@ def test_seeds_are_reported_together_and_more_can_be_added(config, tmp_path):
     )
     more = sweep.expand(config, None, {}, seeds=3)
     sweep.check(more, str(tmp_path), overwrite=False)
-    assert sweep.launch(more, str(tmp_path), overwrite=False)["arms"][0]["seeds"] == [0, 1, 2]
+    sweep.launch(more, str(tmp_path), overwrite=False)
+    assert records.read_summary(tmp_path)["arms"][0]["seeds"] == [0, 1, 2]
     assert [records.read_summary(tmp_path / f"seed_{seed}") for seed in (0, 1)] == each

@@ -1,0 +1,260 @@
+"""Where the arms of a sweep run: in this process or in several on this machine.
+
+An executor runs groups of arms, each group as one program, and returns why arms have failed: {path
+of the arm: one line}. A failing arm is no reason to stop the others. See also `experiments.slurm`.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from ml_collections import ConfigDict
+
+from experiments import distributed, loggers, progress, records, train
+
+ERROR = "error.txt"  # of an arm that has failed: the reason, then the traceback
+OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 10.0  # to end after a polite request
+
+
+class Arm(NamedTuple):
+    """One run: its place below the workdir and its config."""
+
+    path: str
+    config: ConfigDict
+
+
+Groups = Sequence[Sequence[Arm]]
+# (groups, workdir, whether to run finished arms again, progress) -> failures
+Executor = Callable[[Groups, Path, bool, progress.Shown], dict[str, str]]
+
+
+def here(
+    groups: Groups,
+    root: Path,
+    overwrite: bool,
+    shown: progress.Shown,
+    *,
+    log_to: Sequence[str] = (),
+    checkpoint_seconds: float = 30.0,
+) -> dict[str, str]:
+    """One group after the other, in this process.
+
+    log_to: names of `loggers.LOGGERS`. checkpoint_seconds: see `train.run`.
+    """
+    failures: dict[str, str] = {}
+    how = {"overwrite": overwrite, "checkpoint_seconds": checkpoint_seconds}
+    for group in groups:
+        failure = _run(group, root, shown, log_to, how)
+        if failure is not None and len(group) > 1:
+            # It may be the fault of one: each of them has a chance of its own.
+            alone = [[arm] for arm in group]
+            failures |= here(
+                alone, root, overwrite, shown, log_to=log_to, checkpoint_seconds=checkpoint_seconds
+            )
+        elif failure is not None:
+            failures[group[0].path] = failure
+    return failures
+
+
+def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: dict) -> str | None:
+    """Train a group; why it has failed, or None."""
+    watched = [shown.arm(arm.config) for arm in group]
+    places = [root / arm.path for arm in group]
+    configs = [arm.config for arm in group]
+    failure = None
+    for place in places:
+        (place / ERROR).unlink(missing_ok=True)
+    try:
+        with contextlib.ExitStack() as opened:
+            tell = [
+                opened.enter_context(loggers.attach(names, place, config, one.on_record))
+                for place, config, one in zip(places, configs, watched, strict=True)
+            ]
+            if len(group) == 1:
+                train.run(configs[0], places[0], on_record=tell[0], **how)
+            else:
+                train.run_together(configs, places, on_record=tell, **how)
+    except Exception as error:  # whatever it is, the other arms can do without this one
+        failure = one_line(f"{type(error).__name__}: {error}")
+        if len(group) == 1 and distributed.is_writer():
+            places[0].mkdir(parents=True, exist_ok=True)
+            (places[0] / ERROR).write_text(f"{failure}\n\n{traceback.format_exc()}")
+        if distributed.processes() > 1:
+            raise  # the others wait in the middle of this arm
+    for one in watched:
+        one.ended(failure)
+    return failure
+
+
+def one_line(text: str) -> str:
+    """The text on one line, and not a page of it: XLA's messages have hundreds of lines."""
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else f"{text[:300]} ..."
+
+
+def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
+    """The command line that runs only the arms of a group; `argv` runs all, in whatever way."""
+    kept, arguments = [], iter(argv[1:])
+    for argument in arguments:
+        name, equals, _ = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name in ("jobs", "executor", "slurm"):
+            if not equals:
+                next(arguments)  # its value
+        elif argument.lstrip("-") not in ("print_commands", "print_commands=true"):
+            kept.append(argument)
+    return [sys.executable, argv[0], *kept, *(f"--arm={arm.path}" for arm in group)]
+
+
+class Job(Protocol):
+    """A group that runs somewhere else."""
+
+    def poll(self) -> str | None:
+        """None while it runs; then how it ended, where "" means well."""
+
+    def stop(self) -> None:
+        """End it if it still runs."""
+
+
+def follow(
+    groups: Groups,
+    start: Callable[[Sequence[Arm]], Job],
+    at_once: int,
+    root: Path,
+    shown: progress.Shown,
+) -> dict[str, str]:
+    """Start every group that has work left, so many at once, and tell of their records."""
+    failures: dict[str, str] = {}
+    told: dict[str, dict] = {}
+    waiting, running = list(groups), []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                group = waiting.pop(0)
+                watched = [(arm, shown.arm(arm.config)) for arm in group]
+                running.append((watched, start(group)))
+            time.sleep(POLL_SECONDS)
+            for entry in list(running):
+                watched, job = entry
+                ended = job.poll()
+                for arm, one in watched:
+                    record = _last_record(root / arm.path)
+                    if record not in (None, told.get(arm.path)):
+                        told[arm.path] = record
+                        one.on_record(record)
+                    if ended is not None:
+                        failure = _failure(root / arm.path, ended)
+                        one.ended(failure)
+                        if failure is not None:
+                            failures[arm.path] = failure
+                if ended is not None:
+                    running.remove(entry)
+    finally:
+        for _, job in running:
+            job.stop()
+    return failures
+
+
+def _done(group: Sequence[Arm], root: Path) -> bool:
+    return all((root / arm.path / records.SUMMARY).exists() for arm in group)
+
+
+def _last_record(place: Path) -> dict | None:
+    """What a run that somebody else writes has said last."""
+    if not (place / records.METRICS).exists():
+        return None
+    return next(reversed(records.read_metrics(place)), None)
+
+
+def _failure(place: Path, ended: str) -> str | None:
+    """Why the run in `place` has failed, or None; `ended`: how its process ended."""
+    if (place / ERROR).exists():
+        return (place / ERROR).read_text().partition("\n")[0]
+    if (place / records.SUMMARY).exists():
+        return None
+    return ended or "its process left no summary"
+
+
+def unfinished(groups: Groups, root: Path, overwrite: bool, shown: progress.Shown) -> Groups:
+    """The groups with work left; of the others it is told that they are finished."""
+    left = []
+    for group in groups:
+        if not overwrite and _done(group, root):
+            for arm in group:
+                shown.arm(arm.config).ended(None)
+            continue
+        left.append(group)
+        for arm in group:
+            (root / arm.path / ERROR).unlink(missing_ok=True)
+            if overwrite:
+                (root / arm.path / records.SUMMARY).unlink(missing_ok=True)
+    return left
+
+
+class _Process:
+    """A group in a process of its own on this machine."""
+
+    def __init__(self, command: Sequence[str], output: Path, environment: dict[str, str]):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self._output = output
+        with output.open("w") as stream:
+            # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def poll(self) -> str | None:
+        code = self._process.poll()
+        if code is None or code == 0:
+            return "" if code == 0 else None
+        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        return f"its process ended with {how}; see {self._output}"
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def local(
+    groups: Groups,
+    root: Path,
+    overwrite: bool,
+    shown: progress.Shown,
+    *,
+    command: Callable[[Sequence[Arm]], list[str]],
+    jobs: int,
+) -> dict[str, str]:
+    """Groups as processes of this machine, so many at once; `command` says how to start one."""
+    # Else the first process would take most of a GPU's memory for itself.
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
+
+    def start(group):
+        return _Process(command(group), root / group[0].path / OUTPUT, environment)
+
+    def terminated(*_):
+        raise KeyboardInterrupt  # so that no child is left behind
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        left = unfinished(groups, root, overwrite, shown)
+        return follow(left, start, jobs, root, shown)
+    finally:
+        signal.signal(signal.SIGTERM, before)

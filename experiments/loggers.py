@@ -1,0 +1,128 @@
+"""Metrics for TensorBoard or Weights & Biases, beside the metrics.jsonl that every run has.
+
+Neither is needed to run anything: `pip install tensorboardX` or `pip install wandb`.
+"""
+
+import contextlib
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+# The axes that a curve can be drawn over; all other entries of a record are curves.
+AXES = ("update", "samples", "seconds", "bytes_per_worker", "wall_seconds")
+ON_RECORD = Callable[[dict], None]
+
+
+@contextlib.contextmanager
+def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
+    """Writes `workdir`/tensorboard: every metric over updates, samples and bytes per worker.
+
+    A point's wall time is the run's clock, so that TensorBoard's axis "relative" shows its seconds.
+    """
+    import tensorboardX
+
+    writer = None
+
+    def on_record(record: dict) -> None:
+        nonlocal writer
+        if writer is None:
+            # Points that a killed run wrote after its last checkpoint are hidden.
+            writer = tensorboardX.SummaryWriter(
+                str(workdir / "tensorboard"), purge_step=record["update"]
+            )
+            writer.add_text("config", f"```\n{config}\n```", walltime=record["seconds"])
+        for name, value in _finite(record).items():
+            if name not in AXES:
+                for suffix, axis in (
+                    ("", "update"), ("_by_samples", "samples"), ("_by_bytes", "bytes_per_worker"),
+                ):  # fmt: skip
+                    writer.add_scalar(
+                        name + suffix, value, int(record[axis]), walltime=record["seconds"]
+                    )
+        writer.flush()
+
+    try:
+        yield on_record
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+@contextlib.contextmanager
+def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
+    """Logs to the project "gossax" of Weights & Biases; WANDB_MODE=offline needs no network.
+
+    Curves are over updates; samples, seconds and bytes can be chosen as axis. A resumed run goes on
+    with the run that its killed part began.
+    """
+    import wandb as client
+
+    run = None
+
+    def on_record(record: dict) -> None:
+        nonlocal run
+        if run is None:
+            known = workdir / "wandb_id.txt"
+            if not known.exists():
+                known.write_text(client.util.generate_id())
+            run = client.init(
+                project="gossax",
+                dir=str(workdir),
+                name=f"{config.name} seed {config.seed}",
+                group=config.name,
+                config=config.to_dict(),
+                id=known.read_text(),
+                resume="allow",
+            )
+            run.define_metric("*", step_metric="update")
+        run.log(_finite(record))
+
+    failed = True
+    try:
+        yield on_record
+        failed = False
+    finally:
+        if run is not None:
+            run.finish(exit_code=int(failed))
+
+
+def _finite(record: dict) -> dict:
+    return {name: value for name, value in record.items() if math.isfinite(value)}
+
+
+# Name -> (logger, the package that it needs).
+LOGGERS = {"tensorboard": (tensorboard, "tensorboardX"), "wandb": (wandb, "wandb")}
+
+
+def check(names: Sequence[str]) -> None:
+    """Raise ValueError for a logger that is unknown or whose package is not installed."""
+    for name in names:
+        if name not in LOGGERS:
+            raise ValueError(f"unknown logger {name!r}; known loggers: {', '.join(LOGGERS)}")
+        package = LOGGERS[name][1]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"logger {name!r} needs a package that is not installed; "
+                f"run pip install {package} or leave out --loggers"
+            )
+
+
+@contextlib.contextmanager
+def attach(
+    names: Sequence[str], workdir: str | os.PathLike, config: ConfigDict, on_record: ON_RECORD
+) -> Iterator[ON_RECORD]:
+    """`on_record` and, after it, every logger of these names; they open at the first record."""
+    with contextlib.ExitStack() as opened:
+        told = [on_record] + [
+            opened.enter_context(LOGGERS[name][0](Path(workdir), config)) for name in names
+        ]
+
+        def tell(record: dict) -> None:
+            for one in told:
+                one(record)
+
+        yield tell

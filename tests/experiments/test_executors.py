@@ -1,0 +1,209 @@
+import functools
+import json
+import os
+import sys
+
+import pytest
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from experiments import executors, progress, slurm
+from experiments.executors import Arm
+
+SHOWN = progress._Lines(Console(), 9)
+# What a process of an arm does here, in place of training: say when, fail, or leave a summary.
+CHILD = """
+import json, os, pathlib, signal, sys, time
+place, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+place.mkdir(parents=True, exist_ok=True)
+began = time.monotonic()
+(place / "metrics.jsonl").write_text('{"update": 3, "seconds": 1.5, "train_loss": 0.25}\\n')
+(place / "pid").write_text(str(os.getpid()))
+if what == "stay":
+    time.sleep(60)
+if what == "once" and not (place / "begun").exists():
+    (place / "begun").write_text(" ".join(sys.argv[3:]))
+    for process in (os.getpid(), os.getppid()):  # all of a job are told, as by Slurm
+        os.kill(process, signal.SIGUSR2)
+    time.sleep(60)
+if what == "exit":
+    print("something is wrong")
+    sys.exit(3)
+if what == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "tells":
+    (place / "error.txt").write_text("ValueError: no such luck\\n\\nTraceback")
+    sys.exit(1)
+time.sleep(0.3)
+told = {"argv": sys.argv[3:], "began": began, "ended": time.monotonic()}
+(place / "summary.json").write_text(json.dumps(told))
+"""
+
+
+def group(*paths):
+    budget = {"seed": 0, "seconds": 1.0, "updates": 9}
+    return [Arm(path, ConfigDict(budget | {"name": path})) for path in paths]
+
+
+def child(root, group, *flags):
+    """Every arm is named after what its process does."""
+    (arm,) = group
+    return [sys.executable, "-c", CHILD, str(root / arm.path), arm.path.partition("/")[0], *flags]
+
+
+def summary(place):
+    return json.loads((place / "summary.json").read_text())
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+# --- several processes ---
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path):
+    class Interrupting:
+        def arm(self, config):
+            def on_record(record):
+                raise KeyboardInterrupt
+
+            return progress.Watched(on_record, lambda failure: None)
+
+    with pytest.raises(KeyboardInterrupt):
+        executors.local(
+            [group("stay/a"), group("stay/b")],
+            tmp_path,
+            False,
+            Interrupting(),
+            command=functools.partial(child, tmp_path),
+            jobs=2,
+        )
+    pids = [int(file.read_text()) for file in tmp_path.rglob("pid")]
+    assert pids and all(gone(pid) for pid in pids)
+
+
+def test_failing_processes_do_not_stop_the_others(tmp_path, capsys):
+    groups = [group(name) for name in ("exit", "killed", "tells", "fine/a", "fine/b", "fine/c")]
+    (tmp_path / "fine" / "a").mkdir(parents=True)
+    (tmp_path / "fine" / "a" / "error.txt").write_text("of an earlier attempt")
+    run = functools.partial(executors.local, command=functools.partial(child, tmp_path), jobs=2)
+    failures = run(groups, tmp_path, False, SHOWN)
+    assert list(failures) == ["exit", "killed", "tells"]
+    assert "exit code 3; see" in failures["exit"] and "SIGKILL" in failures["killed"]
+    assert failures["tells"] == "ValueError: no such luck"
+    assert (tmp_path / "exit" / "output.txt").read_text() == "something is wrong\n"
+    shown = capsys.readouterr().out
+    assert "fine/a seed 0:      3 updates      1.5/1 s  loss 0.2500" in shown
+    assert "tells seed 0: failed: ValueError: no such luck" in shown
+
+    spans = [summary(tmp_path / "fine" / name) for name in "abc"]
+    at_once = [sum(b["began"] <= a["began"] < b["ended"] for b in spans) for a in spans]
+    assert max(at_once) <= 2
+    assert list(run(groups, tmp_path, False, SHOWN)) == ["exit", "killed", "tells"]
+    assert [summary(tmp_path / "fine" / name) for name in "abc"] == spans  # not run again
+    run(groups[3:4], tmp_path, True, SHOWN)
+    assert summary(tmp_path / "fine" / "a")["began"] > spans[0]["began"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["--jobs=2", "--print_commands"],
+        ["--jobs", "2", "-executor=slurm", "--slurm", "partition=gpu"],
+    ],
+)
+def test_a_command_of_one_group_has_no_flags_about_the_others(how):
+    argv = ["launch.py", "--config=c.py", *how, "--sweep", "--config.wait=quorum(k=1)"]
+    kept = ["launch.py", "--config=c.py", "--sweep", "--config.wait=quorum(k=1)"]
+    arms = ["--arm=a/x", "--arm=b"]
+    assert executors.command(argv, group("a/x", "b")) == [sys.executable, *kept, *arms]
+
+
+# --- this process ---
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The names of the arms that are trained; that of an arm says what becomes of it."""
+    names = []
+
+    def run(config, place, *, overwrite, on_record, checkpoint_seconds):
+        names.append(config.name)
+        if config.name == "bad":
+            raise RuntimeError("out of memory\n  in many lines")
+        if config.name == "interrupted":
+            raise KeyboardInterrupt
+
+    def run_together(configs, places, on_record, **how):
+        for config, place, tell in zip(configs, places, on_record, strict=True):
+            run(config, place, on_record=tell, **how)
+
+    monkeypatch.setattr(executors.train, "run", run)
+    monkeypatch.setattr(executors.train, "run_together", run_together)
+    return names
+
+
+def test_a_failing_arm_does_not_lose_the_others(trained, tmp_path, capsys):
+    groups = [group("bad"), group("fine"), group("good", "bad", "better")]
+    failures = executors.here(groups, tmp_path, False, SHOWN)
+    assert failures == {"bad": "RuntimeError: out of memory in many lines"}
+    # Together, then each alone.
+    assert trained == ["bad", "fine", "good", "bad", "good", "bad", "better"]
+    reason, _, trace = (tmp_path / "bad" / "error.txt").read_text().partition("\n\n")
+    assert reason == failures["bad"] and trace.startswith("Traceback") and "in run" in trace
+    assert (
+        "bad seed 0: failed: RuntimeError: out of memory in many lines\n" in capsys.readouterr().out
+    )
+
+
+def test_ctrl_c_stops_all_arms(trained, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        executors.here([group("interrupted"), group("fine")], tmp_path, False, SHOWN)
+    assert trained == ["interrupted"] and not list(tmp_path.iterdir())
+
+
+# --- jobs ---
+
+
+def test_a_preempted_job_is_queued_again_and_does_not_overwrite_its_run(tmp_path):
+    failures = slurm.run(
+        [group("once"), group("fine"), group("exit")],
+        tmp_path,
+        False,
+        SHOWN,
+        command=lambda group: child(tmp_path, group, "--overwrite", "--seeds=2"),
+        settings="timeout_min=5,partition=cpu",
+        cluster="local",
+    )
+    assert list(failures) == ["exit"] and "exit code 3; see" in failures["exit"]
+    assert (tmp_path / "once" / "begun").read_text() == "--overwrite --seeds=2"
+    assert summary(tmp_path / "once")["argv"] == ["--seeds=2"]
+    assert summary(tmp_path / "fine")["argv"] == ["--overwrite", "--seeds=2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("partition", "cannot read 'partition' in --slurm; write name=value"),
+        ("timeout_min=long", 'Parameter "timeout_min" expected type'),
+        ("partion=gpu", "Unknown argument 'partion'"),
+    ],
+)
+def test_wrong_settings_of_slurm_are_refused(settings, words):
+    slurm.check("timeout_min=5,partition=gpu", at_once=2, cluster="local")
+    with pytest.raises(ValueError, match=words):
+        slurm.check(settings, cluster="local")
+
+
+def test_without_submitit_or_slurm_there_is_another_way(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ValueError, match="finds no sbatch; start it where jobs are submitted"):
+        slurm.check("")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"run pip install submitit, or give .*print_commands"):
+        slurm.check("")

@@ -1,0 +1,93 @@
+import math
+import sys
+import types
+
+import pytest
+from ml_collections import ConfigDict
+from tensorboardX.proto.event_pb2 import Event
+
+from experiments import loggers
+
+CONFIG = ConfigDict({"name": "a/b", "seed": 3, "workers": 2})
+RECORDS = [
+    {"update": 0, "samples": 0, "seconds": 0.0, "bytes_per_worker": 0.0, "train_loss": 2.0},
+    {"update": 7, "samples": 80, "seconds": 1.5, "bytes_per_worker": 96.0, "train_loss": 0.5},
+    {"update": 9, "samples": 99, "seconds": 2.5, "bytes_per_worker": 128.0, "train_loss": math.nan},
+]
+
+
+def events(place):
+    """What a file of TensorBoard holds: length, checksum, event, checksum, and so on."""
+    (file,) = place.iterdir()
+    data, at = file.read_bytes(), 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 8], "little")
+        yield Event.FromString(data[at + 12 : at + 12 + size])
+        at += 16 + size
+
+
+def test_tensorboard_gets_every_metric_over_every_axis(tmp_path):
+    told = []
+    with loggers.attach(["tensorboard"], tmp_path, CONFIG, told.append) as on_record:
+        assert not list(tmp_path.iterdir())  # a finished run, which tells nothing, opens nothing
+        for record in RECORDS:
+            on_record(record)
+    assert told == RECORDS
+    points = [
+        (value.tag, event.step, event.wall_time, value.simple_value)
+        for event in events(tmp_path / "tensorboard")
+        for value in event.summary.value
+        if value.tag.startswith("train_loss")
+    ]
+    assert points == [
+        ("train_loss", 0, 0.0, 2.0),
+        ("train_loss_by_samples", 0, 0.0, 2.0),
+        ("train_loss_by_bytes", 0, 0.0, 2.0),
+        ("train_loss", 7, 1.5, 0.5),
+        ("train_loss_by_samples", 80, 1.5, 0.5),
+        ("train_loss_by_bytes", 96, 1.5, 0.5),
+    ]
+
+
+def test_wandb_goes_on_with_the_run_of_a_killed_one(tmp_path, monkeypatch):
+    calls = []
+
+    class Run:
+        def define_metric(self, name, step_metric):
+            calls.append((name, step_metric))
+
+        def log(self, values):
+            calls.append(values)
+
+        def finish(self, exit_code):
+            calls.append(exit_code)
+
+    def init(**settings):
+        calls.append(settings["id"])
+        return Run()
+
+    ids = iter(["first", "second"])
+    util = types.SimpleNamespace(generate_id=lambda: next(ids))
+    client = types.SimpleNamespace(init=init, util=util)
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        loggers.attach(["wandb"], tmp_path, CONFIG, lambda record: None) as on_record,
+    ):
+        on_record(RECORDS[1])
+        raise KeyboardInterrupt
+    with loggers.attach(["wandb"], tmp_path, CONFIG, lambda record: None) as on_record:
+        on_record(RECORDS[2])
+    finite = {name: value for name, value in RECORDS[2].items() if name != "train_loss"}
+    begun = ["first", ("*", "update")]
+    assert calls == [*begun, RECORDS[1], 1, *begun, finite, 0]
+
+
+def test_a_logger_that_is_unknown_or_not_installed_is_refused(monkeypatch):
+    loggers.check([])
+    loggers.check(["tensorboard"])
+    with pytest.raises(ValueError, match="unknown logger 'tensorbord'; known loggers: tensorboard"):
+        loggers.check(["tensorboard", "tensorbord"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="run pip install tensorboardX or leave out --loggers"):
+        loggers.check(["tensorboard"])

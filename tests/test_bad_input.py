@@ -1,0 +1,180 @@
+"""Whatever is wrong with a command: one sentence, exit code 2, nothing written or compiled."""
+
+import importlib.util
+import os
+
+import jax
+import pytest
+
+from tests import launcher
+from tests.launcher import files, start
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    return launcher.directory(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def call(here, monkeypatch, capsys):
+    return launcher.caller(monkeypatch, capsys)
+
+
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
+)
+
+
+OK = ("--config=config.py", "--workdir=out")
+BAD = [
+    # flags
+    (("--workdir=out",), "--config is missing"),
+    (("--config=", "--workdir=out"), "no file ''"),
+    (("--config=config.py",), "--workdir is missing"),
+    (("--config=config.py", "--workdir="), "--workdir is missing"),
+    ((*OK, "--sed=3"), "Unknown command line flag 'sed'"),
+    ((*OK, "extra"), "unexpected argument 'extra'"),
+    ((*OK, "--seeds=0"), "--seeds=0: 0 is not a positive integer"),
+    ((*OK, "--seeds=two"), "--seeds=two: "),
+    ((*OK, "--config.foo=1"), "names no entry of the config: 'foo'"),
+    ((*OK, "--config.optimizer.decy=1"), "names no entry of the config: 'decy'"),
+    ((*OK, "--config.wait.name=barrier"), "names no entry of the config: "),
+    ((*OK, "--config.workers=many"), "--config.workers=many: "),
+    ((*OK, "--config.workers=2.5"), "--config.workers=2.5: "),
+    ((*OK, "--config.seconds=long"), "--config.seconds=long: "),
+    ((*OK, "--config.optimizer.learning_rate=x"), "--config.optimizer.learning_rate=x: "),
+    (("--config.seed=1", *OK), "--config.seed=1 in argv before a value for --config"),
+    ((*OK, "--jobs=0"), "--jobs=0: 0 is not a positive integer"),
+    ((*OK, "--executor=cloud"), "--executor=cloud: value should be one of <local|slurm>"),
+    ((*OK, "--executor=slurm"), "finds no sbatch; start it where jobs are submitted, or use"),
+    ((*OK, "--slurm=partition=gpu"), "--slurm has settings for --executor=slurm; give both"),
+    ((*OK, "--loggers=neptune"), "unknown logger 'neptune'; known loggers: tensorboard, wandb"),
+    ((*OK, "--loggers=wandb"), "run pip install wandb or leave out --loggers"),
+    ((*OK, "--checkpoint_seconds=-1"), "--checkpoint_seconds=-1"),
+    ((*OK, "--num_processes=0"), "--num_processes=0: 0 is not a positive integer"),
+    ((*OK, "--num_processes=2"), "give all three"),
+    ((*OK, "--num_processes=2", "--jobs=2"), "leave out --jobs and --executor"),
+    (("--report=missing",), "missing holds no records of runs; give the --workdir of some"),
+    (("--report=empty",), "empty holds no records of runs"),
+    # the file of the config
+    (("--config=none.py", "--workdir=out"), "no file 'none.py'; give the path of a config"),
+    (("--config=none.py", "--workdir=out", "--config.seed=1"), "no file 'none.py'"),
+    (("--config=other", "--workdir=out"), "no file 'other'"),
+    (("--config=syntax.py", "--workdir=out"), "SyntaxError: invalid syntax"),
+    (("--config=raises.py", "--workdir=out"), "KeyError: 'nothing'; correct raises.py"),
+    (("--config=empty.py", "--workdir=out"), "has no attribute 'get_config'; correct empty.py"),
+    (("--config=nothing.py", "--workdir=out"), "get_config() gave NoneType; return a ConfigDict"),
+    (("--config=trace.csv", "--workdir=out"), "correct trace.csv"),
+    (("--config=config.py:wrokers=3", "--workdir=out"), "known arguments: workers, pace"),
+    (("--config=config.py:workers=x", "--workdir=out"), "'workers' needs a value of type int"),
+    (("--config=config.py:pace=-1", "--workdir=out"), "needs scale > 0, got scale=-1"),
+    # the workdir
+    (("--config=config.py", "--workdir=file"), "file is not a directory; choose another --workdir"),
+    (("--config=config.py", "--workdir=file/out"), "file is not a directory"),
+    (("--config=config.py", "--workdir=other"), "holds a run with another config, which differs"),
+    (("--config=config.py", "--workdir=sweep_of_others"), "such as a sweep's"),
+    (("--config=config.py", "--workdir=other", "--sweep"), "holds a single run"),
+    (("--config=config.py", "--workdir=other", "--seeds=2", "--overwrite"), "holds a single run"),
+    (("--config=config.py", "--workdir=closed/out"), "closed is not writable; choose another"),
+    # sweeps
+    ((*OK, "--sweep", "--arm=all_reduce"), "there is no arm 'all_reduce'; known arms: all_reduce/"),
+    (("--config=no_sweep.py", "--workdir=out", "--sweep"), "no_sweep.py has no sweep()"),
+    (("--config=bad_arm.py", "--workdir=out", "--sweep"), "local_sgd/bad: algorithm 'local_sgd'"),
+    ((*OK, "--sweep", "--config.graph=rings"), "dpsgd/nonblocking: graph: unknown name 'rings'"),
+    # parts
+    ((*OK, "--config.algorithm=reduce"), "algorithm: unknown name 'reduce'; known names: "),
+    ((*OK, "--config.algorithm=dpsgd", "--config.graph=rings"), "known names: complete, "),
+    ((*OK, "--config.wait=bariers"), "wait: unknown name 'bariers'; known names: "),
+    ((*OK, "--config.wait=deadline"), "parameter 'seconds' is missing"),
+    ((*OK, "--config.wait=barrier(leftover=drop)"), "unknown parameter 'leftover'; it takes: "),
+    ((*OK, "--config.wait=barrier)"), "cannot read the part 'barrier)'"),
+    ((*OK, "--config.wait=quorum(k=5)"), "needs 1 <= k <= 4 (workers x mini-batches), got k=5"),
+    (
+        (*OK, "--config.delay=uniform(low=1,high=2)", "--config.wait=deadline(seconds=0.5, "
+         "in_flight=cut)"),
+        "the quickest takes 1 s; set a later deadline",
+    ),
+    ((*OK, "--config.wait=neighbour_barrier"), "neither graph nor links"),
+    ((*OK, "--config.task=digit"), "task: unknown name 'digit'; known names: "),
+    ((*OK, "--config.task=digits(model=net)"), "model: unknown name 'net'; known names: "),
+    ((*OK, "--config.split=idd"), "split: unknown name 'idd'; known names: "),
+    ((*OK, "--config.delay=exponential(scale=0.0)"), "needs scale > 0, got scale=0.0"),
+    ((*OK, "--config.delay=trace(path='none.csv')"), "trace: cannot read none.csv"),
+    ((*OK, "--config.delay=trace(path='trace.csv')"), "trace.csv has no column 'batch_time'"),
+    ((*OK, "--config.optimizer.name=sdg"), "optimizer: unknown name 'sdg'; known names: "),
+    ((*OK, "--config.optimizer.learning_rate=0"), "learning_rate must be positive, got 0"),
+    ((*OK, "--config.runtime=cluster"), "unknown name 'cluster'; known names: simulate, mesh"),
+    (
+        (*OK, "--config.algorithm=dpsgd", "--config.workers=4", "--config.graph=edge_list("
+         "edges=[(0, 1), (2, 3)])"),
+        "the graph of 4 workers falls into 2 components",
+    ),
+    (
+        (*OK, "--config.algorithm=dpsgd", "--config.graph=geometric(radius=1e-9, seed=0)"),
+        "the graph of 2 workers falls into 2 components",
+    ),
+    # numbers
+    ((*OK, "--config.workers=0"), "config.workers must be a positive whole number, got 0"),
+    ((*OK, "--config.workers=-2"), "config.workers must be a positive whole number, got -2"),
+    ((*OK, "--config.workers=257"), "cannot share 256 samples among workers=257"),
+    ((*OK, "--config.batch_size=0"), "config.batch_size must be a positive whole number, got 0"),
+    ((*OK, "--config.mini_batches=0"), "config.mini_batches must be a positive whole number"),
+    ((*OK, "--config.seconds=0"), "config.seconds must be a positive number, got 0"),
+    ((*OK, "--config.seconds=inf"), "config.seconds must be a positive number, got inf"),
+    ((*OK, "--config.evaluate_every=-1"), "config.evaluate_every must be a positive number"),
+    ((*OK, "--config.communication=-0.1"), "config.communication must be a number, 0 or more"),
+    ((*OK, "--config.target_loss=0"), "config.target_loss must be a positive number"),
+    ((*OK, "--config.seed=-1"), "config.seed must be a whole number, 0 or more, got -1"),
+    ((*OK, "--config.devices=3"), "cannot shard 2 workers over 3 of 8 devices"),
+    ((*OK, "--config.runtime=mesh", "--config.workers=9"), "set config.workers=8 or, on CPU, XLA_"),
+]  # fmt: skip
+
+
+def is_one_sentence(stderr, words):
+    return stderr.startswith("error: ") and stderr.count("\n") == 1 and words in stderr
+
+
+@pytest.fixture
+def without_extras(monkeypatch):
+    """No package for logging, no Slurm, and a directory that cannot be written to."""
+    find, access = importlib.util.find_spec, os.access
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name)
+    )
+    monkeypatch.setattr(
+        os, "access", lambda place, mode: "closed" not in str(place) and access(place, mode)
+    )
+    monkeypatch.setattr("shutil.which", lambda name: None)
+
+
+@pytest.mark.parametrize(("flags", "words"), BAD)
+@pytest.mark.usefixtures("without_extras")
+def test_bad_input_is_answered_in_one_sentence(call, here, flags, words):
+    before = files(here)
+    compilations.clear()
+    code, out, err = call(*flags)
+    assert code == 2 and out == "" and is_one_sentence(err, words), err
+    assert files(here) == before and not (here / "out").exists()
+    assert not compilations
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "environment"),
+    [
+        ((*OK, "--config.foo=1"), "names no entry of the config: 'foo'", {}),
+        (("--config=raises.py", "--workdir=out"), "KeyError: 'nothing'", {}),
+        (("--config=bad_arm.py", "--workdir=out", "--sweep"), "local_sgd/bad: ", {}),
+        (
+            (*OK, "--config.runtime=mesh", "--config.workers=8"),
+            "there are 6 devices but config.workers=8; set config.workers=6",
+            {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
+        ),
+    ],
+)
+def test_so_it_is_in_a_process_of_its_own(here, flags, words, environment):
+    before = files(here)
+    ended = start(here, *flags, **environment)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert is_one_sentence(ended.stderr, words), ended.stderr
+    assert files(here) == before
