@@ -4,11 +4,12 @@
     python -m benchmarks.buckets_processes --rate=1gbit     # over rate-limited links; needs root
 
 Every process is a worker with one CPU device. A profile of backward pass and all-reduce is measured
-first, then steps of all plans turn by turn; medians are compared with two predictions: the plan's
-timeline, in which communication runs beside the backward pass (`overlapped`; `error` is against
-it), and plain addition of both (`added`). Which of them a backend follows, a trace of its
-operations tells: `beside` is the share of the time of all-reduces in which the same process was
-seen to compute something else, at least: matrix products that other threads go on with are unseen.
+first, then steps of all plans, both as means of the faster half of interleaved runs, since others
+may use the host too. Steps are compared with two predictions: the plan's timeline, in which
+communication runs beside the backward pass (`overlapped`; `error` is against it), and plain
+addition of both (`added`). Which of them a backend follows, a trace of its operations tells:
+`beside` is the share of the time of all-reduces in which the same process was seen to compute
+something else, at least: matrix products that other threads go on with are unseen.
 
 An all-reduce on a CPU blocks one of the threads that XLA computes with, which `--threads` adds to.
 `--rate` puts every process into a network namespace of its own, with a veth to a common bridge and
@@ -40,7 +41,6 @@ from rich.table import Table
 
 from algorithms.base import AXIS
 from algorithms.mg_wfbp import mg_wfbp, plan_with
-from benchmarks import timing
 from experiments import profiling, tasks
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Workers.", lower_bound=2)
@@ -48,7 +48,7 @@ _RATE = flags.DEFINE_string("rate", None, "Rate of every worker's link, as in 1g
 _LAYERS = flags.DEFINE_integer("layers", 6, "Hidden layers of the model.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 384, "Units of each.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 512, "Samples of a worker's mini-batch.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 21, "Timed steps of every plan.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 40, "Runs of everything timed.", lower_bound=1)
 _THREADS = flags.DEFINE_integer(
     "threads", None, "XLA's threads per process; by default as many as there are cores."
 )
@@ -73,11 +73,11 @@ def work() -> None:
     task = tasks.build(
         {"name": "digits", "model": {"name": "mlp", "hidden": [_WIDTH.value] * _LAYERS.value}}
     )
-    profile = profiling.measure(task, _BATCH.value)
+    profile = profiling.measure(task, _BATCH.value, steps=_REPEATS.value)
     steps = {"alone": step_of(task, None)}
     for buckets in PLANS:
         steps[buckets] = step_of(task, mg_wfbp(optax.sgd(0.1), buckets=buckets, profile=profile))
-    taken = timing.seconds({name: run for name, (run, _) in steps.items()}, _REPEATS.value)
+    taken = profiling.in_turns({name: run for name, (run, _) in steps.items()}, _REPEATS.value)
     shares = {buckets: traced(*steps[buckets]) for buckets in PLANS}
     if _RANK.value:
         return
@@ -262,7 +262,7 @@ def main(_) -> None:
     network = loopback(count) if _RATE.value is None else namespaces(count, _RATE.value)
     with network as places:
         told = measure(places)
-    table = Table(title=f"{count} processes, {_RATE.value or 'loopback'}: ms of a step (median)")
+    table = Table(title=f"{count} processes, {_RATE.value or 'loopback'}: ms of a step")
     for column in ("plan", "buckets", "overlapped", "added", "measured", "error", "beside"):
         table.add_column(column, justify="left" if column == "plan" else "right")
     for name, plan in told["plans"].items():

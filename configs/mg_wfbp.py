@@ -21,7 +21,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     a = arguments.parse(arg, workers=8)
 
     c = ConfigDict()
-    c.name = "optimal"
+    c.name = "mg_wfbp"
     c.baseline = "pmean"  # the arm that this one is compared with
     c.seed = 0  # initial parameters and samples
 

@@ -128,6 +128,10 @@ def for_config(config, task: Task) -> Profile:
             f"profile: measuring all-reduce takes {config.workers} devices and there are "
             f"{len(jax.devices())}; set config.runtime=mesh, or config.profile to a saved one"
         )
+    if path and not Path(path).parent.is_dir():
+        raise ValueError(
+            f"profile: {source!r} would save into a directory that does not exist; make it first"
+        )
     key = (str(config.task), batch_size, config.workers)
     if key not in _MEASURED:
         _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers])
@@ -146,13 +150,13 @@ def measure_all_reduce(
     devices: Sequence | None = None,
     sizes: Sequence[int] = SIZES,
     warm_ups: int = 5,
-    repeats: int = 10,
+    repeats: int = 20,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes [n] and mean seconds [n] of a `psum` of float32 over devices, by default all.
+    """Bytes [n] and seconds [n] of a `psum` of float32 over devices, by default all.
 
-    Several in a row make a measurement, so that starting a program hardly counts. `comms.cost.fit`
-    and `comms.cost.table` make a cost of the result. Of several processes all must call this; what
-    process 0 has measured is returned in all of them.
+    All sizes run in turns (see `in_turns`), several all-reduces in a row each, so that starting a
+    program hardly counts. `comms.cost.fit` and `comms.cost.table` make a cost of the result. Of
+    several processes all must call this; what process 0 has measured is returned in all of them.
     """
     devices = jax.devices() if devices is None else devices
     mesh = jax.make_mesh((len(devices),), ("workers",), (AxisType.Auto,), devices=devices)
@@ -164,16 +168,15 @@ def measure_all_reduce(
         mean = lambda _, x: jax.lax.psum(x, "workers") / len(devices)  # noqa: E731
         return jax.lax.fori_loop(0, count, mean, x)
 
-    means = []
+    programs, counts = {}, {}
     for size in sizes:
         elements = max(1, size // 4)
-        count = int(np.clip(2**22 // size, 1, 32))
+        counts[size] = int(np.clip(2**22 // size, 1, 32))
         x = jax.jit(jnp.zeros, static_argnums=0, out_shardings=stacked)(len(devices) * elements)
-        run = lambda x=x, count=count: in_a_row(x, count)  # noqa: E731
-        for _ in range(warm_ups):
-            _timed(run)
-        means.append(np.mean([_timed(run) for _ in range(repeats)]) / count)
-    return np.array(sizes, float), _agreed(np.array(means))
+        programs[size] = lambda x=x, count=counts[size]: in_a_row(x, count)
+    taken = in_turns(programs, repeats, warm_ups)
+    seconds = np.array([taken[size] / counts[size] for size in sizes])
+    return np.array(sizes, float), _agreed(seconds)
 
 
 def _agreed(values: np.ndarray) -> np.ndarray:
@@ -219,10 +222,10 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
     """When every layer's gradient is ready, by cutting the backward pass.
 
     The gradient with respect to the last layers alone needs no more of the backward pass; the time
-    of the forward pass is taken off. Programs take turns, `steps` each, and a time is the mean of
-    the faster half: whatever else a host does only adds. Noise that would let an earlier layer be
-    ready first is evened out (isotonic regression). A cut program is fused as its own, so single
-    layers are less certain than the whole. Compiles a program per layer.
+    of the forward pass is taken off. Programs run in turns, `steps` each (see `in_turns`). Noise
+    that would let an earlier layer be ready first is evened out (isotonic regression). A cut
+    program is fused as its own, so single layers are less certain than the whole. Compiles a
+    program per layer.
     """
     layers = backward_order(task, batch_size)
     params = jax.jit(task.init)(jax.random.key(0))
@@ -232,7 +235,7 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
     for last in range(1, len(layers) + 1):
         chosen = {path for layer in layers[:last] for path in layer}
         programs[last] = jax.jit(_cut(loss, chosen))
-    taken = _in_turns({k: lambda f=f: f(params, examples) for k, f in programs.items()}, steps)
+    taken = in_turns({k: lambda f=f: f(params, examples) for k, f in programs.items()}, steps)
     forward = taken["forward"]
     after = [taken[last] - forward for last in range(1, len(layers) + 1)]
     ready = np.maximum(optimize.isotonic_regression(after).x, 0.0)
@@ -265,10 +268,14 @@ def _cut(loss: Callable, chosen: set[str]) -> Callable:
     return gradient
 
 
-def _in_turns(programs: Mapping[object, Callable], steps: int) -> dict:
-    """Mean seconds of the faster half of `steps` interleaved runs of each program."""
+def in_turns(programs: Mapping[object, Callable], steps: int, warm_ups: int = 1) -> dict:
+    """Seconds of each program: the mean of the faster half of `steps` runs, which take turns.
+
+    Whatever else a host does only adds. A program returns the arrays to wait for.
+    """
     for run in programs.values():
-        _timed(run)
+        for _ in range(warm_ups):
+            _timed(run)
     taken = {name: [] for name in programs}
     for _ in range(steps):
         for name, run in programs.items():

@@ -17,10 +17,10 @@ from experiments.profiling import Profile
 from runtimes import mesh
 
 N, B = 8, 4
-MODEL = {"name": "mlp", "hidden": [32] * 11}  # "layers_10" sorts before "layers_2"
-LAYERS = [[f"layers_{2 * i}/bias", f"layers_{2 * i}/kernel"] for i in range(12, 0, -1)]
+MODEL = {"name": "mlp", "hidden": [32] * 5}  # "layers_10" sorts before "layers_2"
+LAYERS = [[f"layers_{2 * i}/bias", f"layers_{2 * i}/kernel"] for i in range(6, 0, -1)]
 # A layer takes 1 ms to compute and 1.2 ms to send, two together take 1.7 ms.
-PROFILE = Profile(LAYERS, 1e-3 * np.arange(1.0, 13), np.array([0.0, 1e6]), np.array([7e-4, 0.12]))
+PROFILE = Profile(LAYERS, 1e-3 * np.arange(1.0, 7), np.array([0.0, 1e6]), np.array([7e-4, 0.12]))
 SHAPES = {
     "module_1": {"kernel": jax.ShapeDtypeStruct((10, 10), jnp.float32)},
     "module_2": {
@@ -65,15 +65,15 @@ def compiled(task, method) -> str:
     )
 
 
-@pytest.mark.parametrize("optimizer", [sgd, momentum])
-def test_parameters_are_those_of_plain_pmean_bit_for_bit(task, optimizer):
-    expected = trained(task, all_reduce(optimizer()))
-    for buckets in ("optimal", "wfbp", "single", "fixed:8kB"):
-        got = trained(task, mg_wfbp(optimizer(), buckets=buckets, profile=PROFILE))
+def test_parameters_are_those_of_plain_pmean_bit_for_bit(task):
+    """With momentum, which a compiler fuses with the taking apart of a bucket."""
+    expected = trained(task, all_reduce(momentum()))
+    for buckets in ("optimal", "wfbp", "single"):
+        got = trained(task, mg_wfbp(momentum(), buckets=buckets, profile=PROFILE))
         jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
-@pytest.mark.parametrize("buckets", ["optimal", "greedy", "asc", "wfbp", "single", "fixed:8kB"])
+@pytest.mark.parametrize("buckets", ["optimal", "wfbp", "single", "fixed:8kB"])
 def test_the_compiled_program_has_one_all_reduce_per_bucket_between_the_products(task, buckets):
     """The text is the schedule, and the products of its backward pass are dots."""
     text = compiled(task, mg_wfbp(momentum(), buckets=buckets, profile=PROFILE))
@@ -100,7 +100,7 @@ def test_the_profile_says_what_is_a_layer_and_in_which_order(task):
     plan, leaves = plan_with("wfbp", PROFILE)(params)
     assert [[paths[i] for i in bucket] for bucket in leaves] == LAYERS
     optimal, _ = plan_with("optimal", PROFILE)(params)
-    assert 1 < len(optimal.buckets) < 12 and optimal.finish < plan.finish
+    assert 1 < len(optimal.buckets) < 6 and optimal.finish < plan.finish
 
 
 def test_without_a_profile_layers_are_modules_in_reverse_order():

@@ -151,6 +151,8 @@ def test_without_a_profile_only_the_order_is_known(task):
 def test_entries_that_cannot_be_used_are_refused(task):
     with pytest.raises(ValueError, match=r"takes 99 devices and there are 8; set config\.runtime"):
         profiling.for_config(config(profile="measure", workers=99), task)
+    with pytest.raises(ValueError, match=r"save into a directory that does not exist; make it"):
+        profiling.for_config(config(profile="measure:missing/p.json"), task)
     with pytest.raises(ValueError, match="profile: 3 is no text; set it to measure"):
         profiling.for_config(config(profile=3), task)
     with pytest.raises(ValueError, match="'25' is no size of a fixed bucket"):
