@@ -173,16 +173,20 @@ def _sent_to_target(arm) -> float | None:
 
 def _fewer_bytes(ours, theirs) -> str:
     whole = [float(np.mean([_sent(r[-1]) for r in arm["metrics"]])) for arm in (ours, theirs)]
-    end = f"{100 * (1 - whole[0] / whole[1]):.0f} % fewer at equal samples"
+    end = f"{_fewer(*whole)} at equal samples"
     points = f"{100 * (ours['test_accuracy'] - theirs['test_accuracy']):+.2f} points"
     sent = [_sent_to_target(arm) for arm in (ours, theirs)]
     if None in sent:
         return f"a target was not reached by every seed; {end}, {points}"
-    fewer = 1 - sent[0] / sent[1]
     return (
-        f"{'yes' if fewer >= 0.5 else 'no'}: {100 * fewer:.0f} % fewer, {sent[0] / 1e6:.2f} against"
-        f" {sent[1] / 1e6:.2f} MB, to the target loss; {end}, {points}"
+        f"{'yes' if 2 * sent[0] <= sent[1] else 'no'}: {_fewer(*sent)}, {sent[0] / 1e6:.2f} "
+        f"against {sent[1] / 1e6:.2f} MB, to the target loss; {end}, {points}"
     )
+
+
+def _fewer(ours: float, theirs: float) -> str:
+    percent = 100 * (1 - ours / theirs)
+    return f"{abs(percent):.0f} % {'fewer' if percent >= 0 else 'more'}"
 
 
 def _faster(ours, theirs) -> str:
