@@ -47,14 +47,14 @@ def take_in(root: str | os.PathLike, folder: Path = FOLDER) -> Path:
             f"published: {root} holds no {Path(error.filename).name}; give the --workdir of a "
             "finished sweep"
         ) from error
-    arms = [
-        {field: _rounded(arm[field]) for field in FIELDS if field in arm}
-        for arm in summary.get("arms", [summary])
-    ]
+    arms = summary.get("arms", [summary])
+    shown = arms if len(arms) <= MOST_ARMS else []
+    rows = [{field: _rounded(arm[field]) for field in FIELDS if field in arm} for arm in shown]
+    size = {"count": len(arms), "seeds": max(len(arm.get("seeds", [0])) for arm in arms)}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{root.resolve().name}.json"
     told = {key: note[key] for key in ("command", "versions", "date", "claims")}
-    path.write_text(json.dumps(told | {"arms": arms}, indent=1) + "\n")
+    path.write_text(json.dumps(told | size | {"arms": rows}, indent=1) + "\n")
     return path
 
 
@@ -66,14 +66,11 @@ def page(folder: Path = FOLDER) -> str:
 
 def _section(path: Path) -> str:
     taken = json.loads(path.read_text())
-    arms = taken["arms"]
-    seeds = max(len(arm.get("seeds", [0])) for arm in arms)
     lines = [f"## {path.stem.replace('_', ' ')}", f"`{taken['command']}`", ""]
-    shown = report.table(arms)
-    if len(arms) <= MOST_ARMS:
+    lines += [f"Arms: {taken['count']}, seeds: {taken['seeds']}.", ""]
+    if taken["arms"]:
+        shown = report.table(taken["arms"])
         lines += [*_markdown(shown), "", f"{shown.caption}.", ""]
-    else:
-        lines += [f"{len(arms)} arms, {seeds} seeds.", ""]
     if taken["claims"]:
         cells = [[_cell(text) for text in claim] for claim in taken["claims"]]
         lines += [*_rows(["claim", "measured"], cells), ""]
@@ -82,7 +79,7 @@ def _section(path: Path) -> str:
 
 
 def _markdown(table: Table) -> list[str]:
-    headings = [_cell(str(column.header)) for column in table.columns]
+    headings = [_cell(str(column.header).replace("\n", " ")) for column in table.columns]
     columns = [[_cell(str(cell)) for cell in column.cells] for column in table.columns]
     return _rows(headings, list(zip(*columns, strict=True)), numbers=True)
 
@@ -94,7 +91,9 @@ def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool 
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    """One line; lines of its own in it stay lines."""
+    lines = (" ".join(line.split()) for line in text.replace("|", "\\|").splitlines())
+    return "<br>".join(filter(None, lines))
 
 
 def _rounded(value):

@@ -23,7 +23,7 @@ def test_a_sweep_is_told_with_its_command_its_numbers_and_its_claims(tmp_path):
     assert "## two arms\n`python launch.py --sweep`" in page
     row = next(line for line in page.splitlines() if line.startswith("| fast |"))
     assert "2.00x" in row and "90.0" in row
-    assert "| fast \\| slow | yes: 2x |" in page
+    assert "| fast \\| slow | yes:<br>2x |" in page
 
 
 def test_a_directory_without_a_sweep_is_refused(tmp_path):
