@@ -1,0 +1,199 @@
+"""Every block of the documentation runs, and what it quotes and names is there."""
+
+import ast
+import importlib
+import importlib.util
+import pathlib
+import re
+import shlex
+from unittest import mock
+
+import numpy as np
+import pytest
+from absl import flags
+
+import algorithms
+from experiments import distributed, executors, profiling, slurm, sweep
+from tests import launcher
+from tests.algorithms import test_contract
+from tests.launcher import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+# Commands are checked as they stand, with all of their arms. Those whose records another command
+# reads are run as well, in this form, as they would take seconds to minutes.
+TINY = ("--config.task=synthetic_logistic(samples=256, dimension=8)", "--config.updates=2")
+MARK = 20  # characters that tell a sentence from others, values aside
+# Programs that start ours, here or elsewhere.
+STARTERS = ("srun", "mpirun", "gcloud")
+# Of commands that were checked: [--arm=PATH], or [] of one that trains nothing. Pages repeat some.
+first_arm = {}
+
+
+def named(pages):
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded():
+    """Before a test has a stderr of its own: submitit's import makes absl close any other one."""
+    importlib.import_module("submitit")
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch, capsys):
+    """Runs the words of a command in an empty directory that has the configs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    rows = [f"{worker},{time},{1 + worker}" for worker in range(16) for time in range(2)]
+    (tmp_path / "trace.csv").write_text("\n".join(["worker,time,batch_time_norm", *rows]))
+    monkeypatch.setattr(profiling, "measure", made_up_profile)
+    monkeypatch.setattr(sweep, "load", without_analysis(sweep.load))
+    call = launcher.caller(monkeypatch, capsys)
+    monkeypatch.setattr(distributed, "initialize", join_nobody)
+    arms = {}  # by their workdirs: the words of a command that runs one of them
+
+    def launched(words):
+        value = dict(word.partition("=")[::2] for word in words)
+        for place in [place for place in arms if re.search(rf"{place}(?!\w)", shlex.join(words))]:
+            started(arms.pop(place), *TINY)  # what it leaves is read by this command
+        if "--report" in value:
+            started(words)
+            return
+        if "--slurm" in value:
+            slurm.check(value["--slurm"], int(value.get("--jobs", 1)), cluster="local")
+        given = shlex.join(word for word in words if not word.startswith("--workdir="))
+        if given not in first_arm:
+            printed = started(words, "--seeds=1", "--print_commands")
+            first_arm[given] = re.findall("--arm=[^ \n']*", printed)[:1]
+        if first_arm[given]:
+            # An arm alone has no path; run without one it writes its report.
+            arm = [word for word in first_arm[given] if word != "--arm="]
+            _, _, *kept = executors.command(["launch.py", *words], [])
+            arms[value["--workdir"]] = [*kept, "--seeds=1", *arm]
+
+    def started(words, *more):
+        code, out, err = call(*words, *more)
+        assert code == 0, f"{shlex.join(words)}: {err}"
+        return out
+
+    def run(words):
+        while re.match(r"[A-Z_]+=", words[0]):
+            monkeypatch.setenv(*words.pop(0).split("=", 1))
+        program, *rest = words
+        if program == "make":
+            targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert set(rest) <= set(targets), rest
+        elif program in STARTERS and "python" in rest:
+            run(rest[rest.index("python") :])
+        elif program in STARTERS:
+            (given,) = (word for word in rest if word.startswith("--command="))
+            run(shlex.split(given.partition("=")[2]))
+        elif words[:2] == ["python", "launch.py"]:
+            launched(rest[1:])
+        elif words[:2] == ["python", "-m"]:
+            importable(*rest[1:])
+        else:
+            raise AssertionError(f"a command that no test knows: {shlex.join(words)}")
+
+    return run
+
+
+def importable(module, *arguments):
+    """The module is there; flags are its own, and what else is given to pytest exists."""
+    found = importlib.util.find_spec(module)
+    assert found, module
+    if module == "pytest":
+        assert (ROOT / arguments[0]).exists(), arguments
+        return
+    text = pathlib.Path(found.origin).read_text()
+    known = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', text)
+    given = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
+    assert '__name__ == "__main__"' in text and set(given) <= set(known), (module, arguments)
+
+
+def join_nobody(address, count, number):
+    """In place of the other processes, which are not there."""
+    if address is not None:
+        assert re.fullmatch(r"[\w.]+:\d+", address) and number < count
+    else:
+        assert count is None and number is None
+
+
+def made_up_profile(task, batch_size, devices):
+    """In place of a measured one, which takes seconds."""
+    layers = profiling.backward_order(task, batch_size)
+    sizes, each = np.array([0, 1 << 20]), 1e-3
+    return profiling.Profile(layers, each * (1 + np.arange(len(layers))), sizes, each * (1 + sizes))
+
+
+def without_analysis(load):
+    """Config files whose analysis, with its own tests, ends at once."""
+
+    def loaded(path):
+        module = load(path)
+        if hasattr(module, "analyse"):
+            module.analyse = lambda config, workdir, console: None
+        return module
+
+    return loaded
+
+
+def commands(body):
+    """The words of each command; a listing of this repository has none."""
+    for line in body.replace("\\\n", " ").splitlines():
+        if line.strip() and not (ROOT / line.split()[0]).exists():
+            yield shlex.split(line, comments=True)
+
+
+@named(PAGES)
+def test_every_block_runs(page, shell):
+    names = {"__name__": page.stem}
+    with mock.patch.dict(algorithms.ALGORITHMS), mock.patch.dict(test_contract.METHODS):
+        for number, (language, body) in enumerate(BLOCK.findall(page.read_text())):
+            assert language in ("", "python"), f"{page.name}: what is {language}?"
+            if language:
+                exec(compile(body, f"{page.name}, block {number}", "exec"), names)
+            else:
+                for words in commands(body):
+                    shell(words)
+
+
+def literals():
+    """Texts of the program as patterns, with gaps where values are filled in."""
+    for path in [ROOT / "launch.py", *ROOT.glob("*/*.py")]:
+        if path.parent.name == "tests":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            fixed = [getattr(part, "value", None) for part in parts]
+            if sum(len(text) for text in fixed if isinstance(text, str)) >= MARK:
+                yield "".join(
+                    re.escape(text.strip("\n")) if isinstance(text, str) else ".+?"
+                    for text in fixed
+                )
+
+
+def test_every_quoted_sentence_is_one_of_the_program():
+    text = (ROOT / "docs" / "faq.md").read_text()
+    quoted = [
+        " ".join(line.lstrip("> ") for line in lines.splitlines()).strip("`")
+        for lines in re.findall(r"(?:^> .*\n)+", text, re.MULTILINE)
+    ]
+    known = [re.compile(pattern) for pattern in literals()]
+    assert len(quoted) > 10
+    assert not [q for q in quoted if not any(pattern.fullmatch(q) for pattern in known)]
+
+
+@named(PAGES)
+def test_what_is_named_exists(page):
+    """Files, pages and flags; those of a run are no files of ours."""
+    text = BLOCK.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+    for span in SPAN.findall(text):
+        file = re.match(r"[a-z_]+/[\w/]+\.(py|md)", span)
+        assert not file or (ROOT / file[0]).exists(), span
+        flag = re.match(r"--([a-z_]+)", span)
+        assert not flag or flag[1] in flags.FLAGS or flag[1] == "config", span
