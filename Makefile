@@ -2,13 +2,16 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test lint benchmark clean
+.PHONY: demo test test-slow lint benchmark clean
 
 demo: $(VENV)/installed
 	$(RUN) launch.py --config=configs/demo.py --sweep --overwrite --workdir=runs/demo
 
 test: $(VENV)/installed
 	$(RUN) -m pytest -n 2
+
+test-slow: $(VENV)/installed
+	$(RUN) -m pytest -n 2 -m slow
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .
