@@ -16,7 +16,7 @@ from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
 from algorithms.compression import Draw, Reducer, fallbacks
 from comms import compression_cost
-from comms.collectives import _over, _weighed
+from comms.collectives import divide, weigh
 
 
 class CompressionState(NamedTuple):
@@ -37,6 +37,7 @@ def compressed_mean(
     """Replace contributions by their weighted mean over the workers, as reducers find it.
 
     reducer_of: ("module/kernel", array or its shape) -> how it is reduced; None: by `rest`.
+    counts_updates: whether reducers want to know how many there were.
 
     Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
     0. The extra argument `samples` is needed, `worker` where reducers round at random.
@@ -64,18 +65,17 @@ def compressed_mean(
         update = state.update if counts_updates else jnp.int32(0)
         bits = jax.lax.bitcast_convert_type(jnp.asarray(samples, jnp.float32), jnp.uint32)
         root = jax.random.fold_in(jax.random.key(seed), bits)
-        states, means = iter(state.reducers), []
-        new_states = []
+        states, means, new_states = iter(state.reducers), [], []
         for index, (x, reducer) in enumerate(zip(leaves, reducers, strict=True)):
             if reducer is None:
                 means.append(next(others))
                 continue
             shared, own = jax.random.split(jax.random.fold_in(root, index))
             draw = Draw(shared, jax.random.fold_in(own, worker), busy, total, update)
-            held = (x if weight is None else _weighed(x, weight)).astype(jnp.float32)
+            held = (x if weight is None else weigh(x, weight)).astype(jnp.float32)
             summed, _, new = reducer.reduce(held, next(states), draw)
             # Were the division fused with what follows, it could round unlike a plain mean.
-            means.append(_over(jax.lax.optimization_barrier(summed), total).astype(x.dtype))
+            means.append(divide(jax.lax.optimization_barrier(summed), total).astype(x.dtype))
             new_states.append(new)
         done = update + 1 if counts_updates else ()
         return jax.tree.unflatten(structure, means), CompressionState(
@@ -135,6 +135,8 @@ def compressed(
         return lambda t: seconds[min(t, warmup_updates)] + of_rest(t)
 
     def check(workers, row):
+        if rest.check is not None:
+            rest.check(workers, row)
         if (equal_memory or warmup_updates) and row.workers.shape[1] != workers:
             raise ValueError(
                 f"{name}: {'its memory' if equal_memory else 'its count of warm-up updates'} must "

@@ -1,11 +1,7 @@
 """Compressed all-reduce: what the methods share that send less than their gradients.
 
 A `Reducer` sums one array over the workers, mostly not exactly; wrappers give it a memory of what
-it left out, or a dense start. `compressed` makes a method of reducers for some parameters and
-another method for the rest.
-
-Random bits are addressed, not consumed: they follow from (seed, samples seen before the update,
-parameter, worker), so that every runtime draws the same and no state has to be kept for them.
+it left out, or a dense start. `algorithms.compressed_mean` makes methods of them.
 """
 
 from collections.abc import Callable

@@ -14,6 +14,7 @@ the backward pass is up to the scheduler of the backend.
 
 import functools
 import re
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -39,11 +40,22 @@ def bucketed_mean(
 
     leaves_of: contribution -> buckets, lists of indices of its leaves, at trace time.
     reduce: (flat vector, axis) -> its sum over the workers; a lossy one gives a lossy mean.
+
+    Warns, when it is traced, where buckets cannot overlap with anything.
     """
 
-    def update_fn(updates, state, params=None, *, weight=None, **extra):
+    def update_fn(updates, state, params=None, *, weight=None, nominal=1, **extra):
         del params, extra
-        return bucketed_weighted_mean(updates, leaves_of(updates), weight, AXIS, reduce), state
+        buckets = leaves_of(updates)
+        # Weights are for workers that may finish less than a round: they count in a loop.
+        if len(buckets) > 1 and (weight is not None or nominal > 1):
+            warnings.warn(
+                "mg_wfbp: workers add up mini-batches in a loop, at whose end all buckets are "
+                "ready at once, so that none is sent beside the backward pass; use "
+                "buckets='single', or rounds of one mini-batch that wait for all workers",
+                stacklevel=2,
+            )
+        return bucketed_weighted_mean(updates, buckets, weight, AXIS, reduce), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 

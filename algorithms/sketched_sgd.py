@@ -1,6 +1,6 @@
 """Sketched SGD: one sketch of the whole gradient, of which the heavy hitters are applied.
 
-D. Rothchild et al., *FetchSGD*, arXiv 2007.07796, Algorithm 1; N. Ivkin et al., *Communication-
+D. Rothchild et al., *FetchSGD*, arXiv 2007.07682, Algorithm 1; N. Ivkin et al., *Communication-
 efficient distributed SGD with sketching*, arXiv 1903.04488. Workers add up sketches. Momentum and
 error live in sketch space, where one copy is enough, so that workers keep nothing and any of them
 may be absent:

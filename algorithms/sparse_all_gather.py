@@ -6,6 +6,8 @@ indices fill a fixed budget; where a worker has more, all send everything, which
 `fallbacks` and `fallback_bytes` count.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,7 +16,7 @@ from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
 from algorithms.compression import Payload, Reducer
-from algorithms.s2_reducer import budget_rows, row_sparse
+from algorithms.s2_reducer import budget_rows, row_sparse, with_known_paths
 from comms import bitmap
 
 
@@ -22,10 +24,7 @@ def gathered_rows(budget_of) -> Reducer:
     """Sum of arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
 
     def payload(leaf, workers, update):
-        budget = budget_of(leaf.shape[0])
-        row = 1
-        for length in leaf.shape[1:]:
-            row *= length
+        budget, row = budget_of(leaf.shape[0]), math.prod(leaf.shape[1:])
         return Payload((4,), (budget * (4 + 4 * row),))  # whether all fit; indices and values
 
     def reduce(x, state, draw):
@@ -65,9 +64,10 @@ def sparse_all_gather(
     """
     chosen = row_sparse("sparse_all_gather", sparse)
     reducer = gathered_rows(budget_rows("sparse_all_gather", ratio, budget))
-    return compressed(
+    method = compressed(
         "sparse_all_gather",
         optimizer,
         lambda path, leaf: reducer if chosen(path) and leaf.ndim else None,
         weighting=weighting,
     )
+    return with_known_paths("sparse_all_gather", sparse, method)

@@ -1,6 +1,6 @@
 """Sparsified all-reduce with error feedback: the largest entries, or random ones.
 
-Top-k: S. U. Stich et al., *Sparsified SGD with Memory*, arXiv 1809.07847; with momentum correction
+Top-k: S. U. Stich et al., *Sparsified SGD with Memory*, arXiv 1809.07599; with momentum correction
 and a warm-up of the ratio it is *Deep Gradient Compression*, Y. Lin et al., arXiv 1712.01887. Every
 worker gathers the entries of all. Random-k: all workers send the same entries, from a shared seed,
 so that they can be all-reduced.

@@ -11,6 +11,8 @@ says.
 import json
 import pathlib
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,6 +73,24 @@ def finish(process: subprocess.Popen, workdir: pathlib.Path) -> None:
         raise SystemExit(workdir.with_suffix(".log").read_text())
 
 
+def kill(name: str, workdir: pathlib.Path, seconds: dict, moments: random.Random) -> float:
+    """Kill the command while it trains: after how many seconds.
+
+    A run that has ended before its moment is made again; the next moments come sooner.
+    """
+    while True:
+        process, moment = training(name, workdir), moments.uniform(0, seconds[name])
+        time.sleep(moment)
+        process.kill()
+        ended = process.wait()
+        if ended > 0:
+            raise SystemExit(workdir.with_suffix(".log").read_text())
+        if ended == -signal.SIGKILL and not (workdir / "summary.json").exists():
+            return moment
+        seconds[name] = moment
+        shutil.rmtree(workdir)
+
+
 def left(workdir: pathlib.Path) -> Left:
     """Read what a finished run has left."""
     arrays = {}
@@ -106,17 +126,13 @@ def main(_):
         for trial in range(_KILLS.value):
             name = list(CONFIGS)[trial % len(CONFIGS)]
             workdir = root / f"{name}_{trial}"
-            process = training(name, workdir)
-            moment = moments.uniform(0, seconds[name])
-            time.sleep(moment)
-            process.kill()
-            process.wait()
+            moment = kill(name, workdir, seconds, moments)
             reached = checkpoint(workdir)
             finish(started(name, workdir), workdir)
             same = left(workdir) == whole[name]
             equal, resumed = equal + same, resumed + (reached > 0)
             print(
-                f"{trial:3} {name:6} killed after {moment:4.1f} of {seconds[name]:4.1f} s, "
+                f"{trial:3} {name:6} killed {moment:4.1f} s after its first record, "
                 f"checkpoint after evaluation {reached:3} of {len(whole[name].metrics) - 1}: "
                 + ("equal" if same else "DIFFERENT"),
                 flush=True,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from comms.collectives import _over, _weighed
+from comms.collectives import divide, weigh
 
 
 def bucketed_weighted_mean(
@@ -46,7 +46,7 @@ def bucketed_weighted_mean(
         for dtype, members in flat_buffers(bucket, floats).items():
             parts = [jnp.asarray(leaves[i], dtype) for i in members]
             if weight is not None:
-                parts = [_weighed(x, weight) for x in parts]
+                parts = [weigh(x, weight) for x in parts]
             sums = reduce(_flat(parts, token), axis)
             # Of an inexact sum the token may be anything; a float times 0 is kept by compilers.
             token = 0 * sums[-1]
@@ -76,4 +76,4 @@ def _mean(sums, total, axis):
     sums = jax.lax.optimization_barrier(sums)
     if total is None:
         return sums / jnp.asarray(jax.lax.axis_size(axis), sums.dtype)
-    return _over(sums, total)
+    return divide(sums, total)

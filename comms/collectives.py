@@ -49,7 +49,7 @@ def weighted_mean(tree, weight=None, axis="workers"):
         workers = jax.lax.axis_size(axis)
         return jax.tree.map(lambda x: _summed(x, axis) / workers, tree)
     total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
-    return jax.tree.map(lambda x: _over(_summed(_weighed(x, weight), axis), total), tree)
+    return jax.tree.map(lambda x: divide(_summed(weigh(x, weight), axis), total), tree)
 
 
 def ring_all_reduce(x, axis="workers"):
@@ -92,22 +92,22 @@ def ring_weighted_mean(tree, weight=None, axis="workers"):
     for dtype in dict.fromkeys(floats):
         members = [i for i, other in enumerate(floats) if other == dtype]
         parts = [leaves[i].astype(dtype) for i in members]
-        held = parts if weight is None else [_weighed(x, weight) for x in parts]
+        held = parts if weight is None else [weigh(x, weight) for x in parts]
         sums = ring_all_reduce(jnp.concatenate([x.ravel() for x in held]), axis)
         start = 0
         for i, x in zip(members, parts, strict=True):
-            means[i] = _over(sums[start : start + x.size].reshape(x.shape), total)
+            means[i] = divide(sums[start : start + x.size].reshape(x.shape), total)
             start += x.size
     return jax.tree.unflatten(structure, means)
 
 
-def _weighed(x, weight):
+def weigh(x, weight):
     """weight * x in x's own float dtype, 0 where the weight is 0 even if x is not finite."""
     weighed = jnp.where(weight > 0, x * jnp.asarray(weight, jnp.float32), 0)
     return weighed.astype(jnp.result_type(x, float))
 
 
-def _over(total, weight):
+def divide(total, weight):
     """total / weight in total's dtype, 0 where the weight is 0."""
     mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1), 0)
     return mean.astype(total.dtype)

@@ -25,7 +25,7 @@ class Sparse(NamedTuple):
 
 
 def top_k(x, k: int) -> Sparse:
-    """The k entries of largest magnitude, all if there are fewer. Stich et al., arXiv 1809.07847.
+    """The k entries of largest magnitude, all if there are fewer. Stich et al., arXiv 1809.07599.
 
     Sorts, which is slow for millions of entries: there prefer ``above`` a threshold.
     """

@@ -6,6 +6,7 @@ rounds of M mini-batches each last (Non-blocking SGD, arXiv 2211.00889, run-time
 
 from __future__ import annotations
 
+import functools
 import math
 from itertools import pairwise
 from typing import NamedTuple
@@ -53,6 +54,7 @@ class Moments(NamedTuple):
     share: float  # of the mini-batches, in a non-blocking round
 
 
+@functools.lru_cache(maxsize=64)  # a table asks for the same ones again and again
 def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> Moments:
     """Means of a round of M mini-batches per worker; options and errors as in `theory.round_time`.
 
