@@ -1,0 +1,48 @@
+"""What the S2 Reducer experiment says of its arms, on a task small enough for a test."""
+
+import pytest
+
+from configs import s2_reducer
+from experiments import sweep
+
+FILE = s2_reducer.__file__
+SMALL = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"
+# Seconds of a gradient, and of an exchange and a step.
+SECONDS = {"dense": (0.010, 0.002), "s2/sketch": (0.011, 0.0022), "s2/exact": (0.012, 0.502)}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Claim -> what is told of it, of three arms; what has to be measured is given."""
+    monkeypatch.setitem(s2_reducer.TASKS, "ncf", (SMALL, 4, 0.01, 9))
+    chosen = sweep.expand(s2_reducer.get_config("task=ncf"), FILE, {}, 1)
+    arms = [
+        {"name": arm.config.name, "config": arm.config, "train_loss": loss, "fallbacks": None}
+        for arm in chosen
+        for name, loss in (("dense", 2.0), ("s2/sketch", 2.02), ("s2/exact", 2.0))
+        if arm.config.name == name
+    ]
+    seconds = iter(SECONDS.values())
+    monkeypatch.setattr(s2_reducer, "_step_seconds", lambda arm, config: next(seconds))
+    return dict(s2_reducer.claims(arms))
+
+
+def test_claims_are_figures_of_the_arms(told):
+    lines = {claim: text.splitlines() for claim, text in told.items()}
+    saved, loss, at_1, at_10, gathered = lines.values()
+    assert saved[0] == "dense: 0.0 % fewer bytes for the tables, loss +0.00 %, 0 fallbacks"
+    assert saved[1].startswith("s2/sketch: 8") and "loss +1.00 %" in saved[1]
+    assert float(saved[1].split()[1]) >= 81 and float(saved[2].split()[1]) > 90
+    assert loss == ["final loss equal bit for bit (simulate)"]
+    # The fastest gradient counts for all; what is more than in dense training is the codec's.
+    plain, sketched, slow = (float(line.split()[1]) for line in at_1)
+    assert plain > sketched > 12 and at_1[0].endswith("1.00x")
+    assert "of them 0.20 ms to encode" in at_1[1]
+    assert slow > 500 and "do not compress" in at_1[2] and "do not compress" in at_10[2]
+    assert [line.split()[0] for line in gathered[:3]] == ["4", "8", "32"]
+    assert gathered[3].startswith("the all-reduce ")
+
+
+def test_an_unknown_task_is_refused():
+    with pytest.raises(ValueError, match="unknown task 'gpt'; known tasks: lstm, transformer"):
+        s2_reducer.get_config("task=gpt")
