@@ -77,6 +77,7 @@ class Algorithm(NamedTuple):
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
         keeps no state, so that a simulator may take one gradient of the weighted mean loss over
         all samples.
+    compresses: what is sent is encoded, which takes time, so that a run says whether it pays.
     wire_bytes: (params, schedule) -> [T] bytes that a worker sends per update (mean over workers).
     round_seconds: (params, workers, comms.cost.Network) -> (round -> seconds of its exchange).
     graph: whom a worker ever exchanges with; None: everybody.
@@ -94,6 +95,7 @@ class Algorithm(NamedTuple):
     grad_params: Callable[[Any, Any], Any] | None = None
     weight: Callable[[jax.Array], jax.Array] = proportional
     mean_only: bool = False
+    compresses: bool = False
     wire_bytes: Callable[[Any, Any], np.ndarray] | None = None
     round_seconds: Callable[[Any, int, Any], Callable[[int], float]] | None = None
     graph: nx.Graph | None = None

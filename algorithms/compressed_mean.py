@@ -152,6 +152,7 @@ def compressed(
         weight=choose("weighting", WEIGHTINGS, weighting),
         wire_bytes=wire_bytes,
         round_seconds=round_seconds,
+        compresses=True,
         metrics=fallbacks,
         check=check,
     )

@@ -108,6 +108,7 @@ def sketched_sgd(
         weight=choose("weighting", WEIGHTINGS, weighting),
         wire_bytes=wire_bytes,
         round_seconds=round_seconds,
+        compresses=True,
     )
 
 

@@ -55,24 +55,6 @@ def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
     return reduced * bool(sum(payload.reduced)) + gathered * bool(sum(payload.gathered))
 
 
-def gain(
-    dense: int, payload: Payload, codec: float, workers: int, alpha: float, beta: float
-) -> Gain:
-    """What compression would gain over an all-reduce of `dense` bytes.
-
-    codec: measured seconds to encode and decode; alpha: seconds per message; beta: per byte.
-    Raises ValueError for a negative time.
-    """
-    if min(codec, alpha, beta) < 0:
-        raise ValueError(
-            f"compression: seconds must be 0 or more, got codec {codec}, alpha {alpha} and beta "
-            f"{beta}; measure them again"
-        )
-    link = cost.Network(alpha, beta)
-    plain = seconds(Payload((dense,)), workers, link)
-    return Gain(plain, codec + seconds(payload, workers, link), codec)
-
-
 def verdict(gained: Gain) -> str:
     """One line that says what was found: by how much it is faster, or not to compress."""
     told = (
@@ -82,14 +64,3 @@ def verdict(gained: Gain) -> str:
     if gained.factor > 1:
         return f"{gained.factor:.2f}x faster: {told}"
     return f"do not compress: {told}"
-
-
-def reduce_pays_from(reduced: Payload, gathered: Payload, most: int = 4096) -> int | None:
-    """The least number of workers from 2 on at which `reduced` sends less than `gathered`.
-
-    The payloads are taken not to change with the workers. None: at no number up to `most`.
-    """
-    for workers in range(2, most + 1):
-        if sent_bytes(reduced, workers) < sent_bytes(gathered, workers):
-            return workers
-    return None

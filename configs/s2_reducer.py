@@ -6,7 +6,6 @@ a network is computed from the bytes sent and the measured time to encode and de
     --config=configs/s2_reducer.py:task=ncf,workers=8
 """
 
-import time
 import types
 
 import jax
@@ -14,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from algorithms.base import AXIS
-from comms import compression_cost, cost
+from comms import compression_cost
 from comms.compression_cost import Payload
 from configs import arguments
-from experiments import prepare, tasks
+from experiments import codec_times, prepare, tasks
 
 # Task, samples in a mini-batch, learning rate of Adam, updates. The rates are the best of a small
 # grid for dense training; all arms use them.
@@ -33,8 +31,6 @@ TASKS = {
 # relative to a table's, that fit before everything is sent.
 ROWS, SKETCH = 3, 0.18
 UNION, OWN = 0.06, 0.02
-GIGABIT = 1e9 / 8  # bytes per second
-LATENCY = 50e-6  # seconds per message
 COMPARED = (4, 8, 32)  # workers for which all-reduce and all-gather are compared
 
 
@@ -115,19 +111,21 @@ def claims(arms):
     told = "equal bit for bit" if ours == theirs else f"differs by {abs(ours / theirs - 1):.1e}"
     yield "the exact variant loses nothing", f"final loss {told} ({arms[0]['config'].runtime})"
 
-    seconds = {name: _step_seconds(arm, by_name[name]["config"]) for name, arm in prepared.items()}
+    seconds = {
+        name: codec_times.step_seconds(arm, by_name[name]["config"])
+        for name, arm in prepared.items()
+    }
     compute = min(gradient for gradient, _ in seconds.values()) + seconds["dense"][1]
     for gigabits in (1, 10):
         lines = []
         for name, arm in prepared.items():
-            network = cost.uniform_network(LATENCY, gigabits * GIGABIT, workers=workers)
-            codec = max(0.0, seconds[name][1] - seconds["dense"][1])
-            took = codec + arm.algorithm.round_seconds(arm.shapes, workers, network)(10**9)
-            plain = prepared["dense"].algorithm.round_seconds(arm.shapes, workers, network)(0)
-            gained = compression_cost.Gain(plain, took, codec)
-            step = (compute + plain) / (compute + took)
+            network = codec_times.link(gigabits, workers)
+            codec = seconds[name][1] - seconds["dense"][1]
+            gained = codec_times.gain(arm, prepared["dense"], codec, workers, network)
+            took = compute + gained.compressed
+            step = (compute + gained.dense) / took
             verdict = "" if name == "dense" else f"; exchange {compression_cost.verdict(gained)}"
-            lines.append(f"{name}: {1e3 * (compute + took):.1f} ms a step, {step:.2f}x{verdict}")
+            lines.append(f"{name}: {1e3 * took:.1f} ms a step, {step:.2f}x{verdict}")
         yield f"1.8x faster (arXiv 2110.02140); at {gigabits} Gbit/s", "\n".join(lines)
 
     told = _against_all_gather(prepared["dense"].task, arms[0]["config"].batch_size)
@@ -142,41 +140,6 @@ def _table_bytes(arm: prepare.Prepared, workers: int) -> float:
     # As much of a schedule as counting the bytes of a late update needs.
     late = types.SimpleNamespace(updates=1, offset=10**9, workers=np.arange(workers)[None])
     return float(arm.algorithm.wire_bytes(tables, late)[0])
-
-
-def _step_seconds(arm: prepare.Prepared, config) -> tuple[float, float]:
-    """Measured seconds of a worker's gradient, and of its exchange with nobody else and its step.
-
-    Arms differ in the second by their encoding and decoding; of what is gathered from others, by
-    that of one message.
-    """
-    params = arm.task.init(jax.random.key(config.seed))
-    examples = jax.tree.map(lambda a: jnp.asarray(a[: config.batch_size]), arm.task.train)
-    drawn = (jnp.float32(0),) if arm.task.shared_draw else ()
-    gradient = jax.jit(jax.grad(lambda p: arm.task.losses(p, examples, *drawn).mean()))
-    state = arm.algorithm.exchange.init(params), arm.algorithm.server.init(params)
-
-    @jax.jit
-    def step(updates, state, params):
-        def alone(updates, state):
-            return arm.algorithm.exchange.update(updates, state, params, samples=0.0, weight=1.0)
-
-        lead = jax.tree.map(lambda a: jnp.asarray(a)[None], (updates, state[0]))
-        met, _ = jax.tree.map(lambda a: a[0], jax.vmap(alone, axis_name=AXIS)(*lead))
-        return arm.algorithm.server.update(met, state[1], params, samples=0.0, batches=1)
-
-    return _fastest(gradient, params), _fastest(step, gradient(params), state, params)
-
-
-def _fastest(function, *arguments) -> float:
-    """Least seconds of 15 calls; the first one, which compiles, apart."""
-    jax.block_until_ready(function(*arguments))
-    seconds = []
-    for _ in range(15):
-        began = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
 
 
 def _against_all_gather(task: tasks.Task, batch: int) -> str:

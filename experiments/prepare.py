@@ -110,18 +110,22 @@ def alike(config: ConfigDict) -> str | None:
     return json.dumps(shared, sort_keys=True, default=str)
 
 
-def _exchange_seconds(config, algorithm, shapes):
-    """Seconds of a round's exchange: a number, or round -> seconds on a network."""
-    if parts.is_number(config.communication):
-        return config.communication
-    network = parts.build(
+def network(config: ConfigDict, shapes) -> cost.Network:
+    """The network that `communication` describes, for a model of these shapes."""
+    return parts.build(
         "communication",
         NETWORKS,
         config.communication,
         workers=config.workers,
         payload=cost.payload_bytes(shapes),
     )
-    return algorithm.round_seconds(shapes, config.workers, network)
+
+
+def _exchange_seconds(config, algorithm, shapes):
+    """Seconds of a round's exchange: a number, or round -> seconds on a network."""
+    if parts.is_number(config.communication):
+        return config.communication
+    return algorithm.round_seconds(shapes, config.workers, network(config, shapes))
 
 
 def _rule(config, delay, algorithm, seconds):

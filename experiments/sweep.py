@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import distributed, executors, parts, prepare, progress, records
+from experiments import codec_times, distributed, executors, parts, prepare, progress, records
 from experiments.executors import Arm
 
 
@@ -196,6 +196,10 @@ def launch(
     Both need all arms; the table and the figure are of those that have not failed.
     """
     root = pathlib.Path(workdir)
+    left = [arm for arm in arms if overwrite or not (root / arm.path / records.SUMMARY).exists()]
+    if distributed.is_writer():
+        for line in codec_times.forecasts([arm.config for arm in left]):
+            print(f"compression: {line}")
     failures = run(arms, workdir, overwrite, together, execute)
     from experiments import report  # late: drawing takes a second to load, and arms can start now
 

@@ -23,7 +23,6 @@ from algorithms import (
 )
 from algorithms.base import AXIS
 from comms import compression_cost, cost
-from comms.compression_cost import Payload
 from runtimes import mesh, simulate
 from stragglers import clock, delays
 
@@ -271,17 +270,10 @@ def test_payloads_are_those_of_the_messages():
 
 
 def test_compression_cost_says_when_not_to_compress():
-    payload = Payload((10**6,))
-    slow = compression_cost.gain(10**7, payload, codec=1e-3, workers=4, alpha=0.0, beta=1e-8)
-    assert slow.dense == pytest.approx(0.15) and slow.compressed == pytest.approx(0.016)
-    assert compression_cost.verdict(slow).startswith("9.38x faster")
-    fast = compression_cost.gain(10**7, payload, codec=1e-2, workers=4, alpha=0.0, beta=1e-10)
-    assert compression_cost.verdict(fast).startswith("do not compress")
-    with pytest.raises(ValueError, match="measure them again"):
-        compression_cost.gain(10**7, payload, codec=-1.0, workers=4, alpha=0.0, beta=1e-10)
-    # A ring sends less than 2 payloads, gathering n - 1 of them.
-    assert compression_cost.reduce_pays_from(Payload((1200,)), Payload(gathered=(600,))) == 5
-    assert compression_cost.reduce_pays_from(Payload((10**6,)), Payload(), most=8) is None
+    faster = compression_cost.Gain(dense=0.15, compressed=0.016, codec=0.001)
+    assert compression_cost.verdict(faster).startswith("9.38x faster: 150.00 ms dense, 16.00 ms")
+    slower = compression_cost.Gain(dense=0.0015, compressed=0.0101, codec=0.01)
+    assert compression_cost.verdict(slower).startswith("do not compress")
 
 
 # --- composition ---

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import s2_reducer
-from experiments import sweep
+from experiments import codec_times, sweep
 
 FILE = s2_reducer.__file__
 SMALL = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"
@@ -23,7 +23,7 @@ def told(monkeypatch):
         if arm.config.name == name
     ]
     seconds = iter(SECONDS.values())
-    monkeypatch.setattr(s2_reducer, "_step_seconds", lambda arm, config: next(seconds))
+    monkeypatch.setattr(codec_times, "step_seconds", lambda arm, config: next(seconds))
     return dict(s2_reducer.claims(arms))
 
 

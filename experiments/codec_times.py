@@ -1,0 +1,105 @@
+"""Does compressing pay where an arm will run? Its codec is measured, its network a cost model."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from algorithms.all_reduce import all_reduce
+from algorithms.base import AXIS
+from comms import compression_cost, cost
+from experiments import optimizers, parts, prepare
+
+GIGABIT = 1e9 / 8  # bytes per second
+LATENCY = 50e-6  # seconds per message
+CALLS = 15  # of which the fastest counts
+LATE = 10**9  # a round after every warm-up
+
+
+def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
+    """What each method that compresses would gain over all-reduce: a line for each of them.
+
+    On the config's network, if it has one, else on links of 1 and 10 Gbit/s. Arms that differ in
+    other things are told about once.
+    """
+    told = set()
+    for config in configs:
+        subject = str(config.task), str(config.algorithm), config.workers
+        if subject in told:
+            continue
+        told.add(subject)
+        arm = prepare.prepare(config)
+        if not arm.algorithm.compresses:
+            continue
+        dense = arm._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
+        codec = step_seconds(arm, config)[1] - step_seconds(dense, config)[1]
+        told_of = [
+            f"{where} {compression_cost.verdict(gain(arm, dense, codec, config.workers, network))}"
+            for where, network in _networks(config, arm.shapes)
+        ]
+        yield f"{config.name}: {'; '.join(told_of)}"
+
+
+def gain(
+    arm: prepare.Prepared,
+    dense: prepare.Prepared,
+    codec: float,
+    workers: int,
+    network: cost.Network,
+) -> compression_cost.Gain:
+    """An exchange of `arm` against one of `dense`; codec: seconds to encode and decode.
+
+    Measured as a difference, these can be negative, and count as 0 then.
+    """
+    codec = max(0.0, codec)
+    sent = arm.algorithm.round_seconds(arm.shapes, workers, network)(LATE)
+    plain = dense.algorithm.round_seconds(arm.shapes, workers, network)(LATE)
+    return compression_cost.Gain(plain, codec + sent, codec)
+
+
+def link(gigabits: float, workers: int) -> cost.Network:
+    """Links of so many Gbit/s."""
+    return cost.uniform_network(LATENCY, gigabits * GIGABIT, workers=workers)
+
+
+def _networks(config: ConfigDict, shapes) -> list[tuple[str, cost.Network]]:
+    if parts.is_number(config.communication):
+        return [(f"at {rate} Gbit/s", link(rate, config.workers)) for rate in (1, 10)]
+    return [("on its network", prepare.network(config, shapes))]
+
+
+def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, float]:
+    """Measured seconds of a worker's gradient, and of its exchange with nobody else and its step.
+
+    Arms differ in the second by their encoding and decoding; of what is gathered from others, by
+    that of one message.
+    """
+    params = arm.task.init(jax.random.key(config.seed))
+    examples = jax.tree.map(lambda a: jnp.asarray(a[: config.batch_size]), arm.task.train)
+    drawn = (jnp.float32(0),) if arm.task.shared_draw else ()
+    gradient = jax.jit(jax.grad(lambda p: arm.task.losses(p, examples, *drawn).mean()))
+    state = arm.algorithm.exchange.init(params), arm.algorithm.server.init(params)
+
+    @jax.jit
+    def step(updates, state, params):
+        def alone(updates, state):
+            return arm.algorithm.exchange.update(updates, state, params, samples=0.0, weight=1.0)
+
+        lead = jax.tree.map(lambda a: jnp.asarray(a)[None], (updates, state[0]))
+        met, _ = jax.tree.map(lambda a: a[0], jax.vmap(alone, axis_name=AXIS)(*lead))
+        return arm.algorithm.server.update(met, state[1], params, samples=0.0, batches=1)
+
+    return _fastest(gradient, params), _fastest(step, gradient(params), state, params)
+
+
+def _fastest(function, *arguments) -> float:
+    """Least seconds of a call; the first one, which compiles, apart."""
+    jax.block_until_ready(function(*arguments))
+    seconds = []
+    for _ in range(CALLS):
+        began = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
