@@ -55,7 +55,10 @@ def _shard_map(body):
     return run
 
 
-@pytest.fixture(params=[_vmap, _pmap, _shard_map], ids=["vmap", "pmap", "shard_map"])
+@pytest.fixture(
+    params=[_vmap, pytest.param(_pmap, marks=pytest.mark.slow), _shard_map],
+    ids=["vmap", "pmap", "shard_map"],
+)
 def spmd(request):
     """Runs ``body(*args)`` on every worker, args and results stacked over the leading axis.
 

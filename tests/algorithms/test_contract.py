@@ -122,8 +122,15 @@ METHODS = {
     "inverse_staleness": lambda: inverse_staleness(momentum()),
     "polynomial_staleness": lambda: polynomial_staleness(momentum()),
 }
-# Variants, "method/what is different", take minutes together.
-ROWS = [pytest.param(name, marks=[pytest.mark.slow] if "/" in name else []) for name in METHODS]
+# Variants, "method/what is different", and close relatives of others take minutes together.
+RELATIVES = {
+    "delay_adaptive", "ef_sign", "hinge_staleness", "int8_all_reduce", "inverse_staleness",
+    "natural_compression", "periodic", "polynomial_staleness", "random_k",
+}  # fmt: skip
+ROWS = [
+    pytest.param(name, marks=[pytest.mark.slow] if "/" in name or name in RELATIVES else [])
+    for name in METHODS
+]
 
 
 def losses(params, examples):

@@ -73,7 +73,14 @@ def test_parameters_are_those_of_plain_pmean_bit_for_bit(task):
         jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
-@pytest.mark.parametrize("buckets", ["optimal", "wfbp", "single", "fixed:8kB"])
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        "optimal",
+        "single",
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ("wfbp", "fixed:8kB")),
+    ],
+)
 def test_the_compiled_program_has_one_all_reduce_per_bucket_between_the_products(task, buckets):
     """The text is the schedule, and the products of its backward pass are dots."""
     text = compiled(task, mg_wfbp(momentum(), buckets=buckets, profile=PROFILE))

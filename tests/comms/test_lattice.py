@@ -9,6 +9,7 @@ encode = jax.jit(lattice.encode, static_argnames=("bits", "bucket"))
 decode = jax.jit(lattice.decode)
 ROUNDINGS = [False, True]
 BITS = [2, 7, 16]
+SOME_BITS = [2, 8, pytest.param(16, marks=pytest.mark.slow)]
 
 
 def key_for(stochastic, seed=0):
@@ -174,7 +175,7 @@ def test_stochastic_rounding_is_unbiased():
     np.testing.assert_allclose(error.var(0), variance, atol=0.03 * side**2)
 
 
-@pytest.mark.parametrize("bits", [2, 8, 16])
+@pytest.mark.parametrize("bits", SOME_BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_a_decode_at_1_2_times_the_radius_is_detected(bits, stochastic):
     # With 4 levels and random rounding 1 coordinate in 50 goes wrong.
@@ -191,7 +192,7 @@ def test_a_decode_at_1_2_times_the_radius_is_detected(bits, stochastic):
     np.testing.assert_array_equal(value, reference)
 
 
-@pytest.mark.parametrize("bits", [2, 8, 16])
+@pytest.mark.parametrize("bits", SOME_BITS)
 def test_one_wrong_coordinate_is_detected(bits):
     side, trials, size = 0.01, 1_000, 500
     rng = np.random.default_rng(bits)
@@ -203,7 +204,7 @@ def test_one_wrong_coordinate_is_detected(bits):
     assert not trial(x, reference, side, bits)[2].any()
 
 
-@pytest.mark.parametrize("bits", [2, 8, 16])
+@pytest.mark.parametrize("bits", SOME_BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_no_false_alarm_inside_the_radius(bits, stochastic):
     side, trials, size = 0.01, 1_000, 200

@@ -32,7 +32,14 @@ def test_a_first_try_is_one_message(stochastic):
     np.testing.assert_array_equal(report.distance, distance)
 
 
-@pytest.mark.parametrize(("bits", "stochastic"), [(2, False), (8, True), (9, True), (16, False)])
+@pytest.mark.parametrize(
+    ("bits", "stochastic"),
+    [
+        (2, False),
+        (8, True),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((9, True), (16, False))),
+    ],
+)
 def test_every_rung_by_hand(bits, stochastic):
     # Six buckets of 64: at once, retried, widened, in full (far, or beyond float32), skipped.
     side, wide = 0.01, min(2 * bits, 16)
@@ -67,7 +74,7 @@ def test_every_rung_by_hand(bits, stochastic):
     assert report.distance[5] == 0
 
 
-@pytest.mark.parametrize("bits", [2, 8, 16])
+@pytest.mark.parametrize("bits", [2, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_whatever_the_distance_the_value_is_near_x(bits):
     rng = np.random.default_rng(bits)
     trials, bound = 200, 0.1
@@ -116,7 +123,7 @@ def workers(count=4):
     return x
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("stochastic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_vmap_equals_a_loop(stochastic):
     x = workers()
     reference, bound = np.roll(x, 1, 0), np.full((4, 4), 0.3, np.float32)

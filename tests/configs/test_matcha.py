@@ -67,6 +67,7 @@ def test_a_matching_is_a_unit_of_time_and_the_whole_budget_is_vanilla(tmp_path):
     assert rounds == pytest.approx(round(rounds)) and 10 < rounds < 30  # of 40, half expected
 
 
+@pytest.mark.slow
 def test_half_the_budget_keeps_the_iterations_and_halves_the_communication(tmp_path):
     vanilla, half = run(tmp_path, "vanilla"), run(tmp_path, "matcha/0.5")
     for what, bound in (("updates", 1.1), ("communication_seconds", 0.6), ("seconds", 0.7)):
@@ -103,6 +104,7 @@ def test_an_arm_that_never_arrives_has_no_ratio(config, capsys):
     assert "no ratio of time" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sweep_draws_rho_and_hands_the_configs_to_the_claims(config, tmp_path, capsys):
     arms = [
         sweep.Arm(name, sweep.override(config, ARMS[name] | TINY | {"name": name, "seconds": 2.0}))

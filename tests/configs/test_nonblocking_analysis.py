@@ -1,13 +1,11 @@
 import json
 import pathlib
-import sys
 
 import pytest
-from absl.testing import flagsaver
 
-import launch
 from configs import nonblocking_analysis
 from experiments import analysis, prepare, train
+from tests import launcher
 
 FILE = nonblocking_analysis.__file__
 BRIEF = (
@@ -24,19 +22,7 @@ BRIEF = (
 def call(tmp_path, monkeypatch, capsys):
     """Runs the launcher in this process, in an empty directory: flags -> (exit code, out, err)."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*flags):
-        argv = ["launch.py", *flags]
-        monkeypatch.setattr(sys, "argv", argv)
-        with flagsaver.flagsaver():
-            try:
-                launch.main(launch.parse(argv))
-                code = 0
-            except SystemExit as leaving:
-                code = leaving.code
-        return code, *capsys.readouterr()
-
-    return run
+    return launcher.caller(monkeypatch, capsys)
 
 
 def test_an_analysis_writes_its_numbers_and_its_figure_and_trains_nothing(call, monkeypatch):

@@ -115,6 +115,7 @@ def arms():
     return [sweep.override(base, {"name": f"arm{n}"} | c) for n, c in enumerate(changes)]
 
 
+@pytest.mark.slow
 def test_arms_that_train_together_go_on_together(tmp_path):
     configs = arms()
     whole, cut = ([tmp_path / place / f"{n}" for n in range(3)] for place in ("whole", "cut"))

@@ -6,6 +6,7 @@ from experiments import distributed
 from tests.runtimes import one_of_several
 
 
+@pytest.mark.slow
 def test_who_loses_a_peer_says_so_and_ends(tmp_path):
     """One is killed, and with it the coordination service; the other one only falls silent."""
     killed, stopped = tmp_path / "killed", tmp_path / "stopped"

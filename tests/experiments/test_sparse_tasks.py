@@ -109,6 +109,7 @@ def test_losses_are_per_example(name):
     assert sum(map(len, data.dirichlet(task.labels, 4, 1.0, 0))) == len(task.labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_training_lowers_the_loss(name):
     task, _, _, gradient = small(name)

@@ -33,7 +33,7 @@ def gossip():
     return arms(base, {}, {"seed": 3}, {"optimizer.learning_rate": 0.1, "communication": 0.0})
 
 
-@pytest.mark.parametrize("make", [slow_and_stale, gossip])
+@pytest.mark.parametrize("make", [slow_and_stale, pytest.param(gossip, marks=pytest.mark.slow)])
 def test_together_is_alone_side_by_side(tmp_path, make):
     configs = make()
     assert len({prepare.alike(config) for config in configs}) == 1
@@ -48,6 +48,7 @@ def test_together_is_alone_side_by_side(tmp_path, make):
         np.testing.assert_allclose(*([r["test_loss"] for r in row] for row in rows), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_adaptive_rules_are_told_their_own_losses(tmp_path):
     base = adasync.get_config("rate=0.5")
     base.seconds, base.evaluate_every = 12.0, 2.0

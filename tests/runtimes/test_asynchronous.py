@@ -88,7 +88,7 @@ def optimizer(decay=0.0, rate=RATE):
     return optax.chain(optax.trace(decay), scale_by_samples(rate))
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.8])
+@pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
 def test_every_protocol_trains_as_an_event_loop_does(protocol, k, decay):
@@ -118,7 +118,7 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_every_correction_is_what_its_formula_says(name, k):
     make, correct = CORRECTIONS[name]

@@ -47,7 +47,7 @@ def uneven():
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("leftovers", ["carry", "drop"])
+@pytest.mark.parametrize("leftovers", ["carry", pytest.param("drop", marks=pytest.mark.slow)])
 def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers):
     """To float32 rounding: the mesh adds up mini-batches, the simulator takes them at once."""
     injector = inject.Injector(
