@@ -211,7 +211,7 @@ def launch(
     if finished:
         summaries = _compare(finished, root, console)
     if claims is not None and not failures:
-        told = list(claims(summaries))
+        told = _told(claims, summaries)
         report.print_claims(console, told)
     if figures is not None and not failures:
         figures(root)
@@ -224,6 +224,16 @@ def launch(
     figure = f"   figure: {root / 'figure.png'}" if finished else ""
     console.print(f"records: {root}{figure}", highlight=False)
     return Outcome(failures, told)
+
+
+def _told(claims, summaries: list[dict]) -> list[tuple[str, str]]:
+    """What `claims` says; that it fails, as of an arm that has diverged, loses nothing else."""
+    told = []
+    try:
+        told.extend(claims(summaries))
+    except Exception as error:  # a config file is code and can raise anything
+        told.append(("claims()", f"failed with {type(error).__name__}: {error}"))
+    return told
 
 
 def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:

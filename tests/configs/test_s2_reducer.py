@@ -33,7 +33,7 @@ def test_claims_are_figures_of_the_arms(told):
     assert saved[0] == "dense: 0.0 % fewer bytes for the tables, loss +0.00 %, 0 fallbacks"
     assert saved[1].startswith("s2/sketch: 8") and "loss +1.00 %" in saved[1]
     assert float(saved[1].split()[1]) >= 81 and float(saved[2].split()[1]) > 90
-    assert loss == ["final loss equal bit for bit (simulate)"]
+    assert loss[0].startswith("equal bit for bit (not exp") and "+0.00 % (simulate)" in loss[0]
     # The fastest gradient counts for all; what is more than in dense training is the codec's.
     plain, sketched, slow = (float(line.split()[1]) for line in at_1)
     assert plain > sketched > 12 and at_1[0].endswith("1.00x")

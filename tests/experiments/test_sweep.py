@@ -196,6 +196,13 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     assert outcome == sweep.Outcome({}, [("it", "is")])
     assert capsys.readouterr().out.count("already finished") == 1 and not where.exists()
 
+    def diverged(arms):
+        yield "it", "is"
+        raise TypeError("no loss")
+
+    told = sweep.launch(arms, str(root), overwrite=False, claims=diverged).claims
+    assert told == [("it", "is"), ("claims()", "failed with TypeError: no loss")]
+
 
 def test_some_arms_can_be_chosen(config, sweep_file):
     arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=2)
