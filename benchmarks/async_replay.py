@@ -26,8 +26,9 @@ from benchmarks import timing
 from experiments import data, models, sampling, tasks
 from runtimes import simulate
 from stragglers import delays
-from stragglers.events import PROTOCOLS
 from stragglers.processes import from_law
+from stragglers.rule import Setting
+from stragglers.rules import RULES
 
 _UPDATES = flags.DEFINE_integer("updates", 256, "Updates of a timed turn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of every candidate.")
@@ -133,7 +134,7 @@ def compare(make, workers: int, k: int) -> dict[str, float]:
     """Seconds per update of the simulator, the floor and the plain loop."""
     task = task_of(make)
     sampler = sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), BATCH, 0)
-    rule = PROTOCOLS["k_batch_async"](LAW, workers, 1, 0, k=k)
+    rule = RULES["k_batch_async"](Setting(LAW, workers, 1, 0), k=k)
     state, schedule = rule.extend(rule.init(), _UPDATES.value)
     ours, reached = simulated(task, sampler, rule)
     durations = from_law(LAW).seeded(0).duration(

@@ -24,7 +24,9 @@ from algorithms.base import AXIS, scale_by_samples
 from benchmarks import timing
 from experiments import data, sampling, tasks
 from runtimes import mesh
-from stragglers import clock, delays, inject, processes
+from stragglers import delays, inject, processes
+from stragglers.rule import Setting, whole
+from stragglers.rules import RULES
 
 _WORKERS = flags.DEFINE_integer("workers", 8, "Workers, one per device.")
 _ROUNDS = flags.DEFINE_integer("rounds", 1000, "Rounds of the endurance run.")
@@ -120,21 +122,17 @@ def overhead(workers: int) -> float:
     return taken["ours"] / taken["by hand"]
 
 
-def delayed(workers: int, trigger: str, delay, rounds: int):
+def delayed(workers: int, wait: str, delay, rounds: int):
     """The schedule that really happened, and the one that the virtual clock plans."""
     task, sampler = task_and_sampler(workers)
-    injector = inject.Injector(
-        workers, MINI_BATCHES, 0, delay=delay, trigger=inject.TRIGGERS[trigger](),
-        communication=0.02,
-    )  # fmt: skip
+    rule = RULES[wait](Setting(delay, workers, MINI_BATCHES, 0, communication=0.02))
+    injector = inject.Injector(workers, rule.trigger, 0, delay=delay, communication=0.02)
     runtime = mesh.mesh(
         all_reduce(optimizer()), task.losses, task.train, sampler,
         workers=workers, mini_batches=MINI_BATCHES, injector=injector,
     )  # fmt: skip
     _, real = runtime.advance(runtime.start(task.init(jax.random.key(0))), np.inf, rounds)
-    rule = clock.RULES[trigger](delay, workers, MINI_BATCHES, 0, communication=0.02)
-    _, planned = rule.extend(rule.init(), rounds)
-    return real, planned
+    return real, whole(rule, rounds)
 
 
 def main(_) -> None:
@@ -150,11 +148,11 @@ def main(_) -> None:
     say(f"{workers} workers on {jax.default_backend()} devices")
     say(f"plain round / hand-written step: {overhead(workers):.3f} (target <= 1.05)")
     jitter = processes.persistent(delays.jitter(0.02, 0.1), {0: 4.0})
-    for trigger in ("barrier", "first_finisher"):
-        real, planned = delayed(workers, trigger, jitter, 40)
+    for wait in ("barrier", "first_finisher"):
+        real, planned = delayed(workers, wait, jitter, 40)
         measured, wanted = np.median(np.diff(real.time)), np.median(np.diff(planned.time))
         say(
-            f"{trigger}: median round {1e3 * measured:.1f} ms, injected {1e3 * wanted:.1f} ms "
+            f"{wait}: median round {1e3 * measured:.1f} ms, injected {1e3 * wanted:.1f} ms "
             f"({measured / wanted - 1:+.1%}, target within 10 %); mini-batches per round: "
             f"slow worker {real.batches[:, 0].mean():.2f}, others {real.batches[:, 1:].mean():.2f}"
         )

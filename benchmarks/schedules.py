@@ -16,8 +16,10 @@ from rich.table import Table
 
 from benchmarks import timing
 from stragglers import delays
-from stragglers.events import PROTOCOLS
 from stragglers.processes import from_law
+from stragglers.rule import Setting
+from stragglers.rules import RULES
+from stragglers.rules.adasync import PROTOCOLS
 
 _EVENTS = flags.DEFINE_integer("events", 200_000, "Pushes of a schedule.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of every candidate.")
@@ -59,19 +61,19 @@ def plain_loop(durations: list[list[float]], k: int, updates: int, idle: bool, c
 def compare(name: str, workers: int, k: int) -> dict[str, float]:
     """Million events per second of the plain loop and of the rule, drawn before and not."""
     updates = _EVENTS.value // k
-    rule = PROTOCOLS[name](LAW, workers, 1, 0, k=k)
+    rule = RULES[name](Setting(LAW, workers, 1, 0), k=k)
     state, schedule = rule.extend(rule.init(), updates)
     known = from_law(LAW).seeded(0)
     drawn = int(state.attempts.max())
     durations = known.duration(np.arange(workers)[:, None], 0.0, np.arange(drawn)).tolist()
-    idle, cancel = name in ("k_sync", "k_async"), name in ("k_sync", "k_batch_sync")
+    idle, cancel = PROTOCOLS[name].idle, PROTOCOLS[name].cancels
     times, who, read = plain_loop(durations, k, updates, idle, cancel)
     np.testing.assert_array_equal(schedule.time, times)
     np.testing.assert_array_equal(schedule.workers.ravel(), who)
     np.testing.assert_array_equal(schedule.version.ravel(), read)
 
     def from_nothing():
-        fresh = PROTOCOLS[name](LAW, workers, 1, 0, k=k)
+        fresh = RULES[name](Setting(LAW, workers, 1, 0), k=k)
         return fresh.extend(fresh.init(), updates)[1].time
 
     seconds = timing.seconds(
@@ -96,7 +98,7 @@ def main(_):
         for workers, k in ((8, 1), (8, 4), (64, 8), (64, 32)):
             rates = compare(name, workers, k)
             plain, drawn, fresh = rates["plain"], rates["drawn"], rates["from nothing"]
-            if name == "k_batch_async":
+            if not (PROTOCOLS[name].idle or PROTOCOLS[name].cancels):
                 slowest = min(slowest, fresh)
             table.add_row(
                 name, f"{workers}", f"{k}", f"{plain:.2f}", f"{drawn:.2f}",

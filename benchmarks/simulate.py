@@ -27,7 +27,9 @@ from benchmarks import timing
 from comms import topology
 from experiments import data, sampling, tasks
 from runtimes import simulate
-from stragglers import clock, delays
+from stragglers import delays
+from stragglers.rule import Setting
+from stragglers.rules import RULES
 
 _DEVICES = flags.DEFINE_integer("devices", 1, "Devices that the 4,096 workers are sharded over.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of every candidate.")
@@ -67,7 +69,7 @@ def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES):
 
 
 def barrier(workers, mini_batches=MINI_BATCHES):
-    return clock.RULES["barrier"](delays.exponential(1.0), workers, mini_batches, 0)
+    return RULES["barrier"](Setting(delays.exponential(1.0), workers, mini_batches, 0))
 
 
 def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES):
@@ -149,9 +151,9 @@ def gossip_ratio(
     task, sampler = task_and_sampler(workers)
     updates = UPDATES[workers] * MINI_BATCHES // mini_batches
     method = method or dpsgd(optimizer(), topology.ring(workers))
-    rule = clock.RULES["neighbour_barrier"](
-        delays.exponential(1.0), workers, mini_batches, 0, graph=method.graph, links=method.links
-    )
+    delay = delays.exponential(1.0)
+    setting = Setting(delay, workers, mini_batches, 0, method.graph, method.links)
+    rule = RULES["neighbour_barrier"](setting)
     ours = simulated(method, task, sampler, rule, updates, mini_batches)
     floor = local_floor(task, sampler, workers, updates, mini_batches)
     taken = timing.seconds({"ours": ours, "floor": floor}, repeats)

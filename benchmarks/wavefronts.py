@@ -6,7 +6,6 @@ First the same meetings of SwarmSGD in the simulator, with an eighth of the node
 and with one: everything counts, planning included. Then the rule alone, in meetings per second.
 """
 
-import functools
 import time
 
 import jax
@@ -20,7 +19,8 @@ from benchmarks import simulate, timing
 from comms import topology
 from experiments import data, sampling, tasks
 from stragglers import delays
-from stragglers.pairs import PAIRS
+from stragglers.rule import Setting
+from stragglers.rules import RULES
 
 _MEETINGS = flags.DEFINE_integer("meetings", 100_000, "Meetings of a schedule.")
 
@@ -44,7 +44,7 @@ def replay_seconds(model: str, repeats: int) -> dict[str, float]:
     graph = topology.complete(NODES)
 
     def candidate(width):
-        rule = PAIRS["random_pairs"](LAW, NODES, STEPS, 0, graph=graph, width=width)
+        rule = RULES["random_pairs"](Setting(LAW, NODES, STEPS, 0, graph), width=width)
         updates = ROWS * WIDTH // width
         return simulate.simulated(
             swarm(simulate.optimizer(), graph), task, sampler, rule, updates, STEPS
@@ -56,8 +56,8 @@ def replay_seconds(model: str, repeats: int) -> dict[str, float]:
 def meetings_per_second(kind: str, workers: int, meetings: int) -> float:
     """Of a rule that starts from nothing, with drawing durations and partners."""
     name, options = KINDS[kind]
-    make = functools.partial(PAIRS[name], LAW, workers, 2 * STEPS, 0, **options)
-    rule = make(graph=topology.hypercube(workers))
+    graph = topology.hypercube(workers)
+    rule = RULES[name](Setting(LAW, workers, 2 * STEPS, 0, graph), **options)
     rule.extend(rule.init(), 1)  # compiles
     updates = meetings * 8 // workers
     began = time.perf_counter()

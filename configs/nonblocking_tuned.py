@@ -10,6 +10,7 @@ that bring it to the target first, on the grid below, under the same delays.
 from ml_collections import ConfigDict
 
 from configs import nonblocking
+from stragglers.rule import DRAWS
 
 BATCH = 8  # samples in a mini-batch
 MINI_BATCHES = (1, 2, 4, 8, 16)
@@ -19,7 +20,7 @@ LEARNING_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm; the arguments are those of `configs/nonblocking.py`."""
     c = nonblocking.get_config(",".join(filter(None, (f"batch={BATCH}", arg))))
-    if c.draw == "round":
+    if DRAWS[c.draw]:
         # A slow spell lasts for the work of a nominal round, however short a method's rounds are.
         c.draw, c.delay = "mini_batch", f"spells(law={c.delay}, mini_batches={128 // c.batch_size})"
     c.evaluate_every = 0.1  # seconds on the run's clock

@@ -16,13 +16,15 @@ So as many steps lie between two meetings of a node with H = 4 as with H = 2 if 
 
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from comms import topology
 from configs import arguments
-from experiments import records, report
-from stragglers import pairs, schedule
+from experiments import parts, records, report
+from stragglers import schedule, wavefront
 
 EACH = 0.1  # seconds of a mini-batch
 BATCH = 8  # samples of a mini-batch
@@ -60,10 +62,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
             f"nodes must be a multiple of {EIGHTHS}, got {a['nodes']}: a row of a schedule of "
             f"pairs holds a meeting for every {EIGHTHS} nodes; set nodes"
         )
-    if a["graph"] == "star":
+    graph = parts.build("graph", topology.GRAPHS, a["graph"], n=a["nodes"])
+    if len(nx.maximal_matching(graph)) < a["nodes"] // EIGHTHS:
         raise ValueError(
-            "graph 'star': all meetings share its centre, so that pairs would see fewer samples "
-            "than rounds; take another graph"
+            f"graph {a['graph']!r}: all meetings share a few nodes, so that pairs would see fewer "
+            "samples than rounds; take another graph"
         )
     samples = a["nodes"] * BATCH * MINI_BATCHES
 
@@ -260,11 +263,11 @@ def figures(workdir):
 
 def _met(done: schedule.Schedule, workers: int) -> dict:
     """Samples per node, meetings of pairs that ever met, seconds since copies were renewed."""
-    met = pairs.meetings(done, workers)
+    met = wavefront.meetings(done, workers)
     counts = met[np.triu_indices(workers, 1)]
     counts = counts[counts > 0]
-    partners = pairs.interactions(done).pairs
-    staleness = pairs.copy_staleness(done)[partners[:, 0] != partners[:, 1]]
+    partners = wavefront.interactions(done).pairs
+    staleness = wavefront.copy_staleness(done)[partners[:, 0] != partners[:, 1]]
     brought = np.bincount(done.workers.ravel(), done.batches.ravel(), workers + 1)[:workers]
     return {
         "samples": (BATCH * brought).astype(int),

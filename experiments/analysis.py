@@ -24,7 +24,8 @@ from algorithms.gossip import graph_matchings
 from comms import matcha
 from experiments import parts, prepare
 from experiments.report import COLOURS
-from stragglers import delays, processes, theory
+from stragglers import delays, processes
+from stragglers.theory import rounds as theory
 
 # --- gains of non-blocking rounds ---
 
@@ -117,12 +118,13 @@ def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
         "in_flight": config.in_flight,
     }
     part = parts.spec(config.delays[name])
+    law = prepare.build_delay(part["law"]) if "factors" in part else None
     source = "closed form"
     if isinstance(delay, delays.Law):
         expected = theory.throughput_gain(
             delay, *place, draw=config.draw, in_flight=config.in_flight
         )
-    elif part["name"] == "persistent" and parts.spec(part["law"])["name"] == "deterministic":
+    elif isinstance(law, delays.Law) and len(law.atoms) == 1:  # speeds that never change
         seconds = delay.seeded(config.seed).duration(np.arange(workers), 0.0)
         expected = theory.speeds_gain(
             seconds, config.mini_batches, communication, in_flight=config.in_flight

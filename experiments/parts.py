@@ -129,13 +129,23 @@ def _is_finite(value) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
+def _is_count(value) -> bool:
+    return is_number(value, Integral) and value > 0
+
+
+def _is_count_or_counts(value) -> bool:
+    several = isinstance(value, list | tuple) and len(value) > 0
+    return all(map(_is_count, value)) if several else _is_count(value)
+
+
 # What the entries of a config must be: in words, as a test, and of which entries.
 _ENTRIES = (
     ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
     ("a part, as in name(parameter=value)", _is_part,
      ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")),
-    ("a positive whole number", lambda v: is_number(v, Integral) and v > 0,
-     ("workers", "batch_size", "mini_batches", "updates", "devices", "rounds_per_dispatch")),
+    ("a positive whole number", _is_count,
+     ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")),
+    ("a positive whole number, or one per worker", _is_count_or_counts, ("mini_batches",)),
     ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",)),
     ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds", "evaluate_every")),
     ("a number, 0 or more, or a part", lambda v: _is_part(v) or (_is_finite(v) and v >= 0),

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +12,9 @@ from algorithms import ALGORITHMS, Algorithm
 from comms import cost, topology
 from experiments import data, optimizers, parts, profiling, sampling, sparse_tasks, tasks
 from runtimes import mesh, simulate, worker
-from stragglers import clock, delays, inject, processes
-from stragglers.replay import replay_file
+from stragglers import delays, inject, processes, rules
+from stragglers.rule import Rule, Setting, Trigger, most_mini_batches
+from stragglers.rules import RULES
 
 
 class Prepared(NamedTuple):
@@ -22,6 +24,14 @@ class Prepared(NamedTuple):
     algorithm: Algorithm
     shapes: Any  # of the parameters
     runtime: simulate.Simulator | mesh.Mesh
+
+
+class Kind(NamedTuple):
+    """A runtime that configs can name."""
+
+    build: Callable[..., Any]  # (config, task, algorithm, sampler, seconds of an exchange)
+    devices: Callable[[ConfigDict], int]  # how many a run wants
+    together: bool = False  # runs that differ only in data can be one program
 
 
 def prepare(config: ConfigDict) -> Prepared:
@@ -72,7 +82,7 @@ def prepare(config: ConfigDict) -> Prepared:
         # A method may refuse a model when it sees the parameters.
         jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
         seconds = _exchange_seconds(config, algorithm, shapes)
-        runtime = RUNTIMES[config.runtime](config, task, algorithm, sampler, seconds)
+        runtime = RUNTIMES[config.runtime].build(config, task, algorithm, sampler, seconds)
         return Prepared(task, algorithm, shapes, runtime)
 
     if not parts.wants(ALGORITHMS, config.algorithm, "profile"):
@@ -97,7 +107,8 @@ def alike(config: ConfigDict) -> str | None:
     adaptive or not, waits for, and the seed, unless the method draws by itself. None: an arm that
     runs alone.
     """
-    if config.runtime != "simulate" or config.devices != 1:
+    kind = RUNTIMES.get(config.runtime)
+    if kind is None or not kind.together or config.devices != 1:
         return None
     shared = config.to_dict()
     for name in (
@@ -110,12 +121,23 @@ def alike(config: ConfigDict) -> str | None:
     shared["optimizer"] = {
         key: value for key, value in parts.spec(config.optimizer).items() if key != "learning_rate"
     }
-    wait = parts.spec(config.wait)
-    protocol = wait.get("protocol", wait["name"])  # AdaSync's, or the rule itself
-    if protocol in clock.PROTOCOLS:
-        wait = protocol.rpartition("_")[2]  # sync or async
-    shared["wait"] = wait
+    shared["wait"] = _constants(config)
     return json.dumps(shared, sort_keys=True, default=str)
+
+
+def _constants(config: ConfigDict) -> list:
+    """What of the waiting rule is a constant of a compiled program."""
+    spec = parts.spec(config.wait)
+    try:
+        rule = _rule(config, delays.deterministic(1.0), 0.0)
+    except ValueError:  # it needs the graph of a method, and shares with nobody but itself
+        return [spec]
+    return [rule.asynchronous, {key: spec[key] for key in spec if key not in rule.data}]
+
+
+def devices(config: ConfigDict) -> int:
+    """How many devices a run of this config wants; 1 for a runtime that does not exist."""
+    return RUNTIMES[config.runtime].devices(config) if config.runtime in RUNTIMES else 1
 
 
 def network(config: ConfigDict, shapes) -> cost.Network:
@@ -136,22 +158,20 @@ def _exchange_seconds(config, algorithm, shapes):
     return algorithm.round_seconds(shapes, config.workers, network(config, shapes))
 
 
-def _rule(config, delay, algorithm, seconds):
+def _rule(config, delay, seconds, graph=None, links=None) -> Rule:
     # Some processes do not know for how many workers they are before they are asked.
     processes.as_process(delay).seeded(config.seed).duration(config.workers - 1, 0.0)
-    return parts.build(
-        "wait",
-        WAITING_RULES,
-        config.wait,
-        delay=delay,
-        workers=config.workers,
-        mini_batches=config.mini_batches,
-        seed=config.seed,
-        graph=algorithm.graph,
-        links=algorithm.links,
+    setting = Setting(
+        delay,
+        config.workers,
+        config.mini_batches,
+        config.seed,
+        graph=graph,
+        links=links,
         communication=seconds,
         draw=config.draw,
     )
+    return parts.build("wait", RULES, config.wait, setting=setting)
 
 
 def _simulate(config, task, algorithm, sampler, seconds):
@@ -165,78 +185,75 @@ def _simulate(config, task, algorithm, sampler, seconds):
         task.losses,
         task.train,
         sampler,
-        _rule(config, build_delay(config.delay), algorithm, seconds),
-        mini_batches=config.mini_batches,
+        _rule(config, build_delay(config.delay), seconds, algorithm.graph, algorithm.links),
+        mini_batches=most_mini_batches(config.mini_batches),
         devices=config.devices,
     )
 
 
-def _trigger_spec(config) -> dict:
-    """The waiting rule as a trigger that real workers watch."""
-    spec = parts.spec(config.wait)
-    name = spec["name"]
-    if name in AS_CUT:
-        trigger, fixed = AS_CUT[name]
-        spec |= {"name": trigger, "in_flight": "cut"} | fixed
-    elif name not in inject.TRIGGERS:
-        raise ValueError(
-            f"mesh: its devices move in rounds, which {name!r} does not or not with a trigger; use "
-            f"runtime='simulate', or one of {', '.join([*inject.TRIGGERS, *AS_CUT])}"
-        )
-    return spec
-
-
 def _mesh(config, task, algorithm, sampler, seconds):
     mesh.check_devices(config.workers)
-    trigger_spec = _trigger_spec(config)
-    leftovers = trigger_spec.pop("leftovers", "carry")
-    in_flight = trigger_spec.pop("in_flight", "finish")
-    if jax.process_count() > 1 and trigger_spec["name"] not in inject.OWN_WORKERS:
-        raise ValueError(
-            f"mesh: {parts.spec(config.wait)['name']!r} has to see the workers of all "
-            f"{jax.process_count()} processes at once, and delays and triggers live in each of "
-            "them; use wait='barrier', 'neighbour_barrier' or 'deadline', or a single process"
-        )
     delay = None if parts.spec(config.delay)["name"] == "none" else build_delay(config.delay)
-    # What the clock would refuse is refused here too. On a mesh the exchange itself is what waits.
-    _rule(config, delay or delays.deterministic(1.0), algorithm, seconds)
-    trigger = parts.build("wait (mesh)", inject.TRIGGERS, trigger_spec)
-    mini_batches, injector = config.mini_batches, None
-    if parts.spec(config.wait)["name"] == "k_batch_sync":
-        mini_batches = parts.spec(config.wait)["k"]  # one fast worker may push all of a batch
-    costly = config.communication != 0
-    if delay is not None or costly or trigger_spec["name"] not in ("barrier", "neighbour_barrier"):
-        injector = inject.Injector(
-            config.workers,
-            mini_batches,
-            config.seed,
-            delay=delay,
-            trigger=trigger,
-            leftovers=leftovers,
-            in_flight=in_flight,
-            draw=config.draw,
-            communication=seconds,
-        )
+    rule = _rule(
+        config,
+        delay or delays.deterministic(1.0),
+        seconds,
+        algorithm.graph,
+        algorithm.links,
+    )
+    trigger = _trigger(config, algorithm, rule)
+    watched = delay is not None or config.communication != 0 or trigger.stop is not None
     return mesh.mesh(
         algorithm,
         task.losses,
         task.train,
         sampler,
         workers=config.workers,
-        mini_batches=mini_batches,
-        injector=injector,
+        mini_batches=most_mini_batches(trigger.mini_batches),
+        injector=inject.Injector(
+            config.workers,
+            trigger,
+            config.seed,
+            delay=delay,
+            draw=config.draw,
+            communication=seconds,
+        )
+        if watched
+        else None,
         rounds_per_dispatch=config.rounds_per_dispatch,
     )
 
 
+def _trigger(config, algorithm, rule: Rule) -> Trigger:
+    """The trigger of a rule, where devices can keep it; else ValueError."""
+    name, trigger = parts.spec(config.wait)["name"], rule.trigger
+    if trigger is None:
+        known = rules.showing(lambda rule: rule.trigger is not None)
+        raise ValueError(
+            f"mesh: its devices move in rounds, which {name!r} does not or not with a trigger; use "
+            f"runtime='simulate', or one of {', '.join(known)}"
+        )
+    if jax.process_count() > 1 and trigger.sees_all:
+        known = rules.showing(lambda rule: rule.trigger is not None and not rule.trigger.sees_all)
+        raise ValueError(
+            f"mesh: {name!r} has to see the workers of all {jax.process_count()} processes at "
+            "once, and delays and triggers live in each of them; use a single process, or one of "
+            f"{', '.join(known)}"
+        )
+    several = trigger.whole is not None and (trigger.mini_batches > trigger.whole).any()
+    if several and algorithm.work is not None:
+        raise ValueError(
+            f"mesh: under {name!r} a worker may make several contributions in a round, and local "
+            "steps of the second would begin where the first ended; use runtime='simulate', "
+            "k_sync, or a method without local steps"
+        )
+    return trigger
+
+
 TASKS = tasks.TASKS | sparse_tasks.TASKS
 NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
-# Waiting rules that are a trigger which cuts what is under way: its name, what else is fixed.
-AS_CUT = {
-    "k_sync": ("quorum", {}),
-    "k_batch_sync": ("quorum", {}),
-    "anytime": ("deadline", {"leftovers": "drop"}),
-}
 DELAYS = delays.LAWS | processes.PROCESSES
-WAITING_RULES = {**clock.RULES, "replay": replay_file}
-RUNTIMES = {"simulate": _simulate, "mesh": _mesh}
+RUNTIMES = {
+    "simulate": Kind(_simulate, devices=lambda config: config.devices, together=True),
+    "mesh": Kind(_mesh, devices=lambda config: config.workers),
+}

@@ -25,8 +25,10 @@ from rich.table import Table
 from scipy import optimize
 
 from experiments import parts, prepare, report, tasks
-from stragglers import asynchronous_theory, clock
 from stragglers.delays import Law
+from stragglers.rule import Setting
+from stragglers.rules import RULES
+from stragglers.theory import k_protocols
 
 # --- seconds per update ---
 
@@ -107,8 +109,8 @@ def _check(config: ConfigDict) -> None:
 
 
 def _runtime(config, name: str, law: Law, rule: str, case: str, workers: int, k: int) -> Runtime:
-    low, high = asynchronous_theory.runtime_bounds(rule, law, k, workers)
-    simulated = clock.RULES[rule](law, workers, 1, config.seed, k=k)
+    low, high = k_protocols.runtime_bounds(rule, law, k, workers)
+    simulated = RULES[rule](Setting(law, workers, 1, config.seed), k=k)
     state, begin = simulated.init(), 0.0
     if simulated.asynchronous:  # all workers begin together, which takes a while to forget
         state, schedule = simulated.extend(state, math.ceil(10 * workers / k))

@@ -23,8 +23,9 @@ from ml_collections import ConfigDict
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
 from experiments import parts, prepare
-from stragglers import clock, pairs
-from stragglers.rule import whole
+from stragglers import wavefront
+from stragglers.rule import Setting, whole
+from stragglers.rules import RULES
 from stragglers.schedule import Schedule
 
 QUANTILE = 0.99
@@ -53,7 +54,7 @@ def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarra
     begins as soon as both links are free. transfer: seconds of the two messages, sent at the same
     time. Nodes that meet themselves are left out. A schedule that blocks raises ValueError.
     """
-    met = pairs.interactions(schedule)
+    met = wavefront.interactions(schedule)
     asked, other = met.position.T
     if schedule.batches[met.row, other][asked != other].any():
         raise ValueError(
@@ -174,11 +175,10 @@ def _in_rounds(busy, exchange) -> np.ndarray:
 def _by_pairs(rule: str, graph_of):
     def simulate(config, workers, steps, payload):
         law = prepare.build_delay(config.delay)
-        options = {"graph": graph_of(workers), "width": max(1, workers // 8)}
-        made = pairs.PAIRS[rule](law, workers, steps, config.seed, **options)
-        updates = config.rounds * workers // options["width"]
-        schedule = whole(made, updates)
-        met = pairs.interactions(schedule)
+        width = max(1, workers // 8)
+        setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
+        schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
+        met = wavefront.interactions(schedule)
         transfer = cost.AlphaBeta(config.alpha, config.beta).seconds(payload)
         spent = pair_seconds(schedule, workers, transfer)
         share = len(spent) / len(met.time)  # nodes that only answer deliver without a meeting
@@ -190,7 +190,8 @@ def _by_pairs(rule: str, graph_of):
 def _by_rounds(seconds_of, sent):
     def simulate(config, workers, steps, payload):
         law = prepare.build_delay(config.delay)
-        busy = clock.barrier(law, workers, steps, config.rounds, config.seed).busy
+        waits = RULES["barrier"](Setting(law, workers, steps, config.seed))
+        busy = whole(waits, config.rounds).busy
         spent = seconds_of(busy, payload, cost.AlphaBeta(config.alpha, config.beta))
         return spent.ravel(), busy.sum(), sent(workers, payload)
 

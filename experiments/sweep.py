@@ -109,9 +109,7 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
     Of several processes each has its share of them.
     """
-    wanted = max(
-        arm.config.workers if arm.config.runtime == "mesh" else arm.config.devices for arm in arms
-    )
+    wanted = max(prepare.devices(arm.config) for arm in arms)
     wanted //= distributed.processes()
     chosen = (
         "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.experimental import io_callback
 
@@ -75,6 +76,11 @@ def _touch(tree):
     )
 
 
+def _where(condition, chosen, other):
+    """`chosen` where the scalar condition holds, else `other`; both are trees."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
+
+
 def watched(algorithm, losses, mini_batches, injector, carry, table, examples, active):
     """Take mini-batches until the host says stop, exchange, and report the landing."""
     model, offset, token = carry
@@ -87,12 +93,19 @@ def watched(algorithm, losses, mini_batches, injector, carry, table, examples, a
     if algorithm.grad_params is not None:
         point = algorithm.grad_params(model.worker.exchange, model.params)
 
+    trigger = injector.trigger
+    most = mini_batches
+    if np.ndim(trigger.mini_batches):
+        most = jnp.asarray(trigger.mini_batches, jnp.int32)[me]
+    whole = None if trigger.whole is None else jnp.asarray(trigger.whole, jnp.int32)[me]
+
     def going(loop):
         taken, verdict, *_ = loop
-        return (taken < mini_batches) & (verdict == inject.GO)
+        return (taken < most) & (verdict == inject.GO)
 
     def take(loop):
-        taken, _, gathered, work_state = loop
+        taken, _, done, kept = loop
+        gathered, work_state = done
         batch = jax.tree.map(lambda a: a[table[offset + taken]], examples)
         if algorithm.work is None:
             weights = jnp.full(table.shape[1], 1.0 / table.shape[1])
@@ -101,16 +114,22 @@ def watched(algorithm, losses, mini_batches, injector, carry, table, examples, a
         else:
             new = worker.local_step(algorithm, losses, gathered, work_state, batch, given)
         verdict = io_callback(injector.tick, answer, me, round_index, taken + 1, _touch(new[0]))
-        if injector.cuts:
-            counts = verdict != inject.CUT
-            new = jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, (gathered, work_state))
-            return taken + counts, verdict, *new
-        return taken + 1, verdict, *new
+        counts = verdict != inject.CUT if trigger.cuts else True
+        if trigger.cuts:
+            new = _where(counts, new, done)
+        taken = taken + counts
+        if whole is not None:
+            kept = _where(taken % whole == 0, new, kept)
+        return taken, verdict, new, kept
 
     gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
-    batches, _, gathered, work_state = jax.lax.while_loop(
-        going, take, (jnp.int32(0), begun, gathered, model.worker.work)
+    begin = gathered, model.worker.work
+    batches, _, done, kept = jax.lax.while_loop(
+        going, take, (jnp.int32(0), begun, begin, () if whole is None else begin)
     )
+    if whole is not None:  # what is left of a contribution that was cut counts for nothing
+        batches, done = batches // whole * whole, kept
+    gathered, work_state = done
     if algorithm.work is None:
         contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
     else:
@@ -133,5 +152,5 @@ def watched(algorithm, losses, mini_batches, injector, carry, table, examples, a
         round_index,
         _touch(model.params),
     )
-    used = batches if injector.carries else mini_batches
+    used = batches if trigger.carries else most
     return _advanced(model, total * table.shape[1]), offset + used, token

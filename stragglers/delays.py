@@ -7,6 +7,7 @@ and not by luck.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,15 +17,30 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 
+class Residual(enum.Enum):
+    """How the rest of a duration that has lasted for some time compares with a new duration."""
+
+    MEMORYLESS = enum.auto()  # it has the same law
+    SHORTER = enum.auto()  # "new longer than used" (1803.01113)
+    LONGER = enum.auto()  # "new shorter than used"
+
+
 @dataclass(frozen=True)
 class Law:
-    """An iid law of durations in seconds: `factor` times what `inverse` maps uniforms to."""
+    """An iid law of durations in seconds: `factor` times what `inverse` maps uniforms to.
+
+    atoms: the (seconds, probability) that make up a law of a few values, the shortest first.
+    residual: what is left of a duration that has lasted for some time, beside a new duration:
+    MEMORYLESS, SHORTER or LONGER; None: neither holds.
+    """
 
     name: str
     params: tuple[tuple[str, float], ...]
     base_mean: float = field(repr=False)
     inverse: Callable[[np.ndarray], np.ndarray] = field(repr=False, compare=False)
     factor: float = 1.0
+    atoms: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
+    residual: Residual | None = field(default=None, repr=False, compare=False)
 
     def mean(self) -> float:
         """Expected duration in seconds; `inf` where the law has none."""
@@ -55,13 +71,26 @@ class Law:
 def deterministic(value: float) -> Law:
     """Always `value` seconds."""
     _positive("deterministic", value=value)
-    return _law("deterministic", lambda u: np.full(u.shape, float(value)), value, value=value)
+    return _law(
+        "deterministic",
+        lambda u: np.full(u.shape, float(value)),
+        value,
+        value=value,
+        atoms=((value, 1.0),),
+        residual=Residual.SHORTER,
+    )
 
 
 def exponential(scale: float) -> Law:
     """Exponential with mean `scale` seconds."""
     _positive("exponential", scale=scale)
-    return _law("exponential", lambda u: -scale * np.log1p(-u), scale, scale=scale)
+    return _law(
+        "exponential",
+        lambda u: -scale * np.log1p(-u),
+        scale,
+        scale=scale,
+        residual=Residual.MEMORYLESS,
+    )
 
 
 def shifted_exponential(shift: float, scale: float) -> Law:
@@ -71,6 +100,7 @@ def shifted_exponential(shift: float, scale: float) -> Law:
         "shifted_exponential",
         lambda u: shift - scale * np.log1p(-u),
         shift + scale,
+        residual=Residual.SHORTER,
         shift=shift,
         scale=scale,
     )
@@ -88,14 +118,16 @@ def weibull(scale: float, shape: float) -> Law:
     """Weibull: P(X > x) = exp(-(x / scale)^shape), `scale` in seconds."""
     _positive("weibull", scale=scale, shape=shape)
     inverse = lambda u: scale * (-np.log1p(-u)) ** (1 / shape)  # noqa: E731
-    return _law("weibull", inverse, scale * math.gamma(1 + 1 / shape), scale=scale, shape=shape)
+    mean = scale * math.gamma(1 + 1 / shape)
+    return _law("weibull", inverse, mean, residual=_by_shape(shape), scale=scale, shape=shape)
 
 
 def gamma(shape: float, scale: float) -> Law:
     """Gamma with mean `shape * scale` seconds."""
     _positive("gamma", shape=shape, scale=scale)
     inverse = lambda u: scale * special.gammaincinv(shape, u)  # noqa: E731
-    return _law("gamma", inverse, shape * scale, shape=shape, scale=scale)
+    mean = shape * scale
+    return _law("gamma", inverse, mean, residual=_by_shape(shape), shape=shape, scale=scale)
 
 
 def lognormal(mu: float, sigma: float) -> Law:
@@ -114,7 +146,8 @@ def uniform(low: float, high: float) -> Law:
             f"uniform: needs 0 <= low < high, got low={low}, high={high}; order the two bounds"
         )
     inverse = lambda u: low + (high - low) * u  # noqa: E731
-    return _law("uniform", inverse, (low + high) / 2, low=low, high=high)
+    mean = (low + high) / 2
+    return _law("uniform", inverse, mean, residual=Residual.SHORTER, low=low, high=high)
 
 
 def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
@@ -134,6 +167,7 @@ def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
         "bernoulli_slowdown",
         lambda u: np.where(u <= 1 - probability, value, value * factor),
         value * (1 + (factor - 1) * probability),
+        atoms=((value, 1 - probability), (value * factor, probability)),
         value=value,
         factor=factor,
         probability=probability,
@@ -163,8 +197,15 @@ LAWS: dict[str, Callable[..., Law]] = {
 }
 
 
-def _law(name: str, inverse: Callable, mean: float, **params: float) -> Law:
-    return Law(name, tuple(params.items()), float(mean), inverse)
+def _law(
+    name: str, inverse: Callable, mean: float, atoms=(), residual=None, **params: float
+) -> Law:
+    given = tuple(params.items())
+    return Law(name, given, float(mean), inverse, atoms=atoms, residual=residual)
+
+
+def _by_shape(shape: float) -> Residual:
+    return Residual.SHORTER if shape >= 1 else Residual.LONGER
 
 
 def _positive(name: str, **values: float) -> None:

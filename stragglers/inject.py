@@ -15,53 +15,15 @@ happened comes out as a `Schedule`, which the simulator replays.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from stragglers.processes import as_process
+from stragglers.rule import Sight, Trigger, per_round
 from stragglers.schedule import Schedule
 
 GO, STOP, CUT = range(3)  # what a callback tells its device
 LOOK = 1e-3  # s between two looks at the trigger of a worker that can be cut
-
-
-class Sight(NamedTuple):
-    """What a trigger sees when worker asks whether to go on."""
-
-    finished: np.ndarray  # [workers] mini-batches finished in this round
-    mini_batches: int  # of a full round
-    elapsed: float  # seconds since this worker began the round
-
-
-def barrier() -> Callable[[Sight], bool]:
-    """Everybody finishes everything."""
-    return lambda sight: False
-
-
-def first_finisher() -> Callable[[Sight], bool]:
-    """The first worker with a full round stops the others."""
-    return lambda sight: bool(sight.finished.max() >= sight.mini_batches)
-
-
-def deadline(seconds: float) -> Callable[[Sight], bool]:
-    """No mini-batch is started later than `seconds` after the worker's begin."""
-    return lambda sight: sight.elapsed >= seconds
-
-
-def quorum(k: int) -> Callable[[Sight], bool]:
-    """k finished mini-batches, whoever finished them, stop everybody."""
-    return lambda sight: bool(sight.finished.sum() >= k)
-
-
-TRIGGERS = {
-    "barrier": barrier,
-    "neighbour_barrier": barrier,
-    "first_finisher": first_finisher,
-    "deadline": deadline,
-    "quorum": quorum,
-}
-OWN_WORKERS = ("barrier", "neighbour_barrier", "deadline")  # these look at nobody else's
 
 
 class _Round:
@@ -79,34 +41,28 @@ class Injector:
 
     Of several processes each has an injector of its own, which knows what its own workers do, and
     what the others did when a dispatch is over, see `schedule`. A trigger must not need to know
-    more, see `OWN_WORKERS`.
+    more, see `Trigger.sees_all`.
 
+    trigger: how the workers keep a waiting rule. Where it cuts, the rest of a delay is not waited
+    for and the result, which the device has computed all the same, does not count.
     delay: a law or process (seconds of one mini-batch), or None for the devices' own speed.
-    trigger: from `TRIGGERS`. leftovers: "carry" continues with the unfinished mini-batches,
-    "drop" skips them. in_flight: at the signal a worker may "finish" its mini-batch, or it is
-    "cut": the rest of its delay is not waited for and its result, which the device has computed
-    all the same, does not count. draw: "mini_batch" or "round", as in `stragglers.clock.rounds`.
+    draw: "mini_batch" or "round", as in `stragglers.rule.Setting`.
     communication: seconds, or round -> seconds, that an exchange takes beyond the collective.
     """
 
     def __init__(
         self,
         workers: int,
-        mini_batches: int,
+        trigger: Trigger,
         seed: int,
         *,
         delay=None,
-        trigger: Callable[[Sight], bool] | None = None,
-        leftovers: str = "carry",
-        in_flight: str = "finish",
         draw: str = "mini_batch",
         communication: float | Callable[[int], float] = 0.0,
     ):
-        self.workers, self.mini_batches = workers, mini_batches
+        self.workers, self.trigger = workers, trigger
         self._delay = None if delay is None else as_process(delay).seeded(seed)
-        self._trigger = trigger or barrier()
-        self.carries, self._per_round = leftovers == "carry", draw == "round"
-        self.cuts = in_flight == "cut"
+        self._per_round = per_round("mesh", draw)
         self._seconds = communication if callable(communication) else lambda t: communication
         self._lock = threading.Lock()
         self.reset()
@@ -159,13 +115,13 @@ class Injector:
                 lasts = float(self._delay.duration(worker, began, count))
             self._attempts[worker] += 1
         record = self._rounds[round_index]
-        if self.cuts and self._cut_before(record, worker, began + lasts):
+        if self.trigger.cuts and self._cut_before(record, worker, began + lasts):
             return np.int32(CUT)
         time.sleep(max(0.0, began + lasts - self.now()))
         with self._lock:
             now = self.now()
             # Only now, under the lock, is it certain that nobody else has given the signal.
-            cut = self.cuts and self._signalled(record, worker, now)
+            cut = self.trigger.cuts and self._signalled(record, worker, now)
             self._worked(record, worker, began, now)
             if cut:
                 return np.int32(CUT)
@@ -195,13 +151,24 @@ class Injector:
             record = self._rounds[round_index]
             record.finish[worker] = self.now()
             record.landed += 1
-            used = record.finished[worker] if self.carries else self.mini_batches
-            self._consumed[worker] += used
+            self._consumed[worker] += self._used(record.finished)[worker]
         return np.float32(0)
 
     def _signalled(self, record: _Round, worker: int, now: float) -> bool:
-        elapsed = now - record.start[worker]
-        return self._trigger(Sight(record.finished, self.mini_batches, elapsed))
+        if self.trigger.stop is None:
+            return False
+        return self.trigger.stop(Sight(record.finished, now - record.start[worker]))
+
+    def _counted(self, finished: np.ndarray) -> np.ndarray:
+        """The finished mini-batches that belong to whole contributions."""
+        whole = self.trigger.whole
+        return finished if whole is None else finished // whole * whole
+
+    def _used(self, finished: np.ndarray) -> np.ndarray:
+        """[workers] mini-batches by which the counters move on in a round."""
+        if self.trigger.carries:
+            return self._counted(finished)
+        return np.broadcast_to(self.trigger.mini_batches, self.workers)
 
     def schedule(
         self,
@@ -224,8 +191,7 @@ class Injector:
         told[:, others] = 0  # for the sum
         told = of_all(told).sum(0)
         start, finish, busy, finished, begun = told[:-2].reshape(len(columns), updates, -1)
-        used = finished[-1] if self.carries else self.mini_batches
-        self._consumed = (begun[-1] + used).astype(np.int64)
+        self._consumed = (begun[-1] + self._used(finished[-1])).astype(np.int64)
         self._attempts, self._elapsed = told[-2].astype(np.int64), float(told[-1].max())
         rows = np.arange(first, first + updates, dtype=np.int32)
         return Schedule(
@@ -233,7 +199,7 @@ class Injector:
             workers=np.broadcast_to(np.arange(self.workers, dtype=np.int32), start.shape).copy(),
             start=start,
             finish=finish,
-            batches=finished.astype(np.int32),
+            batches=self._counted(finished).astype(np.int32),
             first=begun.astype(np.int64),
             version=np.broadcast_to(rows[:, None], start.shape).copy(),
             busy=busy,

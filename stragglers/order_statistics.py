@@ -16,6 +16,8 @@ from scipy import fft, special
 
 from stragglers.delays import Law
 
+IN_FLIGHT = {"cut": True, "finish": False}  # at the signal; whether it is lost
+
 
 def order_statistic_mean(law: Law, k: int, workers: int) -> float:
     """Expected seconds until the k-th of `workers` iid durations ends, E[X_{k:P}].
@@ -46,6 +48,23 @@ def quadrature(law: Law, k: int, workers: int) -> float:
     return float(np.trapezoid(weight * law.quantile(special.expit(z)), z))
 
 
+def sums_means(law: Law, workers: int, mini_batches: int) -> np.ndarray:
+    """[P] expected seconds until the k-th of P workers has ended M mini-batches, for k = 1..P.
+
+    On a lattice, to about 1 %; a tail that is too heavy for one raises ValueError.
+    """
+    if mini_batches == 1:
+        ks = range(1, workers + 1)
+        return np.array([order_statistic_mean(law, k, workers) for k in ks])
+    one, step, _ = _lattice(law, mini_batches)
+    total = one
+    for _ in range(mini_batches - 1):
+        total = np.clip(convolved(total, one)[: one.size], 0, None)
+    ended = np.clip(np.cumsum(total), 0, 1)
+    ks = np.arange(1, workers + 1)[:, None]
+    return step * special.betaincc(ks, workers - ks + 1, ended).sum(axis=1)
+
+
 class Moments(NamedTuple):
     """Means of a round that lands at all workers, without communication."""
 
@@ -74,13 +93,17 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
 
 def finished(progress: np.ndarray, in_flight: str) -> np.ndarray:
     """Mini-batches that count, if `progress` of them (a real number) are done at the signal."""
-    roundings = {"cut": np.floor, "finish": np.ceil}
-    if in_flight not in roundings:
+    tie = 1e-9  # a ratio that is whole but for rounding
+    return np.floor(progress + tie) if cuts(in_flight) else np.ceil(progress - tie)
+
+
+def cuts(in_flight: str) -> bool:
+    """Whether what is in flight at the signal is lost; an unknown word raises ValueError."""
+    if in_flight not in IN_FLIGHT:
         raise ValueError(
-            f"theory: unknown in_flight={in_flight!r}; choose one of {', '.join(roundings)}"
+            f"theory: unknown in_flight={in_flight!r}; choose one of {', '.join(IN_FLIGHT)}"
         )
-    tie = {"cut": 1e-9, "finish": -1e-9}[in_flight]  # a ratio that is whole but for rounding
-    return roundings[in_flight](progress + tie)
+    return IN_FLIGHT[in_flight]
 
 
 def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Moments:
@@ -94,7 +117,7 @@ def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Mom
     other = law.quantile(1 - survival[:, None] * middles)
     done = finished(mini_batches * shortest / other, in_flight)
     share = (1 + (workers - 1) * (done @ cells).mean() / mini_batches) / workers
-    if in_flight == "cut" or workers == 1:
+    if cuts(in_flight) or workers == 1:
         return Moments(slowest, fastest, float(share))
     if math.isinf(law.mean()):  # somebody's first mini-batch is always waited for
         return Moments(slowest, math.inf, float(share))
@@ -111,7 +134,7 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
 
     That S_i(l) <= S_i(M) anyway leaves an expectation over S_i(l) of P(S(M) >= S_i(l))^(n-1).
     """
-    finished(np.zeros(1), in_flight)
+    lost = cuts(in_flight)
     one, step, atoms = _lattice(law, mini_batches)
     sums = [np.zeros_like(one)]
     sums[0][0] = 1.0
@@ -122,25 +145,25 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
     fastest, slowest = step * (beyond**workers).sum(), step * (1 - (1 - beyond) ** workers).sum()
     # Continuous durations tie on the lattice only: half of each tie counts.  Atoms do tie: a
     # mini-batch that ends at the signal counts, and none begins there.
-    counted = 0.5 if not atoms else float(in_flight == "cut")
+    counted = 0.5 if not atoms else float(lost)
     alive = (beyond + counted * whole) ** (workers - 1)
-    which = sums[1:] if in_flight == "cut" else sums[:-1]
+    which = sums[1:] if lost else sums[:-1]
     share = float(np.sum([mass @ alive for mass in which]) / mini_batches)
-    if in_flight == "finish" and workers > 1:
+    if not lost and workers > 1:
         fastest = _landing(one, sum(sums[:-1]), whole, beyond, workers) * step
     return Moments(float(slowest), float(fastest), share)
 
 
 def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
     """Masses of one duration on 0, h, 2h, ..., the step h in seconds, and whether it has atoms."""
-    if law.name in ("deterministic", "bernoulli_slowdown"):
-        params = dict(law.params)
-        factor, probability = params.get("factor", 1.0), params.get("probability", 0.0)
-        parts = 1 if float(factor).is_integer() else 64  # whole factors are met exactly
-        one = np.zeros(mini_batches * math.ceil(factor) * parts + 1)
-        one[parts] += 1 - probability
-        one[round(factor * parts)] += probability
-        return one, law.factor * params["value"] / parts, True
+    if law.atoms:
+        (shortest, _), (longest, _) = law.atoms[0], law.atoms[-1]
+        whole = all(float(value / shortest).is_integer() for value, _ in law.atoms)
+        parts = 1 if whole else 64  # whole multiples of the shortest are met exactly
+        one = np.zeros(mini_batches * math.ceil(longest / shortest) * parts + 1)
+        for value, probability in law.atoms:
+            one[round(value / shortest * parts)] += probability
+        return one, law.factor * shortest / parts, True
     points = 2**15
     tail = float(law.quantile(1 - 1e-7))
     typical = float(law.quantile(1 - 1 / (4 * mini_batches)))

@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 from scipy import optimize
 
-from stragglers.processes import _addressed
+from stragglers.processes import addressed
 
 PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have none and 1
 
@@ -35,7 +35,7 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
     rows = np.split(weight, np.flatnonzero(np.diff(node)) + 1)
     shares = np.concatenate([np.append(np.cumsum(r[:-1]) / r.sum(), 1.0) for r in rows])
     keys = node + 1j * shares  # complex numbers order lexicographically
-    uniform = _addressed(seed, PARTNERS)
+    uniform = addressed(seed, PARTNERS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
         worker, count = np.broadcast_arrays(worker, count)
@@ -63,7 +63,7 @@ def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
         )
     # sum_{h < M} (1 - p)^h is the mean of a geometric number that is capped at M.
     stay = optimize.brentq(lambda q: sum(q**h for h in range(most)) - mean, 0.0, 1.0, xtol=1e-14)
-    uniform = _addressed(seed, STEPS)
+    uniform = addressed(seed, STEPS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
         worker, count = np.broadcast_arrays(worker, count)

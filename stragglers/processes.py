@@ -59,7 +59,7 @@ def from_law(law: Law) -> Process:
     """Durations of the law, independent over workers and counts."""
 
     def bind(seed: int) -> Draw:
-        table = _addressed(seed, transform=law.quantile)
+        table = addressed(seed, transform=law.quantile)
         return lambda worker, start, count: table(worker, count)
 
     return Process(str(law), float(law.quantile(0.0)), False, bind)
@@ -134,8 +134,8 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
             raise ValueError(f"markov: needs {key} > 0, got {key}={value}; set it in seconds")
 
     def bind(seed: int) -> Draw:
-        work = _addressed(seed, transform=law.quantile)
-        grow = partial(_path, _addressed(seed, 1), factor, mean_normal, mean_slow)
+        work = addressed(seed, transform=law.quantile)
+        grow = partial(_path, addressed(seed, 1), factor, mean_normal, mean_slow)
         path = grow(workers=1, sojourns=64)
 
         def draw(worker: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -200,7 +200,7 @@ PROCESSES: dict[str, Callable[..., Process]] = {
 _BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
 
 
-def _addressed(
+def addressed(
     seed: int, *stream: int, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Transformed uniforms looked up by (worker, count), computed in blocks when first needed."""

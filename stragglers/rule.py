@@ -1,30 +1,131 @@
-"""What every waiting rule is: a function from a state to the next segment of a Schedule."""
+"""What a waiting rule is given, and the faces that it shows to those who run it.
+
+A rule is a function `name(setting, *, own parameters) -> Rule`. Nobody asks for its name: what it
+can do stands in the `Rule`.
+
+    plan       `init, extend, observe`: a Schedule in virtual time, without any training
+    trigger    for workers that move in rounds on devices: when a round stops, what counts then
+    arrivals   for workers that run freely: what happens when one of them delivers
+
+A face that makes no sense for a rule is None, and who needs it refuses the rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
+import networkx as nx
 import numpy as np
 
+from stragglers.delays import Law
+from stragglers.processes import Process
 from stragglers.schedule import Schedule
 
-Cost = float | Callable[[int], float | np.ndarray]  # s, or round -> s, scalar or [P]
+# Seconds, or round -> seconds; scalar or [P].
+Cost = float | np.ndarray | Callable[[int], float | np.ndarray]
+
+
+DRAWS = {"mini_batch": False, "round": True}  # draw -> whether a duration holds for a whole round
+
+
+class Links(Protocol):
+    """Links that come and go: which matchings are active in which round (MATCHA, 1905.09435)."""
+
+    partners: np.ndarray  # [M, P] int, whom each worker hears from, itself where from nobody
+    directed: bool  # whom a worker hears from need not hear from it
+    overlap: int  # rounds for which a message is under way while its receiver goes on
+
+    def active(self, first: int, count: int) -> np.ndarray:
+        """Activations of rounds first .. first + count - 1, bool [count, M]; a pure function."""
+
+
+class Setting(NamedTuple):
+    """What an experiment offers to every waiting rule."""
+
+    delay: Law | Process  # seconds of a mini-batch
+    workers: int
+    mini_batches: int | Sequence[int]  # of a full round or contribution, or one number per worker
+    seed: int  # of the delays
+    graph: nx.Graph | None = None  # who is whose neighbour; None: everybody is everybody's
+    links: Links | None = None  # which links come and go; None: all of the graph's, always
+    communication: Cost = 0.0
+    draw: str = "mini_batch"  # a duration per "mini_batch", or per "round"
+
+
+class Sight(NamedTuple):
+    """What a worker's device sees of a round when it asks whether to go on."""
+
+    finished: np.ndarray  # [workers] mini-batches finished in this round
+    elapsed: float  # seconds since this worker began the round
+
+
+class Trigger(NamedTuple):
+    """How workers that move in rounds on devices keep a rule.
+
+    stop: whether the round is over for the worker that sees this; None: nobody is ever stopped.
+    mini_batches: that a worker may take in a round, scalar or [workers].
+    cuts: the mini-batch in flight is cut, instead of finished.
+    carries: unfinished mini-batches go on in the next round, instead of being skipped.
+    sees_all: `stop` looks at other workers than the one that asks.
+    whole: [workers] mini-batches of a contribution, of which a part counts for nothing; None: every
+        finished mini-batch counts.
+    """
+
+    stop: Callable[[Sight], bool] | None
+    mini_batches: int | np.ndarray
+    cuts: bool = False
+    carries: bool = True
+    sees_all: bool = True
+    whole: np.ndarray | None = None
+
+
+class Reaction(NamedTuple):
+    """What a rule makes of an arrival: it ignores it, holds it, or makes an update."""
+
+    state: Any
+    counts: bool  # the contribution is held until it is in an update; False: it is ignored
+    update: tuple[int, ...] = ()  # the workers in the update that is made now, in order; (): none
+    restart: tuple[int, ...] = ()  # who begins anew from the newest parameters, whatever it is at
+    proceed: tuple[int, ...] = ()  # who begins another contribution at the parameters that it has
+
+
+class Arrivals(NamedTuple):
+    """How a rule reacts to workers that run freely, each on a process of its own.
+
+    init: () -> state, of workers that have all begun a contribution at version 0.
+    on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Reaction.
+        Every arrival is reported, also one whose worker has been restarted in the meantime.
+    mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
+    observe: as in `Rule`.
+    """
+
+    init: Callable[[], Any]
+    on_arrival: Callable[[Any, int, int, float], Reaction]
+    mini_batches: Callable[[Any, int], int]
+    observe: Callable[[Any, float, float], Any] | None = None
 
 
 class Rule(NamedTuple):
-    """A waiting rule: `extend(state, updates, **knobs) -> (state, Schedule)` from `init()` on.
+    """A waiting rule with its faces.
 
-    Extending twice equals extending once.  A state is a NamedTuple of arrays that tells `update`,
-    the index of the next row.  A rule that follows the training has `observe(state, seconds, loss)
-    -> state`, called with the training loss at some times; it may change what comes after them.
+    init: () -> state, a NamedTuple of arrays with `update`, the index of the next row.
+    extend: (state, updates, **knobs) -> (state, Schedule); extending twice equals extending once.
+    asynchronous: contributions may be taken at older versions.
+    observe: (state, seconds, loss) -> state, called with the training loss at some times, for a
+        rule that follows the training; it may change the rows that come after.
+    data: own parameters that are data to a compiled program, so that runs which differ in them can
+        share it. A rule whose parameters are all data lists "name": it shares with its relatives.
     """
 
     workers: int
     init: Callable[[], Any]
     extend: Callable[..., tuple[Any, Schedule]]
-    asynchronous: bool = False  # contributions may be taken at older versions
+    asynchronous: bool = False
     observe: Callable[[Any, float, float], Any] | None = None
+    trigger: Trigger | None = None
+    arrivals: Arrivals | None = None
+    data: tuple[str, ...] = ()
 
 
 def whole(rule: Rule, updates: int) -> Schedule:
@@ -33,7 +134,7 @@ def whole(rule: Rule, updates: int) -> Schedule:
 
 
 def checked_cost(name: str, communication: Cost) -> Callable[[int], float | np.ndarray]:
-    """The cost as a function of the round; negative seconds raise ValueError in the `name` of."""
+    """The cost as a function of the round; negative seconds raise a ValueError of rule `name`."""
 
     def cost(t: int) -> float | np.ndarray:
         seconds = communication(t) if callable(communication) else communication
@@ -43,3 +144,44 @@ def checked_cost(name: str, communication: Cost) -> Callable[[int], float | np.n
 
     cost(0)  # refuse a bad constant before the first segment
     return cost
+
+
+def per_round(name: str, draw: str) -> bool:
+    """Whether a duration holds for a whole round; an unknown `draw` raises ValueError."""
+    if draw not in DRAWS:
+        raise ValueError(f"{name}: unknown draw={draw!r}; choose one of {', '.join(DRAWS)}")
+    return DRAWS[draw]
+
+
+def mini_batches_each(name: str, setting: Setting) -> np.ndarray:
+    """[P] int64 mini-batches of each worker's contribution; bad ones raise ValueError."""
+    if setting.workers < 1:
+        raise ValueError(f"{name}: needs workers >= 1, got workers={setting.workers}; set more")
+    each = np.asarray(setting.mini_batches)
+    if each.shape not in ((), (setting.workers,)):
+        raise ValueError(
+            f"{name}: mini_batches lists {each.size} numbers for {setting.workers} workers; give "
+            "one, or one per worker"
+        )
+    if not np.issubdtype(each.dtype, np.integer) or (each < 1).any():
+        raise ValueError(
+            f"{name}: needs mini_batches >= 1, got mini_batches={setting.mini_batches}; set whole "
+            "numbers of at least 1"
+        )
+    return np.broadcast_to(each, setting.workers).astype(np.int64)
+
+
+def most_mini_batches(mini_batches: int | Sequence[int]) -> int:
+    """The most mini-batches of any worker's contribution."""
+    return int(np.max(mini_batches))
+
+
+def one_number(name: str, setting: Setting) -> int:
+    """The mini-batches of a round, for rules in which they are the same for all workers."""
+    each = mini_batches_each(name, setting)
+    if np.ndim(setting.mini_batches):
+        raise ValueError(
+            f"{name}: all workers have rounds of equally many mini-batches, got "
+            f"{list(setting.mini_batches)}; give one number, or take a rule as k_async"
+        )
+    return int(each[0])

@@ -24,7 +24,8 @@ from algorithms import (
 from algorithms.base import AXIS
 from comms import cost
 from runtimes import mesh, simulate
-from stragglers import clock, delays
+from stragglers import delays
+from tests import planned
 
 N, ROWS, WIDTH = 4, 64, 3
 SGD = optax.sgd(0.1)
@@ -186,7 +187,7 @@ def test_the_ratio_of_top_k_falls_in_five_stages():
         sent.append([int((memory.residual[0] == 0).sum()) for memory in states.reducers])
     of_both = [[25, 76], [10, 30], [4, 12], [2, 5], [1, 2], [1, 2]]  # of 64 and 192 entries
     assert sent == of_both
-    rule = clock.RULES["barrier"](delays.deterministic(1.0), N, 1, 0)
+    rule = planned.rule("barrier", delays.deterministic(1.0), N, 1, 0)
     _, schedule = rule.extend(rule.init(), 6)
     told = method.wire_bytes(PARAMS, schedule)
     np.testing.assert_array_equal(told, 3 * 8 * np.sum(of_both, axis=1))
@@ -317,7 +318,7 @@ def test_workers_round_apart_and_parameters_are_drawn_apart():
 
 
 def test_payloads_are_those_of_the_messages():
-    rule = clock.RULES["barrier"](delays.deterministic(1.0), N, 1, 0)
+    rule = planned.rule("barrier", delays.deterministic(1.0), N, 1, 0)
     _, schedule = rule.extend(rule.init(), 8)
     table = {"embedding": PARAMS["table"]["embedding"]}
     sent = {
@@ -340,7 +341,7 @@ def test_payloads_are_those_of_the_messages():
 
 
 def test_empty_parameters_send_no_entries():
-    rule = clock.RULES["barrier"](delays.deterministic(1.0), N, 1, 0)
+    rule = planned.rule("barrier", delays.deterministic(1.0), N, 1, 0)
     _, schedule = rule.extend(rule.init(), 1)
     empty = {"embedding": jnp.zeros((0, WIDTH))}
     for method in (top_k(SGD), random_k(SGD), s2_reducer(SGD, exact=True)):
@@ -382,7 +383,7 @@ MODEL = {
 
 
 def trained(method, updates=60, losses=losses):
-    waiting = clock.RULES["first_finisher"](delays.exponential(1.0), N, 2, 0)
+    waiting = planned.rule("first_finisher", delays.exponential(1.0), N, 2, 0)
     data = examples()
     runtime = simulate.simulator(method, losses, data, Sampler(), waiting, mini_batches=2)
     state, schedule = runtime.advance(runtime.start(MODEL), np.inf, updates)
@@ -456,7 +457,7 @@ def test_refusals():
         sparse_all_gather(SGD).exchange.init({"matrix": PARAMS["matrix"]})
     with pytest.raises(ValueError, match="0 < ratio <= 1"):
         top_k(SGD, ratio=2.0)
-    rule = clock.RULES["k_async"](delays.exponential(1.0), N, 1, 0, k=2)
+    rule = planned.rule("k_async", delays.exponential(1.0), N, 1, 0, k=2)
     _, some = rule.extend(rule.init(), 1)
     with pytest.raises(ValueError, match="its memory must be equal on all workers"):
         powersgd(SGD).check(N, some)

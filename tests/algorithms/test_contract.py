@@ -41,7 +41,8 @@ from algorithms.base import AXIS, scale_by_samples
 from comms import cost, topology
 from experiments.profiling import Profile
 from runtimes import simulate, worker
-from stragglers import clock, delays
+from stragglers import delays
+from tests import planned
 
 N, M, B, D = 8, 4, 2, 5  # workers, mini-batches, samples in a mini-batch, parameters
 UPDATES = 50
@@ -253,7 +254,7 @@ def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
 
 def rule(method, name, law, seed=0):
     """A waiting rule over the method's own graph and links."""
-    return clock.RULES[name](law, N, M, seed, graph=method.graph, links=method.links)
+    return planned.rule(name, law, N, M, seed, graph=method.graph, links=method.links)
 
 
 def stacked_start(method):
@@ -341,7 +342,7 @@ def test_a_server_gets_every_contribution_once(name):
     """One worker alone has nobody to reduce with, but its push is sent all the same."""
     method = METHODS[name]()
     one, three = (
-        method.wire_bytes(PARAMS, clock.k_async(delays.exponential(1.0), N, k, 20, 0))
+        method.wire_bytes(PARAMS, planned.plan("k_async", delays.exponential(1.0), N, 20, k=k))
         for k in (1, 3)
     )
     assert (one > 0).all()

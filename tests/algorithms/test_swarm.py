@@ -12,7 +12,8 @@ from algorithms.base import AXIS, scale_by_samples
 from algorithms.swarm import meet, meet_stopped
 from comms import cost, topology
 from runtimes import simulate
-from stragglers import clock, delays, pairs, processes
+from stragglers import delays, processes, wavefront
+from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 N, RATE, DECAY, STEPS = 8, 0.05, 0.7, 2
@@ -42,7 +43,7 @@ def sequential(schedule, blocking):
             live -= RATE * velocity[i]
         return live
 
-    met = pairs.interactions(schedule)
+    met = wavefront.interactions(schedule)
     for (i, j), row, (p, q) in zip(met.pairs, met.row, met.position, strict=True):
         first, steps = schedule.first[row], schedule.batches[row]
         if blocking:
@@ -67,10 +68,10 @@ def run(method, rule, updates):
 def test_wavefronts_train_as_meetings_one_after_the_other(graph, blocking):
     """To float32 rounding for 300 meetings and more."""
     graph = GRAPHS[graph]
-    rule = clock.RULES["random_pairs"](LAW, N, STEPS, 3, graph=graph, blocking=blocking, width=2)
+    rule = planned.rule("random_pairs", LAW, N, STEPS, 3, graph=graph, blocking=blocking, width=2)
     method = swarm(optimizer(), graph, blocking=blocking)
     runtime, state, schedule = run(method, rule, 200)
-    assert len(pairs.interactions(schedule).time) >= 300
+    assert len(wavefront.interactions(schedule).time) >= 300
     comm, base = sequential(schedule, blocking)
     np.testing.assert_allclose(state.model.params, base, rtol=5e-4, atol=5e-5)
     np.testing.assert_allclose(runtime.models(state), comm, rtol=5e-4, atol=5e-5)
@@ -78,8 +79,8 @@ def test_wavefronts_train_as_meetings_one_after_the_other(graph, blocking):
 
 def test_geometric_local_steps_and_rows_that_are_not_full():
     graph = topology.star(N)
-    rule = clock.RULES["random_pairs"](
-        LAW, N, 4, 1, graph=graph, steps="geometric", local_steps=2, width=3
+    rule = planned.rule(
+        "random_pairs", LAW, N, 4, 1, graph=graph, steps="geometric", local_steps=2, width=3
     )
     runtime = simulate.simulator(
         swarm(optimizer(), graph), losses, DATA, SAMPLES, rule, mini_batches=4
@@ -94,14 +95,14 @@ def test_geometric_local_steps_and_rows_that_are_not_full():
 def test_ad_psgd_averages_then_subtracts_the_gradient_of_the_snapshot():
     """The paper's loop: g at a snapshot of x_i; x_i, x_j <- their mean; x_i <- x_i - lr g."""
     graph = topology.ring(N)
-    rule = clock.RULES["bipartite_pairs"](LAW, N, 1, 5, graph=graph)
+    rule = planned.rule("bipartite_pairs", LAW, N, 1, 5, graph=graph)
     runtime = simulate.simulator(
         ad_psgd(optimizer(decay=0.0), graph), losses, DATA, SAMPLES, rule, mini_batches=1
     )
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 200)
     x = np.tile(X0.astype(np.float64), (N, 1))
     snapshot = x.copy()
-    met = pairs.interactions(schedule)
+    met = wavefront.interactions(schedule)
     for (i, j), row, (p, _) in zip(met.pairs, met.row, met.position, strict=True):
         g = gradient(snapshot[i], i, schedule.first[row, p])
         x[i], x[j] = ((x[i] + x[j]) / 2,) * 2
@@ -153,8 +154,8 @@ def test_random_pairs_contract_as_the_spectral_gap_says(graph):
         y[i] = y[j] = (x[i] + x[j]) / 2
         after.append(gamma(y))
     # How often the schedule draws each edge.
-    schedule = clock.random_pairs(LAW, graph, 1, 40_000, 0)
-    counts = pairs.meetings(schedule, N)[tuple(zip(*graph.edges, strict=True))]
+    schedule = planned.random_pairs(LAW, graph, 1, 40_000, 0)
+    counts = wavefront.meetings(schedule, N)[tuple(zip(*graph.edges, strict=True))]
     np.testing.assert_allclose(counts / counts.mean(), 1, atol=0.1)
     degree = graph.degree[0]
     bound = 1 - nx.laplacian_spectrum(graph)[1] / (degree * N)
@@ -219,7 +220,7 @@ def test_bytes_are_those_of_the_messages():
     params = np.zeros(100, np.float32)
 
     def sent(method, name, **options):
-        rule = clock.RULES[name](LAW, N, 1, 0, graph=method.graph, links=method.links, **options)
+        rule = planned.rule(name, LAW, N, 1, 0, graph=method.graph, links=method.links, **options)
         _, schedule = rule.extend(rule.init(), 60)
         return method.wire_bytes(params, schedule), schedule
 
@@ -237,12 +238,12 @@ def test_bytes_are_those_of_the_messages():
     np.testing.assert_allclose(found, 400 * (schedule.matchings @ links) / N)
     np.testing.assert_array_equal(sent(sgp(optimizer(), N), "neighbour_barrier")[0], 404)
     one = sgp(optimizer(), 1)
-    assert not one.wire_bytes(params, clock.barrier(LAW, 1, 1, 3, 0)).any()
+    assert not one.wire_bytes(params, planned.plan("barrier", LAW, 1, 3, 1, 0)).any()
     # Packed in 128 x 8 bits, with a side and two sums for the one bucket.
     for bits, message in ((None, 400), (8, 128 + 12)):
         for name in ("random_pairs", "bipartite_pairs"):
             found, schedule = sent(swarm(optimizer(), ring, bits=bits), name, width=2)
-            met = pairs.interactions(schedule)
+            met = wavefront.interactions(schedule)
             asked = np.bincount(met.row[met.pairs[:, 0] != met.pairs[:, 1]], minlength=60)
             np.testing.assert_allclose(found, 2 * asked * message / N)
 
@@ -271,7 +272,7 @@ def test_seconds_are_those_of_the_links_in_use():
 def test_a_quantised_swarm_stays_near_the_exact_one(bits):
     """The codec learns its range, counts its failures, and costs fewer bytes."""
     graph = topology.hypercube(N)
-    rule = clock.RULES["random_pairs"](LAW, N, STEPS, 3, graph=graph)
+    rule = planned.rule("random_pairs", LAW, N, STEPS, 3, graph=graph)
     exact, quantised = swarm(optimizer(), graph), swarm(optimizer(), graph, bits=bits)
     runtime, state, _ = run(exact, rule, 400)
     ours, ours_state, schedule = run(quantised, rule, 400)
@@ -296,7 +297,7 @@ def test_a_quantised_swarm_stays_near_the_exact_one(bits):
 def test_schedules_that_do_not_fit_are_refused(method, wait, words):
     graph = topology.ring(N)
     options = {"graph": graph} if wait == "random_pairs" else {}
-    rule = clock.RULES[wait](LAW, N, 1, 0, **options)
+    rule = planned.rule(wait, LAW, N, 1, 0, **options)
     with pytest.raises(ValueError, match=words):
         simulate.simulator(method(graph), losses, DATA, SAMPLES, rule, mini_batches=1)
 
@@ -331,7 +332,7 @@ def test_push_sum_conserves_and_agrees(overlap):
 def test_push_sum_trains_at_the_debiased_model():
     """Twelve updates with messages that arrive one later, in which weights differ from 1."""
     method = sgp(optimizer(decay=0.0), N, overlap=1)
-    rule = clock.RULES["neighbour_barrier"](LAW, N, 1, 0, graph=method.graph, links=method.links)
+    rule = planned.rule("neighbour_barrier", LAW, N, 1, 0, graph=method.graph, links=method.links)
     runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
     x, weight = np.tile(X0.astype(np.float64), (N, 1)), np.ones(N)
@@ -350,7 +351,7 @@ def test_a_node_of_sgp_waits_for_its_one_sender_only():
     """Delays spread along the directed links, a hop an update, not to all neighbours at once."""
     method = sgp(optimizer(), 8)
     slow = processes.persistent(delays.deterministic(1.0), {0: 5.0})
-    rule = clock.RULES["neighbour_barrier"](slow, 8, 1, 0, graph=method.graph, links=method.links)
+    rule = planned.rule("neighbour_barrier", slow, 8, 1, 0, graph=method.graph, links=method.links)
     _, schedule = rule.extend(rule.init(), 2)
     assert set(np.flatnonzero(schedule.finish[0] == 5.0)) == {0, 1}
     late = np.flatnonzero(schedule.finish[1] >= 6.0)
@@ -363,8 +364,15 @@ def test_overlapping_pushes_cost_no_time_and_come_an_update_later():
     for overlap, seconds, late in ((0, 4.5, {0, 1}), (1, 3.0, {0})):
         method = sgp(optimizer(), 8, overlap=overlap)
         for delay in (delays.deterministic(1.0), slow):
-            rule = clock.RULES["neighbour_barrier"](
-                delay, 8, 1, 0, graph=method.graph, links=method.links, communication=0.5
+            rule = planned.rule(
+                "neighbour_barrier",
+                delay,
+                8,
+                1,
+                0,
+                graph=method.graph,
+                links=method.links,
+                communication=0.5,
             )
             _, schedule = rule.extend(rule.init(), 3)
             schedule.validate()
@@ -376,7 +384,7 @@ def test_overlapping_pushes_cost_no_time_and_come_an_update_later():
 
 def test_doubling_the_rate_quadruples_the_steady_distance_and_a_ring_is_farther_than_complete():
     def steady(graph, rate):
-        rule = clock.RULES["random_pairs"](LAW, N, 1, 0, graph=graph)
+        rule = planned.rule("random_pairs", LAW, N, 1, 0, graph=graph)
         method = swarm(optimizer(rate, 0.0), graph)
         runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
         state, _ = runtime.advance(runtime.start(X0), np.inf, 3000)

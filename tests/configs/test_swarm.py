@@ -81,7 +81,7 @@ def test_arguments_reach_the_config():
         ("width=3", "known arguments: nodes, graph"),
         ("nodes=12", "nodes must be a multiple of 8, got 12"),
         ("nodes=0", "nodes must be a multiple of 8, got 0"),
-        ("graph=star", "all meetings share its centre"),
+        ("graph=star", "all meetings share a few nodes"),
     ],
 )
 def test_bad_arguments_are_refused(argument, words):

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from comms import topology
 from experiments import analysis
-from stragglers import theory
 from stragglers.delays import shifted_exponential
+from stragglers.theory import rounds as theory
 
 
 def config(**changes):

@@ -8,8 +8,9 @@ from PIL import Image
 
 from experiments import html_figures, html_report, notes, records, report, strip_chart
 from experiments.timeline import TIMELINE, stretches
-from stragglers import clock, delays, processes
+from stragglers import delays, processes
 from stragglers.rule import whole
+from tests import planned
 
 P = 5
 DELAY = delays.jitter(mean=0.1, sigma=0.3)
@@ -52,7 +53,7 @@ def schedule_of(wait):
     if wait == "k_async":
         knobs |= {"k": 2}
     mini_batches = knobs.pop("mini_batches")
-    return whole(clock.RULES[wait](DELAY, P, mini_batches, 0, **knobs), 30)
+    return whole(planned.rule(wait, DELAY, P, mini_batches, 0, **knobs), 30)
 
 
 def leave(place, name, wait="barrier", seed=0, finished=True, distance=0.0, **summary):
@@ -252,9 +253,9 @@ def test_a_look_counts_what_the_schedule_says():
 
 def test_cancelled_work_leaves_gaps_and_the_slowest_worker_is_shown():
     slow = processes.persistent(DELAY, {37: 5.0})
-    schedule = whole(clock.RULES["k_sync"](slow, 40, 1, 0, k=20), 10)
+    schedule = whole(planned.rule("k_sync", slow, 40, 1, 0, k=20), 10)
     assert strip_chart.has_gaps(stretches(schedule))
-    schedule = whole(clock.RULES["barrier"](slow, 40, 1, 0), 3)
+    schedule = whole(planned.rule("barrier", slow, 40, 1, 0), 3)
     lanes = strip_chart.lanes_of(stretches(schedule), 40)
     assert 37 in lanes and lanes.size <= strip_chart.MOST_LANES
 
@@ -273,7 +274,7 @@ def test_two_sweeps_are_not_taken_for_seeds_of_one(tmp_path, changes, words):
 
 def test_a_strip_shows_some_rounds_of_the_slowest_and_counts_whole_updates():
     slow, quick = (
-        stretches(whole(clock.RULES["barrier"](law, 2, 1, 0, communication=0.5), 20))
+        stretches(whole(planned.rule("barrier", law, 2, 1, 0, communication=0.5), 20))
         for law in (
             processes.persistent(delays.deterministic(1.0), {0: 4.0}),  # a round takes 4.5 s
             delays.deterministic(1.0),  # 1.5 s

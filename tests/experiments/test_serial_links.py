@@ -10,12 +10,13 @@ from algorithms.gossip import graph_matchings
 from comms import lattice, topology
 from configs import swarm_scale
 from experiments import serial_links
-from stragglers import delays, pairs, processes
+from stragglers import delays, processes, wavefront
 from stragglers.rule import whole
+from tests import planned
 
 
 def schedule(n, graph, law=None, kind="random_pairs", updates=60, **options):
-    rule = pairs.PAIRS[kind](law or delays.deterministic(1.0), n, 1, 0, graph=graph, **options)
+    rule = planned.rule(kind, law or delays.deterministic(1.0), n, 1, 0, graph=graph, **options)
     return whole(rule, updates)
 
 
@@ -42,7 +43,7 @@ def test_a_meeting_is_a_transfer_where_links_are_never_taken():
     made = schedule(8, nx.complete_graph(8), delays.jitter(1.0, 0.3))
     spent = serial_links.pair_seconds(made, 8, 1e-9)
     np.testing.assert_allclose(spent, 1e-9, rtol=0.01)
-    assert len(spent) == len(pairs.interactions(made).time)
+    assert len(spent) == len(wavefront.interactions(made).time)
 
 
 def test_more_load_is_more_waiting():
@@ -53,7 +54,7 @@ def test_more_load_is_more_waiting():
 
 def test_passive_nodes_of_a_bipartite_schedule_do_not_communicate():
     made = schedule(8, topology.ring(8), kind="bipartite_pairs")
-    met = pairs.interactions(made).pairs
+    met = wavefront.interactions(made).pairs
     spent = serial_links.pair_seconds(made, 8, 0.1)
     assert len(spent) == (met[:, 0] != met[:, 1]).sum() < len(met)
     assert (spent >= 0.1 - 1e-12).all()

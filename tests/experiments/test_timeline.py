@@ -8,9 +8,12 @@ import pytest
 
 from experiments import timeline
 from experiments.timeline import KINDS, NANOSECONDS
-from stragglers import clock, delays, inject, replay
-from stragglers.rule import whole
+from stragglers import delays, inject
+from stragglers.rule import Trigger, whole
+from stragglers.rules import RULES
+from stragglers.rules.replay import recorded
 from stragglers.schedule import Schedule
+from tests import planned
 
 P = 6
 RING = nx.cycle_graph(P)
@@ -47,13 +50,11 @@ DELAY = delays.jitter(mean=0.1, sigma=0.3)
 
 def schedule_of(case, updates=40, communication=links):
     knobs = {"mini_batches": 1} | KNOBS[case]
-    mini_batches = knobs.pop("mini_batches")
-    rule = clock.RULES[case.split()[0]]
-    return whole(rule(DELAY, P, mini_batches, 0, communication=communication, **knobs), updates)
+    return planned.plan(case.split()[0], DELAY, P, updates, communication=communication, **knobs)
 
 
 def test_the_cases_are_all_waiting_rules():
-    assert {case.split()[0] for case in KNOBS} == set(clock.RULES)
+    assert {case.split()[0] for case in KNOBS} == set(RULES) - {"replay"}
 
 
 @pytest.mark.parametrize("case", KNOBS)
@@ -143,13 +144,15 @@ def test_of_many_stretches_the_first_are_told(case):
 
 def test_a_replayed_schedule_has_the_timeline_of_the_first_run():
     schedule = schedule_of("first_finisher")
-    again = whole(replay.replay(schedule), schedule.updates)
+    again = whole(recorded(schedule), schedule.updates)
     for ours, theirs in zip(timeline.stretches(again), timeline.stretches(schedule), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_measured_rounds_are_told_as_they_were():
-    watch = inject.Injector(2, 2, 0, delay=delays.deterministic(0.002), communication=0.001)
+    watch = inject.Injector(
+        2, Trigger(None, 2), 0, delay=delays.deterministic(0.002), communication=0.001
+    )
 
     def train(worker):
         for update in range(3):

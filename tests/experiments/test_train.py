@@ -8,6 +8,7 @@ from algorithms import ALGORITHMS
 from comms import topology
 from configs import nonblocking
 from experiments import data, optimizers, prepare, records, sweep, tasks, train, training
+from stragglers.rules import RULES
 
 compilations = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -107,10 +108,15 @@ BAD = [
     ({"devices": 16, "workers": 16}, "cannot shard 16 workers over 16 of 8 devices"),
     ({"runtime": "simulated"}, "runtime: unknown name 'simulated'; known names: "),
     (MESH | {"workers": 9}, "there are 8 devices but config.workers=9; set config.workers=8"),
-    (MESH | {"wait": "replay(path='x')"}, "mesh: its devices move in rounds, which 'replay' does"),
     (MESH | {"wait": "k_async(k=1)"}, "'k_async' does not or not with a trigger; use runtime='sim"),
     (MESH | {"wait": "k_sync"}, "wait 'k_sync': parameter 'k' is missing"),
-    (MESH | {"wait": "k_sync(k=2)", "mini_batches": 2}, "set mini_batches=1"),
+    (
+        MESH | {"wait": "k_batch_sync(k=2)", "algorithm": "local_sgd"},
+        "local steps of the second would begin where the first ended",
+    ),
+    ({"wait": "k_sync(k=2)", "mini_batches": [1, 2, 3]}, "lists 3 numbers for"),
+    ({"mini_batches": [1, 2]}, "mini_batches lists 2 numbers for"),
+    ({"mini_batches": []}, "config.mini_batches must be a positive whole number, or one per"),
     (MESH | {"wait": "quorum(k=9)"}, "got k=9; choose k in this range"),
     (MESH | {"wait": "deadline(seconds=-1)"}, "deadline: needs seconds > 0, got -1"),
     (MESH | {"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'"),
@@ -141,7 +147,7 @@ def test_the_simulator_does_not_run_on_several_processes(monkeypatch):
     ("entry", "known"),
     [
         ("algorithm", ALGORITHMS),
-        ("wait", prepare.WAITING_RULES),
+        ("wait", RULES),
         ("graph", topology.GRAPHS),
         ("task", prepare.TASKS),
         ("split", data.SPLITS),

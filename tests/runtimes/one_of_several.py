@@ -21,6 +21,7 @@ from comms import topology
 from experiments import distributed
 from runtimes import mesh
 from stragglers import delays, inject, processes
+from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -71,7 +72,8 @@ def build(method, injector=None):
 def injector():
     """Worker 5 is the slowest; whoever is late at the deadline does less."""
     slow = processes.persistent(delays.jitter(0.004, 0.1), {5: 50.0})
-    return inject.Injector(N, M, 0, delay=slow, trigger=inject.deadline(0.1))
+    rule = planned.rule("deadline", slow, N, M, seconds=0.1)
+    return inject.Injector(N, rule.trigger, 0, delay=slow)
 
 
 def plain(method) -> dict[str, np.ndarray]:

@@ -17,10 +17,11 @@ from algorithms import (
 )
 from algorithms.base import scale_by_samples
 from runtimes import simulate
-from stragglers import clock, delays
+from stragglers import delays
 from stragglers.processes import from_law
-from stragglers.replay import replay
+from stragglers.rules.replay import recorded
 from stragglers.schedule import concatenate
+from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 P, UPDATES, RATE = 6, 500, 0.04
@@ -93,7 +94,7 @@ def optimizer(decay=0.0, rate=RATE):
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
 def test_every_protocol_trains_as_an_event_loop_does(protocol, k, decay):
     """To float32 rounding after 500 updates."""
-    rule = clock.RULES[protocol](LAW, P, 1, 2, k=k)
+    rule = planned.rule(protocol, LAW, P, 1, 2, k=k)
     ours, _ = simulated(all_reduce(optimizer(decay)), rule)
     np.testing.assert_allclose(ours, train(protocol, k, decay), rtol=2e-4, atol=2e-5)
 
@@ -122,7 +123,7 @@ CORRECTIONS = {
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_every_correction_is_what_its_formula_says(name, k):
     make, correct = CORRECTIONS[name]
-    rule = clock.RULES["k_batch_async"](LAW, P, 1, 2, k=k)
+    rule = planned.rule("k_batch_async", LAW, P, 1, 2, k=k)
     ours, _ = simulated(make(optimizer(0.5)), rule, 200)
     expected = train("k_batch_async", k, 0.5, correct, 200)
     np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
@@ -137,7 +138,7 @@ def test_one_rate_for_all_comes_from_the_mean_distance():
         return [
             simulated(
                 compensated_rate(optimizer(), threshold=1e-4, per=per),
-                clock.RULES["k_async"](LAW, P, 1, 2, k=k),
+                planned.rule("k_async", LAW, P, 1, 2, k=k),
                 100,
             )[0]
             for per in ("gradient", "mean")
@@ -150,7 +151,7 @@ def test_one_rate_for_all_comes_from_the_mean_distance():
 
 
 def test_compensation_trains_at_a_rate_at_which_the_fixed_rate_diverges():
-    rule = clock.RULES["k_async"](LAW, P, 1, 2, k=1)
+    rule = planned.rule("k_async", LAW, P, 1, 2, k=1)
     fixed, _ = simulated(all_reduce(optimizer(rate=0.25)), rule)
     ours, _ = simulated(compensated_rate(optimizer(rate=0.25), threshold=1e-2), rule)
     start, diverged, trained = (
@@ -167,7 +168,7 @@ def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
     """The updates after an observation are those of a clock that had not run ahead."""
 
     def make():
-        return clock.RULES["adasync"](LAW, P, 1, 2, protocol=protocol, interval=3.0, k=1)
+        return planned.rule("adasync", LAW, P, 1, 2, protocol=protocol, interval=3.0, k=1)
 
     runtime = simulate.simulator(
         all_reduce(optimizer(0.5)), losses, DATA, SAMPLES, make(), mini_batches=1
@@ -190,5 +191,5 @@ def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
     np.testing.assert_array_equal(ran.time, concatenate(expected).time)
     np.testing.assert_array_equal(ran.workers, concatenate(expected).workers)
     # What was trained is what the schedule says.
-    replayed, _ = simulated(all_reduce(optimizer(0.5)), replay(ran), ran.updates)
+    replayed, _ = simulated(all_reduce(optimizer(0.5)), recorded(ran), ran.updates)
     np.testing.assert_allclose(np.asarray(runtime.models(state))[0], replayed, rtol=1e-5, atol=1e-6)

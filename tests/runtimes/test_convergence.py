@@ -11,7 +11,9 @@ import pytest
 from algorithms import all_reduce
 from algorithms.base import scale_by_samples
 from runtimes import simulate
-from stragglers import clock, convergence, delays
+from stragglers import delays
+from stragglers.theory import convergence
+from tests import planned
 
 P, WIDTH = 8, 2048  # workers, coordinates
 VARIANCE = 0.25
@@ -63,7 +65,7 @@ def training(rule, rate, start, losses, examples):
 
 def floor(protocol, k, rate, law=EXPONENTIAL, looks=40):
     """Mean of F in the stationary state, over coordinates and over times about 2 / rate apart."""
-    rule = clock.RULES[protocol](law, P, 1, 0, k=k)
+    rule = planned.rule(protocol, law, P, 1, 0, k=k)
     advance = training(rule, rate, jnp.zeros(WIDTH), losses, NOISE)
     apart = max(P, round(2 / rate))
     advance(4 * apart)
@@ -88,7 +90,7 @@ def after_one_update(rate: float) -> float:
 def test_a_gradient_one_update_old_raises_the_floor_as_an_ar2_process_says():
     rate, law = 0.2, delays.deterministic(1.0)
     expected = after_one_update(rate) * convergence.stationary_loss(rate, 4, VARIANCE)
-    rule = clock.RULES["k_async"](law, P, 1, 0, k=4)
+    rule = planned.rule("k_async", law, P, 1, 0, k=4)
     _, schedule = rule.extend(rule.init(), 50)
     assert (schedule.staleness[1:] == 1).all()
     assert floor("k_async", 4, rate, law) == pytest.approx(expected, rel=0.03)
@@ -109,7 +111,7 @@ def test_asynchrony_raises_the_error_floor_at_k_1_and_hardly_at_k_4(protocol):
 def test_round_robin_delays_are_stable_up_to_the_limit_and_no_further(workers):
     """One coordinate 5 % below the limit, one 5 % beyond it, no noise."""
     delay = workers - 1
-    rule = clock.RULES["k_async"](delays.deterministic(1.0), workers, 1, 0, k=1)
+    rule = planned.rule("k_async", delays.deterministic(1.0), workers, 1, 0, k=1)
     curvature = jnp.asarray([0.95, 1.05]) * convergence.stability_limit(delay)
 
     def losses(w, centres):

@@ -15,7 +15,8 @@ from benchmarks.mesh import hand_written
 from comms import topology
 from runtimes import mesh, simulate
 from stragglers import delays, inject, processes
-from stragglers.replay import replay
+from stragglers.rules.replay import recorded
+from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 N, M = 8, 4
@@ -41,6 +42,12 @@ def run(method, injector, updates=24):
     return np.asarray(runtime.models(state)), schedule
 
 
+def injector(wait="barrier", delay=None, mini_batches=M, communication=0.0, **own):
+    """Delays of workers that keep a waiting rule."""
+    rule = planned.rule(wait, delay or delays.deterministic(1.0), N, mini_batches, **own)
+    return inject.Injector(N, rule.trigger, 0, delay=delay, communication=communication)
+
+
 def uneven():
     """5 ms a mini-batch; worker 0 is six times slower."""
     return processes.persistent(delays.deterministic(0.005), {0: 6.0})
@@ -50,14 +57,12 @@ def uneven():
 @pytest.mark.parametrize("leftovers", ["carry", pytest.param("drop", marks=pytest.mark.slow)])
 def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers):
     """To float32 rounding: the mesh adds up mini-batches, the simulator takes them at once."""
-    injector = inject.Injector(
-        N, M, 0, delay=uneven(), trigger=inject.first_finisher(), leftovers=leftovers
-    )
-    real, schedule = run(METHODS[name](), injector)
+    watched = injector("first_finisher", uneven(), leftovers=leftovers)
+    real, schedule = run(METHODS[name](), watched)
     schedule.validate()
     assert schedule.batches[:, 1:].mean() > schedule.batches[:, 0].mean()
     runtime = simulate.simulator(
-        METHODS[name](), losses, DATA, SAMPLES, replay(schedule), mini_batches=M
+        METHODS[name](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
     )
     state, _ = runtime.advance(runtime.start(X0), np.inf)
     np.testing.assert_allclose(np.asarray(runtime.models(state)), real, rtol=2e-4, atol=2e-5)
@@ -67,7 +72,7 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
 def test_the_plain_round_and_the_watched_round_agree(name):
     plain, schedule = run(METHODS[name](), None)
     schedule.validate()
-    watched, happened = run(METHODS[name](), inject.Injector(N, M, 0))
+    watched, happened = run(METHODS[name](), injector())
     for column in ("workers", "first", "batches", "version"):
         np.testing.assert_array_equal(getattr(schedule, column), getattr(happened, column))
     links = METHODS[name]().links
@@ -76,21 +81,21 @@ def test_the_plain_round_and_the_watched_round_agree(name):
     np.testing.assert_allclose(plain, watched, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(("k", "most"), [(6, 1), (10, 10)], ids=["k_sync", "k_batch_sync"])
-def test_workers_outside_the_first_k_are_cut(k, most):
+@pytest.mark.parametrize(("wait", "k", "most"), [("k_sync", 6, 1), ("k_batch_sync", 10, 10)])
+def test_workers_outside_the_first_k_are_cut(wait, k, most):
     """Exactly k mini-batches count; a slow worker is let go long before its delay is over."""
     slow = processes.persistent(delays.jitter(0.02, 0.2), {0: 100.0})
-    injector = inject.Injector(N, most, 0, delay=slow, trigger=inject.quorum(k), in_flight="cut")
+    watched = injector(wait, slow, 1, k=k)
     method = METHODS["all_reduce"]()
     runtime = mesh.mesh(
-        method, losses, DATA, SAMPLES, workers=N, mini_batches=most, injector=injector
+        method, losses, DATA, SAMPLES, workers=N, mini_batches=most, injector=watched
     )
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 16)
     schedule.validate()
     assert (schedule.batches.sum(1) == k).all() and (schedule.batches <= most).all()
     assert state.samples == 16 * k * SAMPLES.batch_size
     assert not schedule.batches[:, 0].any() and (schedule.busy[:, 0] < 1.0).all()
-    again = simulate.simulator(method, losses, DATA, SAMPLES, replay(schedule), mini_batches=most)
+    again = simulate.simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)
     replayed, _ = again.advance(again.start(X0), np.inf)
     np.testing.assert_allclose(
         np.asarray(again.models(replayed)), np.asarray(runtime.models(state)), rtol=2e-4, atol=2e-5
@@ -98,18 +103,18 @@ def test_workers_outside_the_first_k_are_cut(k, most):
 
 
 def test_triggers_stop_the_workers():
-    quorum = inject.Injector(N, M, 0, delay=uneven(), trigger=inject.quorum(12))
+    quorum = injector("quorum", uneven(), k=12)
     _, schedule = run(METHODS["all_reduce"](), quorum, 8)
     assert (schedule.batches.sum(1) >= 12).all() and (schedule.batches.sum(1) < N * M).all()
     slow = processes.persistent(delays.deterministic(0.002), {0: 50.0})
-    deadline = inject.Injector(N, M, 0, delay=slow, trigger=inject.deadline(0.05))
+    deadline = injector("deadline", slow, seconds=0.05)
     _, schedule = run(METHODS["all_reduce"](), deadline, 4)
     assert (schedule.batches[:, 0] == 1).all()  # the one in flight at the deadline is finished
 
 
 def test_a_round_lasts_as_long_as_its_delays_at_least():
-    injector = inject.Injector(N, M, 0, delay=uneven(), communication=0.003)
-    _, schedule = run(METHODS["all_reduce"](), injector, 8)
+    watched = injector("barrier", uneven(), communication=0.003)
+    _, schedule = run(METHODS["all_reduce"](), watched, 8)
     lasted = schedule.finish - schedule.start
     assert (lasted[:, 0] >= M * 0.03 + 0.003).all() and (lasted >= M * 0.005 + 0.003).all()
     assert (schedule.busy[:, 0] >= M * 0.03).all()
@@ -153,8 +158,8 @@ def test_a_parameter_without_elements_is_watched_too():
     params = {"w": X0, "none": np.zeros(0, np.float32)}
     runtime = mesh.mesh(
         METHODS["all_reduce"](), lambda p, examples: losses(p["w"], examples), DATA, SAMPLES,
-        workers=N, mini_batches=M, injector=inject.Injector(N, M, 0),
+        workers=N, mini_batches=M, injector=injector(),
     )  # fmt: skip
     state, _ = runtime.advance(runtime.start(params), np.inf, 2)
-    alone, _ = run(METHODS["all_reduce"](), inject.Injector(N, M, 0), 2)
+    alone, _ = run(METHODS["all_reduce"](), injector(), 2)
     np.testing.assert_array_equal(runtime.models(state)["w"], alone)

@@ -3,8 +3,9 @@
 import numpy as np
 
 from runtimes import planning
-from stragglers import clock, delays
-from stragglers.replay import replay
+from stragglers import delays
+from stragglers.rules.replay import recorded
+from tests import planned
 from tests.runtimes.toy import SAMPLES, B
 
 
@@ -14,7 +15,7 @@ def planner(rule, stale=True):
 
 def test_an_update_that_lands_on_time_is_in_time():
     """One worker, an update every second."""
-    plans = planner(clock.RULES["k_async"](delays.deterministic(1.0), 1, 1, 0, k=1))
+    plans = planner(planned.rule("k_async", delays.deterministic(1.0), 1, 1, 0, k=1))
     plan, turn = plans.take(plans.start(remembers=False), 3.0, np.inf)
     assert turn.schedule.updates == plan.update == 3 and plan.samples == 3 * B
     np.testing.assert_array_equal(turn.samples, [0, B, 2 * B])  # seen before each update
@@ -24,9 +25,11 @@ def test_an_update_that_lands_on_time_is_in_time():
 
 
 def test_a_replayed_version_lives_until_the_segment_that_reads_it_last():
-    made = clock.k_async(delays.exponential(1.0), 8, 2, 5 * planning.PLANNED_UPDATES // 2, 0)
+    made = planned.plan(
+        "k_async", delays.exponential(1.0), 8, 5 * planning.PLANNED_UPDATES // 2, k=2
+    )
     assert made.staleness.max() > 10
-    plans = planner(replay(made))
+    plans = planner(recorded(made))
     plan, ran = plans.skip(plans.start(remembers=False), np.inf, np.inf)
     assert plan.planned is None and plan.update == made.updates
     np.testing.assert_array_equal(ran.version, made.version)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from runtimes import simulate
-from stragglers.replay import replay
+from stragglers.rules.replay import recorded
 from stragglers.schedule import Schedule
 from tests.runtimes import one_of_several
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
@@ -45,7 +45,7 @@ def check_what_happened(told):
     np.testing.assert_array_equal(np.diff(schedule.first, axis=0), schedule.batches[:-1])
     method = one_of_several.METHODS["top_k"]()
     runtime = simulate.simulator(
-        method, losses, DATA, SAMPLES, replay(schedule), mini_batches=one_of_several.M
+        method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=one_of_several.M
     )
     run, _ = runtime.advance(runtime.start(X0), np.inf)
     np.testing.assert_allclose(runtime.models(run), told["models"], rtol=2e-4, atol=2e-5)

@@ -10,9 +10,10 @@ import pytest
 
 from algorithms.base import AXIS, Algorithm, freeze_when_idle, scale_by_samples
 from runtimes import mesh, simulate
-from stragglers import clock, delays
-from stragglers.replay import replay
+from stragglers import delays
+from stragglers.rules.replay import recorded
 from stragglers.schedule import Schedule
+from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
 
 N, M = 8, 3
@@ -48,7 +49,7 @@ def run_mesh(method, updates=UPDATES):
 
 
 def barrier():
-    return clock.barrier(delays.exponential(1.0), N, M, UPDATES, 0)
+    return planned.plan("barrier", delays.exponential(1.0), N, UPDATES, M, 0)
 
 
 # --- a replicated method with memory per worker: the largest coordinate, error feedback ---
@@ -79,7 +80,7 @@ def test_a_replicated_method_keeps_memory_per_worker():
         sent = np.where(np.abs(wanted) == np.abs(wanted).max(1, keepdims=True), wanted, 0)
         residual = wanted - sent
         w = w - 0.1 * sent.mean(0)
-    simulated, _ = run_simulated(replicated_toy(), replay(schedule))
+    simulated, _ = run_simulated(replicated_toy(), recorded(schedule))
     np.testing.assert_allclose(simulated[0], w, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(run_mesh(replicated_toy())[0], w, rtol=1e-3, atol=1e-4)
 
@@ -116,7 +117,7 @@ def test_a_local_method_takes_its_gradients_where_it_says():
         g = np.array([gradient(x[i] / weight[i], finished(schedule, t, i)) for i in range(N)])
         x, weight = mixing @ (x - 0.05 * g), mixing @ weight
     assert np.ptp(weight) > 0.1
-    simulated, _ = run_simulated(push_sum_toy(), replay(schedule))
+    simulated, _ = run_simulated(push_sum_toy(), recorded(schedule))
     np.testing.assert_allclose(simulated, x, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(run_mesh(push_sum_toy()), x, rtol=1e-3, atol=1e-4)
 
@@ -155,7 +156,7 @@ def test_a_codec_chains_in_front_of_the_exchange():
     for t in range(UPDATES):
         g = np.array([gradient(w, finished(schedule, t, i)) for i in range(N)])
         w = w - 0.1 * np.asarray(jnp.asarray(g, jnp.bfloat16), np.float32).mean(0)
-    simulated, _ = run_simulated(codec_toy(), replay(schedule))
+    simulated, _ = run_simulated(codec_toy(), recorded(schedule))
     # A gradient on the edge of two bfloat16 values may be rounded either way.
     np.testing.assert_allclose(simulated[0], w, rtol=5e-3, atol=2e-3)
     np.testing.assert_allclose(run_mesh(codec_toy()), simulated, rtol=5e-3, atol=2e-3)
@@ -213,14 +214,14 @@ def test_an_asynchronous_schedule_is_replayed_exactly():
         )
         velocity = 0.9 * velocity + g
         versions.append(versions[-1] - 0.02 * velocity)
-    simulated, rows = run_simulated(stale_toy(), replay(schedule), mini_batches=1)
+    simulated, rows = run_simulated(stale_toy(), recorded(schedule), mini_batches=1)
     assert sum(r.updates for r in rows) == UPDATES
     np.testing.assert_allclose(simulated[0], versions[-1], rtol=2e-4, atol=2e-5)
 
 
 def test_memory_per_worker_and_a_double_delivery_are_refused_before_the_first_step():
     with pytest.raises(ValueError, match="delivers twice in update 0"):
-        run_simulated(replicated_toy(), replay(asynchronous_schedule()), mini_batches=1)
+        run_simulated(replicated_toy(), recorded(asynchronous_schedule()), mini_batches=1)
 
 
 # --- one worker axis over many devices ---
@@ -236,7 +237,7 @@ def test_memory_per_worker_and_a_double_delivery_are_refused_before_the_first_st
     ],
 )
 def test_a_sharded_worker_axis_gives_the_same_trajectory(toy, schedule, mini_batches):
-    rule = replay(schedule)
+    rule = recorded(schedule)
     build = functools.partial(
         simulate.simulator, toy(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches
     )

@@ -5,11 +5,12 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from stragglers import clock, delays
-from stragglers.clock import ROUNDS, RULES
+from stragglers import delays
 from stragglers.processes import as_process
-from stragglers.replay import replay
+from stragglers.rules.replay import recorded
 from stragglers.schedule import Schedule, concatenate, load
+from tests import planned
+from tests.stragglers.rules.test_rounds import ROUNDS
 
 EXPONENTIAL = delays.shifted_exponential(1.0, 1.0)
 OWN = {
@@ -40,7 +41,7 @@ def ring(workers, p):
 
 
 def rule(name, links, **options):
-    return RULES[name](EXPONENTIAL, 8, 4, 3, links=links, **OWN.get(name, {}) | options)
+    return planned.rule(name, EXPONENTIAL, 8, 4, 3, links=links, **OWN.get(name, {}) | options)
 
 
 def whole(rule, updates):
@@ -56,7 +57,7 @@ def test_neighbour_barrier_waits_for_active_partners_only():
     """t_i[k+1] = max over i and its active partners of t_j[k] + X_j[k], plus communication."""
     links = ring(6, 0.5)
     schedule = whole(
-        RULES["neighbour_barrier"](EXPONENTIAL, 6, 2, 1, links=links, communication=0.25), 60
+        planned.rule("neighbour_barrier", EXPONENTIAL, 6, 2, 1, links=links, communication=0.25), 60
     )
     durations = as_process(EXPONENTIAL).seeded(1).duration(np.arange(6)[:, None], 0.0, range(120))
     now = [0.0] * 6
@@ -72,7 +73,7 @@ def test_neighbour_barrier_waits_for_active_partners_only():
     schedule.validate()
 
 
-@pytest.mark.parametrize("name", sorted(set(ROUNDS) - {"barrier"}))
+@pytest.mark.parametrize("name", sorted(ROUNDS - {"barrier"}))
 def test_all_links_active_equal_the_static_graph_exactly(name):
     graph = nx.cycle_graph(8)
     for both in (None, graph):
@@ -90,7 +91,7 @@ def test_no_active_link_leaves_workers_to_themselves():
     assert not schedule.matchings.any() and (schedule.idle < 1e-9).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(ROUNDS) - {"barrier", "neighbour_barrier"}))
+@pytest.mark.parametrize("name", sorted(ROUNDS - {"barrier", "neighbour_barrier"}))
 def test_landing_at_all_ignores_who_is_linked(name):
     schedule = whole(rule(name, ring(8, 0.5), landing="all"), 40)
     assert schedule.matchings.any() and not schedule.matchings.all()
@@ -103,7 +104,7 @@ def test_barrier_lands_at_all_and_tells_the_matchings():
     assert_equal(replace(schedule, matchings=None), whole(rule("barrier", None), 40))
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("name", sorted(ROUNDS))
 def test_segments_equal_the_whole(name):
     options = {"communication": lambda t: 0.1 * (1 + np.arange(8)) * (t % 3)}
     one = whole(rule(name, ring(8, 0.5), **options), 30)
@@ -118,7 +119,7 @@ def test_segments_equal_the_whole(name):
 def test_matchings_survive_files_and_replays(tmp_path):
     schedule = whole(rule("first_finisher", ring(8, 0.5)), 30)
     schedule.save(tmp_path / "schedule.npz")
-    again = replay(load(tmp_path / "schedule.npz"))
+    again = recorded(load(tmp_path / "schedule.npz"))
     state, first = again.extend(again.init(), 11)
     _, second = again.extend(state, 100)
     np.testing.assert_array_equal(concatenate([first, second]).matchings, schedule.matchings)
@@ -132,8 +133,14 @@ def test_messages_that_overlap_are_waited_for_some_rounds_later():
     ):
         links = Links(np.roll(np.arange(3), 1)[None], 1.0, directed=True, overlap=1)
         schedule = whole(
-            RULES["neighbour_barrier"](
-                delays.deterministic(1.0), 3, 1, 0, links=links, communication=seconds
+            planned.rule(
+                "neighbour_barrier",
+                delays.deterministic(1.0),
+                3,
+                1,
+                0,
+                links=links,
+                communication=seconds,
             ),
             6,
         )
@@ -146,7 +153,7 @@ def test_messages_that_overlap_are_waited_for_some_rounds_later():
 def test_a_delay_spreads_overlap_rounds_later(overlap):
     """t_i[k] = max(own ready[k], max over i and its sender of ready[k - overlap] + cost)."""
     links = Links(np.roll(np.arange(5), 1)[None], 1.0, directed=True, overlap=overlap)
-    make = RULES["neighbour_barrier"](EXPONENTIAL, 5, 2, 1, links=links, communication=0.75)
+    make = planned.rule("neighbour_barrier", EXPONENTIAL, 5, 2, 1, links=links, communication=0.75)
     schedule = whole(make, 40)
     durations = as_process(EXPONENTIAL).seeded(1).duration(np.arange(5)[:, None], 0.0, range(80))
     now, ready = [0.0] * 5, []
@@ -165,7 +172,9 @@ def test_a_delay_spreads_overlap_rounds_later(overlap):
 
 def test_neighbour_barrier_by_its_plain_name():
     graph, links = nx.cycle_graph(8), ring(8, 0.5)
-    plain = clock.neighbour_barrier(EXPONENTIAL, graph, 4, 20, 3, links=links)
+    plain = planned.plan(
+        "neighbour_barrier", EXPONENTIAL, len(graph), 20, 4, 3, graph=graph, links=links
+    )
     assert_equal(plain, whole(rule("neighbour_barrier", links), 20))
 
 

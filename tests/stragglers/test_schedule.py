@@ -3,10 +3,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from stragglers import clock, delays
+from stragglers import delays
 from stragglers.processes import persistent
-from stragglers.replay import replay
+from stragglers.rules.replay import recorded
 from stragglers.schedule import Schedule, concatenate, load
+from tests import planned
 
 
 def worked_out():
@@ -102,18 +103,20 @@ def test_bad_segments_and_files(tmp_path):
 
 
 def test_rules_write_valid_schedules():
-    clock.first_finisher(delays.exponential(1.0), 4, 3, 50, 0, communication=0.1).validate()
+    planned.plan(
+        "first_finisher", delays.exponential(1.0), 4, 50, 3, 0, communication=0.1
+    ).validate()
 
 
 def test_workers_that_have_never_delivered_are_remembered(tmp_path):
     """Worker 3 of four is so slow that the other three make all updates."""
     slow = persistent(delays.deterministic(1.0), {3: 50.0})
-    schedule = clock.k_async(slow, 4, 2, 10, 0)
+    schedule = planned.plan("k_async", slow, 4, 10, k=2)
     assert schedule.workers.max() == 2 and schedule.all_workers == 4
     schedule.slice(2, 8).save(tmp_path / "schedule.npz")
     again = load(tmp_path / "schedule.npz")
-    assert again.all_workers == replay(again).workers == 4
-    wider = clock.k_async(slow, 4, 3, 15, 0).slice(10, 15)
+    assert again.all_workers == recorded(again).workers == 4
+    wider = planned.plan("k_async", slow, 4, 15, k=3).slice(10, 15)
     assert concatenate([schedule, wider]).workers[0].tolist() == [0, 1, 4]  # 4 is nobody
     with pytest.raises(ValueError, match="workers must be below the population, row 1"):
         replace(schedule, population=2).validate()
@@ -122,6 +125,6 @@ def test_workers_that_have_never_delivered_are_remembered(tmp_path):
 def test_a_schedule_of_everybody_has_as_many_workers_as_it_lists():
     """Whoever never finishes anything is one of them."""
     slow = persistent(delays.deterministic(1.0), {3: 50.0})
-    schedule = clock.anytime(slow, 4, 2, 2.5, 5, 0)
+    schedule = planned.plan("anytime", slow, 4, 5, 2, 0, seconds=2.5)
     assert schedule.population is None and not schedule.batches[:, 3].any()
-    assert replay(schedule).workers == schedule.all_workers == 4
+    assert recorded(schedule).workers == schedule.all_workers == 4

@@ -3,10 +3,11 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from stragglers import clock, delays
+from stragglers import delays
 from stragglers.processes import persistent
 from stragglers.schedule import Schedule
 from stragglers.thresholds import anytime_seconds, drop_compute_threshold
+from tests import planned
 
 FIVE_TIMES = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)
 
@@ -59,17 +60,19 @@ def test_equal_speeds_drop_nothing():
     assert drop_compute_threshold(durations) == 1.0
     for in_flight in ("finish", "cut"):
         options = {"communication": 0.3, "in_flight": in_flight}
-        dropped = clock.drop_compute(
-            delays.deterministic(0.1), 8, 8, 60, 0, calibration=5, **options
+        dropped = planned.plan(
+            "drop_compute", delays.deterministic(0.1), 8, 60, 8, 0, calibration=5, **options
         )
-        assert_equal(dropped, clock.barrier(delays.deterministic(0.1), 8, 8, 60, 0, **options))
+        assert_equal(
+            dropped, planned.plan("barrier", delays.deterministic(0.1), 8, 60, 8, 0, **options)
+        )
 
 
 def test_rule_worked_out():
     """One worker takes 9 s a mini-batch, three take 1 s: blocking 18 s, then a deadline of 2 s."""
     delay = persistent(delays.deterministic(1.0), {3: 9.0})
     options = {"calibration": 2, "in_flight": "cut", "communication": 1.0}
-    schedule = clock.drop_compute(delay, 4, 2, 4, 0, **options)
+    schedule = planned.plan("drop_compute", delay, 4, 4, 2, 0, **options)
     np.testing.assert_array_equal(schedule.batches[:2], 2)
     np.testing.assert_array_equal(schedule.batches[2:], [[2, 2, 2, 0]] * 2)
     np.testing.assert_array_equal(schedule.first[:, 3], [0, 2, 4, 6])  # leftovers are dropped
@@ -78,19 +81,19 @@ def test_rule_worked_out():
 
 @pytest.mark.parametrize("splits", [(30,), (5, 1, 24), (10, 20), (20, 0, 10), (1,) * 30])
 def test_threshold_does_not_depend_on_the_segments(splits):
-    make = lambda: clock.RULES["drop_compute"](FIVE_TIMES, 8, 8, 0, calibration=10)  # noqa: E731
+    make = lambda: planned.rule("drop_compute", FIVE_TIMES, 8, 8, 0, calibration=10)  # noqa: E731
     state, times = make().init(), []
     for updates in splits:
         state, part = make().extend(state, updates)
         times.append(part.time)
-    whole = clock.drop_compute(FIVE_TIMES, 8, 8, 30, 0, calibration=10)
+    whole = planned.plan("drop_compute", FIVE_TIMES, 8, 30, 8, 0, calibration=10)
     np.testing.assert_array_equal(np.concatenate(times), whole.time)
 
 
 def test_calibration_is_blocking_and_then_pays():
     options = {"draw": "round", "in_flight": "cut"}
-    schedule = clock.drop_compute(FIVE_TIMES, 8, 8, 2000, 0, calibration=100, **options)
-    blocking = clock.barrier(FIVE_TIMES, 8, 8, 2000, 0, leftovers="drop", **options)
+    schedule = planned.plan("drop_compute", FIVE_TIMES, 8, 2000, 8, 0, calibration=100, **options)
+    blocking = planned.plan("barrier", FIVE_TIMES, 8, 2000, 8, 0, leftovers="drop", **options)
     assert_equal(schedule.slice(0, 100), blocking.slice(0, 100))
     assert throughput(schedule, 100) > 2 * throughput(blocking, 100)
 
@@ -110,18 +113,20 @@ LAWS = [
 def test_anytime_reaches_the_batch_on_average(law, draw):
     """E[batch] >= b (2006.05752), if the fast workers may do more than b / n."""
     seconds = anytime_seconds(law, workers=8, batch=64)
-    batch = clock.anytime(law, 8, 100, seconds, 400, 0, draw=draw).batches.sum(axis=1)
+    batch = planned.plan("anytime", law, 8, 400, 100, 0, seconds=seconds, draw=draw).batches.sum(
+        axis=1
+    )
     assert batch.mean() >= 64 - 3 * batch.std() / 20
 
 
 def test_anytime_computes_until_the_deadline_and_drops_the_rest():
     law = delays.exponential(1.0)
     seconds = anytime_seconds(law, workers=8, batch=64)
-    schedule = clock.anytime(law, 8, 100, seconds, 50, 0, communication=0.5)
+    schedule = planned.plan("anytime", law, 8, 50, 100, 0, seconds=seconds, communication=0.5)
     np.testing.assert_allclose(schedule.busy, seconds)
     np.testing.assert_allclose(schedule.time, (seconds + 0.5) * np.arange(1, 51))
     np.testing.assert_array_equal(schedule.first, np.tile(100 * np.arange(50)[:, None], 8))
-    capped = clock.anytime(law, 8, 8, seconds, 50, 0)
+    capped = planned.plan("anytime", law, 8, 50, 8, 0, seconds=seconds)
     assert capped.batches.mean() < 8
 
 

@@ -11,25 +11,31 @@ and variance need not be known.
     k_sync, k_async, otherwise     E[X_{K:P}] ~ log(P / (P - K)) of exponential durations, solved
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from stragglers.delays import Law
-from stragglers.events import PROTOCOLS, EventState
-from stragglers.order_statistics import order_statistic_mean
-from stragglers.processes import Process
-from stragglers.rule import Rule
+from stragglers.event_clock import EventClock
+from stragglers.order_statistics import sums_means
+from stragglers.rule import Arrivals, Reaction, Rule, Setting, most_mini_batches
+from stragglers.rules import k_protocols
+from stragglers.server_arrivals import Server
+
+PROTOCOLS = {
+    "k_sync": k_protocols.K_SYNC,
+    "k_batch_sync": k_protocols.K_BATCH_SYNC,
+    "k_async": k_protocols.K_ASYNC,
+    "k_batch_async": k_protocols.K_BATCH_ASYNC,
+}
 
 
 class AdaState(NamedTuple):
-    """Where an adaptive schedule stands between two segments."""
+    """Where an adaptive rule stands."""
 
-    events: EventState
+    protocol: Any  # state of the protocol's clock, or of its server
     k: int  # for the next update
     first_loss: float  # above its lowest value, at the beginning; nan before it is known
     next_choice: float  # s, no new k before
@@ -37,7 +43,7 @@ class AdaState(NamedTuple):
     @property
     def update(self) -> int:
         """Index of the next row."""
-        return self.events.update
+        return self.protocol.update
 
 
 def proportional_k(workers: int, k: int) -> Callable[[float], float]:
@@ -59,9 +65,12 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
     return chosen
 
 
-def tabled_k(law: Law, workers: int, k: int) -> Callable[[float], float]:
-    """(F_0 / F) -> the K that minimises F E[X_{K:P}] + c / K over 1..P, for any law."""
-    seconds = np.array([order_statistic_mean(law, j, workers) for j in range(1, workers + 1)])
+def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
+    """(F_0 / F) -> the K that minimises F E[X_{K:P}] + c / K over 1..P, for any law.
+
+    X is the time of so many mini-batches.
+    """
+    seconds = sums_means(law, workers, mini_batches)
     finite = np.isfinite(seconds)
     ks = np.arange(1, workers + 1)
     if not finite[k - 1]:
@@ -83,26 +92,20 @@ def tabled_k(law: Law, workers: int, k: int) -> Callable[[float], float]:
 
 
 def adasync(
-    delay: Law | Process,
-    workers: int,
-    mini_batches: int,
-    seed: int,
+    setting: Setting,
     *,
-    protocol: str,
+    protocol: Literal["k_sync", "k_batch_sync", "k_async", "k_batch_async"],
     interval: float,
     k: int = 1,
     lowest_loss: float = 0.0,
-    graph=None,
-    links=None,
-    communication=0.0,
-    draw: str = "mini_batch",
 ) -> Rule:
-    """A protocol of `stragglers.events` whose K follows the training loss (arXiv 2003.10579).
+    """A protocol of `stragglers.rules.k_protocols` whose K follows the training loss (2003.10579).
 
     protocol: k_sync, k_batch_sync, k_async or k_batch_async; interval: seconds for which a K
-    holds; k: K_0, that of the beginning; lowest_loss: what the training loss tends to.  K is
-    rounded and lies in 1..P.  Rows have the K of their time.  Bad values raise ValueError.
+    holds; k: K_0, which holds at the beginning; lowest_loss: what the training loss tends to. K is
+    rounded and lies in 1..P. Rows have the K of their time. Bad values raise ValueError.
     """
+    workers = setting.workers
     if protocol not in PROTOCOLS:
         raise ValueError(
             f"adasync: unknown protocol {protocol!r}; choose one of {', '.join(PROTOCOLS)}"
@@ -111,23 +114,21 @@ def adasync(
         raise ValueError(f"adasync: needs interval > 0, got {interval}; set it in seconds")
     if not 1 <= k <= workers:
         raise ValueError(f"adasync: needs 1 <= k <= {workers} workers, got k={k}; set k in it")
-    inner = PROTOCOLS[protocol](
-        delay, workers, mini_batches, seed,
-        k=k, graph=graph, links=links, communication=communication, draw=draw,
-    )  # fmt: skip
-    if "batch" in protocol:
+    clock = EventClock(protocol, setting, k, PROTOCOLS[protocol])
+    server = Server(clock.protocol, k, clock.mini_batches)
+    if not clock.protocol.idle:
         chosen = proportional_k(workers, k)
-    elif isinstance(delay, Law):
-        chosen = tabled_k(delay, workers, k)
+    elif isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
+        chosen = tabled_k(setting.delay, workers, k, most_mini_batches(setting.mini_batches))
     else:
         chosen = exponential_k(workers, k)
 
-    def init() -> AdaState:
-        return AdaState(inner.init(), k, math.nan, interval)
+    def begun(state) -> AdaState:
+        return AdaState(state, k, math.nan, interval)
 
     def extend(state: AdaState, updates: int):
-        events, schedule = inner.extend(state.events, updates, k=state.k)
-        return state._replace(events=events), schedule
+        after, schedule = clock.extend(state.protocol, updates, k=state.k)
+        return state._replace(protocol=after), schedule
 
     def observe(state: AdaState, seconds: float, loss: float) -> AdaState:
         loss = loss - lowest_loss
@@ -145,4 +146,21 @@ def adasync(
         new = workers if math.isinf(ratio) else min(max(round(chosen(ratio)), 1), workers)
         return state._replace(k=new, next_choice=passed)
 
-    return Rule(workers, init, extend, inner.asynchronous, observe)
+    def on_arrival(state: AdaState, worker: int, version: int, now: float) -> Reaction:
+        reaction = server.on_arrival(state.protocol, worker, version, now, k=state.k)
+        return reaction._replace(state=state._replace(protocol=reaction.state))
+
+    return Rule(
+        workers,
+        lambda: begun(clock.init()),
+        extend,
+        asynchronous=clock.asynchronous,
+        observe=observe,
+        arrivals=Arrivals(
+            lambda: begun(server.init()),
+            on_arrival,
+            lambda state, worker: server.mini_batches(state.protocol, worker),
+            observe,
+        ),
+        data=(*k_protocols.ALL_DATA, "protocol", "interval", "lowest_loss"),
+    )

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from stragglers.clock import ClockState, Rule
+from stragglers.round_clock import ClockState
+from stragglers.rule import Rule, Setting, most_mini_batches
 from stragglers.schedule import Schedule, load
 
 
-def replay(schedule: Schedule) -> Rule:
+def recorded(schedule: Schedule) -> Rule:
     """The rule that hands out `schedule` row by row, then nothing more.
 
     `held` of a segment is worked out from the rows behind it, so that stale reads across segments
@@ -30,26 +31,26 @@ def replay(schedule: Schedule) -> Rule:
     return Rule(workers, init, extend, asynchronous=bool(schedule.staleness.any()))
 
 
-def replay_file(path: str, workers: int, mini_batches: int, links=None) -> Rule:
-    """`replay` of a file that `Schedule.save` wrote, for a run with these numbers and links."""
+def replay(setting: Setting, *, path: str) -> Rule:
+    """The rule of a file that `Schedule.save` wrote, for a run with these numbers and links."""
     schedule = load(path)
-    most = int(schedule.batches.max())
-    if most > mini_batches:
+    most, taken = int(schedule.batches.max()), most_mini_batches(setting.mini_batches)
+    if most > taken:
         raise ValueError(
-            f"replay: {path} has rounds of {most} mini-batches, the config takes {mini_batches}; "
+            f"replay: {path} has rounds of {most} mini-batches, the config takes {taken}; "
             f"set config.mini_batches={most}"
         )
-    recorded = 0 if schedule.matchings is None else schedule.matchings.shape[1]
-    wanted = 0 if links is None else len(links.partners)
-    if recorded != wanted:
+    there = 0 if schedule.matchings is None else schedule.matchings.shape[1]
+    here = 0 if setting.links is None else len(setting.links.partners)
+    if there != here:
         raise ValueError(
-            f"replay: {path} was recorded with {recorded} matchings that come and go, the method "
-            f"has {wanted}; replay it with the method and graph that it was recorded with"
+            f"replay: {path} was recorded with {there} matchings that come and go, the method "
+            f"has {here}; replay it with the method and graph that it was recorded with"
         )
-    rule = replay(schedule)
-    if rule.workers != workers:
+    rule = recorded(schedule)
+    if rule.workers != setting.workers:
         raise ValueError(
-            f"replay: {path} has {rule.workers} workers, the config asks for {workers}; "
+            f"replay: {path} has {rule.workers} workers, the config asks for {setting.workers}; "
             f"set config.workers={rule.workers}"
         )
     return rule

@@ -13,14 +13,13 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stragglers import clock
-from stragglers.asynchronous_theory import expected_runtime as expected_runtime
 from stragglers.delays import Law
-from stragglers.order_statistics import finished, moments
-from stragglers.order_statistics import order_statistic_mean as order_statistic_mean
+from stragglers.order_statistics import cuts, finished, moments
 from stragglers.processes import Process
+from stragglers.round_clock import RoundClock
+from stragglers.round_parts import until_first_finisher, until_full
+from stragglers.rule import Cost, Setting
 from stragglers.schedule import Schedule
-from stragglers.triggers import until_first_finisher, until_full
 
 
 def round_time(
@@ -121,7 +120,7 @@ def speeds_gain(
         )
     done = finished(mini_batches * slowness.min() / slowness, in_flight)
     seconds = mini_batches * slowness.min()
-    if in_flight == "finish":
+    if not cuts(in_flight):
         seconds = (done * slowness).max()
     share = done.sum() / (mini_batches * slowness.size)
     return float(share * _shorter(mini_batches * slowness.max(), seconds, communication))
@@ -131,7 +130,7 @@ def estimate_gain(
     process: Law | Process,
     workers: int,
     mini_batches: int,
-    communication: clock.Cost = 0.0,
+    communication: Cost = 0.0,
     *,
     rounds: int = 4000,
     seed: int = 0,
@@ -141,7 +140,7 @@ def estimate_gain(
 
     For what has no closed form: durations with a memory (Markov, traces), and D-PSGD (1705.09056)
     or MATCHA (1905.09435), given their `graph` or `links`, where blocking rounds wait for
-    neighbours.  rounds: simulated of either rule.  Further options as in `clock.rounds`, here with
+    neighbours.  rounds: simulated of either rule.  Further options as in `Setting`, here with
     draw="round" and in_flight="cut" unless given; `landing` is that of the non-blocking rounds.
     """
     blocking, nonblocking = _simulated(
@@ -155,7 +154,7 @@ def estimate_update_limited_gain(
     process: Law | Process,
     workers: int,
     mini_batches: int,
-    communication: clock.Cost = 0.0,
+    communication: Cost = 0.0,
     *,
     rounds: int = 4000,
     seed: int = 0,
@@ -178,15 +177,14 @@ def _simulated(
     """Schedules of blocking and of non-blocking rounds."""
     if rounds < 1:
         raise ValueError(f"theory: needs rounds >= 1 to simulate, got {rounds}; set at least 1")
-    options |= {"communication": communication, "draw": draw}
-    rules = (
-        clock.rounds(process, workers, mini_batches, seed, trigger=until_full(), **options),
-        clock.rounds(
-            process, workers, mini_batches, seed, trigger=until_first_finisher(),
-            in_flight=in_flight, landing=landing, **options,
-        ),
-    )  # fmt: skip
-    blocking, nonblocking = (rule.extend(rule.init(), rounds)[1] for rule in rules)
+    setting = Setting(
+        process, workers, mini_batches, seed, communication=communication, draw=draw, **options
+    )
+    clocks = (
+        RoundClock(setting, until_full(), "neighbours", "carry", "finish"),
+        RoundClock(setting, until_first_finisher(), landing, "carry", in_flight),
+    )
+    blocking, nonblocking = (clock.extend(clock.init(), rounds)[1] for clock in clocks)
     return blocking, nonblocking
 
 

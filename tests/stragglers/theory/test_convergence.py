@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stragglers import convergence
+from stragglers.theory import convergence
 
 PROBLEM = {"smoothness": 2.0, "gap": 3.0, "variance": 4.0}
 BOUND = {"smoothness": 1.0, "convexity": 1.0, "variance": 1.0}

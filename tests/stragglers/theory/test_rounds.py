@@ -3,8 +3,10 @@ import math
 import networkx as nx
 import pytest
 
-from stragglers import clock, delays, theory
+from stragglers import delays
 from stragglers.processes import markov, persistent, trace
+from stragglers.theory import rounds as theory
+from tests import planned
 
 LAWS = [
     delays.deterministic(0.125),
@@ -33,12 +35,12 @@ def test_rules_reach_the_theory(law, draw):
     """Round times E[max] and E[min], finished shares and gains, in both in-flight policies."""
     # The minimum of exponentials varies as much as it is long: it takes more rounds.
     updates = 20_000 if (law.name, draw) == ("exponential", "round") else 4000
-    blocking = clock.barrier(law, 8, 8, updates, 1, draw=draw)
+    blocking = planned.plan("barrier", law, 8, updates, 8, 1, draw=draw)
     expected = theory.round_time(law, 8, 8, blocking=True, draw=draw)
     assert blocking.time[-1] / updates == pytest.approx(expected, rel=0.02)
     for in_flight in ("cut", "finish"):
         options = {"draw": draw, "in_flight": in_flight}
-        rounds = clock.first_finisher(law, 8, 8, updates, 1, **options)
+        rounds = planned.plan("first_finisher", law, 8, updates, 8, 1, **options)
         expected = theory.round_time(law, 8, 8, blocking=False, **options)
         assert rounds.time[-1] / updates == pytest.approx(expected, rel=0.02)
         share = theory.finished_share(law, 8, 8, **options)

@@ -1,19 +1,20 @@
 """What "Slow and Stale Gradients" predicts for its four protocols: seconds and staleness.
 
 Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113.  P workers with iid durations X of a
-mini-batch, a server that updates on k gradients.  A rule is called as in `stragglers.events`:
-k_sync, k_batch_sync, k_async or k_batch_async.  No random numbers are used here.
-What that does to the error is in `stragglers.convergence`.
+mini-batch, a server that updates on k gradients.  A rule is called as in
+`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async.  No random numbers
+are used here.  What that does to the error is in `stragglers.theory.convergence`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from stragglers.delays import Law
+from stragglers.delays import Law, Residual
 from stragglers.order_statistics import convolved, graded, order_statistic_mean
 
 
@@ -29,7 +30,7 @@ def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
     if low != high:
         raise ValueError(
             f"expected_runtime: {rule} has no closed form for {law} and k={k}; take "
-            f"runtime_bounds, or simulate stragglers.clock.{rule}"
+            f"runtime_bounds, or simulate stragglers.rules.{rule}"
         )
     return low
 
@@ -42,15 +43,16 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
     bound where neither holds.  Source: 1803.01113, K-async SGD.
     """
     check_k(rule, k, workers)
-    return _RUNTIMES[rule](law, k, workers)
+    return _THEORY[rule].runtime(law, k, workers)
 
 
 def check_k(rule: str, k: int, workers: int) -> None:
     """Raise ValueError for an unknown rule, or for a k that it cannot wait for."""
-    if rule not in _RUNTIMES:
-        raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_RUNTIMES)}")
-    if workers < 1 or k < 1 or ("batch" not in rule and k > workers):
-        most = "" if "batch" in rule else f" <= {workers} workers"
+    if rule not in _THEORY:
+        raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_THEORY)}")
+    distinct = _THEORY[rule].distinct
+    if workers < 1 or k < 1 or (distinct and k > workers):
+        most = f" <= {workers} workers" if distinct else ""
         raise ValueError(
             f"theory: {rule} needs workers >= 1 and 1 <= k{most}, got workers={workers}, k={k}; "
             "set k in this range"
@@ -64,7 +66,7 @@ def mean_staleness(rule: str, k: int, workers: int) -> float:
     of P workers in flight, and of k workers (or one) that read a new version at a time.
     """
     check_k(rule, k, workers)
-    return {"k_async": workers / k - 1, "k_batch_async": (workers - 1) / k}.get(rule, 0.0)
+    return _THEORY[rule].staleness(k, workers)
 
 
 def fresh_share(rule: str, k: int, workers: int) -> float:
@@ -74,9 +76,7 @@ def fresh_share(rule: str, k: int, workers: int) -> float:
     what is in flight.  Source: 1803.01113, p0, exponential delays.
     """
     check_k(rule, k, workers)
-    pushes = np.arange(1, k + 1)
-    batch = float(np.mean(1 - (1 - 1 / workers) ** pushes))
-    return {"k_async": k / workers, "k_batch_async": batch}.get(rule, 1.0)
+    return _THEORY[rule].fresh(k, workers)
 
 
 def sync_over_async(law: Law, workers: int) -> float:
@@ -100,36 +100,50 @@ def _sync(law: Law, k: int, workers: int) -> tuple[float, float]:
 
 def _async(law: Law, k: int, workers: int) -> tuple[float, float]:
     busy = k * law.mean() / workers
-    if k == 1 or (law.name == "deterministic" and workers % k == 0):
+    if k == 1 or (len(law.atoms) == 1 and workers % k == 0):
         return busy, busy
     fresh = order_statistic_mean(law, k, workers)
-    if k == workers or law.name == "exponential":
+    if k == workers or law.residual is Residual.MEMORYLESS:
         return fresh, fresh
-    shape = dict(law.params).get("shape", math.nan)
-    if law.name in ("deterministic", "shifted_exponential", "uniform") or (
-        law.name in ("weibull", "gamma") and shape >= 1
-    ):
+    if law.residual is Residual.SHORTER:
         return busy, fresh
-    if law.name in ("weibull", "gamma"):
+    if law.residual is Residual.LONGER:
         return max(busy, fresh), math.inf
     return busy, math.inf
 
 
 def _batch_sync(law: Law, k: int, workers: int) -> tuple[float, float]:
-    if law.name == "deterministic":
+    if len(law.atoms) == 1:
         return (math.ceil(k / workers) * law.mean(),) * 2
-    if law.name == "exponential" or workers == 1:
+    if law.residual is Residual.MEMORYLESS or workers == 1:
         return _batch_async(law, k, workers)
     if k == 1:
         return _sync(law, k, workers)
     return (_superposed(law, k, workers),) * 2
 
 
-_RUNTIMES: dict[str, Callable[[Law, int, int], tuple[float, float]]] = {
-    "k_sync": _sync,
-    "k_batch_sync": _batch_sync,
-    "k_async": _async,
-    "k_batch_async": _batch_async,
+def _batch_async_fresh(k: int, workers: int) -> float:
+    return float(np.mean(1 - (1 - 1 / workers) ** np.arange(1, k + 1)))
+
+
+class _Theory(NamedTuple):
+    """What is known of a protocol."""
+
+    runtime: Callable[[Law, int, int], tuple[float, float]]  # law, k, workers -> bounds, s
+    distinct: bool  # the k contributions come from k workers
+    staleness: Callable[[int, int], float] = lambda k, workers: 0.0  # k, workers -> mean, updates
+    fresh: Callable[[int, int], float] = lambda k, workers: 1.0  # k, workers -> share
+
+
+_THEORY: dict[str, _Theory] = {
+    "k_sync": _Theory(_sync, distinct=True),
+    "k_batch_sync": _Theory(_batch_sync, distinct=False),
+    "k_async": _Theory(
+        _async, True, lambda k, workers: workers / k - 1, lambda k, workers: k / workers
+    ),
+    "k_batch_async": _Theory(
+        _batch_async, False, lambda k, workers: (workers - 1) / k, _batch_async_fresh
+    ),
 }
 
 _POINTS = 2**14 + 1  # of a lattice, up to its horizon

@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import networkx as nx
 import numpy as np
 
 from stragglers.processes import Process
+from stragglers.rule import Links
 
 # begin [P], ends [P, M] of the mini-batches, all in seconds -> when to stop, scalar or [P]
-Trigger = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
+Signal = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
 # ready [P] s, active matchings [M] of the round -> when it lands, scalar or [P], in seconds
 Landing = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
 
 
-class Links(Protocol):
-    """Links that come and go: which matchings are active in which round (MATCHA, 1905.09435)."""
-
-    partners: np.ndarray  # [M, P] int, whom each worker hears from, itself where from nobody
-    directed: bool  # whom a worker hears from need not hear from it
-    overlap: int  # rounds for which a message is under way while its receiver goes on
-
-    def active(self, first: int, count: int) -> np.ndarray:
-        """Activations of rounds first .. first + count - 1, bool [count, M]; a pure function."""
-
-
-def until_full() -> Trigger:
+def until_full() -> Signal:
     """Never stop anybody: blocking."""
     return lambda begin, ends: np.inf
 
 
-def until_first_finisher() -> Trigger:
+def until_first_finisher() -> Signal:
     """Stop all when somebody has finished all M mini-batches (2211.00889)."""
     return lambda begin, ends: ends[:, -1].min()
 
 
-def until_deadline(seconds: float) -> Trigger:
+def until_deadline(seconds: float) -> Signal:
     """Stop each worker `seconds` after it began (2006.05752, 2306.10598)."""
     if not 0 < seconds < np.inf:
         raise ValueError(f"deadline: needs seconds > 0, got {seconds}; set a positive deadline")
     return lambda begin, ends: begin + seconds
 
 
-def until_quorum(k: int) -> Trigger:
+def until_quorum(k: int) -> Signal:
     """Stop all when k mini-batches have been finished, by whomever."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> float:
@@ -58,7 +47,7 @@ def until_quorum(k: int) -> Trigger:
     return signal
 
 
-def per_mini_batch(process: Process, workers: int, mini_batches: int) -> Callable:
+def ends_by_mini_batch(process: Process, workers: int, mini_batches: int) -> Callable:
     """Ends [P, M] of a round's mini-batches, each with a duration of its own."""
     worker, offsets = np.arange(workers), np.arange(mini_batches)
 
@@ -75,7 +64,7 @@ def per_mini_batch(process: Process, workers: int, mini_batches: int) -> Callabl
     return ends_in_turn if process.uses_time else ends_at_once
 
 
-def per_round(process: Process, workers: int, mini_batches: int) -> Callable:
+def ends_by_round(process: Process, workers: int, mini_batches: int) -> Callable:
     """Ends [P, M] of a round's mini-batches, all with the duration drawn at its start."""
     worker, steps = np.arange(workers), np.arange(1, mini_batches + 1)
     return lambda t, begin, attempts: (
@@ -83,7 +72,7 @@ def per_round(process: Process, workers: int, mini_batches: int) -> Callable:
     )
 
 
-DRAWS = {"mini_batch": per_mini_batch, "round": per_round}
+DRAWS = {False: ends_by_mini_batch, True: ends_by_round}  # by whether a draw holds for a round
 
 
 def stop_after_current(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +87,9 @@ def stop_at_once(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
     return done, np.minimum(ends[:, -1], np.maximum(signal[:, 0], begin))
 
 
-STOPS = {"finish": stop_after_current, "cut": stop_at_once}
+# in_flight -> (whether the signal cuts, what then counts)
+STOPS = {"finish": (False, stop_after_current), "cut": (True, stop_at_once)}
+LEFTOVERS = {"carry": True, "drop": False}  # whether unfinished mini-batches go on
 
 
 def land_everywhere(ready: np.ndarray, active: np.ndarray) -> float:

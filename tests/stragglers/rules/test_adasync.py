@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from stragglers import clock, delays
-from stragglers.adasync import adasync, exponential_k, proportional_k, tabled_k
+from stragglers import delays
 from stragglers.processes import persistent
+from stragglers.rules.adasync import exponential_k, proportional_k, tabled_k
 from stragglers.schedule import concatenate
+from tests import planned
 
 P = 16
 EXPONENTIAL = delays.exponential(1.0)
@@ -51,14 +52,14 @@ def test_the_table_agrees_with_the_closed_form_where_that_is_exact():
 
 
 def adaptive(protocol, delay=EXPONENTIAL, **options):
-    return adasync(delay, P, 1, 0, protocol=protocol, interval=5.0, **options)
+    return planned.rule("adasync", delay, P, protocol=protocol, interval=5.0, **options)
 
 
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
 def test_without_news_it_is_the_protocol(protocol):
     rule = adaptive(protocol, k=3)
     _, schedule = rule.extend(rule.init(), 50)
-    fixed = getattr(clock, protocol)(EXPONENTIAL, P, 3, 50, 0)
+    fixed = planned.plan(protocol, EXPONENTIAL, P, 50, k=3)
     np.testing.assert_array_equal(schedule.time, fixed.time)
     np.testing.assert_array_equal(schedule.workers, fixed.workers)
 
@@ -133,4 +134,4 @@ def test_segments_with_different_k_make_one_schedule():
 )
 def test_bad_values_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        adasync(EXPONENTIAL, P, 1, 0, **options)
+        planned.rule("adasync", EXPONENTIAL, P, **options)

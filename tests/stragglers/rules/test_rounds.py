@@ -5,10 +5,12 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from stragglers import clock, delays, triggers
-from stragglers.clock import ROUNDS, RULES
+from stragglers import delays
 from stragglers.processes import as_process, markov, persistent
+from stragglers.round_parts import until_deadline
+from stragglers.rules import RULES
 from stragglers.schedule import Schedule, concatenate
+from tests import planned
 
 EXPONENTIAL = delays.shifted_exponential(1.0, 1.0)
 RING = nx.cycle_graph(8)
@@ -19,13 +21,19 @@ OWN = {
     "anytime": {"seconds": 12.0},
     "drop_compute": {"calibration": 6},
 }
-CARRYING = [name for name in RULES if "leftovers" in inspect.signature(RULES[name]).parameters]
+ROUNDS = {"barrier", "neighbour_barrier", "first_finisher", "deadline", "quorum"} | {
+    "anytime",
+    "drop_compute",
+}
+CARRYING = [
+    name for name in sorted(ROUNDS) if "leftovers" in inspect.signature(RULES[name]).parameters
+]
 
 
 def rule(name, delay=EXPONENTIAL, workers=8, mini_batches=8, seed=0, **options):
     if name == "neighbour_barrier":
         options = {"graph": RING} | options
-    return RULES[name](delay, workers, mini_batches, seed, **OWN.get(name, {}) | options)
+    return planned.rule(name, delay, workers, mini_batches, seed, **OWN.get(name, {}) | options)
 
 
 def whole(rule, updates):
@@ -44,7 +52,7 @@ def throughput(schedule):
 def test_round_worked_out_finish():
     """Worker 0 needs 1 s a mini-batch, worker 1 needs 2.5 s: at 4 s it is in its second."""
     delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    schedule = clock.first_finisher(delay, 2, 4, 2, 0, communication=0.5)
+    schedule = planned.plan("first_finisher", delay, 2, 2, 4, 0, communication=0.5)
     np.testing.assert_array_equal(schedule.batches, [[4, 2], [4, 2]])
     np.testing.assert_array_equal(schedule.first, [[0, 0], [4, 2]])
     np.testing.assert_array_equal(schedule.busy, [[4.0, 5.0], [4.0, 5.0]])
@@ -58,7 +66,7 @@ def test_round_worked_out_finish():
 
 def test_round_worked_out_cut():
     delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    schedule = clock.first_finisher(delay, 2, 4, 2, 0, in_flight="cut", leftovers="drop")
+    schedule = planned.plan("first_finisher", delay, 2, 2, 4, 0, in_flight="cut", leftovers="drop")
     np.testing.assert_array_equal(schedule.batches, [[4, 1], [4, 1]])
     np.testing.assert_array_equal(schedule.first, [[0, 0], [4, 4]])
     np.testing.assert_array_equal(schedule.busy, 4.0)
@@ -68,17 +76,17 @@ def test_round_worked_out_cut():
 
 def test_deadline_and_quorum_worked_out():
     delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    deadline = clock.deadline(delay, 2, 4, 3.0, 1, 0)
+    deadline = planned.plan("deadline", delay, 2, 1, 4, 0, seconds=3.0)
     np.testing.assert_array_equal(deadline.batches, [[3, 2]])
     np.testing.assert_array_equal(deadline.time, [5.0])
-    quorum = clock.quorum(delay, 2, 4, 3, 1, 0)  # ends at 1, 2, 2.5: the third at 2.5
+    quorum = planned.plan("quorum", delay, 2, 1, 4, 0, k=3)  # ends at 1, 2, 2.5: the third at 2.5
     np.testing.assert_array_equal(quorum.batches, [[3, 1]])
     np.testing.assert_array_equal(quorum.time, [3.0])
 
 
 def test_cut_mini_batch_is_redone_in_another_time():
     delay = EXPONENTIAL
-    schedule = clock.first_finisher(delay, 2, 2, 40, 3, in_flight="cut")
+    schedule = planned.plan("first_finisher", delay, 2, 40, 2, 3, in_flight="cut")
     durations = as_process(delay).seeded(3).duration(np.arange(2)[:, None], 0.0, np.arange(200))
     attempt = np.zeros(2, int)
     for row in range(40):
@@ -98,12 +106,12 @@ def test_equal_speeds_equal_blocking_exactly(name, graph, in_flight):
     options |= {"deadline": {"seconds": 0.9}, "quorum": {"k": 64}}.get(name, {})
     blocking = "barrier" if graph is None else "neighbour_barrier"
     expected = whole(rule(blocking, delay, communication=0.3, graph=graph), 50)
-    actual = whole(RULES[name](delay, 8, 8, 0, **options), 50)
+    actual = whole(planned.rule(name, delay, 8, 8, 0, **options), 50)
     assert (actual.batches == 8).all()
     assert_equal(actual, expected)
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("name", sorted(ROUNDS))
 @pytest.mark.parametrize("in_flight", ["finish", "cut"])
 @pytest.mark.parametrize("draw", ["mini_batch", "round"])
 def test_segments_equal_the_whole(name, in_flight, draw):
@@ -131,7 +139,7 @@ def test_carry_loses_no_mini_batch_and_uses_none_twice(name, in_flight):
         assert used == list(range(len(used)))
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("name", sorted(ROUNDS))
 def test_drop_uses_none_twice(name):
     schedule = whole(rule(name, **({"leftovers": "drop"} if name in CARRYING else {})), 60)
     assert (schedule.batches <= 8).all()
@@ -140,7 +148,9 @@ def test_drop_uses_none_twice(name):
 
 def test_neighbour_barrier_is_the_max_plus_recursion():
     graph = nx.path_graph(5)
-    schedule = clock.neighbour_barrier(EXPONENTIAL, graph, 2, 40, 1, communication=0.25)
+    schedule = planned.plan(
+        "neighbour_barrier", EXPONENTIAL, len(graph), 40, 2, 1, graph=graph, communication=0.25
+    )
     durations = as_process(EXPONENTIAL).seeded(1).duration(np.arange(5)[:, None], 0.0, range(80))
     now = [0.0] * 5
     for k in range(40):
@@ -151,35 +161,37 @@ def test_neighbour_barrier_is_the_max_plus_recursion():
 
 
 def test_complete_graph_lands_as_everybody():
-    complete = clock.first_finisher(EXPONENTIAL, 8, 8, 50, 0, graph=nx.complete_graph(8))
-    assert_equal(complete, clock.first_finisher(EXPONENTIAL, 8, 8, 50, 0))
+    complete = planned.plan("first_finisher", EXPONENTIAL, 8, 50, 8, 0, graph=nx.complete_graph(8))
+    assert_equal(complete, planned.plan("first_finisher", EXPONENTIAL, 8, 50, 8, 0))
 
 
 def test_deadline_runs_from_each_workers_own_begin():
-    schedule = clock.deadline(EXPONENTIAL, 8, 8, 5.0, 50, 0, graph=RING)
+    schedule = planned.plan("deadline", EXPONENTIAL, 8, 50, 8, 0, seconds=5.0, graph=RING)
     assert np.ptp(schedule.start, axis=1).max() > 0.5
     assert (schedule.busy >= 5.0 - 1e-9).all()  # the eighth mini-batch ends after 8 s or more
 
 
 def test_communication_may_differ_by_round_and_worker():
     cost = np.array([0.1, 0.7])
-    schedule = clock.barrier(delays.deterministic(1.0), 2, 1, 3, 0, communication=lambda t: cost)
+    schedule = planned.plan(
+        "barrier", delays.deterministic(1.0), 2, 3, 1, 0, communication=lambda t: cost
+    )
     np.testing.assert_allclose(schedule.finish[0], [1.1, 1.7])
     np.testing.assert_allclose(schedule.time, [1.7, 3.4, 5.1])
     np.testing.assert_array_equal(schedule.communication, np.tile(cost, (3, 1)))
 
 
-def test_trigger_is_a_knob_of_a_segment():
+def test_the_signal_is_a_knob_of_a_segment():
     adaptive = rule("deadline")
     state, first = adaptive.extend(adaptive.init(), 20)
-    state, second = adaptive.extend(state, 20, trigger=triggers.until_deadline(6.0))
+    state, second = adaptive.extend(state, 20, signal=until_deadline(6.0))
     assert second.batches.mean() < first.batches.mean()
     concatenate([first, second]).validate()
 
 
 def test_one_worker():
-    blocking = clock.barrier(EXPONENTIAL, 1, 4, 20, 0)
-    assert_equal(clock.first_finisher(EXPONENTIAL, 1, 4, 20, 0), blocking)
+    blocking = planned.plan("barrier", EXPONENTIAL, 1, 20, 4, 0)
+    assert_equal(planned.plan("first_finisher", EXPONENTIAL, 1, 20, 4, 0), blocking)
     assert blocking.idle_fraction == pytest.approx(0, abs=1e-12)
 
 
@@ -192,7 +204,7 @@ def test_rules_meet_the_same_draws():
 
 def test_time_dependent_delays_meet_every_mini_batch_at_its_start():
     delay = markov(EXPONENTIAL, 5.0, 9.0, 1.0)
-    schedule = clock.first_finisher(delay, 3, 2, 20, 5)
+    schedule = planned.plan("first_finisher", delay, 3, 20, 2, 5)
     process, attempt = delay.seeded(5), np.zeros(3, int)
     for row in range(20):
         for i in range(3):
@@ -217,20 +229,22 @@ def test_time_dependent_delays_meet_every_mini_batch_at_its_start():
 def test_throughput_gains_of_the_run_time_model(delay, workers, draw, share, gain):
     """Simulated gains under 2211.00889's model without communication, in flight cut."""
     options = {"draw": draw, "in_flight": "cut"}
-    nonblocking = clock.first_finisher(delay, workers, 8, 8000, 0, **options)
-    blocking = clock.barrier(delay, workers, 8, 8000, 0, draw=draw)
+    nonblocking = planned.plan("first_finisher", delay, workers, 8000, 8, 0, **options)
+    blocking = planned.plan("barrier", delay, workers, 8000, 8, 0, draw=draw)
     assert nonblocking.batches.mean() / 8 == pytest.approx(share, rel=0.02)
     assert throughput(nonblocking) / throughput(blocking) == pytest.approx(gain, rel=0.02)
 
 
 def test_throughput_gains_when_the_mini_batch_in_flight_finishes():
-    nonblocking = clock.first_finisher(FIVE_TIMES, 8, 8, 12000, 0, draw="round")
-    blocking = clock.barrier(FIVE_TIMES, 8, 8, 12000, 0, draw="round")
-    ring = clock.neighbour_barrier(FIVE_TIMES, RING, 8, 12000, 0, draw="round")
+    nonblocking = planned.plan("first_finisher", FIVE_TIMES, 8, 12000, 8, 0, draw="round")
+    blocking = planned.plan("barrier", FIVE_TIMES, 8, 12000, 8, 0, draw="round")
+    ring = planned.plan(
+        "neighbour_barrier", FIVE_TIMES, len(RING), 12000, 8, 0, graph=RING, draw="round"
+    )
     assert throughput(nonblocking) / throughput(blocking) == pytest.approx(2.67, rel=0.02)
     assert throughput(nonblocking) / throughput(ring) == pytest.approx(2.18, rel=0.02)
     # Landing at neighbours as well, instead of at everybody, gains somewhat more.
-    local = clock.first_finisher(FIVE_TIMES, 8, 8, 12000, 0, draw="round", graph=RING)
+    local = planned.plan("first_finisher", FIVE_TIMES, 8, 12000, 8, 0, draw="round", graph=RING)
     assert throughput(local) / throughput(ring) == pytest.approx(2.29, rel=0.02)
 
 
@@ -263,5 +277,5 @@ def test_bad_values(call, message):
 
 
 def test_short_deadline_is_allowed_where_nothing_is_cut():
-    schedule = clock.deadline(EXPONENTIAL, 8, 8, 0.5, 10, 0)
+    schedule = planned.plan("deadline", EXPONENTIAL, 8, 10, 8, 0, seconds=0.5)
     assert (schedule.batches == 1).all()

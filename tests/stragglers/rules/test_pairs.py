@@ -1,7 +1,6 @@
 """Pair schedules against a plain event loop, their own order, closed forms and cases by hand."""
 
 import heapq
-import inspect
 from collections import deque
 from dataclasses import fields
 
@@ -11,11 +10,12 @@ import pytest
 from scipy import stats
 
 from comms import topology
-from stragglers import delays, pairs
-from stragglers.pairs import PAIRS, copy_staleness, interactions, meetings
+from stragglers import delays
 from stragglers.processes import as_process, markov, persistent
 from stragglers.rule import whole
 from stragglers.schedule import Schedule, concatenate, load
+from stragglers.wavefront import copy_staleness, interactions, meetings
+from tests import planned
 
 SHIFTED = delays.shifted_exponential(1.0, 1.0)
 DELAYS = {
@@ -35,7 +35,9 @@ COST = {"communication": lambda t: 0.1 * np.arange(8) * (t % 3)}
 def rule(kind, delay=SHIFTED, graph=None, mini_batches=1, seed=0, **options):
     name, fixed = RULES[kind]
     graph = topology.ring(8) if graph is None else graph
-    return PAIRS[name](delay, len(graph), mini_batches, seed, graph=graph, **fixed, **options)
+    return planned.rule(
+        name, delay, len(graph), mini_batches, seed, graph=graph, **fixed, **options
+    )
 
 
 def assert_equal(a, b):
@@ -211,7 +213,7 @@ def test_every_node_keeps_its_order_and_uses_every_counter_once(kind):
 def test_two_nodes_by_hand():
     """Worker 0 takes 1 s a mini-batch, worker 1 takes 3 s; 0.5 s for communication."""
     delay = persistent(delays.deterministic(1.0), [1.0, 3.0])
-    schedule = pairs.random_pairs(delay, topology.ring(2), 1, 4, 0, communication=0.5)
+    schedule = planned.random_pairs(delay, topology.ring(2), 1, 4, 0, communication=0.5)
     np.testing.assert_array_equal(schedule.workers, [[0, 1], [0, 1], [1, 0], [0, 1]])
     np.testing.assert_array_equal(schedule.time, [1.5, 3.0, 3.5, 4.5])
     np.testing.assert_array_equal(schedule.start, [[0, 1.5], [1.5, 3], [0, 3.5], [3, 4.5]])
@@ -226,7 +228,7 @@ def test_two_nodes_by_hand():
     np.testing.assert_array_equal(copy_staleness(schedule), [1.5, 3.0, 0.5, 1.0])
     np.testing.assert_array_equal(copy_staleness(schedule.slice(3, 4)), [1.5])
     np.testing.assert_array_equal(meetings(schedule, 2), [[0, 4], [4, 0]])
-    blocking = pairs.random_pairs(
+    blocking = planned.random_pairs(
         delay, topology.ring(2), 1, 2, 0, communication=0.5, blocking=True
     )
     np.testing.assert_array_equal(blocking.workers, [[0, 1]] * 2)  # 0 waits for 1, who serves it
@@ -241,7 +243,7 @@ def test_two_nodes_by_hand():
 def test_who_has_waited_longest_is_served_first():
     """The centre of a star is slow: its leaves queue up in the order in which they finished."""
     delay = persistent(delays.deterministic(1.0), [10.0, 3.0, 2.0, 1.0])
-    schedule = pairs.random_pairs(delay, topology.star(4), 1, 4, 0, blocking=True)
+    schedule = planned.random_pairs(delay, topology.star(4), 1, 4, 0, blocking=True)
     np.testing.assert_array_equal(schedule.workers, [[3, 0], [2, 0], [1, 0], [3, 0]])
     np.testing.assert_array_equal(schedule.time, [10, 20, 30, 40])
     np.testing.assert_array_equal(schedule.busy[:, 0], [1, 2, 3, 1])
@@ -398,15 +400,7 @@ def test_copies_are_refreshed_by_deliveries():
         assert (np.max(ages) > 1) == (kind != "blocking")
 
 
-def test_plain_call_is_the_rule():
-    graph = topology.ring(8)
-    options = {"steps": "geometric", "mini_batches": 5, "width": 2}
-    plain = pairs.random_pairs(SHIFTED, graph, 2, 30, 3, **options)
-    assert_equal(plain, whole(rule("non-blocking", local_steps=2, seed=3, **options), 30))
-    for factory in PAIRS.values():
-        names = list(inspect.signature(factory).parameters)
-        assert names[:4] == ["delay", "workers", "mini_batches", "seed"]
-        assert {"graph", "links", "communication", "draw"} < set(names)
+def test_nobody_is_stale_in_a_schedule_of_copies():
     assert not rule("non-blocking").asynchronous
 
 
@@ -439,7 +433,7 @@ def test_bad_values_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         whole(rule(kind, **options), 1)
     with pytest.raises(ValueError, match="got no graph"):
-        PAIRS[RULES[kind][0]](SHIFTED, 8, 1, 0)
+        planned.rule(RULES[kind][0], SHIFTED, 8)
 
 
 def test_communication_may_be_a_number_per_worker():

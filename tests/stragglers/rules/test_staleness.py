@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from experiments import parts
-from stragglers import clock, delays
+from stragglers import delays
 from stragglers.processes import as_process, markov, persistent
-from stragglers.schedule import Schedule
-from stragglers.staleness_limits import LIMITED
+from stragglers.rule import Setting
+from stragglers.rules import RULES
+from stragglers.schedule import Schedule, concatenate
+from tests import planned
 
 LAW = delays.shifted_exponential(1.0, 1.0)
 DELAYS = {
@@ -65,7 +67,7 @@ def test_ringmaster_equals_a_plain_event_loop_exactly(delay, k, limit, interrupt
     # Within a batch k_batch_sync fetches nothing: see its own test.
     communication = 0.0 if limit == 1 and interrupt else 0.25
     options = {"k": k, "interrupt": interrupt, "communication": communication}
-    schedule = clock.ringmaster(DELAYS[delay], 6, limit, 300, 4, **options)
+    schedule = planned.plan("ringmaster", DELAYS[delay], 6, 300, limit=limit, seed=4, **options)
     rows, times, ignored = plain_loop(DELAYS[delay], 6, k, limit, interrupt, 300, 4, communication)
     columns = (schedule.workers, schedule.start, schedule.version, schedule.first)
     for column, expected in zip(columns, rows.transpose(2, 0, 1), strict=True):
@@ -76,59 +78,62 @@ def test_ringmaster_equals_a_plain_event_loop_exactly(delay, k, limit, interrupt
     schedule.validate()
 
 
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("name", ["rennala", "ringmaster"])
 @pytest.mark.parametrize("delay", DELAYS)
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_segments_equal_the_whole(name, delay, interrupt):
     own = {"k": 3} | ({"limit": 2} if name == "ringmaster" else {}) | {"interrupt": interrupt}
-    rule = clock.RULES[name](DELAYS[delay], 6, 1, 0, communication=0.1, **own)
+    rule = planned.rule(name, DELAYS[delay], 6, 1, 0, communication=0.1, **own)
     one = rule.extend(rule.init(), 60)[1]
     state, pieces = rule.init(), []
     for updates in (4, 17, 39):
         state, schedule = rule.extend(state, updates)
         pieces.append(schedule)
-    assert_equal(clock.concatenate(pieces), one)
+    assert_equal(concatenate(pieces), one)
 
 
 def test_without_a_limit_ringmaster_is_async_sgd():
     assert_equal(
-        clock.ringmaster(LAW, 6, 10**9, 200, 0, communication=0.5),
-        clock.k_batch_async(LAW, 6, 1, 200, 0, communication=0.5),
+        planned.plan("ringmaster", LAW, 6, 200, limit=10**9, communication=0.5),
+        planned.plan("k_batch_async", LAW, 6, 200, k=1, communication=0.5),
     )
 
 
 def test_a_limit_of_one_is_rennala_and_interrupted_rennala_is_k_batch_sync():
-    assert_equal(clock.ringmaster(LAW, 6, 1, 200, 0, k=4), clock.rennala(LAW, 6, 4, 200, 0))
     assert_equal(
-        clock.rennala(LAW, 6, 4, 200, 0, interrupt=True, communication=0.5),
-        clock.k_batch_sync(LAW, 6, 4, 200, 0, communication=0.5),
+        planned.plan("ringmaster", LAW, 6, 200, limit=1, k=4),
+        planned.plan("rennala", LAW, 6, 200, k=4),
+    )
+    assert_equal(
+        planned.plan("rennala", LAW, 6, 200, k=4, interrupt=True, communication=0.5),
+        planned.plan("k_batch_sync", LAW, 6, 200, k=4, communication=0.5),
     )
 
 
 def test_a_slow_worker_never_holds_rennala_up():
     """It never contributes; ignoring old pushes costs up to twice the time."""
     slow = persistent(delays.deterministic(1.0), {0: 20.0})
-    cancelled = clock.rennala(slow, 6, 5, 100, 0, interrupt=True)
+    cancelled = planned.plan("rennala", slow, 6, 100, k=5, interrupt=True)
     np.testing.assert_allclose(cancelled.time, np.arange(1.0, 101.0))
-    ignored = clock.rennala(slow, 6, 5, 100, 0)
+    ignored = planned.plan("rennala", slow, 6, 100, k=5)
     assert 100 < ignored.time[-1] <= 200
     assert not {0} & {*cancelled.workers.ravel(), *ignored.workers.ravel()}
 
 
 def test_a_slow_worker_counts_in_ringmaster_if_the_limit_allows_its_delay():
     slow = persistent(delays.deterministic(1.0), {0: 20.0})  # 5 others make 100 updates meanwhile
-    contributes = [(clock.ringmaster(slow, 6, n, 600, 0).workers == 0).any() for n in (90, 110)]
+    contributes = [
+        (planned.plan("ringmaster", slow, 6, 600, limit=n).workers == 0).any() for n in (90, 110)
+    ]
     assert contributes == [False, True]
 
 
 def test_a_config_names_the_rules_and_their_parameters():
     built = parts.build(
-        "wait", clock.RULES, "ringmaster(limit=3, interrupt=true)",
-        delay=LAW, workers=4, mini_batches=1, seed=0, graph=None, links=None, communication=0.0,
-        draw="mini_batch",
-    )  # fmt: skip
+        "wait", RULES, "ringmaster(limit=3, interrupt=true)", setting=Setting(LAW, 4, 1, 0)
+    )
     assert built.asynchronous
     with pytest.raises(ValueError, match="'k' is missing"):
-        parts.build("wait", clock.RULES, "rennala", delay=LAW, workers=4, mini_batches=1, seed=0)
+        parts.build("wait", RULES, "rennala", setting=Setting(LAW, 4, 1, 0))
     with pytest.raises(ValueError, match="limit >= 1"):
-        clock.ringmaster(LAW, 4, 0, 10, 0)
+        planned.plan("ringmaster", LAW, 4, 10, limit=0)

@@ -3,7 +3,7 @@
 The bounds are those of Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113, at a fixed learning
 rate eta, for a server that updates on k gradients of m samples each.  The time complexities are
 those of Rennala SGD, arXiv 2305.12387, for workers of fixed speeds.  How long an update takes and
-how stale its gradients are is in `stragglers.asynchronous_theory`.
+how stale its gradients are is in `stragglers.theory.k_protocols`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from stragglers import asynchronous_theory as theory
-from stragglers import clock, delays
-from stragglers.theory import expected_runtime, order_statistic_mean
+from stragglers import delays
+from stragglers.order_statistics import order_statistic_mean
+from stragglers.theory import k_protocols as theory
+from stragglers.theory.k_protocols import expected_runtime
+from tests import planned
 
 EXPONENTIAL = delays.exponential(1.0)
 SHIFTED = delays.shifted_exponential(1.0, 1.0)
@@ -25,7 +27,7 @@ LAWS = [
 
 
 def simulated(rule, law, k, workers, updates=20_000):
-    return getattr(clock, rule)(law, workers, k, updates, 1).time[-1] / updates
+    return planned.plan(rule, law, workers, updates, seed=1, k=k).time[-1] / updates
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

@@ -1,0 +1,73 @@
+"""What happens when a node that works at its own speed has done its local steps.
+
+The same meetings as in `stragglers.pair_clock`, for nodes whose time is real. A meeting then takes
+as long as it takes, and its nodes begin their next local steps when it has landed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stragglers.pair_clock import PairClock
+from stragglers.rule import Arrivals, Reaction
+
+
+class MeetingState(NamedTuple):
+    """What is known between two arrivals."""
+
+    rounds: np.ndarray  # [P] int64, how often each node has done its local steps before
+    waits: np.ndarray  # [P] int64, the node that it waits for, -1 if for none
+    since: np.ndarray  # [P] s, from when on it waits
+
+
+class Meetings:
+    """`Arrivals` of nodes that meet in pairs; an update lists who asked and its partner.
+
+    A node that meets itself is alone in its update. The version of an arrival is of no concern, as
+    every node works on its own copy.
+    """
+
+    def __init__(self, clock: PairClock):
+        self._clock = clock
+
+    def face(self) -> Arrivals:
+        """The reaction as a rule shows it."""
+        return Arrivals(self.init, self.on_arrival, self.mini_batches)
+
+    def init(self) -> MeetingState:
+        """Everybody does its first local steps."""
+        workers = self._clock.workers
+        zeros = np.zeros(workers, np.int64)
+        return MeetingState(zeros, np.full(workers, -1), np.zeros(workers))
+
+    def mini_batches(self, state: MeetingState, worker: int) -> int:
+        """Local steps that the node is about to do."""
+        return int(self._clock.steps(worker, state.rounds[worker]))
+
+    def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Reaction:
+        """Let the node meet its partner, or wait for it where both have to stop."""
+        del version
+        partner = int(self._clock.partner(worker, state.rounds[worker]))
+        if not self._clock.blocking:
+            met = (worker,) if partner == worker else (worker, partner)
+            return Reaction(self._done(state, (worker,)), True, met, (worker,))
+        waiting = np.flatnonzero(state.waits == worker)
+        if waiting.size:  # whoever has waited longest for it, ties by node
+            first = int(waiting[np.argmin(state.since[waiting])])
+            met = (first, worker)
+        elif state.waits[partner] >= 0:
+            met = (worker, partner)
+        else:
+            waits, since = state.waits.copy(), state.since.copy()
+            waits[worker], since[worker] = partner, now
+            return Reaction(state._replace(waits=waits, since=since), counts=True)
+        return Reaction(self._done(state, met), True, met, met)
+
+    def _done(self, state: MeetingState, nodes: tuple[int, ...]) -> MeetingState:
+        """The state after these nodes have met and begin their next local steps."""
+        rounds, waits = state.rounds.copy(), state.waits.copy()
+        rounds[list(nodes)] += 1
+        waits[list(nodes)] = -1
+        return state._replace(rounds=rounds, waits=waits)

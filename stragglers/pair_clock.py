@@ -1,0 +1,160 @@
+"""Nodes that work and meet in pairs, in virtual time.
+
+A row of the schedule is a wavefront of disjoint meetings, which `stragglers.wavefront` takes from
+their order by time. Its first half are the nodes that asked, `partner` is the position of the other
+one, and `batches` the local steps that each brings along: 0 for a partner that never stopped. A
+node that meets itself, as its own partner, only delivers. A position that is left over stands for
+nobody: its worker is the number of workers, its partner itself. `version` is the row, as every node
+works on its own copy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import networkx as nx
+import numpy as np
+
+from stragglers import wavefront
+from stragglers.event_clock import WINDOW, Live, check_draw
+from stragglers.pair_draws import STEP_DRAWS, neighbour
+from stragglers.processes import as_process
+from stragglers.rule import Setting, checked_cost, one_number
+from stragglers.schedule import Schedule
+
+
+class PairState(NamedTuple):
+    """Where a schedule of pairs stands between two segments."""
+
+    update: int  # of the next row
+    time: float  # s, of the last row
+    nodes: wavefront.Nodes
+    pending: wavefront.Pending
+
+
+class PairClock:
+    """The plan of pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
+
+    name: of the rule, for errors; asks: [P] bool, the nodes that meet neighbours, while the others
+    only meet themselves. The other parameters are those of `stragglers.rules.pairs`. Bad values
+    raise ValueError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        setting: Setting,
+        asks: np.ndarray,
+        *,
+        local_steps: float | None,
+        steps: str,
+        width: int | None,
+        blocking: bool = False,
+    ):
+        if steps not in STEP_DRAWS:
+            known = ", ".join(STEP_DRAWS)
+            raise ValueError(f"{name}: unknown steps={steps!r}; choose one of {known}")
+        graph, self.workers = setting.graph, setting.workers
+        self.name, self.blocking = name, blocking
+        self.mini_batches = one_number(name, setting)
+        if width is None:
+            disjoint = len(nx.maximal_matching(graph)) + (~asks).sum()
+            width = int(max(1, min(self.workers // 8, disjoint)))
+        if width < 1:
+            raise ValueError(f"{name}: needs width >= 1 meetings a row, got {width}; set more")
+        self.width = width
+        mean = self.mini_batches if local_steps is None else local_steps
+        self.partner = neighbour(name, graph, asks, setting.seed)
+        self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
+        self._process = as_process(setting.delay).seeded(setting.seed)
+        self._everybody = np.arange(self.workers)
+        self._communication = setting.communication
+        self._seconds = checked_cost(name, setting.communication)
+
+    def init(self) -> PairState:
+        """Everybody begins its local steps at 0 s."""
+        workers, everybody = self.workers, self._everybody
+        begin, end = np.zeros(workers), np.zeros(workers)
+        first, waits = np.zeros(workers, np.int64), np.full(workers, -1)
+        nothing = np.full(workers, np.inf)
+        asked = self.partner(everybody, first)
+        number = self.steps(everybody, first)
+        for step in range(number.max()):
+            at = np.flatnonzero(step < number)
+            end[at] += self._process.duration(at, end[at], step)
+        cost = self.costs(first[:, None], asked[:, None])[:, 0]
+        wake, land = (end.copy(), nothing) if self.blocking else (nothing, end + cost)
+        nodes = wavefront.Nodes(
+            begin, end, number, first, first, wake=wake, waits=waits, asked=asked, land=land
+        )
+        return PairState(0, 0.0, nodes, wavefront.empty_window(self.width))
+
+    def extend(self, state: PairState, updates: int) -> tuple[PairState, Schedule]:
+        """The next `updates` rows."""
+        nodes, pending = (type(part)(*(a.copy() for a in part)) for part in state[2:])
+        rows = wavefront.padded_rows(updates, self.width, self.workers)
+        wavefront.fill(nodes, pending, state.time, self.blocking, self._ahead, rows)
+        until = state.update + updates
+        version = np.arange(state.update, until, dtype=np.int32)[:, None]
+        time = float(rows.time[-1]) if updates else state.time
+        return PairState(until, time, nodes, pending), Schedule(
+            version=np.tile(version, (1, 2 * self.width)),
+            offset=state.update,
+            population=self.workers,
+            **rows._asdict(),
+        )
+
+    def costs(self, rounds: np.ndarray, partners: np.ndarray) -> np.ndarray:
+        """Seconds that every node communicates for in its `rounds`, all [P, R]."""
+        varying = rounds if callable(self._communication) else np.zeros_like(rounds)
+        known, at = np.unique(varying, return_inverse=True)
+        given = [np.ravel(self._seconds(t)) for t in known.tolist()]
+        if wrong := {row.size for row in given} - {1, self.workers}:
+            raise ValueError(
+                f"{self.name}: communication gave {min(wrong)} numbers for {self.workers} "
+                "workers; return one, or one per worker"
+            )
+        table = np.stack([np.broadcast_to(row, self.workers) for row in given])
+        table = table[at.reshape(rounds.shape), self._everybody[:, None]]
+        # A node that meets itself sends nothing.
+        return np.where(partners == self._everybody[:, None], 0.0, table)
+
+    def _ahead(self, nodes: wavefront.Nodes) -> wavefront.Lookahead:
+        everybody = self._everybody[:, None]
+        counter = nodes.first + nodes.steps
+        column = np.arange(max(WINDOW, 2 * self.mini_batches))
+        last = counter + column.size - self.mini_batches
+        if self._process.uses_time:
+            table = Live(self._process, nodes.end)
+            counter, last = np.zeros_like(counter), last + np.iinfo(np.int32).max
+        else:
+            table = self._process.duration(everybody, 0.0, counter[:, None] + column)
+            table = np.ascontiguousarray(table, np.float64)
+        rounds = nodes.round[:, None] + column
+        number, partners = (draw(everybody, rounds) for draw in (self.steps, self.partner))
+        draws = (number, partners, self.costs(rounds, partners))
+        return wavefront.Lookahead(table, counter, last, *draws, round=nodes.round.copy())
+
+
+def check_neighbours(name: str, setting: Setting) -> None:
+    """Raise ValueError unless every worker has a neighbour and a duration per mini-batch."""
+    graph, workers = setting.graph, setting.workers
+    if graph is None:
+        raise ValueError(f"{name}: nodes meet neighbours, but got no graph; pass one")
+    if setting.links is not None:
+        raise ValueError(
+            f"{name}: nodes draw their own partners, but got links; take an algorithm without "
+            "matchings that come and go"
+        )
+    if set(graph) != set(range(workers)):
+        raise ValueError(
+            f"{name}: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "
+            f"workers; label the nodes 0..{workers - 1}"
+        )
+    lonely = [i for i in graph if set(graph[i]) <= {i} or graph.has_edge(i, i)]
+    if lonely:
+        raise ValueError(
+            f"{name}: needs neighbours other than itself for every node, but the nodes {lonely} "
+            "have none or an edge to themselves; correct the graph"
+        )
+    check_draw(name, setting, ", or give spells of the delay")

@@ -1,0 +1,81 @@
+"""Waiting rules of asynchronous gossip: SwarmSGD (1910.12308) and AD-PSGD (1710.06952).
+
+Every node works through its local steps at its own speed and then meets a random neighbour.
+
+    random_pairs                   the partner never stops; its local steps stay its own
+    random_pairs, blocking=True    both have done their local steps; who is first waits
+    bipartite_pairs                one side of a bipartite graph asks, the other goes on alone
+
+Partners are drawn uniformly among a node's neighbours in `setting.graph`, or in proportion to the
+attribute "weight" of its edges. `setting.communication` is in seconds from the end of the local
+steps to the meeting, in which the node does not compute, or a function of how often the node has
+met; then scalar or [workers]. Both rules take these parameters:
+
+    local_steps    mini-batches before a meeting, by default all of `setting.mini_batches`
+    steps          "fixed", or "geometric" with this mean once it is capped at the mini-batches
+    width          meetings of a row, by default an eighth of the workers, or fewer where the graph
+                   has no such number of disjoint edges
+
+Bad values raise ValueError.
+"""
+
+import networkx as nx
+import numpy as np
+
+from stragglers.pair_arrivals import Meetings
+from stragglers.pair_clock import PairClock, check_neighbours
+from stragglers.rule import Rule, Setting
+
+
+def _rule(clock: PairClock) -> Rule:
+    return Rule(clock.workers, clock.init, clock.extend, arrivals=Meetings(clock).face())
+
+
+def random_pairs(
+    setting: Setting,
+    *,
+    local_steps: float | None = None,
+    steps: str = "fixed",
+    blocking: bool = False,
+    width: int | None = None,
+) -> Rule:
+    """Nodes that meet a random neighbour whenever they have done their local steps (1910.12308).
+
+    blocking: the partner has to end its local steps, too. If it waits for somebody else the two
+    meet at once; otherwise it meets, when it has ended them, whoever has waited longest for it,
+    instead of drawing. Both go on when the slower of them has communicated.
+    Source: arXiv 1910.12308, Algorithms 1 and 2.
+    """
+    check_neighbours("random_pairs", setting)
+    everybody = np.ones(setting.workers, bool)
+    options = {"local_steps": local_steps, "steps": steps, "width": width}
+    return _rule(PairClock("random_pairs", setting, everybody, blocking=blocking, **options))
+
+
+def bipartite_pairs(
+    setting: Setting,
+    *,
+    local_steps: float | None = None,
+    steps: str = "fixed",
+    width: int | None = None,
+) -> Rule:
+    """Active nodes meet random passive neighbours; nodes of both sides compute (1710.06952).
+
+    Worker 0, and the smallest worker of any further component, is active, its neighbours are
+    passive, and so on. A passive node applies what it has computed alone: it meets itself, which
+    takes no communication. A graph that has no such sides raises ValueError. Source: arXiv
+    1710.06952, Section 3 (implementation).
+    """
+    check_neighbours("bipartite_pairs", setting)
+    graph = setting.graph
+    if not nx.is_bipartite(graph):
+        raise ValueError(
+            "bipartite_pairs: the graph has a cycle of odd length, so that two nodes of one side "
+            "share an edge; take a bipartite graph as a ring of even length, or random_pairs"
+        )
+    active = np.zeros(setting.workers, bool)
+    for part in nx.connected_components(graph):
+        depth = nx.single_source_shortest_path_length(graph, min(part))
+        active[[i for i, hops in depth.items() if hops % 2 == 0]] = True
+    options = {"local_steps": local_steps, "steps": steps, "width": width}
+    return _rule(PairClock("bipartite_pairs", setting, active, **options))

@@ -1,0 +1,141 @@
+"""Waiting rules in rounds, in which every worker takes up to M mini-batches.
+
+Non-blocking SGD, arXiv 2211.00889; Anytime Minibatch, 2006.05752; DropCompute, 2306.10598.
+
+All of them take some of these parameters:
+
+    landing     at each worker once it and its "neighbours" of `setting.graph` or `setting.links`
+                are ready (max-plus recursion), or at everybody once "all" are; where there is
+                neither graph nor links, everybody is everybody's neighbour
+    leftovers   "carry" unfinished mini-batches on into the next round, or "drop" them
+    in_flight   at the signal, "finish" the mini-batch that has begun, or "cut" it: it is redone in
+                the next round, in another time
+
+`setting.communication` is in seconds per round, or a function of the round, then scalar or
+[workers]. With `links.overlap` a worker goes on at once and waits for what was sent so many rounds
+before.
+"""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from stragglers import round_parts
+from stragglers.round_clock import ClockState, RoundClock
+from stragglers.round_parts import Signal
+from stragglers.rule import Rule, Setting, Sight, Trigger
+from stragglers.schedule import Schedule, concatenate
+from stragglers.thresholds import drop_compute_threshold
+
+
+def _rule(clock: RoundClock, stop: Callable[[Sight], bool] | None, sees_all: bool = True) -> Rule:
+    """The rule with this clock; stop, sees_all: of its trigger."""
+    trigger = Trigger(stop, clock.mini_batches, clock.cuts, clock.carries, sees_all)
+    return Rule(clock.workers, clock.init, clock.extend, trigger=trigger)
+
+
+def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
+    """Everybody waits for everybody's M mini-batches."""
+    clock = RoundClock(setting, round_parts.until_full(), "all", leftovers, in_flight)
+    return _rule(clock, None, sees_all=False)
+
+
+def neighbour_barrier(
+    setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish"
+) -> Rule:
+    """Everybody waits for its neighbours' M mini-batches (1705.09056)."""
+    if setting.graph is None and setting.links is None:
+        raise ValueError(
+            "neighbour_barrier: got neither graph nor links; pass the graph, or use barrier"
+        )
+    clock = RoundClock(setting, round_parts.until_full(), "neighbours", leftovers, in_flight)
+    return _rule(clock, None, sees_all=False)
+
+
+def first_finisher(
+    setting: Setting,
+    *,
+    landing: str = "neighbours",
+    leftovers: str = "carry",
+    in_flight: str = "finish",
+) -> Rule:
+    """The first to finish M mini-batches stops the others (2211.00889)."""
+    clock = RoundClock(setting, round_parts.until_first_finisher(), landing, leftovers, in_flight)
+    return _rule(clock, lambda sight: bool(sight.finished.max() >= clock.mini_batches))
+
+
+def deadline(
+    setting: Setting,
+    *,
+    seconds: float,
+    landing: str = "neighbours",
+    leftovers: str = "carry",
+    in_flight: str = "finish",
+) -> Rule:
+    """Everybody computes for `seconds`, at most M mini-batches."""
+    clock = RoundClock(setting, round_parts.until_deadline(seconds), landing, leftovers, in_flight)
+    return _rule(clock, lambda sight: sight.elapsed >= seconds, sees_all=False)
+
+
+def quorum(
+    setting: Setting,
+    *,
+    k: int,
+    landing: str = "neighbours",
+    leftovers: str = "carry",
+    in_flight: str = "finish",
+) -> Rule:
+    """The k-th finished mini-batch stops everybody."""
+    clock = RoundClock(setting, round_parts.until_quorum(k), landing, leftovers, in_flight)
+    return _rule(clock, lambda sight: bool(sight.finished.sum() >= k))
+
+
+def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") -> Rule:
+    """Everybody computes for `seconds`; what is unfinished then is lost (2006.05752)."""
+    return deadline(setting, seconds=seconds, landing=landing, leftovers="drop", in_flight="cut")
+
+
+def drop_compute(
+    setting: Setting,
+    *,
+    calibration: int = 50,
+    landing: str = "neighbours",
+    in_flight: str = "cut",
+) -> Rule:
+    """`calibration` blocking rounds, then the deadline that suits them best (2306.10598).
+
+    What is unfinished at the deadline is lost. The threshold is chosen for work that is cut there,
+    as in the paper. It is a pure function of the delays in those rounds, so any segment can work
+    it out.
+    """
+    if calibration < 1:
+        raise ValueError(
+            f"drop_compute: needs calibration >= 1 rounds, got {calibration}; set at least 1"
+        )
+    clock = RoundClock(setting, round_parts.until_full(), landing, "drop", in_flight)
+
+    @functools.cache
+    def calibrated() -> Signal:
+        seen = []
+
+        def watch(begin: np.ndarray, ends: np.ndarray) -> float:
+            seen.append(np.diff(ends, axis=1, prepend=begin[:, None]))
+            return np.inf
+
+        _, schedule = clock.extend(clock.init(), calibration, signal=watch)
+        durations = np.stack(seen[-calibration:])  # a signal is tried out before the first round
+        tau = drop_compute_threshold(durations, schedule.communication.max(axis=1))
+        return round_parts.until_deadline(tau * (1 + 1e-9))  # what ends at tau exactly shall count
+
+    def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:
+        if state.update >= calibration:
+            return clock.extend(state, updates, signal=calibrated())
+        before = min(calibration - state.update, updates)
+        state, schedule = clock.extend(state, before)
+        if before == updates:
+            return state, schedule
+        state, rest = extend(state, updates - before)
+        return state, concatenate([schedule, rest])
+
+    return Rule(clock.workers, clock.init, extend)
