@@ -1,6 +1,7 @@
 """Every block of the documentation runs, and what it quotes and names is there."""
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import pathlib
@@ -14,9 +15,11 @@ from absl import flags
 
 import algorithms
 from experiments import distributed, executors, profiling, slurm
+from stragglers import rules
 from tests import launcher
-from tests.algorithms import test_contract
+from tests.algorithms import test_contract as of_methods
 from tests.launcher import ROOT
+from tests.stragglers import test_contract as of_rules
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,6 +27,9 @@ SPAN = re.compile(r"`([^`\n]+)`")
 # Commands are checked as they stand, with all of their arms. Those whose records another command
 # reads are run as well, in this form, as they would take seconds to minutes.
 TINY = ("--config.task=synthetic_logistic(samples=256, dimension=8)", "--config.updates=2")
+# What the examples add a method or a rule to.
+REGISTRIES = (algorithms.ALGORITHMS, of_methods.METHODS, rules.RULES, of_rules.ROWS)
+FOLDERS = ("algorithms", "benchmarks", "comms", "configs", "experiments", "runtimes", "stragglers")
 MARK = 20  # characters that tell a sentence from others, values aside
 # Programs that start ours, here or elsewhere.
 STARTERS = ("srun", "mpirun", "gcloud")
@@ -137,7 +143,9 @@ def commands(body):
 @named(PAGES)
 def test_every_block_runs(page, shell):
     names = {"__name__": page.stem}
-    with mock.patch.dict(algorithms.ALGORITHMS), mock.patch.dict(test_contract.METHODS):
+    with contextlib.ExitStack() as unchanged:
+        for registry in REGISTRIES:
+            unchanged.enter_context(mock.patch.dict(registry))
         for number, (language, body) in enumerate(BLOCK.findall(page.read_text())):
             assert language in ("", "python"), f"{page.name}: what is {language}?"
             if language:
@@ -149,9 +157,11 @@ def test_every_block_runs(page, shell):
 
 def literals():
     """Texts of the program as patterns, with gaps where values are filled in."""
-    for path in [ROOT / "launch.py", *ROOT.glob("*/*.py")]:
-        if path.parent.name == "tests":
-            continue
+    folders = [ROOT / name for name in FOLDERS]
+    for path in [
+        ROOT / "launch.py",
+        *(path for folder in folders for path in folder.rglob("*.py")),
+    ]:
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             fixed = [getattr(part, "value", None) for part in parts]
