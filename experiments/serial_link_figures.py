@@ -28,7 +28,7 @@ def print_points(console: Console, points: Sequence[Point]):
     table.add_column("", no_wrap=True)
     for heading in (*map(str, workers), "growth", "comm./comp."):
         table.add_column(heading, justify="right", no_wrap=True)
-    for field, heading in (("mean", "mean"), ("quantile", "99 %")):
+    for field, heading, share in (("mean", "mean", "{:.3g}"), ("quantile", "99 %", "")):
         for method in dict.fromkeys(point.method for point in points):
             row = [point for point in points if point.method == method]
             values = [getattr(point, field) for point in row]
@@ -37,7 +37,7 @@ def print_points(console: Console, points: Sequence[Point]):
                 heading,
                 *(f"{1e3 * value:,.1f}" for value in values),
                 f"{values[-1] / values[0]:.2f}x" if values[0] else report.NONE,
-                f"{row[-1].of_compute:.3g}" if field == "mean" else "",
+                share.format(row[-1].of_compute),
             )
         table.add_section()
     console.print(table)

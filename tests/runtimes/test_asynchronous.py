@@ -13,6 +13,7 @@ from algorithms import (
     delay_adaptive,
     hinge_staleness,
     inverse_staleness,
+    local_sgd,
     polynomial_staleness,
 )
 from algorithms.base import scale_by_samples
@@ -40,8 +41,27 @@ def unchanged(g, staleness, moved):
     return g
 
 
-def train(protocol, k, decay, correct=unchanged, updates=UPDATES, rate=RATE, seed=2):
-    """The parameters after an event loop as one would write it down from the paper."""
+def mean_gradient(w, worker, counters):
+    return np.mean([gradient(w, worker, c) for c in counters], axis=0)
+
+
+def local_progress(w, worker, counters):
+    """How far SGD gets in a step per mini-batch, backwards."""
+    live = w
+    for c in counters:
+        live = live - RATE * gradient(live, worker, c)
+    return w - live
+
+
+def train(
+    protocol, k, decay, correct=unchanged, updates=UPDATES, rate=RATE, seed=2, each=1,
+    contribution=mean_gradient,
+):  # fmt: skip
+    """The parameters after an event loop as one would write it down from the paper.
+
+    each: mini-batches of a contribution, one number or one per worker, by which it is weighed.
+    """
+    each = np.broadcast_to(each, P)
     process = from_law(LAW).seeded(seed)
     w, velocity = X0.astype(np.float64), np.zeros(len(X0))
     read = [(0, w)] * P  # version and parameters that each worker works on
@@ -49,25 +69,28 @@ def train(protocol, k, decay, correct=unchanged, updates=UPDATES, rate=RATE, see
     cancels, idles = protocol.endswith("_sync"), "batch" not in protocol
 
     def begin(i, now):
-        heapq.heappush(flying, (now + float(process.duration(i, now, attempts[i])), i))
-        attempts[i] += 1
+        for _ in range(each[i]):
+            now += float(process.duration(i, now, attempts[i]))
+            attempts[i] += 1
+        heapq.heappush(flying, (now, i))
 
     for i in range(P):
         begin(i, 0.0)
     for j in range(updates):
-        total, contributors = 0.0, []
+        total, weight, contributors = 0.0, 0, []
         for pushes in range(1, k + 1):
             now, i = heapq.heappop(flying)
             version, point = read[i]
-            g = gradient(point, i, counters[i])
-            total = total + correct(g, j - version, w - point)
-            counters[i] += 1
+            g = contribution(point, i, range(counters[i], counters[i] + each[i]))
+            total = total + each[i] * correct(g, j - version, w - point)
+            weight += each[i]
+            counters[i] += each[i]
             contributors.append(i)
             if pushes < k and not idles:
                 if not cancels:
                     read[i] = (j, w)
                 begin(i, now)
-        velocity = decay * velocity + total / k
+        velocity = decay * velocity + total / weight
         w = w - rate * velocity
         restarting = {"k_async": contributors, "k_batch_async": [i]}.get(protocol, range(P))
         flying = [] if cancels else flying
@@ -77,8 +100,8 @@ def train(protocol, k, decay, correct=unchanged, updates=UPDATES, rate=RATE, see
     return w
 
 
-def simulated(method, rule, updates=UPDATES):
-    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
+def simulated(method, rule, updates=UPDATES, mini_batches=1):
+    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
     state = runtime.start(X0)
     for count in (1, 130, updates):
         state, schedule = runtime.advance(state, np.inf, min(count, updates - state.update))
@@ -97,6 +120,24 @@ def test_every_protocol_trains_as_an_event_loop_does(protocol, k, decay):
     rule = planned.rule(protocol, LAW, P, 1, 2, k=k)
     ours, _ = simulated(all_reduce(optimizer(decay)), rule)
     np.testing.assert_allclose(ours, train(protocol, k, decay), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("each", [3, [1, 2, 3, 1, 2, 3]], ids=["three", "unequal"])
+@pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
+def test_a_contribution_of_several_mini_batches_is_their_mean_gradient(protocol, each):
+    rule = planned.rule(protocol, LAW, P, each, 2, k=3)
+    ours, schedule = simulated(all_reduce(optimizer(0.5)), rule, 200, 3)
+    assert set(np.unique(schedule.batches)) == set(np.ravel(each))
+    expected = train(protocol, 3, 0.5, updates=200, each=each)
+    np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("protocol", ["k_sync", "k_async"])
+def test_a_contribution_of_several_mini_batches_may_be_local_steps(protocol):
+    rule = planned.rule(protocol, LAW, P, 3, 2, k=2)
+    ours, _ = simulated(local_sgd(scale_by_samples(RATE)), rule, 200, 3)
+    expected = train(protocol, 2, 0.0, updates=200, rate=1.0, each=3, contribution=local_progress)
+    np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
 
 
 # Each method and what it does to a gradient g, `s` updates old, taken `moved` away.
@@ -163,7 +204,7 @@ def test_compensation_trains_at_a_rate_at_which_the_fixed_rate_diverges():
 TOLD = ((3.0, 2.0), (6.0, 1.0), (9.0, 0.3), (12.0, 0.1))  # seconds, training loss
 
 
-@pytest.mark.parametrize("protocol", ["k_sync", "k_batch_async"])
+@pytest.mark.parametrize("protocol", ["k_sync", "k_async"])
 def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
     """The updates after an observation are those of a clock that had not run ahead."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays
-from stragglers.order_statistics import order_statistic_mean, quadrature
+from stragglers.order_statistics import order_statistic_mean, quadrature, sums_means
 
 LAWS = [
     delays.deterministic(0.125),
@@ -56,3 +56,21 @@ def test_infinite_means_are_infinite():
 def test_bad_k():
     with pytest.raises(ValueError, match="1 <= k <= 8 workers, got k=9"):
         order_statistic_mean(LAWS[1], 9, 8)
+
+
+def test_sums_of_exponentials_are_gamma():
+    """Erlang: the sum of three exponentials is Gamma(3), on a lattice to about 1 %."""
+    of_sums = sums_means(delays.exponential(2.0), 8, 3)
+    expected = [order_statistic_mean(delays.gamma(3.0, 2.0), k, 8) for k in range(1, 9)]
+    np.testing.assert_allclose(of_sums, expected, rtol=0.01)
+    alone = [order_statistic_mean(delays.pareto(1.0, 3.0), k, 8) for k in range(1, 9)]
+    np.testing.assert_array_equal(sums_means(delays.pareto(1.0, 3.0), 8, 1), alone)
+
+
+def test_sums_of_a_constant_and_of_a_rare_pause():
+    np.testing.assert_allclose(sums_means(delays.deterministic(0.5), 3, 4), 2.0)
+    # Two of (1 s, or 3 s with probability 1/4): 2, 4 or 6 s with 9/16, 6/16, 1/16; the faster of 2.
+    pause = delays.bernoulli_slowdown(1.0, 3.0, 0.25)
+    survival = np.array([1.0, 1.0, 7 / 16, 7 / 16, 1 / 16, 1 / 16])  # beyond 0, 1, ... s
+    faster, slower = sums_means(pause, 2, 2)
+    np.testing.assert_allclose([faster, slower], [sum(survival**2), sum(1 - (1 - survival) ** 2)])

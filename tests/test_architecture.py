@@ -1,0 +1,69 @@
+"""What the code promises about its own structure."""
+
+import ast
+import importlib
+import numbers
+
+import pytest
+
+from tests.launcher import ROOT
+
+FOLDERS = ("algorithms", "benchmarks", "comms", "configs", "experiments", "runtimes", "stragglers")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+FILES.append(ROOT / "launch.py")
+
+
+def registries():
+    """Every module's dicts from names to what they stand for: {name: where it is a key}."""
+    found = {}
+    for path in FILES:
+        if path.parent.name in ("benchmarks", ROOT.name):  # programs, which define flags
+            continue
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        for variable, value in vars(importlib.import_module(name)).items():
+            if not (isinstance(value, dict) and variable.lstrip("_").isupper()):
+                continue
+            if all(type(v) is tuple or isinstance(v, numbers.Number | str) for v in value.values()):
+                continue  # a table of numbers or texts stands for nothing that could be called
+            for key in value:
+                found.setdefault(key, f"{name}.{variable}")
+    return found
+
+
+def texts(node):
+    """The literal strings that are compared, alone or in a tuple, list or set."""
+    nodes = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def compared(tree):
+    """(line, text) of every literal string that something is compared with."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            for side in (node.left, *node.comparators):
+                for text in texts(side):
+                    yield node.lineno, text
+        if isinstance(node, ast.MatchValue):
+            for text in texts(node.value):
+                yield node.lineno, text
+
+
+@pytest.fixture(scope="module")
+def names():
+    return registries()
+
+
+def test_registries_are_found(names):
+    assert {"k_sync", "all_reduce", "mesh", "digits", "pareto", "ring", "dirichlet"} <= set(names)
+
+
+def test_nobody_asks_for_a_name_that_is_a_key_of_a_registry(names):
+    """What a part can do stands in the part; a name is only looked up."""
+    asked = [
+        f"{path.relative_to(ROOT)}:{line}: {text!r} is a key of {names[text]}"
+        for path in FILES
+        for line, text in compared(ast.parse(path.read_text()))
+        if text in names
+    ]
+    assert not asked
