@@ -96,7 +96,7 @@ def planner(rule: Rule, sampler, mini_batches: int, stale: bool) -> Planner:
         if count == 0:
             return plan, None
         done = planned.slice(0, count)
-        seen = plan.samples + np.concatenate([[0], done.samples(sampler.batch_size)])
+        seen = plan.samples + np.concatenate([[0], done.samples_used(sampler.batch_size)])
         everyone = done.workers.shape[1] == workers and np.array_equal(
             done.workers, np.broadcast_to(np.arange(workers), done.workers.shape)
         )

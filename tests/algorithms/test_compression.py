@@ -436,7 +436,7 @@ def test_losses_that_draw_see_the_samples_before_the_update():
 
     for method in (all_reduce(SGD), s2_reducer(SGD)):
         model, _, schedule = trained(method, updates=3, losses=drawn)
-        seen = np.concatenate([[0], schedule.samples(Sampler.batch_size)])[:3]
+        seen = np.concatenate([[0], schedule.samples_used(Sampler.batch_size)])[:3]
         assert model["last"]["bias"] == pytest.approx(-0.1 * seen.sum())
 
 
