@@ -160,7 +160,7 @@ def _simulate(config, task, algorithm, sampler, seconds):
             f"simulate: its workers live in one process, and there are {jax.process_count()}; use "
             "runtime='mesh', or start a single process"
         )
-    return simulate.simulator(
+    return simulate.Simulator(
         algorithm,
         task.losses,
         task.train,
@@ -217,7 +217,7 @@ def _mesh(config, task, algorithm, sampler, seconds):
             draw=config.draw,
             communication=seconds,
         )
-    return mesh.mesh(
+    return mesh.Mesh(
         algorithm,
         task.losses,
         task.train,

@@ -77,7 +77,7 @@ def train(protocol, k, decay, correct=unchanged, updates=UPDATES, rate=RATE, see
 
 
 def simulated(method, rule, updates=UPDATES):
-    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
     state = runtime.start(X0)
     for count in (1, 130, updates):
         state, schedule = runtime.advance(state, np.inf, min(count, updates - state.update))
@@ -169,7 +169,7 @@ def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
     def make():
         return clock.RULES["adasync"](LAW, P, 1, 2, protocol=protocol, interval=3.0, k=1)
 
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         all_reduce(optimizer(0.5)), losses, DATA, SAMPLES, make(), mini_batches=1
     )
     state = runtime.observe(runtime.start(X0), 0.0, 4.0)
