@@ -55,7 +55,10 @@ def draw(strips: Sequence[Strip]) -> bytes:
     axes.set_xlabel("time [s]", fontsize=9)
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
     handles += {line.get_label(): line for line in marked}.values()
-    canvas.legend(handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False)
+    spaces = {"handlelength": 1.2, "columnspacing": 1.2, "handletextpad": 0.4} if marked else {}
+    canvas.legend(
+        handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False, **spaces
+    )
     out = io.BytesIO()
     canvas.savefig(out, format="png")
     return out.getvalue()
