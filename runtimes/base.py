@@ -41,7 +41,7 @@ class Run(Protocol):
 class Runtime(Protocol):
     """Where the workers of one method and one task live, and by which clock.
 
-    A method may give the arrays of the run that it gets away, so that only the newest run counts.
+    `advance` may give the arrays of the run that it gets away: only the newest run can be used.
     """
 
     clock: str  # what seconds are: "virtual" or "wall"

@@ -20,6 +20,11 @@ from stragglers.replay import replay
 from stragglers.schedule import Event, Schedule, concatenate
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, losses
 
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
+)
+
 N, M = 4, 2
 LAW, SHORT = delays.exponential(0.3), delays.deterministic(0.005)
 
@@ -86,6 +91,22 @@ def test_two_pieces_are_one(build, method):
     assert bits(runtime.memory(piece)) == bits(runtime.memory(whole))
     measured = ("time", "start", "finish", "busy") if runtime.clock == "wall" else ()
     same_schedule(concatenate([first, second]), schedule, but=measured)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_compiled_twice(build, method):
+    runtime = build(METHODS[method]())
+
+    def train():
+        run, _ = runtime.advance(runtime.start(X0), np.inf, 4)
+        run, _ = runtime.advance(run, np.inf, 4)
+        return runtime.models(run), runtime.memory(run)
+
+    compilations.clear()
+    first = train()
+    assert compilations
+    compilations.clear()
+    assert bits(train()) == bits(first) and not compilations
 
 
 def test_pieces_of_virtual_time_are_the_whole():
