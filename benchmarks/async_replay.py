@@ -52,7 +52,7 @@ def task_of(make) -> tasks.Task:
 def simulated(task, sampler, rule):
     """A candidate: go on from where it stopped; and the parameters after the first turn."""
     method = all_reduce(scale_by_samples(RATE))
-    runtime = simulate.simulator(method, task.losses, task.train, sampler, rule, mini_batches=1)
+    runtime = simulate.Simulator(method, task.losses, task.train, sampler, rule, mini_batches=1)
     state = runtime.start(task.init(jax.random.key(0)))
 
     def run():

@@ -86,7 +86,7 @@ def overhead(workers: int) -> float:
         (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
     )
     stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
-    runtime = mesh.mesh(
+    runtime = mesh.Mesh(
         all_reduce(optimizer()), task.losses, task.train, sampler,
         workers=workers, mini_batches=MINI_BATCHES, rounds_per_dispatch=1,
     )  # fmt: skip
@@ -127,7 +127,7 @@ def delayed(workers: int, wait: str, delay, rounds: int):
     task, sampler = task_and_sampler(workers)
     rule = RULES[wait](Setting(delay, workers, MINI_BATCHES, 0, communication=0.02))
     injector = inject.Injector(workers, rule.trigger, 0, delay=delay, communication=0.02)
-    runtime = mesh.mesh(
+    runtime = mesh.Mesh(
         all_reduce(optimizer()), task.losses, task.train, sampler,
         workers=workers, mini_batches=MINI_BATCHES, injector=injector,
     )  # fmt: skip

@@ -55,7 +55,7 @@ def task_and_sampler(workers: int):
 
 def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES):
     """A candidate: go on from where it stopped by `updates` updates."""
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         method, task.losses, task.train, sampler, rule, mini_batches=mini_batches
     )
     state = runtime.start(task.init(jax.random.key(0)))
@@ -185,7 +185,7 @@ def scale_table(devices: int) -> Table:
         )
         sampler = sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), BATCH, 0)
         method = dpsgd(optimizer(), topology.ring(workers))
-        runtime = simulate.simulator(
+        runtime = simulate.Simulator(
             method,
             task.losses,
             task.train,

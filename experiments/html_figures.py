@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from experiments import report
 from experiments.timeline import Stretches, stretches
-from stragglers.schedule import Schedule
+from stragglers.schedule import Event, Schedule
 
 SIZE = (4.6, 3.0)  # inches of a panel, which a phone shows at about this size
 MARGINS = {"left": 0.14, "right": 0.97, "bottom": 0.16, "top": 0.97}  # the same, to align panels
@@ -30,6 +30,7 @@ class Look(NamedTuple):
     staleness: np.ndarray  # [S] share of contributions that were 0, 1, ... updates old
     idle: np.ndarray  # [workers] share of the run in which nothing is done for any update
     first: Stretches  # the first ones
+    events: tuple[Event, ...]  # all of them
 
 
 class Panel(NamedTuple):
@@ -49,7 +50,8 @@ def look(schedule: Schedule, workers: int, most: int) -> Look:
     used = np.bincount(schedule.workers[lasting], spent, workers)
     whole = schedule.time[-1] - schedule.start[lasting].min()
     idle = np.clip(1 - used / whole, 0.0, 1.0)
-    return Look(counts / max(1, counts.sum()), idle, stretches(schedule, most))
+    staleness = counts / max(1, counts.sum())
+    return Look(staleness, idle, stretches(schedule, most), schedule.events)
 
 
 def panels(

@@ -155,7 +155,9 @@ def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator
     ranked = [*first.values(), *(arm.name for arm in reversed(others.values()))]
     chosen = list(dict.fromkeys(ranked))[: strip_chart.MOST_STRIPS]
     strips = [
-        (arm.name, looks[arm.name].first, arm.summary["workers"])
+        strip_chart.Strip(
+            arm.name, looks[arm.name].first, arm.summary["workers"], looks[arm.name].events
+        )
         for arm in arms
         if arm.name in chosen
     ]
@@ -164,7 +166,7 @@ def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator
     several = f" of {len(strips)} of the arms" if len(strips) < len(arms) else ""
     yield "<h2>The first rounds</h2>"
     yield _image("strip", png, "What every worker does at the beginning" + several + ".")
-    if any(strip_chart.has_gaps(told) for _, told, _ in strips):
+    if any(strip_chart.has_gaps(strip.first) for strip in strips):
         yield (
             '<p class="quiet">Where there is no bar, nothing of a worker\'s time counted: its '
             "mini-batches were cancelled, ignored or still under way at the end, or its next "

@@ -180,7 +180,7 @@ def _simulate(config, task, algorithm, sampler, seconds):
             f"simulate: its workers live in one process, and there are {jax.process_count()}; use "
             "runtime='mesh', or start a single process"
         )
-    return simulate.simulator(
+    return simulate.Simulator(
         algorithm,
         task.losses,
         task.train,
@@ -203,7 +203,7 @@ def _mesh(config, task, algorithm, sampler, seconds):
     )
     trigger = _trigger(config, algorithm, rule)
     watched = delay is not None or config.communication != 0 or trigger.stop is not None
-    return mesh.mesh(
+    return mesh.Mesh(
         algorithm,
         task.losses,
         task.train,

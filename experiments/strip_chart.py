@@ -2,44 +2,63 @@
 
 import io
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from experiments.timeline import KINDS, MOST_STRETCHES, NANOSECONDS, Stretches
+from stragglers.schedule import Event
 
 COLOURS = {"compute": "#0072B2", "wait": "#D9D9D9", "communicate": "#E69F00"}
+MARKERS = {"joined": ">", "lost": "X", "restored": "^"}  # of events
 MOST_STRIPS = 4
 MOST_LANES = 16  # workers of a strip
 CYCLES = 4  # of the slowest worker, which a strip shows, unless others have very many in this time
 MOST_CYCLES = 40
 
 
-def draw(strips: Sequence[tuple[str, Stretches, int]]) -> bytes:
+class Strip(NamedTuple):
+    """What a strip shows: the beginning of an arm."""
+
+    name: str
+    first: Stretches
+    workers: int
+    events: Sequence[Event] = ()
+
+
+def draw(strips: Sequence[Strip]) -> bytes:
     """A PNG of what every worker does at first, one strip below the other over the same time.
 
-    strips: (arm's name, its first stretches, its number of workers). Of many workers, some and
-        the slowest are shown.
+    Of many workers, some and the slowest are shown.
     """
-    shown = [(name, told, lanes_of(told, workers)) for name, told, workers in strips]
-    until = _window([told for _, told, _ in shown])
+    shown = [(strip, lanes_of(strip.first, strip.workers)) for strip in strips]
+    until = _window([strip.first for strip in strips])
     width, lane, above, below = 5.8, 0.115, 0.28, 0.45  # inches
-    top = height = above + below + sum(above + lane * len(lanes) for _, _, lanes in shown)
+    top = height = above + below + sum(above + lane * len(lanes) for _, lanes in shown)
     top -= above  # for the legend
     canvas = Figure(figsize=(width, height), dpi=200)
-    for name, told, lanes in shown:
+    marked = []
+    for strip, lanes in shown:
         top -= above + lane * len(lanes)
         axes = canvas.add_axes((0.085, top / height, 0.9, lane * len(lanes) / height))
-        _lay(axes, told, lanes, until)
-        axes.set_title(f"{name}: {_landed(told, until)} updates", loc="left", fontsize=9, pad=4)
+        _lay(axes, strip.first, lanes, until)
+        marked += _mark(axes, strip.events, lanes, until)
+        title = f"{strip.name}: {_landed(strip.first, until)} updates"
+        axes.set_title(title, loc="left", fontsize=9, pad=4)
         axes.set_xlim(0, until)
         axes.tick_params(labelbottom=False)
     axes.tick_params(labelbottom=True)
     axes.set_xlabel("time [s]", fontsize=9)
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
-    canvas.legend(handles=handles, loc="upper left", ncols=len(KINDS), fontsize=9, frameon=False)
+    handles += {line.get_label(): line for line in marked}.values()
+    spaces = {"handlelength": 1.2, "columnspacing": 1.2, "handletextpad": 0.4} if marked else {}
+    canvas.legend(
+        handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False, **spaces
+    )
     out = io.BytesIO()
     canvas.savefig(out, format="png")
     return out.getvalue()
@@ -67,6 +86,22 @@ def _lay(axes: Axes, told: Stretches, lanes: np.ndarray, until: float):
     axes.set_ylabel("worker", fontsize=8)
     axes.tick_params(labelsize=8, length=2)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(axes: Axes, events: Sequence[Event], lanes: np.ndarray, until: float) -> list[Line2D]:
+    """Draw the events of the workers `lanes` in the first `until` seconds: a line per kind."""
+    lane_of = {worker: lane for lane, worker in enumerate(lanes.tolist())}
+    inside = [event for event in events if event.time <= until and event.worker in lane_of]
+    marked = []
+    for kind, marker in MARKERS.items():
+        at = [(event.time, lane_of[event.worker]) for event in inside if event.kind == kind]
+        if at:
+            style = {"linestyle": "", "markersize": 5, "markeredgewidth": 0.4}
+            marked += axes.plot(
+                *zip(*at, strict=True), marker=marker, color="black", markeredgecolor="white",
+                label=kind, zorder=3, clip_on=False, **style,
+            )  # fmt: skip
+    return marked
 
 
 def _landed(told: Stretches, until: float) -> int:

@@ -4,19 +4,20 @@ A stretch is cut out of every contribution of a Schedule: its worker computes fr
 `busy`, communicates until `finish`, and waits in between. What lies between two contributions of a
 worker is left open: it has worked on a mini-batch that was cancelled or ignored, which no row
 tells. Who is only met by another node, and a position that stands for nobody, takes no time.
+The events of a Schedule (a worker has joined, was lost, is restored) are instants.
 
 Source: Trace Event Format (Google, 2016), JSON object format.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stragglers.schedule import Schedule
+from stragglers.schedule import Event, Schedule
 
 TIMELINE = "timeline.json"
 KINDS = ("compute", "wait", "communicate")
@@ -84,14 +85,21 @@ def trace(schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES)
     """
     told = stretches(schedule, most)
     whole, shown = float(schedule.time[-1]), told.begin.max(initial=0) / NANOSECONDS
-    contents = "all of the run"
+    contents, until = "all of the run", np.inf
     if told.begin.size == most:
+        until = shown
         contents = (
             f"the first {most} events, which begin within {shown:.4g} s of {whole:.4g} s; "
             "schedule.npz has all"
         )
+    instants = [event for event in schedule.events if event.time <= until]
+    workers = sorted({*told.worker.tolist(), *(event.worker for event in instants)})
     return {
-        "traceEvents": [*_names(told, name, contents), *_events(told)],
+        "traceEvents": [
+            *_names(workers, name, contents),
+            *_events(told),
+            *_instants(instants),
+        ],
         "displayTimeUnit": "ms",
         "otherData": {"run": name, "clock": clock, "contents": contents},
     }
@@ -105,7 +113,7 @@ def write(schedule: Schedule, path: str | os.PathLike, name: str, clock: str) ->
     os.replace(unfinished, path)
 
 
-def _names(told: Stretches, name: str, contents: str) -> Iterator[dict]:
+def _names(workers: Iterable[int], name: str, contents: str) -> Iterator[dict]:
     """Metadata: what processes and threads are called, and that worker 10 comes after 9."""
 
     def about(event: str, thread: int, value: dict) -> dict:
@@ -113,7 +121,7 @@ def _names(told: Stretches, name: str, contents: str) -> Iterator[dict]:
 
     yield about("process_name", 0, {"name": name})
     yield about("process_labels", 0, {"labels": contents})
-    for worker in np.unique(told.worker).tolist():
+    for worker in workers:
         yield about("thread_name", worker + 1, {"name": f"worker {worker}"})
         yield about("thread_sort_index", worker + 1, {"sort_index": worker})
 
@@ -135,4 +143,19 @@ def _events(told: Stretches) -> Iterator[dict]:
             "ts": begin / 1000,
             "dur": (end - begin) / 1000,
             "args": told_of,
+        }
+
+
+def _instants(events: Iterable[Event]) -> Iterator[dict]:
+    """What happened to workers, on their threads, in microseconds."""
+    for event in events:
+        yield {
+            "name": event.kind,
+            "cat": "event",
+            "ph": "i",
+            "s": "t",  # of a thread
+            "pid": 1,
+            "tid": event.worker + 1,
+            "ts": np.rint(NANOSECONDS * event.time) / 1000,
+            "args": {} if event.source < 0 else {"source": event.source},
         }

@@ -8,13 +8,12 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-import jax
 from ml_collections import ConfigDict
 
 from experiments import checkpoints, distributed, records
 from experiments.prepare import Prepared, prepare
-from experiments.training import Request, training
-from runtimes import batched
+from experiments.training import Arm
+from runtimes.batched import Batched
 
 
 def run(
@@ -32,19 +31,18 @@ def run(
     Raises ValueError, before anything is compiled or written, for a config that cannot run or a
     workdir that belongs to another config. An arm that has finished is not run again.
     """
-    arm = prepare(config)
+    prepared = prepare(config)
     with _opened(workdir, config, overwrite) as recorder:
         if recorder.finished:
             return recorder.summary
         (evaluation,) = distributed.agreed(checkpoints.resumable([workdir]))
-        state, checkpoint = _begun(config, arm, recorder, evaluation)
-        steps = training(config, arm, recorder, on_record, state, checkpoint)
-        request, due = next(steps), _timer(checkpoint_seconds)
-        while isinstance(request, Request):
-            request = steps.send(arm.runtime.advance(*request[:3]))
-            if isinstance(request, Request) and due():
-                _save([recorder], [request])
-        return request
+        arm = _begun(config, prepared, recorder, on_record, evaluation)
+        due = _timer(checkpoint_seconds)
+        while (budget := arm.budget()) is not None:
+            arm.take(*prepared.runtime.advance(arm.state, *budget))
+            if arm.budget() is not None and due():
+                _save([arm])
+        return arm.summary()
 
 
 def run_together(
@@ -59,43 +57,46 @@ def run_together(
 
     See `alike` for which arms these are. Times on the wall are those of all together.
     """
-    arms = [prepare(config) for config in configs]
-    tell = on_record or [lambda record: None] * len(arms)
+    prepared = [prepare(config) for config in configs]
+    hooks = on_record or [lambda record: None] * len(configs)
     with contextlib.ExitStack() as opened:
         recorders = [
             opened.enter_context(_opened(workdir, config, overwrite))
             for workdir, config in zip(workdirs, configs, strict=True)
         ]
         going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
-        summaries = {
-            r: recorder.summary for r, recorder in enumerate(recorders) if recorder.finished
-        }
-        if going:
-            together = batched.batched([arms[r].runtime for r in going])
-            evaluations = checkpoints.resumable([workdirs[r] for r in going])
-            begun = [
-                _begun(configs[r], arms[r], recorders[r], evaluation)
-                for r, evaluation in zip(going, evaluations, strict=True)
-            ]
-            batch = together.stack([state for state, _ in begun])
-            trainings = [
-                training(configs[r], arms[r], recorders[r], tell[r], *begun[n])
-                for n, r in enumerate(going)
-            ]
-            requests, due = [next(steps) for steps in trainings], _timer(checkpoint_seconds)
-            while open_ := [n for n, q in enumerate(requests) if isinstance(q, Request)]:
-                plans, seconds, updates = list(batch.plans), [0.0] * len(going), [0] * len(going)
-                for n in open_:
-                    state, seconds[n], updates[n], _ = requests[n]
-                    plans[n] = state.plan  # it may have been told of the loss
-                batch, rows = together.advance(batch._replace(plans=plans), seconds, updates)
-                for n in open_:
-                    requests[n] = trainings[n].send((together.one(batch, n), rows[n]))
-                open_ = [n for n in open_ if isinstance(requests[n], Request)]
-                if open_ and due():
-                    _save([recorders[going[n]] for n in open_], [requests[n] for n in open_])
-            summaries |= dict(zip(going, requests, strict=True))
-    return [summaries[r] for r in range(len(arms))]
+        evaluations = checkpoints.resumable([workdirs[r] for r in going]) if going else []
+        arms = [
+            _begun(configs[r], prepared[r], recorders[r], hooks[r], evaluation)
+            for r, evaluation in zip(going, evaluations, strict=True)
+        ]
+        if arms:
+            _train(arms, Batched([prepared[r].runtime for r in going]), checkpoint_seconds)
+        return [recorder.summary for recorder in recorders]
+
+
+def _train(arms: Sequence[Arm], together: Batched, checkpoint_seconds: float) -> None:
+    """Train all arms to their ends, side by side; each writes its summary when it is there."""
+    batch, due = together.stack([arm.state for arm in arms]), _timer(checkpoint_seconds)
+    budgets = [_budget_or_end(arm) for arm in arms]
+    while any(budgets):
+        batch = together.observed(batch, [arm.state for arm in arms])
+        seconds, updates = zip(*(budget or (0.0, 0) for budget in budgets), strict=True)
+        batch, schedules = together.advance(batch, seconds, updates)
+        for n, arm in enumerate(arms):
+            if budgets[n] is not None:
+                arm.take(together.one(batch, n), schedules[n])
+                budgets[n] = _budget_or_end(arm)
+        if any(budgets) and due():
+            _save([arm for arm, budget in zip(arms, budgets, strict=True) if budget is not None])
+
+
+def _budget_or_end(arm: Arm) -> tuple[float, int] | None:
+    """`arm.budget()`; the summary is written when there is none."""
+    budget = arm.budget()
+    if budget is None:
+        arm.summary()
+    return budget
 
 
 def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
@@ -106,15 +107,20 @@ def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
     return recorder
 
 
-def _begun(config: ConfigDict, arm: Prepared, recorder: records.Recorder, evaluation: int | None):
-    """The state to train from and the checkpoint that it is from, None at the start."""
-    state = arm.runtime.start(arm.task.init(jax.random.key(config.seed)))
-    if evaluation is None:
-        return state, None
-    checkpoint = checkpoints.read(recorder.workdir, evaluation)
-    if recorder.writes:
-        checkpoints.keep_only(recorder.workdir, evaluation)
-    return arm.runtime.unpack(state, checkpoint.packed), checkpoint
+def _begun(
+    config: ConfigDict,
+    prepared: Prepared,
+    recorder: records.Recorder,
+    on_record: Callable[[dict], None],
+    evaluation: int | None,
+) -> Arm:
+    """The arm from its checkpoint after `evaluation`, or from its start for None."""
+    checkpoint = None
+    if evaluation is not None:
+        checkpoint = checkpoints.read(recorder.workdir, evaluation)
+        if recorder.writes:
+            checkpoints.keep_only(recorder.workdir, evaluation)
+    return Arm(config, prepared, recorder, on_record, checkpoint)
 
 
 def _timer(seconds: float) -> Callable[[], bool]:
@@ -131,12 +137,12 @@ def _timer(seconds: float) -> Callable[[], bool]:
     return due
 
 
-def _save(recorders: Sequence[records.Recorder], requests: Sequence[Request]) -> None:
-    """A checkpoint of every run, and only when all have theirs, no older ones."""
-    made = [request.checkpoint() for request in requests]  # on all processes
-    for recorder, checkpoint in zip(recorders, made, strict=True):
+def _save(arms: Sequence[Arm]) -> None:
+    """A checkpoint of every arm, and only when all have theirs, no older ones."""
+    made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
+    for recorder, checkpoint in made:
         if recorder.writes:
             checkpoints.save(recorder.workdir, checkpoint)
-    for recorder, checkpoint in zip(recorders, made, strict=True):
+    for recorder, checkpoint in made:
         if recorder.writes:
             checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)

@@ -1,13 +1,12 @@
 """One arm: train on the run's clock, write down what happens.
 
-On a virtual clock a training that goes on from a checkpoint ends bit for bit as if nothing had
-happened: what the clock told until then is told again, with the losses from the metrics.
+In virtual time a training that goes on from a checkpoint ends bit for bit as if nothing had
+happened: its clock goes through the recorded evaluations, with their losses, once more.
 """
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from ml_collections import ConfigDict
 from experiments import checkpoints, parts, records, tasks
 from experiments.prepare import Prepared
 from runtimes import packing
+from runtimes.base import Run
 from stragglers.schedule import Schedule, concatenate
 
 # What it took to reach the target loss: field of the summary, column of the metrics.
@@ -28,15 +28,6 @@ TO_TARGET = {
 }
 
 
-class Request(NamedTuple):
-    """What a training asks for between two evaluations: go on from `state` until `seconds`."""
-
-    state: Any  # of the runtime
-    seconds: float
-    updates: int  # at most
-    checkpoint: Callable[[], checkpoints.Checkpoint]  # of this moment
-
-
 @jax.jit
 def _mean_and_spread(models):
     """(mean model, (1/n) sum_i ||x_i - mean||^2) of models with a leading worker axis."""
@@ -45,133 +36,174 @@ def _mean_and_spread(models):
     return mean, jax.tree.reduce(jnp.add, squares) / jax.tree.leaves(models)[0].shape[0]
 
 
-def training(
-    config: ConfigDict,
-    arm: Prepared,
-    recorder: records.Recorder,
-    on_record: Callable[[dict], None],
-    state,
-    checkpoint: checkpoints.Checkpoint | None,
-) -> Generator[Request | dict, tuple, None]:
-    """Train from `state`: yields a Request and is sent (state, schedule or None).
+class Arm:
+    """A training between two evaluations, on any runtime.
 
-    What it yields last is the summary.
+        while (budget := arm.budget()) is not None:
+            arm.take(*runtime.advance(arm.state, *budget))
+        summary = arm.summary()
+
+    state: the run of the runtime, which `advance` gives away and `take` replaces.
+    recorder: of the arm's records; its metrics begin with the construction.
     """
-    began = time.monotonic() - (0.0 if checkpoint is None else checkpoint.wall_seconds)
-    task, runtime = arm.task, arm.runtime
-    history: list[Schedule] = []
-    sent = communicated = 0.0
-    evaluation, stopped = 0, None
 
-    def method_metrics() -> dict:
-        if arm.algorithm.metrics is None:
-            return {}
-        told = jax.device_get(arm.algorithm.metrics(runtime.memory(state)))
-        return {name: float(value) for name, value in told.items()}
+    def __init__(
+        self,
+        config: ConfigDict,
+        prepared: Prepared,
+        recorder: records.Recorder,
+        on_record: Callable[[dict], None],
+        checkpoint: checkpoints.Checkpoint | None = None,
+    ):
+        """Begin, or go on from a checkpoint; on_record: called with every record of metrics."""
+        self.recorder = recorder
+        self._config, self._prepared, self._on_record = config, prepared, on_record
+        self._runtime = prepared.runtime
+        self._history: list[Schedule] = []
+        self._sent = self._communicated = 0.0
+        self._evaluation, self._ended = 0, False
+        self.state: Run = self._runtime.start(prepared.task.init(jax.random.key(config.seed)))
+        self._began = time.monotonic()
+        if checkpoint is None:
+            recorder.begin()
+            self._look()
+        else:
+            recorder.begin(checkpoint.records)
+            self._go_on(checkpoint)
 
-    def record(seconds: float, updates: int, samples: int) -> dict:
-        mean, distance = jax.device_get(_mean_and_spread(runtime.models(state)))
+    def budget(self) -> tuple[float, int] | None:
+        """The next evaluation's time [s] and the updates until then at most; None: all is done."""
+        evaluation = self._next()
+        if self._ended or evaluation is None:
+            return None
+        return _until(self._config, evaluation), self._config.updates - self.state.update
+
+    def take(self, state: Run, schedule: Schedule | None) -> None:
+        """Evaluate where the runtime has come to within `budget`, and see whether that is all."""
+        self._evaluation, self.state = self._next(), state
+        if schedule is not None:
+            self._history.append(schedule)
+            sent = self._prepared.algorithm.wire_bytes(self._prepared.shapes, schedule)
+            self._sent += float(sent.sum())
+            self._communicated += float(schedule.communication.sum()) / self._config.workers
+        self._look()
+        target, stops = self._config.target_loss, self._config.stop_at_target
+        self._ended |= (
+            state.update >= self._config.updates
+            or (stops and target is not None and self._last["train_loss"] <= target)
+            or (schedule is None and state.exhausted)
+        )
+
+    def evaluate(self) -> dict:
+        """Measure the models of this moment and append what was measured to the metrics."""
+        mean, distance = jax.device_get(_mean_and_spread(self._runtime.models(self.state)))
         entry = {
-            "update": updates,
-            "samples": samples,
-            "seconds": seconds,
-            **tasks.evaluate(task, mean),
+            "update": self.state.update,
+            "samples": self.state.samples,
+            "seconds": self.state.seconds,
+            **tasks.evaluate(self._prepared.task, mean),
             "consensus_distance": float(distance),
-            "bytes_per_worker": sent,
-            "communication_seconds": communicated,
-            **method_metrics(),
-            "wall_seconds": time.monotonic() - began,
+            "bytes_per_worker": self._sent,
+            "communication_seconds": self._communicated,
+            **self._method_metrics(),
+            "wall_seconds": time.monotonic() - self._began,
         }
-        recorder.append(entry)
-        on_record(entry)
+        self.recorder.append(entry)
+        self._on_record(entry)
         return entry
 
-    def checkpoint_now() -> checkpoints.Checkpoint:
-        happened = concatenate(history) if runtime.clock == "wall" and history else None
+    def checkpoint(self) -> checkpoints.Checkpoint:
+        """All that is needed to go on from this moment."""
+        happened = None
+        if self._history and not self._runtime.replays:
+            happened = concatenate(self._history)
         return checkpoints.Checkpoint(
-            evaluation,
-            len(recorder.records),
-            time.monotonic() - began,
-            runtime.pack(state),
+            self._evaluation,
+            len(self.recorder.records),
+            time.monotonic() - self._began,
+            self._runtime.pack(self.state),
             happened,
         )
 
-    if checkpoint is None:
-        recorder.begin()
-        last = record(0.0, 0, 0)
-        state = runtime.observe(state, 0.0, last["train_loss"])
-    else:
-        recorder.begin(checkpoint.records)
-        last, evaluation = recorder.records[-1], checkpoint.evaluation
-        sent, communicated = last["bytes_per_worker"], last["communication_seconds"]
-        if runtime.clock == "virtual":
-            state, history = _forwarded(config, runtime, state, recorder.records)
-        elif checkpoint.schedule is not None:
-            history = [checkpoint.schedule]
-    finite = math.isfinite(last["train_loss"])
-    while finite and evaluation < _evaluations(config):
-        until = _until(config, evaluation + 1)
-        if runtime.clock == "wall" and state.seconds >= until:
-            evaluation += 1  # the last dispatch has run past it already
-            continue
-        state, schedule = yield Request(state, until, config.updates - state.update, checkpoint_now)
-        evaluation += 1
+    def summary(self) -> dict:
+        """Write the schedule, the trained model and the summary; returns the summary."""
+        config, last, metrics = self._config, self._last, self.recorder.records
+        schedule = concatenate(self._history) if self._history else None
+        models = self._runtime.models(self.state)
+        if self.recorder.writes:
+            self._write(schedule, models)
+        stopped = None
+        if not math.isfinite(last["train_loss"]):
+            where = f"at update {last['update']}, {last['seconds']:.4g} s"
+            stopped = f"training loss is not finite {where}"
+        summary = {
+            "name": config.name,
+            "baseline": config.baseline,
+            "algorithm": parts.spec(config.algorithm)["name"],
+            "wait": parts.spec(config.wait)["name"],
+            "runtime": config.runtime,
+            "workers": config.workers,
+            "seed": config.seed,
+            "clock": self._runtime.clock,
+            "stopped": stopped,
+            "target_loss": config.target_loss,
+            **{
+                f"{name}_to_target": records.at_target(metrics, config.target_loss, column)
+                for name, column in TO_TARGET.items()
+            },
+            "updates": last["update"],
+            **{k: v for k, v in last.items() if k != "update"},
+            **_worker_accuracy(self._prepared.task, models),
+            "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
+            "idle_fraction": None if schedule is None else schedule.idle_fraction,
+            "staleness_mean": None if schedule is None else schedule.mean_staleness,
+            "wall_seconds": time.monotonic() - self._began,
+        }
+        summary = self.recorder.finish(summary)
+        if self.recorder.writes:
+            checkpoints.remove(self.recorder.workdir)
+        return summary
+
+    def _look(self) -> None:
+        """Evaluate, and pass the loss to the runtime; a loss that is not finite ends all."""
+        self._last = self.evaluate()
+        seconds, loss = self._last["seconds"], self._last["train_loss"]
+        self._ended = not math.isfinite(loss)
+        self.state = self._runtime.observe(self.state, seconds, loss)
+
+    def _go_on(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Take everything to where it was when the checkpoint was made."""
+        metrics = self.recorder.records
+        observed = [(entry["seconds"], entry["train_loss"]) for entry in metrics]
+        self.state, happened = self._runtime.resume(self.state, checkpoint.packed, observed)
+        if not self._runtime.replays:
+            happened = checkpoint.schedule
+        self._history = [] if happened is None else [happened]
+        self._last, self._evaluation = metrics[-1], checkpoint.evaluation
+        self._sent = self._last["bytes_per_worker"]
+        self._communicated = self._last["communication_seconds"]
+        self._began -= checkpoint.wall_seconds
+
+    def _next(self) -> int | None:
+        """The number of the first evaluation that the clock has not run past already."""
+        following = range(self._evaluation + 1, _evaluations(self._config) + 1)
+        ahead = (e for e in following if _until(self._config, e) > self.state.seconds)
+        return next(ahead, None)
+
+    def _method_metrics(self) -> dict[str, float]:
+        if self._prepared.algorithm.metrics is None:
+            return {}
+        memory = self._runtime.memory(self.state)
+        measured = jax.device_get(self._prepared.algorithm.metrics(memory))
+        return {name: float(value) for name, value in measured.items()}
+
+    def _write(self, schedule: Schedule | None, models) -> None:
+        """Leave the schedule, if anything has happened, and the mean model."""
+        mean, _ = _mean_and_spread(models)
         if schedule is not None:
-            history.append(schedule)
-            sent += float(arm.algorithm.wire_bytes(arm.shapes, schedule).sum())
-            communicated += float(schedule.communication.sum()) / config.workers
-        seconds = until if runtime.clock == "virtual" else state.seconds
-        if schedule is not None and state.update >= config.updates:
-            seconds = float(schedule.time[-1])  # the budget of updates ended before `until`
-        # Asked before the rule is told of the loss, when it forgets what it had planned.
-        ended = schedule is None and runtime.clock == "virtual" and state.exhausted
-        last = record(seconds, state.update, state.samples)
-        state = runtime.observe(state, seconds, last["train_loss"])
-        finite = math.isfinite(last["train_loss"])
-        if state.update >= config.updates:
-            break
-        reached = config.target_loss is not None and last["train_loss"] <= config.target_loss
-        if config.stop_at_target and reached:
-            break
-        if ended:
-            break  # a replayed schedule has come to its end
-    if not finite:
-        stopped = f"training loss is not finite at update {last['update']}, {last['seconds']:.4g} s"
-    schedule = concatenate(history) if history else None
-    models = runtime.models(state)
-    mean, _ = _mean_and_spread(models)
-    if recorder.writes:
-        if schedule is not None:
-            schedule.save(recorder.workdir / records.SCHEDULE)
-        np.savez(recorder.workdir / records.PARAMETERS, **packing.pack({"params": mean}))
-    metrics = recorder.records
-    summary = {
-        "name": config.name,
-        "baseline": config.baseline,
-        "algorithm": parts.spec(config.algorithm)["name"],
-        "wait": parts.spec(config.wait)["name"],
-        "runtime": config.runtime,
-        "workers": config.workers,
-        "seed": config.seed,
-        "clock": runtime.clock,
-        "stopped": stopped,
-        "target_loss": config.target_loss,
-        **{
-            f"{name}_to_target": records.at_target(metrics, config.target_loss, column)
-            for name, column in TO_TARGET.items()
-        },
-        "updates": last["update"],
-        **{k: v for k, v in last.items() if k != "update"},
-        **_worker_accuracy(task, models),
-        "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
-        "idle_fraction": None if schedule is None else schedule.idle_fraction,
-        "staleness_mean": None if schedule is None else schedule.mean_staleness,
-        "wall_seconds": time.monotonic() - began,
-    }
-    summary = recorder.finish(summary)
-    if recorder.writes:
-        checkpoints.remove(recorder.workdir)
-    yield summary
+            schedule.save(self.recorder.workdir / records.SCHEDULE)
+        packed = packing.pack({"params": mean})
+        np.savez(self.recorder.workdir / records.PARAMETERS, **packed)
 
 
 def _evaluations(config: ConfigDict) -> int:
@@ -183,19 +215,6 @@ def _until(config: ConfigDict, evaluation: int) -> float:
     """When an evaluation is made, on the run's clock."""
     last = evaluation >= _evaluations(config)
     return config.seconds if last else evaluation * config.evaluate_every
-
-
-def _forwarded(config: ConfigDict, runtime, state, metrics: Sequence[dict]) -> tuple[Any, list]:
-    """Take the clock to where `metrics` end, exactly as it got there: (state, schedules)."""
-    history = []
-    state = runtime.observe(state, 0.0, metrics[0]["train_loss"])
-    for evaluation, entry in enumerate(metrics[1:], 1):
-        state, schedule = runtime.skip(
-            state, _until(config, evaluation), config.updates - state.update
-        )
-        history += [] if schedule is None else [schedule]
-        state = runtime.observe(state, entry["seconds"], entry["train_loss"])
-    return state, history
 
 
 def _tail_mean(losses: list[float | None]) -> float | None:

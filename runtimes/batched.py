@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from runtimes.bodies import Model, body_of
+from algorithms.base import Algorithm
+from runtimes.bodies import Model, body_of, run_rows
 from runtimes.planning import Plan, stacked, whole_powers
 from runtimes.simulate import Simulation, Simulator
 from stragglers.schedule import Schedule, concatenate
@@ -27,48 +28,36 @@ class Batch(NamedTuple):
     plans: list[Plan]
 
 
-class Batched(NamedTuple):
-    """stack(Simulation of every run) -> Batch; advance(batch, seconds, updates) -> (Batch, rows);
-    one(batch, r) -> run r as its own simulator's Simulation."""
+class Batched:
+    """The runtime of runs that are alike but for data, each of which has a `Simulator`.
 
-    stack: Callable[[Sequence[Simulation]], Batch]
-    advance: Callable[..., tuple[Batch, list[Schedule | None]]]
-    one: Callable[[Batch, int], Simulation]
+    As in `runtimes.base.Runtime`, with a sequence for what every run has of its own: its start,
+    seconds and updates, its schedule. A single run is looked at with `one`, by its own simulator.
+    """
 
-
-def batched(simulators: Sequence[Simulator]) -> Batched:
-    """One runtime for the runs of all `simulators`, which are alike but for data."""
-    parts = [simulator.parts for simulator in simulators]
-    algorithm, losses, examples, _, stale = parts[0]
-    if any(part.stale != stale for part in parts):
-        raise ValueError(
-            "batched: some runs have stale gradients and some have not; run them apart"
+    def __init__(self, simulators: Sequence[Simulator]):
+        """simulators: of the runs, in their order; one program serves all of them."""
+        algorithm, losses, stale = (
+            getattr(simulators[0], name) for name in ("algorithm", "losses", "stale")
         )
-    body = body_of(algorithm, stale)
+        if any(simulator.stale != stale for simulator in simulators):
+            raise ValueError(
+                "batched: some runs have stale gradients and some have not; run them apart"
+            )
+        self._examples, self._on_device = simulators[0].examples, None
+        self._planners = [simulator.planner for simulator in simulators]
+        self._run = _program(algorithm, losses, stale)
 
-    @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
-    def run(model, rows, counts, examples, everyone):
-        def one(model, rows, count):
-            def step(t, model):
-                row = jax.tree.map(lambda a: a[t], rows)
-                return body(algorithm, losses, model, row, examples, everyone)
+    def stack(self, runs: Sequence[Simulation]) -> Batch:
+        """The batch of runs that have just been started or resumed."""
+        if self._on_device is None:
+            self._on_device = jax.tree.map(jnp.asarray, self._examples)
+        model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(run.model for run in runs))
+        return Batch(model, [run.plan for run in runs])
 
-            return jax.lax.fori_loop(0, count, step, model)
-
-        return jax.vmap(one)(model, rows, counts)
-
-    on_device = None
-
-    def stack(runs: Sequence[Simulation]) -> Batch:
-        nonlocal on_device
-        if on_device is None:
-            on_device = jax.tree.map(jnp.asarray, examples)
-        models = [run.model for run in runs]
-        return Batch(
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *models), [run.plan for run in runs]
-        )
-
-    def advance(batch: Batch, seconds: Sequence[float], updates: Sequence[float]):
+    def advance(
+        self, batch: Batch, seconds: Sequence[float], updates: Sequence[float]
+    ) -> tuple[Batch, list[Schedule | None]]:
         """Every run r goes on to `seconds[r]`, by at most `updates[r]` updates.
 
         Returns the new batch and the schedule that each run went through, None for no update.
@@ -78,9 +67,9 @@ def batched(simulators: Sequence[Simulator]) -> Batched:
         done = [[] for _ in plans]
         while True:
             turns = [None] * len(plans)
-            for r, part in enumerate(parts):
+            for r, planner in enumerate(self._planners):
                 if remaining[r] > 0:
-                    plans[r], turns[r] = part.planner.take(plans[r], seconds[r], remaining[r])
+                    plans[r], turns[r] = planner.take(plans[r], seconds[r], remaining[r])
             ready = [turn for turn in turns if turn is not None]
             if not ready:
                 break
@@ -90,17 +79,34 @@ def batched(simulators: Sequence[Simulator]) -> Batched:
             rows = []
             for r, turn in enumerate(turns):
                 # A run with nothing to do takes no step of somebody else's rows.
-                planner = parts[r].planner
-                rows.append(planner.rows(ready[0] if turn is None else turn, length, width))
+                own = ready[0] if turn is None else turn
+                rows.append(self._planners[r].rows(own, length, width))
                 if turn is not None:
                     counts[r] = turn.schedule.updates
                     done[r].append(turn.schedule)
                     remaining[r] -= turn.schedule.updates
             everyone = all(turn.everyone for turn in ready)
-            model = run(model, stacked(rows), counts, on_device, everyone)
+            model = self._run(model, stacked(rows), counts, self._on_device, everyone)
         return Batch(model, plans), [concatenate(rows) if rows else None for rows in done]
 
-    def one(batch: Batch, r: int) -> Simulation:
+    def observed(self, batch: Batch, runs: Sequence[Simulation]) -> Batch:
+        """The batch after each run, taken out by `one`, has been passed to its `observe`."""
+        return batch._replace(plans=[run.plan for run in runs])
+
+    def one(self, batch: Batch, r: int) -> Simulation:
+        """Run r as its own simulator knows it."""
         return Simulation(jax.tree.map(lambda a: a[r], batch.model), batch.plans[r])
 
-    return Batched(stack, advance, one)
+
+def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:
+    """Compiled once per shape: (model, rows, counts, examples, everyone) -> model, all stacked."""
+    body = body_of(algorithm, stale)
+
+    @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
+    def run(model, rows, counts, examples, everyone):
+        def one(model, rows, count):
+            return run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+
+        return jax.vmap(one)(model, rows, counts)
+
+    return run

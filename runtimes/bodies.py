@@ -36,6 +36,7 @@ class Row(NamedTuple):
     worker: jax.Array  # [k] int32
     staleness: jax.Array  # [k] int32
     samples: jax.Array  # [] float32, samples seen before the update
+    seen: jax.Array | None  # [k] float32, when each contribution was taken; None: `samples`
     read: jax.Array  # [k] int32, slot of the parameters each contribution was taken at
     write: jax.Array  # [] int32, slot of the new parameters
     current: jax.Array  # [] int32, slot of the newest parameters before the update
@@ -75,7 +76,19 @@ def _put(tree, index, values, everyone: bool):
     return jax.tree.map(lambda a, v: a.at[index].set(v), tree, values)
 
 
+def run_rows(body, algorithm, losses, model: Model, rows: Row, count, examples, everyone):
+    """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`."""
+
+    def step(t, model):
+        row = jax.tree.map(lambda a: a[t], rows)
+        return body(algorithm, losses, model, row, examples, everyone)
+
+    return jax.lax.fori_loop(0, count, step, model)
+
+
 def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+    if row.seen is not None and worker.draws(losses):
+        return _replicated(algorithm, losses, model, row, examples, everyone)
     _, mini_batches, batch_size = row.indices.shape
     weight = algorithm.weight(row.batches)
     share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
@@ -107,6 +120,7 @@ def _contributions(
     state = _take(model.workers, row.worker, everyone)
     taken = jax.tree.map(lambda a: a[row.indices], examples)
     working = len(row.indices)
+    taken_at = own if row.seen is None else own | {"samples": row.seen}
 
     def contribute(params, state, examples, batches, own):
         return worker.contribute(
@@ -127,7 +141,7 @@ def _contributions(
         first(state),
         taken,
         row.batches[:working],
-        first(own),
+        first(taken_at),
     )
     if working < len(row.worker):
         rest = len(row.worker) - working

@@ -14,7 +14,7 @@ each of them measures for itself, are agreed on after every dispatch, so that th
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,33 +29,22 @@ from runtimes.rounds import Model
 from stragglers.inject import Injector
 from stragglers.schedule import Schedule, concatenate
 
+INJECTOR = "injector/"  # prefix of what it has packed
+
 
 class MeshRun(NamedTuple):
-    """A run between two dispatches."""
+    """A run between two dispatches. Advancing it gives its arrays away."""
 
     model: Model
     consumed: np.ndarray  # [workers] counter of each worker's next mini-batch
-    seconds: float
+    seconds: float  # on the wall, without compiling and evaluating
     update: int
     samples: int
 
-
-class Mesh(NamedTuple):
-    """A runtime: `start(params)`, `advance(run, seconds, updates)`, `models(run)`.
-
-    pack(run): all of a run as a flat dict of NumPy arrays, the same on every process;
-    unpack(run, packed): a run that has been started goes on from there.
-    """
-
-    start: Callable[[Any], MeshRun]
-    advance: Callable[..., tuple[MeshRun, Schedule]]
-    models: Callable[[MeshRun], Any]
-    memory: Callable[[MeshRun], Any]
-    pack: Callable[[MeshRun], dict[str, np.ndarray]]
-    unpack: Callable[[MeshRun, Mapping[str, np.ndarray]], MeshRun]
-    dispatch: Callable[..., Any]  # the compiled rounds, for those who want to read them
-    observe: Callable[[MeshRun, float, float], MeshRun] = lambda run, seconds, loss: run
-    clock: str = "wall"
+    @property
+    def exhausted(self) -> bool:
+        """Rounds never come to an end."""
+        return False
 
 
 def check_devices(workers: int) -> None:
@@ -75,34 +64,197 @@ def check_devices(workers: int) -> None:
         )
 
 
-def mesh(
-    algorithm: Algorithm,
-    losses: Callable[[Any, Any], jax.Array],
-    examples: Any,
-    sampler,
-    *,
-    workers: int,
-    mini_batches: int,
-    injector: Injector | None = None,
-    rounds_per_dispatch: int = 8,
-) -> Mesh:
-    """Build the runtime of one method and one task on the first `workers` devices.
+class Mesh:
+    """The runtime of one method and one task on devices, see `runtimes.base.Runtime`."""
 
-    losses, examples, sampler, mini_batches: as in `runtimes.simulate.simulator`.
-    injector: delays and trigger; None: every round takes `mini_batches` at the devices' own speed.
-    rounds_per_dispatch: rounds between two looks of the host at the clock.
+    clock, replays = "wall", False
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        losses: Callable[[Any, Any], jax.Array],
+        examples: Any,
+        sampler,
+        *,
+        workers: int,
+        mini_batches: int,
+        injector: Injector | None = None,
+        rounds_per_dispatch: int = 8,
+    ):
+        """Take the first `workers` devices; nothing is compiled before the first round.
+
+        losses, examples, sampler, mini_batches: as in `runtimes.simulate.Simulator`.
+        injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
+        speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
+        """
+        check_devices(workers)
+        devices = jax.make_mesh(
+            (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
+        )
+        self._algorithm, self._examples, self._sampler = algorithm, examples, sampler
+        self._workers, self._mini_batches = workers, mini_batches
+        self._injector, self._rounds = injector, rounds_per_dispatch
+        self._stacked = NamedSharding(devices, P(AXIS))
+        self._everywhere = NamedSharding(devices, P())
+        me = jax.process_index()
+        self._here = [i for i, d in enumerate(devices.devices.flat) if d.process_index == me]
+        one_round = (
+            functools.partial(rounds.plain, algorithm, losses, mini_batches)
+            if injector is None
+            else functools.partial(rounds.watched, algorithm, losses, mini_batches, injector)
+        )
+        # The rounds of a dispatch as a program, which may be lowered and read before a run.
+        self.dispatch = _dispatch(devices, one_round)
+        self._program = None  # compiled, from the first dispatch on
+        self._on_devices = None  # the examples, from the first start on
+        self._gathered = placement.whole(self._current, self._everywhere)
+        self._stored = placement.whole(self._once, self._everywhere)
+        self._remembered = placement.whole(_exchange_state, self._everywhere)
+
+    def start(self, params) -> MeshRun:
+        """A run of no updates from `params`, which are copied; delays and log begin anew."""
+        if self._on_devices is None:
+            examples = jax.tree.map(np.asarray, self._examples)
+            self._on_devices = placement.place(examples, self._everywhere)
+        if self._injector is not None:
+            self._injector.reset(self._here)
+        algorithm = self._algorithm
+        server = () if algorithm.server is None else algorithm.server.init(params)
+        memory = worker.init(algorithm, params)
+        model = Model(params, server, memory, np.int32(0), np.float32(0))
+        zeros = np.zeros(self._workers, np.int64)
+        return MeshRun(self._placed(model), zeros, 0.0, 0, 0)
+
+    def advance(
+        self, run: MeshRun, seconds: float, updates: float = np.inf
+    ) -> tuple[MeshRun, Schedule | None]:
+        """Run rounds until the clock has reached `seconds`, at most `updates` of them."""
+        done = []
+        remaining = updates
+        while remaining > 0 and run.seconds < seconds:
+            run, schedule = self._one_dispatch(run, int(min(remaining, self._rounds)))
+            done.append(schedule)
+            remaining -= schedule.updates
+        return run, concatenate(done) if done else None
+
+    def observe(self, run: MeshRun, seconds: float, loss: float) -> MeshRun:
+        """The same run: no trigger follows the training."""
+        del seconds, loss
+        return run
+
+    def models(self, run: MeshRun):
+        """The current model(s) with a leading axis: one per worker, or one if replicated."""
+        return self._gathered(run.model)
+
+    def memory(self, run: MeshRun):
+        """The exchange's state, with a leading axis of workers."""
+        return self._remembered(run.model)
+
+    def pack(self, run: MeshRun) -> dict[str, np.ndarray]:
+        """All of a run as a flat dict, the same on every process."""
+        counted = {
+            "clock/consumed": run.consumed,
+            "clock/seconds": np.array([run.seconds]),
+            "clock/update": np.array([run.update]),
+            "clock/samples": np.array([run.samples]),
+        }
+        if self._injector is not None:
+            logged = self._injector.pack().items()
+            counted |= {INJECTOR + name: value for name, value in logged}
+        return packing.pack(self._stored(run.model)) | counted
+
+    def resume(
+        self,
+        run: MeshRun,
+        packed: Mapping[str, np.ndarray],
+        observed: Sequence[tuple[float, float]],
+    ) -> tuple[MeshRun, None]:
+        """The packed run; what has happened until then is not known here."""
+        del observed
+        shapes = jax.eval_shape(self._once, run.model)
+        rows = packing.unpack(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), packed)
+        model = jax.tree.map(
+            lambda row, old: np.broadcast_to(np.asarray(row), old.shape), rows, run.model
+        )
+        if self._injector is not None:
+            logged = {n: value for n, value in packed.items() if n.startswith(INJECTOR)}
+            self._injector.unpack({n.removeprefix(INJECTOR): v for n, v in logged.items()})
+        return MeshRun(
+            placement.place(model, self._stacked),
+            packed["clock/consumed"].copy(),
+            float(packed["clock/seconds"][0]),
+            int(packed["clock/update"][0]),
+            int(packed["clock/samples"][0]),
+        ), None
+
+    def _one_dispatch(self, run: MeshRun, count: int) -> tuple[MeshRun, Schedule]:
+        """Make `count` rounds and measure them."""
+        active = None
+        if self._algorithm.links is not None:
+            active = self._algorithm.links.active(run.update, self._rounds)
+        arguments = (run.model, self._table(run), self._on_devices, active, np.int32(count))
+        if self._program is None:  # before the clock starts: compiling is no part of a round
+            self._program = self.dispatch.lower(*arguments).compile()
+        placement.of_all(np.zeros(1))  # nor is waiting for a process that evaluates more slowly
+        began = time.monotonic()
+        if self._injector is not None:
+            self._injector.resume()
+        # Queued collective programs can wait for each other for ever on CPU: one at a time.
+        model = jax.block_until_ready(self._program(*arguments))
+        if self._injector is None:
+            seconds = placement.of_all(np.array([time.monotonic() - began])).max()
+            schedule = _plain_schedule(run, self._workers, self._mini_batches, count, seconds)
+            consumed = run.consumed + count * self._mini_batches
+        else:
+            self._injector.pause()
+            schedule = self._injector.schedule(run.update, count, placement.of_all)
+            consumed = self._injector.consumed()
+        if active is not None:
+            schedule = schedule.using(active[:count])
+        return (
+            MeshRun(
+                model,
+                consumed,
+                float(schedule.time[-1]),
+                run.update + count,
+                run.samples + int(schedule.batches.sum()) * self._sampler.batch_size,
+            ),
+            schedule,
+        )
+
+    def _table(self, run: MeshRun):
+        """[workers, mini-batches of a dispatch, batch_size] indices of the next samples."""
+        counters = run.consumed[:, None] + np.arange(self._rounds * self._mini_batches)
+        ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
+        return placement.place(self._sampler.indices(ids, counters), self._stacked)
+
+    def _placed(self, model: Model) -> Model:
+        """A copy of every leaf for every worker, on its device."""
+        stacked = jax.tree.map(lambda a: np.broadcast_to(a, (self._workers, *np.shape(a))), model)
+        return placement.place(stacked, self._stacked)
+
+    def _current(self, model: Model):
+        if self._algorithm.server is not None:
+            return jax.tree.map(lambda a: a[:1], model.params)
+        if self._algorithm.public is not None:
+            return jax.vmap(self._algorithm.public)(model.worker.exchange, model.params)
+        return model.params
+
+    def _once(self, model: Model) -> Model:
+        """The model with a single row of what all workers have alike."""
+        if self._algorithm.server is None:
+            return model
+        return model._replace(
+            params=jax.tree.map(lambda a: a[:1], model.params),
+            server=jax.tree.map(lambda a: a[:1], model.server),
+        )
+
+
+def _dispatch(devices: jax.sharding.Mesh, one_round: Callable) -> Callable:
+    """Rounds as one program: (model, table, examples, active, count) -> model, all stacked.
+
+    active: [rounds, matchings] bool of links, or None.
     """
-    check_devices(workers)
-    devices = jax.make_mesh(
-        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
-    )
-    stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
-    here = [i for i, d in enumerate(devices.devices.flat) if d.process_index == jax.process_index()]
-    one_round = (
-        functools.partial(rounds.plain, algorithm, losses, mini_batches)
-        if injector is None
-        else functools.partial(rounds.watched, algorithm, losses, mini_batches, injector)
-    )
 
     @functools.partial(jax.jit, donate_argnums=0)
     @functools.partial(
@@ -123,129 +275,11 @@ def mesh(
         model, *_ = jax.lax.fori_loop(0, count, step, carry)
         return jax.tree.map(lambda a: a[None], model)
 
-    on_devices, program = None, None
+    return dispatch
 
-    def start(params) -> MeshRun:
-        nonlocal on_devices
-        if on_devices is None:
-            on_devices = placement.place(jax.tree.map(np.asarray, examples), everywhere)
-        if injector is not None:
-            injector.reset(here)
-        server = () if algorithm.server is None else algorithm.server.init(params)
-        memory = worker.init(algorithm, params)
-        model = Model(params, server, memory, np.int32(0), np.float32(0))
-        model = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), model)
-        return MeshRun(placement.place(model, stacked), np.zeros(workers, np.int64), 0.0, 0, 0)
 
-    def one_dispatch(run: MeshRun, count: int) -> tuple[MeshRun, Schedule]:
-        nonlocal program
-        counters = run.consumed[:, None] + np.arange(rounds_per_dispatch * mini_batches)
-        ids = np.broadcast_to(np.arange(workers)[:, None], counters.shape)
-        table = placement.place(sampler.indices(ids, counters), stacked)
-        active = None
-        if algorithm.links is not None:
-            active = algorithm.links.active(run.update, rounds_per_dispatch)
-        arguments = (run.model, table, on_devices, active, np.int32(count))
-        if program is None:  # before the clock starts: compiling is no part of a round
-            program = dispatch.lower(*arguments).compile()
-        placement.of_all(np.zeros(1))  # nor is waiting for a process that evaluates more slowly
-        began = time.monotonic()
-        if injector is not None:
-            injector.resume()
-        # Queued collective programs can wait for each other for ever on CPU: one at a time.
-        model = jax.block_until_ready(program(*arguments))
-        if injector is None:
-            seconds = placement.of_all(np.array([time.monotonic() - began])).max()
-            schedule = _plain_schedule(run, workers, mini_batches, count, seconds)
-            consumed = run.consumed + count * mini_batches
-        else:
-            injector.pause()
-            schedule = injector.schedule(run.update, count, placement.of_all)
-            consumed = injector.consumed()
-        if active is not None:
-            schedule = schedule.using(active[:count])
-        return (
-            MeshRun(
-                model,
-                consumed,
-                float(schedule.time[-1]),
-                run.update + count,
-                run.samples + int(schedule.batches.sum()) * sampler.batch_size,
-            ),
-            schedule,
-        )
-
-    def advance(run: MeshRun, seconds: float, updates: int | None = None):
-        """Run rounds until the clock has reached `seconds`, at most `updates` of them."""
-        done = []
-        remaining = np.inf if updates is None else updates
-        while remaining > 0 and run.seconds < seconds:
-            run, schedule = one_dispatch(run, int(min(remaining, rounds_per_dispatch)))
-            done.append(schedule)
-            remaining -= schedule.updates
-        return run, concatenate(done) if done else None
-
-    def current(model: Model):
-        if algorithm.server is not None:
-            return jax.tree.map(lambda a: a[:1], model.params)
-        if algorithm.public is not None:
-            return jax.vmap(algorithm.public)(model.worker.exchange, model.params)
-        return model.params
-
-    def once(model: Model) -> Model:
-        """The model with a single row of what all workers have alike."""
-        if algorithm.server is None:
-            return model
-        return model._replace(
-            params=jax.tree.map(lambda a: a[:1], model.params),
-            server=jax.tree.map(lambda a: a[:1], model.server),
-        )
-
-    gathered, stored = placement.whole(current, everywhere), placement.whole(once, everywhere)
-    remembered = placement.whole(lambda model: model.worker.exchange, everywhere)
-
-    def models(run: MeshRun):
-        """The current model(s) with a leading axis: one per worker, or one if replicated."""
-        return gathered(run.model)
-
-    def memory(run: MeshRun):
-        """The exchange's state, with a leading axis of workers."""
-        return remembered(run.model)
-
-    def pack(run: MeshRun) -> dict[str, np.ndarray]:
-        counted = {
-            "clock/consumed": run.consumed,
-            "clock/seconds": np.array([run.seconds]),
-            "clock/update": np.array([run.update]),
-            "clock/samples": np.array([run.samples]),
-        }
-        if injector is not None:
-            counted |= {f"injector/{name}": value for name, value in injector.pack().items()}
-        return packing.pack(stored(run.model)) | counted
-
-    def unpack(run: MeshRun, packed: Mapping[str, np.ndarray]) -> MeshRun:
-        shapes = jax.eval_shape(once, run.model)
-        rows = packing.unpack(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), packed)
-        model = jax.tree.map(
-            lambda row, old: np.broadcast_to(np.asarray(row), old.shape), rows, run.model
-        )
-        if injector is not None:
-            injector.unpack(
-                {
-                    name.removeprefix("injector/"): value
-                    for name, value in packed.items()
-                    if name.startswith("injector/")
-                }
-            )
-        return MeshRun(
-            placement.place(model, stacked),
-            packed["clock/consumed"].copy(),
-            float(packed["clock/seconds"][0]),
-            int(packed["clock/update"][0]),
-            int(packed["clock/samples"][0]),
-        )
-
-    return Mesh(start, advance, models, memory, pack, unpack, dispatch)
+def _exchange_state(model: Model):
+    return model.worker.exchange
 
 
 def _plain_schedule(run: MeshRun, workers, mini_batches, count, seconds) -> Schedule:

@@ -4,7 +4,6 @@ A waiting rule plans some updates ahead; a run takes those that land in time, a 
 other. Where gradients are stale, every version of the parameters gets its slot here.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +30,8 @@ class Plan(NamedTuple):
     newest: int  # slot of the newest parameters
     update: int
     samples: int
+    seconds: float  # the last landing, or until when nothing more has landed
+    exhausted: bool  # the last time that something was asked for, the rule had no more rows
     remembers: bool  # the method keeps something for every worker
 
 
@@ -45,62 +46,37 @@ class Turn(NamedTuple):
     everyone: bool  # all workers take part in every update, in their order
 
 
-class Planner(NamedTuple):
-    """start(remembers) -> Plan; take(plan, seconds, most) -> (Plan, Turn or None);
-    rows(turn, updates, width) -> Row; observe(plan, seconds, loss) -> Plan;
-    skip(plan, seconds, most) -> (Plan, Schedule or None)."""
+class Planner:
+    """Plans of one waiting rule."""
 
-    start: Callable[[bool], Plan]
-    take: Callable[[Plan, float, float], tuple[Plan, Turn | None]]
-    rows: Callable[[Turn, int, int], Row]
-    observe: Callable[[Plan, float, float], Plan]
-    skip: Callable[[Plan, float, float], tuple[Plan, Schedule | None]]
+    def __init__(self, rule: Rule, sampler, mini_batches: int, stale: bool):
+        """sampler, mini_batches: as in `runtimes.simulate.Simulator`.
 
+        stale: contributions may be taken at older versions, which live in slots.
+        """
+        self._rule, self._sampler = rule, sampler
+        self._mini_batches, self._stale = mini_batches, stale
 
-def planner(rule: Rule, sampler, mini_batches: int, stale: bool) -> Planner:
-    """Plans of one waiting rule; sampler, mini_batches: as in `runtimes.simulate.simulator`.
+    def start(self, remembers: bool) -> Plan:
+        """The plan of a run of no updates; remembers: the method keeps something per worker."""
+        free = slots.init(self._rule.workers + 1)
+        return Plan(self._rule.init(), None, None, None, free, 0, 0, 0, 0.0, False, remembers)
 
-    stale: contributions may be taken at older versions, which live in slots.
-    """
-    workers = rule.workers
-
-    def start(remembers: bool) -> Plan:
-        held = slots.init(workers + 1)
-        return Plan(rule.init(), None, None, None, held, 0, 0, 0, remembers)
-
-    def extended(plan: Plan) -> Plan:
-        clock, planned = rule.extend(plan.clock, PLANNED_UPDATES)
-        if planned.updates == 0:
-            return plan._replace(clock=clock)
-        if plan.remembers:
-            _refuse_lost_memory(planned, workers)
-        rows = (np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32))
-        held = plan.slots
-        if stale:
-            held, *rows = slots.allocate(held, planned)
-        begun = (plan.clock, plan.slots)
-        return plan._replace(
-            clock=clock, planned=planned, begun=begun, rows=tuple(rows), slots=held
-        )
-
-    def take(plan: Plan, seconds: float, most: float) -> tuple[Plan, Turn | None]:
-        """The updates that land by `seconds`, at most so many and not too many at once."""
+    def take(self, plan: Plan, seconds: float, most: float) -> tuple[Plan, Turn | None]:
+        """The next updates that land by `seconds`, at most `most`, and not too many at once."""
         if plan.planned is None:
-            plan = extended(plan)
-            if plan.planned is None:
-                return plan, None  # a recorded schedule has come to its end
-        planned = plan.planned
-        per_update = planned.workers.shape[1] * mini_batches * sampler.batch_size
-        landed = np.searchsorted(planned.time, seconds, side="right")
-        count = int(min(landed, most, max(1, INDICES_PER_DISPATCH // per_update)))
+            plan = self._extended(plan)
+        planned, count = plan.planned, 0
+        if planned is not None:
+            per_update = planned.workers.shape[1] * self._mini_batches * self._sampler.batch_size
+            landed = np.searchsorted(planned.time, seconds, side="right")
+            count = int(min(landed, most, max(1, INDICES_PER_DISPATCH // per_update)))
         if count == 0:
-            return plan, None
+            waited = max(plan.seconds, seconds)
+            return plan._replace(seconds=waited, exhausted=planned is None), None
         done = planned.slice(0, count)
-        seen = plan.samples + np.concatenate([[0], done.samples(sampler.batch_size)])
-        everyone = done.workers.shape[1] == workers and np.array_equal(
-            done.workers, np.broadcast_to(np.arange(workers), done.workers.shape)
-        )
-        turn = Turn(done, seen[:-1], *(a[:count] for a in plan.rows), everyone)
+        seen = plan.samples + np.concatenate([[0], done.samples_used(self._sampler.batch_size)])
+        turn = Turn(done, seen[:-1], *(a[:count] for a in plan.rows), self._everyone(done))
         left = planned.updates - count
         return plan._replace(
             planned=planned.slice(count, planned.updates) if left else None,
@@ -108,61 +84,88 @@ def planner(rule: Rule, sampler, mini_batches: int, stale: bool) -> Planner:
             newest=int(plan.rows[1][count - 1]),
             update=plan.update + count,
             samples=int(seen[-1]),
+            seconds=max(plan.seconds, float(done.time[-1])),
         ), turn
 
-    def rows(turn: Turn, updates: int, width: int) -> Row:
-        """The turn padded to so many updates, of `width` participants each; the rest is nobody."""
+    def rows(self, turn: Turn, updates: int, width: int) -> Row:
+        """The turn padded by nobody's rows and positions to [updates, width]."""
         done = turn.schedule
         missing = width - done.workers.shape[1]
 
         def pad(values, dtype, filler=0):
+            if values is None:
+                return None
             wide = [(0, updates - done.updates)] + [(0, missing)] * (values.ndim - 1)
             return np.pad(values.astype(dtype), wide, constant_values=filler)
 
         working = width
         if done.partner is not None and not done.batches[:, width // 2 :].any():
             working //= 2  # partners never stop: they bring nothing along
+        workers = self._rule.workers
         ids = pad(done.workers, np.int32, workers)
-        counters = pad(done.first, np.int64)[..., None] + np.arange(mini_batches)
+        counters = pad(done.first, np.int64)[..., None] + np.arange(self._mini_batches)
         return Row(
-            indices=sampler.indices(
+            indices=self._sampler.indices(
                 np.minimum(ids, workers - 1)[:, :working, None], counters[:, :working]
             ),
             batches=pad(done.batches, np.int32),
             worker=ids,
             staleness=pad(done.staleness, np.int32),
             samples=pad(turn.samples, np.float32),
+            seen=pad(done.samples, np.float32),
             read=pad(turn.read, np.int32),
             write=pad(turn.write, np.int32),
             current=pad(turn.current, np.int32),
             active=None if done.matchings is None else _lengthened(done.matchings, updates),
-            partner=None if done.partner is None else pad(done.partner, np.int32),
+            partner=pad(done.partner, np.int32),
         )
 
-    def observe(plan: Plan, seconds: float, loss: float) -> Plan:
-        """Tell a rule that follows the training, as if its clock had not run ahead."""
-        if rule.observe is None:
+    def observe(self, plan: Plan, seconds: float, loss: float) -> Plan:
+        """Pass a loss to a rule that follows the training, as if its clock had not run ahead."""
+        if self._rule.observe is None:
             return plan
         if plan.planned is not None:
             clock, held = plan.begun
-            clock, done = rule.extend(clock, plan.update - clock.update)
-            if stale and done.updates:
+            clock, done = self._rule.extend(clock, plan.update - clock.update)
+            if self._stale and done.updates:
                 held, *_ = slots.allocate(held, done)
             plan = plan._replace(clock=clock, slots=held, planned=None, rows=None)
-        return plan._replace(clock=rule.observe(plan.clock, seconds, loss))
+        return plan._replace(clock=self._rule.observe(plan.clock, seconds, loss))
 
-    def skip(plan: Plan, seconds: float, most: float) -> tuple[Plan, Schedule | None]:
+    def skip(
+        self, plan: Plan, seconds: float, most: float = np.inf
+    ) -> tuple[Plan, Schedule | None]:
         """Take all turns that land by `seconds`, at most `most` updates, and run none of them."""
         done = []
         while most > 0:
-            plan, turn = take(plan, seconds, most)
+            plan, turn = self.take(plan, seconds, most)
             if turn is None:
                 break
             done.append(turn.schedule)
             most -= turn.schedule.updates
         return plan, concatenate(done) if done else None
 
-    return Planner(start, take, rows, observe, skip)
+    def _extended(self, plan: Plan) -> Plan:
+        """The plan with the next rows of the rule, or without any at the end of a recorded one."""
+        clock, planned = self._rule.extend(plan.clock, PLANNED_UPDATES)
+        if planned.updates == 0:
+            return plan._replace(clock=clock)
+        if plan.remembers:
+            _refuse_lost_memory(planned, self._rule.workers)
+        rows = (np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32))
+        held = plan.slots
+        if self._stale:
+            held, *rows = slots.allocate(held, planned)
+        begun = (plan.clock, plan.slots)
+        return plan._replace(
+            clock=clock, planned=planned, begun=begun, rows=tuple(rows), slots=held
+        )
+
+    def _everyone(self, done: Schedule) -> bool:
+        workers = self._rule.workers
+        return done.workers.shape[1] == workers and np.array_equal(
+            done.workers, np.broadcast_to(np.arange(workers), done.workers.shape)
+        )
 
 
 def whole_powers(updates: int) -> int:

@@ -5,7 +5,7 @@ updates of a segment run as one compiled loop of one of the four bodies in `runt
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import packing, planning, worker
-from runtimes.bodies import Model, Row, body_of
+from runtimes import packing, worker
+from runtimes.bodies import Model, Row, body_of, run_rows
 from runtimes.planning import Plan, Planner, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
@@ -39,120 +39,80 @@ class Simulation(NamedTuple):
         return self.plan.samples
 
     @property
+    def seconds(self) -> float:
+        """Where the virtual clock stands [s]."""
+        return self.plan.seconds
+
+    @property
     def exhausted(self) -> bool:
-        """Whether the clock has nothing planned, as at the end of a recorded schedule."""
-        return self.plan.planned is None
+        """Whether a recorded schedule has come to its end."""
+        return self.plan.exhausted
 
 
-class Parts(NamedTuple):
-    """What a simulator is made of, for those that run several as one."""
+class Simulator:
+    """The runtime of one method, one task and one waiting rule, see `runtimes.base.Runtime`."""
 
-    algorithm: Algorithm
-    losses: Callable[[Any, Any], jax.Array]
-    examples: Any
-    planner: Planner
-    stale: bool
+    clock, replays = "virtual", True
 
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        losses: Callable[[Any, Any], jax.Array],
+        examples: Any,
+        sampler,
+        rule: Rule,
+        *,
+        mini_batches: int,
+        devices: int = 1,
+    ):
+        """Check the parts; nothing is compiled before the first update.
 
-class Simulator(NamedTuple):
-    """A runtime: `start(params)`, `advance(simulation, seconds, updates)`, `models(simulation)`.
-
-    memory(simulation): the exchange's state of every worker.
-    observe(simulation, seconds, loss): tell the waiting rule how the training goes.
-    skip(simulation, seconds, updates): what `advance` does to the clock, without training.
-    pack(simulation): the model as a flat dict of NumPy arrays; unpack(simulation, packed): put it
-    back. The clock is no part of it: `skip` and `observe` take a fresh one to the same place.
-    """
-
-    start: Callable[[Any], Simulation]
-    advance: Callable[..., tuple[Simulation, Schedule]]
-    models: Callable[[Simulation], Any]
-    memory: Callable[[Simulation], Any]
-    observe: Callable[[Simulation, float, float], Simulation]
-    skip: Callable[..., tuple[Simulation, Schedule | None]]
-    pack: Callable[[Simulation], dict[str, np.ndarray]]
-    unpack: Callable[[Simulation, Mapping[str, np.ndarray]], Simulation]
-    parts: Parts
-    clock: str = "virtual"
-
-
-def simulator(
-    algorithm: Algorithm,
-    losses: Callable[[Any, Any], jax.Array],
-    examples: Any,
-    sampler,
-    rule: Rule,
-    *,
-    mini_batches: int,
-    devices: int = 1,
-) -> Simulator:
-    """Build the runtime of one method, one task and one waiting rule.
-
-    losses: (params, examples) -> [b] per-example losses; examples: the training set, a pytree
-    with leading axis [samples]; sampler: `indices(workers, counters)`; mini_batches: of a full
-    round; devices: how many the worker axis is sharded over (must divide the workers).
-    """
-    workers = rule.workers
-    if algorithm.check is not None:
-        algorithm.check(workers, rule.extend(rule.init(), 1)[1])
-    if len(jax.devices()) < devices or workers % devices:
-        raise ValueError(
-            f"simulate: cannot shard {workers} workers over {devices} of {len(jax.devices())} "
-            "devices; choose devices that divides the workers and exists"
+        losses: (params, examples) -> [b] per-example losses; examples: the training set, a pytree
+        with leading axis [samples]; sampler: `indices(workers, counters)`; mini_batches: of a full
+        round; devices: how many the worker axis is sharded over (must divide the workers).
+        """
+        self.algorithm, self.losses, self.examples = algorithm, losses, examples
+        self._workers, self._devices = rule.workers, devices
+        if algorithm.check is not None:
+            algorithm.check(rule.workers, rule.extend(rule.init(), 1)[1])
+        if len(jax.devices()) < devices or rule.workers % devices:
+            raise ValueError(
+                f"simulate: cannot shard {rule.workers} workers over {devices} of "
+                f"{len(jax.devices())} devices; set config.devices to a divisor of "
+                f"{rule.workers} that is at most {len(jax.devices())}"
+            )
+        mesh = jax.make_mesh(
+            (devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
         )
-    mesh = jax.make_mesh(
-        (devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
-    )
-    everywhere = NamedSharding(mesh, P())
-    by_worker = NamedSharding(mesh, P(AXIS))
-    by_participant = NamedSharding(mesh, P(None, AXIS))
-    local = algorithm.server is None
-    stale = rule.asynchronous and not local
-    body = body_of(algorithm, stale)
-    planner = planning.planner(rule, sampler, mini_batches, stale)
+        self._everywhere = NamedSharding(mesh, P())
+        self._by_worker = NamedSharding(mesh, P(AXIS))
+        self._by_participant = NamedSharding(mesh, P(None, AXIS))
+        self._local = algorithm.server is None
+        self.stale = rule.asynchronous and not self._local  # gradients of older versions
+        self.planner = Planner(rule, sampler, mini_batches, self.stale)
+        self._run = _program(algorithm, losses, self.stale)
+        self._on_device = None  # the examples, from the first start on
 
-    @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
-    def run(model, rows, count, examples, everyone):
-        def step(t, model):
-            row = jax.tree.map(lambda a: a[t], rows)
-            return body(algorithm, losses, model, row, examples, everyone)
-
-        return jax.lax.fori_loop(0, count, step, model)
-
-    def per_worker(tree):
-        stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), tree)
-        return jax.device_put(stacked, by_worker)
-
-    on_device = None
-
-    def start(params) -> Simulation:
-        nonlocal on_device
-        if on_device is None:
-            on_device = jax.device_put(jax.tree.map(jnp.asarray, examples), everywhere)
+    def start(self, params) -> Simulation:
+        """A run of no updates from `params`, which are copied."""
+        if self._on_device is None:
+            examples = jax.tree.map(jnp.asarray, self.examples)
+            self._on_device = jax.device_put(examples, self._everywhere)
         params = jax.tree.map(jnp.asarray, params)
-        if local:
-            held = per_worker(params)
-        elif stale:
-            held = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers + 1, *a.shape)), params)
+        server = ()
+        if self._local:
+            held = self._per_worker(params)
         else:
-            held = jax.tree.map(lambda a: jnp.array(a, copy=True), params)
-        server = () if local else algorithm.server.init(params)
-        if not local:
-            held, server = jax.device_put((held, server), everywhere)
-        memory = per_worker(worker.init(algorithm, params))
-        remembers = local or bool(jax.tree.leaves(memory))
-        return Simulation(Model(held, server, memory), planner.start(remembers))
+            held = self._slots(params) if self.stale else _copied(params)
+            server = _copied(self.algorithm.server.init(params))
+            held, server = jax.device_put((held, server), self._everywhere)
+        memory = self._per_worker(worker.init(self.algorithm, params))
+        remembers = self._local or bool(jax.tree.leaves(memory))
+        return Simulation(Model(held, server, memory), self.planner.start(remembers))
 
-    def on_devices(rows: Row) -> Row:
-        if devices == 1:
-            return rows
-        spread = by_participant if rows.worker.shape[1] % devices == 0 else everywhere
-        common = Row(*[everywhere] * len(Row._fields))
-        return jax.device_put(
-            rows, common._replace(indices=spread, batches=spread, worker=spread, staleness=spread)
-        )
-
-    def advance(simulation: Simulation, seconds: float, updates: int | None = None):
+    def advance(
+        self, simulation: Simulation, seconds: float, updates: float = np.inf
+    ) -> tuple[Simulation, Schedule | None]:
         """Run all updates that land by `seconds`, at most `updates` of them.
 
         Returns the new simulation (the old one's arrays are given away) and the schedule that
@@ -160,46 +120,93 @@ def simulator(
         """
         done = []
         model, plan = simulation
-        remaining = np.inf if updates is None else updates
+        remaining = updates
         while remaining > 0:
-            plan, turn = planner.take(plan, seconds, remaining)
+            plan, turn = self.planner.take(plan, seconds, remaining)
             if turn is None:
                 break
             count, width = turn.schedule.workers.shape
-            rows = on_devices(planner.rows(turn, whole_powers(count), width))
-            model = run(model, rows, count, on_device, turn.everyone)
+            rows = self._on_devices(self.planner.rows(turn, whole_powers(count), width))
+            model = self._run(model, rows, count, self._on_device, turn.everyone)
             done.append(turn.schedule)
             remaining -= count
         return Simulation(model, plan), concatenate(done) if done else None
 
-    def observe(simulation: Simulation, seconds: float, loss: float) -> Simulation:
-        return simulation._replace(plan=planner.observe(simulation.plan, seconds, loss))
+    def observe(self, simulation: Simulation, seconds: float, loss: float) -> Simulation:
+        """Pass a training loss to a rule that follows it, which may change what comes next."""
+        return simulation._replace(plan=self.planner.observe(simulation.plan, seconds, loss))
 
-    def models(simulation: Simulation):
+    def models(self, simulation: Simulation):
         """The current model(s), with a leading axis: one per worker, or one if replicated."""
         params = simulation.model.params
-        if local and algorithm.public is not None:
-            return jax.vmap(algorithm.public)(simulation.model.workers.exchange, params)
-        if local:
+        if self._local and self.algorithm.public is not None:
+            return jax.vmap(self.algorithm.public)(simulation.model.workers.exchange, params)
+        if self._local:
             return params
-        if stale:
+        if self.stale:
             return jax.tree.map(lambda a: a[simulation.plan.newest][None], params)
         return jax.tree.map(lambda a: a[None], params)
 
-    def memory(simulation: Simulation):
+    def memory(self, simulation: Simulation):
         """The exchange's state, with a leading axis of workers."""
         return simulation.model.workers.exchange
 
-    def skip(simulation: Simulation, seconds: float, updates: int | None = None):
-        most = np.inf if updates is None else updates
-        plan, schedule = planner.skip(simulation.plan, seconds, most)
-        return simulation._replace(plan=plan), schedule
-
-    def pack(simulation: Simulation) -> dict[str, np.ndarray]:
+    def pack(self, simulation: Simulation) -> dict[str, np.ndarray]:
+        """The model as a flat dict; `resume` takes a fresh clock to the same place."""
         return packing.pack(simulation.model)
 
-    def unpack(simulation: Simulation, packed: Mapping[str, np.ndarray]) -> Simulation:
-        return simulation._replace(model=packing.unpack(simulation.model, packed))
+    def resume(
+        self,
+        simulation: Simulation,
+        packed: Mapping[str, np.ndarray],
+        observed: Sequence[tuple[float, float]],
+    ) -> tuple[Simulation, Schedule | None]:
+        """The packed model, and a clock that has gone through all that was observed once more."""
+        model = packing.unpack(simulation.model, packed)
+        plan = self.planner.observe(simulation.plan, *observed[0])
+        done = []
+        for seconds, loss in observed[1:]:
+            plan, schedule = self.planner.skip(plan, seconds)
+            done += [] if schedule is None else [schedule]
+            plan = self.planner.observe(plan, seconds, loss)
+        return Simulation(model, plan), concatenate(done) if done else None
 
-    parts = Parts(algorithm, losses, examples, planner, stale)
-    return Simulator(start, advance, models, memory, observe, skip, pack, unpack, parts)
+    def _per_worker(self, tree):
+        """A copy of every leaf for every worker, [workers, ...]."""
+        stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (self._workers, *jnp.shape(a))), tree)
+        return jax.device_put(stacked, self._by_worker)
+
+    def _slots(self, params):
+        """Version 0 in every slot for a version of the parameters, [slots, ...]."""
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (self._workers + 1, *a.shape)), params)
+
+    def _on_devices(self, rows: Row) -> Row:
+        """Rows [T, k, ...], their positions spread over the devices where these divide k."""
+        if self._devices == 1:
+            return rows
+        spread = self._everywhere
+        if rows.worker.shape[1] % self._devices == 0:
+            spread = self._by_participant
+        common = Row(*[self._everywhere] * len(Row._fields))
+        return jax.device_put(
+            rows,
+            common._replace(
+                indices=spread, batches=spread, worker=spread, staleness=spread, seen=spread
+            ),
+        )
+
+
+def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:
+    """Compiled once per shape: (model, rows, count, examples, everyone) -> model."""
+    body = body_of(algorithm, stale)
+
+    @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
+    def run(model, rows, count, examples, everyone):
+        return run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+
+    return run
+
+
+def _copied(tree):
+    """Arrays of our own, each leaf another one: they are given away with the run."""
+    return jax.tree.map(lambda a: jnp.array(a, copy=True), tree)

@@ -41,12 +41,17 @@ def flatten(examples):
     return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), examples)
 
 
+def draws(losses) -> bool:
+    """Whether losses draw at random, by the samples that have been seen."""
+    return len(inspect.signature(losses).parameters) > 2
+
+
 def gradient(losses, params, examples, weights, samples):
     """Gradient of the weighted sum of per-example losses; examples and weights are flat.
 
     samples: float32 [], seen by all workers before the update, for losses that ask for it.
     """
-    seen = (samples,) if len(inspect.signature(losses).parameters) > 2 else ()
+    seen = (samples,) if draws(losses) else ()
     return jax.grad(lambda p: jnp.vdot(weights, losses(p, examples, *seen)))(params)
 
 

@@ -1,16 +1,37 @@
-"""Schedules: who takes part in which update, with what, and when; plain arrays on the host."""
+"""Schedules: who takes part in which update, with what, and when; plain arrays on the host.
+
+`Schedule.save` writes an `.npz` file with an array per field that is not None, and a `format`:
+
+    0  (no `format` in the file) the columns from `time` to `communication`, `held`, `partner`,
+       `matchings`, `offset`, `population`
+    1  also `samples`, and the events as `event_time`, `event_worker`, `event_kind`, `event_source`
+
+`load` reads all of them.
+"""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-SCALARS = ("offset", "population")  # the fields of a Schedule that are no arrays
+FORMAT = 1  # of the files that `Schedule.save` writes
+SCALARS = ("offset", "population")  # the fields of a Schedule that are whole numbers
+EVENT_KINDS = ("joined", "lost", "restored")
+
+
+class Event(NamedTuple):
+    """Something that happened to a worker, beside all updates."""
+
+    time: float  # s
+    worker: int
+    kind: str  # of EVENT_KINDS
+    source: int = -1  # the worker whose model it began from; -1: nobody's
 
 
 @dataclass(frozen=True)
@@ -36,6 +57,9 @@ class Schedule:
     matchings: np.ndarray | None = None  # [T, M] bool, active matchings
     offset: int = 0  # index t of the first row
     population: int | None = None  # P, where a row lists who delivers; None: it lists everybody
+    samples: np.ndarray | None = None  # [T, k] int64, seen by all workers when the contribution was
+    # taken, of runs in which a worker cannot know its row; None: as many as before its row
+    events: tuple[Event, ...] = ()  # in the order of time
 
     @property
     def updates(self) -> int:
@@ -77,15 +101,22 @@ class Schedule:
         total = (end[present] - begin[present]).sum()
         return float(max(0.0, 1 - (self.busy.sum() + self.communication.sum()) / total))
 
-    def samples(self, batch_size: int) -> np.ndarray:
-        """Samples used by all workers until each update, [T] int64."""
+    def samples_used(self, batch_size: int) -> np.ndarray:
+        """Samples that all workers have used after each update, [T] int64."""
         return np.cumsum(self.batches.sum(axis=1, dtype=np.int64)) * batch_size
 
     def slice(self, begin: int, end: int) -> Schedule:
-        """Rows begin .. end - 1; `held` stays only if the last row does."""
+        """Rows begin .. end - 1; `held` stays only if the last row does.
+
+        An event goes with the first row that lands at its time or later, or with the last row. So
+        slices that share out all rows share out all events, and `concatenate` gives both back.
+        """
         rows = {name: value[begin:end] for name, value in _columns(self).items()}
         held = self.held if end >= self.updates else None
-        return replace(self, **rows, held=held, offset=self.offset + begin)
+        landed = np.searchsorted(self.time, [event.time for event in self.events])
+        with_row = zip(self.events, np.minimum(landed, self.updates - 1), strict=True)
+        events = tuple(event for event, row in with_row if begin <= row < end)
+        return replace(self, **rows, held=held, events=events, offset=self.offset + begin)
 
     def holding(self, held: np.ndarray) -> Schedule:
         """The same rows, followed by reads of the versions `held`."""
@@ -96,9 +127,11 @@ class Schedule:
         return replace(self, matchings=matchings)
 
     def save(self, path: str | Path) -> None:
-        """Write all arrays to an `.npz` file."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        np.savez_compressed(path, **{k: v for k, v in values.items() if v is not None})
+        """Write all arrays to an `.npz` file, of the newest format."""
+        names = [field.name for field in fields(self) if field.name != "events"]
+        values = {name: getattr(self, name) for name in names} | _event_columns(self.events)
+        present = {name: value for name, value in values.items() if value is not None}
+        np.savez_compressed(path, format=FORMAT, **present)
 
     def validate(self) -> None:
         """Raise ValueError where the arrays contradict each other or the meaning of a column."""
@@ -125,14 +158,23 @@ class Schedule:
             "first must be >= 0": self.first >= 0,
             "version must lie in 0 .. t": (self.version >= 0) & (self.staleness >= 0),
         }
+        if self.samples is not None:
+            rules["samples must be >= 0"] = self.samples >= 0
         for rule, holds in rules.items():
             if not holds.all():
                 row = int(np.argmin(holds.all(axis=1)))
                 raise ValueError(f"schedule: {rule}, row {row} breaks it; correct that row")
+        for number, event in enumerate(self.events):
+            wrong = _wrong(event, self.events[max(number - 1, 0)])
+            if wrong is not None:
+                raise ValueError(f"schedule: event {number} {wrong}; correct that event")
 
 
 def concatenate(schedules: Sequence[Schedule]) -> Schedule:
-    """One schedule from consecutive segments; a gap or overlap of updates raises ValueError."""
+    """One schedule from consecutive segments, their events in the order of time.
+
+    A gap or overlap of updates raises ValueError.
+    """
     if not schedules:
         raise ValueError("concatenate: got no schedules; pass at least one")
     for before, after in pairwise(schedules):
@@ -150,7 +192,9 @@ def concatenate(schedules: Sequence[Schedule]) -> Schedule:
             "pass segments of one rule"
         )
     joined = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
-    return replace(schedules[0], **joined, held=schedules[-1].held)
+    events = chain.from_iterable(schedule.events for schedule in schedules)
+    in_order = tuple(sorted(events, key=lambda event: event.time))
+    return replace(schedules[0], **joined, held=schedules[-1].held, events=in_order)
 
 
 def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
@@ -175,18 +219,60 @@ def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
 
 
 def load(path: str | Path) -> Schedule:
-    """Read a schedule that `save` wrote; anything else raises ValueError."""
+    """Read a schedule that `save` wrote, now or in an older version; else raises ValueError."""
     try:
         with np.load(path) as file:
             values = dict(file)
-        return Schedule(**values | {name: int(values[name]) for name in SCALARS if name in values})
+        written = int(values.pop("format", 0))
+        if written <= FORMAT:
+            numbers = {name: int(values[name]) for name in SCALARS if name in values}
+            events = _events(values)
+            return Schedule(**values | numbers, events=events)
     except (OSError, EOFError, zipfile.BadZipFile, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"load: {path} holds no schedule ({error}); give a file written by Schedule.save"
         ) from error
+    raise ValueError(
+        f"load: {path} is a schedule of format {written}, and formats up to {FORMAT} are known; "
+        "read it with the version of the code that wrote it, or a newer one"
+    )
 
 
 def _columns(schedule: Schedule) -> dict[str, np.ndarray]:
     """The arrays with a leading axis of updates."""
-    names = [field.name for field in fields(schedule) if field.name not in ("held", *SCALARS)]
+    others = ("held", "events", *SCALARS)
+    names = [field.name for field in fields(schedule) if field.name not in others]
     return {n: getattr(schedule, n) for n in names if getattr(schedule, n) is not None}
+
+
+def _event_columns(events: Sequence[Event]) -> dict[str, np.ndarray]:
+    """Events as arrays of a file, nothing for no events."""
+    if not events:
+        return {}
+    return {
+        f"event_{name}": np.array(values)
+        for name, values in zip(Event._fields, zip(*events, strict=True), strict=True)
+    }
+
+
+def _events(values: dict[str, np.ndarray]) -> tuple[Event, ...]:
+    """Take the arrays of `_event_columns` out of what a file holds."""
+    if "event_time" not in values:
+        return ()
+    columns = [values.pop(f"event_{name}").tolist() for name in Event._fields]
+    return tuple(Event(*event) for event in zip(*columns, strict=True))
+
+
+def _wrong(event: Event, before: Event) -> str | None:
+    """What contradicts the meaning of an event, in words."""
+    if not 0 <= event.time < np.inf or event.worker < 0:
+        return (
+            f"(worker {event.worker} at {event.time} s) needs a worker >= 0 and a finite time >= 0"
+        )
+    if event.time < before.time:
+        return f"at {event.time} s must not come after one at {before.time} s"
+    if event.kind not in EVENT_KINDS:
+        return f"is {event.kind!r} and must be one of {', '.join(EVENT_KINDS)}"
+    if event.source < -1 or (event.kind == "lost" and event.source != -1):
+        return f"({event.kind}) cannot begin from worker {event.source}"
+    return None

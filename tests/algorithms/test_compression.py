@@ -385,7 +385,7 @@ MODEL = {
 def trained(method, updates=60, losses=losses):
     waiting = planned.rule("first_finisher", delays.exponential(1.0), N, 2, 0)
     data = examples()
-    runtime = simulate.simulator(method, losses, data, Sampler(), waiting, mini_batches=2)
+    runtime = simulate.Simulator(method, losses, data, Sampler(), waiting, mini_batches=2)
     state, schedule = runtime.advance(runtime.start(MODEL), np.inf, updates)
     model = jax.tree.map(lambda a: a[0], runtime.models(state))
     return model, runtime.memory(state), schedule
@@ -421,7 +421,7 @@ ON_MESH = ALL | {"all_reduce": lambda: all_reduce(SGD)}
 def test_all_train_on_eight_devices(name):
     """The loss comes down from log 2 = 0.69."""
     method, data = ON_MESH[name](), examples()
-    runtime = mesh.mesh(
+    runtime = mesh.Mesh(
         method, losses, data, Sampler(), workers=8, mini_batches=1, rounds_per_dispatch=20
     )
     state, _ = runtime.advance(runtime.start(MODEL), np.inf, 60)
@@ -437,7 +437,7 @@ def test_losses_that_draw_see_the_samples_before_the_update():
 
     for method in (all_reduce(SGD), s2_reducer(SGD)):
         model, _, schedule = trained(method, updates=3, losses=drawn)
-        seen = np.concatenate([[0], schedule.samples(Sampler.batch_size)])[:3]
+        seen = np.concatenate([[0], schedule.samples_used(Sampler.batch_size)])[:3]
         assert model["last"]["bias"] == pytest.approx(-0.1 * seen.sum())
 
 

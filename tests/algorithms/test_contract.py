@@ -237,7 +237,7 @@ DATA = {
 
 
 def simulated(method, rule, updates=UPDATES, data=DATA):
-    runtime = simulate.simulator(method, losses, data, Counters(), rule, mini_batches=M)
+    runtime = simulate.Simulator(method, losses, data, Counters(), rule, mini_batches=M)
     state, schedule = runtime.advance(runtime.start(PARAMS), np.inf, updates)
     return runtime.models(state), schedule
 

@@ -46,7 +46,7 @@ def task():
 
 def runtime(task, method):
     sampler = sampling.Sampler(data.iid(task.labels, N, 0), B, 0)
-    return mesh.mesh(
+    return mesh.Mesh(
         method, task.losses, task.train, sampler, workers=N, mini_batches=1, rounds_per_dispatch=20
     )
 

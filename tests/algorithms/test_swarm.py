@@ -58,7 +58,7 @@ def sequential(schedule, blocking):
 
 
 def run(method, rule, updates):
-    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=STEPS)
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=STEPS)
     state, schedule = runtime.advance(runtime.start(X0), np.inf, updates)
     return runtime, state, schedule
 
@@ -82,7 +82,7 @@ def test_geometric_local_steps_and_rows_that_are_not_full():
     rule = planned.rule(
         "random_pairs", LAW, N, 4, 1, graph=graph, steps="geometric", local_steps=2, width=3
     )
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         swarm(optimizer(), graph), losses, DATA, SAMPLES, rule, mini_batches=4
     )
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 120)
@@ -96,7 +96,7 @@ def test_ad_psgd_averages_then_subtracts_the_gradient_of_the_snapshot():
     """The paper's loop: g at a snapshot of x_i; x_i, x_j <- their mean; x_i <- x_i - lr g."""
     graph = topology.ring(N)
     rule = planned.rule("bipartite_pairs", LAW, N, 1, 5, graph=graph)
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         ad_psgd(optimizer(decay=0.0), graph), losses, DATA, SAMPLES, rule, mini_batches=1
     )
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 200)
@@ -299,7 +299,7 @@ def test_schedules_that_do_not_fit_are_refused(method, wait, words):
     options = {"graph": graph} if wait == "random_pairs" else {}
     rule = planned.rule(wait, LAW, N, 1, 0, **options)
     with pytest.raises(ValueError, match=words):
-        simulate.simulator(method(graph), losses, DATA, SAMPLES, rule, mini_batches=1)
+        simulate.Simulator(method(graph), losses, DATA, SAMPLES, rule, mini_batches=1)
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
@@ -333,7 +333,7 @@ def test_push_sum_trains_at_the_debiased_model():
     """Twelve updates with messages that arrive one later, in which weights differ from 1."""
     method = sgp(optimizer(decay=0.0), N, overlap=1)
     rule = planned.rule("neighbour_barrier", LAW, N, 1, 0, graph=method.graph, links=method.links)
-    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
     x, weight = np.tile(X0.astype(np.float64), (N, 1)), np.ones(N)
     inbox = np.zeros_like(x), np.zeros(N)
@@ -386,7 +386,7 @@ def test_doubling_the_rate_quadruples_the_steady_distance_and_a_ring_is_farther_
     def steady(graph, rate):
         rule = planned.rule("random_pairs", LAW, N, 1, 0, graph=graph)
         method = swarm(optimizer(rate, 0.0), graph)
-        runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
+        runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
         state, _ = runtime.advance(runtime.start(X0), np.inf, 3000)
         seen = []
         for _ in range(150):

@@ -10,6 +10,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from configs import adasync, nonblocking
 from experiments import checkpoints, records, sweep, train
+from stragglers.schedule import load
 
 TINY = {
     "task": "synthetic_logistic(samples=64, dimension=4)",
@@ -105,6 +106,24 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills)
     train.run(config, tmp_path / "cut", on_record=seen.append)
     assert left(tmp_path / "cut") == left(tmp_path / "whole")
     assert len(seen) == 4 - kills  # of 6: only what was still to be done
+
+
+def test_a_run_on_devices_that_was_killed_has_one_clock_and_one_schedule(tmp_path):
+    """Its dispatches run past many evaluations: one is made after each of them."""
+    config = configured(
+        runtime="mesh", wait="barrier", delay="deterministic(value=0.002)", updates=12,
+        rounds_per_dispatch=2, seconds=60.0, evaluate_every=1e-4,
+    )  # fmt: skip
+    killed(config, tmp_path, 4)
+    seen = []
+    summary = train.run(config, tmp_path, on_record=seen.append)
+    assert len(seen) == 4 and summary["updates"] == 12
+    metrics, schedule = records.read_metrics(tmp_path), load(tmp_path / records.SCHEDULE)
+    assert [entry["update"] for entry in metrics] == [0, 2, 4, 6, 8, 10, 12]
+    schedule.validate()
+    assert schedule.updates == 12 and schedule.offset == 0
+    np.testing.assert_array_equal(schedule.first, np.tile(np.arange(12)[:, None], 4))
+    assert [entry["seconds"] for entry in metrics[1:]] == schedule.time[1::2].tolist()
 
 
 def arms():

@@ -1,15 +1,18 @@
 import html.parser
 import json
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments import html_figures, html_report, notes, records, report, strip_chart
 from experiments.timeline import TIMELINE, stretches
 from stragglers import delays, processes
 from stragglers.rule import whole
+from stragglers.schedule import Event, load
 from tests import planned
 
 P = 5
@@ -258,6 +261,31 @@ def test_cancelled_work_leaves_gaps_and_the_slowest_worker_is_shown():
     schedule = whole(planned.rule("barrier", slow, 40, 1, 0), 3)
     lanes = strip_chart.lanes_of(stretches(schedule), 40)
     assert 37 in lanes and lanes.size <= strip_chart.MOST_LANES
+
+
+def test_a_strip_marks_the_events_of_the_workers_and_the_time_that_it_shows():
+    schedule = whole(planned.rule("barrier", DELAY, P, 1, 0), 30)
+    first = stretches(schedule)
+    events = (Event(0.1, 2, "lost"), Event(0.2, 2, "restored", 0), Event(99.0, 1, "lost"))
+    axes = Figure().subplots()
+    lines = strip_chart._mark(axes, (*events, Event(0.1, P, "joined")), np.arange(P), 5.0)
+    marks = {line.get_label(): line.get_xydata().tolist() for line in lines}
+    assert marks == {"lost": [[0.1, 2]], "restored": [[0.2, 2]]}
+    plain, marked = (
+        strip_chart.draw([strip_chart.Strip("a", first, P, shown)]) for shown in ((), events)
+    )
+    assert marked != plain and strip_chart.draw([strip_chart.Strip("a", first, P)]) == plain
+
+
+def test_a_report_shows_the_events_of_a_schedule(tmp_path):
+    leave(tmp_path / "a", "a")
+    path = tmp_path / "a" / records.SCHEDULE
+    before = html_report.write(tmp_path).read_text()
+    replace(load(path), events=(Event(0.1, 2, "lost"),)).save(path)
+    after = html_report.write(tmp_path).read_text()
+    shown = json.loads((tmp_path / "a" / TIMELINE).read_text())["traceEvents"]
+    assert [event["name"] for event in shown if event["ph"] == "i"] == ["lost"]
+    assert after != before  # the strip is part of the page
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatc
     def forbidden(*_):
         raise AssertionError("a finished arm ran again")
 
-    monkeypatch.setattr(executors.train, "training", forbidden)
+    monkeypatch.setattr(executors.train, "Arm", forbidden)
     assert sweep.launch(arms, str(root), overwrite=False).failures == {}
     assert records.read_summary(root) == written
     again = capsys.readouterr().out

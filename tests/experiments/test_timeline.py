@@ -1,6 +1,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -12,7 +13,7 @@ from stragglers import delays, inject
 from stragglers.rule import Trigger, whole
 from stragglers.rules import RULES
 from stragglers.rules.replay import recorded
-from stragglers.schedule import Schedule
+from stragglers.schedule import EVENT_KINDS, Event, Schedule
 from tests import planned
 
 P = 6
@@ -142,6 +143,39 @@ def test_of_many_stretches_the_first_are_told(case):
     assert told.startswith("the first 50 events")
 
 
+EVENTS = (
+    Event(0.0, 2, "joined"),
+    Event(0.25, 1, "lost"),
+    Event(0.5, 1, "restored", 3),
+    Event(1e3, P + 1, "joined"),
+)
+
+
+def test_events_are_instants_of_their_workers():
+    schedule = replace(schedule_of("barrier"), events=EVENTS)
+    shown = timeline.trace(schedule, "run", "wall")["traceEvents"]
+    instants = [(e["name"], e["tid"], e["ts"], e["args"]) for e in shown if e["ph"] == "i"]
+    assert instants == [
+        ("joined", 3, 0, {}),
+        ("lost", 2, 250_000, {}),  # microseconds
+        ("restored", 2, 500_000, {"source": 3}),
+        ("joined", P + 2, 1e9, {}),
+    ]
+    named = {e["tid"]: e["args"]["name"] for e in shown if e["name"] == "thread_name"}
+    assert named[P + 2] == f"worker {P + 1}" and len(named) == P + 1
+    without = timeline.trace(schedule_of("barrier"), "run", "wall")["traceEvents"]
+    assert [e for e in shown if e["ph"] == "X"] == [e for e in without if e["ph"] == "X"]
+
+
+def test_events_after_the_stretches_that_are_told_are_left_out():
+    schedule = replace(schedule_of("barrier"), events=EVENTS)
+    shown = timeline.trace(schedule, "run", "wall", most=10)["traceEvents"]
+    until = max(e["ts"] for e in shown if e["ph"] == "X")
+    told = [e["ts"] for e in shown if e["ph"] == "i"]
+    assert told == [1e6 * e.time for e in EVENTS if 1e6 * e.time <= until]
+    assert 0 < len(told) < len(EVENTS)
+
+
 def test_a_replayed_schedule_has_the_timeline_of_the_first_run():
     schedule = schedule_of("first_finisher")
     again = whole(recorded(schedule), schedule.updates)
@@ -180,7 +214,7 @@ def test_measured_rounds_are_told_as_they_were():
 
 
 def valid(event):
-    """What the trace event format asks for, of the two phases that are used."""
+    """What the trace event format asks for, of the three phases that are used."""
     assert isinstance(event["name"], str) and isinstance(event["args"], dict)
     assert type(event["pid"]) is int and type(event["tid"]) is int
     if event["ph"] == "M":
@@ -192,6 +226,8 @@ def valid(event):
         }
         (key,) = event["args"]
         assert keys[event["name"]] == key
+    elif event["ph"] == "i":
+        assert event["name"] in EVENT_KINDS and event["s"] == "t" and event["ts"] >= 0
     else:
         assert event["ph"] == "X" and event["name"] in KINDS and isinstance(event["cat"], str)
         assert event["ts"] >= 0 and event["dur"] > 0
@@ -200,7 +236,8 @@ def valid(event):
 
 def test_the_file_is_in_the_trace_event_format(tmp_path):
     path = tmp_path / timeline.TIMELINE
-    timeline.write(schedule_of("k_sync"), path, "a/<b>", "virtual")
+    schedule = replace(schedule_of("k_sync"), events=EVENTS[:3])
+    timeline.write(schedule, path, "a/<b>", "virtual")
     text = path.read_text()
     document = json.loads(text, parse_constant=lambda constant: pytest.fail(constant))
     assert document["displayTimeUnit"] in ("ms", "ns")

@@ -307,6 +307,17 @@ def test_a_replayed_schedule_gives_the_same_parameters(tmp_path, algorithm, wait
     assert {key: first[key] for key in same} == {key: replayed[key] for key in same}
 
 
+def test_a_replay_ends_with_its_schedule(tmp_path):
+    """With the first evaluation before which nothing has landed."""
+    first = train.run(configured(updates=6), tmp_path / "first")
+    wait = f"replay(path={str(tmp_path / 'first' / 'schedule.npz')!r})"
+    train.run(configured(wait=wait, seconds=50.0), tmp_path / "replayed")
+    metrics = records.read_metrics(tmp_path / "replayed")
+    updates = [record["update"] for record in metrics]
+    assert updates[-3] < updates[-2] == updates[-1] == 6
+    assert metrics[-2]["seconds"] >= first["seconds"] > metrics[-3]["seconds"]
+
+
 def test_a_replay_of_other_workers_is_refused(tmp_path):
     train.run(configured(updates=2), tmp_path / "first")
     wait = f"replay(path={str(tmp_path / 'first' / 'schedule.npz')!r})"

@@ -63,7 +63,7 @@ def started(tmp_path, *arguments):
 
 
 def build(method, injector=None):
-    return mesh.mesh(
+    return mesh.Mesh(
         METHODS[method](), losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector,
         rounds_per_dispatch=4,
     )  # fmt: skip
@@ -82,7 +82,7 @@ def plain(method) -> dict[str, np.ndarray]:
     begun, _ = runtime.advance(runtime.start(X0), np.inf, 4)
     packed = runtime.pack(begun)
     straight, _ = runtime.advance(begun, np.inf, 4)
-    resumed, schedule = runtime.advance(runtime.unpack(runtime.start(X0), packed), np.inf, 4)
+    resumed, schedule = runtime.advance(runtime.resume(runtime.start(X0), packed, ())[0], np.inf, 4)
     return {
         "straight": np.asarray(runtime.models(straight)),
         "resumed": np.asarray(runtime.models(resumed)),
@@ -96,7 +96,7 @@ def injected() -> dict[str, np.ndarray]:
     runtime = build("top_k", injector())
     begun, first = runtime.advance(runtime.start(X0), np.inf, 4)
     packed = runtime.pack(begun)
-    run, second = runtime.advance(runtime.unpack(runtime.start(X0), packed), np.inf, 4)
+    run, second = runtime.advance(runtime.resume(runtime.start(X0), packed, ())[0], np.inf, 4)
     columns = ("time", "start", "finish", "busy", "batches", "first", "version")
     return {
         "models": np.asarray(runtime.models(run)),

@@ -101,7 +101,7 @@ def train(
 
 
 def simulated(method, rule, updates=UPDATES, mini_batches=1):
-    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
     state = runtime.start(X0)
     for count in (1, 130, updates):
         state, schedule = runtime.advance(state, np.inf, min(count, updates - state.update))
@@ -211,7 +211,7 @@ def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
     def make():
         return planned.rule("adasync", LAW, P, 1, 2, protocol=protocol, interval=3.0, k=1)
 
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         all_reduce(optimizer(0.5)), losses, DATA, SAMPLES, make(), mini_batches=1
     )
     state = runtime.observe(runtime.start(X0), 0.0, 4.0)

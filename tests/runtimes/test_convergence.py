@@ -50,7 +50,7 @@ def losses(w, centres):
 def training(rule, rate, start, losses, examples):
     """Parameters after every further `updates`: a function of `updates`."""
     method = all_reduce(scale_by_samples(rate))
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         method, losses, examples, Independent(len(examples)), rule, mini_batches=1
     )
     state = runtime.start(start)

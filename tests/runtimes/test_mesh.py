@@ -37,7 +37,7 @@ METHODS = {
 
 
 def run(method, injector, updates=24):
-    runtime = mesh.mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector)
+    runtime = mesh.Mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector)
     state, schedule = runtime.advance(runtime.start(X0), np.inf, updates)
     return np.asarray(runtime.models(state)), schedule
 
@@ -61,7 +61,7 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
     real, schedule = run(METHODS[name](), watched)
     schedule.validate()
     assert schedule.batches[:, 1:].mean() > schedule.batches[:, 0].mean()
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         METHODS[name](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
     )
     state, _ = runtime.advance(runtime.start(X0), np.inf)
@@ -87,7 +87,7 @@ def test_workers_outside_the_first_k_are_cut(wait, k, most):
     slow = processes.persistent(delays.jitter(0.02, 0.2), {0: 100.0})
     watched = injector(wait, slow, 1, k=k)
     method = METHODS["all_reduce"]()
-    runtime = mesh.mesh(
+    runtime = mesh.Mesh(
         method, losses, DATA, SAMPLES, workers=N, mini_batches=most, injector=watched
     )
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 16)
@@ -95,7 +95,7 @@ def test_workers_outside_the_first_k_are_cut(wait, k, most):
     assert (schedule.batches.sum(1) == k).all() and (schedule.batches <= most).all()
     assert state.samples == 16 * k * SAMPLES.batch_size
     assert not schedule.batches[:, 0].any() and (schedule.busy[:, 0] < 1.0).all()
-    again = simulate.simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)
+    again = simulate.Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)
     replayed, _ = again.advance(again.start(X0), np.inf)
     np.testing.assert_allclose(
         np.asarray(again.models(replayed)), np.asarray(runtime.models(state)), rtol=2e-4, atol=2e-5
@@ -135,7 +135,7 @@ def collectives(compiled):
 
 
 def test_the_plain_step_has_the_collectives_of_the_hand_written_one():
-    runtime = mesh.mesh(all_reduce(optimizer()), losses, DATA, SAMPLES, workers=N, mini_batches=M)
+    runtime = mesh.Mesh(all_reduce(optimizer()), losses, DATA, SAMPLES, workers=N, mini_batches=M)
     state = runtime.start(X0)
     table = SAMPLES.indices(np.arange(N)[:, None], np.arange(8 * M)[None] + np.zeros((N, 1), int))
     ours = runtime.dispatch.lower(state.model, table, DATA, None, np.int32(1)).compile()
@@ -156,7 +156,7 @@ def test_too_few_devices_are_refused():
 def test_a_parameter_without_elements_is_watched_too():
     """As the bias of a layer of no units: there is nothing in it that could be waited for."""
     params = {"w": X0, "none": np.zeros(0, np.float32)}
-    runtime = mesh.mesh(
+    runtime = mesh.Mesh(
         METHODS["all_reduce"](), lambda p, examples: losses(p["w"], examples), DATA, SAMPLES,
         workers=N, mini_batches=M, injector=injector(),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from tests.runtimes.toy import SAMPLES, B
 
 
 def planner(rule, stale=True):
-    return planning.planner(rule, SAMPLES, 1, stale)
+    return planning.Planner(rule, SAMPLES, 1, stale)
 
 
 def test_an_update_that_lands_on_time_is_in_time():

@@ -44,7 +44,7 @@ def check_what_happened(told):
     assert (schedule.batches[:, 5] == 1).all() and (schedule.batches > 0).all()
     np.testing.assert_array_equal(np.diff(schedule.first, axis=0), schedule.batches[:-1])
     method = one_of_several.METHODS["top_k"]()
-    runtime = simulate.simulator(
+    runtime = simulate.Simulator(
         method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=one_of_several.M
     )
     run, _ = runtime.advance(runtime.start(X0), np.inf)

@@ -33,7 +33,7 @@ def finished(schedule, t, k):
 
 
 def run_simulated(method, rule, mini_batches=M, updates=UPDATES):
-    runtime = simulate.simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
     state = runtime.start(X0)
     rows = []
     for count in (7, 1, updates):  # in segments: the same as at once
@@ -43,7 +43,7 @@ def run_simulated(method, rule, mini_batches=M, updates=UPDATES):
 
 
 def run_mesh(method, updates=UPDATES):
-    runtime = mesh.mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M)
+    runtime = mesh.Mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M)
     state, _ = runtime.advance(runtime.start(X0), np.inf, updates)
     return np.asarray(runtime.models(state))
 
@@ -239,7 +239,7 @@ def test_memory_per_worker_and_a_double_delivery_are_refused_before_the_first_st
 def test_a_sharded_worker_axis_gives_the_same_trajectory(toy, schedule, mini_batches):
     rule = recorded(schedule)
     build = functools.partial(
-        simulate.simulator, toy(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches
+        simulate.Simulator, toy(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches
     )
     models = []
     for devices in (1, 8):

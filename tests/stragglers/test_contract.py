@@ -344,7 +344,7 @@ def test_devices_make_the_updates_of_the_clock(name, own, each):
     plan = whole(rule, 2)
     optimizer = scale_by_samples(0.05)
     method = dpsgd(optimizer, links["graph"]) if links else all_reduce(optimizer)
-    runtime = mesh.mesh(
+    runtime = mesh.Mesh(
         method, losses, DATA, SAMPLES,
         workers=3, mini_batches=int(np.max(rule.trigger.mini_batches)),
         injector=Injector(3, rule.trigger, 0, delay=delay),

@@ -1,4 +1,5 @@
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from stragglers import delays
 from stragglers.processes import persistent
 from stragglers.rules.replay import recorded
-from stragglers.schedule import Schedule, concatenate, load
+from stragglers.schedule import FORMAT, Event, Schedule, concatenate, load
 from tests import planned
 
 
@@ -39,7 +40,7 @@ def test_columns_derived():
     assert schedule.mean_staleness == 0.25
     np.testing.assert_allclose(schedule.idle, [[2.0, 0.0], [0.0, 0.0]])
     assert schedule.idle_fraction == pytest.approx(2 / 10)
-    np.testing.assert_array_equal(schedule.samples(16), [32, 80])
+    np.testing.assert_array_equal(schedule.samples_used(16), [32, 80])
 
 
 def test_idle_fraction_counts_gaps_between_rows():
@@ -80,6 +81,8 @@ def test_file_round_trip(tmp_path):
         ({"busy": np.array([[1.0, 3.0], [1.0, 1.5]])}, "must fit, row 1"),
         ({"busy": np.ones((2, 3))}, r"busy has shape \(2, 3\), workers has \(2, 2\)"),
         ({"matchings": np.ones((3, 4), bool)}, "matchings has shape"),
+        ({"samples": np.ones((2, 3), np.int64)}, "samples has shape"),
+        ({"samples": np.array([[0, 0], [0, -1]])}, "samples must be >= 0, row 1"),
     ],
 )
 def test_contradictions_are_found(change, message):
@@ -128,3 +131,117 @@ def test_a_schedule_of_everybody_has_as_many_workers_as_it_lists():
     schedule = planned.plan("anytime", slow, 4, 5, 2, 0, seconds=2.5)
     assert schedule.population is None and not schedule.batches[:, 3].any()
     assert recorded(schedule).workers == schedule.all_workers == 4
+
+
+# --- files ---
+
+
+def with_everything():
+    """The same with a column of samples and with events, two of them at one time."""
+    events = (
+        Event(0.0, 0, "joined"),
+        Event(3.5, 1, "lost"),
+        Event(3.5, 1, "restored", 0),
+        Event(9.0, 1, "lost"),
+    )
+    return replace(worked_out(), samples=np.array([[0, 0], [16, 32]], np.int64), events=events)
+
+
+def test_samples_and_events_come_back_from_a_file(tmp_path):
+    with_everything().validate()
+    with_everything().save(tmp_path / "schedule.npz")
+    again = load(tmp_path / "schedule.npz")
+    assert_equal(again, with_everything())
+    assert again.events == with_everything().events
+    assert [type(value) for value in again.events[2]] == [float, int, str, int]
+
+
+@pytest.mark.parametrize("more", [{}, {"population": 3, "partner": np.array([[0, 1], [1, 0]])}])
+def test_a_file_without_a_format_is_one_of_the_first(tmp_path, more):
+    """As an older version has written it, with the columns that it knew."""
+    columns = {f.name: getattr(worked_out(), f.name) for f in fields(Schedule)[:10]}
+    np.savez(tmp_path / "old.npz", offset=0, **columns, **more)
+    again = load(tmp_path / "old.npz")
+    assert_equal(again, replace(worked_out(), **more))
+    assert again.samples is None and again.events == ()
+    again.save(tmp_path / "new.npz")
+    with np.load(tmp_path / "new.npz") as file:
+        assert set(file) == {"format", "offset", *columns, *more} and file["format"] == FORMAT
+
+
+def test_a_file_of_a_newer_format_is_refused_in_one_sentence(tmp_path):
+    np.savez(tmp_path / "newer.npz", format=FORMAT + 1, unheard_of=1)
+    with pytest.raises(
+        ValueError, match=rf"is a schedule of format {FORMAT + 1}, .* up to {FORMAT}"
+    ):
+        load(tmp_path / "newer.npz")
+
+
+# --- events ---
+
+
+def rows_and_events(rng):
+    """Rows, some of which land at one time, and events between, at and after the landings."""
+    rows, workers = int(rng.integers(1, 8)), 2
+    time = np.cumsum(rng.integers(0, 2, rows)).astype(float)
+    shape = (rows, workers)
+    finish = np.broadcast_to(time[:, None], shape)
+    moments = np.sort(rng.choice([-0.5, 0.0, 0.5], 6) + rng.integers(0, rows + 2, 6))
+    events = [Event(max(float(m), 0.0), i % workers, "joined") for i, m in enumerate(moments)]
+    zeros = np.zeros(shape)
+    return Schedule(
+        time=time,
+        workers=np.broadcast_to(np.arange(workers, dtype=np.int32), shape),
+        start=finish,
+        finish=finish,
+        batches=np.zeros(shape, np.int32),
+        first=np.zeros(shape, np.int64),
+        version=np.broadcast_to(3 + np.arange(rows, dtype=np.int32)[:, None], shape),
+        busy=zeros,
+        communication=zeros,
+        events=tuple(events),
+        offset=3,
+    )
+
+
+def test_slices_share_out_events_however_they_are_cut():
+    """Cut twice, and with empty slices, as a run does."""
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        whole = rows_and_events(rng)
+        whole.validate()
+        cuts = [0, *np.sort(rng.integers(0, whole.updates + 1, 2)).tolist(), whole.updates]
+        parts = [whole.slice(*ends) for ends in pairwise(cuts)]
+        middle = int(rng.integers(0, parts[1].updates + 1))
+        ends = parts[1].updates
+        parts[1:2] = [parts[1].slice(0, middle), parts[1].slice(middle, ends)]
+        joined = concatenate(parts)
+        assert_equal(joined, whole)
+        assert joined.events == whole.events, f"seed {seed}"
+
+
+def test_a_slice_has_the_events_of_its_time():
+    whole = with_everything()
+    first, second = whole.slice(0, 1), whole.slice(1, 2)
+    assert first.events == whole.events[:3] and second.events == whole.events[3:]
+    late = replace(first, events=(*first.events, Event(4.0, 0, "lost")))
+    times = [event.time for event in concatenate([late, second]).events]
+    assert times == [0.0, 3.5, 3.5, 4.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    "event, message",
+    [
+        (Event(-1.0, 0, "lost"), r"\(worker 0 at -1.0 s\) needs a worker >= 0 and a finite"),
+        (Event(np.nan, 0, "lost"), r"\(worker 0 at nan s\) needs"),
+        (Event(1.0, -1, "lost"), r"\(worker -1 at 1.0 s\) needs"),
+        (Event(1.0, 0, "gone"), "is 'gone' and must be one of joined, lost, restored"),
+        (Event(1.0, 0, "restored", -2), r"\(restored\) cannot begin from worker -2"),
+        (Event(1.0, 0, "lost", 1), r"\(lost\) cannot begin from worker 1"),
+        (Event(0.1, 0, "lost"), "at 0.1 s must not come after one at 0.5 s"),
+    ],
+)
+def test_events_that_make_no_sense_are_found(event, message):
+    events = (Event(0.5, 1, "joined"), event)
+    with pytest.raises(ValueError, match=f"schedule: event 1 {message}.*; correct that event"):
+        replace(worked_out(), events=events).validate()

@@ -370,7 +370,7 @@ def test_padding_stands_for_nobody(tmp_path):
     np.testing.assert_array_equal(schedule.finish[nobody], time[nobody])
     assert schedule.idle_fraction == pytest.approx(0, abs=1e-9)
     assert schedule.mean_staleness == 0
-    np.testing.assert_array_equal(schedule.samples(16), 16 * np.arange(1, 101))
+    np.testing.assert_array_equal(schedule.samples_used(16), 16 * np.arange(1, 101))
     schedule.save(tmp_path / "schedule.npz")
     assert_equal(load(tmp_path / "schedule.npz"), schedule)
     assert_equal(concatenate([schedule.slice(0, 40), schedule.slice(40, 100)]), schedule)

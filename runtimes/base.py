@@ -1,0 +1,86 @@
+"""The contract of a runtime: what it does for a training loop, wherever its workers live.
+
+A loop that knows nothing else, with `evaluate` as its only own part:
+
+    run = runtime.start(params)
+    while run.seconds < seconds and run.update < updates and not run.exhausted:
+        run, schedule = runtime.advance(run, min(run.seconds + 1.0, seconds), updates - run.update)
+        loss = evaluate(runtime.models(run))
+        run = runtime.observe(run, run.seconds, loss)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from stragglers.schedule import Schedule
+
+
+class Run(Protocol):
+    """A run between two dispatches, as a tuple of values; `Runtime.advance` makes the next one."""
+
+    @property
+    def update(self) -> int:
+        """How many updates have been made."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples all workers have used in these updates."""
+
+    @property
+    def seconds(self) -> float:
+        """Where the clock stands [s]."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no update can follow, as at the end of a recorded schedule."""
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """Where the workers of one method and one task live, and by which clock.
+
+    `advance` may give the arrays of the run that it gets away: only the newest run can be used.
+    """
+
+    clock: str  # what seconds are: "virtual" or "wall"
+    replays: bool  # `resume` works out what has happened; without, a checkpoint must hold it
+
+    def start(self, params: Any) -> Run:
+        """A run of no updates from `params`, which are copied."""
+
+    def advance(
+        self, run: Run, seconds: float, updates: float = np.inf
+    ) -> tuple[Run, Schedule | None]:
+        """Go on until the clock stands at `seconds`, by at most `updates` updates.
+
+        Returns the run, whose clock stands at the last update if their number has ended it, and
+        what has happened, None for no update. A wall clock may stop later than asked for. In
+        virtual time, two calls do what one call to the end does.
+        """
+
+    def observe(self, run: Run, seconds: float, loss: float) -> Run:
+        """Pass a training loss to a waiting rule that follows it; before others go on."""
+
+    def models(self, run: Run) -> Any:
+        """The current parameters, with a leading axis: one per worker, or 1 if replicated."""
+
+    def memory(self, run: Run) -> Any:
+        """The state of the method's exchange, with a leading axis of workers."""
+
+    def pack(self, run: Run) -> dict[str, np.ndarray]:
+        """What `resume` needs of a run, the same on every process."""
+
+    def resume(
+        self,
+        run: Run,
+        packed: Mapping[str, np.ndarray],
+        observed: Sequence[tuple[float, float]],
+    ) -> tuple[Run, Schedule | None]:
+        """Take a run that has just been started to where the packed one stood.
+
+        observed: (seconds, loss) of all calls of `observe` until then, the first one before any
+        update. Returns the run and what had happened; None if the runtime does not replay.
+        Raises ValueError if another program has packed it.
+        """

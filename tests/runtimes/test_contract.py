@@ -1,0 +1,353 @@
+"""Both runtimes, and several runs as one program, keep the contract in `runtimes.base`."""
+
+from dataclasses import fields, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce, dpsgd, local_sgd, top_k
+from algorithms.base import scale_by_samples
+from comms import topology
+from runtimes.base import Runtime
+from runtimes.batched import Batched
+from runtimes.mesh import Mesh
+from runtimes.simulate import Simulator
+from stragglers import delays, inject
+from stragglers.rule import Trigger
+from stragglers.rules.replay import recorded
+from stragglers.schedule import Event, Schedule, concatenate
+from tests import planned
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, losses
+
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
+)
+
+N, M = 4, 2
+LAW, SHORT = delays.exponential(0.3), delays.deterministic(0.005)
+
+
+def optimizer():
+    return optax.chain(optax.trace(0.9), scale_by_samples(0.02, lambda samples: 1 / (1 + samples)))
+
+
+METHODS = {
+    "all_reduce": lambda: all_reduce(optimizer()),
+    "top_k": lambda: top_k(optimizer(), ratio=0.5),
+    "dpsgd": lambda: dpsgd(optimizer(), topology.ring(N)),
+}
+WITH_MEMORY = ("top_k", "dpsgd")
+
+
+def simulator(method, wait="first_finisher", mini_batches=M, **knobs):
+    rule = planned.rule(wait, LAW, N, mini_batches, 3, **knobs)
+    return Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+
+
+def mesh(method, **options):
+    return Mesh(
+        method, losses, DATA, SAMPLES, workers=N, mini_batches=M, rounds_per_dispatch=4, **options
+    )
+
+
+RUNTIMES = {"simulator": simulator, "mesh": mesh}
+
+
+@pytest.fixture(params=RUNTIMES)
+def build(request):
+    return RUNTIMES[request.param]
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def same_schedule(ours, theirs, but=()):
+    for field in fields(Schedule):
+        if field.name not in but:
+            np.testing.assert_array_equal(getattr(ours, field.name), getattr(theirs, field.name))
+
+
+def test_it_offers_what_the_contract_asks_for(build):
+    runtime = build(METHODS["all_reduce"]())
+    assert isinstance(runtime, Runtime) and not isinstance(object(), Runtime)
+    run = runtime.start(X0)
+    assert (run.update, run.samples, run.seconds, run.exhausted) == (0, 0, 0.0, False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_pieces_are_one(build, method):
+    """By their number of updates, with an end inside of a dispatch."""
+    runtime = build(METHODS[method]())
+    whole, schedule = runtime.advance(runtime.start(X0), np.inf, 11)
+    piece, first = runtime.advance(runtime.start(X0), np.inf, 5)
+    assert piece.update == first.updates == 5
+    piece, second = runtime.advance(piece, np.inf, 6)
+    assert piece.update == whole.update == schedule.updates == 11
+    assert piece.samples == whole.samples == B * schedule.batches.sum()
+    assert bits(runtime.models(piece)) == bits(runtime.models(whole))
+    assert bits(runtime.memory(piece)) == bits(runtime.memory(whole))
+    measured = ("time", "start", "finish", "busy") if runtime.clock == "wall" else ()
+    same_schedule(concatenate([first, second]), schedule, but=measured)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_compiled_twice(build, method):
+    runtime = build(METHODS[method]())
+
+    def train():
+        run, _ = runtime.advance(runtime.start(X0), np.inf, 4)
+        run, _ = runtime.advance(run, np.inf, 4)
+        return runtime.models(run), runtime.memory(run)
+
+    compilations.clear()
+    first = train()
+    assert compilations
+    compilations.clear()
+    assert bits(train()) == bits(first) and not compilations
+
+
+def test_pieces_of_virtual_time_are_the_whole():
+    runtime = simulator(METHODS["dpsgd"]())
+    whole, schedule = runtime.advance(runtime.start(X0), 6.0)
+    piece, rows = runtime.start(X0), []
+    for seconds in (0.01, 2.5, 2.5, 6.0):
+        piece, done = runtime.advance(piece, seconds)
+        rows += [] if done is None else [done]
+        assert piece.seconds == seconds
+    assert len(rows) == 2 and bits(runtime.models(piece)) == bits(runtime.models(whole))
+    same_schedule(concatenate(rows), schedule)
+
+
+def test_a_clock_stands_where_it_was_sent_or_at_the_last_update_and_never_goes_back():
+    runtime = simulator(METHODS["all_reduce"]())
+    run, schedule = runtime.advance(runtime.start(X0), 3.0)
+    assert run.seconds == 3.0 > schedule.time[-1]
+    run, schedule = runtime.advance(run, 1e9, 2)
+    last = run.seconds
+    assert last == schedule.time[-1] > 3.0
+    run, nothing = runtime.advance(run, 1.0)
+    assert nothing is None and run.seconds == last
+
+    runtime = mesh(
+        METHODS["all_reduce"](), injector=inject.Injector(N, Trigger(None, M), 0, delay=SHORT)
+    )
+    run, schedule = runtime.advance(runtime.start(X0), 0.1)
+    assert run.seconds == schedule.time[-1] >= 0.1
+    again, nothing = runtime.advance(run, 0.05)
+    assert nothing is None and again.seconds == run.seconds
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_models_and_memory_have_the_axes_of_the_contract(build, method):
+    runtime = build(METHODS[method]())
+    run, _ = runtime.advance(runtime.start(X0), np.inf, 2)
+    assert runtime.models(run).shape == (N if method == "dpsgd" else 1, D)
+    shapes = [leaf.shape[0] for leaf in jax.tree.leaves(runtime.memory(run))]
+    assert set(shapes) <= {N} and bool(shapes) == (method in WITH_MEMORY)
+
+
+ADAPTIVE = {"protocol": "k_async", "interval": 1.0, "k": 1, "lowest_loss": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "wait"),
+    [("all_reduce", {"wait": "adasync", "mini_batches": 1, **ADAPTIVE}), ("dpsgd", {})],
+)
+def test_a_simulated_run_goes_on_bit_for_bit(method, wait):
+    """Its clock has followed losses, which are told once more to the clock of another run."""
+    runtime, other = (simulator(METHODS[method](), **wait) for _ in range(2))
+    assert runtime.replays
+    observed = [(0.0, 4.0), (2.0, 1.0), (2.1, 0.5), (5.0, 0.3)]
+    run, rows = runtime.observe(runtime.start(X0), *observed[0]), []
+    for seconds, loss in observed[1:]:
+        run, done = runtime.advance(run, seconds)
+        rows += [] if done is None else [done]
+        run = runtime.observe(run, seconds, loss)
+    packed = runtime.pack(run)
+    resumed, happened = other.resume(other.start(np.zeros_like(X0)), packed, observed)
+    same_schedule(happened, concatenate(rows))
+    for name in ("update", "samples", "seconds", "exhausted"):
+        assert getattr(resumed, name) == getattr(run, name)
+    run, after = runtime.advance(run, 9.0)
+    resumed, other_after = other.advance(resumed, 9.0)
+    same_schedule(other_after, after)
+    assert bits(other.models(resumed)) == bits(runtime.models(run))
+    if wait:
+        assert len({int((row < N).sum()) for row in concatenate([*rows, after]).workers}) > 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_real_run_goes_on_where_it_stood(method):
+    runtime, other = (mesh(METHODS[method]()) for _ in range(2))
+    assert not runtime.replays
+    run, _ = runtime.advance(runtime.start(X0), np.inf, 5)
+    packed = runtime.pack(run)
+    resumed, happened = other.resume(other.start(np.zeros_like(X0)), packed, [(0.0, 1.0)])
+    assert happened is None
+    for name in ("update", "samples", "seconds", "exhausted"):
+        assert getattr(resumed, name) == getattr(run, name)
+    run, _ = runtime.advance(run, np.inf, 6)
+    resumed, schedule = other.advance(resumed, np.inf, 6)
+    assert schedule.offset == 5 and resumed.update == 11
+    assert bits(other.models(resumed)) == bits(runtime.models(run))
+
+
+def test_a_recorded_schedule_comes_to_its_end():
+    schedule = planned.plan("barrier", LAW, N, 7, M, 0)
+    schedule = replace(schedule, events=(Event(0.0, 1, "lost"), Event(1e6, 1, "restored", 2)))
+    runtime = Simulator(
+        METHODS["all_reduce"](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
+    )
+    run, before = runtime.advance(runtime.start(X0), float(schedule.time[4]))
+    assert not run.exhausted
+    run, after = runtime.advance(run, 1e9)
+    assert run.exhausted and run.update == 7 and run.seconds == 1e9
+    assert concatenate([before, after]).events == schedule.events
+
+
+def test_several_runs_as_one_program_are_each_of_them_alone():
+    def runs():
+        return [
+            simulator(METHODS["all_reduce"](), wait="k_async", mini_batches=1, k=k) for k in (1, 3)
+        ]
+
+    simulators = runs()
+    together = Batched(simulators)
+    batch = together.stack([simulator.start(X0) for simulator in simulators])
+    batch, first = together.advance(batch, (1.0, 2.0), (np.inf, 3))
+    batch, second = together.advance(batch, (4.0, 0.0), (np.inf, 0))
+    assert second[1] is None
+    for r, (alone, limits) in enumerate(zip(runs(), [(4.0,), (2.0, 3)], strict=True)):
+        run, schedule = alone.advance(alone.start(X0), *limits)
+        ours = together.one(batch, r)
+        rows = [done[r] for done in (first, second) if done[r] is not None]
+        same_schedule(concatenate(rows), schedule)
+        assert (ours.update, ours.samples, ours.seconds) == (run.update, run.samples, run.seconds)
+        np.testing.assert_allclose(
+            simulators[r].models(ours), alone.models(run), rtol=1e-5, atol=1e-6
+        )
+
+
+# --- arrays that an optimizer uses twice ---
+
+
+def two_momenta(init):
+    """Two sums of gradients; `init` makes their beginnings."""
+
+    def update_fn(updates, state, params=None, **extra):
+        del params, extra
+        first, second = 0.5 * state[0] + updates, 0.9 * state[1] + updates
+        return -0.02 * (first + second), (first, second)
+
+    return optax.GradientTransformationExtraArgs(init, update_fn)
+
+
+def one_array_twice(params):
+    zeros = jnp.zeros_like(params)
+    return zeros, zeros
+
+
+def two_arrays(params):
+    return jnp.zeros_like(params), jnp.zeros_like(params)
+
+
+USES = {
+    "server": all_reduce,
+    "work": lambda optimizer: local_sgd(optimizer),
+    "exchange": lambda optimizer: dpsgd(optimizer, topology.ring(N)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_an_optimizer_may_begin_with_one_array_in_two_places(build, use):
+    models = []
+    for init in (one_array_twice, two_arrays):
+        runtime = build(USES[use](two_momenta(init)))
+        run, _ = runtime.advance(runtime.start(X0), np.inf, 3)
+        models.append(runtime.models(run))
+    assert bits(models[0]) == bits(models[1])
+    assert np.abs(np.asarray(models[0]) - X0).max() > 1e-3
+
+
+@pytest.mark.parametrize("wait", ["first_finisher", "k_async"])
+def test_parameters_that_an_optimizer_keeps_are_not_taken_from_the_caller(wait):
+    """As the slow copy of an average: at the start it is the caller's own array."""
+    knobs = {"mini_batches": 1, "k": 1} if wait == "k_async" else {}
+    params = jnp.asarray(X0)
+    runtime = simulator(all_reduce(two_momenta(lambda params: (params, params))), wait, **knobs)
+    runtime.advance(runtime.start(params), np.inf, 3)
+    np.testing.assert_array_equal(params, X0)
+
+
+# --- samples that were seen when a contribution was taken ---
+
+
+ROW = ("workers", "version", "first", "samples")
+
+
+def drawn_losses(w, examples, samples):
+    """Larger, the more samples have been seen."""
+    return losses(w, examples) * (1 + samples / 100)
+
+
+def gradient(w, worker, counters, seen):
+    """The same in NumPy, float64, over some mini-batches of a worker."""
+    at = SAMPLES.indices(worker, np.asarray(counters)).ravel()
+    x, y = DATA["x"][at].astype(np.float64), DATA["y"][at].astype(np.float64)
+    return x.T @ (x @ w - y) / len(at) * (1 + seen / 100)
+
+
+def with_samples(schedule):
+    """What every worker had been told when it began: two updates before, or nothing."""
+    before = np.concatenate([[0], schedule.samples_used(B)])
+    return replace(schedule, samples=before[np.maximum(schedule.version - 2, 0)].astype(np.int64))
+
+
+def rate(samples):
+    return 0.05 / (1 + samples / 50)
+
+
+@pytest.mark.parametrize("wait", ["barrier", "k_async"])
+def test_losses_that_draw_follow_each_contribution_and_the_server_follows_the_row(wait):
+    knobs = {"k": 2} if wait == "k_async" else {}
+    rule = planned.rule(wait, LAW, N, 1, 0, **knobs)
+    schedule = with_samples(rule.extend(rule.init(), 30)[1])
+    assert (schedule.staleness.max() > 0) == (wait == "k_async")
+    total = np.concatenate([[0], schedule.samples_used(B)])
+    versions = [X0.astype(np.float64)]
+    for t in range(30):
+        row = zip(*(getattr(schedule, c)[t] for c in ROW), strict=True)
+        taken = [gradient(versions[v], i, [c], seen) for i, v, c, seen in row]
+        versions.append(versions[-1] - rate(total[t]) * np.mean(taken, axis=0))
+
+    method = all_reduce(scale_by_samples(1.0, rate))
+    runtime = Simulator(method, drawn_losses, DATA, SAMPLES, recorded(schedule), mini_batches=1)
+    run, _ = runtime.advance(runtime.start(X0), np.inf)
+    np.testing.assert_allclose(runtime.models(run)[0], versions[-1], rtol=2e-4, atol=2e-5)
+    plain = recorded(replace(schedule, samples=None))
+    runtime = Simulator(method, drawn_losses, DATA, SAMPLES, plain, mini_batches=1)
+    run, _ = runtime.advance(runtime.start(X0), np.inf)
+    assert np.abs(np.asarray(runtime.models(run))[0] - versions[-1]).max() > 1e-3
+
+
+def test_rates_of_local_steps_follow_each_contribution():
+    schedule = with_samples(planned.plan("barrier", LAW, N, 20, M, 0))
+    w = X0.astype(np.float64)
+    for t in range(20):
+        row = zip(*(getattr(schedule, c)[t] for c in ROW), strict=True)
+        ends = []
+        for i, _, first, seen in row:
+            live = w
+            for step in range(M):
+                live = live - rate(seen) * gradient(live, i, [first + step], 0.0)
+            ends.append(live)
+        w = np.mean(ends, axis=0)
+    method = local_sgd(scale_by_samples(1.0, rate))
+    runtime = Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=M)
+    run, _ = runtime.advance(runtime.start(X0), np.inf)
+    np.testing.assert_allclose(runtime.models(run)[0], w, rtol=2e-4, atol=2e-5)
