@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import AXIS
-from comms import compression_cost, cost
-from comms.compression_cost import Payload
+from comms import cost
+from comms.messages import Payload, collective_bytes
 
 
 class Draw(NamedTuple):
@@ -137,9 +137,7 @@ def count_fallback(state: Fallbacks, fell_back, payload: Payload, size: int) -> 
     """
     workers = jax.lax.axis_size(AXIS)
     instead = Payload((payload.reduced[0], 4 * size))
-    extra = compression_cost.sent_bytes(instead, workers) - compression_cost.sent_bytes(
-        payload, workers
-    )
+    extra = collective_bytes(instead, workers) - collective_bytes(payload, workers)
     return Fallbacks(
         state.updates + fell_back, state.megabytes + jnp.where(fell_back, 1e-6 * extra, 0)
     )

@@ -13,8 +13,7 @@ import optax
 from algorithms.base import AXIS, Algorithm, choose, freeze_when_idle
 from algorithms.gossip import (
     ORDERS,
-    gossip_bytes,
-    gossip_seconds,
+    gossip_messages,
     graph_matchings,
     scale_by_finished,
 )
@@ -48,7 +47,6 @@ def dpsgd(
         exchange=optax.chain(
             freeze_when_idle(optimizer), scale_by_finished(weighting), combine(mix)
         ),
-        wire_bytes=gossip_bytes(partners),
-        round_seconds=gossip_seconds(partners),
+        messages=gossip_messages(partners, order),
         graph=graph,
     )

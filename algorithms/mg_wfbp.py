@@ -22,11 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.all_reduce import all_reduce, bytes_per_update
+from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS, Algorithm, choose
 from comms import buckets as planners
 from comms import collectives, cost
 from comms.bucketed import bucketed_weighted_mean, flat_buffers
+from comms.messages import Payload
 
 REDUCES = {"psum": jax.lax.psum, "ring": collectives.ring_all_reduce}
 UNTIMED = ("wfbp", "single", "fixed")  # planners that look at no times
@@ -83,32 +84,20 @@ def mg_wfbp(
         order of their names. "optimal", "greedy" and "asc" need the times.
     collective, weighting: as in `all_reduce`.
 
-    Bytes and seconds include the tokens, and every bucket's start-up; the seconds are those of the
+    Messages include the tokens, and every bucket has its start-up; seconds are those of the
     channel, as if no backward pass hid them. Raises ValueError for unknown buckets, for lack of
     times and, when it sees the parameters, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)
     reduce = choose("collective", REDUCES, collective)
 
-    def wire_bytes(params, schedule):
-        workers = schedule.workers.shape[1]
-        buffers = _buffers(params, plan_of(params)[1])
-        rings = sum(
-            cost.ring_all_reduce_bytes(size, workers, itemsize) for size, itemsize in buffers
-        )
-        return bytes_per_update(schedule, rings, sum(size for size, _ in buffers))
-
-    def round_seconds(params, workers, network):
-        seconds = sum(
-            cost.ring_seconds(workers, payload, network)
-            for payload, _ in _buffers(params, plan_of(params)[1])
-        )
-        return lambda round_index: seconds
+    def messages(params, workers, row):
+        del workers, row
+        return _bucket_messages(params, plan_of(params)[1])
 
     return all_reduce(optimizer, weighting=weighting)._replace(
         exchange=bucketed_mean(lambda tree: plan_of(tree)[1], reduce),
-        wire_bytes=wire_bytes,
-        round_seconds=round_seconds,
+        messages=messages,
     )
 
 
@@ -175,13 +164,19 @@ def _profiled(tree, profile) -> list[list[int]]:
     return [[index[path] for path in layer] for layer in profile.layers]
 
 
-def _buffers(tree, buckets) -> list[tuple[int, int]]:
-    """(bytes with its token, bytes of an element) of every flat buffer that is all-reduced."""
+def _bucket_messages(tree, buckets) -> tuple[Payload, ...]:
+    """A payload, with its token, of every flat buffer; the last bucket ends the backward pass."""
     leaves = jax.tree.leaves(tree)
     floats = [jnp.result_type(leaf.dtype, float) for leaf in leaves]
-    buffers = []
-    for bucket in buckets:
+    payloads = []
+    for number, bucket in enumerate(buckets, start=1):
         for dtype, members in flat_buffers(bucket, floats).items():
             elements = 1 + sum(int(np.prod(leaves[i].shape)) for i in members)
-            buffers.append((elements * dtype.itemsize, dtype.itemsize))
-    return buffers
+            payloads.append(
+                Payload(
+                    (elements * dtype.itemsize,),
+                    itemsize=dtype.itemsize,
+                    beside_gradient=number < len(buckets),
+                )
+            )
+    return tuple(payloads)

@@ -17,8 +17,9 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Payload, Reducer
+from algorithms.compression import Reducer
 from comms import quantise
+from comms.messages import Payload
 
 
 def gathered(encode, decode, payload_bytes) -> Reducer:

@@ -15,8 +15,9 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Payload, Reducer
+from algorithms.compression import Reducer
 from comms import sparse
+from comms.messages import Payload
 
 STAGES = 4  # of the warm-up, as in DGC: 25 %, 6.25 %, 1.6 %, 0.4 %, then 0.1 %
 

@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
-from comms import cost, topology
+from comms import cost, messages, topology
 from experiments import data, optimizers, parts, profiling, sampling, sparse_tasks, tasks
 from runtimes import mesh, simulate, worker
 from stragglers import clock, delays, inject, processes
@@ -133,7 +133,7 @@ def _exchange_seconds(config, algorithm, shapes):
     """Seconds of a round's exchange: a number, or round -> seconds on a network."""
     if parts.is_number(config.communication):
         return config.communication
-    return algorithm.round_seconds(shapes, config.workers, network(config, shapes))
+    return messages.exchange_seconds(algorithm, shapes, config.workers, network(config, shapes))
 
 
 def _rule(config, delay, algorithm, seconds):

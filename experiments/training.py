@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from comms import messages
 from experiments import checkpoints, parts, records, tasks
 from experiments.prepare import Prepared
 from runtimes import packing
@@ -118,7 +119,7 @@ def training(
         evaluation += 1
         if schedule is not None:
             history.append(schedule)
-            sent += float(arm.algorithm.wire_bytes(arm.shapes, schedule).sum())
+            sent += float(messages.sent_bytes(arm.algorithm, arm.shapes, schedule).sum())
             communicated += float(schedule.communication.sum()) / config.workers
         seconds = until if runtime.clock == "virtual" else state.seconds
         if schedule is not None and state.update >= config.updates:

@@ -39,6 +39,7 @@ from algorithms import (
 )
 from algorithms.base import AXIS, scale_by_samples
 from comms import cost, topology
+from comms.messages import exchange_seconds, sent_bytes
 from experiments.profiling import Profile
 from runtimes import simulate, worker
 from stragglers import clock, delays
@@ -326,10 +327,10 @@ def test_bytes_and_seconds_are_counted_for_every_update(name):
     method = METHODS[name]()
     waiting = rule(method, "barrier", delays.deterministic(1.0))
     _, schedule = waiting.extend(waiting.init(), 30)
-    sent = method.wire_bytes(PARAMS, schedule)
+    sent = sent_bytes(method, PARAMS, schedule)
     assert sent.shape == (30,) and (sent >= 0).all() and sent.any()
     network = cost.uniform_network(0.0, 1.0, workers=N)
-    seconds = np.array([method.round_seconds(PARAMS, N, network)(t) for t in range(30)])
+    seconds = np.array([exchange_seconds(method, PARAMS, N, network)(t) for t in range(30)])
     # Whoever sends takes time, whoever does not takes none.
     np.testing.assert_array_equal(seconds > 0, sent > 0)
 
@@ -341,7 +342,7 @@ def test_a_server_gets_every_contribution_once(name):
     """One worker alone has nobody to reduce with, but its push is sent all the same."""
     method = METHODS[name]()
     one, three = (
-        method.wire_bytes(PARAMS, clock.k_async(delays.exponential(1.0), N, k, 20, 0))
+        sent_bytes(method, PARAMS, clock.k_async(delays.exponential(1.0), N, k, 20, 0))
         for k in (1, 3)
     )
     assert (one > 0).all()
