@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from algorithms import compression, quantised
-from algorithms import top_k as sparsified
 from algorithms.compression import Reducer
+from algorithms.top_k import check_ratio, largest, random
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
     """The largest entries of every worker, of every parameter a share `ratio`."""
-    sparsified.check_ratio("top_k", ratio)
-    return sparsified.largest(ratio)._replace(name="top_k")
+    check_ratio("top_k", ratio)
+    return largest(ratio)._replace(name="top_k")
 
 
 def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int = 0) -> Reducer:
@@ -32,8 +32,8 @@ def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int = 0) -> Redu
 
     unbiased: scaled by 1 / ratio, which no error feedback can bear.
     """
-    sparsified.check_ratio("random_k", ratio)
-    reducer = compression.with_seed(sparsified.random(ratio, unbiased), seed)
+    check_ratio("random_k", ratio)
+    reducer = compression.with_seed(random(ratio, unbiased), seed)
     return reducer._replace(name="random_k")
 
 
