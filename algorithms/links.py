@@ -16,8 +16,8 @@ class Links(NamedTuple):
     active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
     directed: bool = False  # whom a worker hears from need not hear from it
     overlap: int = 0  # updates for which a message is under way while its receiver goes on
-    weights: np.ndarray | None = None  # [M, n] of what each worker hears, as in `comms.gossip`'s
-    # mix_weighted: its own weight is what is left of one; None: the method's own weights
+    weights: np.ndarray | None = None  # [M, n] of what every worker hears in each matching; its own
+    # weight is one minus the sum over the active ones; None: the method's matrix
 
 
 def drawn_in_blocks(

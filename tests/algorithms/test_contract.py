@@ -39,6 +39,7 @@ from algorithms import (
     top_k,
 )
 from algorithms.base import AXIS, scale_by_samples
+from algorithms.links import Links, in_turn
 from algorithms.reducers import chain, error_feedback, int8, natural, quantise
 from comms import cost, topology
 from comms.messages import Row, collective_bytes, exchange_seconds, sent_bytes
@@ -58,6 +59,14 @@ def momentum(rate=0.05):
 # So slow a start-up that the two parameters are best sent together.
 PROFILE = Profile([["b"], ["w"]], np.array([1.0, 2.0]), np.array([0, 9]), np.array([5.0, 6.0]))
 
+# One peer at a time, 1, 2 and 4 places away (arXiv 2110.13363).
+ONE_PEER = Links(
+    (np.arange(N) - 2 ** np.arange(3)[:, None]) % N,
+    in_turn(3),
+    directed=True,
+    weights=np.full((3, N), 0.5),
+)
+
 METHODS = {
     "all_reduce": lambda: all_reduce(momentum()),
     "all_reduce/adam": lambda: all_reduce(optax.adam(0.05)),
@@ -71,6 +80,7 @@ METHODS = {
     "dpsgd/local_sum": lambda: dpsgd(
         momentum(), topology.ring(N), weighting="local_sum", mixing_matrix="best_constant"
     ),
+    "dpsgd/links": lambda: dpsgd(momentum(), topology.exponential(N), links=ONE_PEER),
     "matcha": lambda: matcha(momentum(), topology.matcha_graph(0), budget=0.4),
     "matcha/confidence": lambda: matcha(
         optax.adam(0.05), topology.hypercube(N), budget=1.0, weighting="confidence", seed=3
