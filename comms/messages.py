@@ -35,7 +35,8 @@ class Payload(NamedTuple):
     matchings: np.ndarray | None = None  # [m, n] whom each worker hears from, itself if nobody
     met: int = 0  # sent both ways between the two of every pair in the schedule
     itemsize: int = 4  # bytes of an element of what is reduced; a chunk of a ring holds whole ones
-    beside_gradient: bool = False  # can be sent while gradients of this update are computed
+    beside_gradient: bool = False  # can be sent while gradients are computed: is known before
+    # they are, or is not needed until a later update
     encoded: bool = False  # is not the values themselves: encoding and decoding takes time
 
     @property

@@ -448,6 +448,25 @@ def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
             assert traced.sent_bytes(text, N, fallback=True) == pytest.approx(claimed, rel=0.02)
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().server is None])
+def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
+    """Unless it is not needed until a later update; and what may not be does follow from it."""
+    method = METHODS[name]()
+    active = None if method.links is None else np.ones(len(method.links.partners), bool)
+    (payload,) = method.messages(LARGE, N, Row(0, active))
+
+    def sent(contribution, params, state):
+        given = {"samples": 0.0, "nominal": M, "worker": 0, "staleness": 0, "active": active}
+        return method.exchange.update(
+            contribution, state, params, weight=1.0, batches=jnp.int32(M), **given
+        )
+
+    arguments = LARGE, LARGE, method.exchange.init(LARGE)
+    waits = traced.sends_what_depends(sent, *arguments, axis_env=[(AXIS, N)])
+    late = method.links is not None and method.links.overlap > 0
+    assert payload.beside_gradient == (late or not waits)
+
+
 def test_every_method_has_a_row():
     # AD-PSGD is Swarm with pairs of a schedule, for which there is no lock-step.
     assert {name.split("/")[0] for name in METHODS} | {ad_psgd.__name__} == set(ALGORITHMS)

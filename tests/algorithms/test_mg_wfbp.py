@@ -12,7 +12,7 @@ from algorithms import all_reduce, mg_wfbp
 from algorithms.base import scale_by_samples
 from algorithms.mg_wfbp import plan_with
 from comms import cost
-from comms.messages import exchange_seconds, sent_bytes
+from comms.messages import Row, exchange_seconds, sent_bytes
 from experiments import data, profiling, sampling, tasks
 from experiments.profiling import Profile
 from runtimes import mesh
@@ -167,6 +167,12 @@ def test_bytes_and_seconds_count_every_buckets_token_and_start():
     assert seconds == 2 * (1 + 211 / 2) + 2 * (1 + 101 / 2)
     single = exchange_seconds(mg_wfbp(sgd(), buckets="single"), SHAPES, 2, network)(0)
     assert single == 2 * (1 + 311 / 2)
+
+
+def test_all_buckets_but_the_last_may_be_sent_beside_the_backward_pass():
+    for buckets, beside in (("wfbp", [True, False]), ("single", [False])):
+        payloads = mg_wfbp(sgd(), buckets=buckets).messages(SHAPES, 2, Row(0))
+        assert [payload.beside_gradient for payload in payloads] == beside
 
 
 MIXED = {

@@ -207,6 +207,13 @@ def test_a_config_names_codecs_and_servers(tmp_path, algorithm):
     assert summary["updates"] == 5 and np.isfinite(summary["train_loss"])
 
 
+def test_a_mesh_trains_with_a_chain_and_a_server(tmp_path):
+    algorithm = "local_sgd(exchange=error_feedback(top_k, sign), server=adam(learning_rate=0.01))"
+    config = configured(algorithm, runtime="mesh", delay="none")
+    summary = train.run(config, str(tmp_path))
+    assert summary["updates"] == 5 and np.isfinite(summary["train_loss"])
+
+
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [

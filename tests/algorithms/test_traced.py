@@ -88,6 +88,27 @@ def test_a_branch_that_is_known_leaves_no_condition():
         assert traced.sent_bytes(text, N, fallback=True) == sent
 
 
+@pytest.mark.parametrize(
+    ("body", "depends"),
+    [
+        (lambda x, y: jax.lax.psum(y, "workers") + x, False),
+        (lambda x, y: jax.lax.psum(y + x, "workers"), True),
+        (lambda x, y: permuted(jnp.where(y > 0, x, y), TO_NEXT), True),
+        (lambda x, y: jax.lax.psum(x.sum(), "workers") + permuted(y, TO_NEXT), False),
+        (lambda x, y: jax.jit(lambda a, b: (a, b))(x, jax.lax.psum(y, "workers")), False),
+        (lambda x, y: jax.lax.psum(jax.jit(lambda a, b: (a, b))(x, y)[1], "workers"), False),
+        (lambda x, y: jax.lax.psum(jax.jit(lambda a, b: (a, b))(x, y)[0], "workers"), True),
+        (lambda x, y: jax.lax.cond(y[0] > 0, lambda a: permuted(a, TO_NEXT), jnp.sin, x), True),
+        (lambda x, y: jax.lax.cond(y[0] > 0, lambda a: permuted(a, TO_NEXT), jnp.sin, y), False),
+        (lambda x, y: jax.lax.fori_loop(0, 3, lambda i, a: permuted(a + x, TO_NEXT), y), True),
+    ],
+)
+def test_what_is_sent_follows_from_an_argument_or_not(body, depends):
+    arrays = (jnp.ones(SIZE), jnp.ones(SIZE))
+    found = traced.sends_what_depends(body, *arrays, axis_env=[("workers", N)])
+    assert found == depends
+
+
 def test_what_is_not_understood_is_refused():
     def body(x):
         return jax.lax.while_loop(

@@ -101,7 +101,7 @@ def test_a_factory_gets_what_is_given_and_what_it_asks_for():
         ("optional(limit=2.5)", "parameter 'limit' must be a whole number, got 2.5"),
         ("optional(limit=many)", "parameter 'limit' must be a whole number, got 'many'"),
         ("anything(size=1, rest=3)", "thing 'anything': cannot use {'size': 1, 'rest': 3} ("),
-        ("anything(g, size=1)", "thing 'anything': is not made of other parts, got 1 without a key"),
+        ("anything(g, size=1)", "'anything': is not made of other parts, got 1 without a key"),
         ("made_of(g, inner=1)", "unknown parameter 'inner'; it takes: size"),
         ("anything(size=1, rest=[x])", "cannot read the part"),
     ],
