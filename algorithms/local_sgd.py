@@ -7,8 +7,7 @@ is a gradient to a server, whose optimizer makes other methods of it:
     momentum(nesterov=true), local AdamW        DiLoCo, A. Douillard et al., arXiv 2311.08105
     adam                                        FedAdam, S. Reddi et al., arXiv 2003.00295
 
-Progress can be compressed as a gradient can, which is what SparseLoCo and Qsparse-local-SGD
-(D. Basu et al., arXiv 1906.02367) do.
+Progress can be compressed as gradients can: Qsparse-local-SGD, D. Basu et al., arXiv 1906.02367.
 """
 
 import optax
@@ -43,7 +42,8 @@ def local_sgd(
     elif (server_learning_rate, server_momentum) != (1.0, 0.0):
         raise ValueError(
             f"local_sgd: server_learning_rate={server_learning_rate} and server_momentum="
-            f"{server_momentum} would be those of another server; give them to server itself"
+            f"{server_momentum} are for the server that averages, but server is given; leave them "
+            "out, or write them as parameters of server"
         )
     if exchange is not None:
         reducer_of = reduced_by("local_sgd", exchange, collective)

@@ -160,7 +160,7 @@ def test_bytes_are_those_of_the_last_and_of_indices():
         (lambda: all_reduce(optax.sgd(0.1), exchange=sign(), collective="ring"),
          "all_reduce: collective='ring' is for a plain mean"),
         (lambda: local_sgd(optax.sgd(0.1), server=optax.sgd(1.0), server_momentum=0.9),
-         "local_sgd: server_learning_rate=1.0 and server_momentum=0.9"),
+         "server_momentum=0.9 are for the server that averages"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(build, words):
