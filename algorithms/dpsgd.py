@@ -64,7 +64,7 @@ def dpsgd(
 
 
 def _weights(links: Links, mixing_matrix: np.ndarray) -> np.ndarray:
-    """[M, n] weight of what every worker hears: those of the links, or else of the matrix."""
+    """[M, n] weight of what every worker hears: as the links say, or else the matrix."""
     workers = len(mixing_matrix)
     shape = (len(links.partners), workers)
     weights = links.weights
