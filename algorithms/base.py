@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import networkx as nx
-import numpy as np
 import optax
+
+from algorithms.links import Links
+from comms.messages import Messages
 
 AXIS = "workers"
 
@@ -38,15 +40,6 @@ def equal(batches):
 
 
 WEIGHTINGS = {"proportional": proportional, "equal": equal}
-
-
-class Links(NamedTuple):
-    """A graph's matchings, and which of them each update uses; equal on all workers."""
-
-    partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
-    active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
-    directed: bool = False  # whom a worker hears from need not hear from it
-    overlap: int = 0  # updates for which a message is under way while its receiver goes on
 
 
 def choose(what: str, options: dict, name: str):
@@ -78,9 +71,9 @@ class Algorithm(NamedTuple):
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
         keeps no state, so that a simulator may take one gradient of the weighted mean loss over
         all samples.
-    compresses: what is sent is encoded, which takes time, so that a run says whether it pays.
-    wire_bytes: (params, schedule) -> [T] bytes that a worker sends per update (mean over workers).
-    round_seconds: (params, workers, comms.cost.Network) -> (round -> seconds of its exchange).
+    messages: (params or their shapes, workers, row) -> what a worker sends in an update, in order:
+        a tuple of `comms.messages.Payload`. Bytes and seconds follow from it.
+    settled: update from which on messages no longer depend on how many there were before.
     graph: whom a worker ever exchanges with; None: everybody.
     public: (exchange state, params) -> what a worker of a local method would be asked for, if that
         is not its params: it is evaluated, and its distance over workers counts.
@@ -96,9 +89,8 @@ class Algorithm(NamedTuple):
     grad_params: Callable[[Any, Any], Any] | None = None
     weight: Callable[[jax.Array], jax.Array] = proportional
     mean_only: bool = False
-    compresses: bool = False
-    wire_bytes: Callable[[Any, Any], np.ndarray] | None = None
-    round_seconds: Callable[[Any, int, Any], Callable[[int], float]] | None = None
+    messages: Messages | None = None
+    settled: int = 0
     graph: nx.Graph | None = None
     links: Links | None = None
     public: Callable[[Any, Any], Any] | None = None

@@ -4,20 +4,18 @@ Random bits are addressed, not consumed: they follow from (seed, samples seen be
 parameter, worker), so that every runtime draws the same and no state has to be kept for them.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from algorithms.all_reduce import all_reduce, bytes_per_update
 from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
 from algorithms.compression import Draw, Reducer, fallbacks
-from comms import compression_cost
+from algorithms.mean import mean_messages, mean_over_workers
 from comms.collectives import divide, weigh
+from comms.messages import together
 
 
 class CompressionState(NamedTuple):
@@ -101,39 +99,22 @@ def compressed(
     """Let `optimizer` take a step on the compressed mean.
 
     name: of the method, for errors. reducer_of: as in `compressed_mean`. rest: the method, one
-    without a memory, whose exchange carries all other parameters, by default `all_reduce`.
+    without a memory, whose exchange carries all other parameters, by default a mean.
     warmup_updates: after how many the payload does not change any more. equal_memory: reducers
     keep what must be equal on all workers. Either needs all workers in every update.
     """
     if warmup_updates < 0:
         raise ValueError(f"{name}: needs warmup_updates >= 0, got {warmup_updates}; 0 is none")
-    rest = all_reduce(optimizer) if rest is None else rest
+    if rest is None:
+        rest = Algorithm(exchange=mean_over_workers(), messages=mean_messages)
 
-    def payload(params, workers, update):
+    def messages(params, workers, row):
         leaves, reducers, _ = _parts(params, reducer_of)
-        pairs = zip(leaves, reducers, strict=True)
-        return compression_cost.together(r.payload(x, workers, update) for x, r in pairs if r)
-
-    def wire_bytes(params, schedule):
-        workers = schedule.workers.shape[1]
-        updates = schedule.offset + np.arange(schedule.updates)
-        stages, stage = np.unique(np.minimum(updates, warmup_updates), return_inverse=True)
-        payloads = [payload(params, workers, int(t)) for t in stages]
-        sent = [(compression_cost.sent_bytes(p, workers), p.size) for p in payloads]
-        by_update = bytes_per_update(schedule, *np.array(sent, float)[stage].T)
+        pairs = [(x, r) for x, r in zip(leaves, reducers, strict=True) if r]
+        encoded = together(r.payload(x, workers, row.update) for x, r in pairs)
         others = _others(params, reducer_of)
-        return by_update + (rest.wire_bytes(others, schedule) if jax.tree.leaves(others) else 0)
-
-    def round_seconds(params, workers, network):
-        @functools.cache
-        def seconds(t):
-            return compression_cost.seconds(payload(params, workers, t), workers, network)
-
-        others = _others(params, reducer_of)
-        if not jax.tree.leaves(others):
-            return lambda t: seconds(min(t, warmup_updates))
-        of_rest = rest.round_seconds(others, workers, network)
-        return lambda t: seconds(min(t, warmup_updates)) + of_rest(t)
+        of_rest = rest.messages(others, workers, row) if jax.tree.leaves(others) else ()
+        return (encoded._replace(encoded=True), *of_rest)
 
     def check(workers, row):
         if rest.check is not None:
@@ -149,14 +130,25 @@ def compressed(
         exchange=compressed_mean(
             reducer_of, rest.exchange, counts_updates=warmup_updates > 0, seed=seed
         ),
+        messages=messages,
+        settled=warmup_updates,
         server=freeze_when_idle(optimizer),
         weight=choose("weighting", WEIGHTINGS, weighting),
-        wire_bytes=wire_bytes,
-        round_seconds=round_seconds,
-        compresses=True,
         metrics=fallbacks,
         check=check,
     )
+
+
+def reduced_by(
+    name: str, exchange: Reducer, collective: str | None
+) -> Callable[[str, Any], Reducer]:
+    """The one reducer for every parameter; ValueError if a collective was chosen as well."""
+    if collective is not None:
+        raise ValueError(
+            f"{name}: collective={collective!r} is for a plain mean, but exchange says how it is "
+            "reduced; leave one of them out"
+        )
+    return lambda path, leaf: exchange
 
 
 def _parts(tree, reducer_of):

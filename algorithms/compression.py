@@ -4,6 +4,7 @@ A `Reducer` sums one array over the workers, mostly not exactly; wrappers give i
 it left out, or a dense start. `algorithms.compressed_mean` makes methods of them.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import AXIS
-from comms import compression_cost, cost
-from comms.compression_cost import Payload
+from comms import cost, quantise
+from comms.messages import Payload, collective_bytes
 
 
 class Draw(NamedTuple):
@@ -26,6 +27,14 @@ class Draw(NamedTuple):
     update: jax.Array  # [] int32, updates done before; always 0 in methods without warm-up
 
 
+class Encoder(NamedTuple):
+    """How a worker writes an array, where every worker gathers what all have written."""
+
+    encode: Callable[[jax.Array, jax.Array], Any]  # (x, key of this worker) -> message
+    decode: Callable[[Any, int], jax.Array]  # (message, entries) -> float32 [entries]
+    payload_bytes: Callable[[int], int]  # entries -> bytes
+
+
 class Reducer(NamedTuple):
     """How one array is summed over the workers.
 
@@ -33,11 +42,17 @@ class Reducer(NamedTuple):
     reduce: (x, state, draw) -> (sum over the workers, what of it this worker's x became, state);
         sums of the second over the workers are the first. x is weighed already, in float32.
     payload: (array or its shape, workers, update) -> Payload.
+    name: for errors.
+    encoder: how a worker writes its array, if all gather what everybody writes.
+    within: another reducer -> this one, with the values that it picks summed by the other.
     """
 
     init: Callable[[Any], Any]
     reduce: Callable[[jax.Array, Any, Draw], tuple[jax.Array, jax.Array, Any]]
     payload: Callable[[Any, int, int], Payload]
+    name: str = "reducer"
+    encoder: Encoder | None = None
+    within: Callable[["Reducer"], "Reducer"] | None = None
 
 
 class Fallbacks(NamedTuple):
@@ -70,6 +85,41 @@ def dense() -> Reducer:
         return jax.lax.psum(x, AXIS), x, state
 
     return Reducer(lambda leaf: (), reduce, lambda leaf, *_: Payload((4 * _size(leaf),)))
+
+
+def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Reducer:
+    """Sum of arrays that every worker gathers from all; arguments as in `Encoder`."""
+
+    def reduce(x, state, draw):
+        message = encode(x, draw.own)
+        total = quantise.all_gather_sum(message, lambda held: decode(held, x.size), AXIS)
+        return total.reshape(x.shape), decode(message, x.size).reshape(x.shape), state
+
+    def payload(leaf, workers, update):
+        return Payload(gathered=(payload_bytes(math.prod(leaf.shape)),))
+
+    encoder = Encoder(encode, decode, payload_bytes)
+    return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
+
+
+def with_seed(inner: Reducer, seed: int) -> Reducer:
+    """The same reducer with random bits that follow from `seed` as well."""
+
+    def reduce(x, state, draw):
+        shared, own = (jax.random.fold_in(key, seed) for key in (draw.shared, draw.own))
+        return inner.reduce(x, state, draw._replace(shared=shared, own=own))
+
+    def encode(x, key):
+        return inner.encoder.encode(x, jax.random.fold_in(key, seed))
+
+    def within(other):
+        return with_seed(inner.within(other), seed)
+
+    return inner._replace(
+        reduce=reduce,
+        encoder=inner.encoder and inner.encoder._replace(encode=encode),
+        within=inner.within and within,
+    )
 
 
 def with_error_feedback(inner: Reducer) -> Reducer:
@@ -137,9 +187,7 @@ def count_fallback(state: Fallbacks, fell_back, payload: Payload, size: int) -> 
     """
     workers = jax.lax.axis_size(AXIS)
     instead = Payload((payload.reduced[0], 4 * size))
-    extra = compression_cost.sent_bytes(instead, workers) - compression_cost.sent_bytes(
-        payload, workers
-    )
+    extra = collective_bytes(instead, workers) - collective_bytes(payload, workers)
     return Fallbacks(
         state.updates + fell_back, state.megabytes + jnp.where(fell_back, 1e-6 * extra, 0)
     )

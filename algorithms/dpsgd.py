@@ -8,16 +8,17 @@ The default order is the paper's, combine while adapting; see `algorithms.gossip
 """
 
 import networkx as nx
+import numpy as np
 import optax
 
 from algorithms.base import AXIS, Algorithm, choose, freeze_when_idle
 from algorithms.gossip import (
     ORDERS,
-    gossip_bytes,
-    gossip_seconds,
+    gossip_messages,
     graph_matchings,
     scale_by_finished,
 )
+from algorithms.links import Links
 from comms import gossip, mixing
 
 
@@ -28,6 +29,7 @@ def dpsgd(
     mixing_matrix: str = "metropolis",
     order: str = "combine_while_adapting",
     weighting: str = "equal",
+    links: Links | None = None,
 ) -> Algorithm:
     """Local steps of `optimizer`, models averaged over the neighbours of `graph`.
 
@@ -35,20 +37,43 @@ def dpsgd(
     order: when the neighbours' models are read, see the module's two formulas.
     weighting: "equal", "confidence" or "local_sum", how far a worker steps that finished only
         some of its mini-batches.
+    links: links of `graph` that an update uses, for graphs that change with time, and what they
+        weigh; None: all of them, always, as `mixing_matrix` says.
     """
-    combine = choose("order", ORDERS, order)
+    mixes = choose("order", ORDERS, order)
     weights = choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
-    _, partners = graph_matchings(graph)
+    if links is None:
+        _, partners = graph_matchings(graph)
+    else:
+        partners = links.partners
+        heard = _weights(links, weights)
 
     def mix(tree, active):
-        del active  # every link, every round
-        return gossip.mix(tree, weights, partners, AXIS)
+        if links is None:
+            return gossip.mix(tree, weights, partners, AXIS)
+        return gossip.mix_active(tree, heard, partners, active, AXIS)
 
     return Algorithm(
         exchange=optax.chain(
-            freeze_when_idle(optimizer), scale_by_finished(weighting), combine(mix)
+            freeze_when_idle(optimizer), scale_by_finished(weighting), mixes.combine(mix)
         ),
-        wire_bytes=gossip_bytes(partners),
-        round_seconds=gossip_seconds(partners),
+        messages=gossip_messages(partners, mixes),
         graph=graph,
+        links=links,
     )
+
+
+def _weights(links: Links, mixing_matrix: np.ndarray) -> np.ndarray:
+    """[M, n] weight of what every worker hears: as the links say, or else the matrix."""
+    workers = len(mixing_matrix)
+    shape = (len(links.partners), workers)
+    weights = links.weights
+    if weights is None and links.partners.shape == shape:
+        weights = mixing_matrix[np.arange(workers), links.partners]
+    if links.partners.shape != shape or np.shape(weights) != shape:
+        raise ValueError(
+            f"dpsgd: the graph has {workers} workers, but partners of the links are "
+            f"{links.partners.shape} and their weights {np.shape(weights)}; give both as [M, "
+            f"{workers}]"
+        )
+    return weights

@@ -8,6 +8,7 @@ exchanges the freshest models; same fixed points, other transients.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Links, choose
+from algorithms.base import AXIS, choose
 from comms import cost, matching
+from comms.messages import Messages, over_links
 
 
 def alike(batches, nominal):
@@ -83,9 +85,16 @@ def adapt_then_combine(mix: Callable) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
+class Order(NamedTuple):
+    """When models are mixed: mix -> transform, and whether they are known before the gradient."""
+
+    combine: Callable[[Callable], optax.GradientTransformationExtraArgs]
+    beside_gradient: bool
+
+
 ORDERS = {
-    "combine_while_adapting": combine_while_adapting,
-    "adapt_then_combine": adapt_then_combine,
+    "combine_while_adapting": Order(combine_while_adapting, beside_gradient=True),
+    "adapt_then_combine": Order(adapt_then_combine, beside_gradient=False),
 }
 
 
@@ -98,31 +107,12 @@ def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
     return matchings, partners.reshape(-1, workers)
 
 
-def gossip_bytes(partners: np.ndarray):
-    """wire_bytes of gossip: the parameters once over every active link, mean over workers."""
-    degrees = (partners != np.arange(partners.shape[1])).mean(1)  # [M]
+def gossip_messages(partners: np.ndarray, order: Order) -> Messages:
+    """The parameters once over every active one of the matchings `partners` [M, n]."""
 
-    def wire_bytes(params, schedule):
-        payload = cost.payload_bytes(params)
-        if schedule.matchings is None:
-            return np.full(schedule.updates, payload * degrees.sum())
-        return payload * (schedule.matchings @ degrees)
-
-    return wire_bytes
-
-
-def gossip_seconds(partners: np.ndarray, links: Links | None = None):
-    """round_seconds of gossip: the active matchings one after the other, for every worker.
-
-    A worker that a matching leaves out waits for it all the same: MATCHA's model of time
-    (arXiv 1905.09435), in which a matching is the unit.
-    """
-
-    def round_seconds(params, workers, network):
+    def messages(params, workers, row):
         del workers
-        each = cost.matching_seconds(partners, cost.payload_bytes(params), network)
-        if links is None:
-            return lambda round_index: float(each.sum())
-        return lambda round_index: float((links.active(round_index, 1) @ each)[0])
+        size = cost.payload_bytes(params)
+        return (over_links(size, partners, row, beside_gradient=order.beside_gradient),)
 
-    return round_seconds
+    return messages

@@ -1,35 +1,58 @@
 """Local SGD: every worker takes one step per mini-batch, then the workers' progress is averaged.
 
-S. U. Stich, *Local SGD Converges Fast and Communicates Little*, arXiv 1805.09767. With a server
-optimizer other than plain averaging it is FedAvg's server form (Reddi et al., *Adaptive Federated
-Optimization*, arXiv 2003.00295).
+S. U. Stich, *Local SGD Converges Fast and Communicates Little*, arXiv 1805.09767. The mean progress
+is a gradient to a server, whose optimizer makes other methods of it:
+
+    server                                      method
+    momentum(nesterov=true), local AdamW        DiLoCo, A. Douillard et al., arXiv 2311.08105
+    adam                                        FedAdam, S. Reddi et al., arXiv 2003.00295
+
+Progress can be compressed as gradients can: Qsparse-local-SGD, D. Basu et al., arXiv 1906.02367.
 """
 
 import optax
 
-from algorithms.all_reduce import all_reduce_bytes, all_reduce_seconds, mean_over_workers
 from algorithms.base import WEIGHTINGS, Algorithm, choose, freeze_when_idle
+from algorithms.compressed_mean import compressed, reduced_by
+from algorithms.compression import Reducer
+from algorithms.mean import mean_messages, mean_over_workers
 
 
 def local_sgd(
     optimizer: optax.GradientTransformation,
     *,
-    collective: str = "psum",
+    collective: str | None = None,
     weighting: str = "equal",
     server_learning_rate: float = 1.0,
     server_momentum: float = 0.0,
+    exchange: Reducer | None = None,
+    server: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Step locally with `optimizer` (its state stays with the worker), then average the models.
 
     The number of local steps H is the number of mini-batches per round. The server takes
     x <- x - server_learning_rate * mean_i (x - x_i); rate 1 without momentum is plain averaging.
+
+    exchange: how the progress x - x_i of every parameter is reduced, see `algorithms.reducers`;
+        None: its mean.
+    server: instead, an optimizer for which the mean progress is a gradient.
     """
-    server = optax.sgd(server_learning_rate, momentum=server_momentum or None)
+    if server is None:
+        server = optax.sgd(server_learning_rate, momentum=server_momentum or None)
+    elif (server_learning_rate, server_momentum) != (1.0, 0.0):
+        raise ValueError(
+            f"local_sgd: server_learning_rate={server_learning_rate} and server_momentum="
+            f"{server_momentum} are for the server that averages, but server is given; leave them "
+            "out, or write them as parameters of server"
+        )
+    if exchange is not None:
+        reducer_of = reduced_by("local_sgd", exchange, collective)
+        method = compressed("local_sgd", server, reducer_of, weighting=weighting)
+        return method._replace(work=optimizer)
     return Algorithm(
         work=optimizer,
         exchange=mean_over_workers(collective),
+        messages=mean_messages,
         server=freeze_when_idle(server),
         weight=choose("weighting", WEIGHTINGS, weighting),
-        wire_bytes=all_reduce_bytes,
-        round_seconds=all_reduce_seconds,
     )

@@ -11,54 +11,35 @@ expected communication is `budget` of that of D-PSGD on the whole graph. Periodi
 activates the whole graph at once, with probability `budget`.
 """
 
-import functools
-from collections.abc import Callable
-
 import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Links, choose, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, choose, freeze_when_idle
 from algorithms.gossip import (
     ORDERS,
-    gossip_bytes,
-    gossip_seconds,
+    gossip_messages,
     graph_matchings,
     scale_by_finished,
 )
+from algorithms.links import Links, drawn_in_blocks
 from comms import gossip, mixing
 from comms import matcha as sampling
-
-_BLOCK = 1024  # updates whose activations are drawn together
-
-
-def drawn_in_blocks(draw: Callable[[int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
-    """(first, count) -> rows of an endless sequence, from draw(block) -> [_BLOCK, M]."""
-    block = functools.lru_cache(maxsize=8)(draw)
-
-    def rows(first: int, count: int) -> np.ndarray:
-        blocks = range(first // _BLOCK, (first + count - 1) // _BLOCK + 1)
-        whole = np.concatenate([block(b) for b in blocks])
-        skipped = first - blocks[0] * _BLOCK
-        return whole[skipped : skipped + count]
-
-    return rows
 
 
 def _gossip_over(
     optimizer, graph, links: Links, alpha: float, order: str, weighting: str
 ) -> Algorithm:
-    combine = choose("order", ORDERS, order)
+    mixes = choose("order", ORDERS, order)
 
     def exchange_of(tree, active):
         return gossip.mix_active(tree, alpha, links.partners, active, AXIS)
 
     return Algorithm(
         exchange=optax.chain(
-            freeze_when_idle(optimizer), scale_by_finished(weighting), combine(exchange_of)
+            freeze_when_idle(optimizer), scale_by_finished(weighting), mixes.combine(exchange_of)
         ),
-        wire_bytes=gossip_bytes(links.partners),
-        round_seconds=gossip_seconds(links.partners, links),
+        messages=gossip_messages(links.partners, mixes),
         graph=graph,
         links=links,
     )
@@ -82,7 +63,7 @@ def matcha(
     workers = graph.number_of_nodes()
     p = sampling.activation_probabilities(matchings, workers, budget)
     alpha, _ = sampling.mixing_weight(matchings, workers, p)
-    active = drawn_in_blocks(lambda block: sampling.activations(p, _BLOCK, (seed, block)))
+    active = drawn_in_blocks(lambda block, rows: sampling.activations(p, rows, (seed, block)))
     return _gossip_over(optimizer, graph, Links(partners, active), alpha, order, weighting)
 
 
@@ -100,8 +81,8 @@ def periodic(
     matchings, partners = graph_matchings(graph)
     whole = np.array([budget])
     active = drawn_in_blocks(
-        lambda block: np.repeat(
-            sampling.activations(whole, _BLOCK, (seed, block)), len(matchings), axis=1
+        lambda block, rows: np.repeat(
+            sampling.activations(whole, rows, (seed, block)), len(matchings), axis=1
         )
     )
     alpha = mixing.best_step(graph)

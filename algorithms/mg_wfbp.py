@@ -22,14 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.all_reduce import all_reduce, bytes_per_update
+from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS, Algorithm, choose
 from comms import buckets as planners
 from comms import collectives, cost
 from comms.bucketed import bucketed_weighted_mean, flat_buffers
+from comms.messages import Payload
 
 REDUCES = {"psum": jax.lax.psum, "ring": collectives.ring_all_reduce}
-UNTIMED = ("wfbp", "single", "fixed")  # planners that look at no times
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -83,32 +83,20 @@ def mg_wfbp(
         order of their names. "optimal", "greedy" and "asc" need the times.
     collective, weighting: as in `all_reduce`.
 
-    Bytes and seconds include the tokens, and every bucket's start-up; the seconds are those of the
+    Messages include the tokens, and every bucket has its start-up; seconds are those of the
     channel, as if no backward pass hid them. Raises ValueError for unknown buckets, for lack of
     times and, when it sees the parameters, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)
     reduce = choose("collective", REDUCES, collective)
 
-    def wire_bytes(params, schedule):
-        workers = schedule.workers.shape[1]
-        buffers = _buffers(params, plan_of(params)[1])
-        rings = sum(
-            cost.ring_all_reduce_bytes(size, workers, itemsize) for size, itemsize in buffers
-        )
-        return bytes_per_update(schedule, rings, sum(size for size, _ in buffers))
-
-    def round_seconds(params, workers, network):
-        seconds = sum(
-            cost.ring_seconds(workers, payload, network)
-            for payload, _ in _buffers(params, plan_of(params)[1])
-        )
-        return lambda round_index: seconds
+    def messages(params, workers, row):
+        del workers, row
+        return _bucket_messages(params, plan_of(params)[1])
 
     return all_reduce(optimizer, weighting=weighting)._replace(
         exchange=bucketed_mean(lambda tree: plan_of(tree)[1], reduce),
-        wire_bytes=wire_bytes,
-        round_seconds=round_seconds,
+        messages=messages,
     )
 
 
@@ -120,12 +108,13 @@ def plan_with(buckets: str, profile=None) -> Callable:
     name, colon, size = buckets.partition(":")
     planner = choose("buckets", planners.PLANNERS, name)
     timed = profile is not None and profile.ready is not None
-    if colon and name != "fixed":
+    if colon and not planner.sized:
         raise ValueError(f"buckets {buckets!r}: only fixed takes a size; write {name}")
-    if name not in UNTIMED and not timed:
+    if planner.timed and not timed:
+        untimed = [other for other, known in planners.PLANNERS.items() if not known.timed]
         raise ValueError(
             f"buckets {buckets!r} need the times of the backward pass and of all-reduce; set "
-            f"profile to measure or to a saved one, or buckets to one of {', '.join(UNTIMED)}"
+            f"profile to measure or to a saved one, or buckets to one of {', '.join(untimed)}"
         )
     if colon:
         planner = functools.partial(planner, bytes=_bytes(size))
@@ -175,13 +164,19 @@ def _profiled(tree, profile) -> list[list[int]]:
     return [[index[path] for path in layer] for layer in profile.layers]
 
 
-def _buffers(tree, buckets) -> list[tuple[int, int]]:
-    """(bytes with its token, bytes of an element) of every flat buffer that is all-reduced."""
+def _bucket_messages(tree, buckets) -> tuple[Payload, ...]:
+    """A payload, with its token, of every flat buffer; the last bucket ends the backward pass."""
     leaves = jax.tree.leaves(tree)
     floats = [jnp.result_type(leaf.dtype, float) for leaf in leaves]
-    buffers = []
-    for bucket in buckets:
+    payloads = []
+    for number, bucket in enumerate(buckets, start=1):
         for dtype, members in flat_buffers(bucket, floats).items():
             elements = 1 + sum(int(np.prod(leaves[i].shape)) for i in members)
-            buffers.append((elements * dtype.itemsize, dtype.itemsize))
-    return buffers
+            payloads.append(
+                Payload(
+                    (elements * dtype.itemsize,),
+                    itemsize=dtype.itemsize,
+                    beside_gradient=number < len(buckets),
+                )
+            )
+    return tuple(payloads)

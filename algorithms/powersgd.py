@@ -10,8 +10,9 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Payload, Reducer
+from algorithms.compression import Reducer
 from comms import powersgd as codec
+from comms.messages import Payload
 
 
 def low_rank(rank: int, seed: int) -> Reducer:

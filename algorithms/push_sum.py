@@ -17,8 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Links, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, freeze_when_idle
+from algorithms.links import Links, in_turn
 from comms import cost, gossip, topology
+from comms.messages import over_links
+
+WEIGHT_BYTES = 4  # w travels along
 
 
 class PushSumState(NamedTuple):
@@ -75,50 +79,21 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
         raise ValueError(f"sgp: needs overlap >= 0 updates, got {overlap}; 0 waits for messages")
     hops = 2 ** np.arange(max(1, (workers - 1).bit_length()))
     sources = (np.arange(workers) - hops[:, None]) % workers
-    links = Links(
-        sources,
-        lambda first, count: _in_turn(len(hops), first, count),
-        directed=True,
-        overlap=overlap,
-    )
+
+    def messages(params, workers, row):
+        del workers
+        size = cost.payload_bytes(params) + WEIGHT_BYTES
+        return (over_links(size, sources, row, beside_gradient=overlap > 0),)
+
     return Algorithm(
         exchange=optax.chain(freeze_when_idle(optimizer), push(sources, overlap)),
+        messages=messages,
         grad_params=debiased,
         public=debiased,
-        wire_bytes=_push_bytes(workers),
-        round_seconds=_seconds(sources),
         graph=topology.exponential(workers),
-        links=links,
+        links=Links(sources, in_turn(len(hops)), directed=True, overlap=overlap),
         check=_check_everybody,
     )
-
-
-def _in_turn(matchings: int, first: int, count: int) -> np.ndarray:
-    """[count, matchings] one after the other."""
-    return np.arange(first, first + count)[:, None] % matchings == np.arange(matchings)
-
-
-def _message_bytes(params) -> float:
-    return float(cost.payload_bytes(params) + 4)  # the weight travels along
-
-
-def _push_bytes(workers: int):
-    """A message of every worker, which one alone has nobody to send to."""
-
-    def wire_bytes(params, schedule):
-        return np.full(schedule.updates, _message_bytes(params) * (workers > 1))
-
-    return wire_bytes
-
-
-def _seconds(sources: np.ndarray):
-    """The slowest of the links that an update uses."""
-
-    def round_seconds(params, workers, network):
-        each = cost.matching_seconds(sources, _message_bytes(params), network)
-        return lambda round_index: float(each[round_index % len(each)])
-
-    return round_seconds
 
 
 def _check_everybody(workers: int, row) -> None:

@@ -17,30 +17,41 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Payload, Reducer
+from algorithms.compression import Reducer, gathered
 from comms import quantise
+from comms.messages import Payload
 
 
-def gathered(encode, decode, payload_bytes) -> Reducer:
-    """Sum of quantised arrays.
+def rounded_to_levels(levels: int, bucket: int) -> Reducer:
+    """Sum of entries rounded to multiples of norm / levels; `bucket` entries share a norm."""
+    quantise.qsgd_bits(levels)  # refuses what has no code
+    _check_bucket("qsgd", bucket)
+    return gathered(
+        lambda x, key: quantise.qsgd(x, levels, key, bucket),
+        lambda message, size: quantise.qsgd_decode(message, size, levels, bucket),
+        lambda size: quantise.qsgd_payload_bytes(size, levels, bucket),
+    )
 
-    encode: (x, key of this worker) -> message; decode: (message, entries) -> float32 [entries];
-    payload_bytes: entries -> bytes.
-    """
 
-    def reduce(x, state, draw):
-        message = encode(x, draw.own)
-        total = quantise.all_gather_sum(message, lambda held: decode(held, x.size), AXIS)
-        return total.reshape(x.shape), decode(message, x.size).reshape(x.shape), state
+def rounded_to_powers() -> Reducer:
+    """Sum of entries rounded to powers of two."""
+    return gathered(
+        quantise.natural,
+        lambda message, size: quantise.natural_decode(message),
+        quantise.natural_payload_bytes,
+    )
 
-    def payload(leaf, workers, update):
-        return Payload(gathered=(payload_bytes(math.prod(leaf.shape)),))
 
-    return Reducer(lambda leaf: (), reduce, payload)
+def signs() -> Reducer:
+    """Sum of signs times each worker's mean magnitude."""
+    return gathered(
+        lambda x, key: quantise.sign(x), quantise.sign_decode, quantise.sign_payload_bytes
+    )
 
 
 def rounded_to_int8(bucket: int) -> Reducer:
     """Sum that every worker sends as int8 twice, rounded at random without bias."""
+    _check_bucket("int8_all_reduce", bucket)
 
     def reduce(x, state, draw):
         total = quantise.int8_all_reduce(x, bucket, AXIS, draw.own)
@@ -65,13 +76,7 @@ def qsgd(
 
     levels: of a magnitude; 7 make codes of 4 bits. bucket: entries that share a norm.
     """
-    quantise.qsgd_bits(levels)  # refuses what has no code
-    _check_bucket("qsgd", bucket)
-    reducer = gathered(
-        lambda x, key: quantise.qsgd(x, levels, key, bucket),
-        lambda message, size: quantise.qsgd_decode(message, size, levels, bucket),
-        lambda size: quantise.qsgd_payload_bytes(size, levels, bucket),
-    )
+    reducer = rounded_to_levels(levels, bucket)
     return _everything("qsgd", optimizer, reducer, weighting, seed)
 
 
@@ -82,11 +87,7 @@ def natural_compression(
     seed: int = 0,
 ) -> Algorithm:
     """Gather entries rounded to powers of two, then step."""
-    reducer = gathered(
-        quantise.natural,
-        lambda message, size: quantise.natural_decode(message),
-        quantise.natural_payload_bytes,
-    )
+    reducer = rounded_to_powers()
     return _everything("natural_compression", optimizer, reducer, weighting, seed)
 
 
@@ -94,10 +95,7 @@ def ef_sign(
     optimizer: optax.GradientTransformation, *, weighting: str = "proportional"
 ) -> Algorithm:
     """Gather signs and a mean magnitude, keep what they miss for later, then step."""
-    reducer = gathered(
-        lambda x, key: quantise.sign(x), quantise.sign_decode, quantise.sign_payload_bytes
-    )
-    reducer = compression.with_error_feedback(reducer)
+    reducer = compression.with_error_feedback(signs())
     return _everything("ef_sign", optimizer, reducer, weighting, seed=0)
 
 
@@ -109,7 +107,6 @@ def int8_all_reduce(
     seed: int = 0,
 ) -> Algorithm:
     """All-reduce in int8 instead of float32, then step. bucket: entries that share a scale."""
-    _check_bucket("int8_all_reduce", bucket)
     return _everything("int8_all_reduce", optimizer, rounded_to_int8(bucket), weighting, seed)
 
 

@@ -27,9 +27,10 @@ from algorithms import compression
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Payload, Reducer
+from algorithms.compression import Reducer
 from algorithms.mg_wfbp import mg_wfbp
 from comms import bitmap, compact, sketch
+from comms.messages import Payload
 
 DEFAULT_RATIO = 0.18  # of a table's rows: 82 % less is sent
 COLUMNS_PER_ROW = 3  # columns of a sketch for every row that is expected in the union

@@ -25,10 +25,9 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from algorithms.all_reduce import bytes_per_update
 from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
-from comms import collectives, compression_cost, sketch, sparse
-from comms.compression_cost import Payload
+from comms import collectives, sketch, sparse
+from comms.messages import Payload
 
 
 class SketchedState(NamedTuple):
@@ -95,27 +94,18 @@ def sketched_sgd(
             f"{ratio}, {k_ratio}, {rows} and {momentum}; correct it"
         )
 
-    def payload(params):
-        return Payload((sketch.payload_bytes(rows, _columns(_entries(params), rows, ratio)),))
-
-    def wire_bytes(params, schedule):
-        message = payload(params)
-        collective = compression_cost.sent_bytes(message, schedule.workers.shape[1])
-        return bytes_per_update(schedule, collective, message.size)
-
-    def round_seconds(params, workers, network):
-        seconds = compression_cost.seconds(payload(params), workers, network)
-        return lambda round_index: seconds
+    def messages(params, workers, row):
+        del workers, row
+        size = sketch.payload_bytes(rows, _columns(_entries(params), rows, ratio))
+        return (Payload((size,), encoded=True),)
 
     return Algorithm(
         exchange=sketch_mean(rows, ratio, seed),
+        messages=messages,
         server=freeze_when_idle(
             optax.chain(heavy_hitters(rows, ratio, k_ratio, momentum, seed), optimizer)
         ),
         weight=choose("weighting", WEIGHTINGS, weighting),
-        wire_bytes=wire_bytes,
-        round_seconds=round_seconds,
-        compresses=True,
     )
 
 

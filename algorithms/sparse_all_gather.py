@@ -15,9 +15,10 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Payload, Reducer
+from algorithms.compression import Reducer
 from algorithms.s2_reducer import budget_rows, row_sparse, with_known_paths
 from comms import bitmap
+from comms.messages import Payload
 
 
 def gathered_rows(budget_of) -> Reducer:

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.all_reduce import all_reduce, mean_over_workers
+from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS, Algorithm, choose
+from algorithms.mean import mean_over_workers
 from comms import collectives
 
 

@@ -18,7 +18,7 @@ the sum of all comm exactly, whatever Q. With one local step this is AD-PSGD (X.
 
 Schedules of pairs come from `stragglers.pairs`; in lock-step the partners are a random matching of
 the graph's edge colouring, the same on all workers. The sender's retries after a failed decode need
-both ends, so a mesh exchanges whole models; `wire_bytes` and the metrics count the messages.
+both ends, so a mesh exchanges whole models; `messages` and the metrics count what is encoded.
 """
 
 import functools
@@ -30,10 +30,11 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Links
+from algorithms.base import AXIS, Algorithm
 from algorithms.gossip import graph_matchings
-from algorithms.matcha import drawn_in_blocks
+from algorithms.links import Links, one_at_a_time
 from comms import cost, gossip, lattice, lattice_ladder
+from comms.messages import Payload, over_links
 
 MARGIN = 1e-3  # the codec's first bound on the distance of two models, learnt from then on
 
@@ -173,8 +174,7 @@ def swarm(
     return Algorithm(
         work=optimizer,
         exchange=transform,
-        wire_bytes=_meeting_bytes(bits, partners, graph.number_of_nodes()),
-        round_seconds=_meeting_seconds(bits),
+        messages=_meeting_messages(bits, blocking, partners),
         graph=graph,
         links=links,
         public=None if blocking else lambda state, params: state.comm,
@@ -190,16 +190,6 @@ def ad_psgd(optimizer: optax.GradientTransformation, graph: nx.Graph) -> Algorit
     `random_pairs`. Source: arXiv 1710.06952, Algorithm 1.
     """
     return swarm(optimizer, graph)
-
-
-def one_at_a_time(matchings: int, seed: int):
-    """Links.active that switches exactly one of the matchings on, each as often."""
-
-    def draw(block: int) -> np.ndarray:
-        chosen = np.random.default_rng((seed, block)).integers(matchings, size=1024)
-        return np.arange(matchings) == chosen[:, None]
-
-    return drawn_in_blocks(draw)
 
 
 def codec_metrics(state: SwarmState) -> dict:
@@ -220,33 +210,18 @@ def _message_bytes(params, bits: int | None) -> int:
     return lattice.payload_bytes(size, bits, lattice.buckets(size))
 
 
-def _meeting_bytes(bits: int | None, partners: np.ndarray | None, workers: int):
-    """Both ends of every meeting send one message; mean over the workers, retries aside."""
+def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | None):
+    """A message each way of every meeting, retries aside; public copies need no gradient."""
+    said = {"beside_gradient": not blocking, "encoded": bits is not None}
 
-    def wire_bytes(params, schedule):
-        payload = _message_bytes(params, bits)
-        if partners is not None:
-            sending = (partners != np.arange(partners.shape[1])).mean(1)
-            return payload * (schedule.matchings @ sending)
-        positions = np.arange(schedule.partner.shape[1])
-        return payload * (schedule.partner != positions).sum(1) / workers
+    def messages(params, workers, row):
+        del workers
+        size = _message_bytes(params, bits)
+        if partners is None:
+            return (Payload(met=size, **said),)
+        return (over_links(size, partners, row, **said),)
 
-    return wire_bytes
-
-
-def _meeting_seconds(bits: int | None):
-    """A message each way, at the same time, over the slowest link."""
-
-    def round_seconds(params, workers, network):
-        everyone = np.arange(workers)
-        pairs = np.meshgrid(everyone, everyone, indexing="ij")
-        seconds = np.broadcast_to(
-            network.seconds(_message_bytes(params, bits), *pairs), (workers, workers)
-        )
-        slowest = float(np.where(np.eye(workers, dtype=bool), 0.0, seconds).max())
-        return lambda round_index: slowest
-
-    return round_seconds
+    return messages
 
 
 def _needs_pairs(blocking: bool):

@@ -15,9 +15,11 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Payload, Reducer
+from algorithms.compression import Reducer
 from comms import sparse
+from comms.messages import Payload
 
+INDEX_BYTES = 4  # of an int32
 STAGES = 4  # of the warm-up, as in DGC: 25 %, 6.25 %, 1.6 %, 0.4 %, then 0.1 %
 
 
@@ -32,6 +34,36 @@ def largest(ratio: float) -> Reducer:
 
     def payload(leaf, workers, update):
         return Payload(gathered=(sparse.payload_bytes(_sent(leaf, ratio), jnp.float32),))
+
+    def within(inner: Reducer) -> Reducer:
+        return _listed(ratio, inner)
+
+    return Reducer(lambda leaf: (), reduce, payload, within=within)
+
+
+def _listed(ratio: float, inner: Reducer) -> Reducer:
+    """`largest`, whose values travel as the encoder of `inner` writes them."""
+    encoder = inner.encoder
+    if encoder is None:
+        raise ValueError(
+            f"top_k: picks other entries on every worker, so that {inner.name} cannot add up what "
+            "it picks; put quantise, natural or sign behind it"
+        )
+
+    def reduce(x, state, draw):
+        found = sparse.top_k(x, _entries(x, ratio))
+        message = found._replace(values=encoder.encode(found.values, draw.own))
+
+        def read(message):
+            return message._replace(values=encoder.decode(message.values, found.values.size))
+
+        everybodys = jax.vmap(read)(jax.lax.all_gather(message, AXIS))
+        total, sent = sparse.gathered_sum(everybodys, x.size), sparse.decode(read(message), x.size)
+        return total.reshape(x.shape), sent.reshape(x.shape), state
+
+    def payload(leaf, workers, update):
+        entries = _sent(leaf, ratio)
+        return Payload(gathered=(encoder.payload_bytes(entries) + INDEX_BYTES * entries,))
 
     return Reducer(lambda leaf: (), reduce, payload)
 
@@ -56,11 +88,12 @@ def with_ratio_warmup(ratio: float, updates: int) -> Reducer:
     return Reducer(lambda leaf: (), reduce, payload)
 
 
-def random(ratio: float, unbiased: bool) -> Reducer:
+def random(ratio: float, unbiased: bool, inner: Reducer | None = None) -> Reducer:
     """Sum of the same random entries of all workers, ratio * size of them.
 
-    unbiased: scaled by size / entries.
+    unbiased: scaled by size / entries. inner: how the entries are summed; None: all-reduced.
     """
+    last = compression.dense() if inner is None else inner
 
     def reduce(x, state, draw):
         k = _entries(x, ratio)
@@ -70,12 +103,21 @@ def random(ratio: float, unbiased: bool) -> Reducer:
         def decode(values):
             return sparse.random_k_decode(values, x.size, draw.shared).reshape(x.shape)
 
-        return decode(jax.lax.psum(values, AXIS)), decode(values), state
+        total, sent, state = last.reduce(values, state, draw)
+        return decode(total), decode(sent), state
 
-    def payload(leaf, workers, update):
-        return Payload((sparse.random_k_payload_bytes(_sent(leaf, ratio), jnp.float32),))
+    def within(other: Reducer) -> Reducer:
+        return random(ratio, unbiased, other if inner is None else inner.within(other))
 
-    return Reducer(lambda leaf: (), reduce, payload)
+    def picked(leaf):
+        return jax.ShapeDtypeStruct((_sent(leaf, ratio),), jnp.float32)
+
+    return Reducer(
+        lambda leaf: last.init(picked(leaf)),
+        reduce,
+        lambda leaf, workers, update: last.payload(picked(leaf), workers, update),
+        within=within if inner is None or inner.within else None,
+    )
 
 
 def top_k(
@@ -92,7 +134,7 @@ def top_k(
     momentum: decay of DGC's momentum, which then stands in for the optimizer's.
     warmup_updates: in which the ratio falls to its value.
     """
-    _check_ratio("top_k", ratio)
+    check_ratio("top_k", ratio)
     if not 0 <= momentum < 1:
         raise ValueError(f"top_k: needs 0 <= momentum < 1, got {momentum}; 0 is none")
     reducer = with_ratio_warmup(ratio, warmup_updates)
@@ -122,7 +164,7 @@ def random_k(
     ratio: share of entries that are sent, of every parameter at least one.
     error_feedback: keep the others for later; without, what is sent is scaled to be unbiased.
     """
-    _check_ratio("random_k", ratio)
+    check_ratio("random_k", ratio)
     reducer = random(ratio, unbiased=not error_feedback)
     if error_feedback:
         reducer = compression.with_error_feedback(reducer)
@@ -139,6 +181,6 @@ def _sent(leaf, ratio: float) -> int:
     return min(_entries(leaf, ratio), math.prod(leaf.shape))  # of an empty one nothing
 
 
-def _check_ratio(method: str, ratio: float) -> None:
+def check_ratio(method: str, ratio: float) -> None:
     if not 0 < ratio <= 1:
         raise ValueError(f"{method}: needs 0 < ratio <= 1, got {ratio}; 0.01 is usual")

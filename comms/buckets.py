@@ -155,13 +155,24 @@ def optimal(sizes, ready, cost) -> Plan:
     return _timeline(ends[::-1], sizes, ready, cost)
 
 
-PLANNERS: dict[str, Callable[..., Plan]] = {
-    "wfbp": wfbp,
-    "single": single,
-    "fixed": fixed,
-    "greedy": greedy,
-    "asc": asc,
-    "optimal": optimal,
+class Planner(NamedTuple):
+    """A way to choose buckets, called as `planner(sizes, ready, cost) -> Plan`."""
+
+    plan: Callable[..., Plan]
+    timed: bool = True  # looks at times; without, zeros give the same buckets
+    sized: bool = False  # takes `bytes`, the size of a bucket
+
+    def __call__(self, sizes, ready, cost, **own) -> Plan:
+        return self.plan(sizes, ready, cost, **own)
+
+
+PLANNERS: dict[str, Planner] = {
+    "wfbp": Planner(wfbp, timed=False),
+    "single": Planner(single, timed=False),
+    "fixed": Planner(fixed, timed=False, sized=True),
+    "greedy": Planner(greedy),
+    "asc": Planner(asc),
+    "optimal": Planner(optimal),
 }
 
 

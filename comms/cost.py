@@ -244,12 +244,12 @@ def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> 
     An empty matching takes no time. MATCHA, arXiv 1905.09435: a matching is the unit of
     communication time.
     """
-    seconds = np.zeros(len(partners))
-    for m, partner in enumerate(np.asarray(partners)):
-        matched = np.flatnonzero(partner != np.arange(len(partner)))
-        if matched.size:
-            seconds[m] = network.seconds(payload, matched, partner[matched]).max()
-    return seconds
+    partners = np.asarray(partners)
+    if not partners.size:
+        return np.zeros(len(partners))
+    everyone = np.arange(partners.shape[1])
+    seconds = network.seconds(payload, everyone, partners)
+    return np.where(partners == everyone, 0.0, seconds).max(axis=1)
 
 
 def ring_seconds(workers: int, payload: float, network: Network) -> float:

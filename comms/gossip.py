@@ -48,26 +48,32 @@ def mix(tree, W, partners, axis="workers"):
     return jax.tree.map(mix_leaf, tree)
 
 
-def mix_active(tree, alpha: float, partners, active, axis="workers"):
-    """Mixed values x_i + alpha sum_m active_m (x_partner_m(i) - x_i) of every leaf.
+def mix_active(tree, alpha, partners, active, axis="workers"):
+    """Mixed values x_i + sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf.
 
+    ``alpha``: the weight of what is heard, one for all links, as in W^(k) = I - alpha sum_m B_m L_m
+    of MATCHA (arXiv 1905.09435), or a host array [M, n], for every matching and worker.
     ``partners``: host array [M, n], as in ``mix``. ``active``: bool [M], may be traced, but equal
-    on all workers; an inactive matching sends nothing. W^(k) = I - alpha sum_m B_m L_m of
-    MATCHA (arXiv 1905.09435).
+    on all workers; an inactive matching sends nothing.
     """
     mixed = jax.tree.map(lambda x: x.astype(_accumulator(x)), tree)
 
-    def pull(mixed, partner):
+    def of_worker(weight, like):
+        if np.ndim(weight) == 0:
+            return weight
+        return jnp.asarray(weight, like.dtype)[jax.lax.axis_index(axis)]
+
+    def pull(mixed, partner, weight):
         def leaf(m, x):
             received = jax.lax.ppermute(x, axis, _permutation(partner))
-            return m + alpha * (received.astype(m.dtype) - x.astype(m.dtype))
+            return m + of_worker(weight, m) * (received.astype(m.dtype) - x.astype(m.dtype))
 
         return jax.tree.map(leaf, mixed, tree)
 
-    for m, partner in enumerate(np.asarray(partners)):
-        mixed = jax.lax.cond(
-            active[m], functools.partial(pull, partner=partner), lambda mixed: mixed, mixed
-        )
+    weights = [alpha] * len(partners) if np.ndim(alpha) == 0 else np.asarray(alpha)
+    for m, (partner, weight) in enumerate(zip(np.asarray(partners), weights, strict=True)):
+        heard = functools.partial(pull, partner=partner, weight=weight)
+        mixed = jax.lax.cond(active[m], heard, lambda mixed: mixed, mixed)
     return jax.tree.map(lambda m, x: m.astype(x.dtype), mixed, tree)
 
 

@@ -6,15 +6,13 @@ a network is computed from the bytes sent and the measured time to encode and de
     --config=configs/s2_reducer.py:task=ncf,workers=8
 """
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from comms import compression_cost
-from comms.compression_cost import Payload
+from comms import compression_cost, messages
+from comms.messages import Payload, Row
 from configs import arguments
 from experiments import codec_times, prepare, tasks
 
@@ -162,10 +160,8 @@ def _table_bytes(arm: prepare.Prepared, workers: int) -> float:
     tables = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf if tasks.row_sparse(arm.task, path) else None, arm.shapes
     )
-    # As much of a schedule as counting the bytes of a late update needs.
-    everyone = np.arange(workers)[None]
-    late = types.SimpleNamespace(updates=1, offset=10**9, workers=everyone, population=None)
-    return float(arm.algorithm.wire_bytes(tables, late)[0])
+    payloads = arm.algorithm.messages(tables, workers, Row(arm.algorithm.settled))
+    return float(sum(messages.collective_bytes(payload, workers) for payload in payloads))
 
 
 def _against_all_gather(task: tasks.Task, batch: int) -> str:
@@ -198,10 +194,10 @@ def _against_all_gather(task: tasks.Task, batch: int) -> str:
             rows = [of_worker[table] for of_worker in touched[:workers]]
             union = int(np.any(rows, axis=0).sum())
             bits = 4 * -(-len(rows[0]) // 32)
-            exact += compression_cost.sent_bytes(Payload((bits, 4 * width * union)), workers)
+            exact += messages.collective_bytes(Payload((bits, 4 * width * union)), workers)
             own = max(int(row.sum()) for row in rows)
             payload = Payload(gathered=(own * (4 + 4 * width),))
-            gathered += compression_cost.sent_bytes(payload, workers)
+            gathered += messages.collective_bytes(payload, workers)
         if exact < gathered and pays is None:
             pays = workers
         if workers in COMPARED:

@@ -9,13 +9,12 @@ from ml_collections import ConfigDict
 
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
-from comms import compression_cost, cost
+from comms import compression_cost, cost, messages
 from experiments import optimizers, parts, prepare
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
 CALLS = 15  # of which the fastest counts
-LATE = 10**9  # a round after every warm-up
 
 
 def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
@@ -31,7 +30,7 @@ def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
             continue
         told.add(subject)
         arm = prepare.prepare(config)
-        if not arm.algorithm.compresses:
+        if not _compresses(arm, config.workers):
             continue
         dense = arm._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
         codec = step_seconds(arm, config)[1] - step_seconds(dense, config)[1]
@@ -54,9 +53,17 @@ def gain(
     Measured as a difference, these can be negative, and count as 0 then.
     """
     codec = max(0.0, codec)
-    sent = arm.algorithm.round_seconds(arm.shapes, workers, network)(LATE)
-    plain = dense.algorithm.round_seconds(arm.shapes, workers, network)(LATE)
+    sent, plain = (
+        messages.exchange_seconds(method, arm.shapes, workers, network)(method.settled)
+        for method in (arm.algorithm, dense.algorithm)
+    )
     return compression_cost.Gain(plain, codec + sent, codec)
+
+
+def _compresses(arm: prepare.Prepared, workers: int) -> bool:
+    """Whether gradients are encoded for a server, so that all-reduce is the alternative."""
+    replicated = arm.algorithm.server is not None
+    return replicated and messages.compresses(arm.algorithm, arm.shapes, workers)
 
 
 def link(gigabits: float, workers: int) -> cost.Network:

@@ -59,24 +59,25 @@ def constant():
 SCHEDULES = {"constant": constant, "step": step, "cosine": cosine}
 
 
-def build(part) -> optax.GradientTransformation:
+def build(part, entry: str = "optimizer") -> optax.GradientTransformation:
     """{name, learning_rate, schedule: {name, ...}, warmup_samples, **direction's own} -> optimizer.
 
     learning_rate: positive. warmup_samples: the rate grows linearly over this many samples.
+    entry: of the config, for errors.
     Anything that does not fit raises ValueError.
     """
     spec = parts.spec(part)
-    learning_rate = _number(spec, "learning_rate", None)
+    learning_rate = _number(spec, entry, "learning_rate", None)
     if not 0 < learning_rate < math.inf:
         raise ValueError(
-            f"optimizer: learning_rate must be positive, got {learning_rate}; "
-            "set config.optimizer.learning_rate"
+            f"{entry}: learning_rate must be positive, got {learning_rate}; "
+            f"set config.{entry}.learning_rate"
         )
-    warmup = _number(spec, "warmup_samples", 0)
+    warmup = _number(spec, entry, "warmup_samples", 0)
     if not 0 <= warmup < math.inf:
         raise ValueError(
-            f"optimizer: warmup_samples must be 0 or more, got {warmup}; "
-            "set config.optimizer.warmup_samples"
+            f"{entry}: warmup_samples must be 0 or more, got {warmup}; "
+            f"set config.{entry}.warmup_samples"
         )
     schedule = spec.pop("schedule", "constant")
     shape = parts.build("schedule", SCHEDULES, schedule)
@@ -84,14 +85,14 @@ def build(part) -> optax.GradientTransformation:
     def warmed(samples):
         return shape(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)
 
-    direction = parts.build("optimizer", DIRECTIONS, spec)
+    direction = parts.build(entry, DIRECTIONS, spec)
     return optax.chain(direction, scale_by_samples(learning_rate, warmed if warmup else shape))
 
 
-def _number(spec: dict, name: str, default: float | None) -> float:
+def _number(spec: dict, entry: str, name: str, default: float | None) -> float:
     value = spec.pop(name, default)
     if not parts.is_number(value):
         raise ValueError(
-            f"optimizer: {name} must be a number, got {value!r}; set config.optimizer.{name}"
+            f"{entry}: {name} must be a number, got {value!r}; set config.{entry}.{name}"
         )
     return value

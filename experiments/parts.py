@@ -1,7 +1,9 @@
 """Configs name parts and their parameters; this reads a name, builds a part and explains misfits.
 
 A part is written like a call, `deadline(seconds=0.3, leftovers=drop)`, so that one flag can
-replace it; a mapping {"name": "deadline", "seconds": 0.3, ...} says the same.
+replace it; a mapping {"name": "deadline", "seconds": 0.3, ...} says the same. Parts that others are
+made of come first, without a name, as in `chain(random_k(ratio=0.1), sign)`; in a mapping they are
+a list under "*".
 """
 
 import ast
@@ -25,9 +27,10 @@ _KINDS = {
 
 
 def spec(text: str | Mapping[str, Any]) -> dict[str, Any]:
-    """`"name(key=value, ...)"` or a mapping with "name" -> dict with "name" and the parameters.
+    """`"name(part, ..., key=value, ...)"` or a mapping -> dict with "name" and the parameters.
 
     Values are Python literals, true and false, bare words (strings) or parts themselves (dicts).
+    What has no key has to be a part, and goes into a list under "*".
     """
     if hasattr(text, "items"):
         return dict(text.items())
@@ -49,11 +52,20 @@ def _value(node: ast.expr):
         return {"true": True, "false": False}.get(node.id, node.id)
     if isinstance(node, ast.Call):
         keys = ["name", *(k.arg for k in node.keywords)]
-        unclear = node.args or None in keys or len(set(keys)) < len(keys)  # f(1), f(**a), f(a=, a=)
+        unclear = None in keys or len(set(keys)) < len(keys)  # f(**a), f(a=, a=)
         if unclear or not isinstance(node.func, ast.Name):
             raise ValueError
-        return {"name": node.func.id, **{k.arg: _value(k.value) for k in node.keywords}}
+        named = {"name": node.func.id, **{k.arg: _value(k.value) for k in node.keywords}}
+        return named | ({"*": [_part(argument) for argument in node.args]} if node.args else {})
     return ast.literal_eval(node)
+
+
+def _part(node: ast.expr):
+    """A part without a key: f(g) and f(g(a=1)), but neither f(1) nor f(true)."""
+    value = _value(node) if isinstance(node, ast.Name | ast.Call) else None
+    if not _is_part(value):
+        raise ValueError
+    return value
 
 
 def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str, Any], **available):
@@ -70,7 +82,16 @@ def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str,
         raise ValueError(
             f"{kind}: unknown name {name!r}; known names: {', '.join(sorted(factories))}"
         )
-    parameters = inspect.signature(factories[name]).parameters
+    parameters = dict(inspect.signature(factories[name]).parameters)
+    inner = given.pop("*", ())
+    several = [p for p in parameters if parameters[p].kind is inspect.Parameter.VAR_POSITIONAL]
+    if inner and not several:
+        raise ValueError(
+            f"{kind} {name!r}: is not made of other parts, got {len(inner)} without a key; "
+            f"write {name}(parameter=value, ...)"
+        )
+    for parameter in several:
+        del parameters[parameter]
     own = [p for p in parameters if p not in available]
     for parameter, value in given.items():
         if parameter not in own:
@@ -87,7 +108,7 @@ def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str,
             )
     offered = {p: available[p] for p in parameters if p in available}
     try:
-        return factories[name](**offered, **given)
+        return factories[name](*inner, **offered, **given)
     except (TypeError, AttributeError, ArithmeticError) as error:
         # What annotations do not tell, as 3 where a list is due, shows when it is used.
         raise ValueError(

@@ -9,7 +9,9 @@ import jax
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
-from comms import cost, topology
+from algorithms.compression import Reducer
+from algorithms.reducers import REDUCERS
+from comms import cost, messages, topology
 from experiments import data, optimizers, parts, profiling, sampling, sparse_tasks, tasks
 from runtimes import mesh, simulate, worker
 from stragglers import delays, inject, processes, rules
@@ -69,7 +71,7 @@ def prepare(config: ConfigDict) -> Prepared:
         algorithm = parts.build(
             "algorithm",
             ALGORITHMS,
-            config.algorithm,
+            _with_built_parts(config.algorithm, config.seed),
             optimizer=optimizers.build(config.optimizer),
             graph=graph,
             workers=config.workers,
@@ -90,6 +92,24 @@ def prepare(config: ConfigDict) -> Prepared:
     if profiling.measures(config):  # not before all else is known to fit
         assembled(profile=profiling.unmeasured(config, task))
     return assembled(profile=profiling.for_config(config, task))
+
+
+def build_reducer(part, seed: int) -> Reducer:
+    """The reducer that a part describes, with the reducers that it is made of."""
+    spec = parts.spec(part)
+    if "*" in spec:
+        spec["*"] = [build_reducer(inner, seed) for inner in spec["*"]]
+    return parts.build("exchange", REDUCERS, spec, seed=seed)
+
+
+def _with_built_parts(algorithm, seed: int) -> dict:
+    """The part of an algorithm in which parts that it holds are what they describe."""
+    spec = parts.spec(algorithm)
+    if spec.get("exchange") is not None and parts.wants(ALGORITHMS, spec, "exchange"):
+        spec["exchange"] = build_reducer(spec["exchange"], seed)
+    if spec.get("server") is not None and parts.wants(ALGORITHMS, spec, "server"):
+        spec["server"] = optimizers.build(spec["server"], "algorithm.server")
+    return spec
 
 
 def build_delay(part) -> delays.Law | processes.Process:
@@ -116,7 +136,8 @@ def alike(config: ConfigDict) -> str | None:
         "evaluate_every", "target_loss", "stop_at_target",
     ):  # fmt: skip
         del shared[name]
-    if not parts.wants(ALGORITHMS, config.algorithm, "seed"):
+    drawing = "exchange" in parts.spec(config.algorithm)  # a reducer that may draw by itself
+    if not (drawing or parts.wants(ALGORITHMS, config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as of which hashes sketch
     shared["optimizer"] = {
         key: value for key, value in parts.spec(config.optimizer).items() if key != "learning_rate"
@@ -155,7 +176,7 @@ def _exchange_seconds(config, algorithm, shapes):
     """Seconds of a round's exchange: a number, or round -> seconds on a network."""
     if parts.is_number(config.communication):
         return config.communication
-    return algorithm.round_seconds(shapes, config.workers, network(config, shapes))
+    return messages.exchange_seconds(algorithm, shapes, config.workers, network(config, shapes))
 
 
 def _rule(config, delay, seconds, graph=None, links=None) -> Rule:

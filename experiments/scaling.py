@@ -230,12 +230,12 @@ def compare_published(config: ConfigDict) -> list[Ratio]:
         def seconds(schedule, trace=trace, affine=affine):
             return iteration.iteration(trace, affine, schedule).seconds
 
-        for baseline, throughput in run.throughput.items():
-            if baseline != OURS:
-                slow = seconds(baseline)
-                published = run.throughput.greedy / throughput
-                simulated = (slow / seconds(OURS), slow / seconds("optimal"))
-                ratios.append(Ratio(setting, run.workers, baseline, published, *simulated))
+        baselines = dict(run.throughput)
+        ours = baselines.pop(OURS)
+        for baseline, throughput in baselines.items():
+            slow = seconds(baseline)
+            simulated = (slow / seconds(OURS), slow / seconds("optimal"))
+            ratios.append(Ratio(setting, run.workers, baseline, ours / throughput, *simulated))
     return ratios
 
 

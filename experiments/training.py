@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from comms import messages
 from experiments import checkpoints, parts, records, tasks
 from experiments.prepare import Prepared
 from runtimes import packing
@@ -83,7 +84,7 @@ class Arm:
         self._evaluation, self.state = self._next(), state
         if schedule is not None:
             self._history.append(schedule)
-            sent = self._prepared.algorithm.wire_bytes(self._prepared.shapes, schedule)
+            sent = messages.sent_bytes(self._prepared.algorithm, self._prepared.shapes, schedule)
             self._sent += float(sent.sum())
             self._communicated += float(schedule.communication.sum()) / self._config.workers
         self._look()

@@ -31,21 +31,34 @@ def registries():
     return found
 
 
-def texts(node):
+def constants(tree):
+    """The module's own tuples, lists and sets of strings, by name."""
+    return {
+        target.id: statement.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def texts(node, known):
     """The literal strings that are compared, alone or in a tuple, list or set."""
+    node = known.get(node.id, node) if isinstance(node, ast.Name) else node
     nodes = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
     return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
 
 def compared(tree):
     """(line, text) of every literal string that something is compared with."""
+    known = constants(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             for side in (node.left, *node.comparators):
-                for text in texts(side):
+                for text in texts(side, known):
                     yield node.lineno, text
         if isinstance(node, ast.MatchValue):
-            for text in texts(node.value):
+            for text in texts(node.value, known):
                 yield node.lineno, text
 
 

@@ -23,6 +23,7 @@ from algorithms import (
 )
 from algorithms.base import AXIS
 from comms import cost
+from comms.messages import sent_bytes
 from runtimes import mesh, simulate
 from stragglers import delays
 from tests import planned
@@ -189,7 +190,7 @@ def test_the_ratio_of_top_k_falls_in_five_stages():
     assert sent == of_both
     rule = planned.rule("barrier", delays.deterministic(1.0), N, 1, 0)
     _, schedule = rule.extend(rule.init(), 6)
-    told = method.wire_bytes(PARAMS, schedule)
+    told = sent_bytes(method, PARAMS, schedule)
     np.testing.assert_array_equal(told, 3 * 8 * np.sum(of_both, axis=1))
 
 
@@ -328,7 +329,7 @@ def test_payloads_are_those_of_the_messages():
         "warm": s2_reducer(SGD, budget=4, warmup_updates=3),
         "factors": powersgd(SGD, rank=2),
     }
-    sent = {name: method.wire_bytes(table, schedule) for name, method in sent.items()}
+    sent = {name: sent_bytes(method, table, schedule) for name, method in sent.items()}
     # Bitmap of 64 bits in 2 words, padded to a word per worker; 12 columns or 8 rows of 12 bytes.
     ring = 6 / 4
     assert (sent["sketch"] == ring * (16 + 12 * 12)).all()
@@ -345,9 +346,9 @@ def test_empty_parameters_send_no_entries():
     _, schedule = rule.extend(rule.init(), 1)
     empty = {"embedding": jnp.zeros((0, WIDTH))}
     for method in (top_k(SGD), random_k(SGD), s2_reducer(SGD, exact=True)):
-        assert method.wire_bytes(empty, schedule) == 0
+        assert sent_bytes(method, empty, schedule) == 0
     agreement = cost.ring_all_reduce_bytes(4, N)
-    assert sparse_all_gather(SGD).wire_bytes(empty, schedule) == agreement
+    assert sent_bytes(sparse_all_gather(SGD), empty, schedule) == agreement
 
 
 # --- composition ---

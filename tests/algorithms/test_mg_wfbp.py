@@ -1,7 +1,6 @@
 """MG-WFBP: the plan is what is compiled, and what is trained is what plain all-reduce trains."""
 
 import re
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,12 @@ from algorithms import all_reduce, mg_wfbp
 from algorithms.base import scale_by_samples
 from algorithms.mg_wfbp import plan_with
 from comms import cost
+from comms.messages import Row, exchange_seconds, sent_bytes
 from experiments import data, profiling, sampling, tasks
 from experiments.profiling import Profile
 from runtimes import mesh
+from stragglers import delays
+from tests import planned
 
 N, B = 8, 4
 MODEL = {"name": "mlp", "hidden": [32] * 5}  # "layers_10" sorts before "layers_2"
@@ -152,20 +154,26 @@ def test_plans_that_cannot_be_made_are_refused():
         plan_with("wfbp", PROFILE)(SHAPES)
 
 
-def test_bytes_and_seconds_count_every_buckets_token_and_start():
-    class Row:
-        workers = np.zeros((3, 2), int)
-        updates = 3
-        population = None
+def rounds(updates, workers):
+    """A schedule in which all workers take part."""
+    return planned.plan("barrier", delays.deterministic(1.0), workers, updates, 1, 0)
 
+
+def test_bytes_and_seconds_count_every_buckets_token_and_start():
     method = mg_wfbp(sgd(), buckets="wfbp")
     # Two workers: each sends half of 210 + 1 and of 100 + 1 floats, rounded up, twice.
-    np.testing.assert_array_equal(method.wire_bytes(SHAPES, Row), 3 * [8 * (106 + 51)])
+    np.testing.assert_array_equal(sent_bytes(method, SHAPES, rounds(3, 2)), 3 * [8 * (106 + 51)])
     network = cost.uniform_network(latency=1.0, bandwidth=4.0, workers=2)
-    seconds = method.round_seconds(SHAPES, 2, network)(0)
+    seconds = exchange_seconds(method, SHAPES, 2, network)(0)
     assert seconds == 2 * (1 + 211 / 2) + 2 * (1 + 101 / 2)
-    single = mg_wfbp(sgd(), buckets="single").round_seconds(SHAPES, 2, network)(0)
+    single = exchange_seconds(mg_wfbp(sgd(), buckets="single"), SHAPES, 2, network)(0)
     assert single == 2 * (1 + 311 / 2)
+
+
+def test_all_buckets_but_the_last_may_be_sent_beside_the_backward_pass():
+    for buckets, beside in (("wfbp", [True, False]), ("single", [False])):
+        payloads = mg_wfbp(sgd(), buckets=buckets).messages(SHAPES, 2, Row(0))
+        assert [payload.beside_gradient for payload in payloads] == beside
 
 
 MIXED = {
@@ -197,10 +205,9 @@ def messages(jaxpr):
 def test_the_bytes_that_are_told_are_those_that_a_ring_sends(method, workers):
     """Of every dtype in its own buffer, padded to whole elements for every worker."""
     built = method()
-    row = SimpleNamespace(workers=np.zeros((1, workers), int), updates=1, population=None)
     state = built.exchange.init(MIXED)
     traced = jax.make_jaxpr(
         lambda gradient: built.exchange.update(gradient, state, gradient)[0],
         axis_env=[("workers", workers)],
     )(MIXED)
-    assert built.wire_bytes(MIXED, row).tolist() == [sum(messages(traced.jaxpr))]
+    assert sent_bytes(built, MIXED, rounds(1, workers)).tolist() == [sum(messages(traced.jaxpr))]

@@ -11,6 +11,7 @@ from algorithms import ad_psgd, dpsgd, matcha, sgp, swarm
 from algorithms.base import AXIS, scale_by_samples
 from algorithms.swarm import meet, meet_stopped
 from comms import cost, topology
+from comms.messages import exchange_seconds, sent_bytes
 from runtimes import simulate
 from stragglers import delays, processes, wavefront
 from tests import planned
@@ -222,7 +223,7 @@ def test_bytes_are_those_of_the_messages():
     def sent(method, name, **options):
         rule = planned.rule(name, LAW, N, 1, 0, graph=method.graph, links=method.links, **options)
         _, schedule = rule.extend(rule.init(), 60)
-        return method.wire_bytes(params, schedule), schedule
+        return sent_bytes(method, params, schedule), schedule
 
     ring, star = topology.ring(N), topology.star(N)
     for method, models in (
@@ -238,7 +239,7 @@ def test_bytes_are_those_of_the_messages():
     np.testing.assert_allclose(found, 400 * (schedule.matchings @ links) / N)
     np.testing.assert_array_equal(sent(sgp(optimizer(), N), "neighbour_barrier")[0], 404)
     one = sgp(optimizer(), 1)
-    assert not one.wire_bytes(params, planned.plan("barrier", LAW, 1, 3, 1, 0)).any()
+    assert not sent_bytes(one, params, planned.plan("barrier", LAW, 1, 3, 1, 0)).any()
     # Packed in 128 x 8 bits, with a side and two sums for the one bucket.
     for bits, message in ((None, 400), (8, 128 + 12)):
         for name in ("random_pairs", "bipartite_pairs"):
@@ -256,7 +257,7 @@ def test_seconds_are_those_of_the_links_in_use():
     params = np.zeros(100, np.float32)
 
     def seconds(method, count=4):
-        of_round = method.round_seconds(params, N, network)
+        of_round = exchange_seconds(method, params, N, network)
         return [of_round(t) for t in range(count)]
 
     assert seconds(sgp(optimizer(), N)) == [5 * 404, 404, 404, 5 * 404]  # 1, 2, 4, 1 places ahead
@@ -282,7 +283,7 @@ def test_a_quantised_swarm_stays_near_the_exact_one(bits):
     assert 0 < told["decode_failures"] < 0.2 * schedule.batches.size
     assert told["skipped_buckets"] == 0
     large = np.zeros(4096, np.float32)
-    sent, full = (m.wire_bytes(large, schedule).sum() for m in (quantised, exact))
+    sent, full = (sent_bytes(m, large, schedule).sum() for m in (quantised, exact))
     assert sent < (bits / 32 + 0.02) * full
 
 

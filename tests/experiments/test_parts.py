@@ -24,6 +24,8 @@ from experiments import parts
             "digits(model=mlp(hidden=(8,)), l2=0.1)",
             {"name": "digits", "model": {"name": "mlp", "hidden": (8,)}, "l2": 0.1},
         ),
+        ("f(g, h(a=1), b=2)", {"name": "f", "b": 2, "*": ["g", {"name": "h", "a": 1}]}),
+        ("f(g(h(k)))", {"name": "f", "*": [{"name": "g", "*": [{"name": "h", "*": ["k"]}]}]}),
         ({"name": "f", "a": 1}, {"name": "f", "a": 1}),
         (ConfigDict({"name": "f", "a": 1}), {"name": "f", "a": 1}),
     ],
@@ -42,7 +44,8 @@ def test_a_spec_is_a_copy():
     "text",
     [
         "", "f(", "f(1)", "f(**{})", "f(*a)", "f(a=1, a=2)", "f(name=g)", "f(a=b.c)", "a.f()", "3",
-        "[1]", "{'a': 1}", "f(a=1) + 2", "f(a={x: 1})", "f g", "f\0", 3, None,
+        "[1]", "{'a': 1}", "f(a=1) + 2", "f(true)", "f('g')", "f([g])", "f(g, *h)",
+        "f(a={x: 1})", "f g", "f\0", 3, None,
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused(text):
@@ -61,6 +64,7 @@ def optional(limit: int | None = None):
 
 FACTORIES = {
     "anything": anything,
+    "made_of": lambda *inner, size=0, n=None: (inner, size, n),
     "half": functools.partial(anything, 1),
     "none": lambda: None,
     "optional": optional,
@@ -72,6 +76,8 @@ def test_a_factory_gets_what_is_given_and_what_it_asks_for():
     assert built == (2, 1.0, "a", True, [2], 8)
     assert parts.build("thing", FACTORIES, {"name": "half", "rate": 2}, n=8)[:2] == (1, 2)
     assert parts.build("thing", FACTORIES, "optional(limit=None)") is None
+    assert parts.build("thing", FACTORIES, "made_of(a, b, size=2)", n=8) == (("a", "b"), 2, 8)
+    assert parts.build("thing", FACTORIES, "made_of", n=8) == ((), 0, 8)
     assert parts.build("thing", FACTORIES, "optional(limit=3)") == 3
     numpy = {"name": "anything", "size": np.int64(3), "rate": np.float32(0.5)}
     assert parts.build("thing", FACTORIES, numpy)[:2] == (3, 0.5)
@@ -80,7 +86,7 @@ def test_a_factory_gets_what_is_given_and_what_it_asks_for():
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ("any", "thing: unknown name 'any'; known names: anything, half, none, optional"),
+        ("any", "thing: unknown name 'any'; known names: anything, half, made_of, none"),
         ({}, "unknown name None"),
         ("anything(size=1, sizes=2)", "thing 'anything': unknown parameter 'sizes'; it takes: "),
         ("none(a=1)", "unknown parameter 'a'; it takes: no parameters"),
@@ -95,6 +101,8 @@ def test_a_factory_gets_what_is_given_and_what_it_asks_for():
         ("optional(limit=2.5)", "parameter 'limit' must be a whole number, got 2.5"),
         ("optional(limit=many)", "parameter 'limit' must be a whole number, got 'many'"),
         ("anything(size=1, rest=3)", "thing 'anything': cannot use {'size': 1, 'rest': 3} ("),
+        ("anything(g, size=1)", "'anything': is not made of other parts, got 1 without a key"),
+        ("made_of(g, inner=1)", "unknown parameter 'inner'; it takes: size"),
         ("anything(size=1, rest=[x])", "cannot read the part"),
     ],
 )

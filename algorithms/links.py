@@ -1,0 +1,57 @@
+"""Which of a graph's matchings every update uses: as types, draws and turns that methods share."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+BLOCK = 1024  # updates that are drawn together: another number would draw other matchings
+
+
+class Links(NamedTuple):
+    """A graph's matchings, and which of them each update uses; equal on all workers."""
+
+    partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
+    active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
+    directed: bool = False  # whom a worker hears from need not hear from it
+    overlap: int = 0  # updates for which a message is under way while its receiver goes on
+    weights: np.ndarray | None = None  # [M, n] of what every worker hears in each matching; its own
+    # weight is one minus the sum over the active ones; None: the method's matrix
+
+
+def drawn_in_blocks(
+    draw: Callable[[int, int], np.ndarray], block: int = BLOCK
+) -> Callable[[int, int], np.ndarray]:
+    """(first, count) -> [count, M], rows of an endless sequence, however it is cut.
+
+    draw: (index of a block, rows) -> [rows, M]; it is asked for `block` rows each time.
+    """
+    of_block = functools.lru_cache(maxsize=8)(lambda index: draw(index, block))
+
+    def rows(first: int, count: int) -> np.ndarray:
+        blocks = range(first // block, (first + count - 1) // block + 1)
+        whole = np.concatenate([of_block(index) for index in blocks])
+        skipped = first - blocks[0] * block
+        return whole[skipped : skipped + count]
+
+    return rows
+
+
+def one_at_a_time(matchings: int, seed: int) -> Callable[[int, int], np.ndarray]:
+    """Links.active that switches exactly one of the matchings on, each as often."""
+
+    def draw(block: int, rows: int) -> np.ndarray:
+        chosen = np.random.default_rng((seed, block)).integers(matchings, size=rows)
+        return np.arange(matchings) == chosen[:, None]
+
+    return drawn_in_blocks(draw)
+
+
+def in_turn(matchings: int) -> Callable[[int, int], np.ndarray]:
+    """Links.active that switches the matchings on one after the other."""
+
+    def rows(first: int, count: int) -> np.ndarray:
+        return np.arange(first, first + count)[:, None] % matchings == np.arange(matchings)
+
+    return rows

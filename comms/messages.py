@@ -1,0 +1,162 @@
+"""What a method sends in an update, said once: its bytes and its seconds follow from it.
+
+A method names its messages, a `Payload` for what travels together; how many bytes a worker then
+sends, and how long that takes on a network of the alpha-beta model, is worked out here. What is
+all-reduced and what is gathered goes round a ring; what is exchanged goes over links that a
+schedule switches on and off. Scalars beside the data, as the sum of weights, are not counted.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from comms import cost
+
+
+class Row(NamedTuple):
+    """What an update of a schedule says of communication."""
+
+    update: int  # its index, but never more than the method's `settled`
+    active: np.ndarray | None = None  # [M] bool, matchings in use; None: all that there are
+    pushed: bool = False  # workers push to a server, as in arXiv 1803.01113, nobody else sends
+
+
+class Payload(NamedTuple):
+    """Messages of one worker that travel together, in bytes each.
+
+    A later payload of the same update starts when an earlier one has arrived.
+    """
+
+    reduced: tuple[int, ...] = ()  # all-reduced
+    gathered: tuple[int, ...] = ()  # sent to every other worker
+    exchanged: int = 0  # sent over every link of `matchings`
+    matchings: np.ndarray | None = None  # [m, n] whom each worker hears from, itself if nobody
+    met: int = 0  # sent both ways between the two of every pair in the schedule
+    itemsize: int = 4  # bytes of an element of what is reduced; a chunk of a ring holds whole ones
+    beside_gradient: bool = False  # can be sent while gradients are computed: is known before
+    # they are, or is not needed until a later update
+    encoded: bool = False  # is not the values themselves: encoding and decoding takes time
+
+    @property
+    def size(self) -> int:
+        """Bytes of all messages, once each."""
+        return sum(self.reduced) + sum(self.gathered) + self.exchanged + self.met
+
+
+Messages = Callable[[Any, int, Row], tuple[Payload, ...]]  # (parameters, workers, row)
+
+
+class Sender(Protocol):
+    """What is asked of a method here, as `algorithms.base.Algorithm` has it."""
+
+    messages: Messages
+    settled: int
+    links: Any
+
+
+def together(payloads: Iterable[Payload]) -> Payload:
+    """All that several payloads reduce and gather, in one."""
+    payloads = list(payloads)
+    return Payload(
+        tuple(size for payload in payloads for size in payload.reduced),
+        tuple(size for payload in payloads for size in payload.gathered),
+        encoded=any(payload.encoded for payload in payloads),
+    )
+
+
+def over_links(size: int, partners: np.ndarray, row: Row, **said) -> Payload:
+    """`size` bytes over every active one of the matchings `partners` [M, n]."""
+    used = partners if row.active is None else partners[row.active]
+    return Payload(exchanged=size, matchings=used, **said)
+
+
+def compresses(method: Sender, params, workers: int) -> bool:
+    """Whether the method encodes what it sends, once its messages stay as they are."""
+    return any(p.encoded for p in method.messages(params, workers, Row(method.settled)))
+
+
+def collective_bytes(payload: Payload, workers: int) -> float:
+    """Bytes that a worker sends, in the mean over workers, where all of them take part.
+
+    2 (n - 1) / n of what is reduced, n - 1 times what is gathered, and once over every link.
+    """
+    reduced = sum(
+        cost.ring_all_reduce_bytes(size, workers, payload.itemsize) for size in payload.reduced
+    )
+    links = 0.0
+    if payload.exchanged:
+        everyone = np.arange(payload.matchings.shape[1])
+        links = payload.exchanged * int((payload.matchings != everyone).sum()) / len(everyone)
+    return reduced + (workers - 1) * sum(payload.gathered) + links
+
+
+def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
+    """[T] bytes that a worker sends in every update of a schedule, mean over workers.
+
+    params: arrays or their shapes.
+    """
+    workers = schedule.workers.shape[1]
+    pushed = schedule.population is not None and schedule.partner is None
+    stages = np.minimum(schedule.offset + np.arange(schedule.updates), method.settled)
+    columns = stages[:, None]
+    if schedule.matchings is not None:
+        columns = np.column_stack([stages, schedule.matchings])
+    _, examples, which = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    found = []  # of every distinct row
+    for t in examples:
+        active = None if schedule.matchings is None else schedule.matchings[t]
+        payloads = method.messages(params, workers, Row(int(stages[t]), active, pushed))
+        if pushed:
+            found.append(sum(payload.size for payload in payloads))
+        elif schedule.population is not None:
+            found.append(sum(payload.met for payload in payloads))
+        else:
+            found.append(sum(collective_bytes(payload, workers) for payload in payloads))
+    sent = np.array(found, float)[which.ravel()]
+    if schedule.population is None:
+        return sent
+    if pushed:
+        return sent * (schedule.batches > 0).sum(axis=1) / schedule.population
+    met = (schedule.partner != np.arange(workers)).sum(axis=1)
+    return sent * met / schedule.population
+
+
+def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
+    """Seconds of a payload: a ring for all that is reduced, one for all that is gathered, links.
+
+    A ring that gathers takes half the steps of one that reduces what all workers gather together.
+    Matchings follow one another, and a worker that one leaves out waits all the same: MATCHA's
+    model of time (arXiv 1905.09435). A meeting takes what the slowest pair of workers needs.
+    """
+    total = 0.0
+    if sum(payload.reduced):
+        total += cost.ring_seconds(workers, sum(payload.reduced), network)
+    if sum(payload.gathered):
+        total += cost.ring_seconds(workers, workers * sum(payload.gathered), network) / 2
+    if payload.exchanged:
+        total += sum(cost.matching_seconds(payload.matchings, payload.exchanged, network).tolist())
+    if payload.met and workers > 1:
+        one, other = np.triu_indices(workers, 1)
+        total += float(np.max(network.seconds(payload.met, one, other)))
+    return total
+
+
+def exchange_seconds(
+    method: Sender, params, workers: int, network: cost.Network
+) -> Callable[[int], float]:
+    """round -> seconds of its exchange, for parameters or their shapes and rules in rounds."""
+
+    @functools.lru_cache(maxsize=4096)
+    def of_row(update: int, used: bytes | None) -> float:
+        active = None if used is None else np.frombuffer(used, bool)
+        payloads = method.messages(params, workers, Row(update, active))
+        return sum(seconds(payload, workers, network) for payload in payloads)
+
+    def of_round(round_index: int) -> float:
+        links = method.links
+        used = None if links is None else links.active(round_index, 1)[0].tobytes()
+        return of_row(min(round_index, method.settled), used)
+
+    return of_round

@@ -1,0 +1,237 @@
+"""Reducers by name and in chains, on arrays small enough to work out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce, local_sgd
+from algorithms.base import AXIS
+from algorithms.compression import Draw
+from algorithms.reducers import (
+    chain,
+    error_feedback,
+    int8,
+    natural,
+    quantise,
+    random_k,
+    sign,
+    top_k,
+)
+from comms import quantise as codec
+from comms import sparse
+from comms.messages import Payload, Row
+from configs import nonblocking
+from experiments import prepare, sweep, train
+
+N = 4
+KEY = jax.random.key(3)
+
+
+def reduced(reducer, x, states=None):
+    """(sums [N, ...], what was sent [N, ...], states) of x [N, ...] under `vmap`."""
+
+    def of_worker(x, state, me):
+        own = jax.random.fold_in(KEY, me)
+        draw = Draw(KEY, own, jnp.bool_(True), jnp.float32(N), jnp.int32(0))
+        return reducer.reduce(x, state, draw)
+
+    if states is None:
+        states = jax.vmap(reducer.init)(jnp.asarray(x))
+    return jax.vmap(of_worker, axis_name=AXIS)(jnp.asarray(x), states, jnp.arange(N))
+
+
+def seeded(key, seed=0):
+    return jax.random.fold_in(key, seed)
+
+
+VALUES = np.float32([[4, 1, 0, -3], [1, 2, 5, 0], [0, -6, 1, 7], [2, 1, 0, 1]])
+
+
+def test_the_largest_entries_go_as_powers_of_two():
+    """Entries that are powers of two are sent exactly by natural compression."""
+    x = np.float32([[4, 1, 0, -2], [1, 2, 8, 0], [0, -4, 1, 16], [2, 1, 0, 0.5]])
+    kept = np.float32([[4, 0, 0, -2], [0, 2, 8, 0], [0, -4, 0, 16], [2, 1, 0, 0]])
+    total, sent, _ = reduced(chain(top_k(0.5), natural()), x)
+    np.testing.assert_array_equal(sent, kept)
+    np.testing.assert_array_equal(total, np.broadcast_to(kept.sum(0), (N, 4)))
+
+
+def test_the_largest_entries_go_as_signs_of_their_own_mean():
+    """The mean magnitude is that of the entries which are sent, 3.5, 3.5, 6.5 and 1.5."""
+    total, sent, _ = reduced(chain(top_k(0.5), sign()), VALUES)
+    expected = [[3.5, 0, 0, -3.5], [0, 3.5, 3.5, 0], [0, -6.5, 0, 6.5], [1.5, 1.5, 0, 0]]
+    np.testing.assert_array_equal(sent, np.float32(expected))
+    np.testing.assert_array_equal(total[0], np.float32(expected).sum(0))
+
+
+def test_random_entries_are_the_same_for_all_and_those_are_quantised():
+    """The chain is the codec applied to the vector of what random-k keeps."""
+    x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
+    total, sent, _ = reduced(chain(random_k(0.25), quantise(bits=4)), x)
+    indices = np.asarray(sparse.random_indices(40, 10, seeded(KEY)))
+    expected = np.zeros((N, 40), np.float32)
+    for i in range(N):
+        # The inner reducer's seed is folded into the key that the outer one has made its own.
+        own = seeded(seeded(jax.random.fold_in(KEY, i)))
+        message = codec.qsgd(x[i, indices], 7, own)
+        expected[i, indices] = codec.qsgd_decode(message, 10, 7)
+    np.testing.assert_allclose(sent, expected, rtol=1e-6)
+    np.testing.assert_allclose(total, np.broadcast_to(expected.sum(0), (N, 40)), rtol=1e-5)
+    assert (np.abs(sent) > 0).sum() > N  # not everything was rounded to 0
+
+
+def test_three_in_a_chain_pick_of_what_was_picked():
+    x = 2.0 ** np.random.default_rng(0).integers(0, 9, (N, 40)).astype(np.float32)
+    total, sent, _ = reduced(chain(random_k(0.5), top_k(0.2), natural()), x)
+    indices = np.asarray(sparse.random_indices(40, 20, seeded(KEY)))
+    for i in range(N):
+        largest = indices[np.argsort(-x[i, indices], kind="stable")[:4]]
+        np.testing.assert_array_equal(np.flatnonzero(sent[i]), np.sort(largest))
+        np.testing.assert_array_equal(sent[i, largest], x[i, largest])
+    np.testing.assert_array_equal(total[0], np.asarray(sent).sum(0))
+
+
+def test_a_chain_of_chains_is_a_chain():
+    x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
+    parts = random_k(0.5), top_k(0.2), sign()
+    flat = reduced(chain(*parts), x)
+    for nested in (chain(chain(*parts[:2]), parts[2]), chain(parts[0], chain(*parts[1:]))):
+        jax.tree.map(np.testing.assert_array_equal, reduced(nested, x), flat)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: error_feedback(top_k(0.1)),
+        lambda: error_feedback(random_k(0.25), quantise(bits=8)),
+        lambda: error_feedback(top_k(0.25), sign()),
+        lambda: error_feedback(random_k(0.5), int8(bucket=4)),
+    ],
+    ids=["top_k", "random_k of 8 bits", "signs of top_k", "random_k of int8"],
+)
+def test_error_feedback_loses_nothing(build):
+    """What was sent so far and what is owed add up to all that there was to send."""
+    reducer, states = build(), None
+    rng, due, done = np.random.default_rng(1), np.zeros(40), np.zeros(40)
+    for _ in range(6):
+        x = rng.standard_normal((N, 40)).astype(np.float32)
+        total, _, states = reduced(reducer, x, states)
+        due, done = due + x.sum(0), done + np.asarray(total[0])
+    owed = N * np.asarray(states.residual).sum(0)
+    np.testing.assert_allclose(done + owed, due, atol=2e-5)
+    assert np.abs(owed).max() > 0.1
+
+
+def test_bytes_are_those_of_the_last_and_of_indices():
+    """Of 1,000 entries; 100 values in 4 bits fill 13 words, with one norm."""
+    leaf = jax.ShapeDtypeStruct((10, 100), jnp.float32)
+    words = 4 * 13 + 4
+    for reducer, expected in (
+        (random_k(0.1), Payload((400,))),
+        (top_k(0.1), Payload(gathered=(800,))),
+        (chain(random_k(0.1), quantise(bits=4)), Payload(gathered=(words,))),
+        (chain(top_k(0.1), quantise(bits=4)), Payload(gathered=(words + 400,))),
+        (chain(top_k(0.1), natural()), Payload(gathered=(104 + 400,))),
+        (chain(random_k(0.1), top_k(0.1), sign()), Payload(gathered=(4 + 4 + 40,))),
+        (error_feedback(top_k(0.1), sign()), Payload(gathered=(16 + 4 + 400,))),
+        (chain(random_k(0.1), int8(bucket=25)), Payload((100 + 4 * 4,))),
+    ):
+        assert reducer.payload(leaf, N, 0) == expected
+    method = local_sgd(optax.sgd(0.1), exchange=top_k(0.1))
+    (message,) = method.messages({"w": leaf}, N, Row(0))
+    assert message == Payload(gathered=(800,), encoded=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: chain(), "chain: got no reducer"),
+        (lambda: chain(sign(), top_k()), "chain: sign sends codes, which top_k cannot work on"),
+        (lambda: chain(top_k(), random_k()), "top_k: picks other entries on every worker"),
+        (lambda: chain(top_k(), int8()), "so that int8 cannot add up"),
+        (lambda: chain(random_k(), random_k()), "chain: has random_k 2 times"),
+        (lambda: chain(random_k(), error_feedback(sign())), "error_feedback keeps a memory"),
+        (lambda: chain(error_feedback(random_k()), sign()), "write error_feedback.* around all"),
+        (lambda: error_feedback(error_feedback(sign())), "keeps a memory already"),
+        (lambda: top_k(0.0), "top_k: needs 0 < ratio <= 1"),
+        (lambda: quantise(bits=1), "quantise: needs 2 to 16 bits, got 1"),
+        (lambda: all_reduce(optax.sgd(0.1), exchange=sign(), collective="ring"),
+         "all_reduce: collective='ring' is for a plain mean"),
+        (lambda: local_sgd(optax.sgd(0.1), server=optax.sgd(1.0), server_momentum=0.9),
+         "server_momentum=0.9 are for the server that averages"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+def test_seeds_draw_other_entries():
+    x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
+    one, other = (reduced(random_k(0.1, seed=seed), x)[1] for seed in (0, 1))
+    assert ((one != 0) != (other != 0)).any()
+
+
+def test_a_server_by_name_takes_the_mean_progress_for_a_gradient():
+    """DiLoCo's outer step by hand: Nesterov with momentum 0.9 on the mean of base - live."""
+    config = configured("local_sgd(server=momentum(decay=0.9, nesterov=true, learning_rate=0.7))")
+    server = prepare.prepare(config).algorithm.server
+    params, state = jnp.zeros(2), server.init(jnp.zeros(2))
+    momentum = np.zeros(2)
+    for progress in ([1.0, 2.0], [0.5, -1.0]):
+        update, state = server.update(jnp.float32(progress), state, params, batches=4, samples=0.0)
+        momentum = 0.9 * momentum + progress
+        np.testing.assert_allclose(update, -0.7 * (progress + 0.9 * momentum), rtol=1e-6)
+
+
+def configured(algorithm, **changes):
+    config = nonblocking.get_config("workers=4")
+    small = {"task": "digits(model=logistic)", "wait": "barrier", "mini_batches": 2, "updates": 5}
+    return sweep.override(config, {"algorithm": algorithm} | small | changes)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "local_sgd(exchange=top_k(ratio=0.01), server=adam(learning_rate=0.01))",
+        "local_sgd(exchange=chain(random_k(ratio=0.1), quantise(bits=4)))",
+        "local_sgd(server=adam(learning_rate=0.01))",
+        "local_sgd(server_learning_rate=0.7, server_momentum=0.9)",
+        "all_reduce(exchange=error_feedback(chain(top_k, natural)))",
+    ],
+)
+def test_a_config_names_codecs_and_servers(tmp_path, algorithm):
+    summary = train.run(configured(algorithm), str(tmp_path))
+    assert summary["updates"] == 5 and np.isfinite(summary["train_loss"])
+
+
+def test_a_mesh_trains_with_a_chain_and_a_server(tmp_path):
+    algorithm = "local_sgd(exchange=error_feedback(top_k, sign), server=adam(learning_rate=0.01))"
+    config = configured(algorithm, runtime="mesh", delay="none")
+    summary = train.run(config, str(tmp_path))
+    assert summary["updates"] == 5 and np.isfinite(summary["train_loss"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("local_sgd(exchange=top)", "exchange: unknown name 'top'; known names: chain, error_feed"),
+        ("local_sgd(exchange=chain(top_k(share=0.1)))", "unknown parameter 'share'"),
+        ("local_sgd(exchange=chain(0.1))", "cannot read the part"),
+        ("local_sgd(exchange=top_k(sign))", "exchange 'top_k': is not made of other parts"),
+        ("local_sgd(server=adam)", "algorithm.server: learning_rate must be a number"),
+        ("dpsgd(exchange=top_k)", "algorithm 'dpsgd': unknown parameter 'exchange'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_explained(algorithm, words):
+    with pytest.raises(ValueError, match=words):
+        prepare.prepare(configured(algorithm))
+
+
+def test_arms_with_codecs_that_draw_do_not_share_a_program_over_seeds():
+    one, other = (configured("local_sgd(exchange=random_k)", seed=seed) for seed in (0, 1))
+    assert prepare.alike(one) != prepare.alike(other)
+    one, other = (configured("local_sgd", seed=seed) for seed in (0, 1))
+    assert prepare.alike(one) == prepare.alike(other)

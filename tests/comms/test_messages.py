@@ -1,0 +1,125 @@
+"""Bytes and seconds worked out by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from comms import cost, messages
+from comms.messages import Payload
+
+RING = np.array([[1, 0, 3, 2], [3, 2, 1, 0]])  # matchings of a ring of four workers
+PATH = np.array([[1, 0, 2, 3], [0, 2, 1, 3]])  # of a path of three, with a worker apart
+
+
+def sends(*payloads, settled=0, active=None):
+    """A method that says the same of every update."""
+    links = None if active is None else SimpleNamespace(active=active)
+    return SimpleNamespace(messages=lambda *_: payloads, settled=settled, links=links)
+
+
+def schedule(updates=3, width=4, offset=0, **columns):
+    """As much of a schedule as bytes depend on."""
+    empty = {"population": None, "partner": None, "matchings": None}
+    batches = np.ones((updates, width), int)
+    return SimpleNamespace(
+        **({"workers": batches, "batches": batches} | empty | columns),
+        updates=updates,
+        offset=offset,
+    )
+
+
+def test_bytes_and_seconds_by_hand():
+    """4 workers, a second per message and per byte."""
+    network = cost.uniform_network(1.0, 1.0, workers=4)
+    both = messages.together([Payload((800,), (7,)), Payload((1200,)), Payload((), (3,))])
+    assert both == Payload((800, 1200), (7, 3))
+    # 2 x 3 chunks of a quarter each; the whole of what is gathered to 3 others.
+    assert messages.collective_bytes(both, 4) == 6 * 200 + 6 * 300 + 3 * 10
+    assert messages.seconds(both, 4, network) == 6 * (1 + 500) + 3 * (1 + 10)
+    assert messages.seconds(Payload((800,)), 4, network) == 6 * (1 + 200)
+    assert messages.seconds(Payload(gathered=(7,)), 4, network) == 3 * (1 + 7)
+    # Three elements of 8 bytes do not fill four chunks of whole elements.
+    assert messages.collective_bytes(Payload((24,), itemsize=8), 4) == 6 * 8
+
+
+def test_links_count_where_they_lead_to_somebody():
+    """Matchings one after the other, the second worker's links five times slower."""
+    network = cost.uniform_network(1.0, 1.0, {1: 5.0}, workers=4)
+    over = Payload(exchanged=10, matchings=RING)
+    assert messages.collective_bytes(over, 4) == 2 * 10
+    assert messages.seconds(over, 4, network) == 2 * 5 * (1 + 10)
+    path = Payload(exchanged=10, matchings=PATH[:1])
+    assert messages.collective_bytes(path, 4) == 10 * 2 / 4
+    assert messages.seconds(Payload(exchanged=10, matchings=PATH[:0]), 4, network) == 0
+    assert messages.seconds(Payload(met=10), 4, network) == 5 * (1 + 10)
+
+
+@pytest.mark.parametrize("payload", [Payload(), Payload((0,), (0,))])
+def test_nothing_takes_no_time(payload):
+    network = cost.uniform_network(1.0, 1.0, workers=4)
+    assert messages.seconds(payload, 4, network) == 0
+    assert messages.collective_bytes(payload, 4) == 0
+
+
+def test_a_single_worker_sends_nothing():
+    network = cost.uniform_network(1.0, 1.0, workers=1)
+    alone = Payload((800,), (7,), exchanged=9, matchings=np.zeros((1, 1), int), met=9)
+    assert messages.seconds(alone, 1, network) == 0
+    assert messages.collective_bytes(alone, 1) == 0
+
+
+def test_every_update_of_a_schedule_is_asked_for_its_own_row():
+    """Only distinct rows are asked for: stages up to the settled one, and active matchings."""
+    asked = []
+
+    def said(params, workers, row):
+        asked.append((row.update, row.active.tolist()))
+        size = 100 if row.update < 2 else 8
+        return (messages.over_links(size, RING, row),)
+
+    active = np.array([[1, 0], [1, 1], [0, 0], [1, 0], [1, 0], [0, 0]], bool)
+    method = SimpleNamespace(messages=said, settled=2, links=None)
+    sent = messages.sent_bytes(method, None, schedule(6, matchings=active))
+    assert sent.tolist() == [100, 200, 0, 8, 8, 0]
+    assert len(asked) == 4
+    later = messages.sent_bytes(method, None, schedule(4, offset=2, matchings=active[2:]))
+    np.testing.assert_array_equal(later, sent[2:])
+
+
+def test_whoever_pushes_to_a_server_sends_each_message_once():
+    """As a mean over 10 workers; a position that finished nothing has nobody."""
+    batches = np.array([[1, 2, 0], [1, 0, 0]])
+    pushes = schedule(2, population=10, width=3, batches=batches)
+    method = sends(Payload((800,), (7,)), Payload((5,)))
+    np.testing.assert_allclose(messages.sent_bytes(method, None, pushes), [81.2 * 2, 81.2])
+
+
+def test_both_of_a_pair_send():
+    """Workers that are their own partner meet nobody."""
+    partner = np.array([[1, 0, 2], [0, 1, 2]])
+    pairs = schedule(2, population=10, width=3, partner=partner)
+    sent = messages.sent_bytes(sends(Payload(met=50)), None, pairs)
+    np.testing.assert_allclose(sent, [2 * 50 / 10, 0])
+
+
+def test_seconds_follow_the_active_matchings_and_the_stage():
+    network = cost.uniform_network(1.0, 1.0, {1: 5.0}, workers=4)
+
+    def said(params, workers, row):
+        return (messages.over_links(10 if row.update < 3 else 20, PATH, row), Payload((80,)))
+
+    def active(first, count):
+        return np.arange(first, first + count)[:, None] % 2 == np.arange(2)
+
+    method = SimpleNamespace(messages=said, settled=3, links=SimpleNamespace(active=active))
+    seconds = messages.exchange_seconds(method, None, 4, network)
+    ring = 6 * 5 * (1 + 20)
+    assert [seconds(t) for t in (0, 1, 3, 1003)] == [55 + ring, 55 + ring, 105 + ring, 105 + ring]
+    method.links = SimpleNamespace(active=lambda first, count: np.zeros((count, 2), bool))
+    assert messages.exchange_seconds(method, None, 4, network)(0) == ring
+
+
+def test_a_method_compresses_if_any_of_its_messages_is_encoded():
+    assert messages.compresses(sends(Payload((8,)), Payload((4,), encoded=True)), None, 4)
+    assert not messages.compresses(sends(Payload((8,))), None, 4)
