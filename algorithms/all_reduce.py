@@ -22,8 +22,8 @@ def all_reduce(
 ) -> Algorithm:
     """Average the workers' gradients, then let `optimizer` take one step on the one model.
 
-    collective: "psum" leaves the all-reduce to the compiler, "ring" is our reduce-scatter and
-        all-gather from `ppermute`.
+    collective: "psum", the default, leaves the all-reduce to the compiler, "ring" is our
+        reduce-scatter and all-gather from `ppermute`.
     weighting: "proportional" to finished mini-batches (unbiased over the finished samples) or
         "equal" over the workers that finished any.
     exchange: how every parameter is reduced instead, see `algorithms.reducers`.

@@ -101,7 +101,7 @@ class Mesh:
         one_round = (
             functools.partial(rounds.plain, algorithm, losses, mini_batches)
             if injector is None
-            else functools.partial(rounds.watched, algorithm, losses, mini_batches, injector)
+            else rounds.Watched(algorithm, losses, mini_batches, injector)
         )
         # The rounds of a dispatch as a program, which may be lowered and read before a run.
         self.dispatch = _dispatch(devices, one_round)

@@ -16,6 +16,8 @@ from algorithms.base import AXIS
 from runtimes import worker
 from stragglers import inject
 
+_ANSWER = jax.ShapeDtypeStruct((), jnp.int32)  # GO, STOP or CUT, see `stragglers.inject`
+
 
 class Model(NamedTuple):
     """Everything that training changes; between rounds every leaf has a leading axis of workers."""
@@ -81,76 +83,87 @@ def _where(condition, chosen, other):
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
 
 
-def watched(algorithm, losses, mini_batches, injector, carry, table, examples, active):
-    """Take mini-batches until the host says stop, exchange, and report the landing."""
-    model, offset, token = carry
-    round_index = model.round
-    me = jax.lax.axis_index(AXIS)
-    given = _given(model.samples, mini_batches, active)
-    answer = jax.ShapeDtypeStruct((), jnp.int32)
-    begun = io_callback(injector.begin, answer, me, round_index, token)
-    point = model.params
-    if algorithm.grad_params is not None:
-        point = algorithm.grad_params(model.worker.exchange, model.params)
+class Watched:
+    """A round of as many mini-batches as the host allows, called with (carry, table, ...).
 
-    trigger = injector.trigger
-    most = mini_batches
-    if np.ndim(trigger.mini_batches):
-        most = jnp.asarray(trigger.mini_batches, jnp.int32)[me]
-    whole = None if trigger.whole is None else jnp.asarray(trigger.whole, jnp.int32)[me]
+    Each device takes mini-batches until an injector's callback says stop, exchanges, and reports
+    the landing.
+    """
 
-    def going(loop):
-        taken, verdict, *_ = loop
-        return (taken < most) & (verdict == inject.GO)
+    def __init__(self, algorithm, losses, mini_batches: int, injector: inject.Injector):
+        self._algorithm, self._losses = algorithm, losses
+        self._mini_batches, self._injector = mini_batches, injector
 
-    def take(loop):
-        taken, _, done, kept = loop
+    def __call__(self, carry, table, examples, active):
+        algorithm, trigger = self._algorithm, self._injector.trigger
+        model, offset, token = carry
+        me = jax.lax.axis_index(AXIS)
+        given = _given(model.samples, self._mini_batches, active)
+        begun = io_callback(self._injector.begin, _ANSWER, me, model.round, token)
+        most = self._mini_batches
+        if np.ndim(trigger.mini_batches):
+            most = jnp.asarray(trigger.mini_batches, jnp.int32)[me]
+
+        def batch(taken):
+            return jax.tree.map(lambda a: a[table[offset + taken]], examples)
+
+        batches, contribution, state = self._until_stopped(model, begun, most, batch, given)
+        total = jax.lax.psum(batches, AXIS)
+        weight = algorithm.weight(batches)
+        landed = _finish_round(algorithm, model, contribution, state, batches, total, given, weight)
+        answer = jax.ShapeDtypeStruct((), jnp.float32)
+        touched = _touch(landed.params)
+        token = io_callback(self._injector.land, answer, me, model.round, touched)
+        used = batches if trigger.carries else most
+        return _advanced(landed, total * table.shape[1]), offset + used, token
+
+    def _until_stopped(self, model: Model, begun, most, batch, given):
+        """(mini-batches that count, the contribution that they make, the worker's new state)."""
+        algorithm, injector = self._algorithm, self._injector
+        trigger, me = injector.trigger, given["worker"]
+        whole = None if trigger.whole is None else jnp.asarray(trigger.whole, jnp.int32)[me]
+        point = model.params
+        if algorithm.grad_params is not None:
+            point = algorithm.grad_params(model.worker.exchange, model.params)
+
+        def going(loop):
+            taken, verdict, *_ = loop
+            return (taken < most) & (verdict == inject.GO)
+
+        def take(loop):
+            taken, _, done, kept = loop
+            new = self._one_more(point, *done, batch(taken), model.samples, given)
+            ticked = (me, model.round, taken + 1, _touch(new[0]))
+            verdict = io_callback(injector.tick, _ANSWER, *ticked)
+            counts = verdict != inject.CUT if trigger.cuts else True
+            if trigger.cuts:
+                new = _where(counts, new, done)
+            taken = taken + counts
+            if whole is not None:
+                kept = _where(taken % whole == 0, new, kept)
+            return taken, verdict, new, kept
+
+        gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
+        begin = gathered, model.worker.work
+        batches, _, done, kept = jax.lax.while_loop(
+            going, take, (jnp.int32(0), begun, begin, () if whole is None else begin)
+        )
+        if whole is not None:  # what is left of a contribution that was cut counts for nothing
+            batches, done = batches // whole * whole, kept
         gathered, work_state = done
-        batch = jax.tree.map(lambda a: a[table[offset + taken]], examples)
         if algorithm.work is None:
-            weights = jnp.full(table.shape[1], 1.0 / table.shape[1])
-            gradient = worker.gradient(losses, point, batch, weights, model.samples)
-            new = jax.tree.map(jnp.add, gathered, gradient), work_state
+            contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
         else:
-            new = worker.local_step(algorithm, losses, gathered, work_state, batch, given)
-        verdict = io_callback(injector.tick, answer, me, round_index, taken + 1, _touch(new[0]))
-        counts = verdict != inject.CUT if trigger.cuts else True
-        if trigger.cuts:
-            new = _where(counts, new, done)
-        taken = taken + counts
-        if whole is not None:
-            kept = _where(taken % whole == 0, new, kept)
-        return taken, verdict, new, kept
+            contribution = worker.progress(point, gathered)
+        return batches, contribution, model.worker._replace(work=work_state)
 
-    gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
-    begin = gathered, model.worker.work
-    batches, _, done, kept = jax.lax.while_loop(
-        going, take, (jnp.int32(0), begun, begin, () if whole is None else begin)
-    )
-    if whole is not None:  # what is left of a contribution that was cut counts for nothing
-        batches, done = batches // whole * whole, kept
-    gathered, work_state = done
-    if algorithm.work is None:
-        contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
-    else:
-        contribution = worker.progress(point, gathered)
-    total = jax.lax.psum(batches, AXIS)
-    model = _finish_round(
-        algorithm,
-        model,
-        contribution,
-        model.worker._replace(work=work_state),
-        batches,
-        total,
-        given,
-        algorithm.weight(batches),
-    )
-    token = io_callback(
-        injector.land,
-        jax.ShapeDtypeStruct((), jnp.float32),
-        me,
-        round_index,
-        _touch(model.params),
-    )
-    used = batches if trigger.carries else most
-    return _advanced(model, total * table.shape[1]), offset + used, token
+    def _one_more(self, point, gathered, work_state, batch, samples, given):
+        """One more gradient at `point`, or one more local step."""
+        if self._algorithm.work is not None:
+            return worker.local_step(
+                self._algorithm, self._losses, gathered, work_state, batch, given
+            )
+        size = jax.tree.leaves(batch)[0].shape[0]
+        weights = jnp.full(size, 1.0 / size)
+        gradient = worker.gradient(self._losses, point, batch, weights, samples)
+        return jax.tree.map(jnp.add, gathered, gradient), work_state

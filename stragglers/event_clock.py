@@ -159,8 +159,8 @@ class EventClock:
         fixed = (self.mini_batches, *self.protocol)
         if self._process.uses_time:
             base = np.zeros_like(state.attempts)
-            table, room = Live(self._process, state.end), base + np.iinfo(base.dtype).max
-            _loop(table, base, room, *fixed, 0, state.update, cost, arrays, rows)
+            known = Live(self._process, state.end), base, base + np.iinfo(base.dtype).max
+            _loop(0, state.update, known, fixed, cost, arrays, rows)
             return
         worker = np.arange(self.workers)[:, None]
         most = int(self.mini_batches.max()) * (k + 2)  # a worker begins at most k + 2 in a row
@@ -169,10 +169,8 @@ class EventClock:
         while row < updates:
             base = state.attempts.copy()
             table = self._process.duration(worker, 0.0, base[:, None] + counts)
-            table, room = np.ascontiguousarray(table, np.float64), base + counts.size - most
-            row = _compiled()(
-                table, base, room, *fixed, row, state.update, cost, arrays, tuple(rows)
-            )
+            known = np.ascontiguousarray(table, np.float64), base, base + counts.size - most
+            row = _compiled()(row, state.update, known, fixed, cost, arrays, tuple(rows))
 
 
 def _check_server(name: str, setting: Setting) -> None:
@@ -193,12 +191,14 @@ def check_draw(name: str, setting: Setting, instead: str) -> None:
         )
 
 
-def _loop(table, base, room, steps, idle, limit, interrupt, row, update, cost, state, rows):
-    """Fill rows from `row` on while all durations are in the table; return the next row.
+def _loop(row, update, known, protocol, cost, state, rows):
+    """Fill rows from `row` on while all durations are known; return the next row.
 
-    table[worker, count - base[worker]] in seconds, for a row that begins with counts up to
+    known: table[worker, count - base[worker]] in seconds, for a row that begins with counts up to
     room[worker]. These lines are compiled, except where a table is `Live`.
     """
+    table, base, room = known
+    steps, idle, limit, interrupt = protocol
     begin, end, version, attempts, consumed = state
     workers, start, finish, first, taken, busy, spent = rows
     updates, k = workers.shape

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import numbers
+import re
 
 import pytest
 
@@ -80,3 +81,47 @@ def test_nobody_asks_for_a_name_that_is_a_key_of_a_registry(names):
         if text in names
     ]
     assert not asked
+
+
+# From the top to the bottom; folders of one floor do not import each other.
+FLOORS = (
+    {"launch"},
+    {"configs", "benchmarks"},
+    {"experiments"},
+    {"runtimes"},
+    {"algorithms"},
+    {"comms", "stragglers"},
+)
+
+
+def imported(tree):
+    """(line, first name of the module) of every import, wherever in a file it stands."""
+    for node in ast.walk(tree):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module]
+        for module in modules:
+            yield node.lineno, module.partition(".")[0]
+
+
+def test_imports_point_down_only():
+    floor = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
+    upward = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in FILES
+        for line, module in imported(ast.parse(path.read_text()))
+        for here in [path.relative_to(ROOT).with_suffix("").parts[0]]
+        if module in floor and module != here and floor[module] <= floor[here]
+    ]
+    assert not upward
+
+
+def test_the_readme_lists_the_folders_in_the_order_of_imports():
+    listed = [
+        line.split()[0].strip("/").removesuffix(".py")
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if re.match(r"[a-z]+(/|\.py) {2,}", line)
+    ]
+    floor = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
+    floors = [floor[name] for name in listed if name in floor]
+    assert floors == sorted(floors) and set(listed) >= set(floor)

@@ -22,6 +22,7 @@ from stragglers.event_clock import EventClock
 from stragglers.order_statistics import sums_means
 from stragglers.rule import Arrivals, Reaction, Rule, Setting, most_mini_batches
 from stragglers.rules import k_protocols
+from stragglers.schedule import Schedule
 from stragglers.server_arrivals import Server
 
 PROTOCOLS = {
@@ -115,52 +116,76 @@ def adasync(
     if not 1 <= k <= workers:
         raise ValueError(f"adasync: needs 1 <= k <= {workers} workers, got k={k}; set k in it")
     clock = EventClock(protocol, setting, k, PROTOCOLS[protocol])
-    server = Server(clock.protocol, k, clock.mini_batches)
+    return _Adaptive(clock, _chooser(setting, clock), interval, lowest_loss).rule()
+
+
+def _chooser(setting: Setting, clock: EventClock) -> Callable[[float], float]:
+    """(F_0 / F) -> K of the protocol; see the module's three cases."""
+    workers, k = clock.workers, clock.k
     if not clock.protocol.idle:
-        chosen = proportional_k(workers, k)
-    elif isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
-        chosen = tabled_k(setting.delay, workers, k, most_mini_batches(setting.mini_batches))
-    else:
-        chosen = exponential_k(workers, k)
+        return proportional_k(workers, k)
+    if isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
+        return tabled_k(setting.delay, workers, k, most_mini_batches(setting.mini_batches))
+    return exponential_k(workers, k)
 
-    def begun(state) -> AdaState:
-        return AdaState(state, k, math.nan, interval)
 
-    def extend(state: AdaState, updates: int):
-        after, schedule = clock.extend(state.protocol, updates, k=state.k)
+class _Adaptive:
+    """A protocol whose K is a part of its state.
+
+    chosen: (F_0 / F) -> K, not rounded yet.
+    """
+
+    def __init__(
+        self, clock: EventClock, chosen: Callable[[float], float], interval: float, lowest: float
+    ):
+        self._clock, self._chosen = clock, chosen
+        self._interval, self._lowest = interval, lowest
+        self._server = Server(clock.protocol, clock.k, clock.mini_batches)
+
+    def rule(self) -> Rule:
+        """The rule with its faces."""
+        return Rule(
+            self._clock.workers,
+            lambda: self._begun(self._clock.init()),
+            self.extend,
+            asynchronous=self._clock.asynchronous,
+            observe=self.observe,
+            arrivals=Arrivals(
+                lambda: self._begun(self._server.init()),
+                self.on_arrival,
+                lambda state, worker: self._server.mini_batches(state.protocol, worker),
+                self.observe,
+            ),
+            data=(*k_protocols.ALL_DATA, "protocol", "interval", "lowest_loss"),
+        )
+
+    def _begun(self, protocol) -> AdaState:
+        return AdaState(protocol, self._clock.k, math.nan, self._interval)
+
+    def extend(self, state: AdaState, updates: int) -> tuple[AdaState, Schedule]:
+        """The next rows, with the K of the state."""
+        after, schedule = self._clock.extend(state.protocol, updates, k=state.k)
         return state._replace(protocol=after), schedule
 
-    def observe(state: AdaState, seconds: float, loss: float) -> AdaState:
-        loss = loss - lowest_loss
+    def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Reaction:
+        """The protocol's reaction, with the K of the state."""
+        reaction = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
+        return reaction._replace(state=state._replace(protocol=reaction.state))
+
+    def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
+        """Take note of the first loss; choose K anew by a later one once the interval is over."""
+        loss = loss - self._lowest
         if math.isnan(state.first_loss):
             if loss <= 0:
                 raise ValueError(
-                    f"adasync: training begins at a loss of {loss + lowest_loss:g}, not above "
-                    f"lowest_loss={lowest_loss:g}; set lowest_loss to what the loss tends to"
+                    f"adasync: training begins at a loss of {loss + self._lowest:g}, not above "
+                    f"lowest_loss={self._lowest:g}; set lowest_loss to what the loss tends to"
                 )
             return state._replace(first_loss=loss)
         if seconds < state.next_choice or not math.isfinite(loss):
             return state
-        passed = interval * (1 + seconds // interval)
+        passed = self._interval * (1 + seconds // self._interval)
         ratio = state.first_loss / loss if loss > 0 else math.inf
-        new = workers if math.isinf(ratio) else min(max(round(chosen(ratio)), 1), workers)
+        most = self._clock.workers
+        new = most if math.isinf(ratio) else min(max(round(self._chosen(ratio)), 1), most)
         return state._replace(k=new, next_choice=passed)
-
-    def on_arrival(state: AdaState, worker: int, version: int, now: float) -> Reaction:
-        reaction = server.on_arrival(state.protocol, worker, version, now, k=state.k)
-        return reaction._replace(state=state._replace(protocol=reaction.state))
-
-    return Rule(
-        workers,
-        lambda: begun(clock.init()),
-        extend,
-        asynchronous=clock.asynchronous,
-        observe=observe,
-        arrivals=Arrivals(
-            lambda: begun(server.init()),
-            on_arrival,
-            lambda state, worker: server.mini_batches(state.protocol, worker),
-            observe,
-        ),
-        data=(*k_protocols.ALL_DATA, "protocol", "interval", "lowest_loss"),
-    )
