@@ -24,6 +24,7 @@ from scipy import optimize
 
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
 from experiments.tasks import Task
+from stragglers.rule import most_mini_batches
 
 SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB
 
@@ -174,8 +175,8 @@ _MEASURED: dict[tuple, Profile] = {}
 
 
 def _round_samples(config) -> int:
-    """Samples of a worker in a round: its gradient is taken of all of them at once."""
-    return config.batch_size * config.mini_batches
+    """Samples of a worker in a round, at most: its gradient is taken of all of them at once."""
+    return config.batch_size * most_mini_batches(config.mini_batches)
 
 
 # --- all-reduce ---

@@ -193,7 +193,7 @@ def test_without_a_profile_only_the_order_is_known(task):
     ("changes", "words"),
     [
         ({"buckets": "best"}, "unknown choice 'best'"),
-        ({"wait": "bariers"}, "which 'bariers' does not"),
+        ({"wait": "bariers"}, "unknown name 'bariers'"),
         ({"split": "dirichlet(alpha=-1.0)"}, "alpha"),
         ({"workers": 9}, "there are 8 devices but config.workers=9"),
     ],
