@@ -28,6 +28,9 @@ class Prepared(NamedTuple):
     runtime: simulate.Simulator | mesh.Mesh
 
 
+ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
+
+
 class Kind(NamedTuple):
     """A runtime that configs can name."""
 
@@ -123,9 +126,8 @@ def build_delay(part) -> delays.Law | processes.Process:
 def alike(config: ConfigDict) -> str | None:
     """What arms share that can train together: all but what is data to their program.
 
-    Data are the learning rate, delays, budgets, how many gradients a rule of `stragglers.events`,
-    adaptive or not, waits for, and the seed, unless the method draws by itself. None: an arm that
-    runs alone.
+    Data are the learning rate, delays, budgets, what a waiting rule lists as `data`, and the seed,
+    unless the method draws by itself. None: an arm that runs alone.
     """
     kind = RUNTIMES.get(config.runtime)
     if kind is None or not kind.together or config.devices != 1:
@@ -217,7 +219,7 @@ def _mesh(config, task, algorithm, sampler, seconds):
     delay = None if parts.spec(config.delay)["name"] == "none" else build_delay(config.delay)
     rule = _rule(
         config,
-        delay or delays.deterministic(1.0),
+        delay or ANY_SPEED,
         seconds,
         algorithm.graph,
         algorithm.links,

@@ -87,7 +87,7 @@ class EventClock:
         self.check_k(k)
         self._process = as_process(setting.delay).seeded(setting.seed)
         self._communication = setting.communication
-        self._seconds = checked_cost(name, setting.communication)
+        self._seconds = checked_cost(name, setting.communication, self.workers)
 
     @property
     def workers(self) -> int:
@@ -140,17 +140,13 @@ class EventClock:
 
     def _costs(self, update: int, updates: int) -> np.ndarray:
         """Seconds of communication, [T, 1] or [T, P]."""
-        if callable(self._communication):
-            rows = [self._seconds(t) for t in range(update, update + updates)]
-            cost = np.array(rows, np.float64).reshape(updates, -1 if updates else 1)
-        else:
-            cost = np.tile(np.ravel(self._communication).astype(np.float64), (updates, 1))
-        if cost.shape[1] not in (1, self.workers):
-            raise ValueError(
-                f"{self.name}: communication gave {cost.shape[1]} numbers for {self.workers} "
-                "workers; return one, or one per worker"
-            )
-        return cost
+        if not callable(self._communication):
+            return np.tile(np.ravel(self._communication).astype(np.float64), (updates, 1))
+        rows = [np.ravel(self._seconds(t)) for t in range(update, update + updates)]
+        width = max((row.size for row in rows), default=1)
+        return np.array([np.broadcast_to(row, width) for row in rows], np.float64).reshape(
+            -1, width
+        )
 
     def _fill(self, state: EventState, cost: np.ndarray, rows: _Rows) -> None:
         """Fill `rows` and move the arrays of `state` on."""

@@ -69,7 +69,7 @@ class PairClock:
         self._process = as_process(setting.delay).seeded(setting.seed)
         self._everybody = np.arange(self.workers)
         self._communication = setting.communication
-        self._seconds = checked_cost(name, setting.communication)
+        self._seconds = checked_cost(name, setting.communication, self.workers)
 
     def init(self) -> PairState:
         """Everybody begins its local steps at 0 s."""
@@ -109,11 +109,6 @@ class PairClock:
         varying = rounds if callable(self._communication) else np.zeros_like(rounds)
         known, at = np.unique(varying, return_inverse=True)
         given = [np.ravel(self._seconds(t)) for t in known.tolist()]
-        if wrong := {row.size for row in given} - {1, self.workers}:
-            raise ValueError(
-                f"{self.name}: communication gave {min(wrong)} numbers for {self.workers} "
-                "workers; return one, or one per worker"
-            )
         table = np.stack([np.broadcast_to(row, self.workers) for row in given])
         table = table[at.reshape(rounds.shape), self._everybody[:, None]]
         # A node that meets itself sends nothing.

@@ -44,13 +44,14 @@ class RoundClock:
         self._signal = signal
         self.cuts, self._stop = _choose("in_flight", in_flight, round_parts.STOPS)
         self.carries = _choose("leftovers", leftovers, round_parts.LEFTOVERS)
-        ends = round_parts.DRAWS[per_round("rounds", setting.draw)]
+        by_round = per_round("rounds", setting.draw)
+        ends = round_parts.ends_by_round if by_round else round_parts.ends_by_mini_batch
         self._ends_of = ends(self._process.seeded(setting.seed), self.workers, self.mini_batches)
         self._links = setting.links
         near = round_parts.land_at_neighbours(setting.graph, setting.links, self.workers)
         everywhere = round_parts.land_everywhere
         self._land = _choose("landing", landing, {"neighbours": near, "all": everywhere})
-        self._cost = checked_cost("rounds", setting.communication)
+        self._cost = checked_cost("rounds", setting.communication, self.workers)
         self._overlap = 0 if setting.links is None else setting.links.overlap
         self._check(signal)
 

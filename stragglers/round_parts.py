@@ -72,9 +72,6 @@ def ends_by_round(process: Process, workers: int, mini_batches: int) -> Callable
     )
 
 
-DRAWS = {False: ends_by_mini_batch, True: ends_by_round}  # by whether a draw holds for a round
-
-
 def stop_after_current(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
     """Finished mini-batches [P] and when each worker is ready [P], if begun ones count."""
     last = ends[np.arange(len(ends)), np.maximum(started - 1, 0)]

@@ -133,13 +133,22 @@ def whole(rule: Rule, updates: int) -> Schedule:
     return rule.extend(rule.init(), updates)[1]
 
 
-def checked_cost(name: str, communication: Cost) -> Callable[[int], float | np.ndarray]:
-    """The cost as a function of the round; negative seconds raise a ValueError of rule `name`."""
+def checked_cost(
+    name: str, communication: Cost, workers: int
+) -> Callable[[int], float | np.ndarray]:
+    """The cost as a function of the round, scalar or [P]; others raise a ValueError of `name`."""
 
     def cost(t: int) -> float | np.ndarray:
         seconds = communication(t) if callable(communication) else communication
-        if not np.min(seconds) >= 0:
-            raise ValueError(f"{name}: needs communication >= 0, got {seconds}; set it in seconds")
+        if np.size(seconds) not in (1, workers):
+            raise ValueError(
+                f"{name}: communication gave {np.size(seconds)} numbers for {workers} workers; "
+                "return one, or one per worker"
+            )
+        if not (np.min(seconds) >= 0 and np.max(seconds) < np.inf):
+            raise ValueError(
+                f"{name}: needs communication >= 0, got {seconds}; set it in finite seconds"
+            )
         return seconds
 
     cost(0)  # refuse a bad constant before the first segment
@@ -179,9 +188,9 @@ def most_mini_batches(mini_batches: int | Sequence[int]) -> int:
 def one_number(name: str, setting: Setting) -> int:
     """The mini-batches of a round, for rules in which they are the same for all workers."""
     each = mini_batches_each(name, setting)
-    if np.ndim(setting.mini_batches):
+    if (each != each[0]).any():
         raise ValueError(
-            f"{name}: all workers have rounds of equally many mini-batches, got "
-            f"{list(setting.mini_batches)}; give one number, or take a rule as k_async"
+            f"{name}: all workers have rounds of equally many mini-batches, got {each.tolist()}; "
+            "give one number, or take a rule that counts contributions, as k_sync"
         )
     return int(each[0])

@@ -62,7 +62,7 @@ def showing(wanted: Callable[[Rule], bool]) -> list[str]:
 
 def _built(name: str, settings: Iterable[Setting]) -> Iterator[Rule]:
     values = {}
-    for own in inspect.signature(RULES[name]).parameters.values():
+    for own in inspect.signature(RULES[name], eval_str=True).parameters.values():
         if own.default is own.empty:
             choices = typing.get_args(own.annotation)
             values[own.name] = choices[0] if choices else LEAST.get(own.annotation)

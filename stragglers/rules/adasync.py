@@ -47,9 +47,8 @@ class AdaState(NamedTuple):
         return self.protocol.update
 
 
-def proportional_k(workers: int, k: int) -> Callable[[float], float]:
+def proportional_k(k: int) -> Callable[[float], float]:
     """(F_0 / F) -> K where the runtime is proportional to K: K_0 sqrt(F_0 / F)."""
-    del workers
     return lambda ratio: k * math.sqrt(ratio)
 
 
@@ -113,9 +112,11 @@ def adasync(
         )
     if not 0 < interval < math.inf:
         raise ValueError(f"adasync: needs interval > 0, got {interval}; set it in seconds")
+    if not math.isfinite(lowest_loss):
+        raise ValueError(f"adasync: needs a finite lowest_loss, got {lowest_loss}; 0 is usual")
     if not 1 <= k <= workers:
         raise ValueError(f"adasync: needs 1 <= k <= {workers} workers, got k={k}; set k in it")
-    clock = EventClock(protocol, setting, k, PROTOCOLS[protocol])
+    clock = EventClock("adasync", setting, k, PROTOCOLS[protocol])
     return _Adaptive(clock, _chooser(setting, clock), interval, lowest_loss).rule()
 
 
@@ -123,7 +124,7 @@ def _chooser(setting: Setting, clock: EventClock) -> Callable[[float], float]:
     """(F_0 / F) -> K of the protocol; see the module's three cases."""
     workers, k = clock.workers, clock.k
     if not clock.protocol.idle:
-        return proportional_k(workers, k)
+        return proportional_k(k)
     if isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
         return tabled_k(setting.delay, workers, k, most_mini_batches(setting.mini_batches))
     return exponential_k(workers, k)

@@ -28,11 +28,13 @@ from stragglers.rule import Rule, Setting, Sight, Trigger
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
 
+DATA = ("seconds", "k", "calibration")  # own parameters that only the rows of a schedule know
+
 
 def _rule(clock: RoundClock, stop: Callable[[Sight], bool] | None, sees_all: bool = True) -> Rule:
     """The rule with this clock; stop, sees_all: of its trigger."""
     trigger = Trigger(stop, clock.mini_batches, clock.cuts, clock.carries, sees_all)
-    return Rule(clock.workers, clock.init, clock.extend, trigger=trigger)
+    return Rule(clock.workers, clock.init, clock.extend, trigger=trigger, data=DATA)
 
 
 def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
@@ -138,4 +140,4 @@ def drop_compute(
         state, rest = extend(state, updates - before)
         return state, concatenate([schedule, rest])
 
-    return Rule(clock.workers, clock.init, extend)
+    return Rule(clock.workers, clock.init, extend, data=DATA)

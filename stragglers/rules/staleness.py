@@ -5,7 +5,7 @@ the newest version. It is ignored then, which costs the time until it is pushed,
 interrupted as soon as it is so old. Settings and times are those of `stragglers.rules.k_protocols`.
 """
 
-from stragglers.event_clock import Protocol
+from stragglers.event_clock import ANY_AGE, Protocol
 from stragglers.rule import Rule, Setting
 from stragglers.rules.k_protocols import server_rule
 
@@ -27,4 +27,4 @@ def ringmaster(setting: Setting, *, limit: int, interrupt: bool = False, k: int 
     """
     if limit < 1:
         raise ValueError(f"ringmaster: needs limit >= 1 updates, got {limit}; 1 allows no delay")
-    return server_rule("ringmaster", setting, k, Protocol(False, limit, interrupt))
+    return server_rule("ringmaster", setting, k, Protocol(False, min(limit, ANY_AGE), interrupt))

@@ -12,8 +12,9 @@ import pytest
 
 from algorithms import all_reduce, dpsgd
 from algorithms.base import scale_by_samples
+from algorithms.links import Links, in_turn
 from runtimes import mesh
-from stragglers import delays
+from stragglers import delays, rules
 from stragglers.inject import Injector
 from stragglers.processes import as_process, from_law, markov, persistent
 from stragglers.rule import whole
@@ -43,11 +44,15 @@ class Row(NamedTuple):
     setting: Mapping[str, Any] = MappingProxyType({"mini_batches": 3})
 
 
+# Pushes to the next worker and to the one after it, in turn, each a round on its way.
+AHEAD = (np.arange(P) - [[1], [2]]) % P
+OVERLAPPING = Links(AHEAD, in_turn(2), directed=True, overlap=1)
 SERVER = {"mini_batches": 1}
 PAIRS = {"mini_batches": 3, "graph": COMPLETE}
 ROWS = {
     "barrier": Row({}),
     "neighbour_barrier": Row({}, {"mini_batches": 3, "graph": RING}),
+    "neighbour_barrier/overlap": Row({}, {"mini_batches": 3, "links": OVERLAPPING}),
     "first_finisher": Row({}),
     "first_finisher/cut": Row({"in_flight": "cut", "leftovers": "drop"}),
     "deadline": Row({"seconds": 4.0}),
@@ -141,6 +146,8 @@ def test_a_law_and_the_same_law_as_a_process_agree(name):
         ({"mini_batches": 0}, "mini_batches >= 1, got mini_batches=0"),
         ({"mini_batches": [1, 2]}, f"mini_batches lists 2 numbers for {P} workers"),
         ({"communication": -1.0}, "needs communication >= 0, got -1"),
+        ({"communication": np.inf}, "needs communication >= 0, got inf"),
+        ({"communication": np.ones(4)}, f"communication gave 4 numbers for {P} workers"),
         ({"draw": "epoch"}, "unknown draw='epoch'; choose one of mini_batch, round"),
     ],
 )
@@ -162,7 +169,8 @@ def several(names):
 @pytest.mark.parametrize("delay", DELAYS)
 def test_a_contribution_lasts_for_the_sum_of_its_mini_batches(name, each, delay):
     """Worker i's attempts c, c + 1, ..., each begun when the one before has ended."""
-    schedule = whole(made(name, delay, mini_batches=each), 60)
+    rule = made(name, delay, mini_batches=each)
+    schedule = whole(rule, 60)
     each = np.broadcast_to(each, P)
     np.testing.assert_array_equal(schedule.batches, each[schedule.workers])
     draw = as_process(DELAYS[delay]).seeded(0).duration
@@ -173,8 +181,12 @@ def test_a_contribution_lasts_for_the_sum_of_its_mini_batches(name, each, delay)
         end = 0.0
         for attempt in range(each[i]):
             end += float(draw(i, end, attempt))
-        begun = schedule.start[schedule.workers == i].min()
-        assert begun in (0.0, *schedule.finish.ravel()) or begun >= end  # else it was cancelled
+        once = (schedule.workers == i) & (schedule.start == 0)
+        lasted = schedule.busy[once].tolist()  # of whom the first update has not cancelled
+        if rule.trigger is None:  # nobody begins another within an update, and is then cut
+            assert lasted in ([], [end])
+        else:
+            assert all(seconds >= end for seconds in lasted)
 
 
 class Free:
@@ -362,3 +374,26 @@ def test_devices_make_the_updates_of_the_clock(name, own, each):
         for t in range(2)
     ]
     assert took == want
+
+
+def late_adopter(setting, *, k: "int"):
+    """A user's rule, in a module whose annotations are texts."""
+    return RULES["k_sync"](setting, k=k)
+
+
+def test_refusals_list_the_rules_that_would_work(monkeypatch):
+    monkeypatch.setitem(RULES, "late_adopter", late_adopter)
+    with_trigger = rules.showing(lambda rule: rule.trigger is not None)
+    own = {name.split("/")[0] for name in WITH_TRIGGER}
+    assert set(with_trigger) == (own - {"rennala", "ringmaster"}) | {"late_adopter"}
+    assert "replay" not in rules.showing(lambda rule: True)  # it needs a file
+
+
+def test_an_overlapped_message_is_there_a_round_later():
+    """Two workers, 1 and 3 s a round, 5 s a message: max(ready, what was sent the round before)."""
+    links = Links(np.array([[1, 0]]), lambda first, count: np.ones((count, 1), bool), True, 1)
+    delay = persistent(delays.deterministic(1.0), [1.0, 3.0])
+    rule = planned.rule("neighbour_barrier", delay, 2, links=links, communication=5.0)
+    finish = whole(rule, 3).finish
+    # Ready at 1 and 3, nothing was sent before; then at 2 and 6, sent at 3 for 8; then at 9 and 11.
+    np.testing.assert_array_equal(finish, [[1, 3], [8, 8], [11, 11]])

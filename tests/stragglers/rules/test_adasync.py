@@ -20,7 +20,7 @@ LAWS = [
 
 
 def test_closed_forms_by_hand():
-    assert proportional_k(P, 2)(9.0) == pytest.approx(6.0)
+    assert proportional_k(2)(9.0) == pytest.approx(6.0)
     # K^2 / (16 - K) = (16 / 12) 3 = 4 at K = sqrt(68) - 2.
     assert exponential_k(P, 4)(3.0) == pytest.approx(np.sqrt(68) - 2)
 
