@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 
 from comms import topology
 from configs import arguments
-from experiments import analysis, parts
+from experiments import parts
+from experiments.studies import matcha_mixing
 
 BUDGETS = (0.1, 0.2, 0.5, 1.0)
 
@@ -106,7 +107,7 @@ def figures(workdir):
         for k, graph in enumerate(map(topology.matcha_graph, range(6)))
     }
     others = {"ring of 16": topology.ring(16), "path of 16": _path(16)}
-    analysis.draw_mixing_rates(graphs | others, Path(workdir) / "rho.png")
+    matcha_mixing.draw_mixing_rates(graphs | others, Path(workdir) / "rho.png")
 
 
 def _path(workers):
@@ -126,7 +127,7 @@ def _rates(graph):
 
     rho^(1 / budget) is the contraction in the time that vanilla's round communicates.
     """
-    rates = analysis.mixing_rates(graph, BUDGETS)
+    rates = matcha_mixing.mixing_rates(graph, BUDGETS)
     lines = [
         f"{budget:g}: matcha {ours:.4f}, periodic {theirs:.4f}"
         for budget, ours, theirs in zip(BUDGETS, rates.matcha, rates.periodic, strict=True)

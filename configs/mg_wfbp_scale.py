@@ -11,7 +11,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records, scaling
+from experiments import records
+from experiments.studies import bucket_scaling
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -59,12 +60,12 @@ TITLES = {
 
 def analyse(config, workdir, console):
     """Write the numbers and the figure into workdir and print the table."""
-    curves = scaling.simulate(config)
+    curves = bucket_scaling.simulate(config)
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     records.write_json(workdir / records.CONFIG, config.to_dict())
     told = {"name": config.name, "curves": [curve._asdict() for curve in curves]}
     records.write_json(workdir / records.SUMMARY, told)
-    scaling.draw_curves(curves, TITLES, workdir / "figure.png")
-    scaling.print_curves(console, curves, config.at_workers)
+    bucket_scaling.draw_curves(curves, TITLES, workdir / "figure.png")
+    bucket_scaling.print_curves(console, curves, config.at_workers)
     console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)

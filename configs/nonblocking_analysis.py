@@ -11,7 +11,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import analysis, records
+from experiments import records
+from experiments.studies import nonblocking_gain
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -51,7 +52,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def analyse(config, workdir, console):
     """Write the numbers and the figure into workdir and print the table."""
-    gains = analysis.compare_gains(config)
+    gains = nonblocking_gain.compare_gains(config)
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     records.write_json(workdir / records.CONFIG, config.to_dict())
@@ -61,6 +62,6 @@ def analyse(config, workdir, console):
         {"name": config.name}
         | {axis: [g._asdict() | {"error": g.error} for g in axes[axis]] for axis in axes},
     )
-    analysis.draw_gains(gains, workdir / "figure.png")
-    analysis.print_gains(console, gains)
+    nonblocking_gain.draw_gains(gains, workdir / "figure.png")
+    nonblocking_gain.print_gains(console, gains)
     console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)

@@ -11,7 +11,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records, runtime_figures
+from experiments import records
+from experiments.studies import protocol_runtimes
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -36,7 +37,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def analyse(config, workdir, console):
     """Write the numbers and the figure into workdir and print the table."""
-    points = runtime_figures.compare_runtimes(config)
+    points = protocol_runtimes.compare_runtimes(config)
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     records.write_json(workdir / records.CONFIG, config.to_dict())
@@ -44,6 +45,6 @@ def analyse(config, workdir, console):
         workdir / records.SUMMARY,
         {"name": config.name, "points": [p._asdict() | {"error": p.error} for p in points]},
     )
-    runtime_figures.draw_runtimes(points, workdir / "figure.png")
-    runtime_figures.print_runtimes(console, points)
+    protocol_runtimes.draw_runtimes(points, workdir / "figure.png")
+    protocol_runtimes.print_runtimes(console, points)
     console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)

@@ -18,7 +18,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records, runtime_figures, tasks
+from experiments import records, tasks
+from experiments.studies import error_against_time
 
 # Time of a mini-batch, with a mean of 1 s, but for the slow worker's.
 LAWS = {
@@ -145,7 +146,7 @@ def figures(workdir):
     arms = json.loads((workdir / records.SUMMARY).read_text())["arms"]
     config = json.loads(next(workdir.rglob(records.CONFIG)).read_text())
     convex = config["task"] == MODELS["logistic"]
-    lowest = runtime_figures.lowest_loss(tasks.build(config["task"])) if convex else 0.0
+    lowest = error_against_time.lowest_loss(tasks.build(config["task"])) if convex else 0.0
     rows = {
         words: {
             protocol: {f"K={k}": _runs(workdir, chosen[_twin(f"{protocol}/K={k}")]) for k in K}
@@ -153,7 +154,7 @@ def figures(workdir):
         }
         for words, chosen in _choices(arms).items()
     }
-    runtime_figures.draw_error_against_time(
+    error_against_time.draw_error_against_time(
         rows, config["target_loss"], lowest, workdir / "error_against_time.png"
     )
 

@@ -23,7 +23,8 @@ from ml_collections import ConfigDict
 
 from comms import topology
 from configs import arguments
-from experiments import parts, records, report
+from experiments import parts, records
+from experiments.reports.figure import COLOURS, DASHES
 from stragglers import schedule, wavefront
 
 EACH = 0.1  # seconds of a mini-batch
@@ -282,8 +283,8 @@ def _met(done: schedule.Schedule, workers: int) -> dict:
 def _draw(curves: dict, told: dict, path: Path):
     canvas = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
     gamma, stale, samples = canvas.subplots(1, 3)
-    colours = dict(zip(curves, [*report.COLOURS, *report.COLOURS], strict=False))
-    dashes = {name: report.DASHES[i // len(report.COLOURS)] for i, name in enumerate(curves)}
+    colours = dict(zip(curves, [*COLOURS, *COLOURS], strict=False))
+    dashes = {name: DASHES[i // len(COLOURS)] for i, name in enumerate(curves)}
     for name, metrics in curves.items():
         line = {"color": colours[name], "linestyle": dashes[name], "linewidth": 1.4}
         points = [(r["samples"], r["consensus_distance"]) for r in metrics]

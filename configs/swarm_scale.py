@@ -12,7 +12,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records, report, serial_link_figures, serial_links
+from experiments import records
+from experiments.reports import table
+from experiments.studies import serial_link_figures, serial_links
 
 DELAYS = {
     "equal": "jitter(mean=0.2, sigma=0.1)",
@@ -98,5 +100,5 @@ def analyse(config, workdir, console):
     )
     serial_link_figures.draw_points(points, workdir / "figure.png")
     serial_link_figures.print_points(console, points)
-    report.print_claims(console, told)
+    table.print_claims(console, told)
     console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)

@@ -6,13 +6,13 @@ from rich.console import Console
 
 from comms import buckets
 from configs import mg_wfbp_paper, mg_wfbp_scale
-from experiments import scaling
+from experiments.studies import bucket_scaling
 
 
 def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
     config = mg_wfbp_scale.get_config()
     config.schedules = tuple(buckets.PLANNERS)
-    curves = scaling.simulate(config)
+    curves = bucket_scaling.simulate(config)
     # The slowest links come first: the networks have the order of their names.
     assert list(dict.fromkeys(curve.network for curve in curves)) == [
         "ethernet_10", "infiniband_56", "infiniband_100"

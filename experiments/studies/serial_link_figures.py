@@ -1,0 +1,80 @@
+"""Table and figure of the time that nodes communicate for, see `serial_links`."""
+
+import os
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.reports.figure import COLOURS, DASHES
+from experiments.reports.table import NONE
+from experiments.studies.serial_links import Point
+
+
+def print_points(console: Console, points: Sequence[Point]):
+    """Print mean and 99 % quantile by method and number of nodes, and how much they grow."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    workers = list(dict.fromkeys(point.workers for point in points))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title="ms of communication per node and update, by number of nodes",
+        caption="growth: most over fewest nodes; communicating over computing at most nodes",
+    )
+    table.add_column("method", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for heading in (*map(str, workers), "growth", "comm./comp."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for field, heading, share in (("mean", "mean", "{:.3g}"), ("quantile", "99 %", "")):
+        for method in dict.fromkeys(point.method for point in points):
+            row = [point for point in points if point.method == method]
+            values = [getattr(point, field) for point in row]
+            table.add_row(
+                method,
+                heading,
+                *(f"{1e3 * value:,.1f}" for value in values),
+                f"{values[-1] / values[0]:.2f}x" if values[0] else NONE,
+                share.format(row[-1].of_compute),
+            )
+        table.add_section()
+    console.print(table)
+
+
+def draw_points(points: Sequence[Point], path: str | os.PathLike):
+    """Write a PNG of 1350x600 pixels: mean and 99 % quantile against the number of nodes.
+
+    The part of a method's label before "/" chooses the colour, the rest the kind of line.
+    """
+    methods = list(dict.fromkeys(point.method for point in points))
+    families = dict.fromkeys(method.partition("/")[0] for method in methods)
+    colours = dict(zip(families, COLOURS, strict=False))
+    workers = list(dict.fromkeys(point.workers for point in points))
+    canvas = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, 2, sharey=True)
+    for axes, field, title in zip(
+        panels, ("mean", "quantile"), ("mean", "99 % quantile"), strict=True
+    ):
+        for method in methods:
+            values = [getattr(p, field) for p in points if p.method == method]
+            family = method.partition("/")[0]
+            variants = [m for m in methods if m.partition("/")[0] == family]
+            line = {"color": colours[family], "linestyle": DASHES[variants.index(method)]}
+            axes.plot(workers, values, label=method, marker="o", markersize=3, **line)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(workers))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(workers, map(str, workers))
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("nodes")
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    panels[0].set_ylabel("communication per update [s]")
+    handles, labels = panels[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    canvas.savefig(path, format="png")
