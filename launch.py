@@ -145,6 +145,7 @@ def analyse(module, path: str) -> None:
     from rich.console import Console
 
     from experiments import executors, records
+    from experiments.studies import study
 
     others = given(*_ABOUT_ARMS)
     if others:
@@ -155,7 +156,8 @@ def analyse(module, path: str) -> None:
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
-        module.analyse(_CONFIG.value, _WORKDIR.value, Console())
+        found = module.analyse(_CONFIG.value)
+        study.write(found, _CONFIG.value, _WORKDIR.value, Console())
 
 
 def plan() -> Callable[[], int] | None:

@@ -10,7 +10,7 @@ same learning rate, delays, initial parameters and samples per worker.
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records
+from experiments.studies import adasync as study
 
 DELAYS = {
     "exponential": "exponential(scale=1)",
@@ -19,7 +19,6 @@ DELAYS = {
     "slow4": "persistent(law=exponential(scale=1), factors={0: 4.0})",
 }
 FIXED = (1, 2, 4, 8)
-TARGETS = (1.0, 0.5, 0.35, 0.3)  # training losses: the last two are below the floor of K = 1
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -73,24 +72,4 @@ def sweep():
     yield "adasync", {}
 
 
-def claims(arms):
-    """At every target: AdaSync's time over that of the best fixed K (means over the seeds)."""
-    for target in TARGETS:
-        seconds = {arm["name"]: _mean_seconds(arm["metrics"], target) for arm in arms}
-        ours = seconds.pop("adasync")
-        reached = {name: value for name, value in seconds.items() if value is not None}
-        claim = f"AdaSync: about as fast as the best fixed K to train loss {target} (2003.10579)"
-        if ours is None or not reached:
-            yield claim, "a target was not reached by every seed"
-            continue
-        best = min(reached, key=reached.get)
-        others = ", ".join(
-            f"{name.removeprefix('fixed/')} " + ("never" if value is None else f"{value:.1f} s")
-            for name, value in seconds.items()
-        )
-        yield claim, f"{ours / reached[best]:.2f}x: {ours:.1f} s against {others}"
-
-
-def _mean_seconds(repeats, target: float) -> float | None:
-    values = [records.at_target(metrics, target) for metrics in repeats]
-    return None if None in values else sum(values) / len(values)
+claims = study.claims

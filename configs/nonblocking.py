@@ -10,6 +10,7 @@ worker is always four times slower unless `delay` names another kind of straggle
 from ml_collections import ConfigDict
 
 from configs import arguments
+from experiments.studies import nonblocking as study
 
 NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
 
@@ -114,27 +115,4 @@ def sweep():
         yield f"{mixer}/deadline", common | {"wait": f"deadline(seconds={NOMINAL})"}
 
 
-def claims(arms):
-    """The paper's claim beside the gains of this sweep, and what its run-time model expects.
-
-    If the number of updates limits training the gain is that of rounds per second; if gradient
-    noise does, it is that of samples per second.
-    """
-    by_name = {arm["name"]: arm for arm in arms}
-    for mixer in MIXERS:
-        ours, theirs = by_name[f"{mixer}/nonblocking"], by_name[f"{mixer}/blocking"]
-        gain = "target not reached"
-        if ours["seconds_to_target"] and theirs["seconds_to_target"]:
-            gain = f"{theirs['seconds_to_target'] / ours['seconds_to_target']:.2f}x"
-        if not theirs["updates"] or None in (ours["test_accuracy"], theirs["test_accuracy"]):
-            continue  # nothing to compare
-        rounds, samples = (
-            (ours[unit] / ours["seconds"]) / (theirs[unit] / theirs["seconds"])
-            for unit in ("updates", "samples")
-        )
-        points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
-        yield (
-            f"{mixer}: up to 2x less time to the same training loss (arXiv 2211.00889)",
-            f"{gain} at equal samples per round; expected {rounds:.2f}x if updates limit, "
-            f"{samples:.2f}x if noise does; final accuracy {points:+.2f} points",
-        )
+claims = study.claims

@@ -4,23 +4,20 @@ Shi, Chu, Li, arXiv 1811.11141 and 1912.09268. The model is that of `comms.itera
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, PercentFormatter
 from ml_collections import ConfigDict
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from comms import cost, iteration
-from comms.layer_traces import LayerTrace, googlenet
 from experiments import parts
 from experiments.studies import layer_traces
+from experiments.studies.study import Study
 
 COLLECTIVES = {
     "ring": cost.ring,
@@ -28,7 +25,6 @@ COLLECTIVES = {
     "halving_doubling": cost.halving_doubling,
 }
 # Colour, dashes and width of a schedule; those that cannot overlap the next forward are solid.
-OURS = "greedy"  # what published runs call MG-WFBP
 LINES = {
     "optimal": ("#000000", "-", 2.0),
     "greedy": ("#0072B2", "-", 1.3),
@@ -49,8 +45,28 @@ LABELS = {
     "dear": "DeAR, tuned",
     "byte_scheduler": "ByteScheduler, tuned",
 }
+TITLES = {
+    "ethernet_10": "10 Gbit/s Ethernet",
+    "infiniband_56": "56 Gbit/s InfiniBand",
+    "infiniband_100": "100 Gbit/s InfiniBand",
+}
 
-# --- scaling ---
+
+def _is_group(value) -> bool:
+    return parts.is_count(value) and value > 1
+
+
+def _some_of(names: Sequence[str]) -> tuple[str, Callable[[Any], bool]]:
+    return f"one or more of {', '.join(names)}", parts.several(lambda value: value in names)
+
+
+ENTRIES = (
+    (*_some_of(layer_traces.NAMES), ("traces",)),
+    (*_some_of(tuple(iteration.SCHEDULES)), ("schedules",)),
+    (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),
+    ("numbers above 1", parts.several(_is_group), ("workers",)),
+    ("a positive whole number", parts.is_count, ("batch",)),
+)
 
 
 class Curve(NamedTuple):
@@ -75,6 +91,16 @@ def link(measured: Mapping) -> tuple[float, float]:
     return measured["alpha"] / ring.alpha, measured["beta"] / ring.beta
 
 
+def analyse(config: ConfigDict) -> Study:
+    """The curves as `simulate` has them, with a table and a figure."""
+    curves = simulate(config)
+    return Study(
+        {"curves": [curve._asdict() for curve in curves]},
+        [table_of(curves, config.at_workers)],
+        partial(draw_curves, curves, TITLES),
+    )
+
+
 def simulate(config: ConfigDict) -> list[Curve]:
     """All schedules on all traces and networks.
 
@@ -82,7 +108,16 @@ def simulate(config: ConfigDict) -> list[Curve]:
     `networks` {name: see `link`}; `collective`, a name of COLLECTIVES; `workers`; `schedules`.
     Raises ValueError for what makes no sense.
     """
-    _check(config)
+    parts.check(config, ENTRIES)
+    measured = [f"networks.{network}.workers" for network in config.networks]
+    simulated = ", ".join(map(str, config.workers))
+    parts.check(
+        config,
+        [
+            (f"one of config.workers, {simulated}", lambda v: v in config.workers, ("at_workers",)),
+            ("a number above 1, that of the measured all-reduce", _is_group, measured),
+        ],
+    )
     collective = COLLECTIVES[config.collective]
     links = {network: link(measured) for network, measured in config.networks.items()}
     links = dict(sorted(links.items(), key=lambda item: -item[1][1]))  # the slowest first
@@ -98,47 +133,8 @@ def simulate(config: ConfigDict) -> list[Curve]:
     return curves
 
 
-def _check(config: ConfigDict):
-    def count(value):
-        return parts.is_number(value, Integral) and value > 0
-
-    known = {
-        "traces": layer_traces.NAMES,
-        "schedules": tuple(iteration.SCHEDULES),
-        "collective": tuple(COLLECTIVES),
-    }
-    for entry, names in known.items():
-        given = config[entry]
-        given = (given,) if isinstance(given, str) else given
-        unknown = [name for name in given if name not in names]
-        if unknown or not given:
-            raise ValueError(
-                f"config.{entry} = {config[entry]!r} is unknown or empty; choose from "
-                f"{', '.join(names)}"
-            )
-    if not config.workers or not all(count(n) and n > 1 for n in config.workers):
-        raise ValueError(f"config.workers must be numbers above 1, got {config.workers}; set them")
-    if config.at_workers not in config.workers:
-        raise ValueError(
-            f"config.at_workers = {config.at_workers} is not one of config.workers; choose from "
-            f"{', '.join(map(str, config.workers))}"
-        )
-    for network, measured in config.networks.items():
-        if not (count(measured.workers) and measured.workers > 1):
-            raise ValueError(
-                f"config.networks.{network}.workers must be a number above 1, got "
-                f"{measured.workers}; set that of the measured all-reduce"
-            )
-    if not count(config.batch):
-        raise ValueError(
-            f"config.batch must be a positive whole number, got {config.batch}; set config.batch"
-        )
-
-
-def print_curves(console: Console, curves: Sequence[Curve], workers: int):
-    """Print the efficiencies for one number of workers: a row per trace and network."""
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
+def table_of(curves: Sequence[Curve], workers: int) -> Table:
+    """The efficiencies for one number of workers: a row per trace and network."""
     schedules = list(dict.fromkeys(curve.schedule for curve in curves))
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=f"scaling efficiency, {workers} workers [%]"
@@ -155,7 +151,7 @@ def print_curves(console: Console, curves: Sequence[Curve], workers: int):
         values = (f"{100 * at[trace, network, schedule]:.1f}" for schedule in schedules)
         table.add_row(trace if trace != previous else "", network, *values)
         previous = trace
-    console.print(table)
+    return table
 
 
 def draw_curves(curves: Sequence[Curve], titles: Mapping[str, str], path: str | os.PathLike):
@@ -196,84 +192,3 @@ def draw_curves(curves: Sequence[Curve], titles: Mapping[str, str], path: str | 
     handles, labels = grid[0, 0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     canvas.savefig(path, format="png")
-
-
-# --- published measurements ---
-
-
-class Ratio(NamedTuple):
-    """How many times faster MG-WFBP was than a baseline in a published run, and is in the model."""
-
-    setting: str
-    workers: int
-    baseline: str  # a schedule
-    published: float
-    greedy: float  # the model's ratio for MG-WFBP's own merging
-    optimal: float  # and for the best buckets
-
-
-def compare_published(config: ConfigDict) -> list[Ratio]:
-    """Ratios of iteration times, published and simulated.
-
-    config: `published`, {setting: `trace`, `compute` (s of an iteration of one worker), `workers`,
-    `alpha` (s) and `beta` (s per byte) of an all-reduce over them, `throughput` {schedule: samples
-    per second, or 1 / s}, of which `greedy` is MG-WFBP}.
-    """
-    built: dict[str, LayerTrace] = {}
-    ratios = []
-    for setting, run in config.published.items():
-        if run.trace not in built:
-            # Any mini-batch and speed: the times are scaled.
-            built[run.trace] = layer_traces.build(run.trace, 1, 1e12)
-        trace = _at_compute(built[run.trace], run.compute)
-        affine = cost.AlphaBeta(run.alpha, run.beta)
-
-        def seconds(schedule, trace=trace, affine=affine):
-            return iteration.iteration(trace, affine, schedule).seconds
-
-        baselines = dict(run.throughput)
-        ours = baselines.pop(OURS)
-        for baseline, throughput in baselines.items():
-            slow = seconds(baseline)
-            simulated = (slow / seconds(OURS), slow / seconds("optimal"))
-            ratios.append(Ratio(setting, run.workers, baseline, ours / throughput, *simulated))
-    return ratios
-
-
-def _at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:
-    if trace.name == "googlenet":  # its backward pass was measured, only the rest is free
-        return googlenet(forward_seconds=seconds - float(trace.backward.sum()))
-    return layer_traces.at_compute(trace, seconds)
-
-
-def print_ratios(console: Console, ratios: Sequence[Ratio]):
-    """Print the published speed-ups of MG-WFBP beside the model's, a row per setting."""
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
-    baselines = list(dict.fromkeys(ratio.baseline for ratio in ratios))
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        title="speed-up of MG-WFBP: published | simulated | simulated with optimal buckets",
-    )
-    table.add_column("setting", no_wrap=True)
-    table.add_column("workers", justify="right")
-    for baseline in baselines:
-        table.add_column(f"over {baseline.replace('_', ' ')}", justify="right", no_wrap=True)
-    of_setting = {(r.setting, r.baseline): r for r in ratios}
-    for setting, workers in dict.fromkeys((r.setting, r.workers) for r in ratios):
-        cells = (of_setting.get((setting, baseline)) for baseline in baselines)
-        table.add_row(
-            setting.replace("_", " "),
-            str(workers),
-            *(f"{r.published:.2f} | {r.greedy:.2f} | {r.optimal:.2f}" if r else "" for r in cells),
-        )
-    console.print(table)
-    for baseline in baselines:
-        errors = [abs(np.log(r.greedy / r.published)) for r in ratios if r.baseline == baseline]
-        console.print(
-            f"over {baseline.replace('_', ' ')}, {len(errors)} runs: simulated and published "
-            f"differ by {100 * np.expm1(np.median(errors)):.0f} % in the median, at most "
-            f"{100 * np.expm1(np.max(errors)):.0f} %",
-            highlight=False,
-        )

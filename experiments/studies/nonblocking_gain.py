@@ -3,9 +3,9 @@
 The theory is the run-time analysis of Non-blocking SGD (arXiv 2211.00889).
 """
 
+import functools
 import os
 from collections.abc import Sequence
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +13,29 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from ml_collections import ConfigDict
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from experiments import parts, prepare
 from experiments.reports.figure import COLOURS
 from experiments.studies import axes as look
+from experiments.studies.study import Study
 from stragglers import delays, processes
 from stragglers.theory import rounds as theory
+
+
+def _is_cost(value) -> bool:
+    return parts.is_number(value) and 0 <= value < np.inf
+
+
+ENTRIES = (
+    ("positive whole numbers", parts.several(parts.is_count), ("workers",)),
+    ("seconds, 0 or more", parts.several(_is_cost), ("communication",)),
+    ("a positive whole number", parts.is_count,
+     ("at_workers", "mini_batches", "rounds", "rounds_in_time")),
+    ("seconds, 0 or more", _is_cost, ("at_communication",)),
+    parts.SEED,
+    ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
+)  # fmt: skip
 
 
 class Gain(NamedTuple):
@@ -46,6 +61,16 @@ class Gains(NamedTuple):
     by_communication: list[Gain]  # one number of workers
 
 
+def analyse(config: ConfigDict) -> Study:
+    """The gains as `compare_gains` has them, with tables and a figure."""
+    gains = compare_gains(config)
+    summary = {
+        axis: [gain._asdict() | {"error": gain.error} for gain in several]
+        for axis, several in gains._asdict().items()
+    }
+    return Study(summary, tables(gains), functools.partial(draw_gains, gains))
+
+
 def compare_gains(config: ConfigDict) -> Gains:
     """Theory and simulation of the run-time model (2211.00889), with the same draws for all rules.
 
@@ -55,7 +80,7 @@ def compare_gains(config: ConfigDict) -> Gains:
     `rounds_in_time` of it where durations have a memory; `seed`. Raises ValueError, before the
     first long simulation, for what makes no sense.
     """
-    _check(config)
+    parts.check(config, ENTRIES)
     built = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     brief = ConfigDict(config)
     brief.update(rounds=1, rounds_in_time=1)
@@ -73,32 +98,6 @@ def compare_gains(config: ConfigDict) -> Gains:
             for seconds in config.communication
         ],
     )
-
-
-def _check(config: ConfigDict) -> None:
-    def count(value):
-        return parts.is_number(value, Integral) and value > 0
-
-    def cost(value):
-        return parts.is_number(value) and 0 <= value < np.inf
-
-    def several(fits):
-        return lambda value: isinstance(value, list | tuple) and value and all(map(fits, value))
-
-    for words, fits, names in (
-        ("positive whole numbers", several(count), ("workers",)),
-        ("seconds, 0 or more", several(cost), ("communication",)),
-        ("a positive whole number", count,
-         ("at_workers", "mini_batches", "rounds", "rounds_in_time")),
-        ("seconds, 0 or more", cost, ("at_communication",)),
-        ("a whole number, 0 or more", lambda v: count(v) or v == 0, ("seed",)),
-        ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
-    ):  # fmt: skip
-        for name in names:
-            if not fits(config.get(name)):
-                raise ValueError(
-                    f"config.{name} must be {words}, got {config.get(name)!r}; set config.{name}"
-                )
 
 
 def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
@@ -129,10 +128,9 @@ def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
     return Gain(name, workers, communication, source, expected, simulated)
 
 
-def print_gains(console: Console, gains: Gains):
-    """Print two tables, a delay in every row: expected gains and the simulation's errors."""
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
+def tables(gains: Gains) -> list[Table | str]:
+    """Two tables, a delay in every row: expected gains and the simulation's errors."""
+    made: list[Table | str] = []
     for title, axis, shown, column in (
         (f"by workers, at {gains.by_workers[0].communication:g} s of communication",
          gains.by_workers, "n = {:g}", "workers"),
@@ -150,8 +148,8 @@ def print_gains(console: Console, gains: Gains):
                 _words(name) + mark,
                 *(f"{g.expected:.2f}x ({round(100 * g.error, 1) + 0.0:+.1f}%)" for g in row),
             )
-        console.print(table)
-    console.print("in brackets: the simulation's error; * estimate from another simulation")
+        made.append(table)
+    return [*made, "in brackets: the simulation's error; * estimate from another simulation"]
 
 
 def draw_gains(gains: Gains, path: str | os.PathLike):

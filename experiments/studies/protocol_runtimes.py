@@ -3,10 +3,10 @@
 The protocols and their expected runtimes are those of "Slow and Stale Gradients", arXiv 1803.01113.
 """
 
+import functools
 import math
 import os
 from collections.abc import Sequence
-from numbers import Integral
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
@@ -15,12 +15,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ml_collections import ConfigDict
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from experiments import parts, prepare
 from experiments.reports.figure import COLOURS
 from experiments.studies import axes as look
+from experiments.studies.study import Study
 from stragglers.delays import Law
 from stragglers.rule import Setting
 from stragglers.rules import RULES
@@ -33,6 +33,14 @@ LOOKS = {
     "k_async": (COLOURS[2], (0, (1, 1.5)), "^", 4.5),
     "k_batch_async": (COLOURS[3], (0, (4, 1.5, 1, 1.5)), "D", 2.8),
 }
+
+
+ENTRIES = (
+    ("a share above 0 and up to 1", lambda v: parts.is_number(v) and 0 < v <= 1, ("share",)),
+    ("a positive whole number", parts.is_count, ("pushes",)),
+    parts.SEED,
+    ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
+)
 
 
 class Runtime(NamedTuple):
@@ -53,6 +61,13 @@ class Runtime(NamedTuple):
         return max(self.simulated / self.high - 1, 1 - self.simulated / self.low, 0.0)
 
 
+def analyse(config: ConfigDict) -> Study:
+    """The seconds as `compare_runtimes` has them, with a table and a figure."""
+    points = compare_runtimes(config)
+    summary = {"points": [point._asdict() | {"error": point.error} for point in points]}
+    return Study(summary, [table_of(points)], functools.partial(draw_runtimes, points))
+
+
 def compare_runtimes(config: ConfigDict) -> list[Runtime]:
     """Theory and simulation of the seconds per update (1803.01113), for all four protocols.
 
@@ -60,7 +75,10 @@ def compare_runtimes(config: ConfigDict) -> list[Runtime]:
     that the server waits for; `pushes` to simulate for every point; `seed`. Raises ValueError,
     before any simulation, for what makes no sense.
     """
-    _check(config)
+    parts.check(config, [("positive whole numbers", parts.several(parts.is_count), ("workers",))])
+    fewest = min(config.workers)
+    words = f"a whole number from 1 to {fewest}, the fewest workers"
+    parts.check(config, [(words, lambda v: parts.is_count(v) and v <= fewest, ("k",)), *ENTRIES])
     laws = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     for name, law in laws.items():
         if not isinstance(law, Law) or math.isinf(law.mean()):
@@ -79,29 +97,6 @@ def compare_runtimes(config: ConfigDict) -> list[Runtime]:
     ]
 
 
-def _check(config: ConfigDict) -> None:
-    def count(value):
-        return parts.is_number(value, Integral) and value > 0
-
-    many = config.get("workers")
-    if not (isinstance(many, list | tuple) and many and all(map(count, many))):
-        raise ValueError(
-            f"config.workers must be positive whole numbers, got {many!r}; set config.workers"
-        )
-    for words, fits, name in (
-        (f"a whole number from 1 to {min(many)}, the fewest workers",
-         lambda v: count(v) and v <= min(many), "k"),
-        ("a share above 0 and up to 1", lambda v: parts.is_number(v) and 0 < v <= 1, "share"),
-        ("a positive whole number", count, "pushes"),
-        ("a whole number, 0 or more", lambda v: count(v) or v == 0, "seed"),
-        ("delays by name", lambda v: hasattr(v, "items") and len(v), "delays"),
-    ):  # fmt: skip
-        if not fits(config.get(name)):
-            raise ValueError(
-                f"config.{name} must be {words}, got {config.get(name)!r}; set config.{name}"
-            )
-
-
 def _runtime(config, name: str, law: Law, rule: str, case: str, workers: int, k: int) -> Runtime:
     low, high = k_protocols.runtime_bounds(rule, law, k, workers)
     simulated = RULES[rule](Setting(law, workers, 1, config.seed), k=k)
@@ -115,10 +110,8 @@ def _runtime(config, name: str, law: Law, rule: str, case: str, workers: int, k:
     return Runtime(name, rule, case, workers, k, low, high, seconds)
 
 
-def print_runtimes(console: Console, points: Sequence[Runtime]):
-    """Print a table: simulated seconds at the fewest and the most workers, and the errors."""
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
+def table_of(points: Sequence[Runtime]) -> Table:
+    """A table: simulated seconds at the fewest and the most workers, and the errors."""
     few, most = (f(point.workers for point in points) for f in (min, max))
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -135,7 +128,7 @@ def print_runtimes(console: Console, points: Sequence[Runtime]):
         table.add_row(
             case, delay.replace("_", " "), rule, *map(_expected, ends), f"{100 * worst:.1f}%"
         )
-    console.print(table)
+    return table
 
 
 def _expected(point: Runtime) -> str:

@@ -236,11 +236,7 @@ def simulate(config: ConfigDict) -> list[Point]:
     `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
     Raises ValueError for what cannot be simulated.
     """
-    for name in ("rounds", "size"):
-        if not (parts.is_number(config[name], int) and config[name] > 0):
-            raise ValueError(
-                f"config.{name} must be a positive whole number, got {config[name]!r}; set it"
-            )
+    parts.check(config, [("a positive whole number", parts.is_count, ("rounds", "size"))])
     methods = {label: _checked(parts.spec(text), config.size) for label, text in config.methods}
     points = []
     for label, (method, steps, payload) in methods.items():

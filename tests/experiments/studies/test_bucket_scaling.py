@@ -1,13 +1,12 @@
 import io
 
-import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 from rich.console import Console
 
 from comms import cost
-from experiments.studies import bucket_scaling
+from experiments.studies import bucket_scaling, study
 
 
 def config(**changes):
@@ -59,15 +58,15 @@ def test_trees_scale_better_than_rings(curves):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"traces": ("alexnet",)}, "config.traces = ('alexnet',) is unknown or empty; choose from"),
-        ({"traces": ()}, "config.traces = () is unknown or empty"),
-        ({"schedules": ("best",)}, "config.schedules = ('best',) is unknown"),
-        ({"collective": "tree"}, "choose from ring, double_binary_tree, halving_doubling"),
+        ({"traces": ("alexnet",)}, "config.traces must be one or more of googlenet, "),
+        ({"traces": ()}, ", got (); set config.traces"),
+        ({"schedules": ("best",)}, ", got ('best',); set config.schedules"),
+        ({"collective": "tree"}, "one of ring, double_binary_tree, halving_doubling, got 'tree'"),
         ({"workers": (1, 64)}, "config.workers must be numbers above 1, got (1, 64)"),
-        ({"at_workers": 5}, "config.at_workers = 5 is not one of config.workers; choose from 4,"),
+        ({"at_workers": 5}, "config.at_workers must be one of config.workers, 4, 64, got 5;"),
         ({"batch": 0}, "config.batch must be a positive whole number, got 0"),
         ({"networks": {"x": {"workers": 1, "alpha": 1.0, "beta": 1.0}}},
-         "config.networks.x.workers must be a number above 1, got 1"),
+         "config.networks.x.workers must be a number above 1, that of the measured"),
         ({"traces": ("vgg16",), "flops_per_second": 0.0}, "needs flops_per_second > 0"),
         ({"workers": (6, 64), "collective": "halving_doubling"}, "6 workers are no power of two"),
     ],
@@ -81,7 +80,7 @@ def test_what_makes_no_sense_is_refused(changes, words):
 
 def test_the_table_fits_120_columns(curves):
     out = io.StringIO()
-    bucket_scaling.print_curves(Console(file=out), curves, 64)
+    study.show(Console(file=out), [bucket_scaling.table_of(curves, 64)])
     assert max(map(len, out.getvalue().splitlines())) <= 120 and "…" not in out.getvalue()
     shown = f"{100 * curves[1].efficiency[1]:.1f}"
     assert shown in next(line for line in out.getvalue().splitlines() if "a_slow_one" in line)
@@ -94,25 +93,3 @@ def test_the_figure_is_a_png_with_a_row_per_trace(curves, tmp_path):
         bucket_scaling.draw_curves(given, titles, tmp_path / "figure.png")
         with Image.open(tmp_path / "figure.png") as image:
             assert image.format == "PNG" and image.size == (1500, height)
-
-
-def test_a_published_run_beside_the_model():
-    run = {"trace": "googlenet", "compute": 0.4, "workers": 8, "alpha": 1e-3, "beta": 2e-9,
-           "throughput": {"wfbp": 10.0, "greedy": 12.0, "single": 8.0}}  # fmt: skip
-    published = {"a_run": run, "slower": run | {"compute": 4.0, "trace": "transformer"}}
-    ratios = bucket_scaling.compare_published(ConfigDict({"published": published}))
-    assert [(r.setting, r.baseline) for r in ratios] == [
-        ("a_run", "single"), ("a_run", "wfbp"), ("slower", "single"), ("slower", "wfbp")
-    ]  # fmt: skip
-    for ratio in ratios:
-        assert ratio.published == pytest.approx({"wfbp": 1.2, "single": 1.5}[ratio.baseline])
-        assert ratio.optimal >= ratio.greedy
-    assert ratios[2].greedy < ratios[0].greedy  # more computation to hide behind
-    out = io.StringIO()
-    bucket_scaling.print_ratios(Console(file=out), ratios)
-    assert "over single" in out.getvalue() and f"1.20 | {ratios[1].greedy:.2f} |" in out.getvalue()
-    assert max(map(len, out.getvalue().splitlines())) <= 120
-    # The median of two is their mean.
-    errors = [abs(np.log(r.greedy / r.published)) for r in ratios if r.baseline == "single"]
-    off = f"{100 * np.expm1(np.mean(errors)):.0f} %"
-    assert f"over single, 2 runs: simulated and published differ by {off} in" in out.getvalue()

@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 from rich.console import Console
 
-from experiments.studies import nonblocking_gain
+from experiments.studies import nonblocking_gain, study
 from stragglers.delays import shifted_exponential
 from stragglers.theory import rounds as theory
 
@@ -109,13 +109,13 @@ def test_what_makes_no_sense_is_refused(changes, words):
 def test_a_missing_entry_is_refused():
     incomplete = config()
     del incomplete.rounds
-    with pytest.raises(ValueError, match=r"config.rounds must be .* got None; set config.rounds"):
+    with pytest.raises(ValueError, match=r"config.rounds is missing; set it to a positive"):
         nonblocking_gain.compare_gains(incomplete)
 
 
 def test_the_tables_fit_120_columns(gains):
     out = io.StringIO()
-    nonblocking_gain.print_gains(Console(file=out), gains)
+    study.show(Console(file=out), nonblocking_gain.tables(gains))
     lines = list(map(str.strip, out.getvalue().splitlines()))
     assert max(map(len, out.getvalue().splitlines())) <= 120 and "…" not in out.getvalue()
     assert sum(line.startswith("spells*") for line in lines) == 2

@@ -9,7 +9,8 @@ from rich.console import Console
 from algorithms.gossip import graph_matchings
 from comms import lattice, topology
 from configs import swarm_scale
-from experiments.studies import serial_links
+from experiments.studies import serial_links, study
+from experiments.studies.swarm_scale import claims
 from stragglers import delays, processes, wavefront
 from stragglers.rule import whole
 from tests import planned
@@ -139,7 +140,7 @@ def test_swarm_stays_flat_where_dense_gossip_does_not(config):
 def test_an_analysis_prints_its_table_and_draws_its_figure(config, tmp_path, capsys):
     with config.unlocked():
         config.workers = (8,)
-    swarm_scale.analyse(config, tmp_path, Console(width=120))
+    study.write(swarm_scale.analyse(config), config, tmp_path, Console(width=120))
     printed = capsys.readouterr().out
     assert "swarm/H=2/8 bits" in printed and "takes as long with 8 nodes as with 8" in printed
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -178,8 +179,8 @@ def test_claims_stand_beside_what_was_simulated():
     def point(method, workers, mean, quantile, of_compute):
         return serial_links.Point(method, workers, mean, quantile, of_compute, 0.0)
 
-    claims = dict(
-        swarm_scale.claims(
+    found = dict(
+        claims(
             [
                 point("swarm/H=1", 8, 1.0, 2.0, 0.3),
                 point("swarm/H=1", 64, 1.25, 2.2, 0.4),
@@ -190,13 +191,13 @@ def test_claims_stand_beside_what_was_simulated():
             ]
         )
     )
-    assert list(claims.values()) == [
+    assert list(found.values()) == [
         "swarm/H=1: no, 1.25x in the mean, 1.10x in the 99 % quantile\n"
         "swarm/H=4: yes, 1.05x in the mean, 1.50x in the 99 % quantile",
         "swarm/H=1: no, 40.0 %\nswarm/H=4: yes, 9.0 %",
     ]
-    assert "takes as long with 64 nodes as with 8" in next(iter(claims))
-    assert not list(swarm_scale.claims([point("sgp", 8, 1.0, 2.0, 0.3)]))
+    assert "takes as long with 64 nodes as with 8" in next(iter(found))
+    assert not list(claims([point("sgp", 8, 1.0, 2.0, 0.3)]))
 
 
 def test_an_unknown_delay_is_refused():

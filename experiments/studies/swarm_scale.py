@@ -1,23 +1,64 @@
-"""Table and figure of the time that nodes communicate for, see `serial_links`."""
+"""What SwarmSGD claims of the time that nodes communicate for, see `serial_links`."""
 
+import functools
 import os
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
+from ml_collections import ConfigDict
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from experiments.reports.figure import COLOURS, DASHES
 from experiments.reports.table import NONE
+from experiments.studies import serial_links
 from experiments.studies.serial_links import Point
+from experiments.studies.study import Study
+
+MOST_GROWTH = 1.1  # of a mean that counts as none
 
 
-def print_points(console: Console, points: Sequence[Point]):
-    """Print mean and 99 % quantile by method and number of nodes, and how much they grow."""
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
+def analyse(config: ConfigDict) -> Study:
+    """The times as `serial_links.simulate` has them, with a table, a figure and claims."""
+    points = serial_links.simulate(config)
+    summary = {"points": [point._asdict() for point in points]}
+    figure = functools.partial(draw_points, points)
+    return Study(summary, [table_of(points)], figure, list(claims(points)))
+
+
+def claims(points):
+    """What the paper says of an exchange's time, beside the simulated one of all Swarm methods."""
+    swarm = {}
+    for point in points:
+        if point.method.startswith("swarm"):
+            swarm.setdefault(point.method, []).append(point)
+    if not swarm:
+        return
+    grown = {
+        label: [getattr(row[-1], field) / getattr(row[0], field) for field in ("mean", "quantile")]
+        for label, row in swarm.items()
+    }
+    few, many = (next(iter(swarm.values()))[end].workers for end in (0, -1))
+    yield (
+        f"an exchange takes as long with {many} nodes as with {few} (arXiv 1910.12308)",
+        "\n".join(
+            f"{label}: {'yes' if mean < MOST_GROWTH else 'no'}, {mean:.2f}x in the mean, "
+            f"{quantile:.2f}x in the 99 % quantile"
+            for label, (mean, quantile) in grown.items()
+        ),
+    )
+    yield (
+        f"less than 10 % of the time of computing, with {many} nodes",
+        "\n".join(
+            f"{label}: {'yes' if share < 0.1 else 'no'}, {100 * share:.1f} %"
+            for label, share in ((label, row[-1].of_compute) for label, row in swarm.items())
+        ),
+    )
+
+
+def table_of(points: Sequence[Point]) -> Table:
+    """Mean and 99 % quantile by method and number of nodes, and how much they grow."""
     workers = list(dict.fromkeys(point.workers for point in points))
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -41,7 +82,7 @@ def print_points(console: Console, points: Sequence[Point]):
                 share.format(row[-1].of_compute),
             )
         table.add_section()
-    console.print(table)
+    return table
 
 
 def draw_points(points: Sequence[Point], path: str | os.PathLike):
