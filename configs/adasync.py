@@ -9,7 +9,7 @@ same learning rate, delays, initial parameters and samples per worker.
 
 from ml_collections import ConfigDict
 
-from configs import arguments
+from configs import arguments, base
 from experiments.studies import adasync as study
 
 DELAYS = {
@@ -28,41 +28,22 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if a["delay"] not in DELAYS:
         raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(DELAYS)}")
 
-    c = ConfigDict()
-    c.name = "adasync"
-    c.baseline = None
-    c.seed = 0  # initial parameters, samples and delays
-
-    c.task = "digits(model=logistic, l2=0.001)"
-    c.split = "iid"
-
-    c.runtime = "simulate"  # virtual time
-    c.devices = 1
-    c.rounds_per_dispatch = 4
-    c.workers = 8
-    c.batch_size = 2  # samples in a mini-batch
-    c.mini_batches = 1  # a contribution is one mini-batch
-
-    c.algorithm = "all_reduce"
-    c.graph = "ring"  # nobody gossips
-    c.optimizer = ConfigDict(
-        {"name": "sgd", "learning_rate": a["rate"], "schedule": "constant", "warmup_samples": 0}
-    )
-
-    # K_0 = 1 grows by the square root of the loss, looked at every `interval` seconds.
-    c.wait = ConfigDict(
-        {"name": "adasync", "protocol": a["protocol"], "interval": 5.0, "k": 1, "lowest_loss": 0.0}
-    )
-    c.delay = DELAYS[a["delay"]]
-    c.draw = "mini_batch"
-    c.communication = 0.0  # seconds
-
-    c.seconds = 400.0  # budget on the run's clock
-    c.updates = 1_000_000
-    c.evaluate_every = 1.0  # seconds on the run's clock
-    c.target_loss = 0.35
-    c.stop_at_target = False
-    return c
+    return base.arm(
+        name="adasync",
+        task="digits(model=logistic, l2=0.001)",
+        batch_size=2,
+        optimizer={
+            "name": "sgd", "learning_rate": a["rate"], "schedule": "constant", "warmup_samples": 0,
+        },
+        # K_0 = 1 grows by the square root of the loss, looked at every `interval` seconds.
+        wait={
+            "name": "adasync", "protocol": a["protocol"], "interval": 5.0, "k": 1,
+            "lowest_loss": 0.0,
+        },
+        delay=DELAYS[a["delay"]],
+        seconds=400.0,
+        target_loss=0.35,
+    )  # fmt: skip
 
 
 def sweep():

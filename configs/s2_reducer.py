@@ -8,7 +8,7 @@ a network is computed from the bytes sent and the measured time to encode and de
 
 from ml_collections import ConfigDict
 
-from configs import arguments
+from configs import arguments, base
 from experiments.studies import s2_reducer as study
 
 # Task, samples in a mini-batch, learning rate of Adam, updates. The rates are the best of a small
@@ -40,36 +40,21 @@ def get_config(arg: str | None = None) -> ConfigDict:
     task, batch, rate, updates = TASKS[a["task"]]
     updates = a["updates"] or updates
 
-    c = ConfigDict()
-    c.name = "s2/sketch"  # method/variant
-    c.baseline = "dense"  # the arm that this one is compared with
-    c.seed = 0  # initial parameters, samples and hashes
-
-    c.task = task
-    c.split = "iid"
-
-    c.runtime = a["runtime"]  # simulate (virtual time) | mesh (one worker per device, real time)
-    c.devices = 1  # simulate: devices that the worker axis is sharded over
-    c.rounds_per_dispatch = 10  # mesh: rounds between two looks of the host at the clock
-    c.workers = a["workers"]
-    c.batch_size = batch  # samples in a mini-batch
-    c.mini_batches = 1  # mini-batches in a round
-
-    c.algorithm = f"s2_reducer(rows={ROWS}, ratio={SKETCH})"
-    c.graph = "ring"  # whom gossip talks to; all-reduce ignores it
-    c.optimizer = ConfigDict({"name": "adam", "learning_rate": rate})
-
-    c.wait = "barrier"
-    c.delay = DELAYS.get(a["runtime"], "none")
-    c.draw = "mini_batch"  # a new delay per mini_batch | per round
-    c.communication = 0.0  # seconds per round; what it would be is said below the table
-
-    c.seconds = 1e6  # budget on the run's clock
-    c.updates = updates  # budget in updates, whichever comes first
-    c.evaluate_every = max(1.0, updates / 3)  # seconds on the run's clock
-    c.target_loss = None  # all arms take the same updates
-    c.stop_at_target = False
-    return c
+    return base.arm(
+        name="s2/sketch",
+        baseline="dense",
+        task=task,
+        runtime=a["runtime"],
+        rounds_per_dispatch=10,
+        workers=a["workers"],
+        batch_size=batch,
+        algorithm=f"s2_reducer(rows={ROWS}, ratio={SKETCH})",
+        optimizer={"name": "adam", "learning_rate": rate},
+        delay=DELAYS.get(a["runtime"], "none"),
+        seconds=1e6,  # all arms take the same updates
+        updates=updates,
+        evaluate_every=max(1.0, updates / 3),
+    )
 
 
 def sweep():

@@ -13,7 +13,7 @@ the rate of each protocol and K that is first at the target, and at the one that
 
 from ml_collections import ConfigDict
 
-from configs import arguments
+from configs import arguments, base
 from experiments.studies import slow_and_stale as study
 from experiments.studies.slow_and_stale import COMMON, GROUPS
 
@@ -29,7 +29,6 @@ MODELS = {
     "logistic": study.CONVEX,
     "cnn": "digits(model=cnn(channels=[16, 32]))",
 }
-WORKERS = 8
 _GRID = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0, 2.5, 6.3)
 RATES = {1: _GRID[:-2], 2: _GRID[1:-1], 4: _GRID[2:], 8: _GRID[2:]}  # less noise, larger rates
 ETA_MAX = 1.0  # of the staleness-compensating rate, and a rate with which Async-SGD diverges
@@ -44,36 +43,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
         if a[name] not in known:
             raise ValueError(f"unknown {name} {a[name]!r}; known are {', '.join(known)}")
 
-    c = ConfigDict()
-    c.name = f"k_async/K=1/rate={COMMON}"  # protocol/K/rate
-    c.baseline = None  # each arm is compared with all others
-    c.seed = 0  # initial parameters, samples and delays
-
-    c.task = MODELS[a["model"]]
-    c.split = "iid"
-
-    c.runtime = "simulate"  # the asynchronous protocols know no other
-    c.devices = 1
-    c.rounds_per_dispatch = 1  # of a mesh
-    c.workers = WORKERS
-    c.batch_size = a["batch"]  # samples in a mini-batch
-    c.mini_batches = 1  # a contribution is one mini-batch
-
-    c.algorithm = "all_reduce"  # | compensated_rate(threshold=...)
-    c.graph = "complete"  # unused, the workers talk to a server
-    c.optimizer = ConfigDict({"name": "sgd", "learning_rate": COMMON})  # as in the paper's analysis
-
-    c.wait = "k_async(k=1)"
-    c.delay = LAWS[a["law"]]
-    c.draw = "mini_batch"  # every mini-batch has a duration of its own
-    c.communication = 0.0  # seconds
-
-    c.seconds = a["seconds"]  # budget on the run's clock
-    c.updates = 1_000_000  # budget in updates, whichever comes first
-    c.evaluate_every = a["seconds"] / 200  # seconds on the run's clock
-    c.target_loss = 1.0  # loose: guessing has 2.3
-    c.stop_at_target = False  # the final loss matters too
-    return c
+    return base.arm(
+        name=f"k_async/K=1/rate={COMMON}",  # protocol/K/rate
+        task=MODELS[a["model"]],
+        batch_size=a["batch"],
+        optimizer={"name": "sgd", "learning_rate": COMMON},  # as in the paper's analysis
+        wait="k_async(k=1)",
+        delay=LAWS[a["law"]],
+        seconds=a["seconds"],
+        evaluate_every=a["seconds"] / 200,
+        target_loss=1.0,  # loose: guessing has 2.3; the final loss matters too
+    )
 
 
 def sweep():

@@ -18,7 +18,7 @@ import networkx as nx
 from ml_collections import ConfigDict
 
 from comms import topology
-from configs import arguments
+from configs import arguments, base
 from experiments import parts
 from experiments.studies import swarm as study
 
@@ -66,45 +66,31 @@ def get_config(arg: str | None = None) -> ConfigDict:
         )
     samples = a["nodes"] * BATCH * MINI_BATCHES
 
-    c = ConfigDict()
-    c.name = "swarm/H=2/8 bits"
-    c.baseline = "dpsgd/ring"  # the arm that this one is compared with
-    c.seed = 0  # initial parameters, samples, delays and partners
-
-    c.task = f"digits(model={a['model']})"
-    c.split = SPLITS[a["split"]]
-
-    c.runtime = "simulate"  # virtual time
-    c.devices = 1
-    c.rounds_per_dispatch = 4  # of a mesh, which has no pairs
-    c.workers = a["nodes"]
-    c.batch_size = BATCH
-    c.mini_batches = 2  # local steps H between two meetings, or mini-batches of a round
-
-    c.algorithm = "swarm(bits=8)"
-    c.graph = a["graph"]  # whom Swarm's nodes meet
-    c.optimizer = ConfigDict(
-        {
+    return base.arm(
+        name="swarm/H=2/8 bits",
+        baseline="dpsgd/ring",
+        task=f"digits(model={a['model']})",
+        split=SPLITS[a["split"]],
+        workers=a["nodes"],
+        batch_size=BATCH,
+        mini_batches=2,  # local steps H between two meetings, or mini-batches of a round
+        algorithm="swarm(bits=8)",
+        graph=a["graph"],  # whom Swarm's nodes meet
+        optimizer={
             "name": "momentum",  # local: it never leaves the node
             "decay": 0.9,
             "learning_rate": RATES["local"],
             "schedule": f"cosine(samples={samples})",
             "warmup_samples": samples // 20,  # linear scaling needs it, the others do not mind
-        }
+        },
+        wait="random_pairs",  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
+        delay=DELAYS[a["delay"]],
+        # 38 kB, the MLP in 32 bits, take 0.01 s.
+        communication="network(latency=0.001, bandwidth=4.3e6)",
+        seconds=1000.0,  # nobody needs them
+        updates=EIGHTHS * MINI_BATCHES // 2,  # the same samples for every arm
+        target_loss=0.05,
     )
-
-    c.wait = "random_pairs"  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
-    c.delay = DELAYS[a["delay"]]
-    c.draw = "mini_batch"
-    # 38 kB, the MLP in 32 bits, take 0.01 s.
-    c.communication = "network(latency=0.001, bandwidth=4.3e6)"
-
-    c.seconds = 1000.0  # budget on the run's clock, which nobody needs
-    c.updates = EIGHTHS * MINI_BATCHES // 2  # budget in updates: the same samples for every arm
-    c.evaluate_every = 1.0  # seconds on the run's clock
-    c.target_loss = 0.05
-    c.stop_at_target = False
-    return c
 
 
 def sweep():
