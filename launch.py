@@ -145,6 +145,7 @@ def analyse(module, path: str) -> None:
     from rich.console import Console
 
     from experiments import executors, records
+    from experiments.studies import study
 
     others = given(*_ABOUT_ARMS)
     if others:
@@ -155,7 +156,8 @@ def analyse(module, path: str) -> None:
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
-        module.analyse(_CONFIG.value, _WORKDIR.value, Console())
+        found = module.analyse(_CONFIG.value)
+        study.write(found, _CONFIG.value, _WORKDIR.value, Console())
 
 
 def plan() -> Callable[[], int] | None:
@@ -168,6 +170,7 @@ def plan() -> Callable[[], int] | None:
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     keep_compiled_programs()
     from experiments import executors, loggers, sweep
+    from experiments.reports import comparison
 
     flag = flags.FLAGS["config"]
     config, place = _CONFIG.value, _WORKDIR.value
@@ -196,35 +199,37 @@ def plan() -> Callable[[], int] | None:
     def work() -> int:
         with held:
             begin(sweep.unfinished(arms, place, _OVERWRITE.value))
-            return compare(sweep.launch(arms, place, _OVERWRITE.value, **how))
+            return compare(comparison.launch(arms, place, _OVERWRITE.value, **how))
 
     return work
 
 
 def begin(left) -> None:
     """Note what runs, for reports; where no arms are left to run, what was noted when they ran."""
-    from experiments import distributed, notes
+    from experiments import distributed
+    from experiments.reports import provenance
 
-    if distributed.is_writer() and (left or not notes.read(_WORKDIR.value)):
-        notes.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
+    if distributed.is_writer() and (left or not provenance.read(_WORKDIR.value)):
+        provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
 
 
 def compare(outcome) -> int:
     """Write the report of arms that have run."""
-    from experiments import distributed, html_report, notes
+    from experiments import distributed
+    from experiments.reports import page, provenance
 
     if distributed.is_writer():
-        notes.claim(_WORKDIR.value, outcome.claims)
-        print(f"report: {html_report.write(_WORKDIR.value)}")
+        provenance.claim(_WORKDIR.value, outcome.claims)
+        print(f"report: {page.write(_WORKDIR.value)}")
     return 1 if outcome.failures else 0
 
 
 def report_again() -> None:
     """Write the report of records that are there."""
-    from experiments import html_report
+    from experiments.reports import page
 
     try:
-        print(f"report: {html_report.write(_REPORT.value)}")
+        print(f"report: {page.write(_REPORT.value)}")
     except (ValueError, OSError) as error:
         refuse(error)
 

@@ -23,7 +23,8 @@ from rich.table import Table
 from algorithms import all_reduce
 from algorithms.base import scale_by_samples
 from benchmarks import timing
-from experiments import data, models, sampling, tasks
+from experiments import tasks
+from experiments.tasks import data, dense_tasks, models, sampling
 from runtimes import simulate
 from stragglers import delays
 from stragglers.processes import from_law
@@ -46,7 +47,7 @@ def task_of(make) -> tasks.Task:
     train = data.Images(
         rng.random((SAMPLES, 28, 28, 1), np.float32), rng.integers(0, 10, SAMPLES).astype(np.int32)
     )
-    return tasks.classification("noise", data.Dataset(train, train), make(classes=10))
+    return dense_tasks.classification("noise", data.Dataset(train, train), make(classes=10))
 
 
 def simulated(task, sampler, rule):

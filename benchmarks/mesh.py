@@ -22,7 +22,8 @@ from rich.console import Console
 from algorithms import all_reduce
 from algorithms.base import AXIS, scale_by_samples
 from benchmarks import timing
-from experiments import data, sampling, tasks
+from experiments import tasks
+from experiments.tasks import data, sampling
 from runtimes import mesh
 from stragglers import delays, inject, processes
 from stragglers.rule import Setting, whole

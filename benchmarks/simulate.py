@@ -25,7 +25,8 @@ from algorithms import all_reduce, dpsgd, matcha
 from algorithms.base import scale_by_samples
 from benchmarks import timing
 from comms import topology
-from experiments import data, sampling, tasks
+from experiments import tasks
+from experiments.tasks import data, sampling
 from runtimes import simulate
 from stragglers import delays
 from stragglers.rule import Setting

@@ -17,7 +17,8 @@ from rich.table import Table
 from algorithms import swarm
 from benchmarks import simulate, timing
 from comms import topology
-from experiments import data, sampling, tasks
+from experiments import tasks
+from experiments.tasks import data, sampling
 from stragglers import delays
 from stragglers.rule import Setting
 from stragglers.rules import RULES

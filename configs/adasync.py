@@ -9,8 +9,8 @@ same learning rate, delays, initial parameters and samples per worker.
 
 from ml_collections import ConfigDict
 
-from configs import arguments
-from experiments import records
+from configs import arguments, base
+from experiments.studies import adasync as study
 
 DELAYS = {
     "exponential": "exponential(scale=1)",
@@ -19,7 +19,6 @@ DELAYS = {
     "slow4": "persistent(law=exponential(scale=1), factors={0: 4.0})",
 }
 FIXED = (1, 2, 4, 8)
-TARGETS = (1.0, 0.5, 0.35, 0.3)  # training losses: the last two are below the floor of K = 1
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -29,41 +28,22 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if a["delay"] not in DELAYS:
         raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(DELAYS)}")
 
-    c = ConfigDict()
-    c.name = "adasync"
-    c.baseline = None
-    c.seed = 0  # initial parameters, samples and delays
-
-    c.task = "digits(model=logistic, l2=0.001)"
-    c.split = "iid"
-
-    c.runtime = "simulate"  # virtual time
-    c.devices = 1
-    c.rounds_per_dispatch = 4
-    c.workers = 8
-    c.batch_size = 2  # samples in a mini-batch
-    c.mini_batches = 1  # a contribution is one mini-batch
-
-    c.algorithm = "all_reduce"
-    c.graph = "ring"  # nobody gossips
-    c.optimizer = ConfigDict(
-        {"name": "sgd", "learning_rate": a["rate"], "schedule": "constant", "warmup_samples": 0}
-    )
-
-    # K_0 = 1 grows by the square root of the loss, looked at every `interval` seconds.
-    c.wait = ConfigDict(
-        {"name": "adasync", "protocol": a["protocol"], "interval": 5.0, "k": 1, "lowest_loss": 0.0}
-    )
-    c.delay = DELAYS[a["delay"]]
-    c.draw = "mini_batch"
-    c.communication = 0.0  # seconds
-
-    c.seconds = 400.0  # budget on the run's clock
-    c.updates = 1_000_000
-    c.evaluate_every = 1.0  # seconds on the run's clock
-    c.target_loss = 0.35
-    c.stop_at_target = False
-    return c
+    return base.arm(
+        name="adasync",
+        task="digits(model=logistic, l2=0.001)",
+        batch_size=2,
+        optimizer={
+            "name": "sgd", "learning_rate": a["rate"], "schedule": "constant", "warmup_samples": 0,
+        },
+        # K_0 = 1 grows by the square root of the loss, looked at every `interval` seconds.
+        wait={
+            "name": "adasync", "protocol": a["protocol"], "interval": 5.0, "k": 1,
+            "lowest_loss": 0.0,
+        },
+        delay=DELAYS[a["delay"]],
+        seconds=400.0,
+        target_loss=0.35,
+    )  # fmt: skip
 
 
 def sweep():
@@ -73,24 +53,4 @@ def sweep():
     yield "adasync", {}
 
 
-def claims(arms):
-    """At every target: AdaSync's time over that of the best fixed K (means over the seeds)."""
-    for target in TARGETS:
-        seconds = {arm["name"]: _mean_seconds(arm["metrics"], target) for arm in arms}
-        ours = seconds.pop("adasync")
-        reached = {name: value for name, value in seconds.items() if value is not None}
-        claim = f"AdaSync: about as fast as the best fixed K to train loss {target} (2003.10579)"
-        if ours is None or not reached:
-            yield claim, "a target was not reached by every seed"
-            continue
-        best = min(reached, key=reached.get)
-        others = ", ".join(
-            f"{name.removeprefix('fixed/')} " + ("never" if value is None else f"{value:.1f} s")
-            for name, value in seconds.items()
-        )
-        yield claim, f"{ours / reached[best]:.2f}x: {ours:.1f} s against {others}"
-
-
-def _mean_seconds(repeats, target: float) -> float | None:
-    values = [records.at_target(metrics, target) for metrics in repeats]
-    return None if None in values else sum(values) / len(values)
+claims = study.claims

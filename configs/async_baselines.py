@@ -9,11 +9,10 @@ at a fixed rate the noise of the gradients limits every method.
 A method's own parameter, where it has one that must be chosen, is tuned together with its rate.
 """
 
-import math
-
 from ml_collections import ConfigDict
 
 from configs import slow_and_stale
+from experiments.studies import async_baselines as study
 
 RATES = (0.025, 0.063, 0.16, 0.4, 1.0, 2.5)
 # Method -> (algorithm, waiting rule, name of its own parameter, values of it).
@@ -66,53 +65,4 @@ def sweep():
                 )
 
 
-def best(arms, method: str) -> dict:
-    """The arm of a method that is at the target first, or the one that comes closest to it."""
-    own = [arm for arm in arms if arm["name"].startswith(f"{method}/")]
-    return min(own, key=lambda arm: (_seconds(arm), _loss(arm)))
-
-
-def claims(arms):
-    """The ranking at the best settings, and what two papers say of it."""
-    found = {method: best(arms, method) for method in METHODS}
-    ranking = sorted(found, key=lambda m: (_seconds(found[m]), _loss(found[m])))
-    yield (
-        f"first at a loss of {arms[0]['target_loss']:g}, each at its best",
-        "\n".join(f"{_there(found[method])}  {_described(found[method])}" for method in ranking),
-    )
-    plain = found["async_sgd"]
-    for words, methods in (
-        ("gradients that are too old are better left out (arXiv 2305.12387, 2501.16168)",
-         [m for m in METHODS if m.startswith(("ringmaster", "rennala"))]),
-        ("waiting for the fastest of all is nearly optimal (m-Synchronous SGD, arXiv 2602.03802)",
-         ["k_sync"]),
-    ):  # fmt: skip
-        first = min(methods, key=lambda method: _seconds(found[method]))
-        ratio = _seconds(found[first]) / _seconds(plain)
-        measured = f"{first} takes {ratio:.2f}x the time of Async-SGD"
-        yield words, measured if math.isfinite(ratio) else "a target was not reached"
-
-
-def _seconds(arm) -> float:
-    return math.inf if arm["seconds_to_target"] is None else arm["seconds_to_target"]
-
-
-def _loss(arm) -> float:
-    return math.inf if arm["final_train_loss"] is None else arm["final_train_loss"]
-
-
-def _there(arm) -> str:
-    return f"{_seconds(arm):6.1f} s" if math.isfinite(_seconds(arm)) else "   never"
-
-
-def _described(arm) -> str:
-    """The place in the grid, and a warning where the optimum may lie outside of it."""
-    method, *place = arm["name"].split("/")
-    _, _, parameter, values = METHODS[method]
-    grids = {"rate": RATES, parameter: values}
-    flags = [
-        f"{key} at the grid's end"
-        for key, _, value in (item.partition("=") for item in place)
-        if float(value) in (grids[key][0], grids[key][-1])
-    ]
-    return f"{method} ({', '.join([*place, *flags])})"
+claims = study.claims

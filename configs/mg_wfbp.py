@@ -7,55 +7,35 @@ the buckets would gain on a network is in `configs/mg_wfbp_scale.py`.
     --config=configs/mg_wfbp.py --config.buckets=greedy --config.profile=profile.json
 """
 
-from pathlib import Path
-
-import jax
-import numpy as np
 from ml_collections import ConfigDict
 
-from algorithms.mg_wfbp import plan_with
-from configs import arguments
-from experiments import profiling, records, tasks
+from configs import arguments, base
+from experiments.studies import mg_wfbp as study
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm: the best buckets. Argument: workers, one per device."""
     a = arguments.parse(arg, workers=8)
 
-    c = ConfigDict()
-    c.name = "mg_wfbp"
-    c.baseline = "pmean"  # the arm that this one is compared with
-    c.seed = 0  # initial parameters and samples
-
-    c.task = "digits(model=cnn)"
-    c.split = "iid"
-
-    c.runtime = "mesh"  # mesh (one worker per device, real time) | simulate (virtual time)
-    c.devices = 1  # simulate: devices that the worker axis is sharded over
-    c.rounds_per_dispatch = 10  # mesh: rounds between two looks of the host at the clock
-    c.workers = a["workers"]
-    c.batch_size = 16  # samples in a mini-batch
-    c.mini_batches = 1  # mini-batches in a round
-
-    c.algorithm = "mg_wfbp"  # mg_wfbp(collective=ring)
+    c = base.arm(
+        name="mg_wfbp",
+        baseline="pmean",
+        task="digits(model=cnn)",
+        runtime="mesh",
+        rounds_per_dispatch=10,
+        workers=a["workers"],
+        algorithm="mg_wfbp",  # mg_wfbp(collective=ring)
+        optimizer={"name": "momentum", "decay": 0.9, "learning_rate": 0.1},
+        delay="none",
+        seconds=600.0,
+        updates=200,
+        target_loss=0.1,
+    )
     c.buckets = "optimal"  # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB
     # Times that a plan is made from: measure | measure:PATH, which saves them | PATH, saved ones |
     # none, where the buckets need none (wfbp, single, fixed). Save one before --jobs, whose arms
     # would else measure beside each other.
     c.profile = "measure"
-    c.graph = "ring"  # whom gossip talks to; all-reduce ignores it
-    c.optimizer = ConfigDict({"name": "momentum", "decay": 0.9, "learning_rate": 0.1})
-
-    c.wait = "barrier"
-    c.delay = "none"  # none: the devices' own speed
-    c.draw = "mini_batch"  # a new delay per mini_batch | per round
-    c.communication = 0.0  # seconds of delay besides the real all-reduces
-
-    c.seconds = 600.0  # budget on the run's clock
-    c.updates = 200  # budget in updates, whichever comes first
-    c.evaluate_every = 1.0  # seconds on the run's clock
-    c.target_loss = 0.1
-    c.stop_at_target = False  # end an arm as soon as it is there
     return c
 
 
@@ -66,41 +46,4 @@ def sweep():
         yield buckets.replace(":", "_"), {"buckets": buckets}
 
 
-def claims(arms):
-    """Whether every arm has trained what plain all-reduce has, and what a plan expects to gain."""
-    plain, *bucketed = arms
-    equal, differ = [], []
-    for arm in bucketed:
-        pairs = zip(arm["workdirs"], plain["workdirs"], strict=True)
-        same = all(_same_parameters(*pair) for pair in pairs)
-        (equal if same else differ).append(arm)
-    names = ", ".join(arm["name"] for arm in equal) or "none"
-    told = [f"parameters equal to plain pmean, bit for bit: {names}"]
-    if differ:
-        names = ", ".join(f"{arm['name']} after {arm['updates']} updates" for arm in differ)
-        told.append(f"not equal: {names}")
-    yield f"buckets change no result (after {plain['updates']} updates)", "\n".join(told)
-    yield "merging hides communication (predicted from the profile)", _plans(bucketed)
-
-
-def _same_parameters(one: Path, other: Path) -> bool:
-    ours, theirs = (dict(np.load(run / records.PARAMETERS)) for run in (one, other))
-    return set(ours) == set(theirs) and all(np.array_equal(ours[k], theirs[k]) for k in ours)
-
-
-def _plans(arms) -> str:
-    """The end of communication after the backward pass, for every plan, and the profiles."""
-    lines, measured = [], {}
-    for arm in arms:
-        config = arm["config"]
-        task = tasks.build(config.task)
-        profile = profiling.for_config(config, task)
-        if profile.ready is None:
-            continue
-        params = jax.eval_shape(task.init, jax.random.key(config.seed))
-        plan, _ = plan_with(config.buckets, profile)(params)
-        measured[profiling.describe(profile)] = None  # once, if it is the same for all
-        lines.append(
-            f"{arm['name']}: {len(plan.buckets)} buckets, {1e3 * plan.exposed:.3f} ms exposed"
-        )
-    return "\n".join([*lines, *measured]) or "no profile"
+claims = study.claims

@@ -1,18 +1,16 @@
 """What MG-WFBP gained in its authors' runs, beside the model (arXiv 1811.11141, 1912.09268).
 
-Nothing is trained. Layer times come from `experiments.layer_traces`, scaled to the measured compute
-time of one worker; the cost of an all-reduce is the authors' own measurement or formula.
+Nothing is trained. Layer times come from `experiments.studies.layer_traces`, scaled to the measured
+compute time of one worker; the cost of an all-reduce is the authors' own measurement or formula.
 
     --config=configs/mg_wfbp_paper.py
 """
-
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from comms import cost
 from configs import arguments
-from experiments import records, scaling
+from experiments.studies import published_speedups
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -108,13 +106,4 @@ def _bcaffe(workers: int) -> cost.AlphaBeta:
     return ring._replace(alpha=2 * workers * 45.25e-6)
 
 
-def analyse(config, workdir, console):
-    """Write the numbers into workdir and print the table."""
-    ratios = scaling.compare_published(config)
-    workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(workdir / records.CONFIG, config.to_dict())
-    told = {"name": config.name, "ratios": [ratio._asdict() for ratio in ratios]}
-    records.write_json(workdir / records.SUMMARY, told)
-    scaling.print_ratios(console, ratios)
-    console.print(f"records: {workdir}", highlight=False)
+analyse = published_speedups.analyse

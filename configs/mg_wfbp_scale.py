@@ -6,12 +6,10 @@ and reordered communication.
     --config=configs/mg_wfbp_scale.py:trace=resnet50,collective=double_binary_tree
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records, scaling
+from experiments.studies import bucket_scaling
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -50,21 +48,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-TITLES = {
-    "ethernet_10": "10 Gbit/s Ethernet",
-    "infiniband_56": "56 Gbit/s InfiniBand",
-    "infiniband_100": "100 Gbit/s InfiniBand",
-}
-
-
-def analyse(config, workdir, console):
-    """Write the numbers and the figure into workdir and print the table."""
-    curves = scaling.simulate(config)
-    workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(workdir / records.CONFIG, config.to_dict())
-    told = {"name": config.name, "curves": [curve._asdict() for curve in curves]}
-    records.write_json(workdir / records.SUMMARY, told)
-    scaling.draw_curves(curves, TITLES, workdir / "figure.png")
-    scaling.print_curves(console, curves, config.at_workers)
-    console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)
+analyse = bucket_scaling.analyse

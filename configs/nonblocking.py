@@ -9,7 +9,8 @@ worker is always four times slower unless `delay` names another kind of straggle
 
 from ml_collections import ConfigDict
 
-from configs import arguments
+from configs import arguments, base
+from experiments.studies import nonblocking as study
 
 NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
 
@@ -53,47 +54,29 @@ def get_config(arg: str | None = None) -> ConfigDict:
         raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(DELAYS)}")
     delay, draw = DELAYS[a["delay"]]
 
-    c = ConfigDict()
-    c.name = "all_reduce/nonblocking"  # method/variant
-    c.baseline = "all_reduce/blocking"  # the arm that this one is compared with
-    c.seed = 0  # initial parameters, samples and delays
-
-    # Parts are written like calls, so that one flag replaces one: --config.graph='star'
-    c.task = "digits(model=mlp)"
-    c.split = "iid"  # iid | dirichlet(alpha=...)
-
-    c.runtime = "simulate"  # simulate (virtual time) | mesh (one worker per device, real time)
-    c.devices = 1  # simulate: devices that the worker axis is sharded over
-    c.rounds_per_dispatch = 4  # mesh: rounds between two looks of the host at the clock
-    c.workers = a["workers"]
-    c.batch_size = a["batch"]  # samples in a mini-batch
-    c.mini_batches = a["mini_batches"]  # mini-batches in a full round
-
-    c.algorithm = "all_reduce(collective=ring)"
-    c.graph = "hypercube"  # whom gossip talks to; all-reduce ignores it
-    c.optimizer = ConfigDict(
-        {
+    each = NOMINAL * a["batch"] / 128
+    return base.arm(
+        name="all_reduce/nonblocking",
+        baseline="all_reduce/blocking",
+        workers=a["workers"],
+        batch_size=a["batch"],
+        mini_batches=a["mini_batches"],
+        algorithm="all_reduce(collective=ring)",
+        graph="hypercube",  # of D-PSGD and MATCHA
+        optimizer={
             "name": "momentum",
             "decay": 0.9,
             "learning_rate": 0.4,  # the best of 0.05, 0.1, ... 1.6 for every arm with delay=slow4
-            "schedule": "constant",  # step(boundaries=[...]) | cosine(samples=...), in samples
+            "schedule": "constant",
             "warmup_samples": 0,
-        }
+        },
+        wait="first_finisher",
+        delay=delay.replace("EACH", f"{each:g}").replace("TRACE", a["trace"]),
+        draw=draw,
+        communication=a["communication"] * NOMINAL,
+        evaluate_every=0.3,
+        target_loss=0.36788,  # log(train loss) = -1
     )
-
-    c.wait = "first_finisher"  # who waits for whom: barrier | neighbour_barrier | deadline(...)
-    each = NOMINAL * a["batch"] / 128
-    c.delay = delay.replace("EACH", f"{each:g}").replace("TRACE", a["trace"])
-    c.draw = draw  # a new delay per mini_batch | per round
-    # Seconds per round, or a network: link(seconds=...) | network(latency=..., bandwidth=...)
-    c.communication = a["communication"] * NOMINAL
-
-    c.seconds = 60.0  # budget on the run's clock
-    c.updates = 1_000_000  # budget in updates, whichever comes first
-    c.evaluate_every = 0.3  # seconds on the run's clock
-    c.target_loss = 0.36788  # log(train loss) = -1
-    c.stop_at_target = False  # end an arm as soon as it is there
-    return c
 
 
 MIXERS = {
@@ -114,27 +97,4 @@ def sweep():
         yield f"{mixer}/deadline", common | {"wait": f"deadline(seconds={NOMINAL})"}
 
 
-def claims(arms):
-    """The paper's claim beside the gains of this sweep, and what its run-time model expects.
-
-    If the number of updates limits training the gain is that of rounds per second; if gradient
-    noise does, it is that of samples per second.
-    """
-    by_name = {arm["name"]: arm for arm in arms}
-    for mixer in MIXERS:
-        ours, theirs = by_name[f"{mixer}/nonblocking"], by_name[f"{mixer}/blocking"]
-        gain = "target not reached"
-        if ours["seconds_to_target"] and theirs["seconds_to_target"]:
-            gain = f"{theirs['seconds_to_target'] / ours['seconds_to_target']:.2f}x"
-        if not theirs["updates"] or None in (ours["test_accuracy"], theirs["test_accuracy"]):
-            continue  # nothing to compare
-        rounds, samples = (
-            (ours[unit] / ours["seconds"]) / (theirs[unit] / theirs["seconds"])
-            for unit in ("updates", "samples")
-        )
-        points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
-        yield (
-            f"{mixer}: up to 2x less time to the same training loss (arXiv 2211.00889)",
-            f"{gain} at equal samples per round; expected {rounds:.2f}x if updates limit, "
-            f"{samples:.2f}x if noise does; final accuracy {points:+.2f} points",
-        )
+claims = study.claims

@@ -6,12 +6,10 @@ rounds, as the number of workers and the cost of communication vary, beside simu
     --config=configs/nonblocking_analysis.py:mini_batches=16
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import analysis, records
+from experiments.studies import nonblocking_gain
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -49,18 +47,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def analyse(config, workdir, console):
-    """Write the numbers and the figure into workdir and print the table."""
-    gains = analysis.compare_gains(config)
-    workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(workdir / records.CONFIG, config.to_dict())
-    axes = gains._asdict()
-    records.write_json(
-        workdir / records.SUMMARY,
-        {"name": config.name}
-        | {axis: [g._asdict() | {"error": g.error} for g in axes[axis]] for axis in axes},
-    )
-    analysis.draw_gains(gains, workdir / "figure.png")
-    analysis.print_gains(console, gains)
-    console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)
+analyse = nonblocking_gain.analyse

@@ -10,6 +10,7 @@ that bring it to the target first, on the grid below, under the same delays.
 from ml_collections import ConfigDict
 
 from configs import nonblocking
+from experiments.studies import nonblocking as study
 from stragglers.rule import DRAWS
 
 BATCH = 8  # samples in a mini-batch
@@ -47,38 +48,4 @@ def sweep():
                     )
 
 
-def best(arms, group: str) -> dict | None:
-    """The arm of `method/variant` that is at the target first; None: none gets there."""
-    reached = [
-        arm
-        for arm in arms
-        if arm["name"].startswith(group + "/") and arm["seconds_to_target"] is not None
-    ]
-    return min(reached, key=lambda arm: arm["seconds_to_target"], default=None)
-
-
-def _described(arm) -> str:
-    """Time, place in the grid, and a warning where the optimum may lie outside of it."""
-    _, _, mini_batches, rate = arm["name"].split("/")
-    edges = [
-        f"{name} at the grid's end"
-        for name, value, ends in (
-            ("M", mini_batches, MINI_BATCHES[-1:]),  # no round is shorter than one mini-batch
-            ("rate", rate, (LEARNING_RATES[0], LEARNING_RATES[-1])),
-        )
-        if float(value.partition("=")[2]) in ends
-    ]
-    place = ", ".join([f"{mini_batches}, {rate}", *edges])
-    return f"{arm['seconds_to_target']:.2f} s ({place})"
-
-
-def claims(arms):
-    """Best against best, and whether the optimum lies inside the grid."""
-    for mixer in nonblocking.MIXERS:
-        found = {v: best(arms, f"{mixer}/{v}") for v in ("blocking", "nonblocking")}
-        if None in found.values():
-            yield f"{mixer}: best non-blocking against best blocking", "a target was not reached"
-            continue
-        described = ", ".join(f"{v} {_described(arm)}" for v, arm in found.items())
-        gain = found["blocking"]["seconds_to_target"] / found["nonblocking"]["seconds_to_target"]
-        yield f"{mixer}: best non-blocking against best blocking", f"{gain:.2f}x: {described}"
+claims = study.tuned_claims

@@ -6,12 +6,10 @@ second: how long a server with more and more workers waits, for a share of them 
     --config=configs/runtime_analysis.py:share=0.25,k=1
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records, runtime_figures
+from experiments.studies import protocol_runtimes
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -34,16 +32,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def analyse(config, workdir, console):
-    """Write the numbers and the figure into workdir and print the table."""
-    points = runtime_figures.compare_runtimes(config)
-    workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(workdir / records.CONFIG, config.to_dict())
-    records.write_json(
-        workdir / records.SUMMARY,
-        {"name": config.name, "points": [p._asdict() | {"error": p.error} for p in points]},
-    )
-    runtime_figures.draw_runtimes(points, workdir / "figure.png")
-    runtime_figures.print_runtimes(console, points)
-    console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)
+analyse = protocol_runtimes.analyse

@@ -7,19 +7,16 @@ steps to the beginning of the next ones.
     --config=configs/swarm_scale.py:delay=slow4
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments import records, report, serial_link_figures, serial_links
+from experiments.studies import swarm_scale as study
 
 DELAYS = {
     "equal": "jitter(mean=0.2, sigma=0.1)",
     "slow4": "persistent(law=jitter(mean=0.2, sigma=0.1), factors={0: 4.0})",
     "exponential": "exponential(scale=0.2)",
 }
-MOST_GROWTH = 1.1  # of a mean that counts as none
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -55,48 +52,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def claims(points):
-    """What the paper says of an exchange's time, beside the simulated one of all Swarm methods."""
-    swarm = {}
-    for point in points:
-        if point.method.startswith("swarm"):
-            swarm.setdefault(point.method, []).append(point)
-    if not swarm:
-        return
-    grown = {
-        label: [getattr(row[-1], field) / getattr(row[0], field) for field in ("mean", "quantile")]
-        for label, row in swarm.items()
-    }
-    few, many = (next(iter(swarm.values()))[end].workers for end in (0, -1))
-    yield (
-        f"an exchange takes as long with {many} nodes as with {few} (arXiv 1910.12308)",
-        "\n".join(
-            f"{label}: {'yes' if mean < MOST_GROWTH else 'no'}, {mean:.2f}x in the mean, "
-            f"{quantile:.2f}x in the 99 % quantile"
-            for label, (mean, quantile) in grown.items()
-        ),
-    )
-    yield (
-        f"less than 10 % of the time of computing, with {many} nodes",
-        "\n".join(
-            f"{label}: {'yes' if share < 0.1 else 'no'}, {100 * share:.1f} %"
-            for label, share in ((label, row[-1].of_compute) for label, row in swarm.items())
-        ),
-    )
-
-
-def analyse(config, workdir, console):
-    """Write the numbers and the figure into workdir, print the table and the claims."""
-    points = serial_links.simulate(config)
-    workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(workdir / records.CONFIG, config.to_dict())
-    told = list(claims(points))
-    numbers = [point._asdict() for point in points]
-    records.write_json(
-        workdir / records.SUMMARY, {"name": config.name, "points": numbers, "claims": told}
-    )
-    serial_link_figures.draw_points(points, workdir / "figure.png")
-    serial_link_figures.print_points(console, points)
-    report.print_claims(console, told)
-    console.print(f"records: {workdir}   figure: {workdir / 'figure.png'}", highlight=False)
+analyse = study.analyse

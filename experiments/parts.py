@@ -7,11 +7,13 @@ a list under "*".
 """
 
 import ast
+import functools
 import inspect
 import math
+import operator
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -150,24 +152,32 @@ def _is_finite(value) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
-def _is_count(value) -> bool:
+def is_count(value) -> bool:
+    """Whether value is a whole number above 0."""
     return is_number(value, Integral) and value > 0
 
 
+def several(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A test for a list or tuple with at least one value, all of which pass the test `fits`."""
+    return lambda value: isinstance(value, list | tuple) and bool(value) and all(map(fits, value))
+
+
 def _is_count_or_counts(value) -> bool:
-    several = isinstance(value, list | tuple) and len(value) > 0
-    return all(map(_is_count, value)) if several else _is_count(value)
+    return is_count(value) or several(is_count)(value)
 
 
-# What the entries of a config must be: in words, as a test, and of which entries.
-_ENTRIES = (
+# What entries of a config must be: in words, as a test, and of which entries.
+Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
+SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
+# Of an arm.
+_ENTRIES: Entries = (
     ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
     ("a part, as in name(parameter=value)", _is_part,
      ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")),
-    ("a positive whole number", _is_count,
+    ("a positive whole number", is_count,
      ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")),
     ("a positive whole number, or one per worker", _is_count_or_counts, ("mini_batches",)),
-    ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",)),
+    SEED,
     ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds", "evaluate_every")),
     ("a number, 0 or more, or a part", lambda v: _is_part(v) or (_is_finite(v) and v >= 0),
      ("communication",)),
@@ -179,12 +189,21 @@ _ENTRIES = (
 
 
 def check_entries(config: ConfigDict) -> None:
-    """Raise ValueError for an entry of a config that is missing, of a wrong type or range."""
-    for words, fits, names in _ENTRIES:
+    """Raise ValueError for an entry of an arm that is missing, of a wrong type or range."""
+    check(config, _ENTRIES)
+
+
+def check(config: ConfigDict, entries: Entries) -> None:
+    """Raise ValueError for the first entry that is missing or fails its test.
+
+    entries: (in words what entries must be, a test for one, their names); "a.b" names an entry of
+        an entry.
+    """
+    for words, fits, names in entries:
         for name in names:
-            if name not in config:
-                raise ValueError(f"config.{name} is missing; set it to {words}")
-            if not fits(config[name]):
-                raise ValueError(
-                    f"config.{name} must be {words}, got {config[name]!r}; set config.{name}"
-                )
+            try:
+                value = functools.reduce(operator.getitem, name.split("."), config)
+            except KeyError as error:
+                raise ValueError(f"config.{name} is missing; set it to {words}") from error
+            if not fits(value):
+                raise ValueError(f"config.{name} must be {words}, got {value!r}; set config.{name}")

@@ -12,7 +12,8 @@ from algorithms import ALGORITHMS, Algorithm
 from algorithms.compression import Reducer
 from algorithms.reducers import REDUCERS
 from comms import cost, messages, topology
-from experiments import data, optimizers, parts, profiling, sampling, sparse_tasks, tasks
+from experiments import optimizers, parts, profiling
+from experiments.tasks import TASKS, Task, data, sampling
 from runtimes import mesh, simulate, worker
 from stragglers import delays, inject, processes, rules
 from stragglers.rule import Rule, Setting, Trigger, most_mini_batches
@@ -22,7 +23,7 @@ from stragglers.rules import RULES
 class Prepared(NamedTuple):
     """The parts of one run, all checked, nothing compiled."""
 
-    task: tasks.Task
+    task: Task
     algorithm: Algorithm
     shapes: Any  # of the parameters
     runtime: simulate.Simulator | mesh.Mesh
@@ -273,7 +274,6 @@ def _trigger(config, algorithm, rule: Rule) -> Trigger:
     return trigger
 
 
-TASKS = tasks.TASKS | sparse_tasks.TASKS
 NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
 DELAYS = delays.LAWS | processes.PROCESSES
 RUNTIMES = {

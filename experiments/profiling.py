@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import optimize
 
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
-from experiments.tasks import Task
+from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
 SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB

@@ -1,20 +1,19 @@
-"""Several arms from one config: expand them, check them all, run them, compare them."""
+"""Several arms from one config: expand them, check them all, run them."""
 
 import contextlib
 import copy
 import importlib.util
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
 from experiments import (
-    codec_times,
     distributed,
     executors,
     locks,
@@ -24,13 +23,6 @@ from experiments import (
     records,
 )
 from experiments.executors import Arm
-
-
-class Outcome(NamedTuple):
-    """What a sweep has come to."""
-
-    failures: dict[str, str]  # path of an arm: why it has failed
-    claims: list[tuple[str, str]]  # what a paper claims, what was measured
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
@@ -211,102 +203,3 @@ def run(
     console = Console(quiet=not distributed.is_writer())
     with progress.show(console, len(arms)) as shown:
         return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
-
-
-def launch(
-    arms: list[Arm],
-    workdir: str,
-    overwrite: bool,
-    claims: Callable[[list[dict]], Iterable[tuple[str, str]]] | None = None,
-    figures: Callable[[pathlib.Path], None] | None = None,
-    together: bool = False,
-    execute: executors.Executor = executors.here,
-) -> Outcome:
-    """Run the arms, see `run`; write and print what they have to say together.
-
-    claims: summaries, each with its arm's `config`, the `metrics` and the `workdirs` of its seeds,
-        -> (what a paper claims, what was measured) pairs, printed below the table.
-    figures: writes figures of its own into the workdir, and returns nothing.
-    Both need all arms; the table and the figure are of those that have not failed.
-    """
-    root = pathlib.Path(workdir)
-    left = unfinished(arms, workdir, overwrite)
-    if distributed.is_writer():
-        for line in codec_times.forecasts([arm.config for arm in left]):
-            print(f"compression: {line}")
-    failures = run(arms, workdir, overwrite, together, execute)
-    from experiments import report  # late: drawing takes a second to load, and arms can start now
-
-    told: list[tuple[str, str]] = []
-    if not distributed.is_writer():
-        return Outcome(failures, told)
-    console = Console()
-    finished = [arm for arm in arms if arm.path not in failures]
-    if finished:
-        summaries = _compare(finished, root, console)
-    if not failures:
-        if claims is not None:
-            told += _attempted(lambda: claims(summaries), "claims()")
-        if figures is not None:
-            told += _attempted(lambda: figures(root) or (), "figures()")
-    if told:
-        report.print_claims(console, told)
-    for path, reason in failures.items():
-        where = root / path / records.ERROR
-        seen = f"; see {where}" if where.exists() else ""
-        console.print(
-            f"failed: {path or root}: {reason}{seen}", highlight=False, markup=False, soft_wrap=True
-        )
-    figure = f"   figure: {root / 'figure.png'}" if finished else ""
-    console.print(f"records: {root}{figure}", highlight=False, markup=False, soft_wrap=True)
-    return Outcome(failures, told)
-
-
-def _attempted(tell: Callable[[], Iterable[tuple[str, str]]], what: str) -> list[tuple[str, str]]:
-    """What `tell` says; that it fails, as of an arm that has diverged, loses nothing else."""
-    told = []
-    try:
-        told.extend(tell())
-    except Exception as error:  # a config file is code and can raise anything
-        told.append((what, f"failed with {type(error).__name__}: {error}"))
-    return told
-
-
-def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:
-    """Write the summary and the figure of all arms, print their table.
-
-    Returns their summaries with the `config`, the `metrics` and the `workdirs` of each.
-    """
-    from experiments import report
-
-    summaries: dict[str, list[dict]] = {}
-    curves: dict[str, list[list[dict]]] = {}
-    places: dict[str, list[pathlib.Path]] = {}
-    stopped = []
-    for arm in arms:
-        where = root / arm.path
-        summary = records.read_summary(where)
-        summaries.setdefault(arm.config.name, []).append(summary)
-        curves.setdefault(arm.config.name, []).append(records.read_metrics(where))
-        places.setdefault(arm.config.name, []).append(where)
-        if summary.get("stopped"):
-            stopped.append(
-                f"stopped: {arm.config.name} seed {arm.config.seed}: {summary['stopped']}"
-            )
-    merged = [records.aggregate(repeats) for repeats in summaries.values()]
-    if any(arm.path for arm in arms):
-        records.write_json(root / records.SUMMARY, {"arms": merged})
-    report.figure(
-        list(curves.items()),
-        arms[0].config.target_loss,
-        root / "figure.png",
-        clock=merged[0]["clock"],
-    )
-    report.print_table(console, merged)
-    for line in stopped:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    configs = {arm.config.name: arm.config for arm in arms}
-    return [
-        summary | {"config": configs[name], "metrics": curves[name], "workdirs": places[name]}
-        for name, summary in zip(summaries, merged, strict=True)
-    ]

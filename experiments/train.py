@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments import checkpoints, distributed, records
 from experiments.prepare import Prepared, prepare
-from experiments.training import Arm
+from experiments.training_loop import Arm
 from runtimes.batched import Batched
 
 

@@ -13,8 +13,9 @@ from algorithms.base import scale_by_samples
 from algorithms.mg_wfbp import plan_with
 from comms import cost
 from comms.messages import Row, exchange_seconds, sent_bytes
-from experiments import data, profiling, sampling, tasks
+from experiments import profiling, tasks
 from experiments.profiling import Profile
+from experiments.tasks import data, sampling
 from runtimes import mesh
 from stragglers import delays
 from tests import planned

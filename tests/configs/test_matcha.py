@@ -2,7 +2,8 @@ import pytest
 from PIL import Image
 
 from configs import matcha
-from experiments import prepare, report, sweep, train
+from experiments import prepare, sweep, train
+from experiments.reports import comparison, table
 
 ARMS = dict(matcha.sweep())
 
@@ -100,7 +101,7 @@ def test_an_arm_that_never_arrives_has_no_ratio(config, capsys):
     arms = [told("vanilla", None, None, None, config), told("matcha/0.5", 9, 9.0, 9.0, config)]
     claims = list(matcha.claims(arms))
     assert claims[0][1] == "target not reached, no ratio of iterations"
-    report.print_claims(report.Console(), claims)
+    table.print_claims(table.Console(), claims)
     assert "no ratio of time" in capsys.readouterr().out
 
 
@@ -110,7 +111,7 @@ def test_a_sweep_draws_rho_and_hands_the_configs_to_the_claims(config, tmp_path,
         sweep.Arm(name, sweep.override(config, ARMS[name] | TINY | {"name": name, "seconds": 2.0}))
         for name in ("vanilla", "matcha/0.5")
     ]
-    sweep.launch(arms, str(tmp_path), False, claims=matcha.claims, figures=matcha.figures)
+    comparison.launch(arms, str(tmp_path), False, claims=matcha.claims, figures=matcha.figures)
     assert "matcha(k=0)" in capsys.readouterr().out
     with Image.open(tmp_path / "rho.png") as image:
         assert image.format == "PNG" and image.size == (1200, 675)

@@ -6,6 +6,7 @@ import pytest
 from comms import buckets
 from configs import mg_wfbp
 from experiments import executors, profiling, sweep, tasks
+from experiments.reports import comparison
 
 SMALL = {"task": "digits(model={'name': 'mlp', 'hidden': [8, 8]})", "updates": 3}
 
@@ -44,7 +45,7 @@ def test_claims_tell_which_parameters_are_those_of_pmean(arms, tmp_path):
     chosen = [executors.Arm(name, by_name[name]) for name in ("pmean", "optimal", "single")]
     for arm in chosen:
         arm.config.name = arm.path
-    outcome = sweep.launch(chosen, tmp_path / "runs", False, claims=mg_wfbp.claims)
+    outcome = comparison.launch(chosen, tmp_path / "runs", False, claims=mg_wfbp.claims)
     (result, equal), (_, plans) = outcome.claims
     assert result == "buckets change no result (after 3 updates)"
     assert equal.splitlines() == [

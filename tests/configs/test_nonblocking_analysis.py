@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from configs import nonblocking_analysis
-from experiments import analysis, prepare, train
+from experiments import prepare, train
+from experiments.studies import nonblocking_gain
 from tests import launcher
 
 FILE = nonblocking_analysis.__file__
@@ -93,7 +94,7 @@ def test_theory_and_simulation_agree():
     config = nonblocking_analysis.get_config()
     with config.unlocked():
         config.update(rounds=300, rounds_in_time=50, workers=(8,), communication=(0.0,))
-    for axis in analysis.compare_gains(config):
+    for axis in nonblocking_gain.compare_gains(config):
         errors = {gain.delay: abs(gain.error) for gain in axis}
         assert errors.pop("slow_worker") < 1e-9
         assert errors.pop("slow_spells") < 0.4

@@ -4,7 +4,8 @@ import pytest
 from PIL import Image
 
 from configs import swarm
-from experiments import prepare, records, report, sweep, train
+from experiments import prepare, records, sweep, train
+from experiments.reports import comparison, table
 
 ARMS = dict(swarm.sweep())
 
@@ -127,7 +128,7 @@ def test_claims_stand_beside_what_was_measured(capsys):
     assert record.startswith("4,800 samples per node; accuracy of the mean model 95.40 %")
     assert "93.40 to 96.40 %" in record and "2.50 MB sent" in record
     assert "3.0 buckets failed to decode, 1.0 went in full precision" in record
-    report.print_claims(report.Console(), claims)
+    table.print_claims(table.Console(), claims)
     assert "all_reduce (for the record)" in capsys.readouterr().out
 
 
@@ -149,7 +150,7 @@ def test_a_sweep_tells_who_met_whom(tmp_path, capsys):
         sweep.Arm(name, config_of(name, "delay=slow4", updates=updates, evaluate_every=2.0))
         for name, updates in (("dpsgd/ring", 4), ("swarm/H=2", 40))
     ]
-    sweep.launch(arms, str(tmp_path), False, figures=swarm.figures)
+    comparison.launch(arms, str(tmp_path), False, figures=swarm.figures)
     capsys.readouterr()
     told = json.loads((tmp_path / "meetings.json").read_text())
     assert list(told) == ["swarm/H=2"]

@@ -169,3 +169,22 @@ def test_no_target_and_no_baseline_are_fine():
     with config.ignore_type():
         config.target_loss = config.baseline = None
     parts.check_entries(config)
+
+
+def test_entries_are_checked_from_a_table_entries_of_entries_too():
+    table = [
+        ("positive whole numbers", parts.several(parts.is_count), ("workers",)),
+        ("a share up to 1", lambda v: 0 < v <= 1, ("links.fast", "links.slow")),
+    ]
+    good = {"workers": (1, 2), "links": {"fast": 1.0, "slow": 0.5}}
+    parts.check(ConfigDict(good), table)
+    for changes, words in (
+        ({"workers": (1, True)}, "config.workers must be positive whole numbers, got (1, True)"),
+        ({"workers": ()}, "config.workers must be positive whole numbers, got ()"),
+        ({"workers": 1}, "config.workers must be positive whole numbers, got 1; set"),
+        ({"links": {"fast": 1.0, "slow": 2.0}}, "config.links.slow must be a share up to 1, got 2"),
+        ({"links": {"slow": 1.0}}, "config.links.fast is missing; set it to a share up to 1"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            parts.check(ConfigDict(good | changes), table)
+        assert words in str(caught.value)

@@ -1,39 +1,6 @@
-import itertools
-
 import pytest
-from rich.console import Console
 
-from configs import nonblocking
-from experiments import executors, records, sweep
-
-TINY = {
-    "name": "tiny",
-    "task": "synthetic_logistic(samples=64, dimension=4)",
-    "workers": 2,
-    "mini_batches": 2,
-    "seconds": 0.5,
-    "evaluate_every": 0.25,
-    "delay": "jitter(mean=0.02, sigma=0.1)",
-}
-
-
-@pytest.fixture
-def config():
-    return sweep.override(nonblocking.get_config(), TINY).lock()
-
-
-@pytest.fixture
-def sweep_file(tmp_path):
-    """Writes a file whose sweep() has this body, and returns its path."""
-    count = itertools.count()
-
-    def write(body):
-        path = tmp_path / f"sweep_{next(count)}.py"
-        path.write_text(f"def sweep():\n    {body}\n")
-        return str(path)
-
-    return write
-
+from experiments import records, sweep
 
 # --- overrides ---
 
@@ -197,101 +164,8 @@ def test_processes_share_the_devices_that_an_arm_asks_for(config, monkeypatch, f
     assert told.get("jax_num_cpu_devices") == devices
 
 
-# --- a whole sweep ---
-
-
-def test_what_fails_or_stops_early_is_told_at_the_end(
-    config, sweep_file, tmp_path, capsys, monkeypatch
-):
-    run = executors.train.run
-
-    def failing(config, place, **how):
-        if config.name == "b":
-            raise RuntimeError("no memory left")
-        return run(config, place, **how)
-
-    monkeypatch.setattr(executors.train, "run", failing)
-    path = sweep_file("yield 'a', {'optimizer.learning_rate': 1e30}; yield 'b', {}")
-    arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
-    claims = []
-    outcome = sweep.launch(arms, str(root), overwrite=False, claims=claims.append)
-    assert outcome.failures == {"b": "RuntimeError: no memory left"}
-    assert not claims  # they need all arms
-    told = capsys.readouterr().out
-    (stopped,) = [line for line in told.splitlines() if line.startswith("stopped: a seed 0: ")]
-    assert "not finite at update" in stopped
-    where = root / "b" / "error.txt"
-    assert f"failed: b: RuntimeError: no memory left; see {where}\n" in told
-    assert [arm["name"] for arm in records.read_summary(root)["arms"]] == ["a"]
-
-    monkeypatch.setattr(executors.train, "run", run)
-    outcome = sweep.launch(arms, str(root), overwrite=False, claims=lambda arms: [("it", "is")])
-    assert outcome == sweep.Outcome({}, [("it", "is")])
-    assert capsys.readouterr().out.count("already finished") == 1 and not where.exists()
-
-    def diverged(arms):
-        yield "it", "is"
-        raise TypeError("no loss")
-
-    def undrawn(place):
-        raise OSError(f"no room in {place.name}")
-
-    told = sweep.launch(arms, str(root), False, claims=diverged, figures=undrawn).claims
-    assert told == [
-        ("it", "is"),
-        ("claims()", "failed with TypeError: no loss"),
-        ("figures()", "failed with OSError: no room in out"),
-    ]
-
-
 def test_some_arms_can_be_chosen(config, sweep_file):
     arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=2)
     assert sweep.choose(arms, ["b/seed_1", "a/seed_0", "b/seed_1"]) == [arms[3], arms[0]]
     with pytest.raises(ValueError, match="there is no arm 'b'; known arms: a/seed_0, a/seed_1"):
         sweep.choose(arms, ["b"])
-
-
-def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatch):
-    path = sweep_file("yield 'm/a', {'wait': 'barrier'}; yield 'm/b', {'baseline': 'm/a'}")
-    arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
-    assert sweep.launch(arms, str(root), overwrite=False).failures == {}
-    written = records.read_summary(root)
-    assert [(arm["name"], arm["seeds"]) for arm in written["arms"]] == [("m/a", [0]), ("m/b", [0])]
-    assert (root / "m" / "a" / "metrics.jsonl").exists()
-    assert (root / "figure.png").read_bytes().startswith(b"\x89PNG")
-    first = capsys.readouterr().out
-    assert "[2/2] m/b seed 0: started" in first and "speed-up" in first
-
-    def forbidden(*_):
-        raise AssertionError("a finished arm ran again")
-
-    monkeypatch.setattr(executors.train, "Arm", forbidden)
-    assert sweep.launch(arms, str(root), overwrite=False).failures == {}
-    assert records.read_summary(root) == written
-    again = capsys.readouterr().out
-    assert again.count("already finished") == 2
-    assert again[again.index(" arm ") :] == first[first.index(" arm ") :]  # the same table
-
-
-def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "Console", lambda **_: Console(force_terminal=True, width=120))
-    sweep.launch([sweep.Arm("", config)], str(tmp_path), overwrite=False)
-    shown = capsys.readouterr().out
-    assert "tiny seed 0" in shown and "updates" in shown and "0.5/0.5 s" in shown
-    assert "started" not in shown
-
-
-def test_seeds_are_reported_together_and_more_can_be_added(config, tmp_path):
-    arms = sweep.expand(config, None, {}, seeds=2)
-    sweep.launch(arms, str(tmp_path), overwrite=False)
-    each = [records.read_summary(tmp_path / f"seed_{seed}") for seed in (0, 1)]
-    (merged,) = records.read_summary(tmp_path)["arms"]
-    assert merged["seeds"] == [0, 1]
-    assert merged["train_loss"] == pytest.approx(
-        (each[0]["train_loss"] + each[1]["train_loss"]) / 2
-    )
-    more = sweep.expand(config, None, {}, seeds=3)
-    sweep.check(more, str(tmp_path), overwrite=False)
-    sweep.launch(more, str(tmp_path), overwrite=False)
-    assert records.read_summary(tmp_path)["arms"][0]["seeds"] == [0, 1, 2]
-    assert [records.read_summary(tmp_path / f"seed_{seed}") for seed in (0, 1)] == each

@@ -7,7 +7,8 @@ import pytest
 from algorithms import ALGORITHMS
 from comms import topology
 from configs import nonblocking
-from experiments import data, optimizers, prepare, records, sweep, tasks, train, training
+from experiments import optimizers, prepare, records, sweep, tasks, train, training_loop
+from experiments.tasks import data
 from stragglers.rules import RULES
 
 compilations = []
@@ -265,8 +266,8 @@ def test_gossip_has_a_consensus_distance_and_workers_that_differ(tmp_path):
 
 def test_the_final_loss_is_the_mean_over_the_last_tenth():
     losses = [8.0] * 18 + [1.0, 2.0]
-    assert training._tail_mean(losses) == 1.5 and training._tail_mean(losses[:19]) == 1.0
-    assert training._tail_mean([*losses, None]) is None
+    assert training_loop._tail_mean(losses) == 1.5 and training_loop._tail_mean(losses[:19]) == 1.0
+    assert training_loop._tail_mean([*losses, None]) is None
 
 
 def test_the_worst_and_the_best_worker_are_those_of_single_models():
@@ -275,7 +276,7 @@ def test_the_worst_and_the_best_worker_are_those_of_single_models():
     models = jax.tree.map(lambda a: np.stack([a, -a, 0.5 * a]), params)
     each = [tasks.evaluate(task, jax.tree.map(lambda a, i=i: a[i], models)) for i in range(3)]
     accuracies = [one["test_accuracy"] for one in each]
-    assert training._worker_accuracy(task, models) == {
+    assert training_loop._worker_accuracy(task, models) == {
         "test_accuracy_worst_worker": pytest.approx(min(accuracies)),
         "test_accuracy_best_worker": pytest.approx(max(accuracies)),
     }

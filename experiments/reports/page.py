@@ -1,0 +1,243 @@
+"""The page that says what was compared and what came out: report.html, from what runs leave.
+
+It needs neither a network nor JavaScript. Beside it lies strip.png, and beside every schedule a
+timeline.json, see `experiments.reports.timeline`.
+"""
+
+import base64
+import datetime
+import html
+import json
+import os
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import records
+from experiments.reports import figure, panels, provenance, strip_chart, table, timeline, workdirs
+from stragglers import schedule
+
+REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
+TEMPLATE = Path(__file__).with_name("page.html.in")
+
+
+def write(root: str | os.PathLike) -> Path:
+    """Write report.html, strip.png and the timelines from the records below `root`; the page.
+
+    Raises ValueError where there are none, or one cannot be read.
+    """
+    root = Path(root)
+    arms, unfinished = workdirs.gather(root)
+    told = provenance.read(root)
+    looks = {arm.name: look for arm in arms if (look := _look(arm)) is not None}
+    sections = [
+        *(_results(arms) if arms else ()),
+        *(_unfinished(unfinished) if unfinished else ()),
+        *(_claims(told["claims"]) if told.get("claims") else ()),
+        *(_curves(arms, looks) if arms else ()),
+        *(_strip(root, arms, looks) if looks else ()),
+        *_pictures(root),
+        *(_compared(arms) if arms else ()),
+    ]
+    title = root.resolve().name
+    page = string.Template(TEMPLATE.read_text()).substitute(
+        title=_text(title),
+        subtitle=_text(" · ".join(_facts(arms, unfinished, told))),
+        again=_again(told),
+        sections="\n".join(sections),
+    )
+    path = root / REPORT
+    unwritten = path.with_suffix(".tmp")
+    unwritten.write_text(page)
+    os.replace(unwritten, path)
+    return path
+
+
+def _look(arm: workdirs.Arm) -> panels.Look | None:
+    """Write the timelines of all seeds; what the schedule of the first one shows, if any."""
+    looks = []
+    for place, summary in zip(arm.places, arm.summaries, strict=True):
+        if not (place / records.SCHEDULE).exists():
+            continue
+        done = schedule.load(place / records.SCHEDULE)
+        path = place / timeline.TIMELINE
+        timeline.write(done, path, _named(arm, summary), summary["clock"])
+        if not looks:
+            looks.append(panels.look(done, summary["workers"], timeline.MOST_STRETCHES))
+    return looks[0] if looks else None
+
+
+def _named(arm: workdirs.Arm, summary: Mapping) -> str:
+    """An arm's run by its name, and its seed if there are several."""
+    return f"{arm.name}, seed {summary['seed']}" if len(arm.runs) > 1 else arm.name
+
+
+def _facts(arms: Sequence[workdirs.Arm], unfinished: Sequence, told: Mapping) -> Iterator[str]:
+    yield f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}"
+    seeds = sorted({len(arm.runs) for arm in arms})
+    if seeds and seeds[-1] > 1:
+        yield f"{'' if len(seeds) == 1 else 'up to '}{seeds[-1]} seeds each"
+    if unfinished:
+        yield f"{len(unfinished)} not finished"
+    for clock in sorted({arm.summary["clock"] for arm in arms}):
+        yield f"{clock} time"
+    if told:
+        yield datetime.datetime.fromisoformat(told["date"]).strftime("%d %B %Y, %H:%M %Z")
+
+
+def _again(told: Mapping) -> str:
+    """How to repeat it."""
+    if not told:
+        return ""
+    versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+    return f'<pre>{_text(told["command"])}</pre>\n<p class="quiet">{_text(versions)}</p>'
+
+
+def _results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
+    """The table of `table.of_arms`, its sections as bodies, and why arms ended early."""
+    shown = table.of_arms([arm.summary for arm in arms])
+    headings = [str(column.header) for column in shown.columns]
+    bodies: list[list] = [[]]
+    for row, cells in zip(
+        shown.rows, zip(*(column.cells for column in shown.columns), strict=True), strict=True
+    ):
+        bodies[-1].append(cells)
+        if row.end_section:
+            bodies.append([])
+    yield "<h2>Results</h2>"
+    yield _table("numbers", headings, bodies, shown.caption)
+    for arm in arms:
+        for summary in arm.summaries:
+            if summary.get("stopped"):
+                who = _text(_named(arm, summary))
+                yield f"<p><strong>{who}</strong> stopped early: {_text(summary['stopped'])}</p>"
+
+
+def _unfinished(unfinished: Sequence[workdirs.Unfinished]) -> Iterator[str]:
+    yield "<h2>Not finished</h2>"
+    yield _table("words", ("run", "state"), [unfinished])
+
+
+def _claims(claims: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "<h2>Claims and measurements</h2>"
+    yield _table("words", ("claim", "measured"), [claims])
+
+
+def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> Iterator[str]:
+    target = arms[0].summary["target_loss"]
+    curves = figure.drawn([(arm.name, arm.runs) for arm in arms], target)
+    names = [name for name, _ in curves]
+    clock = arms[0].summary["clock"]
+    looks = {name: look for name, look in looks.items() if name in names}
+    yield "<h2>Figures</h2>"
+    if len(names) < len(arms):
+        yield f"<p>Of {len(arms)} arms, those that are first at the target are drawn.</p>"
+    if max(len(runs) for _, runs in curves) > 1:
+        yield (
+            "<p>Means over seeds, with a band of one standard deviation; staleness and idle time "
+            "are those of the first seed.</p>"
+        )
+    yield panels.legend(names, target)
+    yield '<div class="panels">'
+    for panel in panels.panels(curves, looks, target, clock):
+        yield (f"<figure>\n{panel.svg}\n<figcaption>{_text(panel.caption)}</figcaption>\n</figure>")
+    yield "</div>"
+
+
+def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator[str]:
+    """The beginning of some arms, the first of every waiting rule before others."""
+    candidates = [arm for arm in arms if arm.name in looks]
+    first = {arm.summary["wait"]: arm.name for arm in reversed(candidates)}
+    others = {
+        tuple(str(arm.config.get(key)) for key in ("wait", "delay", "mini_batches", "graph")): arm
+        for arm in reversed(candidates)
+    }
+    ranked = [*first.values(), *(arm.name for arm in reversed(others.values()))]
+    chosen = list(dict.fromkeys(ranked))[: strip_chart.MOST_STRIPS]
+    strips = [
+        strip_chart.Strip(
+            arm.name, looks[arm.name].first, arm.summary["workers"], looks[arm.name].events
+        )
+        for arm in arms
+        if arm.name in chosen
+    ]
+    png = strip_chart.draw(strips)
+    (root / STRIP).write_bytes(png)
+    several = f" of {len(strips)} of the arms" if len(strips) < len(arms) else ""
+    yield "<h2>The first rounds</h2>"
+    yield _image("strip", png, "What every worker does at the beginning" + several + ".")
+    if any(strip_chart.has_gaps(strip.first) for strip in strips):
+        yield (
+            '<p class="quiet">Where there is no bar, nothing of a worker\'s time counted: its '
+            "mini-batches were cancelled, ignored or still under way at the end, or its next "
+            "round was being prepared.</p>"
+        )
+    yield (
+        '<p class="quiet">Event by event: open a timeline.json, which lies beside each '
+        "schedule.npz, in ui.perfetto.dev.</p>"
+    )
+
+
+def _pictures(root: Path) -> Iterator[str]:
+    """Figures that the config has drawn by itself."""
+    paths = [path for path in sorted(root.glob("*.png")) if path.name not in (STRIP, FIGURE)]
+    if paths:
+        yield "<h2>Figures of this experiment</h2>"
+    for path in paths:
+        yield _image("picture", path.read_bytes(), path.stem.replace("_", " "))
+
+
+def _compared(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
+    """The entries in which configs differ, and those that they share."""
+    keys = list(dict.fromkeys(key for arm in arms for key in arm.config if key != "name"))
+    columns = {key: [_value(arm.config.get(key, ...)) for arm in arms] for key in keys}
+    differing = [key for key in keys if len(set(columns[key])) > 1]
+    yield "<h2>Settings</h2>"
+    if differing:
+        rows = zip((arm.name for arm in arms), *(columns[key] for key in differing), strict=True)
+        caption = "the entries of the configs in which arms differ"
+        yield _table("settings", ("arm", *differing), [list(rows)], caption)
+    common = [(key, columns[key][0]) for key in keys if key not in differing]
+    yield f"<details><summary>{len(common)} common settings</summary>"
+    yield _table("words", ("entry", "value"), [common])
+    yield "</details>"
+
+
+def _value(value: Any) -> str:
+    """An entry of a config; the ellipsis stands for one that is absent."""
+    if value is ... or value is None:
+        return table.NONE
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _table(
+    kind: str, headings: Sequence[str], bodies: Sequence[Sequence], caption: str | None = None
+) -> str:
+    """A table in a box of its own to scroll in; the first cell of a row is its heading."""
+    below = f"<caption>{_text(caption)}</caption>" if caption else ""
+    head = "".join(f'<th scope="col">{_text(heading)}</th>' for heading in headings)
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}">{below}'
+        f"<thead><tr>{head}</tr></thead>\n"
+        + "\n".join(f"<tbody>{''.join(map(_row, rows))}</tbody>" for rows in bodies if rows)
+        + "</table></div>"
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *rest = map(_text, cells)
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
+
+
+def _image(kind: str, png: bytes, caption: str) -> str:
+    data = base64.b64encode(png).decode()
+    return (
+        f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{_text(caption)}">'
+        f"<figcaption>{_text(caption)}</figcaption></figure>"
+    )
+
+
+def _text(text: str) -> str:
+    """Text as it stands in a page, whatever it holds; line breaks of headings are not kept."""
+    return html.escape(str(text))

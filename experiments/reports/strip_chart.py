@@ -1,0 +1,154 @@
+"""A strip chart: what every worker does in the first rounds of some arms, as a picture."""
+
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from experiments.reports.timeline import KINDS, MOST_STRETCHES, NANOSECONDS, Stretches
+from stragglers.schedule import Event
+
+COLOURS = {"compute": "#0072B2", "wait": "#D9D9D9", "communicate": "#E69F00"}
+MARKERS = {"joined": ">", "lost": "X", "restored": "^"}  # of events
+MOST_STRIPS = 4
+MOST_LANES = 16  # workers of a strip
+CYCLES = 4  # of the slowest worker, which a strip shows, unless others have very many in this time
+MOST_CYCLES = 40
+
+
+class Strip(NamedTuple):
+    """What a strip shows: the beginning of an arm."""
+
+    name: str
+    first: Stretches
+    workers: int
+    events: Sequence[Event] = ()
+
+
+def draw(strips: Sequence[Strip]) -> bytes:
+    """A PNG of what every worker does at first, one strip below the other over the same time.
+
+    Of many workers, some and the slowest are shown.
+    """
+    shown = [(strip, lanes_of(strip.first, strip.workers)) for strip in strips]
+    until = _window([strip.first for strip in strips])
+    width, lane, above, below = 5.8, 0.115, 0.28, 0.45  # inches
+    top = height = above + below + sum(above + lane * len(lanes) for _, lanes in shown)
+    top -= above  # for the legend
+    canvas = Figure(figsize=(width, height), dpi=200)
+    marked = []
+    for strip, lanes in shown:
+        top -= above + lane * len(lanes)
+        axes = canvas.add_axes((0.085, top / height, 0.9, lane * len(lanes) / height))
+        _lay(axes, strip.first, lanes, until)
+        marked += _mark(axes, strip.events, lanes, until)
+        title = f"{strip.name}: {_landed(strip.first, until)} updates"
+        axes.set_title(title, loc="left", fontsize=9, pad=4)
+        axes.set_xlim(0, until)
+        axes.tick_params(labelbottom=False)
+    axes.tick_params(labelbottom=True)
+    axes.set_xlabel("time [s]", fontsize=9)
+    handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
+    handles += {line.get_label(): line for line in marked}.values()
+    spaces = {"handlelength": 1.2, "columnspacing": 1.2, "handletextpad": 0.4} if marked else {}
+    canvas.legend(
+        handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False, **spaces
+    )
+    out = io.BytesIO()
+    canvas.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _lay(axes: Axes, told: Stretches, lanes: np.ndarray, until: float):
+    """Draw the stretches of the workers `lanes` in the first `until` seconds."""
+    lane = np.full(1 + max(told.worker.max(), lanes.max()), -1)
+    lane[lanes] = np.arange(lanes.size)
+    inside = (told.begin < until * NANOSECONDS) & (lane[told.worker] >= 0)
+    for kind, name in enumerate(KINDS):
+        for place in range(lanes.size):
+            at = np.flatnonzero(inside & (told.kind == kind) & (lane[told.worker] == place))
+            spans = np.stack([told.begin[at], told.end[at] - told.begin[at]], axis=1) / NANOSECONDS
+            axes.broken_barh(
+                spans,
+                (place - 0.42, 0.84),
+                facecolors=COLOURS[name],
+                edgecolors="white",
+                linewidths=0.25,
+            )
+    every = -(-lanes.size // 8)
+    axes.set_yticks(range(0, lanes.size, every), [str(i) for i in lanes[::every]])
+    axes.set_ylim(lanes.size - 0.4, -0.6)
+    axes.set_ylabel("worker", fontsize=8)
+    axes.tick_params(labelsize=8, length=2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(axes: Axes, events: Sequence[Event], lanes: np.ndarray, until: float) -> list[Line2D]:
+    """Draw the events of the workers `lanes` in the first `until` seconds: a line per kind."""
+    lane_of = {worker: lane for lane, worker in enumerate(lanes.tolist())}
+    inside = [event for event in events if event.time <= until and event.worker in lane_of]
+    marked = []
+    for kind, marker in MARKERS.items():
+        at = [(event.time, lane_of[event.worker]) for event in inside if event.kind == kind]
+        if at:
+            style = {"linestyle": "", "markersize": 5, "markeredgewidth": 0.4}
+            marked += axes.plot(
+                *zip(*at, strict=True), marker=marker, color="black", markeredgecolor="white",
+                label=kind, zorder=3, clip_on=False, **style,
+            )  # fmt: skip
+    return marked
+
+
+def _landed(told: Stretches, until: float) -> int:
+    """How many updates have landed at all their workers after so many seconds."""
+    last = np.zeros(1 + told.update.max(), np.int64)
+    np.maximum.at(last, told.update, told.end)
+    last = last[np.unique(told.update)]
+    return int((last <= until * NANOSECONDS).sum())
+
+
+def has_gaps(told: Stretches) -> bool:
+    """Whether a worker has spent time on something that no contribution tells."""
+    order = np.lexsort((told.begin, told.worker))
+    worker, begin, end = (column[order] for column in (told.worker, told.begin, told.end))
+    return bool(((begin[1:] > end[:-1] + 1) & (worker[1:] == worker[:-1])).any())
+
+
+def _computing(told: Stretches) -> tuple[np.ndarray, np.ndarray]:
+    """How often each worker computes and the seconds that it spends on a mini-batch, or nan."""
+    at = told.kind == KINDS.index("compute")
+    worker, size = told.worker[at], told.worker.max() + 1
+    spent = np.bincount(worker, (told.end - told.begin)[at], size) / NANOSECONDS
+    mini_batches = np.bincount(worker, told.mini_batches[at], size)
+    each = np.where(mini_batches > 0, spent / np.maximum(mini_batches, 1), np.nan)
+    return np.bincount(worker, minlength=size), each
+
+
+def lanes_of(told: Stretches, workers: int) -> np.ndarray:
+    """The workers to show: all of them, or some that are evenly spread and the slowest."""
+    if workers <= MOST_LANES:
+        return np.arange(workers)
+    _, each = _computing(told)
+    some = np.linspace(0, workers - 1, MOST_LANES - 1).astype(int)
+    return np.union1d(some, [np.nanargmax(each)])
+
+
+def _window(strips: Sequence[Stretches]) -> float:
+    """Seconds to show: some cycles of the slowest worker of all strips, but not too many at all."""
+    cycles, known = [], []
+    for told in strips:
+        times, _ = _computing(told)
+        often = np.flatnonzero(times > 0)
+        last = np.zeros(times.size)
+        np.maximum.at(last, told.worker, told.end / NANOSECONDS)
+        cycles.append((last[often] / times[often]).max())
+        # Of a run that is not told to its end, nothing is known any later.
+        whole = told.begin.size < MOST_STRETCHES
+        known.append(np.inf if whole else told.begin.max() / NANOSECONDS)
+    ends = max(told.end.max() for told in strips) / NANOSECONDS
+    return min(CYCLES * max(cycles), MOST_CYCLES * min(cycles), ends, *known)

@@ -1,0 +1,120 @@
+"""A table that says which arm was how fast, and the claims below it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+NONE = "–"
+
+
+def of_arms(arms: Sequence[Mapping]) -> Table:
+    """Summaries of arms, of one seed or aggregated over several, as a table of 120 columns.
+
+    Speed-up: seconds to target of the arm that `baseline` names over those of this arm.
+    """
+    by_name = {arm["name"]: arm for arm in arms}
+    named = {arm["baseline"] for arm in arms}
+    targets = sorted({arm["target_loss"] for arm in arms if arm["target_loss"] is not None})
+    clocks = sorted({arm["clock"] for arm in arms})
+    caption = [f"seconds of the {' or '.join(clocks)} clock"]
+    if targets:
+        caption.append(f"target: training loss {', '.join(f'{t:.4g}' for t in targets)}")
+    if named & set(by_name):
+        caption.append("* baseline of the speed-up")
+    if any("seeds" in arm and len(arm["seeds"]) > 1 for arm in arms):
+        caption.append("mean ± standard deviation over seeds")
+    result = Table(
+        box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption="; ".join(caption)
+    )
+    result.add_column("arm", no_wrap=True)
+    for heading in (
+        "updates",
+        "samples",
+        "clock\n[s]",
+        "to target\n[s]",
+        "speed-up",
+        "train loss",
+        "test acc.\n[%]",
+        "idle\n[%]",
+        "MB per\nworker",
+    ):
+        result.add_column(heading, justify="right", no_wrap=True)
+    previous = None
+    for arm in arms:
+        method = arm["name"].partition("/")[0]
+        if previous not in (None, method):
+            result.add_section()
+        previous = method
+        result.add_row(
+            arm["name"],
+            _number(arm["updates"], ",.0f"),
+            _number(arm["samples"], ",.0f"),
+            _number(arm["seconds"], _digits(arm["seconds"], 3)),
+            _to_target(arm),
+            _speed_up(arm, by_name, named),
+            _spread(arm, "train_loss", _digits(arm["train_loss"], 3)),
+            _spread(arm, "test_accuracy", ".1f", scale=100),
+            _number(arm["idle_fraction"], ".1f", scale=100),
+            _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
+        )
+    return result
+
+
+def print_table(console: Console, arms: Sequence[Mapping]):
+    """Print the table, 120 columns wide where there is no terminal whose width it must fit."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    console.print(of_arms(arms), markup=False)  # [s] is a unit here, no style
+
+
+def print_claims(console: Console, claims: Iterable[tuple[str, str]]):
+    """Print what a paper claims beside what was measured."""
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
+    for heading in ("claim", "measured"):
+        result.add_column(heading, overflow="fold")
+    for claim in claims:
+        result.add_row(*claim)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    console.print(result, markup=False)
+
+
+def _number(value, spec: str, scale: float = 1.0) -> str:
+    return NONE if value is None else format(value * scale, spec)
+
+
+def _spread(arm: Mapping, field: str, spec: str, scale: float = 1.0) -> str:
+    mean, std = _number(arm[field], spec, scale), arm.get(f"{field}_std")
+    return mean if std is None else f"{mean} ± {_number(std, spec, scale)}"
+
+
+def _digits(value: float | None, digits: int) -> str:
+    """The format that shows so many digits of `value`; its spread then has the same decimals."""
+    if not value:
+        return ".0f"
+    magnitude = math.floor(math.log10(abs(value)))
+    if not -4 <= magnitude < 7:
+        return f".{digits - 1}e"
+    return f",.{max(0, digits - 1 - magnitude)}f"
+
+
+def _to_target(arm: Mapping) -> str:
+    if arm["target_loss"] is None:
+        return NONE
+    if arm["seconds_to_target"] is None:
+        reached = arm.get("reached", "0/1")
+        return "never" if reached.startswith("0/") else f"{reached} seeds"
+    return _spread(arm, "seconds_to_target", _digits(arm["seconds_to_target"], 3))
+
+
+def _speed_up(arm: Mapping, by_name: Mapping[str, Mapping], named: set[str]) -> str:
+    baseline = arm["baseline"] or (arm["name"] if arm["name"] in named else None)
+    own = arm["seconds_to_target"]
+    reference = by_name[baseline]["seconds_to_target"] if baseline in by_name else None
+    mark = "*" if baseline == arm["name"] else ""
+    if own is None or reference is None or own == 0:
+        return NONE + mark
+    return f"{reference / own:.2f}x{mark}"

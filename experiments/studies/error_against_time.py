@@ -1,0 +1,84 @@
+"""Training loss above the lowest against virtual time, as a figure (arXiv 1803.01113)."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy import optimize
+
+from experiments.reports.figure import COLOURS
+from experiments.studies import axes as look
+from experiments.tasks.base import Task
+
+
+def lowest_loss(task: Task) -> float:
+    """The lowest mean training loss of a convex task, by L-BFGS to about six digits."""
+    start, shape = ravel_pytree(task.init(jax.random.key(0)))
+    examples = jax.tree.map(jnp.asarray, task.train)
+    loss = jax.jit(jax.value_and_grad(lambda w: task.losses(shape(w), examples).mean()))
+
+    def in_float64(w):
+        value, slope = loss(jnp.asarray(w, jnp.float32))
+        return float(value), np.asarray(slope, np.float64)
+
+    found = optimize.minimize(
+        in_float64, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000}
+    )
+    return float(found.fun)
+
+
+def draw_error_against_time(
+    rows: Mapping[str, Mapping[str, Mapping[str, Sequence[Sequence[Mapping]]]]],
+    target_loss: float,
+    lowest: float,
+    path: str | os.PathLike,
+):
+    """Write a PNG of training loss above `lowest` against virtual time, both logarithmic.
+
+    rows: row of panels -> panel, a protocol -> line, a K -> the metrics records of each seed, of
+    which the geometric mean is drawn, averaged over a twelfth of a decade of time.
+    """
+    columns = max(map(len, rows.values()))
+    canvas = Figure(figsize=(10, 1 + 2 * len(rows)), dpi=150, layout="constrained")
+    panels = canvas.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
+    lines, begin = {}, 0.0
+    for (row, protocols), of_row in zip(rows.items(), panels, strict=True):
+        for (protocol, by_k), axes in zip(protocols.items(), of_row, strict=True):
+            for (label, runs), colour in zip(by_k.items(), COLOURS, strict=False):
+                seconds, excess = _mean_excess(runs, lowest)
+                begin = max(begin, runs[0][0]["train_loss"] - lowest)
+                (lines[label],) = axes.plot(seconds, excess, color=colour, linewidth=1.2)
+            axes.axhline(target_loss - lowest, color="0.35", linewidth=0.8, linestyle="--")
+            axes.set_title(f"{protocol}, {row}", fontsize=7.5)
+    for axes in panels.flat:
+        axes.set(xscale="log", yscale="log")
+        axes.set_ylim(top=2 * begin)  # who diverges leaves
+        look.logarithmic(axes)
+    canvas.supxlabel("virtual time [s]", fontsize=9)
+    known = f" above the lowest, {lowest:.4g}" if lowest else ""
+    canvas.supylabel(f"training loss{known}", fontsize=9)
+    dashed = Line2D([], [], color="0.35", linewidth=0.8, linestyle="--")
+    canvas.legend(
+        [*lines.values(), dashed], [*lines, f"target {target_loss:.3g}"],
+        loc="outside upper center", ncols=len(lines) + 1, fontsize=8, frameon=False,
+    )  # fmt: skip
+    canvas.savefig(path, format="png")
+
+
+def _mean_excess(runs, lowest: float) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds, loss above `lowest`): geometric means over seeds and over short spans of time."""
+    moments = [at for at in zip(*runs, strict=False) if None not in [r["train_loss"] for r in at]]
+    seconds = np.array([at[0]["seconds"] for at in moments[1:]])
+    losses = np.array([[record["train_loss"] for record in at] for at in moments[1:]])
+    losses = losses.reshape(-1, len(runs))  # nothing at all, if it diverges at once
+    logs = np.log(np.maximum(losses - lowest, 1e-9)).mean(1)
+    # As many spans per decade everywhere, or the noise of the end would hide its mean.
+    span = np.round(12 * np.log10(seconds)).astype(int)
+    spans = np.unique(span)
+    means = [[np.mean(values[span == s]) for s in spans] for values in (seconds, logs)]
+    return np.array(means[0]), np.exp(means[1])

@@ -1,0 +1,19 @@
+"""The tasks, by the names that configs use."""
+
+from collections.abc import Mapping
+
+from experiments import parts
+from experiments.tasks import dense_tasks, sparse_tasks
+from experiments.tasks.base import Task, evaluate, row_sparse
+
+__all__ = ["TASKS", "Task", "build", "evaluate", "row_sparse"]
+
+TASKS = dense_tasks.TASKS | sparse_tasks.TASKS
+
+
+def build(spec: str | Mapping) -> Task:
+    """The task that `spec` describes: {"name": a key of TASKS, its parameters}, or as a call.
+
+    Unknown names and parameters are errors that list the known ones.
+    """
+    return parts.build("task", TASKS, spec)

@@ -1,0 +1,80 @@
+"""Tasks: what is minimised, on which examples, and how well a model does."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Task(NamedTuple):
+    """An empirical risk and its data; arrays are NumPy's, a runtime moves them where it wants.
+
+    train, test: pytrees of arrays with leading axis [samples]. `examples` below are such pytrees
+    with leading axis [b].
+    labels: one per training sample, for splits that go by label.
+    losses: float32 [b], each example's share of the mean loss, the l2 term included.
+    correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
+    optimum: the lowest mean training loss, if it is known.
+    shared_draw: `losses` draws at random, the same for all workers of an update. It then takes a
+        third argument, the samples that all workers had seen before the update, float32 [].
+    eval_losses: what `evaluate` reports instead of `losses`; of (params, examples) alone.
+    metrics: what else to report, from the parameters and the losses that `evaluate` found.
+    sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
+        of what is in the mini-batch.
+    evaluated: `evaluate` takes so many training and test examples, evenly spread; None: all.
+    """
+
+    name: str
+    train: Any
+    test: Any
+    labels: np.ndarray  # [samples] int
+    init: Callable[[jax.Array], Any]  # key -> params
+    losses: Callable[..., jax.Array]
+    correct: Callable[[Any, Any], jax.Array] | None = None
+    optimum: float | None = None
+    shared_draw: bool = False
+    eval_losses: Callable[[Any, Any], jax.Array] | None = None
+    metrics: Callable[[Any, dict[str, float | None]], dict[str, float]] | None = None
+    sparse: tuple[str, ...] = ()
+    evaluated: int | None = None
+
+
+def row_sparse(task: Task, path: tuple) -> bool:
+    """Whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") in task.sparse
+
+
+def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
+    """Mean `train_loss` and `test_loss`, and `test_accuracy` (0..1; None: nothing is predicted).
+
+    The task's own metrics follow. At most `batch` examples are on the device at a time, unless
+    the task's arrays live there.
+    """
+    train_loss, _ = _means(task, params, task.train, batch)
+    test_loss, test_accuracy = _means(task, params, task.test, batch)
+    means = {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
+    return means if task.metrics is None else {**means, **task.metrics(params, means)}
+
+
+def _means(task: Task, params, examples, batch: int) -> tuple[float, float | None]:
+    samples = jax.tree.leaves(examples)[0].shape[0]
+    if task.evaluated is not None and task.evaluated < samples:
+        spread = np.arange(task.evaluated) * samples // task.evaluated
+        samples = task.evaluated
+        examples = jax.tree.map(lambda a: a[spread], examples)
+    losses = task.losses if task.eval_losses is None else task.eval_losses
+    totals = []
+    for start in range(0, samples, batch):
+        chunk = jax.tree.map(lambda a, start=start: a[start : start + batch], examples)
+        totals.append(_totals(losses, task.correct, params, chunk))
+    loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
+    return float(loss), None if task.correct is None else float(hits)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _totals(losses, correct, params, examples):
+    hits = jnp.zeros(()) if correct is None else correct(params, examples).sum()
+    return jnp.stack([losses(params, examples).sum(), hits])

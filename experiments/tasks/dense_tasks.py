@@ -1,0 +1,115 @@
+"""Tasks whose gradients are dense: images, and synthetic problems with a known optimum."""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from experiments import parts
+from experiments.tasks import data
+from experiments.tasks.base import Task
+from experiments.tasks.models import MODELS
+
+
+def classification(name: str, dataset: data.Dataset, model: nn.Module, l2: float = 0.0) -> Task:
+    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters."""
+
+    def init(key):
+        return jax.jit(model.init)(key, dataset.train.image[:1])["params"]
+
+    def logits(params, examples):
+        return model.apply({"params": params}, examples.image)
+
+    def losses(params, examples):
+        fit = optax.softmax_cross_entropy_with_integer_labels(
+            logits(params, examples), examples.label
+        )
+        return fit + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else fit
+
+    def correct(params, examples):
+        return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
+
+    return Task(name, dataset.train, dataset.test, dataset.train.label, init, losses, correct)
+
+
+def digits(
+    model: str | Mapping, l2: float = 0.0, seed: int = 0, test_fraction: float = 0.2
+) -> Task:
+    """Classify scikit-learn's 8x8 digits; model: a key of MODELS and its parameters."""
+    dataset = data.digits(seed, test_fraction)
+    return classification("digits", dataset, _model(model, dataset.classes), l2)
+
+
+def images(name: str, model: str | Mapping, l2: float = 0.0, data_dir: str | None = None) -> Task:
+    """Classify an image data set of TensorFlow Datasets; model: see `digits`."""
+    built = _model(model, data.IMAGE_CLASSES[name])  # before any reading of data
+    return classification(name, data.tfds_images(name, data_dir), built, l2)
+
+
+def _model(model: str | Mapping, classes: int) -> nn.Module:
+    return parts.build("model", MODELS, model, classes=classes)
+
+
+def synthetic_quadratic(
+    samples: int = 1024,
+    dimension: int = 32,
+    condition: float = 10.0,
+    noise: float = 1.0,
+    seed: int = 0,
+) -> Task:
+    """f(w) = mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1); see `data.quadratic`.
+
+    A sample's label is the sign of a_i along the steepest axis, so that a split by label gives
+    workers different optima.
+    """
+    dataset, curvature, optimum = data.quadratic(samples, dimension, condition, noise, seed)
+
+    def losses(w, centres):
+        return 0.5 * (w[None] - centres) ** 2 @ curvature
+
+    labels = np.int32(dataset.train[:, 0] > 0)
+    return Task(
+        "synthetic_quadratic",
+        dataset.train,
+        dataset.test,
+        labels,
+        init=lambda key: jnp.ones(dimension),
+        losses=losses,
+        optimum=optimum,
+    )
+
+
+def synthetic_logistic(
+    samples: int = 1024, dimension: int = 16, seed: int = 0, l2: float = 0.01
+) -> Task:
+    """Strongly convex logistic regression on Gaussian points from w = 0; see `data.logistic`."""
+    dataset, optimum = data.logistic(samples, dimension, seed, l2)
+
+    def losses(w, points):
+        return jax.nn.softplus((1 - 2 * points.y) * (points.x @ w)) + 0.5 * l2 * w @ w
+
+    def correct(w, points):
+        return jnp.float32((points.x @ w > 0) == (points.y > 0))
+
+    return Task(
+        "synthetic_logistic",
+        dataset.train,
+        dataset.test,
+        dataset.train.y.astype(np.int32),
+        init=lambda key: jnp.zeros(dimension),
+        losses=losses,
+        correct=correct,
+        optimum=optimum,
+    )
+
+
+TASKS = {
+    "digits": digits,
+    "synthetic_quadratic": synthetic_quadratic,
+    "synthetic_logistic": synthetic_logistic,
+    **{name: functools.partial(images, name) for name in data.IMAGE_CLASSES},
+}

@@ -1,0 +1,324 @@
+"""Tasks on text whose gradients are row-sparse, as those of S2 Reducer (arXiv 2110.02140).
+
+Every factory is a row of TASKS and returns a `Task` that names its row-sparse parameters. Nothing
+here depends on how examples are dealt to workers or put into batches: what is drawn in an update
+is drawn once, for all of its examples.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import parts
+from experiments.tasks import sparse_models, text
+from experiments.tasks.base import Task
+from experiments.tasks.sparse_models import LANGUAGE_MODELS
+
+# --- language models ---
+
+
+def language_model(
+    model: str | Mapping = "lstm",
+    corpus: str | Mapping = "python",
+    vocabulary: int = 20_000,
+    window: int = 20,
+    candidates: int = 512,
+    evaluated: int = 256,
+    seed: int = 0,
+) -> Task:
+    """Predict the next word, by a softmax over the vocabulary; reports `test_perplexity`.
+
+    An example is `window` words and the one after them; its loss is the mean of `window`
+    cross-entropies. Evaluation always takes the full softmax.
+
+    model, corpus: keys of LANGUAGE_MODELS and of text.CORPORA and their parameters.
+    candidates: draws of the sampled softmax, shared by all workers of an update, so that the
+        output table is row-sparse as well; 0: train with the full softmax.
+    """
+    _at_least("language_model", window=(window, 1), candidates=(candidates, 0))
+    _at_least("language_model", evaluated=(evaluated, 1))
+    module = parts.build("model", LANGUAGE_MODELS, model, vocabulary=vocabulary, window=window)
+    words = _read(corpus, vocabulary)
+    train, document = text.windows(words.train, window + 1, window)
+    test, _ = text.windows(words.test, window + 1, window)
+
+    def init(key):
+        body, output = jax.random.split(key)
+        params = jax.jit(module.init)(body, train[:1, :-1])["params"]
+        table = jax.random.normal(output, (vocabulary, module.width)) / math.sqrt(module.width)
+        return {"model": params, "output": table}
+
+    def mean_over_words(params, examples, cross_entropy):
+        states = module.apply({"params": params["model"]}, examples[:, :-1])
+        targets = examples[:, 1:]
+        flat = states.reshape(-1, module.width), params["output"], targets.reshape(-1)
+        return cross_entropy(*flat).reshape(targets.shape).mean(1)
+
+    def full(params, examples):
+        return mean_over_words(params, examples, sparse_models.full_softmax)
+
+    def sampled(params, examples, samples):
+        key = sparse_models.shared_key(seed, samples)
+        drawn = sparse_models.candidates(key, vocabulary, candidates)
+        cross_entropy = functools.partial(sparse_models.sampled_softmax, drawn=drawn)
+        return mean_over_words(params, examples, cross_entropy)
+
+    def metrics(params, means):
+        return {"test_perplexity": float(np.exp(means["test_loss"]))}
+
+    return Task(
+        "language_model",
+        train,
+        test,
+        text.groups(words.train.names)[0][document],
+        init,
+        losses=sampled if candidates else full,
+        shared_draw=candidates > 0,
+        eval_losses=sparse_models.in_pieces(full),
+        metrics=metrics,
+        sparse=("model/embedding/embedding", *(["output"] if candidates else [])),
+        evaluated=evaluated,
+    )
+
+
+# --- skip-gram ---
+
+
+def skip_gram(
+    corpus: str | Mapping = "python",
+    vocabulary: int = 20_000,
+    width: int = 64,
+    context: int = 2,
+    negatives: int = 5,
+    drawn: int = 64,
+    threshold: float = 1e-4,
+    evaluated: int = 1024,
+    seed: int = 0,
+) -> Task:
+    """Word embeddings that tell a word's neighbours from noise (arXiv 1310.4546 Eq. 4).
+
+    An example is a word and `context` neighbours to either side; its loss is the mean over them,
+    with `negatives` noise words each. Their part is estimated without bias from `drawn` noise
+    words that all examples of an update share; noise that is the neighbour itself does not count.
+    Evaluation takes the expectation over the noise, which is the words' frequency to the 3/4.
+
+    threshold: frequent words are thinned out as in Sec. 2.3 there.
+    """
+    _at_least("skip_gram", width=(width, 1), context=(context, 1), negatives=(negatives, 1))
+    _at_least("skip_gram", drawn=(drawn, 1), evaluated=(evaluated, 1))
+    if not threshold > 0:
+        raise ValueError(f"skip_gram: threshold must be positive, got {threshold}; try 1e-4")
+    words = _read(corpus, vocabulary)
+    counts = np.bincount(words.train.tokens, minlength=vocabulary)
+    rng = np.random.default_rng(seed)
+    thin = [_thin_out(part, counts, threshold, rng) for part in (words.train, words.test)]
+    (train, document), (test, _) = (text.windows(part, 2 * context + 1, 1) for part in thin)
+    law = counts**0.75 / np.sum(counts**0.75)
+    cumulated = np.float32(np.cumsum(law))
+
+    def init(key):
+        centre = jax.random.uniform(key, (vocabulary, width), minval=-0.5, maxval=0.5) / width
+        return {"centre": centre, "context": jnp.zeros((vocabulary, width))}
+
+    def loss(params, examples, score, noise):
+        near = jnp.delete(examples, context, axis=1, assume_unique_indices=True)
+        states = params["centre"][examples[:, context]]
+        return score(states, params["context"], near, noise, negatives)
+
+    def losses(params, examples, samples):
+        key = sparse_models.shared_key(seed, samples)
+        noise = sparse_models.noise_words(key, jnp.asarray(cumulated), drawn)
+        return loss(params, examples, sparse_models.negative_sampling, noise)
+
+    def expected(params, examples):
+        return loss(
+            params, examples, sparse_models.expected_negative_sampling, jnp.asarray(np.float32(law))
+        )
+
+    return Task(
+        "skip_gram",
+        train,
+        test,
+        text.groups(words.train.names)[0][document],
+        init,
+        losses,
+        shared_draw=True,
+        eval_losses=sparse_models.in_pieces(expected),
+        sparse=("centre", "context"),
+        evaluated=evaluated,
+    )
+
+
+def _thin_out(part: text.Documents, counts, threshold: float, rng) -> text.Documents:
+    frequency = np.maximum(counts, 1) / counts.sum()
+    keep = rng.random(len(part.tokens)) < np.sqrt(threshold / frequency)[part.tokens]
+    starts = np.concatenate([[0], np.cumsum(keep)])[part.starts]
+    return part._replace(tokens=part.tokens[keep], starts=starts)
+
+
+# --- matrix factorisation ---
+
+
+class Choices(NamedTuple):
+    user: np.ndarray  # [n] int32
+    item: np.ndarray  # [n, 1 + negatives] int32: the one that the user took, and others
+
+
+def ncf(
+    interactions: str | Mapping = "identifiers",
+    width: int = 16,
+    hidden: int = 32,
+    negatives: int = 4,
+    evaluated: int = 4096,
+    seed: int = 0,
+) -> Task:
+    """Neural matrix factorisation of who took what (arXiv 1708.05031); `test_hit_rate_10`.
+
+    Leave-one-out (Sec. 4.1 there): a user's last item is the test, ranked among 99 that the user
+    never took; a hit is a rank of 10 or better, ties counting against the model. An example is a
+    user, an item taken and `negatives` others; its loss is their mean log loss (Eq. 7).
+
+    interactions: a key of text.INTERACTIONS and its parameters.
+    """
+    _at_least("ncf", width=(width, 1), hidden=(hidden, 1), negatives=(negatives, 1))
+    _at_least("ncf", evaluated=(evaluated, 1))
+    user, item, group = parts.build("interactions", text.INTERACTIONS, interactions)
+    users, items = len(group), int(item.max()) + 1
+    last = np.append(user[1:] != user[:-1], True)
+    rng = np.random.default_rng(seed)
+    others = _never_taken(user[~last], item[~last], user[~last], items, negatives, rng)
+    train = Choices(user[~last], np.column_stack([item[~last], others]))
+    others = _never_taken(user, item, user[last], items, 99, rng)
+    test = Choices(user[last], np.column_stack([item[last], others]))
+    module = sparse_models.NeuMF(users, items, width, hidden)
+
+    def init(key):
+        return jax.jit(module.init)(key, train.user[:1], train.item[:1, 0])["params"]
+
+    def logits(params, examples):
+        user = jnp.broadcast_to(examples.user[:, None], examples.item.shape)
+        return module.apply({"params": params}, user, examples.item)
+
+    def losses(params, examples):
+        scores = logits(params, examples)
+        taken, other = jax.nn.softplus(-scores[:, 0]), jax.nn.softplus(scores[:, 1:]).mean(1)
+        return (taken + negatives * other) / (1 + negatives)
+
+    @jax.jit
+    def hit_rate(params):
+        scores = logits(params, jax.tree.map(jnp.asarray, test))
+        return jnp.mean((scores[:, 1:] >= scores[:, :1]).sum(1) < 10)
+
+    return Task(
+        "ncf",
+        train,
+        test,
+        group[train.user],
+        init,
+        losses,
+        metrics=lambda params, means: {"test_hit_rate_10": float(hit_rate(params))},
+        sparse=("user/embedding", "item/embedding"),
+        evaluated=evaluated,
+    )
+
+
+def _never_taken(user, item, who, items: int, number: int, rng) -> np.ndarray:
+    """[len(who), number] int32 items, drawn evenly from those that are not in (user, item)."""
+    most = np.bincount(user).max()
+    if most == items:
+        raise ValueError(
+            f"ncf: a user took all {items} items, so there is none to tell them from; "
+            "read more interactions"
+        )
+    taken = user.astype(np.int64) * items + item
+    drawn = rng.integers(items, size=(len(who), number))
+    row = who.astype(np.int64)[:, None] * items
+    while (wrong := np.isin(row + drawn, taken)).any():
+        drawn[wrong] = rng.integers(items, size=wrong.sum())
+    return drawn.astype(np.int32)
+
+
+# --- logistic regression ---
+
+
+class Hashed(NamedTuple):
+    code: np.ndarray  # [n, window] int32, see `text.hashes`
+    label: np.ndarray  # [n] int32
+
+
+def hashed_logistic(
+    corpus: str | Mapping = "python",
+    window: int = 64,
+    buckets: int = 65_536,
+    largest: int = 16,
+    evaluated: int = 4096,
+) -> Task:
+    """Say from `window` words which package their file belongs to, by logistic regression.
+
+    The features are the hashed words (arXiv 0902.2206). The classes are the `largest` groups by
+    number of files, single modules being one of them, and a last one for all others.
+    """
+    _at_least("hashed_logistic", window=(window, 1), largest=(largest, 1), evaluated=(evaluated, 1))
+    words = parts.build("corpus", text.CORPORA, corpus)
+    label, classes = text.groups(words.train.names + words.test.names, largest)
+    codes = text.hashes(words.words, buckets)
+
+    def read(part, label):
+        tokens, document = text.windows(part, window, window)
+        whole = (1 + np.arange(len(tokens))) * window <= part.starts[document + 1]
+        return Hashed(codes[tokens[whole]], label[document[whole]])
+
+    files = len(words.train.names)
+    train, test = read(words.train, label[:files]), read(words.test, label[files:])
+
+    def logits(params, examples):
+        sign = 1 - 2 * (examples.code & 1).astype(jnp.float32)
+        rows = params["weights"][examples.code >> 1]  # [b, window, classes]
+        return jnp.einsum("bw,bwc->bc", sign, rows) / math.sqrt(window) + params["bias"][None]
+
+    def losses(params, examples):
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits(params, examples), examples.label
+        )
+
+    def correct(params, examples):
+        return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
+
+    def init(key):
+        return {"weights": jnp.zeros((buckets, len(classes))), "bias": jnp.zeros(len(classes))}
+
+    return Task(
+        "hashed_logistic",
+        train,
+        test,
+        train.label,
+        init,
+        losses,
+        correct,
+        sparse=("weights",),
+        evaluated=evaluated,
+    )
+
+
+TASKS = {
+    "language_model": language_model,
+    "skip_gram": skip_gram,
+    "ncf": ncf,
+    "hashed_logistic": hashed_logistic,
+}
+
+
+def _read(corpus: str | Mapping, vocabulary: int) -> text.Corpus:
+    return text.limit(parts.build("corpus", text.CORPORA, corpus), vocabulary)
+
+
+def _at_least(what: str, **bounds):
+    for name, (value, bound) in bounds.items():
+        if not value >= bound:
+            raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")

@@ -1,0 +1,107 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from experiments import records
+from experiments.reports import table
+
+
+def arm(name, seconds_to_target=10.0, baseline=None, seed=0, **changes):
+    return {
+        "name": name,
+        "seed": seed,
+        "updates": 1234,
+        "samples": 1263616,
+        "clock": "virtual",
+        "seconds": 50.0,
+        "target_loss": 0.368,
+        "seconds_to_target": seconds_to_target,
+        "train_loss": 0.12345,
+        "test_accuracy": 0.9712,
+        "idle_fraction": 0.4,
+        "bytes_per_worker": 12_345_678,
+        "baseline": baseline,
+    } | changes
+
+
+ARMS = [
+    arm("all_reduce/blocking", 20.0, "all_reduce/blocking"),
+    arm("all_reduce/nonblocking", 8.0, "all_reduce/blocking"),
+    arm("all_reduce/small_batch", None, "all_reduce/blocking"),
+    arm("dpsgd/blocking"),
+]
+
+
+def rows(arms):
+    shown = table.of_arms(arms)
+    headings = [column.header.replace("\n", " ") for column in shown.columns]
+    cells = zip(*(column.cells for column in shown.columns), strict=True)
+    return [dict(zip(headings, row, strict=True)) for row in cells]
+
+
+def test_a_row_says_what_the_summary_says():
+    assert rows(ARMS)[1] == {
+        "arm": "all_reduce/nonblocking",
+        "updates": "1,234",
+        "samples": "1,263,616",
+        "clock [s]": "50.0",
+        "to target [s]": "8.00",
+        "speed-up": "2.50x",
+        "train loss": "0.123",
+        "test acc. [%]": "97.1",
+        "idle [%]": "40.0",
+        "MB per worker": "12.3",
+    }
+
+
+def test_speed_up_is_against_the_arms_own_baseline():
+    assert [row["speed-up"] for row in rows(ARMS)] == ["1.00x*", "2.50x", "–", "–"]
+    assert [row["to target [s]"] for row in rows(ARMS)] == ["20.0", "8.00", "never", "10.0"]
+
+
+def test_an_arm_that_others_name_is_a_baseline_even_if_it_does_not_say_so():
+    arms = [arm("a/x", 6.0), arm("a/y", 3.0, "a/x"), arm("b/x", 3.0, "absent")]
+    assert [row["speed-up"] for row in rows(arms)] == ["1.00x*", "2.00x", "–"]
+
+
+def test_a_baseline_that_never_arrives_gives_no_speed_up():
+    arms = [arm("a/x", None, "a/x"), arm("a/y", 3.0, "a/x")]
+    assert [row["speed-up"] for row in rows(arms)] == ["–*", "–"]
+
+
+def test_values_over_seeds_have_a_spread():
+    seeds = [arm("a/x", 9.0), arm("a/x", 11.0, seed=1, test_accuracy=0.9512)]
+    row = rows([records.aggregate(seeds)])[0]
+    assert row["to target [s]"] == "10.0 ± 1.4"
+    assert row["test acc. [%]"] == "96.1 ± 1.4"
+    partly = records.aggregate([arm("a/x", 9.0), arm("a/x", None, seed=1)])
+    assert rows([partly])[0]["to target [s]"] == "1/2 seeds"
+
+
+def test_what_is_not_known_is_a_dash():
+    unknown = arm("a/x", train_loss=None, test_accuracy=None, idle_fraction=None, target_loss=None)
+    row = rows([unknown])[0]
+    columns = ("train loss", "test acc. [%]", "idle [%]", "to target [s]")
+    assert {row[column] for column in columns} == {"–"}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0"), (1234.567, "1,235"), (0.36788, "0.368"), (3e-7, "3.00e-07"), (2e9, "2.00e+09")],
+)
+def test_losses_of_any_size_are_readable(value, shown):
+    assert rows([arm("a/x", train_loss=value)])[0]["train loss"] == shown
+
+
+def test_the_table_fits_120_columns():
+    arms = [
+        records.aggregate([a, a | {"seed": 1, "train_loss": 0.13, "test_accuracy": 0.9}])
+        for a in ARMS
+    ]
+    out = io.StringIO()
+    table.print_table(Console(file=out), arms)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 120 and "…" not in out.getvalue()
+    assert lines[2].count("[s]") == 2 and "[%]" in lines[2]  # units, and no markup
+    assert all(any(line.strip().startswith(a["name"]) for line in lines) for a in arms)

@@ -1,0 +1,249 @@
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from experiments.reports import timeline
+from experiments.reports.timeline import KINDS, NANOSECONDS
+from stragglers import delays, inject
+from stragglers.rule import Trigger, whole
+from stragglers.rules import RULES
+from stragglers.rules.replay import recorded
+from stragglers.schedule import EVENT_KINDS, Event, Schedule
+from tests import planned
+
+P = 6
+RING = nx.cycle_graph(P)
+COSTS = 0.05 + 0.1 * np.arange(P)  # s, so that a worker may be restarted before an update lands
+
+
+def links(update):
+    return COSTS / (1 + 9 * (update % 2))
+
+
+KNOBS = {
+    "barrier": {"mini_batches": 3},
+    "neighbour_barrier": {"mini_batches": 3, "graph": RING},
+    "first_finisher": {"mini_batches": 3},
+    "first_finisher cut": {"mini_batches": 3, "in_flight": "cut", "leftovers": "drop"},
+    "deadline": {"mini_batches": 3, "seconds": 0.2},
+    "quorum": {"mini_batches": 3, "k": 7},
+    "drop_compute": {"mini_batches": 3, "calibration": 5},
+    "anytime": {"mini_batches": 3, "seconds": 0.3},
+    "k_sync": {"k": 3},
+    "k_batch_sync": {"k": 5},
+    "k_async": {"k": 3},
+    "k_batch_async": {"k": 4},
+    "rennala": {"k": 3},
+    "ringmaster": {"limit": 2},
+    "ringmaster interrupt": {"limit": 2, "interrupt": True},
+    "random_pairs": {"mini_batches": 2, "graph": RING, "width": 2},
+    "random_pairs blocking": {"mini_batches": 2, "graph": RING, "width": 2, "blocking": True},
+    "bipartite_pairs": {"mini_batches": 2, "graph": RING, "width": 2},
+    "adasync": {"protocol": "k_async", "interval": 1.0, "k": 2},
+}
+DELAY = delays.jitter(mean=0.1, sigma=0.3)
+
+
+def schedule_of(case, updates=40, communication=links):
+    knobs = {"mini_batches": 1} | KNOBS[case]
+    return planned.plan(case.split()[0], DELAY, P, updates, communication=communication, **knobs)
+
+
+def test_the_cases_are_all_waiting_rules():
+    assert {case.split()[0] for case in KNOBS} == set(RULES) - {"replay"}
+
+
+@pytest.mark.parametrize("case", KNOBS)
+def test_a_worker_does_one_thing_at_a_time_and_computes_as_long_as_it_is_busy(case):
+    schedule = schedule_of(case)
+    told = timeline.stretches(schedule)
+    for worker in range(P):
+        own = told.worker == worker
+        assert (told.begin[own][1:] >= told.end[own][:-1]).all()
+        real = (schedule.workers == worker) & (schedule.finish > schedule.start)
+        computing = own & (told.kind == KINDS.index("compute"))
+        seconds = (told.end - told.begin)[computing].sum() / NANOSECONDS
+        np.testing.assert_allclose(seconds, schedule.busy[real].sum(), atol=1e-9 * real.sum())
+    assert set(told.worker) <= set(range(P))  # nobody is no worker
+    assert told.end.max() <= np.rint(NANOSECONDS * schedule.time[-1])
+
+
+@pytest.mark.parametrize("case", sorted(set(KNOBS) - {"random_pairs", "bipartite_pairs"}))
+def test_all_of_communication_and_of_waiting_is_told_where_links_stay_the_same(case):
+    schedule = schedule_of(case, communication=0.02)
+    told = timeline.stretches(schedule)
+    lengths = (told.end - told.begin) / NANOSECONDS
+    wanted = {"communicate": schedule.communication.sum(), "wait": schedule.idle.sum()}
+    for kind, seconds in wanted.items():
+        found = lengths[told.kind == KINDS.index(kind)].sum()
+        np.testing.assert_allclose(found, seconds, atol=1e-6)
+
+
+def test_two_workers_with_a_barrier_by_hand():
+    columns = {
+        "workers": [[0, 1]],
+        "start": [[0.0, 0.0]],
+        "finish": [[5.0, 5.0]],
+        "busy": [[4.0, 1.0]],
+        "communication": [[1.0, 1.0]],
+        "batches": [[2, 2]],
+        "first": [[0, 0]],
+        "version": [[0, 0]],
+    }
+    schedule = Schedule(time=np.array([5.0]), **{k: np.array(v) for k, v in columns.items()})
+    events = timeline.trace(schedule, "by hand", "virtual")["traceEvents"]
+    shown = [(e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    second = 1e6  # microseconds
+    assert sorted(shown) == [
+        (1, "communicate", 4 * second, 1 * second),
+        (1, "compute", 0.0, 4 * second),
+        (2, "communicate", 4 * second, 1 * second),
+        (2, "compute", 0.0, 1 * second),
+        (2, "wait", 1 * second, 3 * second),
+    ]
+    assert all(
+        e["args"] == {"update": 0, "mini_batches": 2, "staleness": 0}
+        for e in events
+        if e["ph"] == "X"
+    )
+
+
+def test_whoever_asks_communicates_with_its_partner_who_goes_on_computing():
+    schedule = schedule_of("random_pairs")
+    told = timeline.stretches(schedule)
+    sending = told.kind == KINDS.index("communicate")
+    assert sending.any() and (told.partner[sending] != told.worker[sending]).all()
+    assert all(RING.has_edge(*pair) for pair in zip(told.worker, told.partner, strict=True))
+    assert (told.kind != KINDS.index("wait")).all()
+    shown = timeline.trace(schedule, "run", "virtual")["traceEvents"]
+    met = [(e["tid"] - 1, e["args"]["partner"]) for e in shown if e["ph"] == "X"]
+    assert met == list(zip(told.worker, told.partner, strict=True))
+
+
+def test_stale_gradients_say_how_old_they_are():
+    schedule = schedule_of("k_async")
+    told = timeline.stretches(schedule)
+    pushed = told.kind == KINDS.index("compute")
+    assert sorted(told.staleness[pushed]) == sorted(schedule.staleness.ravel())
+
+
+@pytest.mark.parametrize("case", ["first_finisher", "k_batch_async", "random_pairs"])
+def test_of_many_stretches_the_first_are_told(case):
+    schedule = schedule_of(case)
+    every, few = timeline.stretches(schedule), timeline.stretches(schedule, 50)
+    assert few.begin.size == 50
+    assert set(zip(*few, strict=True)) <= set(zip(*every, strict=True))
+    assert few.begin.max() <= np.sort(every.begin)[50]
+    told = timeline.trace(schedule, "run", "virtual", most=50)["otherData"]["contents"]
+    assert told.startswith("the first 50 events")
+
+
+EVENTS = (
+    Event(0.0, 2, "joined"),
+    Event(0.25, 1, "lost"),
+    Event(0.5, 1, "restored", 3),
+    Event(1e3, P + 1, "joined"),
+)
+
+
+def test_events_are_instants_of_their_workers():
+    schedule = replace(schedule_of("barrier"), events=EVENTS)
+    shown = timeline.trace(schedule, "run", "wall")["traceEvents"]
+    instants = [(e["name"], e["tid"], e["ts"], e["args"]) for e in shown if e["ph"] == "i"]
+    assert instants == [
+        ("joined", 3, 0, {}),
+        ("lost", 2, 250_000, {}),  # microseconds
+        ("restored", 2, 500_000, {"source": 3}),
+        ("joined", P + 2, 1e9, {}),
+    ]
+    named = {e["tid"]: e["args"]["name"] for e in shown if e["name"] == "thread_name"}
+    assert named[P + 2] == f"worker {P + 1}" and len(named) == P + 1
+    without = timeline.trace(schedule_of("barrier"), "run", "wall")["traceEvents"]
+    assert [e for e in shown if e["ph"] == "X"] == [e for e in without if e["ph"] == "X"]
+
+
+def test_events_after_the_stretches_that_are_told_are_left_out():
+    schedule = replace(schedule_of("barrier"), events=EVENTS)
+    shown = timeline.trace(schedule, "run", "wall", most=10)["traceEvents"]
+    until = max(e["ts"] for e in shown if e["ph"] == "X")
+    told = [e["ts"] for e in shown if e["ph"] == "i"]
+    assert told == [1e6 * e.time for e in EVENTS if 1e6 * e.time <= until]
+    assert 0 < len(told) < len(EVENTS)
+
+
+def test_a_replayed_schedule_has_the_timeline_of_the_first_run():
+    schedule = schedule_of("first_finisher")
+    again = whole(recorded(schedule), schedule.updates)
+    for ours, theirs in zip(timeline.stretches(again), timeline.stretches(schedule), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_measured_rounds_are_told_as_they_were():
+    watch = inject.Injector(
+        2, Trigger(None, 2), 0, delay=delays.deterministic(0.002), communication=0.001
+    )
+
+    def train(worker):
+        for update in range(3):
+            watch.begin(worker, update, 0)
+            for done in (1, 2):
+                watch.tick(worker, update, done, 0)
+            ready.wait()  # as a collective does
+            watch.land(worker, update, 0)
+
+    ready = threading.Barrier(2)
+    watch.resume()
+    with ThreadPoolExecutor(2) as devices:
+        list(devices.map(train, range(2)))
+    schedule = watch.schedule(0, 3)
+    told = timeline.stretches(schedule)
+    lengths = (told.end - told.begin) / NANOSECONDS
+    for kind, seconds in zip(
+        KINDS, (schedule.busy, schedule.idle, schedule.communication), strict=True
+    ):
+        found = lengths[told.kind == KINDS.index(kind)].sum()
+        np.testing.assert_allclose(found, seconds.sum(), atol=1e-6)
+    for worker in range(2):
+        own = told.worker == worker
+        assert (told.begin[own][1:] >= told.end[own][:-1]).all()
+
+
+def valid(event):
+    """What the trace event format asks for, of the three phases that are used."""
+    assert isinstance(event["name"], str) and isinstance(event["args"], dict)
+    assert type(event["pid"]) is int and type(event["tid"]) is int
+    if event["ph"] == "M":
+        keys = {
+            "process_name": "name",
+            "process_labels": "labels",
+            "thread_name": "name",
+            "thread_sort_index": "sort_index",
+        }
+        (key,) = event["args"]
+        assert keys[event["name"]] == key
+    elif event["ph"] == "i":
+        assert event["name"] in EVENT_KINDS and event["s"] == "t" and event["ts"] >= 0
+    else:
+        assert event["ph"] == "X" and event["name"] in KINDS and isinstance(event["cat"], str)
+        assert event["ts"] >= 0 and event["dur"] > 0
+        assert all(type(value) is int for value in event["args"].values())
+
+
+def test_the_file_is_in_the_trace_event_format(tmp_path):
+    path = tmp_path / timeline.TIMELINE
+    schedule = replace(schedule_of("k_sync"), events=EVENTS[:3])
+    timeline.write(schedule, path, "a/<b>", "virtual")
+    text = path.read_text()
+    document = json.loads(text, parse_constant=lambda constant: pytest.fail(constant))
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    assert document["otherData"]["clock"] == "virtual"
+    for event in document["traceEvents"]:
+        valid(event)
+    threads = {e["tid"] for e in document["traceEvents"] if e["name"] == "thread_name"}
+    assert {e["tid"] for e in document["traceEvents"] if e["ph"] == "X"} == threads
+    assert [p.name for p in tmp_path.iterdir()] == [timeline.TIMELINE]

@@ -1,0 +1,30 @@
+import io
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from experiments.studies import published_speedups, study
+
+
+def test_a_published_run_beside_the_model():
+    run = {"trace": "googlenet", "compute": 0.4, "workers": 8, "alpha": 1e-3, "beta": 2e-9,
+           "throughput": {"wfbp": 10.0, "greedy": 12.0, "single": 8.0}}  # fmt: skip
+    published = {"a_run": run, "slower": run | {"compute": 4.0, "trace": "transformer"}}
+    ratios = published_speedups.compare_published(ConfigDict({"published": published}))
+    assert [(r.setting, r.baseline) for r in ratios] == [
+        ("a_run", "single"), ("a_run", "wfbp"), ("slower", "single"), ("slower", "wfbp")
+    ]  # fmt: skip
+    for ratio in ratios:
+        assert ratio.published == pytest.approx({"wfbp": 1.2, "single": 1.5}[ratio.baseline])
+        assert ratio.optimal >= ratio.greedy
+    assert ratios[2].greedy < ratios[0].greedy  # more computation to hide behind
+    out = io.StringIO()
+    study.show(Console(file=out), published_speedups.tables(ratios))
+    assert "over single" in out.getvalue() and f"1.20 | {ratios[1].greedy:.2f} |" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 120
+    # The median of two is their mean.
+    errors = [abs(np.log(r.greedy / r.published)) for r in ratios if r.baseline == "single"]
+    off = f"{100 * np.expm1(np.mean(errors)):.0f} %"
+    assert f"over single, 2 runs: simulated and published differ by {off} in" in out.getvalue()

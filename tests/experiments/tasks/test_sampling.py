@@ -1,0 +1,95 @@
+"""Addressed sampling: bijections, epochs, and independence of everything but the address."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.tasks import sampling
+
+SHARDS = [np.arange(7), np.arange(10, 13), np.array([20])]
+
+
+def test_every_epoch_uses_each_sample_once():
+    sampler = sampling.Sampler(SHARDS, batch_size=2, seed=0)
+    for worker, shard in enumerate(SHARDS):
+        stream = sampler.indices(np.array(worker), np.arange(5 * len(shard))).reshape(-1)
+        epochs = stream.reshape(-1, len(shard))
+        np.testing.assert_array_equal(np.sort(epochs, 1), np.tile(shard, (len(epochs), 1)))
+    assert (
+        len(
+            {tuple(epoch) for epoch in np.asarray(sampler.indices(0, np.arange(35))).reshape(10, 7)}
+        )
+        > 5
+    )
+
+
+def test_indices_depend_on_the_address_only():
+    workers, counters = np.meshgrid(np.arange(3), np.arange(50), indexing="ij")
+    sampler = sampling.Sampler(SHARDS, batch_size=4, seed=0)
+    together = sampler.indices(workers, counters)
+    assert together.shape == (3, 50, 4) and together.dtype == np.int32
+    order = np.random.default_rng(0).permutation(150)
+    fresh = sampling.Sampler(SHARDS, batch_size=4, seed=0)
+    for i in order:
+        worker, counter = workers.flat[i], counters.flat[i]
+        np.testing.assert_array_equal(fresh.indices(worker, counter), together[worker, counter])
+    other = sampling.Sampler(SHARDS, batch_size=4, seed=1)
+    assert not np.array_equal(other.indices(workers, counters), together)
+
+
+def test_a_worker_does_not_notice_the_others():
+    alone = sampling.Sampler(SHARDS[:1], batch_size=4, seed=0)
+    among = sampling.Sampler(SHARDS, batch_size=4, seed=0)
+    np.testing.assert_array_equal(alone.indices(0, np.arange(9)), among.indices(0, np.arange(9)))
+
+
+def test_far_counters_and_empty_requests():
+    sampler = sampling.Sampler(SHARDS, batch_size=3, seed=0)
+    assert set(np.ravel(sampler.indices(np.array([0]), np.array([2**40])))) <= set(SHARDS[0])
+    assert sampler.indices(np.empty((0, 2), int), np.empty((0, 2), int)).shape == (0, 2, 3)
+
+
+def test_sampler_refuses_what_it_cannot_draw():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        sampling.Sampler(SHARDS, batch_size=0, seed=0)
+    with pytest.raises(ValueError, match=r"workers \[1\] have no samples"):
+        sampling.Sampler([np.arange(2), np.arange(0)], batch_size=1, seed=0)
+
+
+def test_every_key_gives_a_bijection():
+    cases = [
+        (n, key) for n in (1, 2, 3, 4, 5, 7, 16, 17, 97, 1000, 1437) for key in (0, 1, 2**32 - 1)
+    ]
+    index, sizes, keys = (
+        jnp.concatenate(columns)
+        for columns in zip(
+            *(
+                (jnp.arange(n, dtype=jnp.uint32), *(jnp.full(n, v, jnp.uint32) for v in (n, key)))
+                for n, key in cases
+            ),
+            strict=True,
+        )
+    )
+    shuffled = np.asarray(sampling.permute(index, sizes, keys))
+    ends = np.cumsum([n for n, _ in cases])
+    for (n, _), order in zip(cases, np.split(shuffled, ends[:-1]), strict=True):
+        np.testing.assert_array_equal(np.sort(order), np.arange(n))
+
+
+@pytest.mark.parametrize("size", [22, 90])
+def test_orders_are_uniform(size):
+    """Chi-squared per degree of freedom of each element's place, and of neighbouring pairs."""
+    epochs = 20_000
+    keys = np.random.default_rng(0).integers(0, 2**32, epochs, dtype=np.uint32)
+    index = np.tile(np.arange(size, dtype=np.uint32), epochs)
+    sizes = np.full_like(index, size)
+    orders = np.asarray(jax.jit(sampling.permute)(index, sizes, np.repeat(keys, size)))
+    orders = orders.reshape(epochs, size).astype(np.int64)
+    expected = epochs / size
+    places = np.array([np.bincount(orders[:, j], minlength=size) for j in range(size)])
+    assert ((places - expected) ** 2 / expected).sum() / (size - 1) ** 2 < 1.1
+    pairs = np.bincount(orders[:, 0] * size + orders[:, 1], minlength=size**2)
+    pairs = pairs.reshape(size, size)[~np.eye(size, dtype=bool)]
+    expected = epochs / pairs.size
+    assert ((pairs - expected) ** 2 / expected).sum() / (pairs.size - 1) < 1.4
