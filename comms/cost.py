@@ -3,10 +3,6 @@
 A transfer of x bytes takes alpha + beta x seconds: start-up and inverse bandwidth.
 """
 
-import json
-import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jax  # pytrees only
@@ -71,20 +67,6 @@ def halving_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0
             f"halving_doubling: {workers} workers are no power of two; use {2**depth}, or ring"
         )
     return AlphaBeta(2 * depth * alpha, ring(workers, alpha, beta, gamma).beta)
-
-
-def hierarchical(stages: Sequence[tuple[int, float, float, float]]) -> AlphaBeta:
-    """Cost of an all-reduce by nested rings, innermost first, as within and then between hosts.
-
-    stages: (workers, alpha, beta, gamma) of each. A stage scatters the payload over its workers
-    and gathers it in the end, so that the next one has a share of it: the sum of the stages'
-    costs, each on its share. Cho et al., "BlueConnect", MLSys 2019.
-    """
-    alpha, beta, share = 0.0, 0.0, 1
-    for workers, *link in stages:
-        stage = ring(workers, *link)
-        alpha, beta, share = alpha + stage.alpha, beta + stage.beta / share, share * workers
-    return AlphaBeta(alpha, beta)
 
 
 def _depth(collective: str, workers: int) -> int:
@@ -162,28 +144,6 @@ def _measured(what: str, sizes, seconds) -> tuple[np.ndarray, np.ndarray]:
     if np.unique(sizes).size < 2:
         raise ValueError(f"{what}: needs two different sizes, got {sizes}; measure some more")
     return sizes, seconds
-
-
-def save_cost(path: str | os.PathLike, cost: AlphaBeta | Table) -> None:
-    """Write a cost model as JSON, for `load_cost`, so that a plan can be made anywhere."""
-    fields = {name: np.asarray(value).tolist() for name, value in cost._asdict().items()}
-    Path(path).write_text(json.dumps(fields) + "\n")
-
-
-def load_cost(path: str | os.PathLike) -> AlphaBeta | Table:
-    """The cost model in a file of `save_cost`; ValueError if it holds none."""
-    try:
-        stored = json.loads(Path(path).read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; write it with save_cost") from error
-    match stored:
-        case {"alpha": alpha, "beta": beta}:
-            return AlphaBeta(float(alpha), float(beta))
-        case {"sizes": sizes, "times": times}:
-            return table(sizes, times)
-    raise ValueError(
-        f"{path} holds neither alpha and beta nor sizes and times; write it with save_cost"
-    )
 
 
 class Network(NamedTuple):

@@ -6,9 +6,9 @@ on the side s alone, not on ||x||, but beyond a radius (q - 1) s / 2 of the refe
 off by multiples of q s, and looks like any other. A checksum of the whole k, one per bucket of
 coordinates, tells. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD, arXiv 1910.12308.
 
-    encode, decode                   the codec
-    side_for, radius, moniqua_side   its parameters
-    ravel_floats                     a pytree as the flat vector that these work on
+    encode, decode     the codec
+    side_for, radius   its parameters
+    ravel_floats       a pytree as the flat vector that these work on
 
 What follows a failed decode, and how far off to expect the next reference: `comms.lattice_ladder`.
 
@@ -67,15 +67,6 @@ def radius(side, bits: int, stochastic: bool = False):
     """
     levels = 2 ** _check_bits(bits)
     return side * (levels / 2 - (1 if stochastic else 0.5))
-
-
-def moniqua_side(modulus, bits: int):
-    """Side s = B / q of the same codec in Moniqua's terms: x modulo B, in q steps.
-
-    B = 2 theta / (1 - 2 delta) for a bound theta and a rounding error delta of 1 / (2 q), or 1 / q
-    if stochastic: then this is ``side_for(theta, bits, stochastic)``. arXiv 2002.11787.
-    """
-    return jnp.asarray(modulus, jnp.float32) * np.float32(0.5 ** _check_bits(bits))
 
 
 def encode(x, side, bits: int, key=None, bucket: int = BUCKET) -> Encoded:

@@ -117,16 +117,6 @@ def sign_decode(message: Quantised, size: int):
     return jnp.where(negative, -message.scale, message.scale)
 
 
-def majority(message: Quantised, size: int, axis="workers"):
-    """Sign, float32 [size], of what most workers hold; 0 on a tie, and from workers of all zeros.
-
-    Bernstein et al., "signSGD with majority vote", arXiv 1810.05291.
-    """
-    # A scale of 1 each makes the sum a vote; 0 and NaN stay, to abstain and to be seen.
-    vote = message._replace(scale=message.scale / jnp.where(message.scale > 0, message.scale, 1))
-    return jnp.sign(all_gather_sum(vote, lambda held: sign_decode(held, size), axis))
-
-
 def sign_payload_bytes(size: int) -> int:
     """Bytes of a message of one bit per entry and the scale, which every worker gathers."""
     return bitmap.payload_bytes(size) + 4

@@ -75,10 +75,12 @@ class Moments(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # a table asks for the same ones again and again
 def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> Moments:
-    """Means of a round of M mini-batches per worker; options and errors as in `theory.round_time`.
+    """Means of a round of M mini-batches per worker, each of duration `law` (2211.00889).
 
-    One duration per "round" by nested quadratures, one per "mini_batch" by convolving the law on
-    a lattice.
+    Blocking rounds wait for all, E[T_max]; in others the first finisher stops the rest, E[T_min]
+    if they are "cut", or when the last has "finish"ed what it had begun. draw: one duration per
+    "round", by nested quadratures, or one per "mini_batch", whose sums are convolved on a lattice
+    to about 1 %; a tail too heavy for that raises ValueError.
     """
     methods = {"round": _per_round, "mini_batch": _per_mini_batch}
     if draw not in methods:

@@ -1,11 +1,9 @@
-"""How long to compute before a deadline: chosen from measured durations or from their mean."""
+"""How long to compute before a deadline, chosen from measured durations."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from stragglers.delays import Law
 
 
 def drop_compute_threshold(
@@ -40,22 +38,3 @@ def drop_compute_threshold(
     rate = kept / seconds
     # At equal speed more samples are better, and equal rates differ by rounding.
     return float(taus[np.argmax(rate >= rate.max() * (1 - 1e-9))])
-
-
-def anytime_seconds(law: Law, workers: int, batch: float) -> float:
-    """Seconds of computing in which all workers finish at least `batch` mini-batches on average.
-
-    T = (1 + n/b) mu, Anytime Minibatch (2006.05752): b is `batch`, mu the mean time in which one
-    of the n workers computes its share of b/n.  The mini-batches in flight at T are lost, hence
-    the n/b.  Rounds must let a worker do more than b/n, the fast ones make up for the slow.  A law
-    without a mean raises ValueError.
-    """
-    if workers < 1 or not batch > 0:
-        raise ValueError(
-            f"anytime_seconds: needs workers >= 1 and batch > 0, got {workers} and {batch}; set "
-            "both"
-        )
-    seconds = (1 + workers / batch) * (batch / workers) * law.mean()
-    if not np.isfinite(seconds):
-        raise ValueError(f"anytime_seconds: {law} has no mean; choose the seconds yourself")
-    return seconds

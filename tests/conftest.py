@@ -4,7 +4,9 @@ Programs are compiled with little optimisation, as most tests run theirs for les
 to compile it.
 """
 
+import ctypes
 import os
+import sys
 
 # Before jax is imported anywhere: XLA reads its flags once.
 os.environ["XLA_FLAGS"] = " ".join(
@@ -23,6 +25,20 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Give back after a module what its compiled programs hold, or a process grows to gigabytes.
+
+    The programs have to be dropped, and the C library has to return what is free then.
+    """
+    yield
+    jax.clear_caches()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, others may not
+        if trim is not None:
+            trim(0)
 
 
 def make_mesh(workers: int) -> jax.sharding.Mesh:

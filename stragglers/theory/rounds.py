@@ -19,34 +19,6 @@ from stragglers.processes import Process
 from stragglers.round_clock import RoundClock
 from stragglers.round_parts import until_first_finisher, until_full
 from stragglers.rule import Cost, Setting
-from stragglers.schedule import Schedule
-
-
-def round_time(
-    law: Law,
-    workers: int,
-    mini_batches: int,
-    *,
-    blocking: bool,
-    draw: str = "round",
-    in_flight: str = "cut",
-) -> float:
-    """Expected seconds of computing in a round of M mini-batches, each of duration `law`.
-
-    blocking waits for all, E[T_max]; otherwise the first finisher stops the others, E[T_min] if
-    they are "cut", or when the last has "finish"ed what it had begun (2211.00889).
-    draw: one duration per "round", by quadrature, or one per "mini_batch", whose sums are
-    convolved on a lattice to about 1 %; a tail too heavy for that raises ValueError.
-    """
-    means = moments(law, workers, mini_batches, draw, in_flight)
-    return means.blocking if blocking else means.nonblocking
-
-
-def finished_share(
-    law: Law, workers: int, mini_batches: int, *, draw: str = "round", in_flight: str = "cut"
-) -> float:
-    """Expected share of the mini-batches that count in a non-blocking round, E[sum m_i]/(n M)."""
-    return moments(law, workers, mini_batches, draw, in_flight).share
 
 
 def throughput_gain(
@@ -59,47 +31,11 @@ def throughput_gain(
 ) -> float:
     """Samples per second of non-blocking over blocking rounds, `communication` seconds in each.
 
-    share * (E[T_max] + D) / (E[T] + D), 2211.00889; options as in `round_time`.  Infinite where
-    only blocking rounds have no mean; where neither has, ValueError.
+    share * (E[T_max] + D) / (E[T] + D), 2211.00889; draw and in_flight as in `moments`. Infinite
+    where only blocking rounds have no mean; where neither has, ValueError.
     """
     means = moments(law, workers, mini_batches, draw, in_flight)
     return means.share * _shorter(means.blocking, means.nonblocking, communication)
-
-
-def noise_limited_gain(
-    law: Law,
-    workers: int,
-    mini_batches: int,
-    communication: float = 0.0,
-    draw: str = "round",
-    in_flight: str = "cut",
-) -> float:
-    """Expected gain in time to a loss if it takes a fixed number of samples: `throughput_gain`.
-
-    Assumes that gradient noise limits training: with a rate proportional to the samples of an
-    update, n samples help as much in many small updates as in few large ones.  The lower of the
-    two limits.
-    """
-    return throughput_gain(law, workers, mini_batches, communication, draw, in_flight)
-
-
-def update_limited_gain(
-    law: Law,
-    workers: int,
-    mini_batches: int,
-    communication: float = 0.0,
-    draw: str = "round",
-    in_flight: str = "cut",
-) -> float:
-    """Expected gain in time to a loss if it takes a fixed number of updates.
-
-    (E[T_max] + D) / (E[T] + D), where T is T_min and, if what is in flight may "finish", the wait
-    for it.  Assumes that the batch is so large that noise does not matter: an update with fewer
-    samples brings as much as a full one.  The upper of the two limits; options and errors as in
-    `throughput_gain`.
-    """
-    means = moments(law, workers, mini_batches, draw, in_flight)
-    return _shorter(means.blocking, means.nonblocking, communication)
 
 
 def speeds_gain(
@@ -134,47 +70,18 @@ def estimate_gain(
     *,
     rounds: int = 4000,
     seed: int = 0,
+    draw: str = "round",
+    in_flight: str = "cut",
+    landing: str = "neighbours",
     **options,
 ) -> float:
     """Samples per second of non-blocking over blocking rounds, simulated with the same delays.
 
     For what has no closed form: durations with a memory (Markov, traces), and D-PSGD (1705.09056)
     or MATCHA (1905.09435), given their `graph` or `links`, where blocking rounds wait for
-    neighbours.  rounds: simulated of either rule.  Further options as in `Setting`, here with
-    draw="round" and in_flight="cut" unless given; `landing` is that of the non-blocking rounds.
+    neighbours. rounds: simulated of either rule. landing, in_flight: of the non-blocking rounds.
+    Further options as in `Setting`.
     """
-    blocking, nonblocking = _simulated(
-        process, workers, mini_batches, communication, rounds, seed, **options
-    )
-    share = nonblocking.batches.sum() / blocking.batches.sum()
-    return float(share * blocking.time[-1] / nonblocking.time[-1])
-
-
-def estimate_update_limited_gain(
-    process: Law | Process,
-    workers: int,
-    mini_batches: int,
-    communication: Cost = 0.0,
-    *,
-    rounds: int = 4000,
-    seed: int = 0,
-    **options,
-) -> float:
-    """Updates per second of non-blocking over blocking rounds, simulated with the same delays.
-
-    The assumption is that of `update_limited_gain`; the arguments are those of `estimate_gain`.
-    """
-    blocking, nonblocking = _simulated(
-        process, workers, mini_batches, communication, rounds, seed, **options
-    )
-    return float(blocking.time[-1] / nonblocking.time[-1])
-
-
-def _simulated(
-    process, workers, mini_batches, communication, rounds, seed, *, draw="round", in_flight="cut",
-    landing="neighbours", **options,
-) -> tuple[Schedule, Schedule]:  # fmt: skip
-    """Schedules of blocking and of non-blocking rounds."""
     if rounds < 1:
         raise ValueError(f"theory: needs rounds >= 1 to simulate, got {rounds}; set at least 1")
     setting = Setting(
@@ -185,7 +92,8 @@ def _simulated(
         RoundClock(setting, until_first_finisher(), landing, "carry", in_flight),
     )
     blocking, nonblocking = (clock.extend(clock.init(), rounds)[1] for clock in clocks)
-    return blocking, nonblocking
+    share = nonblocking.batches.sum() / blocking.batches.sum()
+    return float(share * blocking.time[-1] / nonblocking.time[-1])
 
 
 def _shorter(blocking: float, nonblocking: float, communication: float) -> float:

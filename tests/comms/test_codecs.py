@@ -77,7 +77,6 @@ LOSSY = {
     "qsgd": qsgd,
     "natural": natural,
     "sign": sign,
-    "majority": lambda x: quantise.majority(quantise.sign(x), x.size).reshape(x.shape),
     "int8": lambda x: quantise.int8_all_reduce(x, bucket=16),
     "int8, random": lambda x: quantise.int8_all_reduce(x, bucket=16, key=key_of_worker()),
     "powersgd": low_rank,

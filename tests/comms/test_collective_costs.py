@@ -25,20 +25,6 @@ def test_halving_and_doubling_sends_the_bytes_of_a_ring():
         assert cost.halving_doubling(workers, **LINK).beta == cost.ring(workers, **LINK).beta
 
 
-def test_stages_share_the_payload():
-    # 4 workers of a host leave a quarter of the payload to each of 8 rings between hosts.
-    inner, outer = cost.ring(4, 1e-6, 1e-10, 1e-11), cost.ring(8, 1e-5, 1e-9)
-    both = cost.hierarchical([(4, 1e-6, 1e-10, 1e-11), (8, 1e-5, 1e-9, 0.0)])
-    assert both == pytest.approx((inner.alpha + outer.alpha, inner.beta + outer.beta / 4))
-    assert cost.hierarchical([(4, *LINK.values())]) == cost.ring(4, **LINK)
-    assert cost.hierarchical([]) == (0, 0)
-
-
-def test_equal_links_cost_the_bytes_of_one_ring_in_any_nesting():
-    nested = cost.hierarchical([(4, 0.0, 1e-9, 0.0), (8, 0.0, 1e-9, 0.0), (2, 0.0, 1e-9, 0.0)])
-    assert nested.beta == pytest.approx(cost.ring(64, 0.0, 1e-9).beta)
-
-
 def test_nobody_to_reduce():
     for collective in (cost.ring, cost.double_binary_tree, cost.halving_doubling):
         with pytest.raises(ValueError, match="needs at least 1 worker, got 0"):
@@ -115,23 +101,3 @@ def test_a_negative_intercept_is_clipped_and_the_slope_fitted_anew():
 def test_measurements_that_say_nothing_are_refused(measure, sizes, seconds, words):
     with pytest.raises(ValueError, match=words):
         measure(sizes, seconds)
-
-
-def test_costs_come_back_from_their_files(tmp_path):
-    path = tmp_path / "cost.json"
-    cost.save_cost(path, cost.ring(8, **LINK))
-    assert cost.load_cost(path) == cost.ring(8, **LINK)
-    measured = cost.table([1, 2, 3], [1.0, 3.0, 2.5])
-    cost.save_cost(path, measured)
-    for ours, theirs in zip(measured, cost.load_cost(path), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{", "is not JSON"), ("[]", "neither alpha and beta"), ('{"alpha": 1}', "nor")],
-)
-def test_other_files_are_refused(tmp_path, text, words):
-    (tmp_path / "cost.json").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        cost.load_cost(tmp_path / "cost.json")

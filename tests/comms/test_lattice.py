@@ -366,15 +366,13 @@ def test_messages_travel_between_workers(spmd):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_sides_radii_and_moniquas_modulus(bits):
+def test_sides_and_radii(bits):
     q, theta = 2**bits, 0.3
     assert float(lattice.side_for(theta, bits)) == pytest.approx(2 * theta / (q - 1))
     assert float(lattice.side_for(theta, bits, True)) == pytest.approx(2 * theta / (q - 2))
-    for stochastic, delta in ((False, 1 / (2 * q)), (True, 1 / q)):
+    for stochastic in (False, True):
         side = float(lattice.side_for(theta, bits, stochastic))
         assert lattice.radius(side, bits, stochastic) == pytest.approx(theta)
-        modulus = 2 * theta / (1 - 2 * delta)
-        assert float(lattice.moniqua_side(modulus, bits)) == pytest.approx(side, rel=1e-6)
 
 
 def test_floats_of_a_tree_travel_as_one_vector():

@@ -118,15 +118,6 @@ def test_sign_by_hand():
     np.testing.assert_array_equal(quantise.sign_decode(quantise.sign(x), 4), [2, -2, 2, 2])
 
 
-def test_majority_by_hand():
-    x = jnp.array(
-        [[9.0, -1.0, 1.0, -1.0], [-1.0, -1.0, 1.0, 5.0], [-2.0, -1.0, 1.0, 1.0], [0.0] * 4]
-    )
-    vote = jax.vmap(lambda x: quantise.majority(quantise.sign(x), 4), axis_name="workers")
-    np.testing.assert_array_equal(vote(x), [[-1.0, -1.0, 1.0, 1.0]] * 4)
-    np.testing.assert_array_equal(vote(x[:2]), [[0.0, -1.0, 1.0, 0.0]] * 2)
-
-
 @pytest.mark.parametrize("workers", [2, 3, 8])
 @pytest.mark.parametrize("size", [1, 10, 1000])
 def test_int8_is_near_the_sum(workers, size):

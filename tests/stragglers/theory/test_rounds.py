@@ -4,6 +4,7 @@ import networkx as nx
 import pytest
 
 from stragglers import delays
+from stragglers.order_statistics import moments
 from stragglers.processes import markov, persistent, trace
 from stragglers.theory import rounds as theory
 from tests import planned
@@ -23,8 +24,8 @@ LAWS = [
 
 def test_infinite_means():
     law = delays.pareto(1.0, 0.8)
-    assert theory.round_time(law, 8, 8, blocking=False, in_flight="finish") == math.inf
-    assert theory.throughput_gain(law, 8, 8) == theory.update_limited_gain(law, 8, 8) == math.inf
+    assert moments(law, 8, 8, "round", "finish").nonblocking == math.inf
+    assert theory.throughput_gain(law, 8, 8) == math.inf
     with pytest.raises(ValueError, match=r"neither round has a finite mean.*take in_flight='cut'"):
         theory.throughput_gain(law, 8, 8, in_flight="finish")
 
@@ -36,21 +37,18 @@ def test_rules_reach_the_theory(law, draw):
     # The minimum of exponentials varies as much as it is long: it takes more rounds.
     updates = 20_000 if (law.name, draw) == ("exponential", "round") else 4000
     blocking = planned.plan("barrier", law, 8, updates, 8, 1, draw=draw)
-    expected = theory.round_time(law, 8, 8, blocking=True, draw=draw)
+    expected = moments(law, 8, 8, draw, "cut").blocking
     assert blocking.time[-1] / updates == pytest.approx(expected, rel=0.02)
     for in_flight in ("cut", "finish"):
         options = {"draw": draw, "in_flight": in_flight}
         rounds = planned.plan("first_finisher", law, 8, updates, 8, 1, **options)
-        expected = theory.round_time(law, 8, 8, blocking=False, **options)
-        assert rounds.time[-1] / updates == pytest.approx(expected, rel=0.02)
-        share = theory.finished_share(law, 8, 8, **options)
-        assert rounds.batches.mean() / 8 == pytest.approx(share, rel=0.02)
+        expected = moments(law, 8, 8, **options)
+        assert rounds.time[-1] / updates == pytest.approx(expected.nonblocking, rel=0.02)
+        assert rounds.batches.mean() / 8 == pytest.approx(expected.share, rel=0.02)
         # Landing at all workers, communication lengthens every round alike.
         spent = 0.5 * law.mean() * updates
         faster = (blocking.time[-1] + spent) / (rounds.time[-1] + spent)
         arguments = (law, 8, 8, spent / updates)
-        limited = theory.update_limited_gain(*arguments, **options)
-        assert faster == pytest.approx(limited, rel=0.02)
         gain = rounds.batches.mean() / 8 * faster
         assert gain == pytest.approx(theory.throughput_gain(*arguments, **options), rel=0.02)
 
@@ -74,7 +72,7 @@ def test_communication_dilutes_the_gain():
     law = delays.shifted_exponential(1.0, 1.0)
     gains = [theory.throughput_gain(law, 8, 8, communication=d) for d in (0.0, 4.0, 1e9)]
     assert gains[0] > gains[1] > gains[2]
-    assert gains[2] == pytest.approx(theory.finished_share(law, 8, 8), rel=1e-6)
+    assert gains[2] == pytest.approx(moments(law, 8, 8, "round", "cut").share, rel=1e-6)
 
 
 def test_one_worker_gains_nothing():
@@ -104,26 +102,21 @@ def test_every_law_is_tested():
     assert {law.name for law in LAWS} | {"jitter"} == set(delays.LAWS)  # jitter is log-normal
 
 
-def test_limits_of_the_gain_in_time_to_a_loss():
-    """1 + Exp(1), 8 workers: E[max] / E[min] = (1 + H_8) / (1 + 1/8), and less with noise."""
+def test_the_gain_is_that_of_rounds_times_what_is_finished_in_one():
+    """1 + Exp(1), 8 workers: E[max] / E[min] = (1 + H_8) / (1 + 1/8)."""
     law = delays.shifted_exponential(1.0, 1.0)
     harmonic = sum(1 / k for k in range(1, 9))
     expected = (8 * (1 + harmonic) + 3) / (8 * (1 + 1 / 8) + 3)
-    assert theory.update_limited_gain(law, 8, 8, 3.0) == pytest.approx(expected)
-    share = theory.finished_share(law, 8, 8)
-    assert theory.noise_limited_gain(law, 8, 8, 3.0) == pytest.approx(share * expected)
+    share = moments(law, 8, 8, "round", "cut").share
+    assert theory.throughput_gain(law, 8, 8, 3.0) == pytest.approx(share * expected)
 
 
 @pytest.mark.parametrize("draw", ["round", "mini_batch"])
 @pytest.mark.parametrize("in_flight", ["cut", "finish"])
 def test_estimates_of_iid_delays_reach_the_theory(draw, in_flight):
     law, options = delays.shifted_exponential(1.0, 1.0), {"draw": draw, "in_flight": in_flight}
-    for estimate, exact in (
-        (theory.estimate_gain, theory.throughput_gain),
-        (theory.estimate_update_limited_gain, theory.update_limited_gain),
-    ):
-        expected = exact(law, 8, 8, 2.0, **options)
-        assert estimate(law, 8, 8, 2.0, **options) == pytest.approx(expected, rel=0.02)
+    expected = theory.throughput_gain(law, 8, 8, 2.0, **options)
+    assert theory.estimate_gain(law, 8, 8, 2.0, **options) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize("in_flight", ["cut", "finish"])
@@ -167,24 +160,23 @@ def test_estimates_on_a_graph():
 
 def test_estimates_on_the_complete_graph_are_those_without():
     arguments = (delays.bernoulli_slowdown(1 / 8, 5.0, 0.1), 8, 8, 0.25)
-    for estimate in (theory.estimate_gain, theory.estimate_update_limited_gain):
-        complete = estimate(*arguments, rounds=200, graph=nx.complete_graph(8))
-        assert complete == estimate(*arguments, rounds=200)
+    complete = theory.estimate_gain(*arguments, rounds=200, graph=nx.complete_graph(8))
+    assert complete == theory.estimate_gain(*arguments, rounds=200)
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: theory.finished_share(LAWS[1], 8, 8, draw="epoch"), "unknown draw='epoch'"),
-        (lambda: theory.finished_share(LAWS[1], 8, 8, in_flight="x"), "unknown in_flight='x'"),
-        (lambda: theory.finished_share(LAWS[1], 8, 0), "mini_batches >= 1"),
+        (lambda: theory.throughput_gain(LAWS[1], 8, 8, draw="epoch"), "unknown draw='epoch'"),
+        (lambda: theory.throughput_gain(LAWS[1], 8, 8, in_flight="x"), "unknown in_flight='x'"),
+        (lambda: theory.throughput_gain(LAWS[1], 8, 0), "mini_batches >= 1"),
         (lambda: theory.throughput_gain(LAWS[1], 8, 8, -1.0), "communication >= 0, got -1.0"),
         (lambda: theory.speeds_gain([1.0, 0.0], 8), "needs positive factors"),
         (lambda: theory.speeds_gain([1.0, 2.0], 0), "mini_batches >= 1, got .* and 0"),
         (lambda: theory.speeds_gain([1.0], 8, -1.0), "communication >= 0, got -1.0"),
         (lambda: theory.estimate_gain(LAWS[1], 8, 8, rounds=0), "rounds >= 1 to simulate, got 0"),
         (
-            lambda: theory.finished_share(delays.pareto(1.0, 1.1), 8, 8, draw="mini_batch"),
+            lambda: theory.throughput_gain(delays.pareto(1.0, 1.1), 8, 8, draw="mini_batch"),
             "too heavy for a lattice",
         ),
     ],
