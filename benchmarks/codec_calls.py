@@ -14,6 +14,7 @@ import numpy as np
 from comms import bitmap, compact, powersgd, quantise, sketch, sparse
 
 ROW = 500
+WORKERS = {"int8, both of 2 workers": 2}  # in a call, where there are more than one
 SEED = 7
 
 

@@ -35,6 +35,7 @@ MINI_BATCHES, BATCH = 8, 16
 STALE_RATE = 0.001  # stable with gradients that are 63 updates old
 STALE_BATCH = 32
 STALE_LAW = delays.shifted_exponential(1.0, 1.0)
+LOOPED = {"floor": scanned}
 MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
 
 # --- tasks ---
@@ -113,22 +114,26 @@ def updates_of(workers: int) -> int:
 
 
 def all_reduce_sides(
-    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loop=scanned
+    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loops=LOOPED
 ) -> dict[str, Callable]:
-    """All-reduce SGD against plain momentum SGD on the union batch, looped by one of `floors`."""
+    """All-reduce SGD against plain momentum SGD on the union batch; loops: by name, of `floors`."""
     rule = barrier(workers, mini_batches)
     ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
     rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)
     examples = jax.tree.map(jnp.asarray, task.train)
-    carry = carry_of(task.init(jax.random.key(0)))
-    return {"ours": ours, "floor": loop(union_step(task.losses), carry, rows, examples)}
+
+    def floor(loop):
+        carry = carry_of(task.init(jax.random.key(0)))  # which is given away
+        return loop(union_step(task.losses), carry, rows, examples)
+
+    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
 
 
 def gossip_sides(
     task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES,
-    method=None, step=local_step, loop=scanned,
+    method=None, step=local_step, loops=LOOPED,
 ) -> dict[str, Callable]:  # fmt: skip
-    """Gossip against a stacked step of `floors`, looped by one of them.
+    """Gossip against a stacked step of `floors`; loops: by name, of `floors`.
 
     method: None: D-PSGD on a ring. step: `local_step` sends nothing, `ring_step` does the same.
     """
@@ -137,8 +142,12 @@ def gossip_sides(
     ours = simulated(method, task, sampler, rule, updates, mini_batches)
     rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, workers, -1)
     examples = jax.tree.map(jnp.asarray, task.train)
-    carry = carry_of(task.init(jax.random.key(0)), workers)
-    return {"ours": ours, "floor": loop(step(task.losses), carry, rows, examples)}
+
+    def floor(loop):
+        carry = carry_of(task.init(jax.random.key(0)), workers)
+        return loop(step(task.losses), carry, rows, examples)
+
+    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
 
 
 def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]:
