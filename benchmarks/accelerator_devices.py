@@ -93,7 +93,8 @@ def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
         facts = {"planned": planned, "compiled": found, "options": options}
         beside = traces.beside(traces.taken(run))
         facts["beside"] = "no device timeline on this backend" if beside is None else beside
-        yield Line(f"buckets {plan}, compiled over planned", found / planned, "x", 1.0, {}, facts)
+        off = max(found / planned, planned / found) if found else np.inf  # merged, or split
+        yield Line(f"buckets {plan}, compiled against planned", off, "x", 1.0, {}, facts)
 
 
 def _bucketed(task, method, devices: int, options: dict) -> tuple[Callable, str]:

@@ -53,22 +53,47 @@ class Sizes(NamedTuple):
 
 MANY = (8, 64, 256, 1024, 4096)
 ACCELERATOR = Sizes(
-    ("resnet18", {"width": 64}), 64,
-    "language_model(model=transformer(width=512, layers=8, heads=8), candidates=0, window=128)",
-    16, 8, MANY, (SMALL, 10 * SMALL), None, 0.03, 25, 8, 1, 15,
-)  # fmt: skip
+    convolutional=("resnet18", {"width": 64}),
+    images=64,
+    language="language_model(model=transformer(width=512, layers=8, heads=8), candidates=0, "
+    "window=128)",
+    windows=16,
+    updates=8,
+    workers=MANY,
+    coordinates=(SMALL, 10 * SMALL),
+    codecs=None,
+    share=0.03,
+    step_seconds=25,
+    ratio_seconds=8,
+    codec_seconds=1,
+    devices_seconds=15,
+)
 # A core computes a thousandth of what an accelerator does.
 CPU = ACCELERATOR._replace(
-    convolutional=("resnet18", {"width": 16}), images=4, windows=2, updates=2,
+    convolutional=("resnet18", {"width": 16}),
+    images=1,
     language="language_model(model=transformer, candidates=0)",
-    step_seconds=25, codec_seconds=1.5, devices_seconds=20,
-)  # fmt: skip
+    windows=2,
+    updates=1,
+    codec_seconds=1.5,
+    devices_seconds=20,
+)
 TINY = Sizes(
-    ("cnn", {"channels": (16,)}), 1,
-    "language_model(model=transformer(width=16, layers=1), corpus='python(files=40)', "
+    convolutional=("cnn", {"channels": (16,)}),
+    images=1,
+    language="language_model(model=transformer(width=16, layers=1), corpus='python(files=40)', "
     "vocabulary=500, window=8, candidates=0)",
-    1, 1, (8,), (20_000,), ("S2, rows, r = 1", "top-k", "bf16"), 0, 0, 0, 0, 0,
-)  # fmt: skip
+    windows=1,
+    updates=1,
+    workers=(8,),
+    coordinates=(20_000,),
+    codecs=("S2, rows, r = 1", "top-k", "bf16"),
+    share=0,
+    step_seconds=0,
+    ratio_seconds=0,
+    codec_seconds=0,
+    devices_seconds=0,
+)
 
 
 # --- steps ---
