@@ -18,6 +18,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,13 +44,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED, UNPUBLISHED = ROOT / "docs" / "results" / "benchmarks", Path("runs")
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
 PALLAS = 2.0  # a codec that misses its goal by as much is a candidate for a kernel
-KEPT = re.compile(r"XLA_|JAX_|MALLOC_|CUDA_VISIBLE_DEVICES|TPU_|LIBTPU_")
+KEPT = re.compile(r"XLA_|MALLOC_|CUDA_VISIBLE_DEVICES|LIBTPU_INIT_ARGS")
 
 
 def set_up() -> None:
     """What must be said before JAX looks for devices."""
     # A process per device needs memory that this one has not taken.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    platforms = jax.config.jax_platforms
+    if platforms and "cpu" not in platforms.split(","):
+        jax.config.update("jax_platforms", f"{platforms},cpu")  # where FLOPs are counted
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", min(8, max(2, os.cpu_count() or 1)))
 
@@ -109,6 +113,7 @@ def profiled(known: list[Row], measured: list[dict], folder: Path) -> Iterator[L
     candidates = again[slowest.name]()
     for call in candidates.values():
         jax.block_until_ready(call())
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # what the host's Python does fills megabytes
     with jax.profiler.trace(str(folder), profiler_options=options):

@@ -194,19 +194,20 @@ def measured_by(count: int) -> dict[str, float]:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     backend = jax.default_backend()
-    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(
-        ","
-    )
+    every = ",".join(map(str, range(count)))
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",")
     workers = []
     try:
         for rank in range(count):
             command = [sys.executable, "-m", "benchmarks.accelerator_process", coordinator]
-            environment = os.environ | {"JAX_PLATFORMS": {"gpu": "cuda"}.get(backend, backend)}
+            environment = dict(os.environ)
             environment["XLA_FLAGS"] = re.sub(
                 r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
             )
-            if backend != "cpu":
+            if backend == "gpu":
                 environment["CUDA_VISIBLE_DEVICES"] = visible[rank]
+            else:
+                environment["JAX_PLATFORMS"] = backend
             workers.append(
                 subprocess.Popen(
                     [*command, str(count), str(rank)],
