@@ -23,10 +23,12 @@ from rich.table import Table
 from algorithms import all_reduce
 from algorithms.base import scale_by_samples
 from benchmarks import timing
-from experiments import tasks
-from experiments.tasks import data, dense_tasks, models, sampling
+from benchmarks.floors import gradient_of, replay
+from benchmarks.sides import MODELS, noise, sampler_of
+from benchmarks.sides import STALE_BATCH as BATCH
+from benchmarks.sides import STALE_LAW as LAW
+from benchmarks.sides import STALE_RATE as RATE
 from runtimes import simulate
-from stragglers import delays
 from stragglers.processes import from_law
 from stragglers.rule import Setting
 from stragglers.rules import RULES
@@ -34,20 +36,8 @@ from stragglers.rules import RULES
 _UPDATES = flags.DEFINE_integer("updates", 256, "Updates of a timed turn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of every candidate.")
 
-LAW = delays.shifted_exponential(1.0, 1.0)
-BATCH, SAMPLES = 32, 8192
-RATE = 0.001  # stable with gradients that are 63 updates old
+SAMPLES = 8192
 TARGET = 1.5  # simulator over floor
-MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
-
-
-def task_of(make) -> tasks.Task:
-    """Classify noise of the size of MNIST's images."""
-    rng = np.random.default_rng(0)
-    train = data.Images(
-        rng.random((SAMPLES, 28, 28, 1), np.float32), rng.integers(0, 10, SAMPLES).astype(np.int32)
-    )
-    return dense_tasks.classification("noise", data.Dataset(train, train), make(classes=10))
 
 
 def simulated(task, sampler, rule):
@@ -65,47 +55,13 @@ def simulated(task, sampler, rule):
     return run, jax.tree.map(lambda a: np.asarray(a)[0], runtime.models(state))
 
 
-def gradient_of(task):
-    """(parameters, indices [batch]) -> gradient of the mean loss."""
-    train = jax.tree.map(jnp.asarray, task.train)
-
-    def gradient(params, rows):
-        batch = jax.tree.map(lambda a: a[rows], train)
-        return jax.grad(lambda p: task.losses(p, batch).mean())(params)
-
-    return gradient
-
-
-def floor(task, indices):
-    """A candidate: as many gradients [T, k], each at parameters of its own."""
-    gradient = gradient_of(task)
-    indices = jnp.asarray(indices)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def gradients(points, indices):
-        def step(points, rows):
-            moved = jax.vmap(gradient)(points, rows)
-            return jax.tree.map(lambda p, g: p - RATE * g, points, moved), None
-
-        return jax.lax.scan(step, points, indices)[0]
-
-    params = task.init(jax.random.key(0))
-    points = jax.tree.map(lambda a: jnp.stack([a] * indices.shape[1]), params)
-
-    def run():
-        nonlocal points
-        points = gradients(points, indices)
-        return points
-
-    return run
-
-
 def plain_loop(task, durations: list[list[float]], indices, k: int):
     """A candidate: train from the start, an event at a time; the last parameters.
 
     indices: [P, counters, batch].
     """
-    gradient = jax.jit(gradient_of(task))
+    examples = jax.tree.map(jnp.asarray, task.train)
+    gradient = jax.jit(gradient_of(task.losses))
     add = jax.jit(functools.partial(jax.tree.map, jnp.add))
     step = jax.jit(lambda w, total: jax.tree.map(lambda a, g: a - RATE / k * g, w, total))
     start = task.init(jax.random.key(0))
@@ -119,7 +75,7 @@ def plain_loop(task, durations: list[list[float]], indices, k: int):
             total = None
             for c in range(k):
                 now, i = heapq.heappop(flying)
-                g = gradient(read[i], indices[i, counters[i]])
+                g = gradient(read[i], indices[i, counters[i]], examples)
                 total = g if total is None else add(total, g)
                 counters[i] += 1
                 if c == k - 1:
@@ -133,8 +89,8 @@ def plain_loop(task, durations: list[list[float]], indices, k: int):
 
 def compare(make, workers: int, k: int) -> dict[str, float]:
     """Seconds per update of the simulator, the floor and the plain loop."""
-    task = task_of(make)
-    sampler = sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), BATCH, 0)
+    task = noise(make, SAMPLES, (28, 28, 1))
+    sampler = sampler_of(task, workers, BATCH)
     rule = RULES["k_batch_async"](Setting(LAW, workers, 1, 0), k=k)
     state, schedule = rule.extend(rule.init(), _UPDATES.value)
     ours, reached = simulated(task, sampler, rule)
@@ -148,7 +104,7 @@ def compare(make, workers: int, k: int) -> dict[str, float]:
                  reached, plain())  # fmt: skip
     used = sampler.indices(schedule.workers, schedule.first)
     seconds = timing.seconds(
-        {"simulator": ours, "floor": floor(task, used), "plain loop": plain}, _REPEATS.value
+        {"simulator": ours, "floor": replay(task, used, RATE), "plain loop": plain}, _REPEATS.value
     )
     return {name: taken / _UPDATES.value for name, taken in seconds.items()}
 

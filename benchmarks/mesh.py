@@ -8,20 +8,14 @@ blocking and non-blocking. Endurance: 1,000 rounds with callbacks. Virtual CPU d
 cores, so their times say nothing about speed; only the ratios do.
 """
 
-import functools
-
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import app, flags, logging
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 from algorithms import all_reduce
-from algorithms.base import AXIS, scale_by_samples
 from benchmarks import timing
+from benchmarks.sides import BATCH, MINI_BATCHES, mesh_sides, optimizer
 from experiments import tasks
 from experiments.tasks import data, sampling
 from runtimes import mesh
@@ -32,48 +26,6 @@ from stragglers.rules import RULES
 _WORKERS = flags.DEFINE_integer("workers", 8, "Workers, one per device.")
 _ROUNDS = flags.DEFINE_integer("rounds", 1000, "Rounds of the endurance run.")
 
-MINI_BATCHES, BATCH = 8, 16
-
-
-def optimizer():
-    return optax.chain(optax.trace(0.9), scale_by_samples(0.05))
-
-
-def hand_written(losses, optimizer, workers: int, mini_batches: int):
-    """The step that one would write by hand: (params, state, table, examples, count) -> same.
-
-    Stacked params and optimizer state; table [workers, rounds * mini_batches, b] of sample
-    indices; `count` rounds in one dispatch.
-    """
-    devices = jax.make_mesh(
-        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
-    )
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    @functools.partial(
-        jax.shard_map,
-        mesh=devices,
-        in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
-        out_specs=P(AXIS),
-        check_vma=False,
-    )
-    def rounds(params, state, table, examples, count):
-        params, state, table = jax.tree.map(lambda a: a[0], (params, state, table))
-
-        def step(t, carry):
-            params, state = carry
-            rows = jax.lax.dynamic_slice_in_dim(table, t * mini_batches, mini_batches).ravel()
-            batch = jax.tree.map(lambda a: a[rows], examples)
-            gradient = jax.grad(lambda p: losses(p, batch).mean())(params)
-            gradient = jax.lax.pmean(gradient, AXIS)
-            updates, state = optimizer.update(gradient, state, params)
-            return optax.apply_updates(params, updates), state
-
-        carry = jax.lax.fori_loop(0, count, step, (params, state))
-        return jax.tree.map(lambda a: a[None], carry)
-
-    return rounds
-
 
 def task_and_sampler(workers: int):
     task = tasks.build("digits(model=mlp)")
@@ -82,44 +34,7 @@ def task_and_sampler(workers: int):
 
 def overhead(workers: int) -> float:
     """Median time of our plain rounds over that of the hand-written ones."""
-    task, sampler = task_and_sampler(workers)
-    devices = jax.make_mesh(
-        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
-    )
-    stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
-    runtime = mesh.Mesh(
-        all_reduce(optimizer()), task.losses, task.train, sampler,
-        workers=workers, mini_batches=MINI_BATCHES, rounds_per_dispatch=1,
-    )  # fmt: skip
-    model = runtime.start(task.init(jax.random.key(0))).model
-    counters = np.arange(MINI_BATCHES) + np.zeros((workers, 1), np.int64)
-    table = jax.device_put(sampler.indices(np.arange(workers)[:, None], counters), stacked)
-    examples = jax.device_put(jax.tree.map(jnp.asarray, task.train), everywhere)
-    count = np.int32(1)
-    ours = runtime.dispatch.lower(model, table, examples, None, count).compile()
-
-    plain = optimizer()
-    carry = task.init(jax.random.key(0))
-    carry = (carry, plain.init(carry))
-    carry = jax.tree.map(
-        lambda a: jax.device_put(jnp.broadcast_to(a, (workers, *a.shape)), stacked), carry
-    )
-    step = hand_written(task.losses, plain, workers, MINI_BATCHES)
-    by_hand = step.lower(*carry, table, examples, np.int32(1)).compile()
-
-    def our_turn():
-        nonlocal model
-        for _ in range(20):
-            model = jax.block_until_ready(ours(model, table, examples, None, count))
-        return model
-
-    def hand_turn():
-        nonlocal carry
-        for _ in range(20):
-            carry = jax.block_until_ready(by_hand(*carry, table, examples, np.int32(1)))
-        return carry
-
-    taken = timing.seconds({"ours": our_turn, "by hand": hand_turn}, 25)
+    taken = timing.seconds(mesh_sides(*task_and_sampler(workers), workers), 25)
     return taken["ours"] / taken["by hand"]
 
 

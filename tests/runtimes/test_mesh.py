@@ -11,7 +11,7 @@ import pytest
 
 from algorithms import all_reduce, dpsgd, local_sgd, matcha, sgp, swarm
 from algorithms.base import scale_by_samples
-from benchmarks.mesh import hand_written
+from benchmarks.floors import hand_written
 from comms import topology
 from runtimes import mesh, simulate
 from stragglers import delays, inject, processes

@@ -1,0 +1,73 @@
+"""Model FLOPs utilisation: what a step has to compute, over what the device could in that time."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+FORMULA = (
+    "utilisation = FLOPs of the hand-written step / (its device's peak FLOP/s x seconds of our "
+    "step); FLOPs as XLA counts them before any optimisation, 2 for a multiply-add; the peak is "
+    "that of dense products of float32 arrays at JAX's default precision"
+)
+
+
+class Peak(NamedTuple):
+    """Dense FLOP/s of one device by its maker's data sheet, without sparsity."""
+
+    bfloat16: float
+    default: float  # of products of float32 arrays at JAX's default precision
+    precision: str  # what that precision is
+
+
+def _nvidia(bfloat16: float) -> Peak:
+    """Tensor cores: TF32 has half the rate of bfloat16."""
+    return Peak(bfloat16, bfloat16 / 2, "TF32")
+
+
+def _tpu(bfloat16: float) -> Peak:
+    """The matrix unit rounds float32 to bfloat16 by default."""
+    return Peak(bfloat16, bfloat16, "bfloat16")
+
+
+# By a part of jax.Device.device_kind; of several that occur in it the longest counts.
+PEAKS = {
+    "A100": _nvidia(312e12),
+    "H100": _nvidia(989.4e12),  # SXM
+    "H100 PCIe": _nvidia(756e12),
+    "H100 NVL": _nvidia(835e12),
+    "H200": _nvidia(989.4e12),
+    "TPU v4": _tpu(275e12),
+    "TPU v5 lite": _tpu(197e12),
+    "TPU v5e": _tpu(197e12),
+    "TPU v5": _tpu(459e12),
+    "TPU v5p": _tpu(459e12),
+    "TPU v6 lite": _tpu(918e12),
+    "TPU v6e": _tpu(918e12),
+}
+
+
+def peak_of(kind: str) -> Peak | None:
+    """What is known of a device of this kind; None: nothing."""
+    known = [name for name in PEAKS if name.lower() in kind.lower()]
+    return PEAKS[max(known, key=len)] if known else None
+
+
+def flops(step: Callable, *arguments) -> float:
+    """FLOPs of one call, by XLA's count before optimisation; nothing is compiled.
+
+    Counted for the CPU, which every JAX has: in a program for a GPU, products are calls of a
+    library that the count leaves out. A loop counts once, so the step must not hold any.
+    """
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
+    with jax.default_device(jax.devices("cpu")[0]):
+        return float(jax.jit(step).lower(*shapes).cost_analysis()["flops"])
+
+
+def utilisation(flops: float, seconds: float, peak: Peak | None) -> dict:
+    """FLOP/s reached and their share of the peak (None: unknown), for a record."""
+    reached = {"TFLOP/s": 1e-12 * flops / seconds}
+    if peak is None:
+        return reached | {"utilisation": None, "peak": "unknown"}
+    share = flops / (seconds * peak.default)
+    return reached | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}

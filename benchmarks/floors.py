@@ -1,0 +1,155 @@
+"""Hand-written steps that do the arithmetic and nothing else: what ours are measured against.
+
+Steps are (carry, rows, examples) -> carry: the carry is parameters and the optimizer's state, rows
+are the indices of the samples of an update. A *candidate* is a call that goes on from where it
+stopped and returns the arrays to wait for, see `benchmarks.timing`.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from algorithms.base import AXIS
+
+RATE, DECAY = 0.05, 0.9
+
+
+def plain():
+    """The same optimizer as a library has it."""
+    return optax.sgd(RATE, momentum=DECAY)
+
+
+def gradient_of(losses: Callable) -> Callable:
+    """(parameters, indices [b], examples) -> gradient of the mean loss."""
+
+    def gradient(params, rows, examples):
+        batch = jax.tree.map(lambda a: a[rows], examples)
+        return jax.grad(lambda p: losses(p, batch).mean())(params)
+
+    return gradient
+
+
+def union_step(losses: Callable) -> Callable:
+    """One step of momentum SGD on the union batch; rows [b]."""
+    gradient, optimizer = gradient_of(losses), plain()
+
+    def step(carry, rows, examples):
+        params, state = carry
+        update, state = optimizer.update(gradient(params, rows, examples), state)
+        return optax.apply_updates(params, update), state
+
+    return step
+
+
+def local_step(losses: Callable) -> Callable:
+    """A step of every worker on its own model, nothing is sent; rows [n, b], stacked carry."""
+    return jax.vmap(union_step(losses), in_axes=(0, 0, None))
+
+
+def ring_step(losses: Callable) -> Callable:
+    """A step of D-PSGD on a ring of three workers or more; as `local_step`.
+
+    Every worker adds its own update to the mean of itself and both neighbours.
+    """
+    gradient, optimizer = gradient_of(losses), plain()
+
+    def step(carry, rows, examples):
+        params, state = carry
+        gradients = jax.vmap(gradient, in_axes=(0, 0, None))(params, rows, examples)
+        update, state = jax.vmap(optimizer.update)(gradients, state)
+        mixed = jax.tree.map(lambda a: (a + jnp.roll(a, 1, 0) + jnp.roll(a, -1, 0)) / 3, params)
+        return optax.apply_updates(mixed, update), state
+
+    return step
+
+
+def carry_of(params, workers: int | None = None):
+    """Parameters, a copy for each of the workers, and the optimizer's state."""
+    if workers is None:
+        return params, plain().init(params)
+    stacked = jax.tree.map(lambda a: jnp.stack([a] * workers), params)
+    return stacked, jax.vmap(plain().init)(stacked)
+
+
+def scanned(step: Callable, carry, rows, examples) -> Callable:
+    """A candidate: a step for each of rows [T, ...], in one program."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run(carry, rows, examples):
+        return jax.lax.scan(lambda c, r: (step(c, r, examples), None), carry, rows)[0]
+
+    def turn():
+        nonlocal carry
+        carry = run(carry, rows, examples)
+        return carry
+
+    return turn
+
+
+def one_by_one(step: Callable, carry, rows, examples) -> Callable:
+    """A candidate: a call of the compiled step for each of rows [T, ...], as loops are written."""
+    program = jax.jit(step, donate_argnums=0)
+    rows = list(rows)
+
+    def turn():
+        nonlocal carry
+        for row in rows:
+            carry = program(carry, row, examples)
+        return carry
+
+    return turn
+
+
+def replay(task, indices, rate: float) -> Callable:
+    """A candidate: gradients [T, k], each at parameters of its own, and nothing else."""
+    gradient = gradient_of(task.losses)
+    examples = jax.tree.map(jnp.asarray, task.train)
+
+    def step(points, rows, examples):
+        moved = jax.vmap(gradient, in_axes=(0, 0, None))(points, rows, examples)
+        return jax.tree.map(lambda p, g: p - rate * g, points, moved)
+
+    params = task.init(jax.random.key(0))
+    points = jax.tree.map(lambda a: jnp.stack([a] * indices.shape[1]), params)
+    return scanned(step, points, jnp.asarray(indices), examples)
+
+
+def hand_written(losses, optimizer, workers: int, mini_batches: int):
+    """The step that one would write by hand: (params, state, table, examples, count) -> same.
+
+    Stacked params and optimizer state; table [workers, rounds * mini_batches, b] of sample
+    indices; `count` rounds in one dispatch.
+    """
+    devices = jax.make_mesh(
+        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
+    )
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    @functools.partial(
+        jax.shard_map,
+        mesh=devices,
+        in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
+        out_specs=P(AXIS),
+        check_vma=False,
+    )
+    def rounds(params, state, table, examples, count):
+        params, state, table = jax.tree.map(lambda a: a[0], (params, state, table))
+
+        def step(t, carry):
+            params, state = carry
+            rows = jax.lax.dynamic_slice_in_dim(table, t * mini_batches, mini_batches).ravel()
+            batch = jax.tree.map(lambda a: a[rows], examples)
+            gradient = jax.grad(lambda p: losses(p, batch).mean())(params)
+            gradient = jax.lax.pmean(gradient, AXIS)
+            updates, state = optimizer.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
+        carry = jax.lax.fori_loop(0, count, step, (params, state))
+        return jax.tree.map(lambda a: a[None], carry)
+
+    return rounds

@@ -1,0 +1,205 @@
+"""Our side and the floor of a comparison, as candidates that take turns; see `benchmarks.floors`.
+
+Our side contains everything: planning the schedule, choosing samples, dispatching.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from algorithms import all_reduce, dpsgd
+from algorithms.base import AXIS, scale_by_samples
+from benchmarks.floors import (
+    DECAY,
+    RATE,
+    carry_of,
+    hand_written,
+    local_step,
+    replay,
+    scanned,
+    union_step,
+)
+from comms import topology
+from experiments import tasks
+from experiments.tasks import data, dense_tasks, models, sampling
+from runtimes import mesh, placement, simulate
+from stragglers import delays
+from stragglers.rule import Setting
+from stragglers.rules import RULES
+
+MINI_BATCHES, BATCH = 8, 16
+STALE_RATE = 0.001  # stable with gradients that are 63 updates old
+STALE_BATCH = 32
+STALE_LAW = delays.shifted_exponential(1.0, 1.0)
+LOOPED = {"floor": scanned}
+MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
+
+# --- tasks ---
+
+
+def noise(make: Callable, samples: int, shape: tuple[int, ...], classes: int = 10) -> tasks.Task:
+    """Classify noise of the shape of images, by a model of `experiments.models`."""
+    rng = np.random.default_rng(0)
+    train = data.Images(
+        rng.random((samples, *shape), np.float32),
+        rng.integers(0, classes, samples).astype(np.int32),
+    )
+    return dense_tasks.classification("noise", data.Dataset(train, train), make(classes=classes))
+
+
+def sampler_of(task: tasks.Task, workers: int, batch: int) -> sampling.Sampler:
+    return sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), batch, 0)
+
+
+def task_and_sampler(workers: int):
+    """Digits with an MLP; beyond 64 workers the images repeat, so that everybody has some."""
+    task = tasks.build({"name": "digits", "model": {"name": "mlp"}})
+    repeats = max(1, workers * MINI_BATCHES * BATCH // len(task.labels) // 4)
+    train = jax.tree.map(lambda a: np.concatenate([a] * repeats), task.train)
+    labels = np.concatenate([task.labels] * repeats)
+    sampler = sampling.Sampler(data.SPLITS["iid"](labels, workers, 0), BATCH, 0)
+    return task._replace(train=train), sampler
+
+
+def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES):
+    ids = np.broadcast_to(np.arange(workers)[:, None], (updates, workers, mini_batches))
+    counters = np.broadcast_to(
+        np.arange(updates * mini_batches).reshape(updates, 1, mini_batches), ids.shape
+    )
+    return jnp.asarray(sampler.indices(ids, counters))
+
+
+# --- our side ---
+
+
+def optimizer():
+    return optax.chain(optax.trace(DECAY), scale_by_samples(RATE))
+
+
+def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES):
+    """A candidate: go on from where it stopped by `updates` updates."""
+    runtime = simulate.Simulator(
+        method, task.losses, task.train, sampler, rule, mini_batches=mini_batches
+    )
+    state = runtime.start(task.init(jax.random.key(0)))
+
+    def run():
+        nonlocal state
+        state, _ = runtime.advance(state, np.inf, updates)
+        return state.model
+
+    return run
+
+
+def barrier(workers, mini_batches=MINI_BATCHES):
+    return RULES["barrier"](Setting(delays.exponential(1.0), workers, mini_batches, 0))
+
+
+def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES):
+    """Every worker waits for its neighbours on the method's graph."""
+    setting = Setting(delays.exponential(1.0), workers, mini_batches, 0, method.graph, method.links)
+    return RULES["neighbour_barrier"](setting)
+
+
+# --- both sides of a comparison ---
+
+
+def updates_of(workers: int) -> int:
+    """How many updates a timed turn has."""
+    return {8: 64, 64: 16, 256: 4}.get(workers, 1)
+
+
+def all_reduce_sides(
+    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loops=LOOPED
+) -> dict[str, Callable]:
+    """All-reduce SGD against plain momentum SGD on the union batch; loops: by name, of `floors`."""
+    rule = barrier(workers, mini_batches)
+    ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
+    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)
+    examples = jax.tree.map(jnp.asarray, task.train)
+
+    def floor(loop):
+        carry = carry_of(task.init(jax.random.key(0)))  # which is given away
+        return loop(union_step(task.losses), carry, rows, examples)
+
+    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+
+
+def gossip_sides(
+    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES,
+    method=None, step=local_step, loops=LOOPED,
+) -> dict[str, Callable]:  # fmt: skip
+    """Gossip against a stacked step of `floors`; loops: by name, of `floors`.
+
+    method: None: D-PSGD on a ring. step: `local_step` sends nothing, `ring_step` does the same.
+    """
+    method = method or dpsgd(optimizer(), topology.ring(workers))
+    rule = neighbours(method, workers, mini_batches)
+    ours = simulated(method, task, sampler, rule, updates, mini_batches)
+    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, workers, -1)
+    examples = jax.tree.map(jnp.asarray, task.train)
+
+    def floor(loop):
+        carry = carry_of(task.init(jax.random.key(0)), workers)
+        return loop(step(task.losses), carry, rows, examples)
+
+    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+
+
+def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]:
+    """K-batch-async against the same gradients, each at parameters of its own."""
+    sampler = sampler_of(task, workers, STALE_BATCH)
+    rule = RULES["k_batch_async"](Setting(STALE_LAW, workers, 1, 0), k=k)
+    _, schedule = rule.extend(rule.init(), updates)
+    method = all_reduce(scale_by_samples(STALE_RATE))
+    ours = simulated(method, task, sampler, rule, updates, 1)
+    used = sampler.indices(schedule.workers, schedule.first)
+    return {"ours": ours, "floor": replay(task, used, STALE_RATE)}
+
+
+def mesh_sides(
+    task, sampler, workers: int, mini_batches: int = MINI_BATCHES, rounds: int = 20
+) -> dict[str, Callable]:
+    """Plain rounds of the mesh against `hand_written` ones, a dispatch each; on all processes."""
+    devices = jax.make_mesh(
+        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
+    )
+    stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
+    runtime = mesh.Mesh(
+        all_reduce(optimizer()), task.losses, task.train, sampler,
+        workers=workers, mini_batches=mini_batches, rounds_per_dispatch=1,
+    )  # fmt: skip
+    params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
+    model = runtime.start(params).model
+    counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)
+    table = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
+    table = placement.place(table, stacked)
+    examples = placement.place(jax.tree.map(np.asarray, task.train), everywhere)
+    count = np.int32(1)
+    ours = runtime.dispatch.lower(model, table, examples, None, count).compile()
+
+    plain = optimizer()
+    carry = params, jax.tree.map(np.asarray, plain.init(params))
+    carry = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), carry)
+    carry = placement.place(carry, stacked)
+    step = hand_written(task.losses, plain, workers, mini_batches)
+    by_hand = step.lower(*carry, table, examples, count).compile()
+
+    def our_turn():
+        nonlocal model
+        for _ in range(rounds):
+            model = jax.block_until_ready(ours(model, table, examples, None, count))
+        return model
+
+    def hand_turn():
+        nonlocal carry
+        for _ in range(rounds):
+            carry = jax.block_until_ready(by_hand(*carry, table, examples, count))
+        return carry
+
+    return {"ours": our_turn, "by hand": hand_turn}
