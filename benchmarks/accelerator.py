@@ -99,7 +99,8 @@ def rows(sizes: of_one.Sizes, found: dict, path: Path, measured: list) -> Iterat
     yield of_one.callback_row(sizes, count)
     yield from remembered(device_rows(sizes, count, _PROCESSES.value))
     folder = path.with_name(f"{path.stem}_profile")
-    yield Row("profile", "profile", lambda budget: profiled(known, measured, folder))
+    measure = lambda budget: profiled(known, measured, folder)  # noqa: E731
+    yield Row("profile", "profile", measure, always=True)
 
 
 def profiled(known: list[Row], measured: list[dict], folder: Path) -> Iterator[Line]:

@@ -49,6 +49,7 @@ class Row(NamedTuple):
     measure: seconds for its turns -> its lines; it may raise anything.
     least: seconds that it takes at least, a guess; with fewer left it is skipped.
     again: the candidates of its comparison anew, for a profile; None: there is nothing to profile.
+    always: it runs even when no seconds are left.
     """
 
     section: str
@@ -56,6 +57,7 @@ class Row(NamedTuple):
     measure: Callable[[float], Iterable[Line]]
     least: float = 0.0
     again: Callable[[], Mapping[str, Callable]] | None = None
+    always: bool = False
 
 
 class Skip(Exception):
@@ -141,12 +143,12 @@ def _measured(
     row: Row, lines: list, left: float, share: float, save: Callable, say: Callable
 ) -> dict:
     """Run one row, adding to `lines`; its state and, unless it ran, a word on it."""
-    if left <= 0 or row.least > left:
+    if not row.always and (left <= 0 or row.least > left):
         need = f"takes about {row.least:.0f} s, " if row.least else ""
         word = f"{need}{max(left, 0):.0f} s are left; raise --minutes"
         return {"state": SKIPPED, "word": word}
     try:
-        for line in row.measure(share * left):
+        for line in row.measure(share * max(left, 0.0)):
             lines.append(line._asdict() | {"verdict": line.verdict})
             say(shown(line))
             save()

@@ -111,6 +111,13 @@ def test_a_row_that_would_not_fit_is_skipped_with_a_word(tmp_path):
     assert any(text.startswith("large: skipped: takes") for text in printed)
 
 
+def test_only_a_row_for_always_runs_when_no_time_is_left(tmp_path):
+    late = row("profile", ratio("a"))._replace(always=True)
+    good, record, _ = ran([row("other", ratio("b")), late], tmp_path / "record.json", 0.0)
+    assert good and states(record) == {"other": "skipped", "profile": "ran"}
+    assert record["rows"][0]["word"] == "0 s are left; raise --minutes"
+
+
 def test_what_a_line_says_of_its_goal():
     assert ratio("a", 2.3, 1.0).verdict == "missed by 2.3x"
     assert ratio("a", 1.0, 1.0).verdict == "met"
