@@ -6,6 +6,7 @@ to compile it.
 
 import ctypes
 import os
+import pathlib
 import sys
 
 # Before jax is imported anywhere: XLA reads its flags once.
@@ -27,18 +28,29 @@ from jax.sharding import AxisType, PartitionSpec
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+RESIDENT = 1 << 30  # bytes of a process above which it gives back what programs hold
+
+
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory():
-    """Give back after a module what its compiled programs hold, or a process grows to gigabytes.
+    """Give back what compiled programs hold once it is much, or a process grows to gigabytes.
 
-    The programs have to be dropped, and the C library has to return what is free then.
+    The programs have to be dropped, and the C library has to return what is free then. Not after
+    every module, as those that follow would compile the same small ones again.
     """
     yield
+    if sys.platform != "linux" or _resident() < RESIDENT:
+        return
     jax.clear_caches()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, others may not
-        if trim is not None:
-            trim(0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, others may not
+    if trim is not None:
+        trim(0)
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_mesh(workers: int) -> jax.sharding.Mesh:

@@ -246,6 +246,7 @@ def test_bfloat16_and_bitmaps_return_what_they_were_given():
 # --- the whole ---
 
 
+@pytest.mark.slow
 def test_the_tiny_command_measures_every_row(tmp_path):
     flags = ("--xla_force_host_platform_device_count=2", "--xla_backend_optimization_level=0")
     command = [sys.executable, "-m", "benchmarks.accelerator", "--tiny", "--processes=2"]

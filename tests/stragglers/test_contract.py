@@ -160,7 +160,7 @@ def several(names):
     """Rows whose contributions may be of several mini-batches, with how many."""
     return pytest.mark.parametrize(
         ("name", "each"),
-        [(name, each) for name in names for each in (1, 3, UNEQUAL)],
+        [(name, each) for name in names for each in (1, UNEQUAL)],
         ids=lambda value: "unequal" if value == UNEQUAL else str(value),
     )
 
