@@ -179,7 +179,7 @@ def process_lines(count: int, budget: float) -> Iterator[Line]:
     """Plain rounds of as many processes with a device each, over hand-written ones."""
     del budget
     if count < 2:
-        raise Skip("for lack of several GPUs; --processes=2 takes so many processes")
+        raise Skip("for lack of several GPUs; --processes=2 starts two of them")
     if jax.default_backend() == "tpu":
         raise Skip("a TPU is held by the process that measures; benchmarks.accelerator_process "
                    "is what each of them would run")  # fmt: skip

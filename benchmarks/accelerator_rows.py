@@ -25,7 +25,7 @@ STEP, ALL_REDUCE, GOSSIP, ASYNCHRONOUS = 1.03, 1.15, 1.25, 1.5  # goals, as rati
 LOOPS = {"floor": one_by_one, "looped": scanned}
 DENSITY, COPY = 0.02, "copy"
 CODECS = "codecs over copy"
-SMALL = 10_000_000  # coordinates; `Sizes.codec_seconds` holds for so many
+SMALL = 10_000_000  # coordinates; `Sizes.codec_seconds` holds for this number
 # By the beginning of a codec's name: at most this many times as long as a copy.
 CODEC_GOALS = {
     "S2, rows": 3, "S2 peeled, rows": 3, "bitmap": 3, "bf16": 3, "int8": 3,
