@@ -8,7 +8,6 @@ Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 13
 """
 
 import functools
-import importlib.util
 import logging
 import os
 import shlex
@@ -16,9 +15,12 @@ import sys
 from collections.abc import Callable
 
 from absl import app, flags
-from ml_collections import ConfigDict, config_flags
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "File of the experiment.")
+from experiments import config_files
+
+_CONFIG = flags.DEFINE_string(
+    "config", None, "file.py or file.py:argument; --config.ENTRY=VALUE changes an entry."
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the records; made if need be.")
 _SWEEP = flags.DEFINE_bool("sweep", False, "Run all arms of the config's sweep().")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Repeat every arm with so many seeds.", lower_bound=1)
@@ -47,28 +49,7 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", lower_bound=0)
 
 
-class ConfigFile(flags.ArgumentParser):
-    """Reads `file.py` or `file.py:argument`; whatever is wrong with it, the flag is."""
-
-    def parse(self, path: str) -> ConfigDict:
-        file, colon, argument = path.partition(":")
-        if not os.path.isfile(file):
-            raise ValueError(f"there is no file {file!r}; give the path of a config")
-        try:
-            spec = importlib.util.spec_from_file_location("_config", file)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            config = module.get_config(*[argument] if colon else [])
-        except ValueError:
-            raise
-        except Exception as error:  # the file is code and can raise anything
-            raise ValueError(f"{type(error).__name__}: {error}; correct {file}") from error
-        if not isinstance(config, ConfigDict):
-            raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
-        return config.lock()
-
-
-flags.FLAGS["config"].parser = ConfigFile()
+_ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line gives
 
 
 def refuse(error: Exception | str):
@@ -86,13 +67,12 @@ def given(*names: str) -> str:
 def parse(argv: list[str]) -> list[str]:
     """Read the flags; what cannot be read is refused in a sentence."""
     try:
+        argv, entries = config_files.overrides(flags.FLAGS.read_flags_from_files(argv))
         rest = flags.FLAGS(argv)
-    except flags.Error as error:
+    except (flags.Error, OSError) as error:
         refuse(error)
-    except (LookupError, AttributeError, TypeError, ValueError) as error:
-        while error.args and isinstance(error.args[0], Exception):  # as config_flags wraps them
-            error = error.args[0]
-        refuse(f"a flag --config.NAME=VALUE names no entry of the config: {' '.join(error.args)}")
+    _ENTRIES.clear()
+    _ENTRIES.update(entries)
     if rest[1:]:
         refuse(f"unexpected argument {rest[1]!r}; flags start with --")
     others = given("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
@@ -140,7 +120,7 @@ def executor():
     )
 
 
-def analyse(module, path: str) -> None:
+def analyse(file: config_files.ConfigFile) -> None:
     """Run what a config file analyses, or print the command; its workdir is that of a run."""
     from rich.console import Console
 
@@ -150,14 +130,14 @@ def analyse(module, path: str) -> None:
     others = given(*_ABOUT_ARMS)
     if others:
         raise ValueError(
-            f"{path} is an analysis, without arms and without training; leave out {others}"
+            f"{file.path} is an analysis, without arms and without training; leave out {others}"
         )
-    records.check(_WORKDIR.value, _CONFIG.value, _OVERWRITE.value)
+    records.check(_WORKDIR.value, file.config, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
-        found = module.analyse(_CONFIG.value)
-        study.write(found, _CONFIG.value, _WORKDIR.value, Console())
+        found = file.module.analyse(file.config)
+        study.write(found, file.config, _WORKDIR.value, Console())
 
 
 def plan() -> Callable[[], int] | None:
@@ -165,6 +145,7 @@ def plan() -> Callable[[], int] | None:
 
     Raises ValueError, with nothing written, for what cannot be done.
     """
+    file, place = config_files.read(_CONFIG.value, _ENTRIES), _WORKDIR.value
     from experiments import distributed
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
@@ -172,14 +153,10 @@ def plan() -> Callable[[], int] | None:
     from experiments import executors, loggers, sweep
     from experiments.reports import comparison
 
-    flag = flags.FLAGS["config"]
-    config, place = _CONFIG.value, _WORKDIR.value
-    path = config_flags.get_config_filename(flag).partition(":")[0]
-    module = sweep.load(path)
-    if hasattr(module, "analyse"):
-        return analyse(module, path)
-    overrides = config_flags.get_override_values(flag)
-    arms = sweep.expand(config, path if _SWEEP.value else None, overrides, _SEEDS.value)
+    if hasattr(file.module, "analyse"):
+        return analyse(file)
+    swept = file.module if _SWEEP.value else None
+    arms = sweep.expand(file.config, swept, file.values, _SEEDS.value)
     if _ARM.value:
         arms = sweep.choose(arms, _ARM.value)
     loggers.check(_LOGGERS.value)
@@ -193,7 +170,7 @@ def plan() -> Callable[[], int] | None:
     if _ARM.value:
         return lambda: 1 if sweep.run(arms, place, _OVERWRITE.value, **how) else 0
     if _SWEEP.value:
-        how |= {name: getattr(module, name, None) for name in ("claims", "figures")}
+        how |= {name: getattr(file.module, name, None) for name in ("claims", "figures")}
     held = sweep.alone(arms, place)
 
     def work() -> int:

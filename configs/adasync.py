@@ -10,13 +10,14 @@ same learning rate, delays, initial parameters and samples per worker.
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments.parts import part
 from experiments.studies import adasync as study
 
 DELAYS = {
-    "exponential": "exponential(scale=1)",
-    "shifted_exponential": "shifted_exponential(shift=0.5, scale=0.5)",
-    "pareto": "pareto(minimum=0.6666667, shape=3)",
-    "slow4": "persistent(law=exponential(scale=1), factors={0: 4.0})",
+    "exponential": part("exponential", scale=1),
+    "shifted_exponential": part("shifted_exponential", shift=0.5, scale=0.5),
+    "pareto": part("pareto", minimum=0.6666667, shape=3),
+    "slow4": part("persistent", law=part("exponential", scale=1), factors={0: 4.0}),
 }
 FIXED = (1, 2, 4, 8)
 
@@ -30,20 +31,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     return base.arm(
         name="adasync",
-        task="digits(model=logistic, l2=0.001)",
+        task=part("digits", model="logistic", l2=0.001),
         batch_size=2,
-        optimizer={
-            "name": "sgd", "learning_rate": a["rate"], "schedule": "constant", "warmup_samples": 0,
-        },
+        optimizer=part("sgd", learning_rate=a["rate"]),
         # K_0 = 1 grows by the square root of the loss, looked at every `interval` seconds.
-        wait={
-            "name": "adasync", "protocol": a["protocol"], "interval": 5.0, "k": 1,
-            "lowest_loss": 0.0,
-        },
+        wait=part("adasync", protocol=a["protocol"], interval=5.0, k=1, lowest_loss=0.0),
         delay=DELAYS[a["delay"]],
         seconds=400.0,
         target_loss=0.35,
-    )  # fmt: skip
+    )
 
 
 def sweep():

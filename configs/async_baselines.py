@@ -12,30 +12,43 @@ A method's own parameter, where it has one that must be chosen, is tuned togethe
 from ml_collections import ConfigDict
 
 from configs import slow_and_stale
+from experiments.parts import part
 from experiments.studies import async_baselines as study
 
 RATES = (0.025, 0.063, 0.16, 0.4, 1.0, 2.5)
-# Method -> (algorithm, waiting rule, name of its own parameter, values of it).
+
+
+def _async(**changes):
+    """Async-SGD with changes."""
+    return {"algorithm": part("all_reduce"), "wait": part("k_async", k=1)} | changes
+
+
+# Method -> (what it changes, the entry that has to be chosen, its values).
 METHODS = {
-    "async_sgd": ("all_reduce", "k_async(k=1)", None, ()),
+    "async_sgd": (_async(), None, ()),
     # Weights by staleness: arXiv 2206.08307, 1511.05950, 2106.06639 and 1903.03934.
-    "delay_adaptive": ("delay_adaptive", "k_async(k=1)", None, ()),
-    "inverse_staleness": ("inverse_staleness", "k_async(k=1)", None, ()),
-    "fedbuff": ("polynomial_staleness(power=0.5)", "k_batch_async(k=4)", None, ()),
-    "hinge": ("hinge_staleness(free=VALUE)", "k_async(k=1)", "free", (2, 6, 12)),
+    "delay_adaptive": (_async(algorithm=part("delay_adaptive")), None, ()),
+    "inverse_staleness": (_async(algorithm=part("inverse_staleness")), None, ()),
+    "fedbuff": (
+        {"algorithm": part("polynomial_staleness", power=0.5), "wait": part("k_batch_async", k=4)},
+        None,
+        (),
+    ),
+    "hinge": (_async(algorithm=part("hinge_staleness")), "algorithm.free", (2, 6, 12)),
     # Corrections by how far the parameters have moved: arXiv 1609.08326 and 1803.01113.
-    "dc_asgd": ("dc_asgd(strength=VALUE)", "k_async(k=1)", "strength", (0.04, 0.2, 1.0)),
+    "dc_asgd": (_async(algorithm=part("dc_asgd")), "algorithm.strength", (0.04, 0.2, 1.0)),
     "compensated": (
-        "compensated_rate(threshold=VALUE)", "k_async(k=1)", "threshold", (0.01, 0.1, 1.0),
+        _async(algorithm=part("compensated_rate")), "algorithm.threshold", (0.01, 0.1, 1.0),
     ),
     # Without gradients that are too old: arXiv 2501.16168 and 2305.12387.
-    "ringmaster_ignore": ("all_reduce", "ringmaster(limit=VALUE)", "limit", (4, 8, 16)),
+    "ringmaster_ignore": (_async(wait=part("ringmaster")), "wait.limit", (4, 8, 16)),
     "ringmaster_interrupt": (
-        "all_reduce", "ringmaster(limit=VALUE, interrupt=true)", "limit", (4, 8, 16),
+        _async(wait=part("ringmaster", interrupt=True)), "wait.limit", (4, 8, 16),
     ),
-    "rennala_ignore": ("all_reduce", "rennala(k=VALUE)", "k", (2, 4, 8)),
-    "rennala_interrupt": ("all_reduce", "rennala(k=VALUE, interrupt=true)", "k", (2, 4, 8)),
-    "k_sync": ("all_reduce", "k_sync(k=VALUE)", "k", (2, 4, 7)),  # m-Synchronous, 2602.03802
+    "rennala_ignore": (_async(wait=part("rennala")), "wait.k", (2, 4, 8)),
+    "rennala_interrupt": (_async(wait=part("rennala", interrupt=True)), "wait.k", (2, 4, 8)),
+    # m-Synchronous SGD, arXiv 2602.03802.
+    "k_sync": (_async(wait=part("k_sync")), "wait.k", (2, 4, 7)),
 }  # fmt: skip
 
 
@@ -51,18 +64,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep():
     """The grid of every method."""
-    for method, (algorithm, wait, parameter, values) in METHODS.items():
+    for method, (changes, entry, values) in METHODS.items():
         for value in values or (None,):
-            place = f"{method}/{parameter}={value}" if values else method
+            chosen = {} if entry is None else {entry: value}
+            place = [method, *(f"{key.partition('.')[2]}={value}" for key in chosen)]
             for rate in RATES:
-                yield (
-                    f"{place}/rate={rate}",
-                    {
-                        "algorithm": algorithm.replace("VALUE", f"{value}"),
-                        "wait": wait.replace("VALUE", f"{value}"),
-                        "optimizer.learning_rate": rate,
-                    },
-                )
+                name = "/".join([*place, f"rate={rate}"])
+                yield name, changes | chosen | {"optimizer.learning_rate": rate}
 
 
 claims = study.claims

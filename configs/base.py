@@ -2,33 +2,36 @@
 
 from typing import Any
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
+
+from experiments.parts import part
 
 
 def arm(**changes: Any) -> ConfigDict:
     """The arm below with `changes`, whole entries each; ValueError for an entry it does not have.
 
-    Parts are written like calls, so that one flag replaces one: --config.graph='star'
+    On the command line parts are written like calls: --config.graph='star'
     """
     entries: dict[str, Any] = {
         "name": "arm",  # method/variant
         "baseline": None,  # the name of the arm that this one is compared with
         "seed": 0,  # of initial parameters, samples, delays and whatever else is drawn
-        "task": "digits(model=mlp)",  # what is minimised, on which data
-        "split": "iid",  # of the samples over the workers: iid | dirichlet(alpha=...)
+        "task": part("digits", model="mlp"),  # what is minimised, on which data
+        "split": part("iid"),  # of the samples over the workers: iid | dirichlet(alpha=...)
         "runtime": "simulate",  # simulate (virtual time) | mesh (a worker per device, real time)
         "devices": 1,  # simulate: devices that the worker axis is sharded over
         "rounds_per_dispatch": 4,  # mesh: rounds between two looks of the host at the clock
         "workers": 8,
         "batch_size": 16,  # samples in a mini-batch
         "mini_batches": 1,  # in a full round, or between two meetings; a number, or one per worker
-        "algorithm": "all_reduce",  # what a step does with a gradient: a name of `algorithms`
-        "graph": "ring",  # whom gossip talks to; a method that does not gossip ignores it
-        # sgd | momentum | adam, with schedule: constant | step(boundaries=[...]) |
-        # cosine(samples=...) and warmup_samples, both in samples that all workers have seen
-        "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        "wait": "barrier",  # who waits for whom: a name of `stragglers.rules`
-        "delay": "deterministic(value=1.0)",  # seconds of a mini-batch; none: the device's own
+        "algorithm": part("all_reduce"),  # what a step does with a gradient: see `algorithms`
+        "graph": part("ring"),  # whom gossip talks to; a method that does not gossip ignores it
+        # An optimizer of optax, or a list of transforms, with learning_rate, warmup_samples and
+        # schedule: constant | step(boundaries=[...]) | cosine(samples=...) | one of optax. All of
+        # them count the samples that all workers have seen.
+        "optimizer": part("sgd", learning_rate=0.1),
+        "wait": part("barrier"),  # who waits for whom: see `stragglers.rules`
+        "delay": part("deterministic", value=1.0),  # seconds of a mini-batch; none: the device's
         "draw": "mini_batch",  # a new delay per mini_batch | per round
         # Seconds of an exchange, or a network: link(seconds=...) | network(latency=...,
         # bandwidth=...). On a mesh it is added to what the real exchange takes.
@@ -42,4 +45,6 @@ def arm(**changes: Any) -> ConfigDict:
     unknown = [name for name in changes if name not in entries]
     if unknown:
         raise ValueError(f"an arm has no entry {unknown[0]!r}; known entries: {', '.join(entries)}")
-    return ConfigDict(entries | changes)
+    # As references any entry may become of another type, as a number that a network replaces.
+    values = (entries | changes).items()
+    return ConfigDict({name: FieldReference(value, object) for name, value in values})

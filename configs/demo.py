@@ -7,21 +7,22 @@ Eight workers on a ring; the arms are those of Ring All-Reduce and D-PSGD. See
 from ml_collections import ConfigDict
 
 from configs import nonblocking
+from experiments.parts import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm; the arguments are those of `configs/nonblocking.py`."""
     c = nonblocking.get_config(arg)
-    c.graph = "ring"
+    c.graph = part("ring")
     return c
 
 
 def sweep():
     """Equal samples per round, blocking and not, and small batches."""
-    ring = {"algorithm": "all_reduce(collective=ring)"}
-    gossip = {"algorithm": "dpsgd", "baseline": "dpsgd/blocking"}
-    yield "all_reduce/blocking", ring | {"wait": "barrier"}
-    yield "all_reduce/nonblocking", ring | {"wait": "first_finisher"}
-    yield "all_reduce/small_batch", ring | {"wait": "barrier", "mini_batches": 1}
-    yield "dpsgd/blocking", gossip | {"wait": "neighbour_barrier"}
-    yield "dpsgd/nonblocking", gossip | {"wait": "first_finisher"}
+    ring = {"algorithm": part("all_reduce", collective="ring")}
+    gossip = {"algorithm": part("dpsgd"), "baseline": "dpsgd/blocking"}
+    yield "all_reduce/blocking", ring | {"wait": part("barrier")}
+    yield "all_reduce/nonblocking", ring | {"wait": part("first_finisher")}
+    yield "all_reduce/small_batch", ring | {"wait": part("barrier"), "mini_batches": 1}
+    yield "dpsgd/blocking", gossip | {"wait": part("neighbour_barrier")}
+    yield "dpsgd/nonblocking", gossip | {"wait": part("first_finisher")}

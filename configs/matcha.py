@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from comms import topology
 from configs import arguments, base
+from experiments.parts import part
 from experiments.studies import matcha as study
 
 
@@ -24,18 +25,18 @@ def get_config(arg: str | None = None) -> ConfigDict:
         baseline="vanilla",
         # Few classes per worker: with an iid split local models hardly differ, and a method that
         # never talks would seem as good as any.
-        split="dirichlet(alpha=0.1)",
+        split=part("dirichlet", alpha=0.1),
         workers=len(topology.matcha_graph(a["graph"])),  # 8 for graphs 0 and 5, 16 for the others
         batch_size=64,
-        algorithm=f"matcha(budget={a['budget']})",  # matcha | periodic | dpsgd
-        graph=f"matcha(k={a['graph']})",
+        algorithm=part("matcha", budget=a["budget"]),  # matcha | periodic | dpsgd
+        graph=part("matcha", k=a["graph"]),
         # On graph 0 the best of 0.4, 0.8, 1.6 for vanilla and for MATCHA at .1 and .5; with 1.6
         # only MATCHA at .5 arrives. Periodic gets the same. No momentum, as in the paper's
         # analysis.
-        optimizer={"name": "sgd", "learning_rate": 0.8},
-        wait="neighbour_barrier",  # for the neighbours of the round's active links only
-        delay="jitter(mean=0.1, sigma=0.1)",
-        communication=f"link(seconds={a['communication']})",  # of every active matching
+        optimizer=part("sgd", learning_rate=0.8),
+        wait=part("neighbour_barrier"),  # for the neighbours of the round's active links only
+        delay=part("jitter", mean=0.1, sigma=0.1),
+        communication=part("link", seconds=a["communication"]),  # of every active matching
         seconds=600.0,
         updates=4000,
         target_loss=0.1,  # of the average model, about 98 % right
@@ -45,14 +46,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep():
     """Vanilla D-PSGD with the best weights, MATCHA and periodic D-PSGD at several budgets."""
-    yield (
-        "vanilla",
-        {"algorithm": "dpsgd(mixing_matrix=best_constant, order=adapt_then_combine)"},
-    )
+    vanilla = part("dpsgd", mixing_matrix="best_constant", order="adapt_then_combine")
+    yield "vanilla", {"algorithm": vanilla}
     for budget in study.BUDGETS:
-        yield f"matcha/{budget:g}", {"algorithm": f"matcha(budget={budget})"}
+        yield f"matcha/{budget:g}", {"algorithm": part("matcha", budget=budget)}
     for budget in study.BUDGETS[:-1]:  # with all of the communication it is vanilla
-        yield f"periodic/{budget:g}", {"algorithm": f"periodic(budget={budget})"}
+        yield f"periodic/{budget:g}", {"algorithm": part("periodic", budget=budget)}
 
 
 claims = study.claims

@@ -10,6 +10,7 @@ the buckets would gain on a network is in `configs/mg_wfbp_scale.py`.
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments.parts import part
 from experiments.studies import mg_wfbp as study
 
 
@@ -20,13 +21,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c = base.arm(
         name="mg_wfbp",
         baseline="pmean",
-        task="digits(model=cnn)",
+        task=part("digits", model="cnn"),
         runtime="mesh",
         rounds_per_dispatch=10,
         workers=a["workers"],
-        algorithm="mg_wfbp",  # mg_wfbp(collective=ring)
-        optimizer={"name": "momentum", "decay": 0.9, "learning_rate": 0.1},
-        delay="none",
+        algorithm=part("mg_wfbp"),  # mg_wfbp(collective=ring)
+        optimizer=part("momentum", decay=0.9, learning_rate=0.1),
+        delay=part("none"),
         seconds=600.0,
         updates=200,
         target_loss=0.1,
@@ -41,7 +42,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep():
     """Plain all-reduce, and every kind of buckets."""
-    yield "pmean", {"algorithm": "all_reduce"}
+    yield "pmean", {"algorithm": part("all_reduce")}
     for buckets in ("wfbp", "single", "fixed:32kB", "greedy", "optimal"):
         yield buckets.replace(":", "_"), {"buckets": buckets}
 

@@ -10,6 +10,7 @@ that bring it to the target first, on the grid below, under the same delays.
 from ml_collections import ConfigDict
 
 from configs import nonblocking
+from experiments.parts import part
 from experiments.studies import nonblocking as study
 from stragglers.rule import DRAWS
 
@@ -23,7 +24,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c = nonblocking.get_config(",".join(filter(None, (f"batch={BATCH}", arg))))
     if DRAWS[c.draw]:
         # A slow spell lasts for the work of a nominal round, however short a method's rounds are.
-        c.draw, c.delay = "mini_batch", f"spells(law={c.delay}, mini_batches={128 // c.batch_size})"
+        c.draw = "mini_batch"
+        c.delay = part("spells", law=c.delay, mini_batches=128 // c.batch_size)
     c.evaluate_every = 0.1  # seconds on the run's clock
     c.seconds = 40.0
     c.stop_at_target = True
@@ -33,7 +35,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep():
     """The grid, for three mixers, blocking and not."""
     for mixer, (algorithm, wait_for_all) in nonblocking.MIXERS.items():
-        for variant, wait in (("blocking", wait_for_all), ("nonblocking", "first_finisher")):
+        for variant, wait in (("blocking", wait_for_all), ("nonblocking", part("first_finisher"))):
             for mini_batches in MINI_BATCHES:
                 for rate in LEARNING_RATES:
                     yield (

@@ -9,23 +9,24 @@ a network is computed from the bytes sent and the measured time to encode and de
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments.parts import part
 from experiments.studies import s2_reducer as study
 
 # Task, samples in a mini-batch, learning rate of Adam, updates. The rates are the best of a small
 # grid for dense training; all arms use them.
 TASKS = {
-    "lstm": ("language_model(model=lstm, candidates=256)", 8, 0.01, 150),
-    "transformer": ("language_model(model=transformer, candidates=256)", 8, 0.01, 150),
-    "skip_gram": ("skip_gram", 32, 0.01, 300),
-    "ncf": ("ncf", 4, 0.01, 1500),
-    "hashed_logistic": ("hashed_logistic", 8, 0.03, 300),
+    "lstm": (part("language_model", model="lstm", candidates=256), 8, 0.01, 150),
+    "transformer": (part("language_model", model="transformer", candidates=256), 8, 0.01, 150),
+    "skip_gram": (part("skip_gram"), 32, 0.01, 300),
+    "ncf": (part("ncf"), 4, 0.01, 1500),
+    "hashed_logistic": (part("hashed_logistic"), 8, 0.03, 300),
 }
 # Rows of a sketch, and its size relative to a table; rows of the union, and of a worker's gradient,
 # relative to a table's, that fit before everything is sent.
 ROWS, SKETCH = 3, 0.18
 UNION, OWN = 0.06, 0.02
 # A nominal second for a mini-batch; none on a mesh: the devices' own speed.
-DELAYS = {"simulate": "deterministic(value=1.0)", "mesh": "none"}
+DELAYS = {"simulate": part("deterministic", value=1.0), "mesh": part("none")}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -48,9 +49,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
         rounds_per_dispatch=10,
         workers=a["workers"],
         batch_size=batch,
-        algorithm=f"s2_reducer(rows={ROWS}, ratio={SKETCH})",
-        optimizer={"name": "adam", "learning_rate": rate},
-        delay=DELAYS.get(a["runtime"], "none"),
+        algorithm=part("s2_reducer", rows=ROWS, ratio=SKETCH),
+        optimizer=part("adam", learning_rate=rate),
+        delay=DELAYS.get(a["runtime"], part("none")),
         seconds=1e6,  # all arms take the same updates
         updates=updates,
         evaluate_every=max(1.0, updates / 3),
@@ -59,13 +60,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep():
     """Dense, S2 Reducer in three variants (`median` decodes as the paper does), and others."""
-    yield "dense", {"algorithm": "all_reduce"}
+    yield "dense", {"algorithm": part("all_reduce")}
     yield "s2/sketch", {}
-    yield "s2/median", {"algorithm": f"s2_reducer(rows={ROWS}, ratio={SKETCH}, peel=false)"}
-    yield "s2/exact", {"algorithm": f"s2_reducer(exact=true, ratio={UNION})"}
-    yield "sparse_all_gather", {"algorithm": f"sparse_all_gather(ratio={OWN})"}
-    yield "top_k", {"algorithm": "top_k(ratio=0.01)"}
-    yield "sketched_sgd", {"algorithm": f"sketched_sgd(ratio={SKETCH}, k_ratio=0.01)"}
+    yield "s2/median", {"algorithm": part("s2_reducer", rows=ROWS, ratio=SKETCH, peel=False)}
+    yield "s2/exact", {"algorithm": part("s2_reducer", exact=True, ratio=UNION)}
+    yield "sparse_all_gather", {"algorithm": part("sparse_all_gather", ratio=OWN)}
+    yield "top_k", {"algorithm": part("top_k", ratio=0.01)}
+    yield "sketched_sgd", {"algorithm": part("sketched_sgd", ratio=SKETCH, k_ratio=0.01)}
 
 
 claims = study.claims

@@ -14,20 +14,21 @@ the rate of each protocol and K that is first at the target, and at the one that
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments.parts import part
 from experiments.studies import slow_and_stale as study
 from experiments.studies.slow_and_stale import COMMON, GROUPS
 
 # Time of a mini-batch, with a mean of 1 s, but for the slow worker's.
 LAWS = {
-    "exponential": "exponential(scale=1.0)",
-    "shifted_exponential": "shifted_exponential(shift=0.5, scale=0.5)",
-    "pareto": "pareto(minimum=0.6666667, shape=3)",
-    "slow4": "persistent(law=jitter(mean=1.0, sigma=0.1), factors={0: 4.0})",
-    "slow10": "persistent(law=jitter(mean=1.0, sigma=0.1), factors={0: 10.0})",
+    "exponential": part("exponential", scale=1.0),
+    "shifted_exponential": part("shifted_exponential", shift=0.5, scale=0.5),
+    "pareto": part("pareto", minimum=0.6666667, shape=3),
+    "slow4": part("persistent", law=part("jitter", mean=1.0, sigma=0.1), factors={0: 4.0}),
+    "slow10": part("persistent", law=part("jitter", mean=1.0, sigma=0.1), factors={0: 10.0}),
 }
 MODELS = {
     "logistic": study.CONVEX,
-    "cnn": "digits(model=cnn(channels=[16, 32]))",
+    "cnn": part("digits", model=part("cnn", channels=[16, 32])),
 }
 _GRID = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0, 2.5, 6.3)
 RATES = {1: _GRID[:-2], 2: _GRID[1:-1], 4: _GRID[2:], 8: _GRID[2:]}  # less noise, larger rates
@@ -47,8 +48,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         name=f"k_async/K=1/rate={COMMON}",  # protocol/K/rate
         task=MODELS[a["model"]],
         batch_size=a["batch"],
-        optimizer={"name": "sgd", "learning_rate": COMMON},  # as in the paper's analysis
-        wait="k_async(k=1)",
+        optimizer=part("sgd", learning_rate=COMMON),  # as in the paper's analysis
+        wait=part("k_async", k=1),
         delay=LAWS[a["law"]],
         seconds=a["seconds"],
         evaluate_every=a["seconds"] / 200,
@@ -62,13 +63,13 @@ def sweep():
         for rate in RATES[k]:
             yield (
                 f"{group}/rate={rate}",
-                {"wait": f"{protocol}(k={k})", "optimizer.learning_rate": rate},
+                {"wait": part(protocol, k=k), "optimizer.learning_rate": rate},
             )
     for threshold in THRESHOLDS:
         yield (
             f"compensated/threshold={threshold}/rate={ETA_MAX}",
             {
-                "algorithm": f"compensated_rate(threshold={threshold})",
+                "algorithm": part("compensated_rate", threshold=threshold),
                 "optimizer.learning_rate": ETA_MAX,
             },
         )

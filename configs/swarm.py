@@ -17,9 +17,9 @@ So as many steps lie between two meetings of a node with H = 4 as with H = 2 if 
 import networkx as nx
 from ml_collections import ConfigDict
 
-from comms import topology
 from configs import arguments, base
-from experiments import parts
+from experiments import prepare
+from experiments.parts import as_part, part
 from experiments.studies import swarm as study
 
 EACH = 0.1  # seconds of a mini-batch
@@ -27,11 +27,12 @@ BATCH = 8  # samples of a mini-batch
 MINI_BATCHES = 600  # of a node, in the mean over nodes
 EIGHTHS = 8  # a row of a schedule of pairs holds a meeting for every so many nodes
 
+JITTER = part("jitter", mean=EACH, sigma=0.1)
 DELAYS = {
-    "equal": f"jitter(mean={EACH}, sigma=0.1)",
-    "slow4": f"persistent(law=jitter(mean={EACH}, sigma=0.1), factors={{0: 4.0}})",
+    "equal": JITTER,
+    "slow4": part("persistent", law=JITTER, factors={0: 4.0}),
 }
-SPLITS = {"iid": "iid", "dirichlet": "dirichlet(alpha=0.3)"}
+SPLITS = {"iid": part("iid"), "dirichlet": part("dirichlet", alpha=0.3)}
 
 # Chosen with seed 0, iid, equal delays, by final test accuracy: all-reduce over 0.0125 ... 0.1,
 # Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms use these rates untuned.
@@ -58,7 +59,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             f"nodes must be a multiple of {EIGHTHS}, got {a['nodes']}: a row of a schedule of "
             f"pairs holds a meeting for every {EIGHTHS} nodes; set nodes"
         )
-    graph = parts.build("graph", topology.GRAPHS, a["graph"], n=a["nodes"])
+    graph = prepare.GRAPH.build(a["graph"], n=a["nodes"])
     if len(nx.maximal_matching(graph)) < a["nodes"] // EIGHTHS:
         raise ValueError(
             f"graph {a['graph']!r}: all meetings share a few nodes, so that pairs would see fewer "
@@ -69,24 +70,26 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return base.arm(
         name="swarm/H=2/8 bits",
         baseline="dpsgd/ring",
-        task=f"digits(model={a['model']})",
+        task=part("digits", model=a["model"]),
         split=SPLITS[a["split"]],
         workers=a["nodes"],
         batch_size=BATCH,
         mini_batches=2,  # local steps H between two meetings, or mini-batches of a round
-        algorithm="swarm(bits=8)",
-        graph=a["graph"],  # whom Swarm's nodes meet
-        optimizer={
-            "name": "momentum",  # local: it never leaves the node
-            "decay": 0.9,
-            "learning_rate": RATES["local"],
-            "schedule": f"cosine(samples={samples})",
-            "warmup_samples": samples // 20,  # linear scaling needs it, the others do not mind
-        },
-        wait="random_pairs",  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
+        algorithm=part("swarm", bits=8),
+        graph=part(a["graph"]),  # whom Swarm's nodes meet
+        optimizer=part(
+            "momentum",  # local: it never leaves the node
+            decay=0.9,
+            learning_rate=RATES["local"],
+            schedule=part("cosine", samples=samples),
+            warmup_samples=samples // 20,  # linear scaling needs it, the others do not mind
+        ),
+        wait=part(
+            "random_pairs"
+        ),  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
         delay=DELAYS[a["delay"]],
         # 38 kB, the MLP in 32 bits, take 0.01 s.
-        communication="network(latency=0.001, bandwidth=4.3e6)",
+        communication=part("network", latency=0.001, bandwidth=4.3e6),
         seconds=1000.0,  # nobody needs them
         updates=EIGHTHS * MINI_BATCHES // 2,  # the same samples for every arm
         target_loss=0.05,
@@ -103,11 +106,11 @@ def sweep():
     yield "local_sgd/H=2", _rounds("local_sgd", 2, "barrier")
     # On a ring, where it sends least; on a complete graph it would send 15 models a round.
     for steps, name in ((1, "dpsgd/ring"), (2, "dpsgd/ring/H=2")):
-        yield name, _rounds("dpsgd", steps, "neighbour_barrier") | {"graph": "ring"}
+        yield name, _rounds("dpsgd", steps, "neighbour_barrier") | {"graph": part("ring")}
     yield "sgp", _rounds("sgp", 1, "neighbour_barrier")
     yield "sgp/overlap", _rounds("sgp(overlap=1)", 1, "neighbour_barrier")
     # Its active and passive nodes need a bipartite graph.
-    yield "ad_psgd", _pairs("ad_psgd", 1, "bipartite_pairs") | {"graph": "hypercube"}
+    yield "ad_psgd", _pairs("ad_psgd", 1, "bipartite_pairs") | {"graph": part("hypercube")}
     for steps in (1, 2, 4):
         yield f"swarm/H={steps}", _pairs("swarm", steps)
     for steps in (1, 2, 4):
@@ -119,7 +122,10 @@ def sweep():
 
 def _rounds(algorithm: str, steps: int, wait: str) -> dict:
     updates = MINI_BATCHES // steps
-    return {"algorithm": algorithm, "mini_batches": steps, "wait": wait, "updates": updates}
+    return {
+        "algorithm": as_part(algorithm), "mini_batches": steps, "wait": as_part(wait),
+        "updates": updates,
+    }  # fmt: skip
 
 
 def _pairs(algorithm: str, steps: int, wait: str = "random_pairs") -> dict:

@@ -10,12 +10,14 @@ steps to the beginning of the next ones.
 from ml_collections import ConfigDict
 
 from configs import arguments
+from experiments.parts import part
 from experiments.studies import swarm_scale as study
 
+JITTER = part("jitter", mean=0.2, sigma=0.1)
 DELAYS = {
-    "equal": "jitter(mean=0.2, sigma=0.1)",
-    "slow4": "persistent(law=jitter(mean=0.2, sigma=0.1), factors={0: 4.0})",
-    "exponential": "exponential(scale=0.2)",
+    "equal": JITTER,
+    "slow4": part("persistent", law=JITTER, factors={0: 4.0}),
+    "exponential": part("exponential", scale=0.2),
 }
 
 

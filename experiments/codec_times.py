@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
 from comms import compression_cost, cost, messages
-from experiments import optimizers, parts, prepare
+from experiments import entries, optimizers, parts, prepare
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
@@ -25,7 +25,7 @@ def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
     """
     told = set()
     for config in configs:
-        subject = str(config.task), str(config.algorithm), config.workers
+        subject = parts.text(config.task), parts.text(config.algorithm), config.workers
         if subject in told:
             continue
         told.add(subject)
@@ -72,7 +72,7 @@ def link(gigabits: float, workers: int) -> cost.Network:
 
 
 def _networks(config: ConfigDict, shapes) -> list[tuple[str, cost.Network]]:
-    if parts.is_number(config.communication):
+    if entries.is_number(config.communication):
         return [(f"at {rate} Gbit/s", link(rate, config.workers)) for rate in (1, 10)]
     return [("on its network", prepare.network(config, shapes))]
 

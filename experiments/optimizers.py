@@ -1,17 +1,32 @@
-"""Optimizers for configs: a direction, then a learning rate that follows the samples seen."""
+"""Optimizers for configs: optax's by their names or your own, with a rate in samples, not updates.
 
+An update of a non-blocking method holds a varying number of samples, so a rate follows the samples
+that all workers have seen (arXiv 2211.00889). An optimizer of optax is therefore built with rate 1
+and its updates are scaled. Where that is not the same as its own rate, which is found by trying, it
+is built whole, with a constant rate, or refused.
+
+A part may also be a list, `[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]`, which
+is `optax.chain`; then exactly one of its members, or the chain itself, has the learning rate.
+"""
+
+import functools
+import inspect
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from optax import contrib
 
 from algorithms.base import scale_by_samples
 from experiments import parts
+from experiments.entries import is_number
+from experiments.kinds import Kind
 
-
-def sgd() -> optax.GradientTransformation:
-    """Plain gradients."""
-    return optax.identity()
+RATE = ("learning_rate", "schedule", "warmup_samples")  # what belongs to the rate of a part
 
 
 def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
@@ -19,15 +34,29 @@ def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransf
     return optax.trace(decay, nesterov)
 
 
-def adam(b1: float = 0.9, b2: float = 0.999, weight_decay: float = 0.0):
-    """Adam; with `weight_decay` AdamW."""
-    return optax.chain(optax.scale_by_adam(b1, b2), optax.add_decayed_weights(weight_decay))
+def _of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """All transforms of optax and optax.contrib by their names, with or without a rate."""
+    found = {}
+    for module in (contrib, optax):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            signature = inspect.signature(function)
+            gives = "GradientTransformation" in str(signature.return_annotation)
+            if not name.startswith("_") and (gives or "learning_rate" in signature.parameters):
+                found[name] = function
+    return found
 
 
-DIRECTIONS = {"sgd": sgd, "momentum": momentum, "adam": adam}
+TRANSFORMS = _of_optax() | {"momentum": momentum}
+# Whose rate only scales their updates, whatever their other numbers are; a test tries them all.
+SCALED = frozenset({
+    optax.adabelief, optax.adadelta, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw,
+    optax.adamw, optax.adan, optax.amsgrad, optax.lamb, optax.lion, contrib.muon, optax.novograd,
+    optax.radam, optax.rmsprop, optax.sgd, optax.sign_sgd, optax.signum, optax.yogi,
+})  # fmt: skip
+TRIED = 40  # updates of an optimizer that is not listed
 
 
-def step(boundaries: tuple[float, ...], factor: float = 0.1):
+def step(boundaries: tuple[float, ...], factor: float = 0.1) -> optax.Schedule:
     """The rate times `factor` at each of `boundaries` (in samples)."""
     boundaries = tuple(map(float, boundaries))
 
@@ -38,7 +67,7 @@ def step(boundaries: tuple[float, ...], factor: float = 0.1):
     return shape
 
 
-def cosine(samples: float, floor: float = 0.0):
+def cosine(samples: float, floor: float = 0.0) -> optax.Schedule:
     """From the rate down to `floor` times the rate over `samples` samples, then flat."""
     if not samples > 0:
         raise ValueError(f"cosine: samples must be positive, got {samples}; set the run's length")
@@ -51,22 +80,188 @@ def cosine(samples: float, floor: float = 0.0):
     return shape
 
 
-def constant():
+def constant() -> optax.Schedule:
     """The same rate throughout."""
-    return lambda samples: 1.0
+    return optax.constant_schedule(1.0)
 
 
-SCHEDULES = {"constant": constant, "step": step, "cosine": cosine}
+# Factors of the learning rate, as functions of the samples seen.
+SCHEDULES = {
+    name: function
+    for name, function in inspect.getmembers(optax.schedules, inspect.isfunction)
+    if "inject" not in name
+} | {"constant": constant, "step": step, "cosine": cosine}
 
 
-def build(part, entry: str = "optimizer") -> optax.GradientTransformation:
-    """{name, learning_rate, schedule: {name, ...}, warmup_samples, **direction's own} -> optimizer.
+def matrices() -> Callable[[Any], Any]:
+    """True for arrays of two dimensions and more: what weight decay usually applies to."""
+    return lambda params: jax.tree.map(lambda array: jnp.ndim(array) >= 2, params)
 
-    learning_rate: positive. warmup_samples: the rate grows linearly over this many samples.
-    entry: of the config, for errors.
-    Anything that does not fit raises ValueError.
+
+MASKS = {"matrices": matrices}
+
+_SCHEDULE = Kind("schedule", SCHEDULES, Callable)
+_MASK = Kind("mask", MASKS, Callable)
+
+
+def build(part: parts.Part, entry: str = "optimizer") -> optax.GradientTransformationExtraArgs:
+    """{name, learning_rate, schedule: {name, ...}, warmup_samples, **its own} -> optimizer.
+
+    learning_rate: positive. schedule: a factor of it, see SCHEDULES. warmup_samples: the rate grows
+    linearly over this many samples. A list of such parts is their chain. entry: of the config, for
+    errors. Anything that does not fit raises ValueError.
     """
     spec = parts.spec(part)
+    chained = _kind(entry).factory(spec["name"]) is optax.chain
+    if chained and (set(spec) - {"name", "*", *RATE} or not spec.get("*")):
+        raise ValueError(
+            f"{entry}: a chain is made of transforms, and at most of a rate; write it as "
+            "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
+        )
+    members = spec["*"] if chained else [spec]
+    rated = [member for member in members if "learning_rate" in member]
+    if len(rated) + (chained and "learning_rate" in spec) > 1:
+        raise ValueError(f"{entry}: a chain has one learning_rate, and this has more; leave one")
+    if not rated:  # the chain has it, or it is missing
+        scale = _scale(spec, entry)
+    built = [
+        _rated(member, entry) if "learning_rate" in member else _direction(member, entry)
+        for member in members
+    ]
+    transform = optax.with_extra_args_support(optax.chain(*built, *([] if rated else [scale])))
+    _try(transform, f"{entry} {parts.text(part)}")
+    return transform
+
+
+def rate_is_data(part: parts.Part) -> bool:
+    """Whether runs that differ in the learning rate can share a program: it scales the updates."""
+    spec = parts.spec(part)
+    return "learning_rate" in spec and (not _takes_rate(spec, "") or _scales(spec, ""))
+
+
+def _rated(spec: dict, entry: str) -> optax.GradientTransformation:
+    """A transform with a learning rate of its own."""
+    scale = _scale(spec, entry)
+    if not _takes_rate(spec, entry):
+        return optax.chain(_make(spec, entry), scale)
+    if _scales(spec, entry):
+        return optax.chain(_make(spec, entry, 1.0), optax.scale(-1.0), scale)
+    if not _steady(spec):
+        raise ValueError(
+            f"{entry} {spec['name']!r}: its rate does more than scale its updates, so that no "
+            "schedule of samples can be put on it; leave out schedule and warmup_samples"
+        )
+    return _make(spec, entry, spec["learning_rate"])
+
+
+def _direction(spec: dict, entry: str) -> optax.GradientTransformation:
+    """A transform without a learning rate: what comes out still points uphill."""
+    for name in RATE:
+        if name in spec:
+            raise ValueError(f"{entry} {spec['name']!r}: {name} needs a learning_rate beside it")
+    if not _takes_rate(spec, entry):
+        return _make(spec, entry)
+    if not _scales(spec, entry):
+        raise ValueError(
+            f"{entry} {spec['name']!r}: its rate does more than scale its updates; give it a "
+            "learning_rate of its own"
+        )
+    return optax.chain(_make(spec, entry, 1.0), optax.scale(-1.0))
+
+
+def _kind(entry: str) -> Kind:
+    return Kind(entry, TRANSFORMS, optax.GradientTransformation)
+
+
+def _takes_rate(spec: dict, entry: str) -> bool:
+    factory = _kind(entry).factory(spec["name"])
+    return "learning_rate" in inspect.signature(factory).parameters
+
+
+def _make(spec: dict, entry: str, rate: Any = None) -> optax.GradientTransformation:
+    """Call the factory; transforms and masks among its parameters are built first."""
+    own = {name: value for name, value in spec.items() if name not in RATE}
+    for name, value in own.items():
+        if name == "mask" and parts.is_part(value):
+            own[name] = _MASK.build(value)
+        elif isinstance(value, dict) and "name" in value:
+            own[name] = _make(parts.spec(value), entry)
+    return _kind(entry).build(own, **({} if rate is None else {"learning_rate": rate}))
+
+
+def _steady(spec: Mapping) -> bool:
+    return "schedule" not in spec and not spec.get("warmup_samples")
+
+
+def _scales(spec: dict, entry: str) -> bool:
+    """Whether a transform of rate r gives r times what it gives with rate 1."""
+    own = {name: value for name, value in spec.items() if name not in RATE}
+    plain = not any(isinstance(value, dict) for value in own.values())
+    if plain and _kind(entry).factory(spec["name"]) in SCALED:
+        return True
+    return found_to_scale(parts.text(own), entry, steady=_steady(spec))
+
+
+@functools.cache
+def found_to_scale(text: str, entry: str, steady: bool) -> bool:
+    """By trying it on a quadratic, with a constant rate or with one that falls; compiles."""
+    spec = parts.spec(text)
+    rates = np.full(TRIED, 0.3, np.float32) if steady else np.geomspace(0.5, 0.1, TRIED, dtype="f4")
+    rng = np.random.default_rng(0)
+    params, target = (
+        {"matrix": rng.standard_normal((4, 3), "f4"), "vector": rng.standard_normal(4, "f4")}
+        for _ in range(2)
+    )
+    schedule = 0.3 if steady else lambda count: jnp.asarray(rates)[count]
+    unit = optax.with_extra_args_support(_make(spec, entry, 1.0))
+    try:
+        whole = optax.with_extra_args_support(_make(spec, entry, schedule))
+        whole_state, unit_state = whole.init(params), unit.init(params)
+        for rate in rates:
+            grads = jax.tree.map(np.subtract, params, target)
+            ours, unit_state = unit.update(grads, unit_state, params)
+            theirs, whole_state = whole.update(grads, whole_state, params)
+            for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+                if not np.allclose(rate * a, b, rtol=1e-3, atol=1e-7):
+                    return False
+            params = jax.tree.map(lambda p, u: np.asarray(p + u), params, theirs)
+    except Exception:  # as for a rate that it cannot follow
+        return False
+    return True
+
+
+def _try(transform: optax.GradientTransformationExtraArgs, who: str) -> None:
+    """Refuse what needs more than gradients and parameters, with nothing compiled."""
+
+    def once(params):
+        state = transform.init(params)
+        updates, _ = transform.update(params, state, params, samples=jnp.float32(0))
+        return state, updates
+
+    shapes = {"matrix": (4, 3), "vector": (4,)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    try:
+        state, updates = jax.eval_shape(once, params)
+    except Exception as error:  # a transform is code and can raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{who}: cannot follow gradients alone ({type(error).__name__}: {reason}); take another"
+        ) from error
+    if jax.tree.structure(updates) != jax.tree.structure(params):
+        raise ValueError(f"{who}: its updates are not of the parameters' form; take another")
+    if any(map(_is_averaged, jax.tree.leaves(state, is_leaf=_is_averaged))):
+        raise ValueError(
+            f"{who}: is evaluated at other parameters than it trains, which a run does not keep; "
+            "take another"
+        )
+
+
+def _is_averaged(state: Any) -> bool:
+    return isinstance(state, contrib.ScheduleFreeState)
+
+
+def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
+    """Descend by the rate of a part: learning_rate, schedule and warmup_samples."""
     learning_rate = _number(spec, entry, "learning_rate", None)
     if not 0 < learning_rate < math.inf:
         raise ValueError(
@@ -79,19 +274,27 @@ def build(part, entry: str = "optimizer") -> optax.GradientTransformation:
             f"{entry}: warmup_samples must be 0 or more, got {warmup}; "
             f"set config.{entry}.warmup_samples"
         )
-    schedule = spec.pop("schedule", "constant")
-    shape = parts.build("schedule", SCHEDULES, schedule)
+    shape = _schedule(spec.get("schedule", "constant"))
 
     def warmed(samples):
         return shape(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)
 
-    direction = parts.build(entry, DIRECTIONS, spec)
-    return optax.chain(direction, scale_by_samples(learning_rate, warmed if warmup else shape))
+    return scale_by_samples(learning_rate, warmed if warmup else shape)
 
 
-def _number(spec: dict, entry: str, name: str, default: float | None) -> float:
-    value = spec.pop(name, default)
-    if not parts.is_number(value):
+def _schedule(part: parts.Part) -> optax.Schedule:
+    """A schedule of optax begins, or peaks, at 1 where nothing else is said."""
+    spec = parts.spec(part)
+    if _SCHEDULE.wants(spec, "peak_value"):
+        spec = {"init_value": 0.0, "peak_value": 1.0} | spec
+    elif _SCHEDULE.wants(spec, "init_value"):
+        spec = {"init_value": 1.0} | spec
+    return _SCHEDULE.build(spec)
+
+
+def _number(spec: Mapping, entry: str, name: str, default: float | None) -> float:
+    value = spec.get(name, default)
+    if not is_number(value):
         raise ValueError(
             f"{entry}: {name} must be a number, got {value!r}; set config.{entry}.{name}"
         )

@@ -1,209 +1,166 @@
-"""Configs name parts and their parameters; this reads a name, builds a part and explains misfits.
+"""Parts: how configs name a method, a rule, a task or whatever else has parameters of its own.
 
-A part is written like a call, `deadline(seconds=0.3, leftovers=drop)`, so that one flag can
-replace it; a mapping {"name": "deadline", "seconds": 0.3, ...} says the same. Parts that others are
-made of come first, without a name, as in `chain(random_k(ratio=0.1), sign)`; in a mapping they are
-a list under "*".
+In Python a part is written `part("deadline", seconds=0.3, leftovers="drop")`, and on the command
+line `deadline(seconds=0.3, leftovers=drop)`, so that one flag can replace it. Both become the same
+mapping, {"name": "deadline", "seconds": 0.3, ...}, in which `--config.wait.seconds=0.4` is an
+entry. Parts that others are made of come first, without a name, as in `chain(random_k(ratio=0.1),
+sign)`; the mapping has them as a list under "*". A name of our own is a key of a registry; any
+other is brought along as `package.module:factory`. See `experiments.kinds`.
 """
 
 import ast
-import functools
-import inspect
-import math
-import operator
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-# By the name of an annotation: how to call such values, and a test for them.
-_KINDS = {
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "int": ("a whole number", lambda value: is_number(value, Integral)),
-    "float": ("a number", lambda value: is_number(value)),
-    "str": ("text", lambda value: isinstance(value, str)),
-}
+# Entries of an arm that hold parts, and entries that may.
+PARTS = ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")
+NUMBER_OR_PART = ("communication",)
+# Either a quoted text, which stays as it is, or a name that is brought along.
+_BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
+_STAND_IN = "brought_along_"  # stands in for such a name, which Python's grammar does not have
 
 
-def spec(text: str | Mapping[str, Any]) -> dict[str, Any]:
-    """`"name(part, ..., key=value, ...)"` or a mapping -> dict with "name" and the parameters.
+def part(name: str, /, *inner: "Part", **parameters: Any) -> ConfigDict:
+    """A part by its name, the parts that it is made of, and its parameters."""
+    if "name" in parameters or "*" in parameters:
+        raise ValueError(f"part {name!r}: no parameter can be called 'name' or '*'; rename it")
+    return as_part({"name": name, **({"*": list(inner)} if inner else {}), **parameters})
 
-    Values are Python literals, true and false, bare words (strings) or parts themselves (dicts).
-    What has no key has to be a part, and goes into a list under "*".
+
+def as_part(written: "Part") -> ConfigDict:
+    """A part in the one form that all code reads: a mapping with "name" and the parameters.
+
+    written: such a mapping, a text like a call, or a list of parts, which is their `chain`.
+    Values of parameters are Python literals, true and false, bare words (texts) or parts.
+    Raises ValueError for anything else.
     """
-    if hasattr(text, "items"):
-        return dict(text.items())
+    if isinstance(written, list | tuple):
+        written = {"name": "chain", "*": list(written)}
+    if hasattr(written, "items"):
+        entries = dict(written.items())
+        if isinstance(entries.get("*"), list | tuple):
+            entries["*"] = [as_part(inner).to_dict() for inner in entries["*"]]
+        return ConfigDict(entries)
     try:
-        value = _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, AttributeError):
+        value = read(written)
+    except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
         value = None
     if isinstance(value, str):
-        value = {"name": value}
-    if not isinstance(value, dict) or "name" not in value:
+        value = ConfigDict({"name": value})
+    if isinstance(value, list) and value and all(map(is_part, value)):
+        value = part("chain", *value)
+    if not isinstance(value, ConfigDict):
         raise ValueError(
-            f"cannot read the part {text!r}; write it as name or name(parameter=value, ...)"
+            f"cannot read the part {written!r}; write it as name or name(parameter=value, ...)"
         )
     return value
 
 
-def _value(node: ast.expr):
+def read(text: str) -> Any:
+    """The value that a text stands for: a literal, a bare word (as text) or a part.
+
+    Raises SyntaxError or ValueError for a text that is none of these.
+    """
+    names: list[str] = []
+
+    def stand_in(match: re.Match) -> str:
+        if match[1]:
+            return match[1]
+        names.append(match[2])
+        return f"{_STAND_IN}{len(names) - 1}"
+
+    return _value(ast.parse(_BROUGHT.sub(stand_in, text.strip()), mode="eval").body, names)
+
+
+def _value(node: ast.expr, names: list[str]) -> Any:
     if isinstance(node, ast.Name):
+        if node.id.startswith(_STAND_IN):
+            return names[int(node.id.removeprefix(_STAND_IN))]
         return {"true": True, "false": False}.get(node.id, node.id)
     if isinstance(node, ast.Call):
-        keys = ["name", *(k.arg for k in node.keywords)]
+        keys = ["name", *(keyword.arg for keyword in node.keywords)]
         unclear = None in keys or len(set(keys)) < len(keys)  # f(**a), f(a=, a=)
         if unclear or not isinstance(node.func, ast.Name):
             raise ValueError
-        named = {"name": node.func.id, **{k.arg: _value(k.value) for k in node.keywords}}
-        return named | ({"*": [_part(argument) for argument in node.args]} if node.args else {})
+        inner = [_inner(argument, names) for argument in node.args]
+        parameters = {keyword.arg: _value(keyword.value, names) for keyword in node.keywords}
+        return part(_value(node.func, names), *inner, **parameters)
+    if isinstance(node, ast.List | ast.Tuple) and any(
+        isinstance(element, ast.Call | ast.Name) for element in node.elts
+    ):
+        return [as_part(_inner(element, names)).to_dict() for element in node.elts]
     return ast.literal_eval(node)
 
 
-def _part(node: ast.expr):
+def _inner(node: ast.expr, names: list[str]) -> "Part":
     """A part without a key: f(g) and f(g(a=1)), but neither f(1) nor f(true)."""
-    value = _value(node) if isinstance(node, ast.Name | ast.Call) else None
-    if not _is_part(value):
+    value = _value(node, names) if isinstance(node, ast.Name | ast.Call) else None
+    if not is_part(value):
         raise ValueError
     return value
 
 
-def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str, Any], **available):
-    """Call the factory that `part` names with the parameters that it gives.
+def spec(written: "Part") -> dict[str, Any]:
+    """A part as a plain dictionary, which the caller may change."""
+    return as_part(written).to_dict()
 
-    kind: what the part is called in errors, e.g. "algorithm".
-    available: what the experiment can offer; a factory gets what it has a parameter for.
-    Raises ValueError for an unknown name, for an unknown or a missing parameter, and for a value
-    that the factory cannot use.
-    """
-    given = spec(part)
-    name = given.pop("name", None)
-    if name not in factories:
-        raise ValueError(
-            f"{kind}: unknown name {name!r}; known names: {', '.join(sorted(factories))}"
-        )
-    parameters = dict(inspect.signature(factories[name]).parameters)
-    inner = given.pop("*", ())
-    several = [p for p in parameters if parameters[p].kind is inspect.Parameter.VAR_POSITIONAL]
-    if inner and not several:
-        raise ValueError(
-            f"{kind} {name!r}: is not made of other parts, got {len(inner)} without a key; "
-            f"write {name}(parameter=value, ...)"
-        )
-    for parameter in several:
-        del parameters[parameter]
-    own = [p for p in parameters if p not in available]
-    for parameter, value in given.items():
-        if parameter not in own:
-            raise ValueError(
-                f"{kind} {name!r}: unknown parameter {parameter!r}; "
-                f"it takes: {', '.join(own) or 'no parameters'}"
-            )
-        _check_kind(f"{kind} {name!r}", parameters[parameter], value)
-    for parameter in own:
-        if parameters[parameter].default is inspect.Parameter.empty and parameter not in given:
-            raise ValueError(
-                f"{kind} {name!r}: parameter {parameter!r} is missing; "
-                f"write {name}({parameter}=...)"
-            )
-    offered = {p: available[p] for p in parameters if p in available}
+
+def text(written: Any) -> str:
+    """A value as one would write it on the command line: parts as calls, the rest as literals."""
+    if isinstance(written, str):
+        return written
+    if hasattr(written, "items") and "name" in written:
+        entries = dict(written.items())
+        name, inner = entries.pop("name"), entries.pop("*", ())
+        arguments = [*map(text, inner), *(f"{key}={_literal(v)}" for key, v in entries.items())]
+        return f"{name}({', '.join(arguments)})" if arguments else str(name)
+    if isinstance(written, list | tuple) and any(hasattr(value, "items") for value in written):
+        return f"[{', '.join(map(text, written))}]"
+    return str(written.to_dict() if isinstance(written, ConfigDict) else written)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value if _reads_back(value) else repr(value)
+    return text(value)
+
+
+def _reads_back(value: str) -> bool:
+    """Whether a text is a bare word, so that it needs no quotes."""
     try:
-        return factories[name](*inner, **offered, **given)
-    except (TypeError, AttributeError, ArithmeticError) as error:
-        # What annotations do not tell, as 3 where a list is due, shows when it is used.
-        raise ValueError(
-            f"{kind} {name!r}: cannot use {given} ({error}); correct a parameter"
-        ) from error
+        return read(value) == value
+    except (SyntaxError, ValueError, AttributeError):
+        return False
 
 
-def _check_kind(part: str, parameter: inspect.Parameter, value) -> None:
-    annotation = parameter.annotation
-    members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else ()
-    if types.NoneType in members and len(members) == 2:  # as int | None
-        if value is None:
-            return
-        annotation = next(member for member in members if member is not types.NoneType)
-    annotation = getattr(annotation, "__name__", annotation)
-    words, fits = _KINDS.get(annotation, ("anything", lambda value: True))
-    if not fits(value):
-        raise ValueError(
-            f"{part}: parameter {parameter.name!r} must be {words}, got {value!r}; correct it"
-        )
-
-
-def wants(factories: Mapping[str, Callable], part: str | Mapping[str, Any], parameter: str) -> bool:
-    """Whether the named factory has such a parameter; False for an unknown name."""
-    factory = factories.get(spec(part).get("name"))
-    return factory is not None and parameter in inspect.signature(factory).parameters
-
-
-def is_number(value, kind: type = Real) -> bool:
-    """Whether value is a number of this kind; true and false are none, whatever Python says."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _is_part(value) -> bool:
+def is_part(value: Any) -> bool:
+    """Whether a value can be a part: a text or a mapping."""
     return isinstance(value, str) or hasattr(value, "items")
 
 
-def _is_finite(value) -> bool:
-    return is_number(value) and math.isfinite(value)
+def is_brought(name: str) -> bool:
+    """Whether a text is the name of something brought along, `package.module:factory`."""
+    match = _BROUGHT.fullmatch(name)
+    return match is not None and match[2] is not None
 
 
-def is_count(value) -> bool:
-    """Whether value is a whole number above 0."""
-    return is_number(value, Integral) and value > 0
+def canonical(config: ConfigDict) -> ConfigDict:
+    """A copy of a config in which every part is a mapping, whichever way it was written.
 
-
-def several(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A test for a list or tuple with at least one value, all of which pass the test `fits`."""
-    return lambda value: isinstance(value, list | tuple) and bool(value) and all(map(fits, value))
-
-
-def _is_count_or_counts(value) -> bool:
-    return is_count(value) or several(is_count)(value)
-
-
-# What entries of a config must be: in words, as a test, and of which entries.
-Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
-SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
-# Of an arm.
-_ENTRIES: Entries = (
-    ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
-    ("a part, as in name(parameter=value)", _is_part,
-     ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")),
-    ("a positive whole number", is_count,
-     ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")),
-    ("a positive whole number, or one per worker", _is_count_or_counts, ("mini_batches",)),
-    SEED,
-    ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds", "evaluate_every")),
-    ("a number, 0 or more, or a part", lambda v: _is_part(v) or (_is_finite(v) and v >= 0),
-     ("communication",)),
-    ("a positive number or None", lambda v: v is None or (_is_finite(v) and v > 0),
-     ("target_loss",)),
-    ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
-    ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
-)  # fmt: skip
-
-
-def check_entries(config: ConfigDict) -> None:
-    """Raise ValueError for an entry of an arm that is missing, of a wrong type or range."""
-    check(config, _ENTRIES)
-
-
-def check(config: ConfigDict, entries: Entries) -> None:
-    """Raise ValueError for the first entry that is missing or fails its test.
-
-    entries: (in words what entries must be, a test for one, their names); "a.b" names an entry of
-        an entry.
+    Raises ValueError for a text that cannot be read; what is no part at all stays as it is.
     """
-    for words, fits, names in entries:
-        for name in names:
-            try:
-                value = functools.reduce(operator.getitem, name.split("."), config)
-            except KeyError as error:
-                raise ValueError(f"config.{name} is missing; set it to {words}") from error
-            if not fits(value):
-                raise ValueError(f"config.{name} must be {words}, got {value!r}; set config.{name}")
+    copy = config.copy_and_resolve_references()
+    with copy.unlocked(), copy.ignore_type():
+        for name in (*PARTS, *NUMBER_OR_PART):
+            chained = name == "optimizer" and isinstance(copy.get(name), list | tuple)
+            if chained or is_part(copy.get(name)):
+                copy[name] = as_part(copy[name])
+    return copy
+
+
+Part = str | Mapping[str, Any]

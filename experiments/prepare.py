@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import networkx as nx
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
 from algorithms.compression import Reducer
 from algorithms.reducers import REDUCERS
 from comms import cost, messages, topology
-from experiments import optimizers, parts, profiling
-from experiments.tasks import TASKS, Task, data, sampling
+from experiments import entries, optimizers, parts, profiling, tasks
+from experiments.kinds import Kind
+from experiments.tasks import Task, data, sampling
 from runtimes import mesh, simulate, worker
 from stragglers import delays, inject, processes, rules
 from stragglers.rule import Rule, Setting, Trigger, most_mini_batches
@@ -32,7 +34,7 @@ class Prepared(NamedTuple):
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
 
 
-class Kind(NamedTuple):
+class Place(NamedTuple):
     """A runtime that configs can name."""
 
     build: Callable[..., Any]  # (config, task, algorithm, sampler, seconds of an exchange)
@@ -45,36 +47,33 @@ def prepare(config: ConfigDict) -> Prepared:
 
     Only a profile that the config wants measured takes running the model.
     """
-    parts.check_entries(config)
+    config = parts.canonical(config)
+    entries.check_arm(config)
     if config.runtime not in RUNTIMES:
         raise ValueError(
             f"runtime: unknown name {config.runtime!r}; known names: {', '.join(RUNTIMES)}"
         )
     graph = None
-    if parts.wants(ALGORITHMS, config.algorithm, "graph"):
-        graph = parts.build("graph", topology.GRAPHS, config.graph, n=config.workers)
+    if METHOD.wants(config.algorithm, "graph"):
+        graph = GRAPH.build(config.graph, n=config.workers)
         if graph.number_of_nodes() != config.workers:
             raise ValueError(
-                f"graph {config.graph!r} has {graph.number_of_nodes()} nodes but there are "
-                f"{config.workers} workers; set config.workers={graph.number_of_nodes()}"
+                f"graph {parts.text(config.graph)!r} has {graph.number_of_nodes()} nodes but there "
+                f"are {config.workers} workers; set config.workers={graph.number_of_nodes()}"
             )
-    task = parts.build("task", TASKS, config.task)
+    task = tasks.TASK.build(config.task)
     try:
         shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
-            f"task {config.task!r}: the model cannot be built ({error}); correct its sizes"
+            f"task {parts.text(config.task)!r}: the model cannot be built ({error}); "
+            "correct its sizes"
         ) from error
-    shards = parts.build(
-        "split", data.SPLITS, config.split, labels=task.labels, workers=config.workers,
-        seed=config.seed,
-    )  # fmt: skip
+    shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
 
     def assembled(**profile) -> Prepared:
-        algorithm = parts.build(
-            "algorithm",
-            ALGORITHMS,
+        algorithm = METHOD.build(
             _with_built_parts(config.algorithm, config.seed),
             optimizer=optimizers.build(config.optimizer),
             graph=graph,
@@ -91,7 +90,7 @@ def prepare(config: ConfigDict) -> Prepared:
         runtime = RUNTIMES[config.runtime].build(config, task, algorithm, sampler, seconds)
         return Prepared(task, algorithm, shapes, runtime)
 
-    if not parts.wants(ALGORITHMS, config.algorithm, "profile"):
+    if not METHOD.wants(config.algorithm, "profile"):
         return assembled()
     if profiling.measures(config):  # not before all else is known to fit
         assembled(profile=profiling.unmeasured(config, task))
@@ -103,15 +102,15 @@ def build_reducer(part, seed: int) -> Reducer:
     spec = parts.spec(part)
     if "*" in spec:
         spec["*"] = [build_reducer(inner, seed) for inner in spec["*"]]
-    return parts.build("exchange", REDUCERS, spec, seed=seed)
+    return REDUCER.build(spec, seed=seed)
 
 
 def _with_built_parts(algorithm, seed: int) -> dict:
     """The part of an algorithm in which parts that it holds are what they describe."""
     spec = parts.spec(algorithm)
-    if spec.get("exchange") is not None and parts.wants(ALGORITHMS, spec, "exchange"):
+    if spec.get("exchange") is not None and METHOD.wants(spec, "exchange"):
         spec["exchange"] = build_reducer(spec["exchange"], seed)
-    if spec.get("server") is not None and parts.wants(ALGORITHMS, spec, "server"):
+    if spec.get("server") is not None and METHOD.wants(spec, "server"):
         spec["server"] = optimizers.build(spec["server"], "algorithm.server")
     return spec
 
@@ -121,7 +120,7 @@ def build_delay(part) -> delays.Law | processes.Process:
     spec = parts.spec(part)
     if "law" in spec:
         spec["law"] = build_delay(spec["law"])
-    return parts.build("delay", DELAYS, spec)
+    return DELAY.build(spec)
 
 
 def alike(config: ConfigDict) -> str | None:
@@ -130,8 +129,9 @@ def alike(config: ConfigDict) -> str | None:
     Data are the learning rate, delays, budgets, what a waiting rule lists as `data`, and the seed,
     unless the method draws by itself. None: an arm that runs alone.
     """
-    kind = RUNTIMES.get(config.runtime)
-    if kind is None or not kind.together or config.devices != 1:
+    config = parts.canonical(config)
+    place = RUNTIMES.get(config.runtime)
+    if place is None or not place.together or config.devices != 1:
         return None
     shared = config.to_dict()
     for name in (
@@ -139,19 +139,18 @@ def alike(config: ConfigDict) -> str | None:
         "evaluate_every", "target_loss", "stop_at_target",
     ):  # fmt: skip
         del shared[name]
-    drawing = "exchange" in parts.spec(config.algorithm)  # a reducer that may draw by itself
-    if not (drawing or parts.wants(ALGORITHMS, config.algorithm, "seed")):
+    drawing = "exchange" in config.algorithm  # a reducer that may draw by itself
+    if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as of which hashes sketch
-    shared["optimizer"] = {
-        key: value for key, value in parts.spec(config.optimizer).items() if key != "learning_rate"
-    }
+    if optimizers.rate_is_data(config.optimizer):
+        del shared["optimizer"]["learning_rate"]
     shared["wait"] = _constants(config)
     return json.dumps(shared, sort_keys=True, default=str)
 
 
 def _constants(config: ConfigDict) -> list:
     """What of the waiting rule is a constant of a compiled program."""
-    spec = parts.spec(config.wait)
+    spec = config.wait.to_dict()
     try:
         rule = _rule(config, delays.deterministic(1.0), 0.0)
     except ValueError:  # it needs the graph of a method, and shares with nobody but itself
@@ -166,18 +165,14 @@ def devices(config: ConfigDict) -> int:
 
 def network(config: ConfigDict, shapes) -> cost.Network:
     """The network that `communication` describes, for a model of these shapes."""
-    return parts.build(
-        "communication",
-        NETWORKS,
-        config.communication,
-        workers=config.workers,
-        payload=cost.payload_bytes(shapes),
+    return NETWORK.build(
+        config.communication, workers=config.workers, payload=cost.payload_bytes(shapes)
     )
 
 
 def _exchange_seconds(config, algorithm, shapes):
     """Seconds of a round's exchange: a number, or round -> seconds on a network."""
-    if parts.is_number(config.communication):
+    if entries.is_number(config.communication):
         return config.communication
     return messages.exchange_seconds(algorithm, shapes, config.workers, network(config, shapes))
 
@@ -195,7 +190,7 @@ def _rule(config, delay, seconds, graph=None, links=None) -> Rule:
         communication=seconds,
         draw=config.draw,
     )
-    return parts.build("wait", RULES, config.wait, setting=setting)
+    return RULE.build(config.wait, setting=setting)
 
 
 def _simulate(config, task, algorithm, sampler, seconds):
@@ -217,7 +212,7 @@ def _simulate(config, task, algorithm, sampler, seconds):
 
 def _mesh(config, task, algorithm, sampler, seconds):
     mesh.check_devices(config.workers)
-    delay = None if parts.spec(config.delay)["name"] == "none" else build_delay(config.delay)
+    delay = None if config.delay.name == NO_DELAY else build_delay(config.delay)
     rule = _rule(
         config,
         delay or ANY_SPEED,
@@ -250,7 +245,7 @@ def _mesh(config, task, algorithm, sampler, seconds):
 
 def _trigger(config, algorithm, rule: Rule) -> Trigger:
     """The trigger of a rule, where devices can keep it; else ValueError."""
-    name, trigger = parts.spec(config.wait)["name"], rule.trigger
+    name, trigger = config.wait.name, rule.trigger
     if trigger is None:
         known = rules.showing(lambda rule: rule.trigger is not None)
         raise ValueError(
@@ -276,7 +271,15 @@ def _trigger(config, algorithm, rule: Rule) -> Trigger:
 
 NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
 DELAYS = delays.LAWS | processes.PROCESSES
+NO_DELAY = "none"  # of a mesh: its devices take as long as they take
+METHOD = Kind("algorithm", ALGORITHMS, Algorithm)
+REDUCER = Kind("exchange", REDUCERS, Reducer)
+RULE = Kind("wait", RULES, Rule)
+DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process))
+GRAPH = Kind("graph", topology.GRAPHS, nx.Graph)
+SPLIT = Kind("split", data.SPLITS, list)
+NETWORK = Kind("communication", NETWORKS, Callable)
 RUNTIMES = {
-    "simulate": Kind(_simulate, devices=lambda config: config.devices, together=True),
-    "mesh": Kind(_mesh, devices=lambda config: config.workers),
+    "simulate": Place(_simulate, devices=lambda config: config.devices, together=True),
+    "mesh": Place(_mesh, devices=lambda config: config.workers),
 }

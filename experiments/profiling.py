@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import optimize
 
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
+from experiments import parts
 from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
@@ -163,7 +164,7 @@ def for_config(config, task: Task) -> Profile:
         )
     if path and Path(path).is_dir():
         raise ValueError(f"profile: {source!r} names a directory; name a file in it")
-    key = (str(config.task), batch_size, config.workers)
+    key = (parts.text(config.task), batch_size, config.workers)
     if key not in _MEASURED:
         _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers])
     if path and jax.process_index() == 0:

@@ -20,7 +20,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from experiments import locks
+from experiments import locks, parts
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -115,7 +115,7 @@ def start(
             shutil.rmtree(workdir / CHECKPOINT, ignore_errors=True)
             for name in (CONFIG, METRICS, SUMMARY, SCHEDULE, PARAMETERS):
                 (workdir / name).unlink(missing_ok=True)
-        write_json(workdir / CONFIG, config.to_dict())
+        write_json(workdir / CONFIG, parts.canonical(config).to_dict())
     return Recorder(workdir, summary, writes, opened)
 
 
@@ -134,13 +134,13 @@ def check(
     read_summary(workdir)
     if (workdir / CONFIG).exists():
         try:
-            there = flat(json.loads((workdir / CONFIG).read_text()))
+            there = flat(read_config(workdir / CONFIG).to_dict())
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"workdir {workdir} holds a {CONFIG} that cannot be read ({error}); "
                 "choose another --workdir, or --overwrite it"
             ) from error
-        here = flat(json.loads(_dumps(config.to_dict())))
+        here = flat(_with_numbers(json.loads(_dumps(parts.canonical(config).to_dict()))))
         differing = [
             f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
             for key in sorted(there | here)
@@ -176,6 +176,21 @@ def read_json(path: str | os.PathLike) -> Any:
     """What `write_json` has written; ValueError where it cannot be read."""
     with _readable(path):
         return json.loads(Path(path).read_text())
+
+
+def read_config(path: str | os.PathLike) -> ml_collections.ConfigDict:
+    """The config that a run has written, its parts as mappings, whichever way it has them."""
+    return parts.canonical(ml_collections.ConfigDict(_with_numbers(read_json(path))))
+
+
+def _with_numbers(tree: Any) -> Any:
+    """Whole numbers as keys, as in factors={0: 4.0}, which JSON only knows as texts."""
+    if isinstance(tree, list):
+        return [_with_numbers(value) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    counts = bool(tree) and all(key.isdecimal() for key in tree)
+    return {int(key) if counts else key: _with_numbers(value) for key, value in tree.items()}
 
 
 def write_json(path: str | os.PathLike, value: Any):

@@ -1,8 +1,6 @@
 """Several arms from one config: expand them, check them all, run them."""
 
 import contextlib
-import copy
-import importlib.util
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -15,57 +13,49 @@ from rich.console import Console
 
 from experiments import (
     distributed,
+    entries,
     executors,
+    kinds,
     locks,
     parts,
     prepare,
     progress,
     records,
 )
+from experiments.config_files import override
 from experiments.executors import Arm
 
 
-def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
-    """A copy of config with dotted keys replaced; ValueError for a key that it does not have."""
-    config = copy.deepcopy(config)
-    for key, value in changes.items():
-        *parents, last = key.split(".")
-        node = config
-        for parent in parents:
-            node = node.get(parent) if isinstance(node, ConfigDict) else None
-        if not isinstance(node, ConfigDict) or last not in node:
-            raise ValueError(f"the config has no entry {key!r}; check the sweep's or flag's name")
-        with node.unlocked(), node.ignore_type():
-            node[last] = value
-    return config
-
-
 def expand(
-    config: ConfigDict, sweep_file: str | None, user: Mapping[str, Any], seeds: int
+    config: ConfigDict, swept: ModuleType | None, user: Mapping[str, Any], seeds: int
 ) -> list[Arm]:
-    """The arms to run: the config itself, or everything that `sweep()` of `sweep_file` yields.
+    """The arms to run: the config itself, or everything that `sweep()` of a config file yields.
 
     sweep() yields (name, {dotted key: value}); `user` holds the values of the command line, which
     win. With several seeds every arm runs with seed, seed + 1, ...
     """
-    if sweep_file is None:
-        named = [(config.name, config)]
+    if swept is None:
+        named = [(config.name, parts.canonical(config))]
     else:
         named = [
             (name, override(config, {**changes, **user, "name": name}))
-            for name, changes in _swept(sweep_file)
+            for name, changes in _arms_of(swept)
         ]
     arms = []
     for name, arm in named:
-        parts.check_entries(arm)
-        place = name if sweep_file else ""
+        entries.check_arm(arm)
+        place = name if swept else ""
         for repeat in range(seeds):
             seeded = override(arm, {"seed": arm.seed + repeat})
+            modules = kinds.brought(seeded)
+            if modules:
+                with seeded.unlocked():
+                    seeded.modules = modules  # what they were when this ran
             suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
             arms.append(Arm("/".join(filter(None, (place, suffix))), seeded))
     paths = [arm.path for arm in arms]
     if not arms:
-        raise ValueError(f"sweep() of {sweep_file} yields no arms; yield (name, changes) pairs")
+        raise ValueError(f"sweep() of {swept.__file__} yields no arms; yield (name, changes) pairs")
     outside = [path for path in paths if os.path.isabs(path) or ".." in pathlib.Path(path).parts]
     if outside:
         raise ValueError(f"arm {outside[0]!r} would leave the workdir; name it as method/variant")
@@ -74,24 +64,16 @@ def expand(
     return arms
 
 
-def load(path: str) -> ModuleType:
-    """A config file as a module, for what it offers beside get_config()."""
-    module_spec = importlib.util.spec_from_file_location("_swept_config", path)
-    module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
-    return module
-
-
-def _swept(sweep_file: str) -> list[tuple[str, dict]]:
-    """What `sweep()` of a file yields; a file that cannot do it is a ValueError."""
-    module = load(sweep_file)
+def _arms_of(module: ModuleType) -> list[tuple[str, dict]]:
+    """What `sweep()` of a config file yields; a file that cannot do it is a ValueError."""
+    file = module.__file__
     if not hasattr(module, "sweep"):
-        raise ValueError(f"{sweep_file} has no sweep(); run it without --sweep or write one")
+        raise ValueError(f"{file} has no sweep(); run it without --sweep or write one")
     try:
         return [(name, dict(changes)) for name, changes in module.sweep()]
     except Exception as error:  # a config file is code and can raise anything
         raise ValueError(
-            f"sweep() of {sweep_file} fails with {type(error).__name__}: {error}; "
+            f"sweep() of {file} fails with {type(error).__name__}: {error}; "
             "let it yield (name, changes) pairs"
         ) from error
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, distributed, records
+from experiments import checkpoints, distributed, parts, records
 from experiments.prepare import Prepared, prepare
 from experiments.training_loop import Arm
 from runtimes.batched import Batched
@@ -31,6 +31,7 @@ def run(
     Raises ValueError, before anything is compiled or written, for a config that cannot run or a
     workdir that belongs to another config. An arm that has finished is not run again.
     """
+    config = parts.canonical(config)
     prepared = prepare(config)
     with _opened(workdir, config, overwrite) as recorder:
         if recorder.finished:
@@ -57,6 +58,7 @@ def run_together(
 
     See `alike` for which arms these are. Times on the wall are those of all together.
     """
+    configs = [parts.canonical(config) for config in configs]
     prepared = [prepare(config) for config in configs]
     hooks = on_record or [lambda record: None] * len(configs)
     with contextlib.ExitStack() as opened:

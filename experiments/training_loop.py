@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from comms import messages
-from experiments import checkpoints, parts, records, tasks
+from experiments import checkpoints, records, tasks
 from experiments.prepare import Prepared
 from runtimes import packing
 from runtimes.base import Run
@@ -140,8 +140,8 @@ class Arm:
         summary = {
             "name": config.name,
             "baseline": config.baseline,
-            "algorithm": parts.spec(config.algorithm)["name"],
-            "wait": parts.spec(config.wait)["name"],
+            "algorithm": config.algorithm.name,
+            "wait": config.wait.name,
             "runtime": config.runtime,
             "workers": config.workers,
             "seed": config.seed,

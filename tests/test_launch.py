@@ -90,7 +90,7 @@ def test_a_sweep_has_a_directory_per_arm_and_seed(call, here):
             assert (told["name"], told["seed"]) == (arm, seed)
             assert (told["wait"], told["updates"]) == ("barrier", 5)  # the user's, not the sweep's
             config = json.loads((out / arm / f"seed_{seed}" / "config.json").read_text())
-            assert config["delay"] == "exponential(scale=0.04)"
+            assert config["delay"] == {"name": "exponential", "scale": 0.04}
     together = summary(out)["arms"]
     assert [(arm["name"], arm["seeds"]) for arm in together] == [(arm, [0, 1]) for arm in arms]
     assert {path.name for path in out.iterdir()} == {

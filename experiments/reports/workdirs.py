@@ -13,7 +13,7 @@ class Arm(NamedTuple):
 
     name: str
     places: list[Path]  # of its seeds
-    config: dict  # flat, with the seeds of all in place of one
+    config: dict  # with the seeds of all in place of one
     summary: dict  # of all seeds together
     summaries: list[dict]  # of each seed
     runs: list[list[dict]]  # metrics of each seed
@@ -48,7 +48,7 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
                 f"report: {place / records.SUMMARY} has no {min(missing)!r}; give the --workdir of "
                 "runs"
             )
-        config = records.flat(records.read_json(place / records.CONFIG))
+        config = records.read_config(place / records.CONFIG).to_dict()
         members.setdefault(summary["name"], []).append((place, config, summary))
     together = records.read_summary(root) or {}
     order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]

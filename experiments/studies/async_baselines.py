@@ -2,6 +2,8 @@
 
 import math
 
+from experiments.studies import grids
+
 
 def claims(arms):
     """The ranking at the best settings, and what two papers say of it."""
@@ -45,21 +47,6 @@ def _there(arm) -> str:
 
 def _described(arm, arms) -> str:
     """The place in the grid, and a warning where the optimum may lie outside of it."""
-    method, *place = arm["name"].split("/")
-    grids: dict[str, list[float]] = {}
-    for other in arms:
-        if other["name"].startswith(f"{method}/"):
-            for key, value in _values(other):
-                grids.setdefault(key, []).append(value)
-    flags = [
-        f"{key} at the grid's end"
-        for key, value in _values(arm)
-        if value in (min(grids[key]), max(grids[key]))
-    ]
-    return f"{method} ({', '.join([*place, *flags])})"
-
-
-def _values(arm) -> list[tuple[str, float]]:
-    """As in [("limit", 8.0), ("rate", 0.4)]."""
-    items = (item.partition("=") for item in arm["name"].split("/")[1:])
-    return [(key, float(value)) for key, _, value in items]
+    method = arm["name"].partition("/")[0]
+    own = [other for other in arms if other["name"].startswith(f"{method}/")]
+    return f"{method} ({', '.join(grids.place(arm, grids.axes(own)))})"

@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from comms import cost, iteration
-from experiments import parts
+from experiments import entries
 from experiments.studies import layer_traces
 from experiments.studies.study import Study
 
@@ -53,19 +53,19 @@ TITLES = {
 
 
 def _is_group(value) -> bool:
-    return parts.is_count(value) and value > 1
+    return entries.is_count(value) and value > 1
 
 
 def _some_of(names: Sequence[str]) -> tuple[str, Callable[[Any], bool]]:
-    return f"one or more of {', '.join(names)}", parts.several(lambda value: value in names)
+    return f"one or more of {', '.join(names)}", entries.several(lambda value: value in names)
 
 
 ENTRIES = (
     (*_some_of(layer_traces.NAMES), ("traces",)),
     (*_some_of(tuple(iteration.SCHEDULES)), ("schedules",)),
     (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),
-    ("numbers above 1", parts.several(_is_group), ("workers",)),
-    ("a positive whole number", parts.is_count, ("batch",)),
+    ("numbers above 1", entries.several(_is_group), ("workers",)),
+    ("a positive whole number", entries.is_count, ("batch",)),
 )
 
 
@@ -108,10 +108,10 @@ def simulate(config: ConfigDict) -> list[Curve]:
     `networks` {name: see `link`}; `collective`, a name of COLLECTIVES; `workers`; `schedules`.
     Raises ValueError for what makes no sense.
     """
-    parts.check(config, ENTRIES)
+    entries.check(config, ENTRIES)
     measured = [f"networks.{network}.workers" for network in config.networks]
     simulated = ", ".join(map(str, config.workers))
-    parts.check(
+    entries.check(
         config,
         [
             (f"one of config.workers, {simulated}", lambda v: v in config.workers, ("at_workers",)),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from comms import topology
-from experiments import parts
+from experiments import parts, prepare
 from experiments.studies import matcha_mixing
 
 BUDGETS = (0.1, 0.2, 0.5, 1.0)  # shares of vanilla's communication
@@ -28,10 +28,10 @@ def claims(arms):
         f"fastest, {fastest['name']}: {_against(fastest, vanilla, 'seconds')} time",
     )
     config = vanilla["config"]
-    graph = parts.build("graph", topology.GRAPHS, config.graph, n=config.workers)
+    graph = prepare.GRAPH.build(config.graph, n=config.workers)
     yield (
         "budget .5 has a rho no larger than vanilla's (theory; smaller: faster consensus)",
-        f"{config.graph}\n{_rates(graph)}",
+        f"{parts.text(config.graph)}\n{_rates(graph)}",
     )
     for name, make in (("ring", topology.ring), ("path", _path)):
         yield f"(not claimed) the same on a {name}", _rates(make(config.workers))

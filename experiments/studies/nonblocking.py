@@ -1,5 +1,7 @@
 """What Non-blocking SGD claims over three mixers (He & Dube, arXiv 2211.00889)."""
 
+from experiments.studies import grids
+
 
 def claims(arms):
     """The paper's claim beside the gains of this sweep, and what its run-time model expects.
@@ -51,29 +53,8 @@ def best(arms, group: str) -> dict | None:
 
 def _described(arm, arms) -> str:
     """Time, place in the grid, and a warning where the optimum may lie outside of it."""
-    mini_batches, rate = _place(arm)
-    grid = [_place(other) for other in arms]
-    lengths, rates = ({_number(text) for text in axis} for axis in zip(*grid, strict=True))
-    edges = [
-        f"{name} at the grid's end"
-        for name, value, ends in (
-            ("M", mini_batches, (max(lengths),)),  # no round is shorter than one mini-batch
-            ("rate", rate, (min(rates), max(rates))),
-        )
-        if _number(value) in ends
-    ]
-    place = ", ".join([f"{mini_batches}, {rate}", *edges])
-    return f"{arm['seconds_to_target']:.2f} s ({place})"
+    return f"{arm['seconds_to_target']:.2f} s ({', '.join(grids.place(arm, grids.axes(arms)))})"
 
 
 def _mixers(arms) -> list[str]:
     return list(dict.fromkeys(arm["name"].partition("/")[0] for arm in arms))
-
-
-def _place(arm) -> list[str]:
-    """As in ["M=4", "rate=0.2"]."""
-    return arm["name"].split("/")[2:]
-
-
-def _number(text: str) -> float:
-    return float(text.partition("=")[2])

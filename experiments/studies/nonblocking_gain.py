@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
 
-from experiments import parts, prepare
+from experiments import entries, parts, prepare
 from experiments.reports.figure import COLOURS
 from experiments.studies import axes as look
 from experiments.studies.study import Study
@@ -24,16 +24,16 @@ from stragglers.theory import rounds as theory
 
 
 def _is_cost(value) -> bool:
-    return parts.is_number(value) and 0 <= value < np.inf
+    return entries.is_number(value) and 0 <= value < np.inf
 
 
 ENTRIES = (
-    ("positive whole numbers", parts.several(parts.is_count), ("workers",)),
-    ("seconds, 0 or more", parts.several(_is_cost), ("communication",)),
-    ("a positive whole number", parts.is_count,
+    ("positive whole numbers", entries.several(entries.is_count), ("workers",)),
+    ("seconds, 0 or more", entries.several(_is_cost), ("communication",)),
+    ("a positive whole number", entries.is_count,
      ("at_workers", "mini_batches", "rounds", "rounds_in_time")),
     ("seconds, 0 or more", _is_cost, ("at_communication",)),
-    parts.SEED,
+    entries.SEED,
     ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ def compare_gains(config: ConfigDict) -> Gains:
     `rounds_in_time` of it where durations have a memory; `seed`. Raises ValueError, before the
     first long simulation, for what makes no sense.
     """
-    parts.check(config, ENTRIES)
+    entries.check(config, ENTRIES)
     built = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     brief = ConfigDict(config)
     brief.update(rounds=1, rounds_in_time=1)

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
 
-from experiments import parts, prepare
+from experiments import entries, prepare
 from experiments.reports.figure import COLOURS
 from experiments.studies import axes as look
 from experiments.studies.study import Study
@@ -36,9 +36,9 @@ LOOKS = {
 
 
 ENTRIES = (
-    ("a share above 0 and up to 1", lambda v: parts.is_number(v) and 0 < v <= 1, ("share",)),
-    ("a positive whole number", parts.is_count, ("pushes",)),
-    parts.SEED,
+    ("a share above 0 and up to 1", lambda v: entries.is_number(v) and 0 < v <= 1, ("share",)),
+    ("a positive whole number", entries.is_count, ("pushes",)),
+    entries.SEED,
     ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
 )
 
@@ -75,10 +75,12 @@ def compare_runtimes(config: ConfigDict) -> list[Runtime]:
     that the server waits for; `pushes` to simulate for every point; `seed`. Raises ValueError,
     before any simulation, for what makes no sense.
     """
-    parts.check(config, [("positive whole numbers", parts.several(parts.is_count), ("workers",))])
+    counts = "positive whole numbers", entries.several(entries.is_count), ("workers",)
+    entries.check(config, [counts])
     fewest = min(config.workers)
     words = f"a whole number from 1 to {fewest}, the fewest workers"
-    parts.check(config, [(words, lambda v: parts.is_count(v) and v <= fewest, ("k",)), *ENTRIES])
+    few = words, lambda v: entries.is_count(v) and v <= fewest, ("k",)
+    entries.check(config, [few, *ENTRIES])
     laws = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     for name, law in laws.items():
         if not isinstance(law, Law) or math.isinf(law.mean()):

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
-from experiments import parts, prepare
+from experiments import entries, parts, prepare
 from stragglers import wavefront
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
@@ -236,7 +236,7 @@ def simulate(config: ConfigDict) -> list[Point]:
     `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
     Raises ValueError for what cannot be simulated.
     """
-    parts.check(config, [("a positive whole number", parts.is_count, ("rounds", "size"))])
+    entries.check(config, [("a positive whole number", entries.is_count, ("rounds", "size"))])
     methods = {label: _checked(parts.spec(text), config.size) for label, text in config.methods}
     points = []
     for label, (method, steps, payload) in methods.items():
@@ -263,7 +263,7 @@ def _checked(spec: dict, size: int) -> tuple[Callable, int, int]:
         )
     given = {"steps": 1, "bits": 32} | spec
     steps, bits = given["steps"], given["bits"]
-    if len(given) > 3 or not (parts.is_number(steps, int) and steps > 0):
+    if len(given) > 3 or not (entries.is_number(steps, int) and steps > 0):
         raise ValueError(
             f"methods: {spec['name']!r} takes steps, a positive whole number, and bits, got "
             f"{spec}; correct it"

@@ -1,10 +1,10 @@
 """What becomes slow and what stale in four protocols (Dutta et al., arXiv 1803.01113)."""
 
-import json
 import math
 from pathlib import Path
 
 from experiments import records, tasks
+from experiments.parts import part
 from experiments.studies import error_against_time
 
 PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
@@ -21,7 +21,7 @@ GROUPS = {  # what arms are called before their rate: protocol and K
     if f"{protocol}/K={k}" not in TWINS
 }
 COMMON = 0.16  # the one rate for all K
-CONVEX = "digits(model=logistic, l2=0.01)"  # the task; its lowest loss is 0.733
+CONVEX = part("digits", model="logistic", l2=0.01)  # the task; its lowest loss is 0.733
 COMMONLY, FIRST, LOWEST = f"common rate {COMMON}", "rate first at target", "rate ending lowest"
 
 
@@ -63,10 +63,13 @@ def claims(arms):
 def figures(workdir):
     """Write error_against_time.png: a row for each way to choose the rate, a panel per protocol."""
     workdir = Path(workdir)
-    arms = json.loads((workdir / records.SUMMARY).read_text())["arms"]
-    config = json.loads(next(workdir.rglob(records.CONFIG)).read_text())
-    convex = config["task"] == CONVEX
-    lowest = error_against_time.lowest_loss(tasks.build(config["task"])) if convex else 0.0
+    arms = [
+        arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
+        for arm in records.read_json(workdir / records.SUMMARY)["arms"]
+    ]
+    config = arms[0]["config"]
+    convex = config.task.to_dict() == CONVEX.to_dict()
+    lowest = error_against_time.lowest_loss(tasks.build(config.task)) if convex else 0.0
     rows = {
         words: {
             protocol: {f"K={k}": _runs(workdir, chosen[_twin(f"{protocol}/K={k}")]) for k in K}
@@ -75,7 +78,7 @@ def figures(workdir):
         for words, chosen in _choices(arms).items()
     }
     error_against_time.draw_error_against_time(
-        rows, config["target_loss"], lowest, workdir / "error_against_time.png"
+        rows, config.target_loss, lowest, workdir / "error_against_time.png"
     )
 
 
@@ -101,7 +104,7 @@ def _members(arms) -> dict[str, list[dict]]:
 
 
 def _rate(arm) -> float:
-    return float(arm["name"].rpartition("=")[2])
+    return arm["config"].optimizer.learning_rate
 
 
 def _seconds(arm) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import parts, records
+from experiments import records
 from experiments.reports.figure import COLOURS, DASHES
 from stragglers import schedule, wavefront
 
@@ -26,7 +26,7 @@ def claims(arms):
                 _fewer_bytes(ours, rival),
             )
     yield "8 bits cost less than 0.5 points", _points(coarse, exact, at_least=-0.5)
-    slow = "" if "factors" in parts.spec(dpsgd["config"].delay) else " (here nobody is slow)"
+    slow = "" if "factors" in dpsgd["config"].delay else " (here nobody is slow)"
     yield (
         f"one node 4x slower: at most 0.6x blocking D-PSGD's time to the same loss{slow}",
         "; ".join(_faster(arm, dpsgd) for arm in (coarse, exact)),

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from experiments import parts
+from experiments.kinds import Kind
 from experiments.tasks import dense_tasks, sparse_tasks
 from experiments.tasks.base import Task, evaluate, row_sparse
 
-__all__ = ["TASKS", "Task", "build", "evaluate", "row_sparse"]
+__all__ = ["TASK", "TASKS", "Task", "build", "evaluate", "row_sparse"]
 
 TASKS = dense_tasks.TASKS | sparse_tasks.TASKS
+TASK = Kind("task", TASKS, Task)
 
 
 def build(spec: str | Mapping) -> Task:
@@ -16,4 +17,4 @@ def build(spec: str | Mapping) -> Task:
 
     Unknown names and parameters are errors that list the known ones.
     """
-    return parts.build("task", TASKS, spec)
+    return TASK.build(spec)

@@ -187,6 +187,11 @@ def _at_least(what: str, **bounds):
             raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")
 
 
+SOURCES = {
+    "digits": digits,
+    **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
+}
+
 # --- who holds what ---
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from experiments import parts
+from experiments.kinds import Kind
 from experiments.tasks import data
 from experiments.tasks.base import Task
 from experiments.tasks.models import MODELS
@@ -50,8 +50,18 @@ def images(name: str, model: str | Mapping, l2: float = 0.0, data_dir: str | Non
     return classification(name, data.tfds_images(name, data_dir), built, l2)
 
 
+def labelled_images(source: str | Mapping, model: str | Mapping, l2: float = 0.0) -> Task:
+    """Classify the images of a source of data; model: see `digits`.
+
+    source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
+        whose examples are `data.Images`.
+    """
+    dataset = SOURCE.build(source)
+    return classification("images", dataset, _model(model, dataset.classes), l2)
+
+
 def _model(model: str | Mapping, classes: int) -> nn.Module:
-    return parts.build("model", MODELS, model, classes=classes)
+    return MODEL.build(model, classes=classes)
 
 
 def synthetic_quadratic(
@@ -107,7 +117,10 @@ def synthetic_logistic(
     )
 
 
+MODEL = Kind("model", MODELS, nn.Module)
+SOURCE = Kind("source", data.SOURCES, data.Dataset)
 TASKS = {
+    "images": labelled_images,
     "digits": digits,
     "synthetic_quadratic": synthetic_quadratic,
     "synthetic_logistic": synthetic_logistic,

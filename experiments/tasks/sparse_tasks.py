@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 
-from experiments import parts
+from experiments.kinds import Kind
 from experiments.tasks import sparse_models, text
 from experiments.tasks.base import Task
 from experiments.tasks.sparse_models import LANGUAGE_MODELS
@@ -43,7 +44,7 @@ def language_model(
     """
     _at_least("language_model", window=(window, 1), candidates=(candidates, 0))
     _at_least("language_model", evaluated=(evaluated, 1))
-    module = parts.build("model", LANGUAGE_MODELS, model, vocabulary=vocabulary, window=window)
+    module = LANGUAGE_MODEL.build(model, vocabulary=vocabulary, window=window)
     words = _read(corpus, vocabulary)
     train, document = text.windows(words.train, window + 1, window)
     test, _ = text.windows(words.test, window + 1, window)
@@ -188,7 +189,7 @@ def ncf(
     """
     _at_least("ncf", width=(width, 1), hidden=(hidden, 1), negatives=(negatives, 1))
     _at_least("ncf", evaluated=(evaluated, 1))
-    user, item, group = parts.build("interactions", text.INTERACTIONS, interactions)
+    user, item, group = INTERACTIONS.build(interactions)
     users, items = len(group), int(item.max()) + 1
     last = np.append(user[1:] != user[:-1], True)
     rng = np.random.default_rng(seed)
@@ -265,7 +266,7 @@ def hashed_logistic(
     number of files, single modules being one of them, and a last one for all others.
     """
     _at_least("hashed_logistic", window=(window, 1), largest=(largest, 1), evaluated=(evaluated, 1))
-    words = parts.build("corpus", text.CORPORA, corpus)
+    words = CORPUS.build(corpus)
     label, classes = text.groups(words.train.names + words.test.names, largest)
     codes = text.hashes(words.words, buckets)
 
@@ -306,6 +307,9 @@ def hashed_logistic(
     )
 
 
+LANGUAGE_MODEL = Kind("model", LANGUAGE_MODELS, nn.Module)
+INTERACTIONS = Kind("interactions", text.INTERACTIONS, text.Interactions)
+CORPUS = Kind("corpus", text.CORPORA, text.Corpus)
 TASKS = {
     "language_model": language_model,
     "skip_gram": skip_gram,
@@ -315,7 +319,7 @@ TASKS = {
 
 
 def _read(corpus: str | Mapping, vocabulary: int) -> text.Corpus:
-    return text.limit(parts.build("corpus", text.CORPORA, corpus), vocabulary)
+    return text.limit(CORPUS.build(corpus), vocabulary)
 
 
 def _at_least(what: str, **bounds):

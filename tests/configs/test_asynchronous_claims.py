@@ -3,14 +3,16 @@
 import math
 
 from configs import adasync, async_baselines, slow_and_stale
+from experiments import sweep
 
 # What a protocol's updates cost and bring, so that no two arms are alike.
 ORDER = {group: place for place, group in enumerate(slow_and_stale.GROUPS)}
 
 
-def told(name, seconds, loss):
+def summary(file, name, changes, seconds, loss):
     return {
         "name": name,
+        "config": sweep.override(file.get_config(), changes),
         "target_loss": 1.0,
         "seconds_to_target": seconds,
         "final_train_loss": loss,
@@ -20,11 +22,12 @@ def told(name, seconds, loss):
 def arms(**changed):
     """Groups in their order are ever later at the target and end ever lower; rate 0.4 is best."""
     made = []
-    for name, _ in slow_and_stale.sweep():
+    for name, changes in slow_and_stale.sweep():
         group, _, rate = name.rpartition("/rate=")
         place = ORDER.get(group, 0)
         off = abs(math.log(float(rate) / 0.4))
-        made.append(told(name, 10.0 + place + off, 0.9 - 0.01 * place + 0.001 * off))
+        seconds, loss = 10.0 + place + off, 0.9 - 0.01 * place + 0.001 * off
+        made.append(summary(slow_and_stale, name, changes, seconds, loss))
     return [arm | changed.get(arm["name"], {}) for arm in made]
 
 
@@ -73,9 +76,10 @@ def test_adasync_is_compared_with_the_best_fixed_k_that_reaches_the_target():
 
 
 def test_the_best_of_every_baseline_is_ranked():
+    fast = "ringmaster_ignore/limit=8/rate=0.4"
     made = [
-        told(name, 100.0 if name != "ringmaster_ignore/limit=8/rate=0.4" else 50.0, 0.8)
-        for name, _ in async_baselines.sweep()
+        summary(async_baselines, name, changes, 50.0 if name == fast else 100.0, 0.8)
+        for name, changes in async_baselines.sweep()
     ]
     ranking, limited, fastest = async_baselines.claims(made)
     assert ranking[1].startswith("  50.0 s  ringmaster_ignore (limit=8, rate=0.4)\n")

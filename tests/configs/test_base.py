@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from configs import base
-from experiments import parts, prepare
+from experiments import entries, parts, prepare
 
 ARMS = [
     path.stem
@@ -19,18 +19,16 @@ OPTIONAL = {"buckets", "profile"}
 
 def test_the_arm_is_complete_and_can_run():
     config = base.arm()
-    parts.check_entries(config)
+    entries.check_arm(config)
     prepare.prepare(config)
-    needed = {name for _, _, names in parts._ENTRIES for name in names}
+    needed = {name for _, _, names in entries._ENTRIES for name in names}
     assert set(config) == needed
 
 
 def test_changes_replace_whole_entries_of_any_type():
-    config = base.arm(
-        target_loss=0.5, communication="link(seconds=1)", optimizer={"name": "adam"}, workers=3
-    )
+    config = base.arm(target_loss=0.5, communication="link(seconds=1)", optimizer="adam", workers=3)
     assert (config.target_loss, config.communication, config.workers) == (0.5, "link(seconds=1)", 3)
-    assert config.optimizer.to_dict() == {"name": "adam"}
+    assert parts.canonical(config).optimizer.to_dict() == {"name": "adam"}
     assert config.batch_size == base.arm().batch_size
     assert base.arm().workers == 8 and base.arm().optimizer.name == "sgd"  # nobody's are changed
 
@@ -44,4 +42,4 @@ def test_an_unknown_entry_is_refused():
 def test_every_sweep_starts_from_an_arm_of_the_same_entries(name):
     config = importlib.import_module(f"configs.{name}").get_config()
     assert set(config) - OPTIONAL == set(base.arm())
-    parts.check_entries(config)
+    entries.check_arm(config)

@@ -3,6 +3,7 @@ from PIL import Image
 
 from configs import matcha
 from experiments import prepare, sweep, train
+from experiments.parts import part
 from experiments.reports import comparison, table
 
 ARMS = dict(matcha.sweep())
@@ -43,8 +44,8 @@ def test_every_arm_can_run_on_every_graph(graph):
 
 def test_arguments_reach_the_config():
     config = matcha.get_config("graph=4,budget=0.2,communication=0.02")
-    assert (config.name, config.algorithm) == ("matcha/0.2", "matcha(budget=0.2)")
-    assert (config.graph, config.communication) == ("matcha(k=4)", "link(seconds=0.02)")
+    assert (config.name, config.algorithm) == ("matcha/0.2", part("matcha", budget=0.2))
+    assert (config.graph, config.communication) == (part("matcha", k=4), part("link", seconds=0.02))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def arms(tmp_path):
 def test_every_kind_of_buckets_has_an_arm(arms):
     chosen = {arm["config"].buckets.partition(":")[0] for arm in arms[1:]}
     assert chosen == set(buckets.PLANNERS) - {"asc"}
-    assert arms[0]["config"].algorithm == "all_reduce"
+    assert arms[0]["config"].algorithm.name == "all_reduce"
     assert mg_wfbp.get_config("workers=4").workers == 4
 
 

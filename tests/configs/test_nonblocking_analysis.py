@@ -64,7 +64,10 @@ def test_the_command_of_an_analysis_can_be_printed(call, tmp_path):
         (("--sweep",), "is an analysis, without arms and without training; leave out --sweep"),
         (("--seeds=2", "--jobs=2"), "and without training; leave out --seeds, --jobs"),
         (("--config.rounds=0",), "config.rounds must be a positive whole number, got 0"),
-        (("--config.wokers=3",), "names no entry of the config: 'wokers'"),
+        (
+            ("--config.wokers=3",),
+            "the config has no entry 'wokers'; known entries: at_comm",
+        ),
         (("--config.in_flight=wait",), "unknown in_flight='wait'"),
         (("--config.delays.pareto=pareto(shape=3)",), "parameter 'minimum' is missing"),
         (("--workdir=file",), "file is not a directory; choose another --workdir"),

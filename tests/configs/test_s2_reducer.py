@@ -5,7 +5,6 @@ import pytest
 from configs import s2_reducer
 from experiments import codec_times, sweep
 
-FILE = s2_reducer.__file__
 SMALL = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"
 # Seconds of a gradient, and of an exchange and a step.
 SECONDS = {"dense": (0.010, 0.002), "s2/sketch": (0.011, 0.0022), "s2/exact": (0.012, 0.502)}
@@ -14,7 +13,7 @@ SECONDS = {"dense": (0.010, 0.002), "s2/sketch": (0.011, 0.0022), "s2/exact": (0
 def claims(monkeypatch, of_exact):
     """(claim, what is told of it) of three arms; what has to be measured is given."""
     monkeypatch.setitem(s2_reducer.TASKS, "ncf", (SMALL, 4, 0.01, 9))
-    chosen = sweep.expand(s2_reducer.get_config("task=ncf"), FILE, {}, 1)
+    chosen = sweep.expand(s2_reducer.get_config("task=ncf"), s2_reducer, {}, 1)
     arms = [
         {"name": arm.config.name, "config": arm.config, "train_loss": loss, "updates": 9}
         | {"test_hit_rate_10": 0.25, "clock": "virtual"}

@@ -5,6 +5,7 @@ from PIL import Image
 
 from configs import swarm
 from experiments import prepare, records, sweep, train
+from experiments.parts import part
 from experiments.reports import comparison, table
 
 ARMS = dict(swarm.sweep())
@@ -70,8 +71,10 @@ def test_all_reduce_scales_its_rate_with_the_nodes():
 
 def test_arguments_reach_the_config():
     config = swarm.get_config("nodes=256,model=logistic,split=dirichlet,delay=slow4,graph=ring")
-    assert (config.workers, config.graph, config.split) == (256, "ring", "dirichlet(alpha=0.3)")
-    assert config.task == "digits(model=logistic)" and "{0: 4.0}" in config.delay
+    assert config.workers == 256 and config.graph.name == "ring"
+    assert config.split == part("dirichlet", alpha=0.3)
+    assert config.task == part("digits", model="logistic")
+    assert config.delay.factors.to_dict() == {0: 4.0}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from configs import nonblocking
-from experiments import sweep
+from experiments import config_files, sweep
 
 TINY = {
     "name": "tiny",
@@ -25,12 +25,12 @@ def config():
 
 @pytest.fixture
 def sweep_file(tmp_path):
-    """Writes a file whose sweep() has this body, and returns its path."""
+    """Writes a config file whose sweep() has this body, and loads it."""
     count = itertools.count()
 
     def write(body):
         path = tmp_path / f"sweep_{next(count)}.py"
         path.write_text(f"def sweep():\n    {body}\n")
-        return str(path)
+        return config_files.load(str(path))
 
     return write

@@ -92,7 +92,32 @@ def descent(optimizer):
         ("momentum(learning_rate=0.1, decay=0.8)", optax.sgd(0.1, 0.8)),
         ("momentum(learning_rate=0.1, nesterov=true)", optax.sgd(0.1, 0.9, nesterov=True)),
         ("adam(learning_rate=0.1, b1=0.5)", optax.adam(0.1, b1=0.5)),
-        ("adam(learning_rate=0.1, weight_decay=0.3)", optax.adamw(0.1, weight_decay=0.3)),
+        ("adamw(learning_rate=0.1, weight_decay=0.3)", optax.adamw(0.1, weight_decay=0.3)),
+        ("lion(learning_rate=0.1, b1=0.8)", optax.lion(0.1, b1=0.8)),
+        ("muon(learning_rate=0.1)", optax.contrib.muon(0.1)),
+        ("scale_by_adam(learning_rate=0.1)", optax.adam(0.1)),
+        ("fromage(learning_rate=0.1)", optax.fromage(0.1)),  # whole
+        ("prodigy(learning_rate=0.5)", optax.contrib.prodigy(0.5)),
+        (
+            "[clip_by_global_norm(max_norm=0.1), momentum(decay=0.9, learning_rate=0.1)]",
+            optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, 0.9)),
+        ),
+        (
+            "chain(clip(max_delta=0.1), lion, learning_rate=0.1)",
+            optax.chain(optax.clip(0.1), optax.lion(0.1)),
+        ),
+        (
+            "[sgd(learning_rate=0.1), add_decayed_weights(weight_decay=-0.1)]",
+            optax.chain(optax.sgd(0.1), optax.add_decayed_weights(-0.1)),
+        ),
+        (
+            "adamw(learning_rate=0.1, weight_decay=0.3, mask=matrices)",
+            optax.adamw(0.1, weight_decay=0.3, mask=optimizers.matrices()),
+        ),
+        (
+            "masked(inner=add_decayed_weights(weight_decay=0.3), mask=matrices, learning_rate=1)",
+            optax.sgd(1.0),
+        ),
     ],
 )
 def test_directions_are_those_of_optax(part, reference):
@@ -112,11 +137,34 @@ def test_directions_are_those_of_optax(part, reference):
         ("sgd(learning_rate=1, warmup_samples=-1)", "warmup_samples must be 0 or more, got -1"),
         ("sgd(learning_rate=1, warmup_samples=x)", "warmup_samples must be a number, got 'x'"),
         ("sgd(learning_rate=1, decay=0.9)", "optimizer 'sgd': unknown parameter 'decay'"),
-        ("rmsprop(learning_rate=1)", "unknown name 'rmsprop'; known names: adam, momentum, sgd"),
+        ("rmspop(learning_rate=1)", "unknown name 'rmspop'; known names: acprop, ad"),
+        ("fromage(learning_rate=1, warmup_samples=9)", "its rate does more than scale its updates"),
+        ("prodigy(learning_rate=1, schedule=cosine(samples=9))", "leave out schedule and warmup_"),
+        ("chain(fromage, learning_rate=1)", "give it a learning_rate of its own"),
+        ("lbfgs(learning_rate=1)", "cannot follow gradients alone (TypeError: "),
+        ("schedule_free_sgd(learning_rate=1)", "is evaluated at other parameters than it trains"),
+        ("[clip(max_delta=1.0), sgd]", "learning_rate must be a number, got None"),
+        (
+            "[sgd(learning_rate=1), adam(learning_rate=1)]",
+            "has one learning_rate, and this",
+        ),
+        (
+            "chain(sgd(learning_rate=1), learning_rate=1)",
+            "has one learning_rate, and this",
+        ),
+        ("chain(sgd, decay=1, learning_rate=1)", "a chain is made of transforms, and at most of a"),
+        (
+            "[clip(max_delta=1.0, schedule=constant), sgd(learning_rate=1)]",
+            "'clip': schedule needs",
+        ),
+        (
+            "adamw(learning_rate=1, mask=vectors)",
+            "mask: unknown name 'vectors'; known names: matri",
+        ),
         ("momentum(learning_rate=1, decay=x)", "parameter 'decay' must be a number, got 'x'"),
         (
             "sgd(learning_rate=1, schedule=linear)",
-            "schedule: unknown name 'linear'; known names: constant, cosine, step",
+            "schedule: unknown name 'linear'; known names: constant, const",
         ),
         ("sgd(learning_rate=1, schedule=cosine)", "parameter 'samples' is missing"),
         ("sgd(learning_rate=1, schedule=cosine(samples=0))", "samples must be positive, got 0"),
@@ -128,3 +176,38 @@ def test_misfits_are_explained(part, words):
     with pytest.raises(ValueError) as caught:
         optimizers.build(part)
     assert words in str(caught.value)
+
+
+def test_every_optimizer_that_is_said_to_scale_with_its_rate_does():
+    for factory in optimizers.SCALED:
+        for steady in (False, True):
+            assert optimizers.found_to_scale(factory.__name__, "optimizer", steady), factory
+
+
+def test_a_transform_of_ones_own_can_stand_before_or_after(tmp_path, monkeypatch):
+    (tmp_path / "own_transforms.py").write_text(
+        "import optax\n"
+        "def halved(times: int = 1):\n    return optax.scale(0.5**times)\n"
+        "def large(above: float):\n"
+        "    import jax\n"
+        "    return lambda params: jax.tree.map(lambda a: a.size > above, params)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for part in (
+        "[own_transforms:halved(times=2), sgd(learning_rate=0.8)]",
+        "[sgd(learning_rate=0.8), own_transforms:halved(times=2)]",
+        "own_transforms:halved(times=2, learning_rate=0.8)",
+    ):
+        assert rates(part, [0]) == [pytest.approx(0.2)]
+    optimizers.build("adamw(learning_rate=1, mask=own_transforms:large(above=3))")
+    with pytest.raises(ValueError, match="gives function; let it return GradientTransformation"):
+        optimizers.build("own_transforms:large(above=3, learning_rate=1)")
+
+
+def test_schedules_of_optax_count_samples():
+    falling = "exponential_decay(transition_steps=100, decay_rate=0.1)"
+    found = rates(f"sgd(learning_rate=0.5, schedule={falling})", (0, 100, 200))
+    np.testing.assert_allclose(found, (0.5, 0.05, 0.005), rtol=1e-5)
+    hill = "warmup_cosine_decay_schedule(warmup_steps=10, decay_steps=110)"
+    found = rates(f"sgd(learning_rate=0.5, schedule={hill})", (0, 5, 10, 60, 110))
+    np.testing.assert_allclose(found, (0, 0.25, 0.5, 0.25, 0), atol=1e-6)

@@ -6,13 +6,16 @@ import pathlib
 import experiments.parts
 
 FOLDER = pathlib.Path(experiments.parts.__file__).parent
-# From the ground up. The running core are the modules of the folder itself; all rooms read parts.
-FLOORS = ("parts", "tasks", "core", "reports", "studies")
+# From the ground up. The running core are the modules of the folder itself; all read configs.
+GROUND = ("parts", "entries", "kinds")
+FLOORS = ("configs", "tasks", "core", "reports", "studies")
 
 
 def floor(module):
     """The place of `experiments.a` or `experiments.a.b` in FLOORS."""
     name = module.split(".")[1]
+    if name in GROUND:
+        return 0
     return FLOORS.index(name if name in FLOORS else "core")
 
 

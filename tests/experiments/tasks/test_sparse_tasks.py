@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import parts, tasks
-from experiments.tasks import data, sampling, sparse_models, sparse_tasks, text
+from experiments import tasks
+from experiments.tasks import data, sampling, sparse_models, text
 
 PYTHON = "corpus=python(files=40), evaluated=32"
 SMALL = {
@@ -27,7 +27,7 @@ SHARED = ("lstm", "transformer", "skip-gram")
 
 
 def build(spec):
-    return parts.build("task", sparse_tasks.TASKS, spec)
+    return tasks.build(spec)
 
 
 class Small(NamedTuple):

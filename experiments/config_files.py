@@ -1,0 +1,136 @@
+"""Config files: get_config([argument]), and beside it sweep(), claims, figures or analyse().
+
+A file is loaded once. Flags of the form --config.ENTRY=VALUE change its config before anything else
+reads it; a value is whatever `parts.read` knows, and what an entry may be is checked after.
+"""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from experiments import parts
+from experiments.entries import is_number
+
+
+class ConfigFile(NamedTuple):
+    """A config file with the values of the command line.
+
+    path: as it was given, without an argument. config: with the values. values: dotted entry ->
+    value, of the command line.
+    """
+
+    path: str
+    module: ModuleType
+    config: ConfigDict
+    values: dict[str, Any]
+
+
+def read(path: str, flags: Mapping[str, str | bool] | None = None) -> ConfigFile:
+    """The config file of `file.py` or `file.py:argument`, with flags as `overrides` finds them.
+
+    Raises ValueError for a file that cannot be used, and for a flag that names no entry.
+    """
+    file, colon, argument = path.partition(":")
+    module = load(file)
+    try:
+        config = module.get_config(*[argument] if colon else [])
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}; correct {file}") from error
+    if not isinstance(config, ConfigDict):
+        raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
+    config = parts.canonical(config)
+    values = {key: _value(config, key, text) for key, text in (flags or {}).items()}
+    return ConfigFile(file, module, override(config, values).lock(), values)
+
+
+def load(path: str) -> ModuleType:
+    """A config file as a module; ValueError for one that is not there or cannot be run."""
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path!r}; give the path of a config")
+    try:
+        spec = importlib.util.spec_from_file_location("_config", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ValueError:
+        raise
+    except Exception as error:  # the file is code and can raise anything
+        raise ValueError(f"{type(error).__name__}: {error}; correct {path}") from error
+    return module
+
+
+def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dict[str, str | bool]]:
+    """The arguments without those of the form --config.ENTRY=VALUE, and these: entry -> text.
+
+    As with other flags the value may be the next argument, and a switch needs none: --config.ENTRY
+    is true, --noconfig.ENTRY is false. The last one of an entry counts.
+    """
+    rest, found, arguments = [], {}, list(argv)
+    while arguments:
+        argument = arguments.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument == "--":
+            return [*rest, argument, *arguments], found
+        if not argument.startswith("-") or not name.startswith((f"{flag}.", f"no{flag}.")):
+            rest.append(argument)
+            continue
+        switch, _, key = name.partition(".")
+        found.pop(key, None)
+        if switch != flag:
+            found[key] = False
+        elif equals:
+            found[key] = value
+        else:
+            takes = arguments and not arguments[0].startswith("--")
+            found[key] = arguments.pop(0) if takes else True
+    return rest, found
+
+
+def _value(config: ConfigDict, key: str, text: str | bool) -> Any:
+    """What a flag says: a literal, a bare word or a part, and otherwise the text as it is.
+
+    A number that replaces a float is a float.
+    """
+    try:
+        before = functools.reduce(lambda node, name: node[name], key.split("."), config)
+    except (KeyError, TypeError, AttributeError):
+        before = None
+    if isinstance(text, bool) or isinstance(before, str):
+        return text
+    try:
+        value = parts.read(text)
+    except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
+        value = text
+    if isinstance(before, float):
+        try:
+            return float(value) if is_number(value) else float(text)
+        except ValueError:
+            pass
+    return value
+
+
+def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    """A copy of config with dotted keys replaced; ValueError for a key that it does not have.
+
+    A part takes any parameter, also one that the config leaves at its default.
+    """
+    config = parts.canonical(config)
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = config
+        for parent in parents:
+            node = node.get(parent) if isinstance(node, ConfigDict) else None
+        known = isinstance(node, ConfigDict) and last in node
+        inside = isinstance(node, ConfigDict) and node is not config and "name" in node
+        if not known and not (inside and last):
+            raise ValueError(f"the config has no entry {key!r}; known entries: {', '.join(config)}")
+        with node.unlocked(), node.ignore_type():
+            node[last] = value
+        config = parts.canonical(config)
+    return config
