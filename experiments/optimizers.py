@@ -58,26 +58,14 @@ TRIED = 40  # updates of an optimizer that is not listed
 
 def step(boundaries: tuple[float, ...], factor: float = 0.1) -> optax.Schedule:
     """The rate times `factor` at each of `boundaries` (in samples)."""
-    boundaries = tuple(map(float, boundaries))
-
-    def shape(samples):
-        passed = sum(jnp.asarray(samples >= boundary, jnp.float32) for boundary in boundaries)
-        return factor**passed
-
-    return shape
+    return optax.piecewise_constant_schedule(1.0, {float(place): factor for place in boundaries})
 
 
 def cosine(samples: float, floor: float = 0.0) -> optax.Schedule:
     """From the rate down to `floor` times the rate over `samples` samples, then flat."""
     if not samples > 0:
         raise ValueError(f"cosine: samples must be positive, got {samples}; set the run's length")
-    horizon = float(samples)
-
-    def shape(samples):
-        phase = jnp.clip(samples / horizon, 0.0, 1.0)
-        return floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * phase))
-
-    return shape
+    return optax.cosine_decay_schedule(1.0, float(samples), floor)
 
 
 def constant() -> optax.Schedule:
