@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
@@ -71,7 +72,7 @@ class ConfigFile(flags.ArgumentParser):
 flags.FLAGS["config"].parser = ConfigFile()
 
 
-def refuse(error: Exception | str):
+def refuse(error: Exception | str) -> NoReturn:
     """One sentence instead of a traceback: the input was at fault, not the program."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
@@ -124,7 +125,7 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def executor():
+def executor() -> Callable:
     """Where the arms run, as the flags say."""
     from experiments import executors, slurm
 

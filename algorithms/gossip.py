@@ -21,20 +21,20 @@ from comms import cost, matching
 from comms.messages import Messages, over_links
 
 
-def alike(batches, nominal):
+def alike(batches, nominal) -> jax.Array:
     """Every worker takes its full step."""
     del nominal
     return jnp.ones_like(batches, jnp.float32)
 
 
-def confidence(batches, nominal):
+def confidence(batches, nominal) -> jax.Array:
     """n m_i / sum_j m_j: steps in proportion to the samples behind them (one scalar all-reduce)."""
     del nominal
     batches = jnp.asarray(batches, jnp.float32)
     return batches / jnp.maximum(jax.lax.pmean(batches, AXIS), 1e-9)
 
 
-def local_sum(batches, nominal):
+def local_sum(batches, nominal) -> jax.Array:
     """m_i / M: a straggler takes a shorter step, without any message."""
     return jnp.asarray(batches, jnp.float32) / nominal
 

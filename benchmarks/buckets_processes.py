@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +105,7 @@ def work() -> None:
     print(json.dumps(told), flush=True)
 
 
-def step_of(task, method):
+def step_of(task, method) -> tuple[Callable, set[str]]:
     """(a function that takes a step of plain SGD, the names of its all-reduces); on fixed samples.
 
     method: None: all that is exchanged is one number.
@@ -167,7 +168,7 @@ def traced(run, all_reduces: set[str]) -> float:
 
 
 @contextlib.contextmanager
-def namespaces(count: int, rate: str):
+def namespaces(count: int, rate: str) -> Iterator[list[tuple[list[str], str]]]:
     """Namespaces whose links have a rate; gives (prefix of a command, address) of each."""
     hub, *names = (f"gossax{os.getpid()}n{i}" for i in range(count + 1))
     hosts = pathlib.Path("/etc/netns")  # where `ip netns exec` looks
@@ -203,7 +204,7 @@ def namespaces(count: int, rate: str):
 
 
 @contextlib.contextmanager
-def loopback(count: int):
+def loopback(count: int) -> Iterator[list[tuple[list[str], str]]]:
     """As `namespaces`, without any."""
     yield [([], "127.0.0.1")] * count
 

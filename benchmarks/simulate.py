@@ -11,6 +11,7 @@ table of 4,096 workers: memory and time against the number of workers. Asynchron
 
 import resource
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -53,7 +54,7 @@ def gossip_ratio(
     return ratio(both, repeats)
 
 
-def matcha_lines(repeats: int):
+def matcha_lines(repeats: int) -> Iterator[str]:
     """64 workers of MATCHA on a random 8-regular graph, at two sizes of a round."""
     graph = topology.random_regular(64, degree=8, seed=0)
     for mini_batches, target in ((8, 1.3), (1, 1.7)):

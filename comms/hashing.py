@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 
-def mix(index, seed):
-    """Pseudo-random uint32 of every index, in the broadcast shape of ``index`` and ``seed``."""
+def mix(index, seed) -> jax.Array:
+    """Pseudo-random uint32 of every index, in the broadcast shape of `index` and `seed`."""
     index, seed = jnp.asarray(index).astype(jnp.uint32), jnp.uint32(seed)
     return _finalise(_finalise(index + jnp.uint32(0x9E3779B9)) ^ _finalise(seed))
 
 
-def bucket(index, seed, columns: int):
+def bucket(index, seed, columns: int) -> jax.Array:
     """Bucket in [0, columns) of every index, int32: about uniform, colliding with rate 1/columns.
 
     Bucket hash h of the count-sketch (Charikar, Chen, Farach-Colton, ICALP 2002).
@@ -25,7 +25,7 @@ def bucket(index, seed, columns: int):
     return (mix(index, seed) % jnp.uint32(columns)).astype(jnp.int32)
 
 
-def sign(index, seed):
+def sign(index, seed) -> jax.Array:
     """Sign of every index, float32 of +1 or -1.
 
     The top bit of the same hash: of the remainder that makes the bucket it is independent up to
@@ -34,10 +34,10 @@ def sign(index, seed):
     return 1.0 - 2.0 * (mix(index, seed) >> 31).astype(jnp.float32)
 
 
-def uniform(key, shape: tuple[int, ...]):
+def uniform(key, shape: tuple[int, ...]) -> jax.Array:
     """Float32 in [0, 1), multiples of 2^-24, from a key: for rounding at random.
 
-    Many times faster on a CPU than ``jax.random.uniform``, which hashes with 20 rounds of Threefry.
+    Many times faster on a CPU than `jax.random.uniform`, which hashes with 20 rounds of Threefry.
     """
     index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
     return (mix(index, jax.random.bits(key)) >> 8).astype(jnp.float32) * 2.0**-24

@@ -1,7 +1,9 @@
 """Optimizers for configs: a direction, then a learning rate that follows the samples seen."""
 
 import math
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -19,7 +21,9 @@ def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransf
     return optax.trace(decay, nesterov)
 
 
-def adam(b1: float = 0.9, b2: float = 0.999, weight_decay: float = 0.0):
+def adam(
+    b1: float = 0.9, b2: float = 0.999, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
     """Adam; with `weight_decay` AdamW."""
     return optax.chain(optax.scale_by_adam(b1, b2), optax.add_decayed_weights(weight_decay))
 
@@ -27,7 +31,7 @@ def adam(b1: float = 0.9, b2: float = 0.999, weight_decay: float = 0.0):
 DIRECTIONS = {"sgd": sgd, "momentum": momentum, "adam": adam}
 
 
-def step(boundaries: tuple[float, ...], factor: float = 0.1):
+def step(boundaries: tuple[float, ...], factor: float = 0.1) -> Callable[[jax.Array], jax.Array]:
     """The rate times `factor` at each of `boundaries` (in samples)."""
     boundaries = tuple(map(float, boundaries))
 
@@ -38,7 +42,7 @@ def step(boundaries: tuple[float, ...], factor: float = 0.1):
     return shape
 
 
-def cosine(samples: float, floor: float = 0.0):
+def cosine(samples: float, floor: float = 0.0) -> Callable[[jax.Array], jax.Array]:
     """From the rate down to `floor` times the rate over `samples` samples, then flat."""
     if not samples > 0:
         raise ValueError(f"cosine: samples must be positive, got {samples}; set the run's length")
@@ -51,7 +55,7 @@ def cosine(samples: float, floor: float = 0.0):
     return shape
 
 
-def constant():
+def constant() -> Callable[[jax.Array], float]:
     """The same rate throughout."""
     return lambda samples: 1.0
 

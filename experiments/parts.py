@@ -70,7 +70,9 @@ def _part(node: ast.expr):
     return value
 
 
-def build(kind: str, factories: Mapping[str, Callable], part: str | Mapping[str, Any], **available):
+def build(
+    kind: str, factories: Mapping[str, Callable], part: str | Mapping[str, Any], **available
+) -> Any:
     """Call the factory that `part` names with the parameters that it gives.
 
     kind: what the part is called in errors, e.g. "algorithm".

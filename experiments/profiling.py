@@ -22,7 +22,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import optimize
 
+from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
+from comms.trees import named_leaves, path_text
 from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
@@ -195,14 +197,13 @@ def measure_all_reduce(
     several processes all must call this; what process 0 has measured is returned in all of them.
     """
     devices = jax.devices() if devices is None else devices
-    mesh = jax.make_mesh((len(devices),), ("workers",), (AxisType.Auto,), devices=devices)
-    stacked = NamedSharding(mesh, P("workers"))
+    mesh = jax.make_mesh((len(devices),), (AXIS,), (AxisType.Auto,), devices=devices)
+    stacked = NamedSharding(mesh, P(AXIS))
 
     @jax.jit
-    @jax.shard_map(mesh=mesh, in_specs=(P("workers"), P()), out_specs=P("workers"), check_vma=False)
+    @jax.shard_map(mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
     def in_a_row(x, count):
-        mean = lambda _, x: jax.lax.psum(x, "workers") / len(devices)  # noqa: E731
-        return jax.lax.fori_loop(0, count, mean, x)
+        return jax.lax.fori_loop(0, count, lambda _, x: jax.lax.psum(x, AXIS) / len(devices), x)
 
     programs, counts = {}, {}
     for size in sizes:
@@ -236,8 +237,7 @@ def backward_order(task: Task, batch_size: int) -> list[list[str]]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     layers: dict[tuple, list] = {}
     for (path, _), gradient in zip(leaves, jaxpr.outvars, strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        layers.setdefault(path[:-1], []).append((_computed(jaxpr, gradient), name))
+        layers.setdefault(path[:-1], []).append((_computed(jaxpr, gradient), path_text(path)))
     in_order = sorted((sorted(layer) for layer in layers.values()), key=lambda layer: layer[-1])
     return [[name for _, name in layer] for layer in in_order]
 
@@ -293,8 +293,8 @@ def _cut(loss: Callable, chosen: set[str]) -> Callable:
     """The gradient of a loss with respect to the parameters at the chosen paths."""
 
     def gradient(params, examples):
-        paths, structure = jax.tree_util.tree_flatten_with_path(params)
-        leaves = {jax.tree_util.keystr(p, simple=True, separator="/"): a for p, a in paths}
+        structure = jax.tree.structure(params)
+        leaves = dict(named_leaves(params))
 
         def of_chosen(some):
             return loss(jax.tree.unflatten(structure, list((leaves | some).values())), examples)

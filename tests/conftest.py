@@ -93,7 +93,7 @@ def _shard_map(body):
     ids=["vmap", "pmap", "shard_map"],
 )
 def spmd(request):
-    """Runs ``body(*args)`` on every worker, args and results stacked over the leading axis.
+    """Runs `body(*args)` on every worker, args and results stacked over the leading axis.
 
     Blocks on the result: many queued collective programmes would wait for each other for ever.
     """

@@ -72,7 +72,7 @@ def _look_up(data, worker, epoch, offset, batch_size: int):
     return flat[starts[worker][..., None] + place]
 
 
-def permute(index, size, key):
+def permute(index, size, key) -> jax.Array:
     """Where the random order `key` of 0 .. size-1 puts `index`; uint32 arrays of one shape.
 
     For every (size, key) this is a bijection of `index`; size is at least 1.

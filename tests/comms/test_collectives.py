@@ -25,7 +25,7 @@ def tree(workers, seed=0):
 
 
 def assert_everyone_has(stacked, expected):
-    """All workers hold the same bits, close to ``expected``."""
+    """All workers hold the same bits, close to `expected`."""
     for found, want in zip(jax.tree.leaves(stacked), jax.tree.leaves(expected), strict=True):
         found = np.asarray(found)
         np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))

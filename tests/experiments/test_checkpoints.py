@@ -111,9 +111,14 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills)
 def test_a_run_on_devices_that_was_killed_has_one_clock_and_one_schedule(tmp_path):
     """Its dispatches run past many evaluations: one is made after each of them."""
     config = configured(
-        runtime="mesh", wait="barrier", delay="deterministic(value=0.002)", updates=12,
-        rounds_per_dispatch=2, seconds=60.0, evaluate_every=1e-4,
-    )  # fmt: skip
+        runtime="mesh",
+        wait="barrier",
+        delay="deterministic(value=0.002)",
+        updates=12,
+        rounds_per_dispatch=2,
+        seconds=60.0,
+        evaluate_every=1e-4,
+    )
     killed(config, tmp_path, 4)
     seen = []
     summary = train.run(config, tmp_path, on_record=seen.append)

@@ -92,7 +92,10 @@ def test_times_are_taken_apart_as_they_were_put_together(task, monkeypatch):
 def test_a_cut_gradient_is_the_gradient(task):
     params = task.init(jax.random.key(0))
     examples = jax.tree.map(lambda a: a[:8], task.train)
-    loss = lambda p, e: task.losses(p, e).mean()  # noqa: E731
+
+    def loss(p, e):
+        return task.losses(p, e).mean()
+
     whole = jax.grad(loss)(params, examples)
     last = profiling.backward_order(task, 8)[0]
     cut = profiling._cut(loss, set(last))(params, examples)
