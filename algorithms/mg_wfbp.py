@@ -61,7 +61,7 @@ def bucketed_mean(
     def init_fn(params):
         if jax.tree.leaves(params):
             leaves_of(params)  # what cannot be planned is refused before anything is compiled
-        return optax.EmptyState()
+        return optax.init_empty_state(params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -169,7 +169,7 @@ def _bucket_messages(tree, buckets) -> tuple[Payload, ...]:
     payloads = []
     for number, bucket in enumerate(buckets, start=1):
         for dtype, members in flat_buffers(bucket, floats).items():
-            elements = 1 + sum(int(np.prod(leaves[i].shape)) for i in members)
+            elements = 1 + optax.tree.size([leaves[i] for i in members])
             payloads.append(
                 Payload(
                     (elements * dtype.itemsize,),

@@ -3,10 +3,10 @@
     python -m benchmarks.accelerator [--minutes=8] [--tiny] [--processes=2] [--folder=FOLDER]
 
 A table, line by line as measured, and `FOLDER/accelerator_DEVICE.json`, which is replaced as a
-whole after every line: a run that is cut off leaves what it has found. Every ratio is of medians of
-turns that two sides take in one process, compiled before. A row that would not fit into the minutes
-is skipped with a word, and one that runs out of memory, or fails, says so while the others go on.
-The exit code is 1 where a row has failed.
+whole after every line: a run that is cut off leaves what it has found. Every ratio is of seconds as
+`experiments.stopwatch` takes them, of two sides in one process, compiled before. A row that would
+not fit into the minutes is skipped with a word, and one that runs out of memory, or fails, says so
+while the others go on. The exit code is 1 where a row has failed.
 
 On a CPU it runs too, with smaller models and as many virtual devices as there are cores; then
 nothing is learnt of accelerators but that the command works. `--tiny` takes a minute and measures

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from algorithms import all_reduce
-from benchmarks import codec_calls, sides, timing
+from benchmarks import codec_calls, sides
 from benchmarks.accelerator_peaks import Peak, flops, utilisation
 from benchmarks.accelerator_record import Line, Row, compared
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
-from experiments import tasks
+from experiments import stopwatch, tasks
 from experiments.tasks import models
 from runtimes import mesh
 from stragglers import delays, inject
@@ -258,7 +258,7 @@ def callback_row(sizes: Sizes, devices: int) -> Row:
         return {name: _rounds(devices, one, rounds) for name, one in injectors.items()}
 
     def measure(budget: float) -> Iterator[Line]:
-        taken = timing.seconds(candidates(), budget=budget)
+        taken = stopwatch.seconds(candidates(), budget=budget)
         without = taken["without"]
         for name, value in list(taken.items())[1:]:
             added = 1e6 * (value - without) / (rounds * mini_batches)

@@ -24,12 +24,12 @@ from rich.table import Table
 
 from algorithms import all_reduce
 from algorithms.base import scale_by_samples
-from benchmarks import timing
 from benchmarks.floors import gradient_of, replay
 from benchmarks.sides import MODELS, noise, sampler_of
 from benchmarks.sides import STALE_BATCH as BATCH
 from benchmarks.sides import STALE_LAW as LAW
 from benchmarks.sides import STALE_RATE as RATE
+from experiments import stopwatch
 from runtimes import simulate
 from stragglers.processes import from_law
 from stragglers.rule import Setting
@@ -105,7 +105,7 @@ def compare(make, workers: int, k: int) -> dict[str, float]:
         functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), reached, plain()
     )
     used = sampler.indices(schedule.workers, schedule.first)
-    seconds = timing.seconds(
+    seconds = stopwatch.seconds(
         {"simulator": ours, "floor": replay(task, used, RATE), "plain loop": plain}, _REPEATS.value
     )
     return {name: taken / _UPDATES.value for name, taken in seconds.items()}

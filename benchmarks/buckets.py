@@ -12,9 +12,9 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import timing
 from comms import buckets
 from comms.cost import AlphaBeta
+from experiments import stopwatch
 
 _TRACES = flags.DEFINE_integer("traces", 2000, "Random traces.")
 _LAYERS = flags.DEFINE_integer("layers", 1000, "Layers of the model whose planning is timed.")
@@ -41,7 +41,7 @@ def gaps(traces: int, planner: str = "greedy", seed: int = 0) -> np.ndarray:
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     large = random_trace(np.random.default_rng(0), _LAYERS.value)
-    seconds = timing.seconds(
+    seconds = stopwatch.seconds(
         {name: lambda plan=plan: plan(*large).end for name, plan in buckets.PLANNERS.items()},
         _REPEATS.value,
     )

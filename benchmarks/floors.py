@@ -2,7 +2,7 @@
 
 Steps are (carry, rows, examples) -> carry: the carry is parameters and the optimizer's state, rows
 are the indices of the samples of an update. A *candidate* is a call that goes on from where it
-stopped and returns the arrays to wait for, see `benchmarks.timing`.
+stopped and returns the arrays to wait for, see `experiments.stopwatch`.
 """
 
 import functools

@@ -14,9 +14,8 @@ from absl import app, flags, logging
 from rich.console import Console
 
 from algorithms import all_reduce
-from benchmarks import timing
 from benchmarks.sides import BATCH, MINI_BATCHES, mesh_sides, optimizer
-from experiments import tasks
+from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
 from runtimes import mesh
 from stragglers import delays, inject, processes
@@ -35,7 +34,7 @@ def task_and_sampler(workers: int) -> tuple[tasks.Task, sampling.Sampler]:
 
 def overhead(workers: int) -> float:
     """Median time of our plain rounds over that of the hand-written ones."""
-    taken = timing.seconds(mesh_sides(*task_and_sampler(workers), workers), 25)
+    taken = stopwatch.seconds(mesh_sides(*task_and_sampler(workers), workers), 25)
     return taken["ours"] / taken["by hand"]
 
 

@@ -14,7 +14,7 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import timing
+from experiments import stopwatch
 from stragglers import delays
 from stragglers.processes import from_law
 from stragglers.rule import Setting
@@ -78,7 +78,7 @@ def compare(name: str, workers: int, k: int) -> dict[str, float]:
         fresh = RULES[name](Setting(LAW, workers, 1, 0), k=k)
         return fresh.extend(fresh.init(), updates)[1].time
 
-    seconds = timing.seconds(
+    seconds = stopwatch.seconds(
         {
             "plain": lambda: plain_loop(durations, k, updates, idle, cancel)[0],
             "drawn": lambda: rule.extend(rule.init(), updates)[1].time,

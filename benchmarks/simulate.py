@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms import dpsgd, matcha
-from benchmarks import sides, timing
+from benchmarks import sides
 from benchmarks.sides import BATCH, MINI_BATCHES, barrier, optimizer
 from comms import topology
-from experiments import tasks
+from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
 from runtimes import simulate
 
@@ -35,7 +35,7 @@ TARGETS = {"all-reduce": 1.15, "gossip": 1.25}
 
 
 def ratio(candidates, repeats: int) -> float:
-    taken = timing.seconds(candidates, repeats)
+    taken = stopwatch.seconds(candidates, repeats)
     return taken["ours"] / taken["floor"]
 
 
@@ -112,7 +112,7 @@ def main(_) -> None:
         jax.config.update("jax_num_cpu_devices", _DEVICES.value)
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    table = Table(title=f"simulator / floor, {jax.default_backend()}, median of {_REPEATS.value}")
+    table = Table(title=f"simulator / floor, {jax.default_backend()}, {_REPEATS.value} turns")
     for column in ("family", "target", *(f"{n} workers" for n in WORKERS)):
         table.add_column(column, justify="right")
     measures = {"all-reduce": all_reduce_ratio, "gossip": gossip_ratio}

@@ -1,14 +1,17 @@
 """Stateless 32-bit hashing: all workers compute the same buckets and signs, and keep no tables.
 
-The hash is two rounds of MurmurHash3's finaliser (Appleby, public domain), with the seed mixed in
-before each. Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced; a seed that
-all workers share comes from a key without the worker in it.
+`mix` is two rounds of MurmurHash3's finaliser (Appleby, public domain), with the seed mixed in
+before each; `lowbias32` is a single round of another hash, for callers that chain many.
+
+Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced; a seed that all workers
+share comes from a key without the worker in it.
 """
 
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def mix(index, seed) -> jax.Array:
@@ -41,6 +44,13 @@ def uniform(key, shape: tuple[int, ...]) -> jax.Array:
     """
     index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
     return (mix(index, jax.random.bits(key)) >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def lowbias32(x) -> jax.Array:
+    """A bijection of uint32 that looks random (C. Wellons, "Prospecting for hash functions")."""
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 def _finalise(h):
