@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from absl import app, flags
 
@@ -52,7 +53,7 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", low
 _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line gives
 
 
-def refuse(error: Exception | str):
+def refuse(error: Exception | str) -> NoReturn:
     """One sentence instead of a traceback: the input was at fault, not the program."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
@@ -104,7 +105,7 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def executor():
+def executor() -> Callable:
     """Where the arms run, as the flags say."""
     from experiments import executors, slurm
 

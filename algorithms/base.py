@@ -15,8 +15,8 @@ A complete method, runnable as it stands: all-reduce SGD on four workers under `
 Array([-0.5, -0.5], dtype=float32)
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +24,18 @@ import networkx as nx
 import optax
 
 from algorithms.links import Links
+from comms.collectives import AXIS as AXIS
 from comms.messages import Messages
 
-AXIS = "workers"
+Choice = TypeVar("Choice")
 
 
-def proportional(batches):
+def proportional(batches) -> jax.Array:
     """Weigh a worker by its finished mini-batches: one step on the union of their samples."""
     return jnp.asarray(batches, jnp.float32)
 
 
-def equal(batches):
+def equal(batches) -> jax.Array:
     """Weigh every worker that finished anything alike, each contributing its own mean."""
     return jnp.asarray(batches > 0, jnp.float32)
 
@@ -42,7 +43,7 @@ def equal(batches):
 WEIGHTINGS = {"proportional": proportional, "equal": equal}
 
 
-def choose(what: str, options: dict, name: str):
+def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
     """options[name], or a ValueError that lists what there is."""
     if name not in options:
         raise ValueError(f"{what}: unknown choice {name!r}; known choices: {', '.join(options)}")
@@ -52,7 +53,7 @@ def choose(what: str, options: dict, name: str):
 class Algorithm(NamedTuple):
     """One distributed method, as parts that know nothing of where the workers live.
 
-    exchange: optax transform over the axis `"workers"`, called once per update with the
+    exchange: optax transform over the axis `AXIS`, called once per update with the
         worker's contribution; the only part whose collectives name the axis. Extra arguments,
         all from the schedule: `weight` (of this worker in a mean; None: all alike), `batches`
         (mini-batches it finished), `nominal` (mini-batches of a full round), `samples` (seen by

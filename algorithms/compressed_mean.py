@@ -16,6 +16,7 @@ from algorithms.compression import Draw, Reducer, fallbacks
 from algorithms.mean import mean_messages, mean_over_workers
 from comms.collectives import divide, weigh
 from comms.messages import together
+from comms.trees import named_leaves
 
 
 class CompressionState(NamedTuple):
@@ -153,10 +154,8 @@ def reduced_by(
 
 def _parts(tree, reducer_of):
     """(leaves, the reducer of each, structure)."""
-    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in with_paths]
-    leaves = [leaf for _, leaf in with_paths]
-    return leaves, [reducer_of(p, x) for p, x in zip(paths, leaves, strict=True)], structure
+    leaves, structure = jax.tree.flatten(tree)
+    return leaves, [reducer_of(path, leaf) for path, leaf in named_leaves(tree)], structure
 
 
 def _others(tree, reducer_of):

@@ -174,7 +174,7 @@ def with_dense_warmup(inner: Reducer, updates: int) -> Reducer:
     return Reducer(inner.init, reduce, payload)
 
 
-def even_share(total, draw: Draw):
+def even_share(total, draw: Draw) -> jax.Array:
     """The busy workers' equal shares of a sum that is no sum of what each of them sent."""
     busy = draw.busy.astype(jnp.float32)
     return total * (busy / jnp.maximum(jax.lax.psum(busy, AXIS), 1))

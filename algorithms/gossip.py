@@ -21,20 +21,20 @@ from comms import cost, matching
 from comms.messages import Messages, over_links
 
 
-def alike(batches, nominal):
+def alike(batches, nominal) -> jax.Array:
     """Every worker takes its full step."""
     del nominal
     return jnp.ones_like(batches, jnp.float32)
 
 
-def confidence(batches, nominal):
+def confidence(batches, nominal) -> jax.Array:
     """n m_i / sum_j m_j: steps in proportion to the samples behind them (one scalar all-reduce)."""
     del nominal
     batches = jnp.asarray(batches, jnp.float32)
     return batches / jnp.maximum(jax.lax.pmean(batches, AXIS), 1e-9)
 
 
-def local_sum(batches, nominal):
+def local_sum(batches, nominal) -> jax.Array:
     """m_i / M: a straggler takes a shorter step, without any message."""
     return jnp.asarray(batches, jnp.float32) / nominal
 
@@ -54,7 +54,7 @@ def scale_by_finished(weighting: str = "equal") -> optax.GradientTransformationE
         scale = factor(batches, nominal)
         return jax.tree.map(lambda u: (scale * u).astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
 def combine_while_adapting(mix: Callable) -> optax.GradientTransformationExtraArgs:
@@ -68,7 +68,7 @@ def combine_while_adapting(mix: Callable) -> optax.GradientTransformationExtraAr
         mixed = mix(params, active)
         return jax.tree.map(lambda m, x, u: (m - x) + u, mixed, params, updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
 def adapt_then_combine(mix: Callable) -> optax.GradientTransformationExtraArgs:
@@ -82,7 +82,7 @@ def adapt_then_combine(mix: Callable) -> optax.GradientTransformationExtraArgs:
         mixed = mix(optax.apply_updates(params, updates), active)
         return jax.tree.map(lambda m, x: m - x, mixed, params), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
 class Order(NamedTuple):

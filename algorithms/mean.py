@@ -28,7 +28,7 @@ def mean_over_workers(collective: str | None = None) -> optax.GradientTransforma
         del params, extra
         return mean(updates, weight, AXIS), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
 def mean_messages(params, workers: int, row: Row) -> tuple[Payload, ...]:

@@ -28,6 +28,7 @@ from comms import buckets as planners
 from comms import collectives, cost
 from comms.bucketed import bucketed_weighted_mean, flat_buffers
 from comms.messages import Payload
+from comms.trees import named_leaves
 
 REDUCES = {"psum": jax.lax.psum, "ring": collectives.ring_all_reduce}
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -60,7 +61,7 @@ def bucketed_mean(
     def init_fn(params):
         if jax.tree.leaves(params):
             leaves_of(params)  # what cannot be planned is refused before anything is compiled
-        return optax.EmptyState()
+        return optax.init_empty_state(params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -150,10 +151,7 @@ def _modules(tree) -> list[list[int]]:
 
 def _profiled(tree, profile) -> list[list[int]]:
     """Leaves by the layers of a profile."""
-    index = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): i
-        for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree))
-    }
+    index = {path: i for i, (path, _) in enumerate(named_leaves(tree))}
     known = [path for layer in profile.layers for path in layer]
     strange = sorted(set(known) ^ set(index))
     if strange:
@@ -171,7 +169,7 @@ def _bucket_messages(tree, buckets) -> tuple[Payload, ...]:
     payloads = []
     for number, bucket in enumerate(buckets, start=1):
         for dtype, members in flat_buffers(bucket, floats).items():
-            elements = 1 + sum(int(np.prod(leaves[i].shape)) for i in members)
+            elements = 1 + optax.tree.size([leaves[i] for i in members])
             payloads.append(
                 Payload(
                     (elements * dtype.itemsize,),

@@ -63,7 +63,7 @@ def push(sources: np.ndarray, overlap: int) -> optax.GradientTransformationExtra
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def debiased(state, params):
+def debiased(state, params) -> optax.Params:
     """z = x / w; state: that of a chain whose last part is `push`."""
     return jax.tree.map(lambda x: x / state[-1].weight.astype(x.dtype), params)
 

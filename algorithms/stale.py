@@ -34,7 +34,7 @@ def scale_by_staleness(weight: Callable) -> optax.GradientTransformationExtraArg
         factor = weight(jnp.asarray(staleness, jnp.float32))
         return jax.tree.map(lambda u: (factor * u).astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
 def _own(distance, weight):
@@ -67,7 +67,7 @@ def scale_by_distance(
         factor = threshold / jnp.maximum(distance, threshold)
         return jax.tree.map(lambda u: (factor * u).astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
 def compensate_delay(strength: float) -> optax.GradientTransformationExtraArgs:
@@ -84,7 +84,7 @@ def compensate_delay(strength: float) -> optax.GradientTransformationExtraArgs:
             lambda g, now, read: g + strength * g * g * (now - read), updates, current, params
         ), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
 def before_all_reduce(transform, optimizer) -> Algorithm:

@@ -3,10 +3,10 @@
     python -m benchmarks.accelerator [--minutes=8] [--tiny] [--processes=2] [--folder=FOLDER]
 
 A table, line by line as measured, and `FOLDER/accelerator_DEVICE.json`, which is replaced as a
-whole after every line: a run that is cut off leaves what it has found. Every ratio is of medians of
-turns that two sides take in one process, compiled before. A row that would not fit into the minutes
-is skipped with a word, and one that runs out of memory, or fails, says so while the others go on.
-The exit code is 1 where a row has failed.
+whole after every line: a run that is cut off leaves what it has found. Every ratio is of seconds as
+`experiments.stopwatch` takes them, of two sides in one process, compiled before. A row that would
+not fit into the minutes is skipped with a word, and one that runs out of memory, or fails, says so
+while the others go on. The exit code is 1 where a row has failed.
 
 On a CPU it runs too, with smaller models and as many virtual devices as there are cores; then
 nothing is learnt of accelerators but that the command works. `--tiny` takes a minute and measures
@@ -99,8 +99,7 @@ def rows(sizes: of_one.Sizes, found: dict, path: Path, measured: list) -> Iterat
     yield of_one.callback_row(sizes, count)
     yield from remembered(device_rows(sizes, count, _PROCESSES.value))
     folder = path.with_name(f"{path.stem}_profile")
-    measure = lambda budget: profiled(known, measured, folder)  # noqa: E731
-    yield Row("profile", "profile", measure, always=True)
+    yield Row("profile", "profile", lambda _: profiled(known, measured, folder), always=True)
 
 
 def profiled(known: list[Row], measured: list[dict], folder: Path) -> Iterator[Line]:
@@ -133,10 +132,11 @@ def ending(record: dict, say: Callable[[str], None]) -> None:
     say(f"{len(goals) - len(missed)} of {len(goals)} goals are met")
     far = [
         line["name"]
-        for row in record["rows"] if row["section"] == of_one.CODECS
+        for row in record["rows"]
+        if row["section"] == of_one.CODECS
         for line in row["lines"]
         if line in missed and line["value"] >= PALLAS * line["goal"]
-    ]  # fmt: skip
+    ]
     record["candidates_for_a_kernel"] = far
     if far:
         say(f"candidates for a Pallas kernel, twice their goal or more: {'; '.join(far)}")
@@ -167,8 +167,10 @@ def main(_) -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    say(f"{found['count']} x {found['kind']}, {found['backend']}; load {found['load']:.1f} on "
-        f"{found['cores']} cores; peak {found['peak'] or 'unknown'}")  # fmt: skip
+    say(
+        f"{found['count']} x {found['kind']}, {found['backend']}; load {found['load']:.1f} on "
+        f"{found['cores']} cores; peak {found['peak'] or 'unknown'}"
+    )
     if found["backend"] == "cpu":
         say("there is no accelerator: small sizes, and ratios that say nothing of one")
     good = run(
@@ -180,8 +182,10 @@ def main(_) -> None:
         sizes.share,
     )
     ending(record, say)
-    say(f"{sum(row['state'] == RAN for row in record['rows'])} of {len(record['rows'])} rows ran; "
-        f"{path}")  # fmt: skip
+    say(
+        f"{sum(row['state'] == RAN for row in record['rows'])} of {len(record['rows'])} rows ran; "
+        f"{path}"
+    )
     sys.exit(0 if good else 1)
 
 

@@ -86,8 +86,9 @@ def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
     options = OPTIONS.get(jax.default_backend(), {})
     for plan in PLANS:
         planned = len(plan_with(plan, profile)(shapes)[0].buckets)
-        run, text = _bucketed(task, mg_wfbp(sides.optimizer(), buckets=plan, profile=profile),
-                              devices, options)  # fmt: skip
+        run, text = _bucketed(
+            task, mg_wfbp(sides.optimizer(), buckets=plan, profile=profile), devices, options
+        )
         found = len(re.findall(r" all-reduce(?:-start)?\(", text))
         jax.block_until_ready(run())
         facts = {"planned": planned, "compiled": found, "options": options}
@@ -101,9 +102,14 @@ def _bucketed(task, method, devices: int, options: dict) -> tuple[Callable, str]
     """A candidate of one round, and the text of its compiled program."""
     sampler = sides.sampler_of(task, devices, BATCH)
     runtime = mesh.Mesh(
-        method, task.losses, task.train, sampler,
-        workers=devices, mini_batches=1, rounds_per_dispatch=1,
-    )  # fmt: skip
+        method,
+        task.losses,
+        task.train,
+        sampler,
+        workers=devices,
+        mini_batches=1,
+        rounds_per_dispatch=1,
+    )
     model = runtime.start(task.init(jax.random.key(0))).model
     table = sampler.indices(np.arange(devices)[:, None], np.zeros((devices, 1), np.int64))
     mesh_of_all, stacked = _stacked(devices)
@@ -149,8 +155,9 @@ def _collective(body: Callable, devices: int, size: int) -> Callable:
 def ring_sides(devices: int, size: int) -> dict[str, Callable]:
     """Our ring all-reduce against `psum`."""
     bodies = {"ring": collectives.ring_all_reduce, "psum": jax.lax.psum}
-    return {name: _collective(lambda x, f=f: f(x, AXIS), devices, size)
-            for name, f in bodies.items()}  # fmt: skip
+    return {
+        name: _collective(lambda x, f=f: f(x, AXIS), devices, size) for name, f in bodies.items()
+    }
 
 
 def gossip_sides(devices: int, size: int) -> dict[str, Callable]:
@@ -181,8 +188,10 @@ def process_lines(count: int, budget: float) -> Iterator[Line]:
     if count < 2:
         raise Skip("for lack of several GPUs; --processes=2 starts two of them")
     if jax.default_backend() == "tpu":
-        raise Skip("a TPU is held by the process that measures; benchmarks.accelerator_process "
-                   "is what each of them would run")  # fmt: skip
+        raise Skip(
+            "a TPU is held by the process that measures; benchmarks.accelerator_process "
+            "is what each of them would run"
+        )
     taken = measured_by(count)
     ours, by_hand = taken["ours"], taken["by hand"]
     yield Line(f"plain round, {count} processes", ours / by_hand, "x", ROUND, taken)

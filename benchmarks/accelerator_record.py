@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks import timing
+from experiments import stopwatch
 
 RAN, SKIPPED, MEMORY, FAILED = "ran", "skipped", "out of memory", "failed"
 
@@ -79,7 +79,7 @@ def compared(
     """
 
     def measure(budget: float) -> Iterator[Line]:
-        taken = timing.seconds(candidates(), budget=budget)
+        taken = stopwatch.seconds(candidates(), budget=budget)
         ours, floor, *_ = taken.values()
         yield Line(name, scale * ours / floor, "x", goal, taken, facts(taken))
 

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from algorithms import all_reduce
-from benchmarks import codec_calls, sides, timing
+from benchmarks import codec_calls, sides
 from benchmarks.accelerator_peaks import Peak, flops, utilisation
 from benchmarks.accelerator_record import Line, Row, compared
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
-from experiments import tasks
+from experiments import stopwatch, tasks
 from experiments.tasks import models
 from runtimes import mesh
 from stragglers import delays, inject
@@ -136,21 +136,21 @@ def text(spec: str) -> tasks.Task:
     return tasks.build(spec)
 
 
-def simulated_sides(task: Callable, workers: int, batch: int, updates: int):
+def simulated_sides(task: Callable, workers: int, batch: int, updates: int) -> dict[str, Callable]:
     """The union batch in the simulator against a loop of hand-written steps."""
     built = task()
     sampler = sides.sampler_of(built, workers, batch)
     return sides.all_reduce_sides(built, sampler, workers, updates, 1, loops=LOOPS)
 
 
-def ring_sides(task: Callable, workers: int, batch: int, updates: int):
+def ring_sides(task: Callable, workers: int, batch: int, updates: int) -> dict[str, Callable]:
     """D-PSGD on a ring in the simulator against a loop of hand-written steps that mix as well."""
     built = task()
     sampler = sides.sampler_of(built, workers, batch)
     return sides.gossip_sides(built, sampler, workers, updates, 1, step=ring_step, loops=LOOPS)
 
 
-def on_mesh(task: Callable, workers: int, batch: int, updates: int):
+def on_mesh(task: Callable, workers: int, batch: int, updates: int) -> dict[str, Callable]:
     """Plain rounds of the mesh against hand-written ones."""
     built = task()
     return sides.mesh_sides(built, sides.sampler_of(built, workers, batch), workers, 1, updates)
@@ -258,7 +258,7 @@ def callback_row(sizes: Sizes, devices: int) -> Row:
         return {name: _rounds(devices, one, rounds) for name, one in injectors.items()}
 
     def measure(budget: float) -> Iterator[Line]:
-        taken = timing.seconds(candidates(), budget=budget)
+        taken = stopwatch.seconds(candidates(), budget=budget)
         without = taken["without"]
         for name, value in list(taken.items())[1:]:
             added = 1e6 * (value - without) / (rounds * mini_batches)
@@ -278,10 +278,15 @@ def _rounds(workers: int, injector, rounds: int) -> Callable:
     """A candidate: rounds of the mesh in one dispatch, its planning included."""
     task, sampler = sides.task_and_sampler(workers)
     runtime = mesh.Mesh(
-        all_reduce(sides.optimizer()), task.losses, task.train, sampler,
-        workers=workers, mini_batches=sides.MINI_BATCHES, injector=injector,
+        all_reduce(sides.optimizer()),
+        task.losses,
+        task.train,
+        sampler,
+        workers=workers,
+        mini_batches=sides.MINI_BATCHES,
+        injector=injector,
         rounds_per_dispatch=rounds,
-    )  # fmt: skip
+    )
     run = runtime.start(task.init(jax.random.key(0)))
 
     def turn():

@@ -12,22 +12,24 @@ planning the schedule, choosing samples, dispatching.
 
 import functools
 import heapq
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
 from algorithms import all_reduce
 from algorithms.base import scale_by_samples
-from benchmarks import timing
 from benchmarks.floors import gradient_of, replay
 from benchmarks.sides import MODELS, noise, sampler_of
 from benchmarks.sides import STALE_BATCH as BATCH
 from benchmarks.sides import STALE_LAW as LAW
 from benchmarks.sides import STALE_RATE as RATE
+from experiments import stopwatch
 from runtimes import simulate
 from stragglers.processes import from_law
 from stragglers.rule import Setting
@@ -40,7 +42,7 @@ SAMPLES = 8192
 TARGET = 1.5  # simulator over floor
 
 
-def simulated(task, sampler, rule):
+def simulated(task, sampler, rule) -> tuple[Callable, optax.Params]:
     """A candidate: go on from where it stopped; and the parameters after the first turn."""
     method = all_reduce(scale_by_samples(RATE))
     runtime = simulate.Simulator(method, task.losses, task.train, sampler, rule, mini_batches=1)
@@ -55,7 +57,7 @@ def simulated(task, sampler, rule):
     return run, jax.tree.map(lambda a: np.asarray(a)[0], runtime.models(state))
 
 
-def plain_loop(task, durations: list[list[float]], indices, k: int):
+def plain_loop(task, durations: list[list[float]], indices, k: int) -> Callable:
     """A candidate: train from the start, an event at a time; the last parameters.
 
     indices: [P, counters, batch].
@@ -94,22 +96,22 @@ def compare(make, workers: int, k: int) -> dict[str, float]:
     rule = RULES["k_batch_async"](Setting(LAW, workers, 1, 0), k=k)
     state, schedule = rule.extend(rule.init(), _UPDATES.value)
     ours, reached = simulated(task, sampler, rule)
-    durations = from_law(LAW).seeded(0).duration(
-        np.arange(workers)[:, None], 0.0, np.arange(int(state.attempts.max()) + 1)
-    )  # fmt: skip
+    process, attempts = from_law(LAW).seeded(0), np.arange(int(state.attempts.max()) + 1)
+    durations = process.duration(np.arange(workers)[:, None], 0.0, attempts)
     counters = np.arange(int(state.consumed.max()))
     indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
     plain = plain_loop(task, durations.tolist(), indices, k)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
-                 reached, plain())  # fmt: skip
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), reached, plain()
+    )
     used = sampler.indices(schedule.workers, schedule.first)
-    seconds = timing.seconds(
+    seconds = stopwatch.seconds(
         {"simulator": ours, "floor": replay(task, used, RATE), "plain loop": plain}, _REPEATS.value
     )
     return {name: taken / _UPDATES.value for name, taken in seconds.items()}
 
 
-def main(_):
+def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     table = Table(title=f"microseconds per update, {jax.default_backend()}, {BATCH} samples each")
     columns = ("workers", "k", "floor", "simulator", "over floor", "plain loop", "over simulator")
@@ -123,9 +125,15 @@ def main(_):
             over = taken["simulator"] / taken["floor"]
             worst = max(worst, over)
             table.add_row(
-                name, f"{workers}", f"{k}", micro[0], micro[1], f"{over:.2f}", micro[2],
+                name,
+                f"{workers}",
+                f"{k}",
+                micro[0],
+                micro[1],
+                f"{over:.2f}",
+                micro[2],
                 f"{taken['plain loop'] / taken['simulator']:.1f}x",
-            )  # fmt: skip
+            )
     Console(width=110).print(table)
     met = "met" if worst <= TARGET else "missed"
     print(f"simulator over floor: at most {worst:.2f} (target <= {TARGET}: {met})")

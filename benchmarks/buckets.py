@@ -12,9 +12,9 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import timing
 from comms import buckets
 from comms.cost import AlphaBeta
+from experiments import stopwatch
 
 _TRACES = flags.DEFINE_integer("traces", 2000, "Random traces.")
 _LAYERS = flags.DEFINE_integer("layers", 1000, "Layers of the model whose planning is timed.")
@@ -23,7 +23,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of every planner.")
 TARGET = 1.0  # s to plan a model of a thousand layers
 
 
-def random_trace(rng: np.random.Generator, layers: int):
+def random_trace(rng: np.random.Generator, layers: int) -> tuple[np.ndarray, np.ndarray, AlphaBeta]:
     """(sizes, ready, cost) of a random model on a random network."""
     sizes = np.round(10 ** rng.uniform(3, 7, layers))
     ready = np.cumsum(rng.exponential(1e-3, layers))
@@ -38,10 +38,10 @@ def gaps(traces: int, planner: str = "greedy", seed: int = 0) -> np.ndarray:
     return np.array([plan(*case).finish / buckets.optimal(*case).finish - 1 for case in cases])
 
 
-def main(_):
+def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     large = random_trace(np.random.default_rng(0), _LAYERS.value)
-    seconds = timing.seconds(
+    seconds = stopwatch.seconds(
         {name: lambda plan=plan: plan(*large).end for name, plan in buckets.PLANNERS.items()},
         _REPEATS.value,
     )

@@ -4,8 +4,8 @@
     python -m benchmarks.buckets_processes --rate=1gbit     # over rate-limited links; needs root
 
 Every process is a worker with one CPU device. A profile of backward pass and all-reduce is measured
-first, then steps of all plans, both as means of the faster half of interleaved runs, since others
-may use the host too. Steps are compared with two predictions: the plan's timeline, in which
+first, then steps of all plans, both by `experiments.stopwatch`, since others may use the host
+too. Steps are compared with two predictions: the plan's timeline, in which
 communication runs beside the backward pass (`overlapped`; `error` is against it), and plain
 addition of both (`added`). Which of them a backend follows, a trace of its operations tells:
 `beside` is the share of the time of all-reduces in which the same process was seen to compute
@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ from rich.table import Table
 
 from algorithms.base import AXIS
 from algorithms.mg_wfbp import mg_wfbp, plan_with
-from experiments import profiling, tasks
+from experiments import profiling, stopwatch, tasks
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Workers.", lower_bound=2)
 _RATE = flags.DEFINE_string("rate", None, "Rate of every worker's link, as in 1gbit.")
@@ -77,7 +78,7 @@ def work() -> None:
     steps = {"alone": step_of(task, None)}
     for buckets in PLANS:
         steps[buckets] = step_of(task, mg_wfbp(optax.sgd(0.1), buckets=buckets, profile=profile))
-    taken = profiling.in_turns({name: run for name, (run, _) in steps.items()}, _REPEATS.value)
+    taken = stopwatch.seconds({name: run for name, (run, _) in steps.items()}, _REPEATS.value)
     shares = {buckets: traced(*steps[buckets]) for buckets in PLANS}
     if _RANK.value:
         return
@@ -104,7 +105,7 @@ def work() -> None:
     print(json.dumps(told), flush=True)
 
 
-def step_of(task, method):
+def step_of(task, method) -> tuple[Callable, set[str]]:
     """(a function that takes a step of plain SGD, the names of its all-reduces); on fixed samples.
 
     method: None: all that is exchanged is one number.
@@ -167,7 +168,7 @@ def traced(run, all_reduces: set[str]) -> float:
 
 
 @contextlib.contextmanager
-def namespaces(count: int, rate: str):
+def namespaces(count: int, rate: str) -> Iterator[list[tuple[list[str], str]]]:
     """Namespaces whose links have a rate; gives (prefix of a command, address) of each."""
     hub, *names = (f"gossax{os.getpid()}n{i}" for i in range(count + 1))
     hosts = pathlib.Path("/etc/netns")  # where `ip netns exec` looks
@@ -203,7 +204,7 @@ def namespaces(count: int, rate: str):
 
 
 @contextlib.contextmanager
-def loopback(count: int):
+def loopback(count: int) -> Iterator[list[tuple[list[str], str]]]:
     """As `namespaces`, without any."""
     yield [([], "127.0.0.1")] * count
 

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms import bitmap, compact, powersgd, quantise, sketch, sparse
+from comms.collectives import AXIS
 
 ROW = 500
 WORKERS = {"int8, both of 2 workers": 2}  # in a call, where there are more than one
 SEED = 7
 
 
-def gradients(size: int, density: float):
+def gradients(size: int, density: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Three gradients of `size` entries: sparse in rows, sparse in coordinates, and dense."""
     rng = np.random.default_rng(0)
     rows = np.zeros((size // ROW, ROW), np.float32)
@@ -31,59 +32,59 @@ def gradients(size: int, density: float):
     return tuple(jnp.asarray(x) for x in (rows, coordinates, dense))
 
 
-def s2(x, rows: int, columns: int, decode=sketch.decode_at):
+def s2(x, rows: int, columns: int, decode=sketch.decode_at) -> jax.Array:
     table = sketch.encode(x, rows, columns, SEED)
     return decode(table, bitmap.pack(bitmap.occupied(x)), len(x), SEED)
 
 
-def exact(x, budget: int):
+def exact(x, budget: int) -> jax.Array:
     """The exact variant of a single worker: its sums are copies."""
-    return jax.vmap(lambda x: compact.all_reduce(x, budget)[0], axis_name="workers")(x[None])[0]
+    return jax.vmap(lambda x: compact.all_reduce(x, budget)[0], axis_name=AXIS)(x[None])[0]
 
 
-def top_k(x, k: int):
+def top_k(x, k: int) -> jax.Array:
     return sparse.decode(sparse.top_k(x, k), x.size)
 
 
-def threshold(x, ratio: float):
+def threshold(x, ratio: float) -> jax.Array:
     message, _ = sparse.above(x, sparse.sidco_threshold(x, ratio), int(1.5 * ratio * x.size))
     return sparse.decode(message, x.size)
 
 
-def random_k(x, k: int):
+def random_k(x, k: int) -> jax.Array:
     key = jax.random.key(SEED)
     return sparse.random_k_decode(sparse.random_k(x, k, key), x.size, key)
 
 
-def qsgd(x, levels: int):
+def qsgd(x, levels: int) -> jax.Array:
     message = quantise.qsgd(x, levels, jax.random.key(SEED))
     return quantise.qsgd_decode(message, x.size, levels)
 
 
-def natural(x):
+def natural(x) -> jax.Array:
     return quantise.natural_decode(quantise.natural(x, jax.random.key(SEED)))
 
 
-def sign(x):
+def sign(x) -> jax.Array:
     return quantise.sign_decode(quantise.sign(x), x.size)
 
 
-def int8(x):
+def int8(x) -> jax.Array:
     """Both of two workers, since a single one does not round: half of the time is one's."""
-    return jax.vmap(quantise.int8_all_reduce, axis_name="workers")(jnp.stack([x, x]))
+    return jax.vmap(quantise.int8_all_reduce, axis_name=AXIS)(jnp.stack([x, x]))
 
 
-def low_rank(x, q):
-    return jax.vmap(powersgd.all_reduce, axis_name="workers")(x[None], q[None])
+def low_rank(x, q) -> tuple[jax.Array, jax.Array]:
+    return jax.vmap(powersgd.all_reduce, axis_name=AXIS)(x[None], q[None])
 
 
-def bfloat16(x):
+def bfloat16(x) -> tuple[jax.Array, jax.Array]:
     """The message too, or the compiler would leave both conversions out."""
     message = x.astype(jnp.bfloat16)
     return message, message.astype(x.dtype)
 
 
-def occupancy(x):
+def occupancy(x) -> jax.Array:
     return bitmap.unpack(bitmap.pack(bitmap.occupied(x)), len(x))
 
 

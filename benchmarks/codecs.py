@@ -18,8 +18,8 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import timing
 from benchmarks.codec_calls import candidates
+from experiments import stopwatch
 
 _SIZE = flags.DEFINE_integer("size", 10_000_000, "Entries of the gradient, a multiple of 500.")
 _DENSITY = flags.DEFINE_float("density", 0.02, "Share of entries, or of rows, that are not zero.")
@@ -31,10 +31,10 @@ TARGETS = {"S2, rows, r = 1": 4, "S2, rows, r = 5": 4, "S2, coordinates, r = 1":
 def main(_) -> None:
     size = _SIZE.value
     found = candidates(size, _DENSITY.value)
-    taken = timing.seconds({name: run for name, (run, _) in found.items()}, _REPEATS.value)
+    taken = stopwatch.seconds({name: run for name, (run, _) in found.items()}, _REPEATS.value)
     table = Table(
         title=f"encode + decode, {size:,} float32, {_DENSITY.value:.0%} of them not zero "
-        f"where sparse, {jax.default_backend()}, median of {_REPEATS.value}"
+        f"where sparse, {jax.default_backend()}, {_REPEATS.value} turns"
     )
     for column in ("codec", "ms", "GB/s", "x copy", "target", "MB sent", "of dense"):
         table.add_column(column, justify="left" if column == "codec" else "right")

@@ -3,6 +3,8 @@
 Sixteen mini-batches of two samples and a synthetic problem: what counts is the schedule.
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 DELAYS = {
@@ -66,7 +68,7 @@ def get_config() -> ConfigDict:
     return c
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Every rule under every delay."""
     for wait, changes in RULES.items():
         for delay, law in DELAYS.items():

@@ -2,7 +2,7 @@
 
 Steps are (carry, rows, examples) -> carry: the carry is parameters and the optimizer's state, rows
 are the indices of the samples of an update. A *candidate* is a call that goes on from where it
-stopped and returns the arrays to wait for, see `benchmarks.timing`.
+stopped and returns the arrays to wait for, see `experiments.stopwatch`.
 """
 
 import functools
@@ -19,7 +19,7 @@ from algorithms.base import AXIS
 RATE, DECAY = 0.05, 0.9
 
 
-def plain():
+def plain() -> optax.GradientTransformation:
     """The same optimizer as a library has it."""
     return optax.sgd(RATE, momentum=DECAY)
 
@@ -68,7 +68,7 @@ def ring_step(losses: Callable) -> Callable:
     return step
 
 
-def carry_of(params, workers: int | None = None):
+def carry_of(params, workers: int | None = None) -> tuple[optax.Params, optax.OptState]:
     """Parameters, a copy for each of the workers, and the optimizer's state."""
     if workers is None:
         return params, plain().init(params)
@@ -119,7 +119,7 @@ def replay(task, indices, rate: float) -> Callable:
     return scanned(step, points, jnp.asarray(indices), examples)
 
 
-def hand_written(losses, optimizer, workers: int, mini_batches: int):
+def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable:
     """The step that one would write by hand: (params, state, table, examples, count) -> same.
 
     Stacked params and optimizer state; table [workers, rounds * mini_batches, b] of sample

@@ -47,9 +47,13 @@ def command(name: str, workdir: pathlib.Path) -> list[str]:
     """A run with a checkpoint at every evaluation."""
     config, *changes = CONFIGS[name]
     return [
-        sys.executable, "launch.py", f"--config={config}", f"--workdir={workdir}",
-        "--checkpoint_seconds=0", *(f"--config.{change}" for change in changes),
-    ]  # fmt: skip
+        sys.executable,
+        "launch.py",
+        f"--config={config}",
+        f"--workdir={workdir}",
+        "--checkpoint_seconds=0",
+        *(f"--config.{change}" for change in changes),
+    ]
 
 
 def started(name: str, workdir: pathlib.Path) -> subprocess.Popen:
@@ -110,7 +114,7 @@ def checkpoint(workdir: pathlib.Path) -> int:
     return max(numbers, default=0)
 
 
-def main(_):
+def main(_) -> None:
     moments = random.Random(_SEED.value)
     equal = resumed = 0
     with tempfile.TemporaryDirectory() as scratch:

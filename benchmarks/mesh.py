@@ -14,39 +14,44 @@ from absl import app, flags, logging
 from rich.console import Console
 
 from algorithms import all_reduce
-from benchmarks import timing
 from benchmarks.sides import BATCH, MINI_BATCHES, mesh_sides, optimizer
-from experiments import tasks
+from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
 from runtimes import mesh
 from stragglers import delays, inject, processes
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
+from stragglers.schedule import Schedule
 
 _WORKERS = flags.DEFINE_integer("workers", 8, "Workers, one per device.")
 _ROUNDS = flags.DEFINE_integer("rounds", 1000, "Rounds of the endurance run.")
 
 
-def task_and_sampler(workers: int):
+def task_and_sampler(workers: int) -> tuple[tasks.Task, sampling.Sampler]:
     task = tasks.build("digits(model=mlp)")
     return task, sampling.Sampler(data.iid(task.labels, workers, 0), BATCH, 0)
 
 
 def overhead(workers: int) -> float:
     """Median time of our plain rounds over that of the hand-written ones."""
-    taken = timing.seconds(mesh_sides(*task_and_sampler(workers), workers), 25)
+    taken = stopwatch.seconds(mesh_sides(*task_and_sampler(workers), workers), 25)
     return taken["ours"] / taken["by hand"]
 
 
-def delayed(workers: int, wait: str, delay, rounds: int):
+def delayed(workers: int, wait: str, delay, rounds: int) -> tuple[Schedule, Schedule]:
     """The schedule that really happened, and the one that the virtual clock plans."""
     task, sampler = task_and_sampler(workers)
     rule = RULES[wait](Setting(delay, workers, MINI_BATCHES, 0, communication=0.02))
     injector = inject.Injector(workers, rule.trigger, 0, delay=delay, communication=0.02)
     runtime = mesh.Mesh(
-        all_reduce(optimizer()), task.losses, task.train, sampler,
-        workers=workers, mini_batches=MINI_BATCHES, injector=injector,
-    )  # fmt: skip
+        all_reduce(optimizer()),
+        task.losses,
+        task.train,
+        sampler,
+        workers=workers,
+        mini_batches=MINI_BATCHES,
+        injector=injector,
+    )
     _, real = runtime.advance(runtime.start(task.init(jax.random.key(0))), np.inf, rounds)
     return real, whole(rule, rounds)
 

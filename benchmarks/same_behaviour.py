@@ -14,6 +14,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -31,11 +32,14 @@ EXPERIMENTS = {
     "matcha": ("configs/matcha.py", "--sweep", "--config.updates=200"),
     "swarm": ("configs/swarm.py:delay=slow4", "--sweep", "--config.updates=300"),
     "slow_and_stale": (
-        "configs/slow_and_stale.py", "--sweep", "--together", "--config.updates=300",
+        "configs/slow_and_stale.py",
+        "--sweep",
+        "--together",
+        "--config.updates=300",
     ),
     "adasync": ("configs/adasync.py", "--sweep", "--together", "--config.seconds=60"),
     "s2_reducer": ("configs/s2_reducer.py:task=ncf,updates=60", "--sweep"),
-}  # fmt: skip
+}
 WALL = ("wall_seconds", "wall_seconds_std")
 
 
@@ -47,11 +51,14 @@ def run(experiment: str, root: pathlib.Path, records: pathlib.Path) -> None:
     with (workdir.parent / f"{experiment}.log").open("w") as log:
         subprocess.run(
             [sys.executable, "launch.py", f"--config={config}", f"--workdir={workdir}", *options],
-            cwd=root, stdout=log, stderr=subprocess.STDOUT, check=True,
-        )  # fmt: skip
+            cwd=root,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=True,
+        )
 
 
-def without_wall(value):
+def without_wall(value) -> Any:
     """A JSON value less the fields that follow the wall clock."""
     if isinstance(value, dict):
         return {key: without_wall(child) for key, child in value.items() if key not in WALL}

@@ -2,8 +2,8 @@
 
     python -m benchmarks.schedules
 
-Events are pushes.  The plain loop is a heap of ends, with the durations as lists; it gets these
-for nothing.  The rule is timed twice: with durations that it drew before, and from nothing, with
+Events are pushes. The plain loop is a heap of ends, with the durations as lists; it gets these
+for nothing. The rule is timed twice: with durations that it drew before, and from nothing, with
 drawing them from their addresses.
 """
 
@@ -14,7 +14,7 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import timing
+from experiments import stopwatch
 from stragglers import delays
 from stragglers.processes import from_law
 from stragglers.rule import Setting
@@ -28,7 +28,9 @@ LAW = delays.shifted_exponential(1.0, 1.0)
 TARGET = 1e6  # events per second of k_batch_async
 
 
-def plain_loop(durations: list[list[float]], k: int, updates: int, idle: bool, cancel: bool):
+def plain_loop(
+    durations: list[list[float]], k: int, updates: int, idle: bool, cancel: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Times, workers and versions of the updates, an event at a time."""
     workers = len(durations)
     draws = [iter(row) for row in durations]
@@ -76,7 +78,7 @@ def compare(name: str, workers: int, k: int) -> dict[str, float]:
         fresh = RULES[name](Setting(LAW, workers, 1, 0), k=k)
         return fresh.extend(fresh.init(), updates)[1].time
 
-    seconds = timing.seconds(
+    seconds = stopwatch.seconds(
         {
             "plain": lambda: plain_loop(durations, k, updates, idle, cancel)[0],
             "drawn": lambda: rule.extend(rule.init(), updates)[1].time,
@@ -87,7 +89,7 @@ def compare(name: str, workers: int, k: int) -> dict[str, float]:
     return {key: updates * k / value / 1e6 for key, value in seconds.items()}
 
 
-def main(_):
+def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     table = Table(title=f"million events per second, {LAW}")
     columns = ("protocol", "workers", "k", "plain loop", "drawn before", "over plain", "all in")
@@ -101,9 +103,14 @@ def main(_):
             if not (PROTOCOLS[name].idle or PROTOCOLS[name].cancels):
                 slowest = min(slowest, fresh)
             table.add_row(
-                name, f"{workers}", f"{k}", f"{plain:.2f}", f"{drawn:.2f}",
-                f"{drawn / plain:.1f}x", f"{fresh:.2f}",
-            )  # fmt: skip
+                name,
+                f"{workers}",
+                f"{k}",
+                f"{plain:.2f}",
+                f"{drawn:.2f}",
+                f"{drawn / plain:.1f}x",
+                f"{fresh:.2f}",
+            )
     Console(width=100).print(table)
     met = "met" if slowest * 1e6 >= TARGET else "missed"
     print(f"k_batch_async, all in: at least {slowest:.2f} million (target {TARGET:.0e}: {met})")

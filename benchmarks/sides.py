@@ -29,7 +29,7 @@ from experiments import tasks
 from experiments.tasks import data, dense_tasks, models, sampling
 from runtimes import mesh, placement, simulate
 from stragglers import delays
-from stragglers.rule import Setting
+from stragglers.rule import Rule, Setting
 from stragglers.rules import RULES
 
 MINI_BATCHES, BATCH = 8, 16
@@ -56,7 +56,7 @@ def sampler_of(task: tasks.Task, workers: int, batch: int) -> sampling.Sampler:
     return sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), batch, 0)
 
 
-def task_and_sampler(workers: int):
+def task_and_sampler(workers: int) -> tuple[tasks.Task, sampling.Sampler]:
     """Digits with an MLP; beyond 64 workers the images repeat, so that everybody has some."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp"}})
     repeats = max(1, workers * MINI_BATCHES * BATCH // len(task.labels) // 4)
@@ -66,7 +66,7 @@ def task_and_sampler(workers: int):
     return task._replace(train=train), sampler
 
 
-def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES):
+def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES) -> jax.Array:
     ids = np.broadcast_to(np.arange(workers)[:, None], (updates, workers, mini_batches))
     counters = np.broadcast_to(
         np.arange(updates * mini_batches).reshape(updates, 1, mini_batches), ids.shape
@@ -77,11 +77,11 @@ def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES):
 # --- our side ---
 
 
-def optimizer():
+def optimizer() -> optax.GradientTransformation:
     return optax.chain(optax.trace(DECAY), scale_by_samples(RATE))
 
 
-def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES):
+def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES) -> Callable:
     """A candidate: go on from where it stopped by `updates` updates."""
     runtime = simulate.Simulator(
         method, task.losses, task.train, sampler, rule, mini_batches=mini_batches
@@ -96,11 +96,11 @@ def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES):
     return run
 
 
-def barrier(workers, mini_batches=MINI_BATCHES):
+def barrier(workers, mini_batches=MINI_BATCHES) -> Rule:
     return RULES["barrier"](Setting(delays.exponential(1.0), workers, mini_batches, 0))
 
 
-def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES):
+def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES) -> Rule:
     """Every worker waits for its neighbours on the method's graph."""
     setting = Setting(delays.exponential(1.0), workers, mini_batches, 0, method.graph, method.links)
     return RULES["neighbour_barrier"](setting)
@@ -131,9 +131,15 @@ def all_reduce_sides(
 
 
 def gossip_sides(
-    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES,
-    method=None, step=local_step, loops=LOOPED,
-) -> dict[str, Callable]:  # fmt: skip
+    task,
+    sampler,
+    workers: int,
+    updates: int,
+    mini_batches: int = MINI_BATCHES,
+    method=None,
+    step=local_step,
+    loops=LOOPED,
+) -> dict[str, Callable]:
     """Gossip against a stacked step of `floors`; loops: by name, of `floors`.
 
     method: None: D-PSGD on a ring. step: `local_step` sends nothing, `ring_step` does the same.
@@ -171,9 +177,14 @@ def mesh_sides(
     )
     stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
     runtime = mesh.Mesh(
-        all_reduce(optimizer()), task.losses, task.train, sampler,
-        workers=workers, mini_batches=mini_batches, rounds_per_dispatch=1,
-    )  # fmt: skip
+        all_reduce(optimizer()),
+        task.losses,
+        task.train,
+        sampler,
+        workers=workers,
+        mini_batches=mini_batches,
+        rounds_per_dispatch=1,
+    )
     params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
     model = runtime.start(params).model
     counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)

@@ -11,6 +11,7 @@ table of 4,096 workers: memory and time against the number of workers. Asynchron
 
 import resource
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -19,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms import dpsgd, matcha
-from benchmarks import sides, timing
+from benchmarks import sides
 from benchmarks.sides import BATCH, MINI_BATCHES, barrier, optimizer
 from comms import topology
-from experiments import tasks
+from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
 from runtimes import simulate
 
@@ -34,7 +35,7 @@ TARGETS = {"all-reduce": 1.15, "gossip": 1.25}
 
 
 def ratio(candidates, repeats: int) -> float:
-    taken = timing.seconds(candidates, repeats)
+    taken = stopwatch.seconds(candidates, repeats)
     return taken["ours"] / taken["floor"]
 
 
@@ -53,7 +54,7 @@ def gossip_ratio(
     return ratio(both, repeats)
 
 
-def matcha_lines(repeats: int):
+def matcha_lines(repeats: int) -> Iterator[str]:
     """64 workers of MATCHA on a random 8-regular graph, at two sizes of a round."""
     graph = topology.random_regular(64, degree=8, seed=0)
     for mini_batches, target in ((8, 1.3), (1, 1.7)):
@@ -111,7 +112,7 @@ def main(_) -> None:
         jax.config.update("jax_num_cpu_devices", _DEVICES.value)
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    table = Table(title=f"simulator / floor, {jax.default_backend()}, median of {_REPEATS.value}")
+    table = Table(title=f"simulator / floor, {jax.default_backend()}, {_REPEATS.value} turns")
     for column in ("family", "target", *(f"{n} workers" for n in WORKERS)):
         table.add_column(column, justify="right")
     measures = {"all-reduce": all_reduce_ratio, "gossip": gossip_ratio}

@@ -33,9 +33,10 @@ def beside(events: Iterable[dict]) -> float | None:
     events = list(events)
     devices = {e["pid"] for e in events if _named(e, "process_name", "/device:")}
     framing = {
-        (e["pid"], e["tid"]) for e in events
+        (e["pid"], e["tid"])
+        for e in events
         if e.get("name") == "thread_name" and FRAMES.search(e["args"]["name"])
-    }  # fmt: skip
+    }
     shared = whole = 0.0
     for device in devices:
         spans = {True: [], False: []}

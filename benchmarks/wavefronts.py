@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms import swarm
-from benchmarks import simulate, timing
+from benchmarks import simulate
 from comms import topology
-from experiments import tasks
+from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
 from stragglers import delays
 from stragglers.rule import Setting
@@ -51,7 +51,7 @@ def replay_seconds(model: str, repeats: int) -> dict[str, float]:
             swarm(simulate.optimizer(), graph), task, sampler, rule, updates, STEPS
         )
 
-    return timing.seconds({"wavefronts": candidate(WIDTH), "one": candidate(1)}, repeats)
+    return stopwatch.seconds({"wavefronts": candidate(WIDTH), "one": candidate(1)}, repeats)
 
 
 def meetings_per_second(kind: str, workers: int, meetings: int) -> float:

@@ -1,29 +1,36 @@
 """Bitmaps in packed words: which entries are not zero, over all workers.
 
 Bit b of word w stands for entry 32 w + b. A bitmap is also how non-zeros are compacted: its set
-bits are found by counting bits per word, which reads 1/32 of what ``jnp.nonzero`` does.
+bits are found by counting bits per word, which reads 1/32 of what `jnp.nonzero` does.
 """
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from comms.collectives import AXIS
 
-def occupied(x):
+Carry = TypeVar("Carry")
+
+
+def occupied(x) -> jax.Array:
     """bool [n] of which x[i] is not all zeros; x [n] or [n, ...]. NaN and infinity are not zero."""
     return (x != 0).any(axis=tuple(range(1, x.ndim)))
 
 
-def pack(mask):
+def pack(mask) -> jax.Array:
     """Mask, bool [n], as words, uint32 [ceil(n / 32)]; padded with zeros."""
     return pack_codes(mask, 1)
 
 
-def unpack(words, size: int):
+def unpack(words, size: int) -> jax.Array:
     """Words, uint32 [ceil(size / 32)], as bool [size]."""
     return unpack_codes(words, 1, size).astype(bool)
 
 
-def pack_codes(codes, bits: int):
+def pack_codes(codes, bits: int) -> jax.Array:
     """Codes in [0, 2^bits), any integer or bool [n], as uint32 words of 32 // bits codes each."""
     per_word = 32 // bits
     codes = jnp.pad(codes.astype(jnp.uint32), (0, -codes.size % per_word)).reshape(-1, per_word)
@@ -31,14 +38,14 @@ def pack_codes(codes, bits: int):
     return jnp.sum(codes << shifts[None], axis=1, dtype=jnp.uint32)
 
 
-def unpack_codes(words, bits: int, size: int):
-    """The codes, uint32 [size], that ``pack_codes`` packed."""
+def unpack_codes(words, bits: int, size: int) -> jax.Array:
+    """The codes, uint32 [size], that `pack_codes` packed."""
     shifts = jnp.arange(32 // bits, dtype=jnp.uint32) * bits
     codes = (words[:, None] >> shifts[None]) & jnp.uint32(2**bits - 1)
     return codes.ravel()[:size]
 
 
-def union(words, axis="workers"):
+def union(words, axis: str = AXIS) -> jax.Array:
     """Words of the bits that are set on any worker, equal on all of them.
 
     XLA has no OR in an all-reduce. Every worker receives its share of all bitmaps (all-to-all),
@@ -54,24 +61,24 @@ def union(words, axis="workers"):
     return jax.lax.all_gather(share, axis).ravel()[: words.size]
 
 
-def count(words):
+def count(words) -> jax.Array:
     """Number of set bits, int32 scalar."""
     return jnp.sum(jax.lax.population_count(words), dtype=jnp.int32)
 
 
-def positions(words, slots: int):
-    """Positions of the first ``slots`` set bits, int32 [slots], rising; 32 words beyond the last.
+def positions(words, slots: int) -> jax.Array:
+    """Positions of the first `slots` set bits, int32 [slots], rising; 32 words beyond the last.
 
     What lies beyond is out of bounds for every array of the bitmap's size: read with
-    ``mode="fill"``, write with ``mode="drop"``.
+    `mode="fill"`, write with `mode="drop"`.
     """
     return _select(words, _ends(words), 0, slots)
 
 
-def fold(words, body, init, slots: int):
-    """Folds ``carry = body(positions, carry)`` over all set bits, ``slots`` of them at a time.
+def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: int) -> Carry:
+    """Folds `carry = body(positions, carry)` over all set bits, `slots` of them at a time.
 
-    positions: int32 [slots], as in ``positions``. Shapes stay static and nothing is left out,
+    positions: int32 [slots], as in `positions`. Shapes stay static and nothing is left out,
     while the work follows the number of set bits.
     """
     if words.size == 0:
@@ -85,7 +92,7 @@ def fold(words, body, init, slots: int):
 
 
 def payload_bytes(size: int) -> int:
-    """Bytes of the bitmap of ``size`` entries, an all-reduce's payload of uint32 words."""
+    """Bytes of the bitmap of `size` entries, an all-reduce's payload of uint32 words."""
     return 4 * -(-size // 32)
 
 

@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from comms.collectives import divide, weigh
+from comms.collectives import AXIS, divide, weigh
+from comms.trees import Tree
 
 
 def bucketed_weighted_mean(
-    tree,
+    tree: Tree,
     buckets: Sequence[Sequence[int]],
     weight=None,
-    axis: str = "workers",
+    axis: str = AXIS,
     reduce: Callable = jax.lax.psum,
-):
+) -> Tree:
     """`comms.collectives.weighted_mean`, all-reduced in buckets, in their order.
 
     buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once.

@@ -1,8 +1,8 @@
 """Means over the workers, as bodies that run under a named axis.
 
-All of these work alike under ``jax.vmap(axis_name=axis)``, ``jax.pmap`` and ``jax.shard_map``.
-Results are equal on all workers, but a ring's cannot be declared replicated: under ``shard_map``
-return them stacked, ``out_specs=P(axis)``.
+All of these work alike under `jax.vmap(axis_name=axis)`, `jax.pmap` and `jax.shard_map`.
+Results are equal on all workers, but a ring's cannot be declared replicated: under `shard_map`
+return them stacked, `out_specs=P(axis)`.
 """
 
 import contextlib
@@ -12,6 +12,10 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from comms.trees import Tree
+
+AXIS = "workers"  # the axis of workers, in meshes and under `vmap` alike
+
 _on_one_device = contextvars.ContextVar("on_one_device", default=False)
 
 
@@ -19,8 +23,8 @@ _on_one_device = contextvars.ContextVar("on_one_device", default=False)
 def on_one_device() -> Iterator[None]:
     """While tracing here, sums over workers are dot products over their array axis.
 
-    For workers that are an array axis under ``jax.vmap``: XLA on CPU takes up to 50 times longer
-    to sum large leaves over a leading axis, which is what ``psum`` becomes there.
+    For workers that are an array axis under `jax.vmap`: XLA on CPU takes up to 50 times longer
+    to sum large leaves over a leading axis, which is what `psum` becomes there.
     """
     token = _on_one_device.set(True)
     try:
@@ -38,10 +42,10 @@ def _summed(x, axis):
     return jnp.tensordot(ones, everyone, 1, precision=jax.lax.Precision.HIGHEST)
 
 
-def weighted_mean(tree, weight=None, axis="workers"):
-    """Mean of every leaf over the workers, sum_i w_i x_i / sum_i w_i, by ``psum``.
+def weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
+    """Mean of every leaf over the workers, sum_i w_i x_i / sum_i w_i, by `psum`.
 
-    ``weight``: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
+    `weight`: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
     whatever it holds (NaN included); if all weigh 0 the mean is 0. Leaves travel, are summed and
     come back in their own dtype, integers as floats.
     """
@@ -52,7 +56,7 @@ def weighted_mean(tree, weight=None, axis="workers"):
     return jax.tree.map(lambda x: divide(_summed(weigh(x, weight), axis), total), tree)
 
 
-def ring_all_reduce(x, axis="workers"):
+def ring_all_reduce(x, axis: str = AXIS) -> jax.Array:
     """Sum of an array of any shape over the workers, by a ring.
 
     Reduce-scatter, then all-gather: 2 (n - 1) steps in which every worker sends one chunk of
@@ -78,8 +82,8 @@ def ring_all_reduce(x, axis="workers"):
     return jnp.stack(arrived)[(order + 1) % workers].ravel()[: x.size].reshape(x.shape)
 
 
-def ring_weighted_mean(tree, weight=None, axis="workers"):
-    """``weighted_mean`` through ``ring_all_reduce``: one flat buffer per dtype.
+def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
+    """`weighted_mean` through `ring_all_reduce`: one flat buffer per dtype.
 
     The weights are added up apart, in float32: in the buffer's dtype their sum could be rounded.
     """
@@ -101,13 +105,13 @@ def ring_weighted_mean(tree, weight=None, axis="workers"):
     return jax.tree.unflatten(structure, means)
 
 
-def weigh(x, weight):
+def weigh(x, weight) -> jax.Array:
     """weight * x in x's own float dtype, 0 where the weight is 0 even if x is not finite."""
     weighed = jnp.where(weight > 0, x * jnp.asarray(weight, jnp.float32), 0)
     return weighed.astype(jnp.result_type(x, float))
 
 
-def divide(total, weight):
+def divide(total, weight) -> jax.Array:
     """total / weight in total's dtype, 0 where the weight is 0."""
     mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1), 0)
     return mean.astype(total.dtype)

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms import bitmap
+from comms.collectives import AXIS
 
 
-def all_reduce(x, budget: int, axis="workers"):
+def all_reduce(x, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
     """Sum of x, [n] or [n, ...], over the workers, and bool scalar: was it sent dense?
 
-    A union of more than ``budget`` rows does not fit and is all-reduced dense. Either way the
-    result has the bits of ``psum(x)`` (but that -0 may come back as +0) where the backend adds
-    the workers in an order that does not depend on the array's size: CPU meshes do, and ``vmap``
+    A union of more than `budget` rows does not fit and is all-reduced dense. Either way the
+    result has the bits of `psum(x)` (but that -0 may come back as +0) where the backend adds
+    the workers in an order that does not depend on the array's size: CPU meshes do, and `vmap`
     on CPU does for up to 5 workers; beyond that, equal to rounding. Raises ValueError if the
     budget is negative.
     """

@@ -11,32 +11,32 @@ from scipy import optimize
 
 
 class AlphaBeta(NamedTuple):
-    """Cost model of an operation: ``alpha`` seconds and ``beta`` seconds per byte of payload."""
+    """Cost model of an operation: `alpha` seconds and `beta` seconds per byte of payload."""
 
     alpha: float
     beta: float
 
-    def seconds(self, payload):
+    def seconds(self, payload) -> float | np.ndarray:
         """Seconds for a payload in bytes, a number or an array."""
         return self.alpha + self.beta * payload
 
 
 def payload_bytes(tree) -> int:
-    """Bytes of all leaves of a pytree of arrays or ``jax.ShapeDtypeStruct``, padding aside."""
+    """Bytes of all leaves of a pytree of arrays or `jax.ShapeDtypeStruct`, padding aside."""
     return sum(int(leaf.size) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
 def ring_all_reduce_bytes(payload: int, workers: int, itemsize: int = 4) -> int:
-    """Bytes that each worker sends to all-reduce one buffer of ``payload`` bytes by a ring.
+    """Bytes that each worker sends to all-reduce one buffer of `payload` bytes by a ring.
 
-    2 (n - 1) / n of the payload, with its elements of ``itemsize`` bytes padded to whole chunks.
+    2 (n - 1) / n of the payload, with its elements of `itemsize` bytes padded to whole chunks.
     """
     chunk = -(-payload // (itemsize * workers))
     return 2 * (workers - 1) * chunk * itemsize
 
 
 def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Cost of a ring all-reduce over links (alpha, beta); ``gamma``: seconds per byte to add.
+    """Cost of a ring all-reduce over links (alpha, beta); `gamma`: seconds per byte to add.
 
     Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141. Free for a single worker. Raises ValueError for none.
     """
@@ -89,7 +89,7 @@ class Table(NamedTuple):
     sizes: np.ndarray  # [n]
     times: np.ndarray  # [n]
 
-    def seconds(self, payload):
+    def seconds(self, payload) -> float | np.ndarray:
         """Seconds for a payload in bytes, a number or an array."""
         beyond = np.maximum(np.asarray(payload) - self.sizes[-1], 0)
         return np.interp(payload, self.sizes, self.times) + self._last_slope() * beyond
@@ -155,16 +155,18 @@ class Network(NamedTuple):
     alpha: float | np.ndarray
     beta: float | np.ndarray
 
-    def seconds(self, payload: float, i, j):
+    def seconds(self, payload: float, i, j) -> float | np.ndarray:
         """Seconds of one message of `payload` bytes between workers i and j (arrays allowed)."""
         size = np.max([np.max(i), np.max(j)]) + 1
-        alpha, beta = (np.broadcast_to(value, (size, size)) if np.ndim(value) == 0 else value
-                       for value in self)  # fmt: skip
+        alpha, beta = (
+            np.broadcast_to(value, (size, size)) if np.ndim(value) == 0 else value for value in self
+        )
         return alpha[i, j] + beta[i, j] * payload
 
 
-def uniform_network(latency: float, bandwidth: float, slow: dict[int, float] | None = None,
-                    workers: int = 1) -> Network:  # fmt: skip
+def uniform_network(
+    latency: float, bandwidth: float, slow: dict[int, float] | None = None, workers: int = 1
+) -> Network:
     """A network of equal links, but for those of `slow` workers, which take a factor longer.
 
     latency: seconds per message; bandwidth: bytes per second; slow: {worker: factor}.

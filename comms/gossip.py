@@ -1,16 +1,16 @@
 """Exchange with neighbours, as bodies that run under a named axis.
 
 Which to use:
-- ``mix``: x_i <- sum_j W_ij x_j, one permutation per matching of the graph. On a mesh only
-  neighbours talk; under ``vmap`` it is a fused gather, faster than a dense [n, n] product from
+- `mix`: x_i <- sum_j W_ij x_j, one permutation per matching of the graph. On a mesh only
+  neighbours talk; under `vmap` it is a fused gather, faster than a dense [n, n] product from
   16 workers on.
-- ``mix_active``: the same with matchings that are switched on and off as data.
-- ``exchange``: a partner's value where partners are data, for simulated workers; on a mesh it
+- `mix_active`: the same with matchings that are switched on and off as data.
+- `exchange`: a partner's value where partners are data, for simulated workers; on a mesh it
   sends everything to everyone.
-- ``exchange_matching``: a partner's value on a mesh, where the partners are one of a few fixed
+- `exchange_matching`: a partner's value on a mesh, where the partners are one of a few fixed
   matchings.
 
-All of them run under ``jax.vmap``, ``jax.pmap`` and ``jax.shard_map`` alike. Values travel in their
+All of them run under `jax.vmap`, `jax.pmap` and `jax.shard_map` alike. Values travel in their
 own dtype, are weighed and summed in float32 at least, and come back in their own dtype.
 """
 
@@ -20,11 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from comms.collectives import AXIS
+from comms.trees import Tree
 
-def mix(tree, W, partners, axis="workers"):
-    """Mixed values sum_j W_ij x_j of every leaf, the neighbours' ones by ``ppermute``.
 
-    ``W``: host array [n, n]. ``partners``: host array [M, n], the partner of every worker in each
+def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
+    """Mixed values sum_j W_ij x_j of every leaf, the neighbours' ones by `ppermute`.
+
+    `W`: host array [n, n]. `partners`: host array [M, n], the partner of every worker in each
     of M matchings, itself where unmatched. Raises ValueError unless the matchings hold every
     edge of W exactly once. Sum over neighbours of D-PSGD (arXiv 1705.09056, Algorithm 1).
     """
@@ -48,12 +51,12 @@ def mix(tree, W, partners, axis="workers"):
     return jax.tree.map(mix_leaf, tree)
 
 
-def mix_active(tree, alpha, partners, active, axis="workers"):
+def mix_active(tree: Tree, alpha, partners, active, axis: str = AXIS) -> Tree:
     """Mixed values x_i + sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf.
 
-    ``alpha``: the weight of what is heard, one for all links, as in W^(k) = I - alpha sum_m B_m L_m
+    `alpha`: the weight of what is heard, one for all links, as in W^(k) = I - alpha sum_m B_m L_m
     of MATCHA (arXiv 1905.09435), or a host array [M, n], for every matching and worker.
-    ``partners``: host array [M, n], as in ``mix``. ``active``: bool [M], may be traced, but equal
+    `partners`: host array [M, n], as in `mix`. `active`: bool [M], may be traced, but equal
     on all workers; an inactive matching sends nothing.
     """
     mixed = jax.tree.map(lambda x: x.astype(_accumulator(x)), tree)
@@ -77,18 +80,18 @@ def mix_active(tree, alpha, partners, active, axis="workers"):
     return jax.tree.map(lambda m, x: m.astype(x.dtype), mixed, tree)
 
 
-def exchange(tree, partner, axis="workers"):
-    """Every leaf as the worker at position ``partner`` (int scalar, may be traced) holds it.
+def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
+    """Every leaf as the worker at position `partner` (int scalar, may be traced) holds it.
 
     Any partner at all, one's own position included; need not be mutual.
     """
     return jax.tree.map(lambda x: jax.lax.all_gather(x, axis)[partner], tree)
 
 
-def exchange_matching(tree, index, partners, axis="workers"):
-    """Every leaf as one's partner in matching ``index`` holds it; one's own where unmatched.
+def exchange_matching(tree: Tree, index, partners, axis: str = AXIS) -> Tree:
+    """Every leaf as one's partner in matching `index` holds it; one's own where unmatched.
 
-    ``partners``: host array [M, n]. ``index``: int scalar, may be traced, but equal on all workers:
+    `partners`: host array [M, n]. `index`: int scalar, may be traced, but equal on all workers:
     workers that differ would wait for each other for ever.
     """
     branches = [

@@ -1,23 +1,26 @@
 """Stateless 32-bit hashing: all workers compute the same buckets and signs, and keep no tables.
 
-The hash is two rounds of MurmurHash3's finaliser (Appleby, public domain), with the seed mixed in
-before each. Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced; a seed that
-all workers share comes from a key without the worker in it.
+`mix` is two rounds of MurmurHash3's finaliser (Appleby, public domain), with the seed mixed in
+before each; `lowbias32` is a single round of another hash, for callers that chain many.
+
+Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced; a seed that all workers
+share comes from a key without the worker in it.
 """
 
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
-def mix(index, seed):
-    """Pseudo-random uint32 of every index, in the broadcast shape of ``index`` and ``seed``."""
+def mix(index, seed) -> jax.Array:
+    """Pseudo-random uint32 of every index, in the broadcast shape of `index` and `seed`."""
     index, seed = jnp.asarray(index).astype(jnp.uint32), jnp.uint32(seed)
     return _finalise(_finalise(index + jnp.uint32(0x9E3779B9)) ^ _finalise(seed))
 
 
-def bucket(index, seed, columns: int):
+def bucket(index, seed, columns: int) -> jax.Array:
     """Bucket in [0, columns) of every index, int32: about uniform, colliding with rate 1/columns.
 
     Bucket hash h of the count-sketch (Charikar, Chen, Farach-Colton, ICALP 2002).
@@ -25,7 +28,7 @@ def bucket(index, seed, columns: int):
     return (mix(index, seed) % jnp.uint32(columns)).astype(jnp.int32)
 
 
-def sign(index, seed):
+def sign(index, seed) -> jax.Array:
     """Sign of every index, float32 of +1 or -1.
 
     The top bit of the same hash: of the remainder that makes the bucket it is independent up to
@@ -34,13 +37,20 @@ def sign(index, seed):
     return 1.0 - 2.0 * (mix(index, seed) >> 31).astype(jnp.float32)
 
 
-def uniform(key, shape: tuple[int, ...]):
+def uniform(key, shape: tuple[int, ...]) -> jax.Array:
     """Float32 in [0, 1), multiples of 2^-24, from a key: for rounding at random.
 
-    Many times faster on a CPU than ``jax.random.uniform``, which hashes with 20 rounds of Threefry.
+    Many times faster on a CPU than `jax.random.uniform`, which hashes with 20 rounds of Threefry.
     """
     index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
     return (mix(index, jax.random.bits(key)) >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def lowbias32(x) -> jax.Array:
+    """A bijection of uint32 that looks random (C. Wellons, "Prospecting for hash functions")."""
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 def _finalise(h):

@@ -52,7 +52,7 @@ def payload_bytes(size: int, bits: int, buckets: int) -> int:
     return 4 * _check_bits(bits) * -(-size // 32) + HEADER_BYTES * buckets
 
 
-def side_for(bound, bits: int, stochastic: bool = False):
+def side_for(bound, bits: int, stochastic: bool = False) -> jax.Array:
     """Side s whose radius is ``bound``: 2 y / (q - 1), or 2 y / (q - 2) for stochastic rounding.
 
     bound: y >= max |x - reference|, a number or an array. arXiv 2002.09268.
@@ -60,7 +60,7 @@ def side_for(bound, bits: int, stochastic: bool = False):
     return jnp.asarray(bound, jnp.float32) * np.float32(1 / radius(1.0, bits, stochastic))
 
 
-def radius(side, bits: int, stochastic: bool = False):
+def radius(side, bits: int, stochastic: bool = False) -> float | jax.Array:
     """Distance |x - reference| below which every coordinate decodes rightly.
 
     (q - 1) s / 2, or (q / 2 - 1) s for stochastic rounding, which moves x by up to s, not s / 2.
@@ -95,7 +95,7 @@ def encode(x, side, bits: int, key=None, bucket: int = BUCKET) -> Encoded:
     )
 
 
-def decode(encoded: Encoded, reference):
+def decode(encoded: Encoded, reference) -> tuple[jax.Array, jax.Array]:
     """(value [size], ok [buckets]): the lattice points of these colours nearest to ``reference``.
 
     reference: float [size], the receiver's own. ok: whether the bucket's value is exactly what the
@@ -189,7 +189,7 @@ def _unpack(words, size):
     return (colours & (2**bits - 1)).ravel()[:size].astype(jnp.int32)
 
 
-def as_vector(x):
+def as_vector(x) -> jax.Array:
     x = jnp.asarray(x, jnp.float32)
     if x.ndim != 1:
         raise ValueError(
@@ -199,7 +199,7 @@ def as_vector(x):
     return x
 
 
-def as_sides(side, count):
+def as_sides(side, count) -> jax.Array:
     side = jnp.asarray(side, jnp.float32)
     if side.shape not in ((), (count,)):
         raise ValueError(
@@ -209,18 +209,18 @@ def as_sides(side, count):
     return jnp.broadcast_to(side, (count,))
 
 
-def longest_bucket(size, count):
+def longest_bucket(size, count) -> int:
     """Coordinates in every one of ``count`` buckets but the last."""
     return -(-size // max(count, 1))
 
 
-def by_bucket(x, count):
+def by_bucket(x, count) -> jax.Array:
     """[size] -> [count, n], with zeros at the end."""
     longest = longest_bucket(x.size, count)
     return jnp.pad(x, (0, count * longest - x.size)).reshape(count, longest)
 
 
-def spread(mask, size):
+def spread(mask, size) -> jax.Array:
     """[count] -> [size], the inverse of ``by_bucket`` for one value per row."""
     return jnp.repeat(mask, longest_bucket(size, mask.size))[:size]
 

@@ -42,7 +42,9 @@ class Report(NamedTuple):
     bytes: jax.Array  # int32, sent by the sender; the answer, a bit per bucket, aside
 
 
-def transfer(x, reference, bound, bits: int, key=None, bucket: int = BUCKET):
+def transfer(
+    x, reference, bound, bits: int, key=None, bucket: int = BUCKET
+) -> tuple[jax.Array, Report]:
     """(value [size], Report): x as it reaches a receiver holding ``reference``, whatever it takes.
 
     Buckets whose decode fails go again with q^2 levels (beyond 8 bits: 2^16 and 4 s), then at four

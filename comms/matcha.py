@@ -24,8 +24,8 @@ def activation_probabilities(
 ) -> np.ndarray:
     """Probabilities p [M] that maximise lambda_2(sum_j p_j L_j) with sum_j p_j = M * budget.
 
-    MATCHA's step 2. ``budget`` in (0, 1] is the share of the base graph's communication time.
-    lambda_2 of the result is within the share ``tolerance`` of the optimum, certified by an upper
+    MATCHA's step 2. `budget` in (0, 1] is the share of the base graph's communication time.
+    lambda_2 of the result is within the share `tolerance` of the optimum, certified by an upper
     bound; where several p are optimal, this is one of them. Raises ValueError for a budget out
     of range and for matchings that do not connect the workers.
 
@@ -124,7 +124,7 @@ def vanilla(graph: nx.Graph) -> tuple[float, float]:
 
 
 def periodic_rho(budget: float, rho_vanilla: float) -> float:
-    """rho of the whole graph active with probability ``budget``: 1 - budget (1 - rho_vanilla)."""
+    """rho of the whole graph active with probability `budget`: 1 - budget (1 - rho_vanilla)."""
     check_budget("periodic_rho", budget)
     return 1 - budget * (1 - rho_vanilla)
 

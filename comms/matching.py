@@ -52,7 +52,7 @@ def decompose(graph: nx.Graph) -> list[Matching]:
 
 
 def validate(graph: nx.Graph, matchings: Iterable[Iterable[Edge]]) -> None:
-    """Raises ValueError unless ``matchings`` are matchings that hold every edge exactly once."""
+    """Raises ValueError unless `matchings` are matchings that hold every edge exactly once."""
     seen: set[frozenset[int]] = set()
     for m, matching in enumerate(matchings):
         busy: set[int] = set()

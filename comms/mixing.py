@@ -30,7 +30,7 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
 
 
 def best_constant(graph: nx.Graph) -> np.ndarray:
-    """Fastest weights that are equal on all edges, W = I - a L with a = ``best_step(graph)``.
+    """Fastest weights that are equal on all edges, W = I - a L with a = `best_step(graph)`.
 
     The diagonal may be negative (a star's centre, say), which is legal (Xiao and
     Boyd, "Fast linear iterations for distributed averaging", 2004).

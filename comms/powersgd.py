@@ -11,6 +11,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from comms.collectives import AXIS
+
 
 def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | None:
     """(n, m, r): P is [n, r], Q is [m, r]; None for a leaf that stays dense.
@@ -26,16 +28,16 @@ def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | No
     return (n, m, rank) if (n + m) * rank < n * m else None
 
 
-def init(shape: tuple[int, ...], rank: int, key):
+def init(shape: tuple[int, ...], rank: int, key) -> jax.Array:
     """Gaussian start of Q, float32 [m, r], or [0, 0] for a dense leaf; one key for all workers."""
     factors = factor_shape(shape, rank)
     return jax.random.normal(key, factors[1:] if factors else (0, 0))
 
 
-def all_reduce(x, q, axis="workers"):
+def all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
     """Sum over the workers, of rank r, float32 of x's shape, and Q for the next step.
 
-    P = sum M Q, orthonormalised; Q = sum M^T P; the sum is P Q^T. ``q`` must be equal on all
+    P = sum M Q, orthonormalised; Q = sum M^T P; the sum is P Q^T. `q` must be equal on all
     workers; handing it on is the paper's warm start (section 4.2: one power iteration a step).
     """
     x = x.astype(jnp.float32)
@@ -50,7 +52,7 @@ def all_reduce(x, q, axis="workers"):
     return (p @ sent.T).reshape(x.shape), jnp.where(usable, sent, q)
 
 
-def orthonormal(p):
+def orthonormal(p) -> jax.Array:
     """Orthonormal columns that span those of p [n, r], r <= n; NaN if p is not finite.
 
     By QR: unlike Gram-Schmidt it stays orthonormal where p has a lower rank, or is zero.

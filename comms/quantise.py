@@ -1,6 +1,6 @@
 """Fewer bits per entry: QSGD, natural compression, signs, and an all-reduce of int8.
 
-Of an array of any shape and float dtype, seen as a flat vector of ``size`` entries; decoders give
+Of an array of any shape and float dtype, seen as a flat vector of `size` entries; decoders give
 float32 [size]. Messages of the first three cannot be added as they are: every worker gathers all
 and adds the decoded vectors. Every message has a scale per stretch of entries, which is NaN where
 one of them is not finite, and makes the whole stretch NaN.
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from comms import bitmap, hashing
+from comms.collectives import AXIS
 
 
 class Quantised(NamedTuple):
@@ -21,15 +22,15 @@ class Quantised(NamedTuple):
     scale: jax.Array  # float32: QSGD [stretches], else scalar
 
 
-def all_gather_sum(message: Quantised, decode, axis="workers"):
-    """Sum over the workers of ``decode(message)``: every message goes to every worker."""
+def all_gather_sum(message: Quantised, decode, axis: str = AXIS) -> jax.Array:
+    """Sum over the workers of `decode(message)`: every message goes to every worker."""
     return jax.vmap(decode)(jax.lax.all_gather(message, axis)).sum(axis=0)
 
 
 def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
     """Entries rounded at random to whole multiples of norm / levels, without bias.
 
-    The norm is the Euclidean one of each stretch of ``bucket`` entries; the key differs between
+    The norm is the Euclidean one of each stretch of `bucket` entries; the key differs between
     workers and steps. A code takes as many bits as 2 levels + 1 values need. Alistarh et al.,
     "QSGD", arXiv 1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
     """
@@ -45,7 +46,7 @@ def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
     return Quantised(bitmap.pack_codes(codes, bits), norm * largest)
 
 
-def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512):
+def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512) -> jax.Array:
     """The vector, float32 [size], of whole multiples of norm / levels."""
     level = bitmap.unpack_codes(message.codes, qsgd_bits(levels), size).astype(jnp.int32) - levels
     stretches = _stretches(level, bucket)
@@ -88,7 +89,7 @@ def natural(x, key) -> Quantised:
     return Quantised(code.astype(jnp.uint8), jnp.where(finite, scale, jnp.nan))
 
 
-def natural_decode(message: Quantised):
+def natural_decode(message: Quantised) -> jax.Array:
     """The vector, float32 [size], of signed powers of two and zeros."""
     code = message.codes.astype(jnp.int32)
     exponent = 2 - code % 128  # code 1 is twice the scale, code 2 the scale, 3 half of it ...
@@ -111,7 +112,7 @@ def sign(x) -> Quantised:
     return Quantised(bitmap.pack(x < 0), jnp.abs(x).sum() / max(x.size, 1))
 
 
-def sign_decode(message: Quantised, size: int):
+def sign_decode(message: Quantised, size: int) -> jax.Array:
     """The vector, float32 [size], of plus and minus the mean magnitude."""
     negative = bitmap.unpack(message.codes, size)
     return jnp.where(negative, -message.scale, message.scale)
@@ -122,11 +123,11 @@ def sign_payload_bytes(size: int) -> int:
     return bitmap.payload_bytes(size) + 4
 
 
-def int8_all_reduce(x, bucket: int = 1024, axis="workers", key=None):
+def int8_all_reduce(x, bucket: int = 1024, axis: str = AXIS, key=None) -> jax.Array:
     """Sum over the workers, float32 of x's shape, of which every worker sends int8 twice.
 
     Every worker receives its chunk from all (all-to-all), adds it up in float32 and gathers the
-    chunks, rounded again. Stretches of ``bucket`` entries share a scale, their largest magnitude
+    chunks, rounded again. Stretches of `bucket` entries share a scale, their largest magnitude
     over 127. With a key, which must differ between workers, rounding is random and without bias;
     without one it is to the nearest. A single worker sends and rounds nothing.
     """

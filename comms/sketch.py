@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from comms import bitmap, hashing
 
 
-def encode(x, rows: int, columns: int, seed):
+def encode(x, rows: int, columns: int, seed) -> jax.Array:
     """Sketch [rows, columns, ...] of x [n] or of its rows x [n, ...], every row added whole.
 
     Seed: whole number in [0, 2^32), may be traced, the same on all workers. Raises ValueError
@@ -43,17 +43,17 @@ def encode(x, rows: int, columns: int, seed):
     return bitmap.fold(bitmap.pack(bitmap.occupied(x)), add, table, _slots(len(x)))
 
 
-def all_reduce(sketch, axis="workers"):
+def all_reduce(sketch, axis="workers") -> jax.Array:
     """Sum of the workers' sketches: the sketch of the sum of their vectors."""
     return jax.lax.psum(sketch, axis)
 
 
-def decode(sketch, size: int, seed):
+def decode(sketch, size: int, seed) -> jax.Array:
     """Estimates, float32 [size] or [size, ...], of all entries: sign x bucket, median over rows."""
     return _estimate(sketch, jnp.arange(size, dtype=jnp.int32), seed)
 
 
-def decode_at(sketch, words, size: int, seed):
+def decode_at(sketch, words, size: int, seed) -> jax.Array:
     """Estimates where the bitmap is set, exactly 0 elsewhere: float32 [size] or [size, ...].
 
     words: uint32 [ceil(size / 32)], as ``bitmap.pack`` makes them of a mask.
@@ -61,7 +61,7 @@ def decode_at(sketch, words, size: int, seed):
     return _fill(_zeros((size, *sketch.shape[2:]), sketch, words), sketch, words, seed)
 
 
-def recover(sketch, words, size: int, seed):
+def recover(sketch, words, size: int, seed) -> jax.Array:
     """As ``decode_at``, but exact to rounding for all entries that can be told apart.
 
     The bitmap says which entries share a bucket. One that is alone in any of its buckets is read

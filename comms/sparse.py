@@ -1,6 +1,6 @@
 """Some coordinates of a vector: the largest, those over a threshold, or random ones.
 
-Of an array of any shape and float dtype, seen as a flat vector of ``size`` entries. Values travel
+Of an array of any shape and float dtype, seen as a flat vector of `size` entries. Values travel
 in its dtype, are added in float32 and come back as float32 [size]. No scaling is applied:
 what is not sent belongs into an error feedback.
 
@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms import bitmap
+from comms.collectives import AXIS
 
 
 class Sparse(NamedTuple):
-    """Message of k entries; distinct indices, from ``size`` on where an entry is unused."""
+    """Message of k entries; distinct indices, from `size` on where an entry is unused."""
 
     values: jax.Array  # [k], the dtype of the vector
     indices: jax.Array  # int32 [k]
@@ -27,14 +28,14 @@ class Sparse(NamedTuple):
 def top_k(x, k: int) -> Sparse:
     """The k entries of largest magnitude, all if there are fewer. Stich et al., arXiv 1809.07599.
 
-    Sorts, which is slow for millions of entries: there prefer ``above`` a threshold.
+    Sorts, which is slow for millions of entries: there prefer `above` a threshold.
     """
     x = jnp.ravel(x)
     _, indices = jax.lax.top_k(jnp.abs(x), min(_positive(k), x.size))
     return Sparse(_poisoned(x[indices], x), indices.astype(jnp.int32))
 
 
-def sidco_threshold(x, ratio: float, stages: int = 2):
+def sidco_threshold(x, ratio: float, stages: int = 2) -> jax.Array:
     """Magnitude, float32 scalar, that about ratio * size entries exceed, in O(size).
 
     Magnitudes are fitted by an exponential law, whose tail beyond the threshold is fitted anew at
@@ -62,7 +63,7 @@ def sidco_threshold(x, ratio: float, stages: int = 2):
 def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
     """Entries whose magnitude exceeds the threshold, and their number, int32 scalar.
 
-    If they are more than ``capacity``, the first so many are sent, whatever their magnitude.
+    If they are more than `capacity`, the first so many are sent, whatever their magnitude.
     """
     x = jnp.ravel(x)
     words = bitmap.pack(~(jnp.abs(x).astype(jnp.float32) <= threshold))
@@ -74,17 +75,17 @@ def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
     return Sparse(_poisoned(values, x), indices), bitmap.count(words)
 
 
-def decode(message: Sparse, size: int):
+def decode(message: Sparse, size: int) -> jax.Array:
     """The vector, float32 [size], that is zero where nothing was sent."""
     return gathered_sum(jax.tree.map(lambda a: a[None], message), size)
 
 
-def all_gather_sum(message: Sparse, size: int, axis="workers"):
+def all_gather_sum(message: Sparse, size: int, axis: str = AXIS) -> jax.Array:
     """Sum of the workers' vectors, float32 [size]: every message goes to every worker."""
     return gathered_sum(jax.lax.all_gather(message, axis), size)
 
 
-def gathered_sum(messages: Sparse, size: int):
+def gathered_sum(messages: Sparse, size: int) -> jax.Array:
     """Sum of stacked messages, [n, k] each, in their order, so that all workers get equal bits."""
     finite = jnp.isfinite(messages.values).all()
     total = jnp.full(size, jnp.where(finite, 0.0, jnp.nan), jnp.float32)
@@ -98,7 +99,7 @@ def gathered_sum(messages: Sparse, size: int):
     return jax.lax.scan(add, total, messages)[0]
 
 
-def random_k(x, k: int, key):
+def random_k(x, k: int, key) -> jax.Array:
     """k random entries, [k], of indices that follow from a key shared by all workers.
 
     As all workers send the same indices, messages can be all-reduced. Every entry is sent with
@@ -109,12 +110,12 @@ def random_k(x, k: int, key):
     return _poisoned(x[random_indices(x.size, k, key)], x)
 
 
-def random_k_decode(values, size: int, key):
+def random_k_decode(values, size: int, key) -> jax.Array:
     """The vector, float32 [size], that is zero where nothing was sent."""
     return decode(Sparse(values, random_indices(size, values.size, key)), size)
 
 
-def random_indices(size: int, k: int, key):
+def random_indices(size: int, k: int, key) -> jax.Array:
     """min(k, size) distinct indices of [0, size), int32, each of them with equal probability."""
     if size == 0:
         return jnp.zeros(0, jnp.int32)

@@ -1,7 +1,7 @@
 """Communication graphs: who may talk to whom.
 
-Every function returns a connected ``networkx.Graph`` with nodes 0..n-1 (the workers), without
-self-loops, or raises a ValueError of one sentence. Random graphs depend on ``seed`` alone.
+Every function returns a connected `networkx.Graph` with nodes 0..n-1 (the workers), without
+self-loops, or raises a ValueError of one sentence. Random graphs depend on `seed` alone.
 """
 
 import math
@@ -67,7 +67,7 @@ def exponential(n: int) -> nx.Graph:
 
 
 def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
-    """Uniformly drawn graph in which every worker has ``degree`` neighbours; n * degree even."""
+    """Uniformly drawn graph in which every worker has `degree` neighbours; n * degree even."""
     _check_workers("random_regular", n)
     if not 0 <= degree < n or n * degree % 2:
         raise ValueError(
@@ -79,7 +79,7 @@ def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
 
 
 def erdos_renyi(n: int, probability: float, seed: int) -> nx.Graph:
-    """Every pair linked with ``probability``, independently."""
+    """Every pair linked with `probability`, independently."""
     _check_workers("erdos_renyi", n)
     if not 0 <= probability <= 1:
         raise ValueError(
@@ -91,7 +91,7 @@ def erdos_renyi(n: int, probability: float, seed: int) -> nx.Graph:
 
 
 def geometric(n: int, radius: float, seed: int) -> nx.Graph:
-    """Workers dropped uniformly on the unit square, linked within distance ``radius``."""
+    """Workers dropped uniformly on the unit square, linked within distance `radius`."""
     _check_workers("geometric", n)
     if not radius > 0:
         raise ValueError(
@@ -115,9 +115,9 @@ def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
 
 
 def matcha_graph(k: int) -> nx.Graph:
-    """Base graph ``k`` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers.
+    """Base graph `k` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers.
 
-    Its attribute ``graph["matchings"]`` holds that code's own matchings.
+    Its attribute `graph["matchings"]` holds that code's own matchings.
     """
     matchings = matcha_matchings(k)
     edges = [edge for matching in matchings for edge in matching]

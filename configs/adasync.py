@@ -7,6 +7,8 @@ same learning rate, delays, initial parameters and samples per worker.
     --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import arguments, base
@@ -42,7 +44,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Every fixed K, then AdaSync, with the protocol of the config."""
     for k in FIXED:  # nothing adapts within the run
         yield f"fixed/K={k}", {"wait.k": k, "wait.interval": 1e9}

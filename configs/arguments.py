@@ -1,7 +1,9 @@
 """The part of `--config=file.py:ARGUMENTS` after the colon, as in `workers=16,quick`."""
 
+from typing import Any
 
-def parse(text: str | None, **defaults):
+
+def parse(text: str | None, **defaults) -> dict[str, Any]:
     """`"workers=16,quick"` over defaults -> dict; a bare name means True.
 
     A value takes the type of its default. Raises ValueError for an unknown name or a bad value.

@@ -9,6 +9,8 @@ at a fixed rate the noise of the gradients limits every method.
 A method's own parameter, where it has one that must be chosen, is tuned together with its rate.
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import slow_and_stale
@@ -62,7 +64,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """The grid of every method."""
     for method, (changes, entry, values) in METHODS.items():
         for value in values or (None,):

@@ -4,6 +4,8 @@ Eight workers on a ring; the arms are those of Ring All-Reduce and D-PSGD. See
 `configs/nonblocking.py` for all values and for more mixers, delays and rivals.
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import nonblocking
@@ -17,7 +19,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Equal samples per round, blocking and not, and small batches."""
     ring = {"algorithm": part("all_reduce", collective="ring")}
     gossip = {"algorithm": part("dpsgd"), "baseline": "dpsgd/blocking"}

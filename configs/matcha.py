@@ -7,6 +7,8 @@ D-PSGD, in which all links talk in every round. All arms see the same samples an
     --config=configs/matcha.py:graph=4,communication=0.02
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from comms import topology
@@ -44,7 +46,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Vanilla D-PSGD with the best weights, MATCHA and periodic D-PSGD at several budgets."""
     vanilla = part("dpsgd", mixing_matrix="best_constant", order="adapt_then_combine")
     yield "vanilla", {"algorithm": vanilla}

@@ -7,6 +7,8 @@ the buckets would gain on a network is in `configs/mg_wfbp_scale.py`.
     --config=configs/mg_wfbp.py --config.buckets=greedy --config.profile=profile.json
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import arguments, base
@@ -40,7 +42,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Plain all-reduce, and every kind of buckets."""
     yield "pmean", {"algorithm": part("all_reduce")}
     for buckets in ("wfbp", "single", "fixed:32kB", "greedy", "optimal"):

@@ -7,6 +7,8 @@ worker is always four times slower unless `delay` names another kind of straggle
     --config=configs/nonblocking.py:workers=16,delay=pause,communication=0.25
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import arguments, base
@@ -88,7 +90,7 @@ MIXERS = {
 }
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Three mixers, each with equal samples per round, blocking and not, and two alternatives."""
     for mixer, (algorithm, wait_for_all) in MIXERS.items():
         common = {"algorithm": algorithm, "baseline": f"{mixer}/blocking"}

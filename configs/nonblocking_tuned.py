@@ -7,6 +7,8 @@ that bring it to the target first, on the grid below, under the same delays.
     python launch.py --config=configs/nonblocking_tuned.py:delay=pause --sweep --workdir=runs/pause
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import nonblocking
@@ -32,7 +34,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """The grid, for three mixers, blocking and not."""
     for mixer, (algorithm, wait_for_all) in nonblocking.MIXERS.items():
         for variant, wait in (("blocking", wait_for_all), ("nonblocking", part("first_finisher"))):

@@ -6,6 +6,8 @@ a network is computed from the bytes sent and the measured time to encode and de
     --config=configs/s2_reducer.py:task=ncf,workers=8
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import arguments, base
@@ -58,7 +60,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Dense, S2 Reducer in three variants (`median` decodes as the paper does), and others."""
     yield "dense", {"algorithm": part("all_reduce")}
     yield "s2/sketch", {}

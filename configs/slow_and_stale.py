@@ -11,6 +11,8 @@ The sweep goes over learning rates. Claims and figures look at one rate that is 
 the rate of each protocol and K that is first at the target, and at the one that ends lowest.
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import arguments, base
@@ -57,7 +59,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Protocols, K and rates; then Async-SGD with the staleness-compensating rate."""
     for group, (protocol, k) in GROUPS.items():
         for rate in RATES[k]:

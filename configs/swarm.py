@@ -14,6 +14,8 @@ So as many steps lie between two meetings of a node with H = 4 as with H = 2 if 
 256 nodes, a single arm: --config=configs/swarm.py:nodes=256,model=logistic
 """
 
+from collections.abc import Iterator
+
 import networkx as nx
 from ml_collections import ConfigDict
 
@@ -96,7 +98,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep():
+def sweep() -> Iterator[tuple[str, dict]]:
     """Rivals in rounds, rivals in pairs, then Swarm by local steps, bits and blocking."""
     yield (
         "all_reduce",

@@ -1,6 +1,5 @@
 """Does compressing pay where an arm will run? Its codec is measured, its network a cost model."""
 
-import time
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -10,11 +9,11 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
 from comms import compression_cost, cost, messages
-from experiments import entries, optimizers, parts, prepare
+from experiments import entries, optimizers, parts, prepare, stopwatch
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
-CALLS = 15  # of which the fastest counts
+TURNS = 15
 
 
 def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
@@ -99,15 +98,8 @@ def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, floa
         met, _ = jax.tree.map(lambda a: a[0], jax.vmap(alone, axis_name=AXIS)(*lead))
         return arm.algorithm.server.update(met, state[1], params, samples=0.0, batches=1)
 
-    return _fastest(gradient, params), _fastest(step, gradient(params), state, params)
-
-
-def _fastest(function, *arguments) -> float:
-    """Least seconds of a call; the first one, which compiles, apart."""
-    jax.block_until_ready(function(*arguments))
-    seconds = []
-    for _ in range(CALLS):
-        began = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    updates = gradient(params)
+    taken = stopwatch.seconds(
+        {"gradient": lambda: gradient(params), "step": lambda: step(updates, state, params)}, TURNS
+    )
+    return taken["gradient"], taken["step"]

@@ -38,8 +38,10 @@ def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
         for name, value in _finite(record).items():
             if name not in AXES:
                 for suffix, axis in (
-                    ("", "update"), ("_by_samples", "samples"), ("_by_bytes", "bytes_per_worker"),
-                ):  # fmt: skip
+                    ("", "update"),
+                    ("_by_samples", "samples"),
+                    ("_by_bytes", "bytes_per_worker"),
+                ):
                     writer.add_scalar(
                         name + suffix, value, int(record[axis]), walltime=record["seconds"]
                     )

@@ -7,10 +7,10 @@ A plan can then be made anywhere: `--config.profile=profile.json`. Everything is
 of the devices at hand; a backward pass is timed on one of them, alone.
 """
 
+import functools
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +22,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import optimize
 
+from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
-from experiments import parts
+from comms.trees import named_leaves, path_text
+from experiments import parts, stopwatch
 from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
@@ -191,19 +193,18 @@ def measure_all_reduce(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes [n] and seconds [n] of a `psum` of float32 over devices, by default all.
 
-    All sizes run in turns (see `in_turns`), several all-reduces in a row each, so that starting a
-    program hardly counts. `comms.cost.fit` and `comms.cost.table` make a cost of the result. Of
-    several processes all must call this; what process 0 has measured is returned in all of them.
+    All sizes run in turns, several all-reduces in a row each, so that starting a program hardly
+    counts. `comms.cost.fit` and `comms.cost.table` make a cost of the result. Of several processes
+    all must call this; what process 0 has measured is returned in all of them.
     """
     devices = jax.devices() if devices is None else devices
-    mesh = jax.make_mesh((len(devices),), ("workers",), (AxisType.Auto,), devices=devices)
-    stacked = NamedSharding(mesh, P("workers"))
+    mesh = jax.make_mesh((len(devices),), (AXIS,), (AxisType.Auto,), devices=devices)
+    stacked = NamedSharding(mesh, P(AXIS))
 
     @jax.jit
-    @jax.shard_map(mesh=mesh, in_specs=(P("workers"), P()), out_specs=P("workers"), check_vma=False)
+    @jax.shard_map(mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
     def in_a_row(x, count):
-        mean = lambda _, x: jax.lax.psum(x, "workers") / len(devices)  # noqa: E731
-        return jax.lax.fori_loop(0, count, mean, x)
+        return jax.lax.fori_loop(0, count, lambda _, x: jax.lax.psum(x, AXIS) / len(devices), x)
 
     programs, counts = {}, {}
     for size in sizes:
@@ -211,7 +212,7 @@ def measure_all_reduce(
         counts[size] = int(np.clip(2**22 // size, 1, 32))
         x = jax.jit(jnp.zeros, static_argnums=0, out_shardings=stacked)(len(devices) * elements)
         programs[size] = lambda x=x, count=counts[size]: in_a_row(x, count)
-    taken = in_turns(programs, repeats, warm_ups)
+    taken = stopwatch.seconds(programs, repeats, warm_ups=warm_ups)
     seconds = np.array([taken[size] / counts[size] for size in sizes])
     return np.array(sizes, float), _agreed(seconds)
 
@@ -237,8 +238,7 @@ def backward_order(task: Task, batch_size: int) -> list[list[str]]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     layers: dict[tuple, list] = {}
     for (path, _), gradient in zip(leaves, jaxpr.outvars, strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        layers.setdefault(path[:-1], []).append((_computed(jaxpr, gradient), name))
+        layers.setdefault(path[:-1], []).append((_computed(jaxpr, gradient), path_text(path)))
     in_order = sorted((sorted(layer) for layer in layers.values()), key=lambda layer: layer[-1])
     return [[name for _, name in layer] for layer in in_order]
 
@@ -259,7 +259,7 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
     """When every layer's gradient is ready, by cutting the backward pass.
 
     The gradient with respect to the last layers alone needs no more of the backward pass; the time
-    of the forward pass is taken off. Programs run in turns, `steps` each (see `in_turns`). Noise
+    of the forward pass is taken off. Programs run in turns, `steps` each. Noise
     that would let an earlier layer be ready first is evened out (isotonic regression). A cut
     program is fused as its own, so single layers are less certain than the whole. Compiles a
     program per layer.
@@ -272,7 +272,8 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
     for last in range(1, len(layers) + 1):
         chosen = {path for layer in layers[:last] for path in layer}
         programs[last] = jax.jit(_cut(loss, chosen))
-    taken = in_turns({k: lambda f=f: f(params, examples) for k, f in programs.items()}, steps)
+    runs = {name: functools.partial(f, params, examples) for name, f in programs.items()}
+    taken = stopwatch.seconds(runs, steps)
     forward = taken["forward"]
     after = [taken[last] - forward for last in range(1, len(layers) + 1)]
     ready = np.maximum(optimize.isotonic_regression(after).x, 0.0)
@@ -294,8 +295,8 @@ def _cut(loss: Callable, chosen: set[str]) -> Callable:
     """The gradient of a loss with respect to the parameters at the chosen paths."""
 
     def gradient(params, examples):
-        paths, structure = jax.tree_util.tree_flatten_with_path(params)
-        leaves = {jax.tree_util.keystr(p, simple=True, separator="/"): a for p, a in paths}
+        structure = jax.tree.structure(params)
+        leaves = dict(named_leaves(params))
 
         def of_chosen(some):
             return loss(jax.tree.unflatten(structure, list((leaves | some).values())), examples)
@@ -303,24 +304,3 @@ def _cut(loss: Callable, chosen: set[str]) -> Callable:
         return jax.grad(of_chosen)({path: leaves[path] for path in chosen})
 
     return gradient
-
-
-def in_turns(programs: Mapping[object, Callable], steps: int, warm_ups: int = 1) -> dict:
-    """Seconds of each program: the mean of the faster half of `steps` runs, which take turns.
-
-    Whatever else a host does only adds. A program returns the arrays to wait for.
-    """
-    for run in programs.values():
-        for _ in range(warm_ups):
-            _timed(run)
-    taken = {name: [] for name in programs}
-    for _ in range(steps):
-        for name, run in programs.items():
-            taken[name].append(_timed(run))
-    return {name: float(np.mean(np.sort(t)[: (steps + 1) // 2])) for name, t in taken.items()}
-
-
-def _timed(run: Callable) -> float:
-    began = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - began

@@ -67,7 +67,7 @@ class Recorder:
             _replace(path, "".join(lines))
             self._metrics = self._opened.enter_context(path.open("a"))
 
-    def append(self, record: Mapping[str, Any]):
+    def append(self, record: Mapping[str, Any]) -> None:
         """Write one line of metrics, at once."""
         self.records.append(_plain(record))
         if self.writes:
@@ -193,7 +193,7 @@ def _with_numbers(tree: Any) -> Any:
     return {int(key) if counts else key: _with_numbers(value) for key, value in tree.items()}
 
 
-def write_json(path: str | os.PathLike, value: Any):
+def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write strict JSON such that a reader finds the old file or the new one, never a part."""
     _replace(Path(path), _dumps(value, indent=2) + "\n")
 

@@ -9,9 +9,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from experiments import progress
 from experiments.executors import Arm, Groups, follow, one_line, unfinished
+
+if TYPE_CHECKING:  # installed only where it is used
+    from submitit.helpers import DelayedSubmission
 
 
 class Command:
@@ -31,7 +35,7 @@ class Command:
 
         return subprocess.run(self.command, preexec_fn=bear_signals).returncode
 
-    def checkpoint(self):
+    def checkpoint(self) -> "DelayedSubmission":
         from submitit.helpers import DelayedSubmission
 
         kept = [c for c in self.command if not re.match(r"--?overwrite(=|$)", c)]
@@ -61,8 +65,13 @@ class _Job:
 
 # What submitit names alike for all schedulers; other settings are Slurm's own.
 GENERAL = (
-    "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node",
-)  # fmt: skip
+    "timeout_min",
+    "mem_gb",
+    "nodes",
+    "cpus_per_task",
+    "gpus_per_node",
+    "tasks_per_node",
+)
 
 
 def check(settings: str, at_once: int = 1, cluster: str = "slurm") -> None:

@@ -8,6 +8,7 @@ The form is chosen by what the method says of itself and by the schedule, never 
     local       a model per worker
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +45,7 @@ class Row(NamedTuple):
     partner: jax.Array | None  # [k] int32, position of whom a participant meets; None: nobody
 
 
-def body_of(algorithm: Algorithm, stale: bool):
+def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
     """The body of one update: (algorithm, losses, model, row, examples, everyone) -> model.
 
     stale: the schedule has contributions taken at older versions. everyone: all workers take part,
@@ -76,7 +77,7 @@ def _put(tree, index, values, everyone: bool):
     return jax.tree.map(lambda a, v: a.at[index].set(v), tree, values)
 
 
-def run_rows(body, algorithm, losses, model: Model, rows: Row, count, examples, everyone):
+def run_rows(body, algorithm, losses, model: Model, rows: Row, count, examples, everyone) -> Model:
     """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`."""
 
     def step(t, model):

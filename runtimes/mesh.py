@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -142,11 +143,11 @@ class Mesh:
         del seconds, loss
         return run
 
-    def models(self, run: MeshRun):
+    def models(self, run: MeshRun) -> optax.Params:
         """The current model(s) with a leading axis: one per worker, or one if replicated."""
         return self._gathered(run.model)
 
-    def memory(self, run: MeshRun):
+    def memory(self, run: MeshRun) -> optax.OptState:
         """The exchange's state, with a leading axis of workers."""
         return self._remembered(run.model)
 

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from comms.trees import Tree, path_text
+
 
 def pack(tree) -> dict[str, np.ndarray]:
     """Every leaf on the host by its path ("params/dense/kernel"), scalars as arrays [1].
@@ -13,17 +15,17 @@ def pack(tree) -> dict[str, np.ndarray]:
     Empty arrays are left out: they hold nothing, and stores do not take them.
     """
     leaves = jax.device_get(jax.tree_util.tree_leaves_with_path(tree))
-    return {_name(path): np.atleast_1d(leaf) for path, leaf in leaves if np.size(leaf)}
+    return {path_text(path): np.atleast_1d(leaf) for path, leaf in leaves if np.size(leaf)}
 
 
-def unpack(like, packed: Mapping[str, np.ndarray]):
+def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
     """The tree that `pack` has packed, with structure, types and devices of the arrays in `like`.
 
     ValueError if it was packed from a tree of other names or shapes.
     """
 
     def leaf(path, old):
-        name = _name(path)
+        name = path_text(path)
         if not np.size(old):
             return old
         if name not in packed or packed[name].shape != (np.shape(old) or (1,)):
@@ -37,7 +39,3 @@ def unpack(like, packed: Mapping[str, np.ndarray]):
         return jax.device_put(value, old.sharding)
 
     return jax.tree_util.tree_map_with_path(leaf, like)
-
-
-def _name(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -10,8 +10,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+from comms.trees import Tree
 
-def place(tree, sharding: NamedSharding):
+
+def place(tree: Tree, sharding: NamedSharding) -> Tree:
     """The arrays of a tree, the same on every process, where `sharding` wants them."""
 
     def leaf(array):

@@ -55,7 +55,9 @@ def _given(samples, mini_batches: int, active) -> dict:
     }
 
 
-def plain(algorithm, losses, mini_batches, carry, table, examples, active):
+def plain(
+    algorithm, losses, mini_batches, carry, table, examples, active
+) -> tuple[Model, jax.Array, jax.Array]:
     """Everybody takes `mini_batches`; nothing is counted at run time."""
     model, offset, token = carry
     given = _given(model.samples, mini_batches, active)

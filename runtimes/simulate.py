@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -136,7 +137,7 @@ class Simulator:
         """Pass a training loss to a rule that follows it, which may change what comes next."""
         return simulation._replace(plan=self.planner.observe(simulation.plan, seconds, loss))
 
-    def models(self, simulation: Simulation):
+    def models(self, simulation: Simulation) -> optax.Params:
         """The current model(s), with a leading axis: one per worker, or one if replicated."""
         params = simulation.model.params
         if self._local and self.algorithm.public is not None:
@@ -147,7 +148,7 @@ class Simulator:
             return jax.tree.map(lambda a: a[simulation.plan.newest][None], params)
         return jax.tree.map(lambda a: a[None], params)
 
-    def memory(self, simulation: Simulation):
+    def memory(self, simulation: Simulation) -> optax.OptState:
         """The exchange's state, with a leading axis of workers."""
         return simulation.model.workers.exchange
 

@@ -23,7 +23,7 @@ def init(slots: int) -> Slots:
     return Slots(version)
 
 
-def allocate(slots: Slots, schedule):
+def allocate(slots: Slots, schedule) -> tuple[Slots, np.ndarray, np.ndarray, np.ndarray]:
     """Plan the slots of a segment: (slots, read [T, k], write [T], current [T]), all int32.
 
     schedule: the next segment; `schedule.held` lists the versions that are read after it (None:

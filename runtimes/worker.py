@@ -1,6 +1,6 @@
 """What one worker does in one update, whatever axis it lives on.
 
-The same functions run under `jax.vmap(axis_name="workers")`, `jax.pmap` and `jax.shard_map`.
+The same functions run under `jax.vmap(axis_name=AXIS)`, `jax.pmap` and `jax.shard_map`.
 `losses(params, examples) -> [b]` gives per-example losses; examples are pytrees with leading
 axes [mini_batches, batch_size]. Losses that draw at random take a third argument: the samples that
 all workers had seen before the update, so that all of them draw alike.
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import Algorithm
+from comms.trees import Tree
 
 
 class WorkerState(NamedTuple):
@@ -28,7 +29,7 @@ def init(algorithm: Algorithm, params) -> WorkerState:
     return WorkerState(work, algorithm.exchange.init(params))
 
 
-def sample_weights(batches, mini_batches: int, batch_size: int):
+def sample_weights(batches, mini_batches: int, batch_size: int) -> jax.Array:
     """[mini_batches * batch_size] weights of samples in the mean over the finished ones."""
     weight = jnp.where(
         jnp.arange(mini_batches) < batches, 1.0 / (jnp.maximum(batches, 1) * batch_size), 0.0
@@ -36,7 +37,7 @@ def sample_weights(batches, mini_batches: int, batch_size: int):
     return jnp.repeat(weight, batch_size)
 
 
-def flatten(examples):
+def flatten(examples: Tree) -> Tree:
     """[mini_batches, batch_size, ...] -> [mini_batches * batch_size, ...]."""
     return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), examples)
 
@@ -46,7 +47,7 @@ def draws(losses) -> bool:
     return len(inspect.signature(losses).parameters) > 2
 
 
-def gradient(losses, params, examples, weights, samples):
+def gradient(losses, params, examples, weights, samples) -> optax.Updates:
     """Gradient of the weighted sum of per-example losses; examples and weights are flat.
 
     samples: float32 [], seen by all workers before the update, for losses that ask for it.
@@ -55,7 +56,9 @@ def gradient(losses, params, examples, weights, samples):
     return jax.grad(lambda p: jnp.vdot(weights, losses(p, examples, *seen)))(params)
 
 
-def contribute(algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given):
+def contribute(
+    algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given
+) -> tuple[optax.Updates, WorkerState]:
     """What the worker brings to the exchange, and its new state.
 
     Only the first `batches` mini-batches count; with none the contribution is 0.
@@ -78,7 +81,9 @@ def contribute(algorithm: Algorithm, losses, params, state: WorkerState, example
     return progress(point, carry[0]), state._replace(work=carry[1])
 
 
-def local_step(algorithm: Algorithm, losses, live, work_state, mini_batch, given):
+def local_step(
+    algorithm: Algorithm, losses, live, work_state, mini_batch, given
+) -> tuple[optax.Params, optax.OptState]:
     """One step of `algorithm.work` on one mini-batch."""
     batch_size = jax.tree.leaves(mini_batch)[0].shape[0]
     weights = jnp.full(batch_size, 1.0 / batch_size)
@@ -89,14 +94,14 @@ def local_step(algorithm: Algorithm, losses, live, work_state, mini_batch, given
     return optax.apply_updates(live, updates), work_state
 
 
-def progress(base, live):
+def progress(base, live) -> optax.Updates:
     """The contribution of local steps: base - live."""
     return jax.tree.map(jnp.subtract, base, live)
 
 
 def exchange(
     algorithm: Algorithm, contribution, params, state: WorkerState, batches, given, weight
-):
+) -> tuple[optax.Updates, WorkerState]:
     """Run the exchange; returns (what comes out of it, new state)."""
     updates, exchange_state = algorithm.exchange.update(
         contribution, state.exchange, params, weight=weight, batches=batches, **given
@@ -104,14 +109,18 @@ def exchange(
     return updates, state._replace(exchange=exchange_state)
 
 
-def update(algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given):
+def update(
+    algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given
+) -> tuple[optax.Updates, WorkerState]:
     """Contribution and exchange of one worker: (what comes out of the exchange, new state)."""
     contribution, state = contribute(algorithm, losses, params, state, examples, batches, given)
     weight = algorithm.weight(batches)
     return exchange(algorithm, contribution, params, state, batches, given, weight)
 
 
-def serve(algorithm: Algorithm, reduced, params, server_state, batches, given):
+def serve(
+    algorithm: Algorithm, reduced, params, server_state, batches, given
+) -> tuple[optax.Params, optax.OptState]:
     """Apply what an all-reduce returned to the replicated model: (params, server state).
 
     batches: finished mini-batches of all workers together.

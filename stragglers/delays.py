@@ -1,11 +1,9 @@
 """Laws of the time that one mini-batch takes: iid, in seconds.
 
-A law is its quantile function, and sampling inverts it.  Two laws fed with the same uniforms
+A law is its quantile function, and sampling inverts it. Two laws fed with the same uniforms
 are therefore coupled (common random numbers), so that arms of an experiment differ by the law
 and not by luck.
 """
-
-from __future__ import annotations
 
 import enum
 import math
@@ -58,7 +56,7 @@ class Law:
         """Durations in seconds, of the given shape, by inversion of one uniform each."""
         return self.quantile(rng.random(shape))
 
-    def scaled(self, factor: float) -> Law:
+    def scaled(self, factor: float) -> "Law":
         """The law of `factor` times the duration."""
         _positive("scaled", factor=factor)
         return replace(self, factor=self.factor * factor)
@@ -110,14 +108,20 @@ def pareto(minimum: float, shape: float) -> Law:
     """Pareto: P(X > x) = (minimum / x)^shape from `minimum` seconds on; no mean if shape <= 1."""
     _positive("pareto", minimum=minimum, shape=shape)
     mean = minimum * shape / (shape - 1) if shape > 1 else math.inf
-    inverse = lambda u: minimum * (1 - u) ** (-1 / shape)  # noqa: E731
+
+    def inverse(u):
+        return minimum * (1 - u) ** (-1 / shape)
+
     return _law("pareto", inverse, mean, minimum=minimum, shape=shape)
 
 
 def weibull(scale: float, shape: float) -> Law:
     """Weibull: P(X > x) = exp(-(x / scale)^shape), `scale` in seconds."""
     _positive("weibull", scale=scale, shape=shape)
-    inverse = lambda u: scale * (-np.log1p(-u)) ** (1 / shape)  # noqa: E731
+
+    def inverse(u):
+        return scale * (-np.log1p(-u)) ** (1 / shape)
+
     mean = scale * math.gamma(1 + 1 / shape)
     return _law("weibull", inverse, mean, residual=_by_shape(shape), scale=scale, shape=shape)
 
@@ -125,7 +129,10 @@ def weibull(scale: float, shape: float) -> Law:
 def gamma(shape: float, scale: float) -> Law:
     """Gamma with mean `shape * scale` seconds."""
     _positive("gamma", shape=shape, scale=scale)
-    inverse = lambda u: scale * special.gammaincinv(shape, u)  # noqa: E731
+
+    def inverse(u):
+        return scale * special.gammaincinv(shape, u)
+
     mean = shape * scale
     return _law("gamma", inverse, mean, residual=_by_shape(shape), shape=shape, scale=scale)
 
@@ -135,7 +142,10 @@ def lognormal(mu: float, sigma: float) -> Law:
     _positive("lognormal", sigma=sigma)
     if not math.isfinite(mu):
         raise ValueError(f"lognormal: needs a finite mu, got mu={mu}; pass a log of seconds")
-    inverse = lambda u: np.exp(mu + sigma * special.ndtri(u))  # noqa: E731
+
+    def inverse(u):
+        return np.exp(mu + sigma * special.ndtri(u))
+
     return _law("lognormal", inverse, math.exp(mu + sigma**2 / 2), mu=mu, sigma=sigma)
 
 
@@ -145,7 +155,10 @@ def uniform(low: float, high: float) -> Law:
         raise ValueError(
             f"uniform: needs 0 <= low < high, got low={low}, high={high}; order the two bounds"
         )
-    inverse = lambda u: low + (high - low) * u  # noqa: E731
+
+    def inverse(u):
+        return low + (high - low) * u
+
     mean = (low + high) / 2
     return _law("uniform", inverse, mean, residual=Residual.SHORTER, low=low, high=high)
 

@@ -8,8 +8,6 @@ Cancelled and ignored contributions have no row: they count as idle, except that
 to a row and began another is busy until it is cut. Their samples are drawn again, in another time.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import NamedTuple

@@ -4,8 +4,6 @@ They say how long the k-th fastest of P workers takes (K-sync SGD, arXiv 1803.01
 rounds of M mini-batches each last (Non-blocking SGD, arXiv 2211.00889, run-time analysis).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from itertools import pairwise
@@ -23,7 +21,7 @@ def order_statistic_mean(law: Law, k: int, workers: int) -> float:
     """Expected seconds until the k-th of `workers` iid durations ends, E[X_{k:P}].
 
     The integral over u of F^{-1}(u) Beta(u; k, P-k+1) (1803.01113, K-sync), in closed form where
-    there is one.  Infinite if the tail is; k outside 1..P raises ValueError.
+    there is one. Infinite if the tail is; k outside 1..P raises ValueError.
     """
     if not 1 <= k <= workers:
         raise ValueError(
@@ -145,7 +143,7 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
     whole = sums[-1]
     beyond = np.clip(1 - np.cumsum(whole), 0, 1)  # P(S(M) > lattice point)
     fastest, slowest = step * (beyond**workers).sum(), step * (1 - (1 - beyond) ** workers).sum()
-    # Continuous durations tie on the lattice only: half of each tie counts.  Atoms do tie: a
+    # Continuous durations tie on the lattice only: half of each tie counts. Atoms do tie: a
     # mini-batch that ends at the signal counts, and none begins there.
     counted = 0.5 if not atoms else float(lost)
     alive = (beyond + counted * whole) ** (workers - 1)

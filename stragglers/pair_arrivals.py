@@ -4,8 +4,6 @@ The same meetings as in `stragglers.pair_clock`, for nodes whose time is real. A
 as long as it takes, and its nodes begin their next local steps when it has landed.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

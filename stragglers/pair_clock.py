@@ -8,8 +8,6 @@ nobody: its worker is the number of workers, its partner itself. `version` is th
 works on its own copy.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import networkx as nx

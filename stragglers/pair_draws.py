@@ -3,8 +3,6 @@
 A draw depends on the node and on how often it has drawn before, never on time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import networkx as nx

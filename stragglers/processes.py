@@ -1,12 +1,10 @@
 """Processes of durations that may depend on the worker and on the time: slow machines.
 
 Randomness is addressed: a duration depends on (seed, worker, count) and, where the process has
-a state in time, on the start; never on the order of the calls.  Every waiting rule therefore
-meets the same draws.  Worker residuals of real clusters are strongly autocorrelated, so iid
+a state in time, on the start; never on the order of the calls. Every waiting rule therefore
+meets the same draws. Worker residuals of real clusters are strongly autocorrelated, so iid
 laws flatter methods that drop stragglers; the processes here do not.
 """
-
-from __future__ import annotations
 
 import csv
 import itertools
@@ -34,7 +32,7 @@ class Process:
     bind: Callable[[int], Draw] = field(repr=False, compare=False)  # seed -> draw
     draw: Draw | None = field(default=None, repr=False, compare=False)
 
-    def seeded(self, seed: int) -> Process:
+    def seeded(self, seed: int) -> "Process":
         """A copy whose durations are a pure function of `seed` and their address."""
         return replace(self, draw=self.bind(seed))
 
@@ -124,7 +122,7 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
     """A worker alternates between normal and `factor` times slower, in time.
 
     Sojourns are exponential with means `mean_normal` and `mean_slow` seconds and start in the
-    stationary state.  A mini-batch is `law` seconds of work at speed 1 or 1/factor; its duration
+    stationary state. A mini-batch is `law` seconds of work at speed 1 or 1/factor; its duration
     integrates the speed over the state path exactly.
     """
     if not 1 <= factor < math.inf:
@@ -167,9 +165,9 @@ def trace(
 ) -> Process:
     """Replay of recorded durations from a CSV file, per worker in the order of `time`, cyclic.
 
-    `worker`, `time` and `duration` name the columns.  Recorded numbers times `scale` are
-    seconds; `mean` scales them instead so that they have this mean.  Workers beyond those of the
-    file reuse them in turn; the seed has no effect.  Unreadable files raise ValueError.
+    `worker`, `time` and `duration` name the columns. Recorded numbers times `scale` are
+    seconds; `mean` scales them instead so that they have this mean. Workers beyond those of the
+    file reuse them in turn; the seed has no effect. Unreadable files raise ValueError.
     """
     if not scale > 0 or (mean is not None and not mean > 0):
         raise ValueError(

@@ -4,8 +4,6 @@ An update lands at all workers, or at each worker once its neighbours are ready 
 MATCHA, 1905.09435). A gradient is always taken at the newest version, so nothing is stale.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The parts of a round: when mini-batches end, when it stops, what counts, who waits for whom."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import networkx as nx
@@ -98,7 +96,7 @@ def land_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int
     """Land at each worker once it and its neighbours of the round are ready, in max-plus form.
 
     Neighbours are those in `graph` (D-PSGD, 1705.09056), or those that `links` makes active
-    (MATCHA, 1905.09435), or everybody where neither is given.  Nodes other than the workers, and
+    (MATCHA, 1905.09435), or everybody where neither is given. Nodes other than the workers, and
     links without an edge in the graph, raise ValueError.
     """
     near = None if graph is None else _closed_neighbourhoods(graph, workers)

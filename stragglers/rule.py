@@ -10,8 +10,6 @@ can do stands in the `Rule`.
 A face that makes no sense for a rule is None, and who needs it refuses the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 

@@ -9,8 +9,6 @@
 `load` reads all of them.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -38,8 +36,8 @@ class Event(NamedTuple):
 class Schedule:
     """What happened in T updates, k participants each; times in seconds, counters from 0.
 
-    Version v is the parameters after v updates; update t makes version t + 1.  A worker may
-    appear twice in one update, when it delivered twice.  A position that is left over stands for
+    Version v is the parameters after v updates; update t makes version t + 1. A worker may
+    appear twice in one update, when it delivered twice. A position that is left over stands for
     nobody: its worker is one past the last, and it has finished no mini-batches.
     """
 
@@ -105,7 +103,7 @@ class Schedule:
         """Samples that all workers have used after each update, [T] int64."""
         return np.cumsum(self.batches.sum(axis=1, dtype=np.int64)) * batch_size
 
-    def slice(self, begin: int, end: int) -> Schedule:
+    def slice(self, begin: int, end: int) -> "Schedule":
         """Rows begin .. end - 1; `held` stays only if the last row does.
 
         An event goes with the first row that lands at its time or later, or with the last row. So
@@ -118,11 +116,11 @@ class Schedule:
         events = tuple(event for event, row in with_row if begin <= row < end)
         return replace(self, **rows, held=held, events=events, offset=self.offset + begin)
 
-    def holding(self, held: np.ndarray) -> Schedule:
+    def holding(self, held: np.ndarray) -> "Schedule":
         """The same rows, followed by reads of the versions `held`."""
         return replace(self, held=held)
 
-    def using(self, matchings: np.ndarray) -> Schedule:
+    def using(self, matchings: np.ndarray) -> "Schedule":
         """The same rows with the active matchings [T, M] of each update."""
         return replace(self, matchings=matchings)
 

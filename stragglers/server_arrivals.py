@@ -3,8 +3,6 @@
 The same decisions as in `stragglers.event_clock`, for workers whose time is real.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

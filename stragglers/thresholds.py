@@ -1,7 +1,5 @@
 """How long to compute before a deadline, chosen from measured durations."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -13,9 +11,9 @@ def drop_compute_threshold(
 
     durations: seconds of every mini-batch, [rounds, workers, M], in rounds in which all were
       finished; communication: seconds of a round, scalar or [rounds].
-    A threshold keeps the mini-batches that have ended by then and shortens a round to it.  Of so
+    A threshold keeps the mini-batches that have ended by then and shortens a round to it. Of so
     many `candidates`, evenly spaced quantiles of the measured ends, the one with the most
-    mini-batches per second is taken, the latest such.  Missing or negative numbers raise
+    mini-batches per second is taken, the latest such. Missing or negative numbers raise
     ValueError.
     """
     durations = np.asarray(durations, np.float64)

@@ -1,14 +1,12 @@
 """The event loop of nodes that work and meet in pairs, batched into wavefronts of disjoint pairs.
 
-A node works for some mini-batches and then meets a partner.  Meetings are ordered by the time at
-which they land, ties by the node that asked for them.  A row of the schedule takes `width` of
+A node works for some mini-batches and then meets a partner. Meetings are ordered by the time at
+which they land, ties by the node that asked for them. A row of the schedule takes `width` of
 them: the loop simulates until a window of meetings is pending, goes through it in order, and takes
-every meeting that shares no node with an earlier one of the window, taken or left.  Each node thus
+every meeting that shares no node with an earlier one of the window, taken or left. Each node thus
 keeps its own sequence, and as meetings of different nodes commute, the rows give what the order
 gives, to the last bit.
 """
-
-from __future__ import annotations
 
 import functools
 from collections.abc import Callable
@@ -105,7 +103,9 @@ def padded_rows(updates: int, width: int, workers: int) -> Rows:
     return Rows(np.zeros(updates), nobody, partner, *spans, *counts, whole(float), whole(float))
 
 
-def fill(nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, rows: Rows):
+def fill(
+    nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, rows: Rows
+) -> None:
     """Fill all `rows` after a row that landed at `time`, and move `nodes` and `pending` on.
 
     ahead: (nodes) -> Lookahead that lets every node go on.
@@ -142,8 +142,8 @@ def meetings(schedule: Schedule, workers: int) -> np.ndarray:
 def copy_staleness(schedule: Schedule) -> np.ndarray:
     """Seconds [I], for every interaction, since the partner's copy last included its own work.
 
-    0 where the partner brings its work along.  Before its first delivery a worker's copy dates
-    from the first start of the schedule.  The public copy of 1910.12308 (non-blocking) lacks the
+    0 where the partner brings its work along. Before its first delivery a worker's copy dates
+    from the first start of the schedule. The public copy of 1910.12308 (non-blocking) lacks the
     local steps that are not finished.
     """
     met = interactions(schedule)

@@ -1,13 +1,15 @@
 """Eight forced CPU devices, strict shapes, and one way to run a body in every runtime.
 
 Programs are compiled with little optimisation, as most tests run theirs for less time than it takes
-to compile it.
+to compile it, and kept for the whole session, as half of them are another test's too.
 """
 
 import ctypes
 import os
 import pathlib
+import shutil
 import sys
+import tempfile
 
 # Before jax is imported anywhere: XLA reads its flags once.
 os.environ["XLA_FLAGS"] = " ".join(
@@ -20,6 +22,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import pytest
@@ -27,8 +31,19 @@ from jax.sharding import AxisType, PartitionSpec
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+KEPT = "JAX_COMPILATION_CACHE_DIR"
+RESIDENT = 3 << 28  # bytes of a process above which it gives back what programs hold
 
-RESIDENT = 1 << 30  # bytes of a process above which it gives back what programs hold
+
+def pytest_configure(config):
+    """Keep compiled programs in one folder, which the processes that are started from here inherit.
+
+    The process that has made the folder removes it.
+    """
+    if KEPT not in os.environ:
+        os.environ[KEPT] = tempfile.mkdtemp(prefix="programs-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ[KEPT], ignore_errors=True))
+    jax.config.update("jax_compilation_cache_dir", os.environ[KEPT])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +51,7 @@ def bounded_memory():
     """Give back what compiled programs hold once it is much, or a process grows to gigabytes.
 
     The programs have to be dropped, and the C library has to return what is free then. Not after
-    every module, as those that follow would compile the same small ones again.
+    every module, as those that follow would read the same small ones again.
     """
     yield
     if sys.platform != "linux" or _resident() < RESIDENT:
@@ -93,7 +108,7 @@ def _shard_map(body):
     ids=["vmap", "pmap", "shard_map"],
 )
 def spmd(request):
-    """Runs ``body(*args)`` on every worker, args and results stacked over the leading axis.
+    """Runs `body(*args)` on every worker, args and results stacked over the leading axis.
 
     Blocks on the result: many queued collective programmes would wait for each other for ever.
     """

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import pathlib
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 from absl import flags
 
 import algorithms
+from algorithms import reducers
 from experiments import distributed, executors, profiling, slurm
 from stragglers import rules
 from tests import launcher
@@ -199,3 +201,25 @@ def test_what_is_named_exists(page):
         assert not file or (ROOT / file[0]).exists(), span
         flag = re.match(r"--([a-z_]+)", span)
         assert not flag or flag[1] in flags.FLAGS or flag[1] == "config", span
+
+
+def methods_table():
+    """Of the README's table of methods: the files of all rows."""
+    (table,) = re.findall(r"^\| method \|.*\n((?:\|.*\n)+)", PAGES[0].read_text(), re.MULTILINE)
+    return {path for span in SPAN.findall(table) for path in spread(span) if path.endswith(".py")}
+
+
+def spread(path):
+    """`a/{b,c}.py` as both."""
+    before, brace, rest = path.partition("{")
+    names, _, after = rest.partition("}")
+    return [before + name + after for name in names.split(",")] if brace else [path]
+
+
+def test_the_table_of_methods_is_complete():
+    """It names the file of every method and every codec, and the README every waiting rule."""
+    known = (*algorithms.ALGORITHMS.values(), *reducers.REDUCERS.values())
+    files = {f"{inspect.unwrap(method).__module__.replace('.', '/')}.py" for method in known}
+    assert len(files) > 10 and files <= methods_table()
+    spans = {span.partition("(")[0] for span in SPAN.findall(PAGES[0].read_text())}
+    assert rules.RULES.keys() <= spans

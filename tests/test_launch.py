@@ -94,9 +94,14 @@ def test_a_sweep_has_a_directory_per_arm_and_seed(call, here):
     together = summary(out)["arms"]
     assert [(arm["name"], arm["seeds"]) for arm in together] == [(arm, [0, 1]) for arm in arms]
     assert {path.name for path in out.iterdir()} == {
-        "all_reduce", "dpsgd", "summary.json", "figure.png", "report.json", "report.html",
+        "all_reduce",
+        "dpsgd",
+        "summary.json",
+        "figure.png",
+        "report.json",
+        "report.html",
         "strip.png",
-    }  # fmt: skip
+    }
 
 
 def test_arms_run_in_processes_of_their_own(call, here):
@@ -112,9 +117,14 @@ def test_arms_run_in_processes_of_their_own(call, here):
     before = files(here)
     code, shown, _ = call(*flags, "--workdir=three", "--jobs=2", "--print_commands")
     assert code == 0 and shown.splitlines()[1] == shlex.join(
-        [sys.executable, str(launcher.ROOT / "launch.py"), *flags, "--workdir=three",
-         "--arm=dpsgd/nonblocking"]
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(launcher.ROOT / "launch.py"),
+            *flags,
+            "--workdir=three",
+            "--arm=dpsgd/nonblocking",
+        ]
+    )
     assert files(here) == before
 
 

@@ -31,7 +31,7 @@ def draw(
     target_loss: float | None,
     path: str | os.PathLike,
     clock: str = "virtual",
-):
+) -> None:
     """Write a PNG of 1200x500 pixels: training loss against time and against samples.
 
     curves: (arm's name, the metrics records of each of its seeds). Several seeds are drawn as
@@ -120,7 +120,7 @@ def plot(
     *,
     scale: tuple[Callable, Callable] = (np.log, np.exp),
     label: str | None = None,
-):
+) -> None:
     """Draw the mean of one arm's runs and, of several, a band of one standard deviation."""
     curve = mean_curve(runs, x, y, scale)
     axes.plot(curve.x, curve.mean, label=label, **line)
@@ -161,7 +161,7 @@ def mean_curve(
     return Curve(places, back(mean), back(mean - spread), back(mean + spread))
 
 
-def logarithmic(axes: Axes):
+def logarithmic(axes: Axes) -> None:
     """Make the vertical axis logarithmic, with labels that can be read, and the rest plain."""
     axes.set_yscale("log")
     # A loss often spans about a decade, where the default labels hardly anything.
@@ -172,7 +172,7 @@ def logarithmic(axes: Axes):
     plain(axes)
 
 
-def plain(axes: Axes):
+def plain(axes: Axes) -> None:
     """Begin the horizontal axis at 0 and leave out what is only a frame."""
     axes.set_xlim(left=0)
     axes.grid(color="0.9", linewidth=0.6)

@@ -98,9 +98,15 @@ def _mark(axes: Axes, events: Sequence[Event], lanes: np.ndarray, until: float) 
         if at:
             style = {"linestyle": "", "markersize": 5, "markeredgewidth": 0.4}
             marked += axes.plot(
-                *zip(*at, strict=True), marker=marker, color="black", markeredgecolor="white",
-                label=kind, zorder=3, clip_on=False, **style,
-            )  # fmt: skip
+                *zip(*at, strict=True),
+                marker=marker,
+                color="black",
+                markeredgecolor="white",
+                label=kind,
+                zorder=3,
+                clip_on=False,
+                **style,
+            )
     return marked
 
 

@@ -63,14 +63,14 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     return result
 
 
-def print_table(console: Console, arms: Sequence[Mapping]):
+def print_table(console: Console, arms: Sequence[Mapping]) -> None:
     """Print the table, 120 columns wide where there is no terminal whose width it must fit."""
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
     console.print(of_arms(arms), markup=False)  # [s] is a unit here, no style
 
 
-def print_claims(console: Console, claims: Iterable[tuple[str, str]]):
+def print_claims(console: Console, claims: Iterable[tuple[str, str]]) -> None:
     """Print what a paper claims beside what was measured."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
     for heading in ("claim", "measured"):

@@ -1,11 +1,13 @@
 """What AdaSync claims against every fixed K (Dutta, Wang, Joshi, arXiv 2003.10579)."""
 
+from collections.abc import Iterator
+
 from experiments import records
 
 TARGETS = (1.0, 0.5, 0.35, 0.3)  # training losses: the last two are below the floor of K = 1
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """At every target: AdaSync's time over that of the best fixed K (means over the seeds)."""
     for target in TARGETS:
         seconds = {arm["name"]: _mean_seconds(arm["metrics"], target) for arm in arms}

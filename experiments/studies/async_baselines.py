@@ -1,11 +1,12 @@
 """How the baselines of Asynchronous SGD rank, each at its best rate and setting."""
 
 import math
+from collections.abc import Iterator
 
 from experiments.studies import grids
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """The ranking at the best settings, and what two papers say of it."""
     methods = dict.fromkeys(arm["name"].partition("/")[0] for arm in arms)
     found = {method: best(arms, method) for method in methods}
@@ -16,11 +17,16 @@ def claims(arms):
     )
     plain = found["async_sgd"]
     for words, methods in (
-        ("gradients that are too old are better left out (arXiv 2305.12387, 2501.16168)",
-         [m for m in found if m.startswith(("ringmaster", "rennala"))]),
-        ("waiting for the fastest of all is nearly optimal (m-Synchronous SGD, arXiv 2602.03802)",
-         ["k_sync"]),
-    ):  # fmt: skip
+        (
+            "gradients that are too old are better left out (arXiv 2305.12387, 2501.16168)",
+            [m for m in found if m.startswith(("ringmaster", "rennala"))],
+        ),
+        (
+            "waiting for the fastest of all is nearly optimal "
+            "(m-Synchronous SGD, arXiv 2602.03802)",
+            ["k_sync"],
+        ),
+    ):
         first = min(methods, key=lambda method: _seconds(found[method]))
         ratio = _seconds(found[first]) / _seconds(plain)
         measured = f"{first} takes {ratio:.2f}x the time of Async-SGD"

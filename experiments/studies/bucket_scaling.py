@@ -154,7 +154,9 @@ def table_of(curves: Sequence[Curve], workers: int) -> Table:
     return table
 
 
-def draw_curves(curves: Sequence[Curve], titles: Mapping[str, str], path: str | os.PathLike):
+def draw_curves(
+    curves: Sequence[Curve], titles: Mapping[str, str], path: str | os.PathLike
+) -> None:
     """Write a PNG, 1500 pixels wide: efficiency against workers, a row of panels per trace.
 
     titles: {network: heading of its column}.
@@ -170,9 +172,15 @@ def draw_curves(curves: Sequence[Curve], titles: Mapping[str, str], path: str | 
             if (curve.trace, curve.network) != (trace, network):
                 continue
             colour, dashes, width = LINES[curve.schedule]
-            axes.plot(curve.workers, curve.efficiency, color=colour, linestyle=dashes,
-                      linewidth=width, label=LABELS[curve.schedule],
-                      zorder=1 + width)  # fmt: skip
+            axes.plot(
+                curve.workers,
+                curve.efficiency,
+                color=colour,
+                linestyle=dashes,
+                linewidth=width,
+                label=LABELS[curve.schedule],
+                zorder=1 + width,
+            )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(curves[0].workers))
         axes.xaxis.set_minor_locator(NullLocator())

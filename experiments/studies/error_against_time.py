@@ -37,7 +37,7 @@ def draw_error_against_time(
     target_loss: float,
     lowest: float,
     path: str | os.PathLike,
-):
+) -> None:
     """Write a PNG of training loss above `lowest` against virtual time, both logarithmic.
 
     rows: row of panels -> panel, a protocol -> line, a K -> the metrics records of each seed, of
@@ -64,9 +64,13 @@ def draw_error_against_time(
     canvas.supylabel(f"training loss{known}", fontsize=9)
     dashed = Line2D([], [], color="0.35", linewidth=0.8, linestyle="--")
     canvas.legend(
-        [*lines.values(), dashed], [*lines, f"target {target_loss:.3g}"],
-        loc="outside upper center", ncols=len(lines) + 1, fontsize=8, frameon=False,
-    )  # fmt: skip
+        [*lines.values(), dashed],
+        [*lines, f"target {target_loss:.3g}"],
+        loc="outside upper center",
+        ncols=len(lines) + 1,
+        fontsize=8,
+        frameon=False,
+    )
     canvas.savefig(path, format="png")
 
 

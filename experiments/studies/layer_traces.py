@@ -62,14 +62,16 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where primitives keep what they
 _LOOPS = ("while", "cond")  # run an unknown part of their body
 _PRODUCTS = {
     # FLOPs per element of the result: two for every element of the contracted dimensions.
-    "dot_general": lambda eqn: 2 * np.prod(
-        [eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]]
+    "dot_general": lambda eqn: (
+        2 * np.prod([eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]])
     ),
     # The kernel without its output channels; its input channels are those of one group.
-    "conv_general_dilated": lambda eqn: 2
-    * eqn.invars[1].aval.size
-    / eqn.invars[1].aval.shape[eqn.params["dimension_numbers"].rhs_spec[0]],
-}  # fmt: skip
+    "conv_general_dilated": lambda eqn: (
+        2
+        * eqn.invars[1].aval.size
+        / eqn.invars[1].aval.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+    ),
+}
 
 
 def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times: int):

@@ -1,5 +1,6 @@
 """What MATCHA claims against periodic and vanilla D-PSGD (Wang et al., arXiv 1905.09435)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from comms import topology
@@ -9,7 +10,7 @@ from experiments.studies import matcha_mixing
 BUDGETS = (0.1, 0.2, 0.5, 1.0)  # shares of vanilla's communication
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """What the paper says of its method, beside this sweep and the theory of its graph."""
     by_name = {arm["name"]: arm for arm in arms}
     vanilla, half = by_name["vanilla"], by_name["matcha/0.5"]
@@ -37,7 +38,7 @@ def claims(arms):
         yield f"(not claimed) the same on a {name}", _rates(make(config.workers))
 
 
-def figures(workdir):
+def figures(workdir) -> None:
     """Write rho.png: the theory on the six graphs, a ring and a path."""
     graphs = {
         f"graph {k}: {len(graph)} workers, {graph.size()} links": graph

@@ -42,7 +42,7 @@ def mixing_rates(graph: nx.Graph, budgets: Sequence[float]) -> Mixing:
     )
 
 
-def draw_mixing_rates(graphs: Mapping[str, nx.Graph], path: str | os.PathLike):
+def draw_mixing_rates(graphs: Mapping[str, nx.Graph], path: str | os.PathLike) -> None:
     """Write a PNG of 1200x675 pixels: rho against the budget, a panel for each of eight graphs."""
     budgets = np.linspace(0.05, 1, 20)
     canvas = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")

@@ -1,5 +1,6 @@
 """What buckets of MG-WFBP change on a mesh, and what they do not (arXiv 1811.11141)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ from algorithms.mg_wfbp import plan_with
 from experiments import profiling, records, tasks
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """Whether every arm has trained what plain all-reduce has, and what a plan expects to gain."""
     plain, *bucketed = arms
     equal, differ = [], []

@@ -1,9 +1,11 @@
 """What Non-blocking SGD claims over three mixers (He & Dube, arXiv 2211.00889)."""
 
+from collections.abc import Iterator
+
 from experiments.studies import grids
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """The paper's claim beside the gains of this sweep, and what its run-time model expects.
 
     If the number of updates limits training the gain is that of rounds per second; if gradient
@@ -29,7 +31,7 @@ def claims(arms):
         )
 
 
-def tuned_claims(arms):
+def tuned_claims(arms) -> Iterator[tuple[str, str]]:
     """Best against best, and whether the optimum lies inside the grid."""
     for mixer in _mixers(arms):
         found = {v: best(arms, f"{mixer}/{v}") for v in ("blocking", "nonblocking")}

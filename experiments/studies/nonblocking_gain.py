@@ -30,12 +30,15 @@ def _is_cost(value) -> bool:
 ENTRIES = (
     ("positive whole numbers", entries.several(entries.is_count), ("workers",)),
     ("seconds, 0 or more", entries.several(_is_cost), ("communication",)),
-    ("a positive whole number", entries.is_count,
-     ("at_workers", "mini_batches", "rounds", "rounds_in_time")),
+    (
+        "a positive whole number",
+        entries.is_count,
+        ("at_workers", "mini_batches", "rounds", "rounds_in_time"),
+    ),
     ("seconds, 0 or more", _is_cost, ("at_communication",)),
     entries.SEED,
     ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
-)  # fmt: skip
+)
 
 
 class Gain(NamedTuple):
@@ -152,7 +155,7 @@ def tables(gains: Gains) -> list[Table | str]:
     return [*made, "in brackets: the simulation's error; * estimate from another simulation"]
 
 
-def draw_gains(gains: Gains, path: str | os.PathLike):
+def draw_gains(gains: Gains, path: str | os.PathLike) -> None:
     """Write a PNG of 1200x600 pixels: gains against workers and against communication."""
     canvas = Figure(figsize=(8, 4), dpi=150, layout="constrained")
     left, right = canvas.subplots(1, 2, sharey=True)
@@ -179,8 +182,10 @@ def draw_gains(gains: Gains, path: str | os.PathLike):
     left.set_xscale("log", base=2)
     look.ticks(left, [gain.workers for gain in gains.by_workers])
     seconds, workers = gains.by_workers[0].communication, gains.by_communication[0].workers
-    left.set(xlabel=f"workers, at {seconds:g} s of communication",
-             ylabel="throughput: non-blocking / blocking")  # fmt: skip
+    left.set(
+        xlabel=f"workers, at {seconds:g} s of communication",
+        ylabel="throughput: non-blocking / blocking",
+    )
     look.ticks(right, [gain.communication for gain in gains.by_communication])
     right.set(xlabel=f"communication per round [s], {workers} workers")
     handles, _ = left.get_legend_handles_labels()

@@ -139,7 +139,7 @@ def _expected(point: Runtime) -> str:
     return f"{point.simulated:.4g} in {point.low:.4g}..{point.high:.4g}"
 
 
-def draw_runtimes(points: Sequence[Runtime], path: str | os.PathLike):
+def draw_runtimes(points: Sequence[Runtime], path: str | os.PathLike) -> None:
     """Write a PNG of 1500x900 pixels: seconds per update against workers, theory and simulation."""
     groups = _groups(points)
     cases, laws = ([*dict.fromkeys(key[i] for key in groups)] for i in (0, 1))
@@ -156,9 +156,14 @@ def draw_runtimes(points: Sequence[Runtime], path: str | os.PathLike):
         known = [a if a == b else math.nan for a, b in zip(low, high, strict=True)]
         axes.plot(x, known, color=colour, linestyle=line, linewidth=1.5)
         axes.plot(
-            x, [p.simulated for p in row], marker, color=colour, markersize=size,
-            markerfacecolor="none", markeredgewidth=1.1,
-        )  # fmt: skip
+            x,
+            [p.simulated for p in row],
+            marker,
+            color=colour,
+            markersize=size,
+            markerfacecolor="none",
+            markeredgewidth=1.1,
+        )
         axes.set_title(f"{law.replace('_', ' ')}, {case}", fontsize=9)
     for (case, law, rule), row in groups.items():
         axes = panels[cases.index(case), laws.index(law)]
@@ -184,9 +189,10 @@ def draw_runtimes(points: Sequence[Runtime], path: str | os.PathLike):
     handles += [
         Line2D([], [], color="0.2", label="theory"),
         Patch(color="0.2", alpha=0.15, label="bounds of k_async"),
-        Line2D([], [], color="0.2", marker="o", linestyle="", markerfacecolor="none",
-               label="simulated"),
-    ]  # fmt: skip
+        Line2D(
+            [], [], color="0.2", marker="o", linestyle="", markerfacecolor="none", label="simulated"
+        ),
+    ]
     canvas.legend(handles=handles, loc="outside upper center", ncols=7, fontsize=8, frameon=False)
     canvas.savefig(path, format="png")
 

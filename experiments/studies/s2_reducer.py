@@ -1,5 +1,7 @@
 """What S2 Reducer claims on tasks with embedding tables (arXiv 2110.02140)."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ QUALITY = {
 COMPARED = (4, 8, 32)  # workers for which all-reduce and all-gather are compared
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """The paper's claims beside what was measured and what the cost model says."""
     by_name = {arm["name"]: arm for arm in arms}
     prepared = {arm["name"]: prepare.prepare(arm["config"]) for arm in arms}

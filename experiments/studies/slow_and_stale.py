@@ -1,6 +1,7 @@
 """What becomes slow and what stale in four protocols (Dutta et al., arXiv 1803.01113)."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from experiments import records, tasks
@@ -25,7 +26,7 @@ CONVEX = part("digits", model="logistic", l2=0.01)  # the task; its lowest loss 
 COMMONLY, FIRST, LOWEST = f"common rate {COMMON}", "rate first at target", "rate ending lowest"
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """The trade-off with a common rate and with tuned ones, and what compensation allows."""
     target = arms[0]["target_loss"]
     choices = _choices(arms)
@@ -60,7 +61,7 @@ def claims(arms):
     )
 
 
-def figures(workdir):
+def figures(workdir) -> None:
     """Write error_against_time.png: a row for each way to choose the rate, a panel per protocol."""
     workdir = Path(workdir)
     arms = [
@@ -133,5 +134,7 @@ def _described(group: str, arm, rates) -> str:
 
 def _runs(workdir: Path, arm) -> list[list[dict]]:
     """The metrics of all seeds."""
-    return [records.read_metrics(path.parent) for path in
-            sorted((workdir / arm["name"]).rglob(records.METRICS))]  # fmt: skip
+    return [
+        records.read_metrics(path.parent)
+        for path in sorted((workdir / arm["name"]).rglob(records.METRICS))
+    ]

@@ -1,5 +1,6 @@
 """What SwarmSGD claims against its rivals (Nadiradze et al., arXiv 1910.12308)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from experiments.reports.figure import COLOURS, DASHES
 from stragglers import schedule, wavefront
 
 
-def claims(arms):
+def claims(arms) -> Iterator[tuple[str, str]]:
     """The paper's claims beside this sweep, in means over the seeds."""
     by_name = {arm["name"]: arm for arm in arms}
     exact, coarse = by_name["swarm/H=2"], by_name["swarm/H=2/8 bits"]
@@ -105,7 +106,7 @@ def _record(arm) -> str:
     return "; ".join(told)
 
 
-def figures(workdir):
+def figures(workdir) -> None:
     """Write meetings.json and meetings.png: Gamma, samples, meetings per pair and stale copies.
 
     Of the first seed of every arm that meets in pairs, but Gamma of all local methods.

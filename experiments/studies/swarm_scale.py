@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
@@ -27,7 +27,7 @@ def analyse(config: ConfigDict) -> Study:
     return Study(summary, [table_of(points)], figure, list(claims(points)))
 
 
-def claims(points):
+def claims(points) -> Iterator[tuple[str, str]]:
     """What the paper says of an exchange's time, beside the simulated one of all Swarm methods."""
     swarm = {}
     for point in points:
@@ -85,7 +85,7 @@ def table_of(points: Sequence[Point]) -> Table:
     return table
 
 
-def draw_points(points: Sequence[Point], path: str | os.PathLike):
+def draw_points(points: Sequence[Point], path: str | os.PathLike) -> None:
     """Write a PNG of 1350x600 pixels: mean and 99 % quantile against the number of nodes.
 
     The part of a method's label before "/" chooses the colour, the rest the kind of line.

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from comms.trees import path_text
+
 
 class Task(NamedTuple):
     """An empirical risk and its data; arrays are NumPy's, a runtime moves them where it wants.
@@ -44,7 +46,7 @@ class Task(NamedTuple):
 
 def row_sparse(task: Task, path: tuple) -> bool:
     """Whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") in task.sparse
+    return path_text(path) in task.sparse
 
 
 def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from comms.hashing import lowbias32
+
 ROUNDS = 6  # half of them move either coordinate
 
 
@@ -66,13 +68,13 @@ def _look_up(data, worker, epoch, offset, batch_size: int):
     position = offset[..., None] + jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     laps = position // size
     # One after the other, or worker 1 in epoch 2 would walk as worker 2 in epoch 1.
-    key = _scramble(_scramble(seed) + worker.astype(jnp.uint32))[..., None]
-    key = _scramble(key + epoch[..., None] + laps)
+    key = lowbias32(lowbias32(seed) + worker.astype(jnp.uint32))[..., None]
+    key = lowbias32(key + epoch[..., None] + laps)
     place = permute(position - laps * size, jnp.broadcast_to(size, shape), key)
     return flat[starts[worker][..., None] + place]
 
 
-def permute(index, size, key):
+def permute(index, size, key) -> jax.Array:
     """Where the random order `key` of 0 .. size-1 puts `index`; uint32 arrays of one shape.
 
     For every (size, key) this is a bijection of `index`; size is at least 1.
@@ -101,14 +103,5 @@ def _feistel(x, rows, columns, key):
 def _add(moved, fixed, key, number, modulus):
     """moved + hash(fixed, key, number) modulo `modulus` (at most 2^16), without a division."""
     key = key + np.uint32(number * 0x9E3779B9 & 0xFFFFFFFF)
-    step = moved + ((_scramble(fixed ^ key) >> 16) * modulus >> 16)
+    step = moved + ((lowbias32(fixed ^ key) >> 16) * modulus >> 16)
     return jnp.where(step >= modulus, step - modulus, step)
-
-
-def _scramble(x):
-    """A bijection of uint32 that looks random (lowbias32 of C. Wellons' hash prospector)."""
-    x = x ^ (x >> 16)
-    x = x * np.uint32(0x7FEB352D)
-    x = x ^ (x >> 15)
-    x = x * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)

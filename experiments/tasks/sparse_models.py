@@ -4,7 +4,8 @@ Language models in flax.linen map words [b, w] to states [b, w, width]; the soft
 vocabulary, sampled or full, is apart from them and takes an output table [vocabulary, width].
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,14 +122,14 @@ def candidates(key, vocabulary: int, draws: int) -> Candidates:
     return Candidates(word, jnp.concatenate([jnp.zeros(1, bool), word[1:] == word[:-1]]))
 
 
-def log_expected_count(word, vocabulary: int, draws: int):
+def log_expected_count(word, vocabulary: int, draws: int) -> jax.Array:
     """log of the probability that `word` is in the set that `candidates` draws."""
     word = word.astype(jnp.float32)
     probability = jnp.log1p(1 / (word + 1)) / jnp.log(vocabulary + 1.0)
     return jnp.log(-jnp.expm1(draws * jnp.log1p(-probability)))
 
 
-def sampled_softmax(states, table, targets, drawn: Candidates):
+def sampled_softmax(states, table, targets, drawn: Candidates) -> jax.Array:
     """Cross-entropy [n] among the target and the candidates, instead of the whole vocabulary.
 
     A logit is lowered by the log of its word's expected count, and a candidate that is the target
@@ -145,20 +146,20 @@ def sampled_softmax(states, table, targets, drawn: Candidates):
     return jax.nn.logsumexp(logits, 1) - true
 
 
-def full_softmax(states, table, targets):
+def full_softmax(states, table, targets) -> jax.Array:
     """Cross-entropy [n] among the whole vocabulary; shapes as in `sampled_softmax`."""
     true = jnp.sum(states * table[targets], -1)
     return jax.nn.logsumexp(states @ table.T, 1) - true
 
 
-def noise_words(key, cumulated, draws: int):
+def noise_words(key, cumulated, draws: int) -> jax.Array:
     """[draws] int32 words from the law whose cumulated probabilities are [vocabulary] float32."""
     uniform = jax.random.uniform(key, (draws,))
     # Rounding may leave the last sum below 1.
     return jnp.minimum(jnp.searchsorted(cumulated, uniform), len(cumulated) - 1)
 
 
-def negative_sampling(states, table, near, noise, negatives: int):
+def negative_sampling(states, table, near, noise, negatives: int) -> jax.Array:
     """Loss [b] of telling each neighbour from `negatives` noise words, mean over neighbours.
 
     arXiv 1310.4546 Eq. 4, its expectation estimated from the noise words that are given; one that
@@ -172,7 +173,7 @@ def negative_sampling(states, table, near, noise, negatives: int):
     return (right + wrong * (negatives / len(noise))).mean(1)
 
 
-def expected_negative_sampling(states, table, near, law, negatives: int):
+def expected_negative_sampling(states, table, near, law, negatives: int) -> jax.Array:
     """The expectation of `negative_sampling` over noise from `law`, [vocabulary] probabilities."""
     scores = jnp.einsum("bd,bcd->bc", states, table[near])
     wrong = jax.nn.softplus(states @ table.T) @ law
@@ -180,7 +181,7 @@ def expected_negative_sampling(states, table, near, law, negatives: int):
     return (jax.nn.softplus(-scores) + negatives * wrong).mean(1)
 
 
-def in_pieces(losses):
+def in_pieces(losses) -> Callable[[Any, Any], jax.Array]:
     """The same per-example losses (params, examples) -> [b], a few examples at a time."""
 
     def piecewise(params, examples):

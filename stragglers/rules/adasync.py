@@ -1,8 +1,8 @@
 """AdaSync: wait for few gradients while the loss is high, for more as it falls.
 
-Dutta, Wang, Joshi, *Slow and Stale Gradients Can Win the Race*, arXiv 2003.10579.  Over an interval
+Dutta, Wang, Joshi, *Slow and Stale Gradients Can Win the Race*, arXiv 2003.10579. Over an interval
 of training at a fixed rate the error is bounded by a K-dependent sum of what is still to be
-descended, F E[T(K)], and of noise, c / K.  At the start of every interval the K is taken that
+descended, F E[T(K)], and of noise, c / K. At the start of every interval the K is taken that
 minimises it; c is what makes K_0 the minimiser at the initial loss, so that the rate, smoothness
 and variance need not be known.
 

@@ -1,12 +1,10 @@
 """How far SGD with few or stale gradients gets: error bounds, exact small cases, complexities.
 
 The bounds are those of Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113, at a fixed learning
-rate eta, for a server that updates on k gradients of m samples each.  The time complexities are
-those of Rennala SGD, arXiv 2305.12387, for workers of fixed speeds.  How long an update takes and
+rate eta, for a server that updates on k gradients of m samples each. The time complexities are
+those of Rennala SGD, arXiv 2305.12387, for workers of fixed speeds. How long an update takes and
 how stale its gradients are is in `stragglers.theory.k_protocols`.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -18,7 +16,7 @@ def staleness_factor(gamma: float, fresh: float) -> float:
     """What staleness does to the bounds below: gamma' = 1 - gamma + p0 / 2; 1 without it.
 
     gamma: E||grad F(w_j) - grad F(w_read)||^2 <= gamma E||grad F(w_j)||^2; fresh: `fresh_share`.
-    Not positive raises ValueError, as then there is no bound.  Source: arXiv 1803.01113.
+    Not positive raises ValueError, as then there is no bound. Source: arXiv 1803.01113.
     """
     factor = 1 - gamma + fresh / 2
     if not factor > 0:
@@ -30,9 +28,15 @@ def staleness_factor(gamma: float, fresh: float) -> float:
 
 
 def error_floor(
-    rate: float, k: int, *, smoothness: float, convexity: float, variance: float,
-    batch_size: int = 1, factor: float = 1.0,
-) -> float:  # fmt: skip
+    rate: float,
+    k: int,
+    *,
+    smoothness: float,
+    convexity: float,
+    variance: float,
+    batch_size: int = 1,
+    factor: float = 1.0,
+) -> float:
     """Bound on F - F* after infinitely many updates at a fixed rate, eta L s^2 / (2 c gamma' k m).
 
     variance: s^2 of one sample's gradient; factor: `staleness_factor`, 1 for synchronous rules.
@@ -42,31 +46,53 @@ def error_floor(
 
 
 def convex_bound(
-    updates: ArrayLike, rate: float, k: int, gap: float, *, smoothness: float, convexity: float,
-    variance: float, batch_size: int = 1, factor: float = 1.0, growth: float = 0.0,
-) -> np.ndarray:  # fmt: skip
+    updates: ArrayLike,
+    rate: float,
+    k: int,
+    gap: float,
+    *,
+    smoothness: float,
+    convexity: float,
+    variance: float,
+    batch_size: int = 1,
+    factor: float = 1.0,
+    growth: float = 0.0,
+) -> np.ndarray:
     """Bound on F - F* after so many updates of a strongly convex F, from F_0 - F* = `gap`.
 
     The floor plus (1 - eta c gamma')^J (gap - floor); against seconds, J = t / expected_runtime.
-    growth: M_G, by which the variance grows with the squared gradient.  A rate beyond
-    1 / (2 L (M_G/(k m) + 1)) raises ValueError.  Source: arXiv 1803.01113.
+    growth: M_G, by which the variance grows with the squared gradient. A rate beyond
+    1 / (2 L (M_G/(k m) + 1)) raises ValueError. Source: arXiv 1803.01113.
     """
     _check_rate(rate, k, smoothness, batch_size, growth)
     floor = error_floor(
-        rate, k, smoothness=smoothness, convexity=convexity, variance=variance,
-        batch_size=batch_size, factor=factor,
-    )  # fmt: skip
+        rate,
+        k,
+        smoothness=smoothness,
+        convexity=convexity,
+        variance=variance,
+        batch_size=batch_size,
+        factor=factor,
+    )
     return floor + (1 - rate * convexity * factor) ** np.asarray(updates) * (gap - floor)
 
 
 def gradient_bound(
-    updates: ArrayLike, rate: float, k: int, gap: float, *, smoothness: float, variance: float,
-    batch_size: int = 1, factor: float = 1.0, growth: float = 0.0,
-) -> np.ndarray:  # fmt: skip
+    updates: ArrayLike,
+    rate: float,
+    k: int,
+    gap: float,
+    *,
+    smoothness: float,
+    variance: float,
+    batch_size: int = 1,
+    factor: float = 1.0,
+    growth: float = 0.0,
+) -> np.ndarray:
     """Bound on the mean of E||grad F||^2 over updates 0..J, where F need not be convex.
 
     2 gap / ((J+1) eta gamma') + L eta s^2 / (k m gamma'); arguments and errors as in
-    `convex_bound`.  Source: arXiv 1803.01113.
+    `convex_bound`. Source: arXiv 1803.01113.
     """
     _check_rate(rate, k, smoothness, batch_size, growth)
     descent = 2 * gap / ((np.asarray(updates) + 1) * rate * factor)
@@ -76,7 +102,7 @@ def gradient_bound(
 def stationary_loss(rate: float, k: int, variance: float) -> float:
     """E[F] of F = w^2 / 2 under k_sync at a fixed rate, exactly: eta s^2 / (2 k (2 - eta)).
 
-    The stationary variance of w <- (1 - eta) w - eta * noise.  Outside 0 < eta < 2: ValueError.
+    The stationary variance of w <- (1 - eta) w - eta * noise. Outside 0 < eta < 2: ValueError.
     """
     if not 0 < rate < 2:
         raise ValueError(f"stationary_loss: needs 0 < rate < 2, got {rate}; it diverges otherwise")
@@ -110,7 +136,7 @@ def async_complexity(
 ) -> float:
     """As `minibatch_complexity` for Async-SGD with delay-adaptive rates.
 
-    The harmonic mean of tau takes the place of the maximum.  Source: arXiv 2305.12387.
+    The harmonic mean of tau takes the place of the maximum. Source: arXiv 2305.12387.
     """
     tau = _sorted(seconds)
     harmonic = tau.size / np.sum(1 / tau)
@@ -122,7 +148,7 @@ def rennala_complexity(
 ) -> float:
     """As `minibatch_complexity` for Rennala SGD, which no method beats on fixed speeds.
 
-    The minimum over m of what `async_complexity` is for the m fastest.  Source: arXiv
+    The minimum over m of what `async_complexity` is for the m fastest. Source: arXiv
     2305.12387.
     """
     tau = _sorted(seconds)

@@ -1,12 +1,10 @@
 """What "Slow and Stale Gradients" predicts for its four protocols: seconds and staleness.
 
-Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113.  P workers with iid durations X of a
-mini-batch, a server that updates on k gradients.  A rule is called as in
-`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async.  No random numbers
-are used here.  What that does to the error is in `stragglers.theory.convergence`.
+Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113. P workers with iid durations X of a
+mini-batch, a server that updates on k gradients. A rule is called as in
+`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async. No random numbers
+are used here. What that does to the error is in `stragglers.theory.convergence`.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -23,8 +21,8 @@ def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
 
     k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync: the k-th point of P superposed
     renewal processes, by quadrature to about 0.5 %; k_async: for exponential durations, for k = 1
-    or P, and for deterministic ones if k divides P.  Elsewhere k_async has no closed form and
-    raises ValueError, as a bad k does.  Source: 1803.01113.
+    or P, and for deterministic ones if k divides P. Elsewhere k_async has no closed form and
+    raises ValueError, as a bad k does. Source: 1803.01113.
     """
     low, high = runtime_bounds(rule, law, k, workers)
     if low != high:
@@ -40,7 +38,7 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
 
     k_async: at least k E[X] / P; at most E[X_{k:P}] for laws whose residual durations are shorter
     than new ones ("new-longer-than-used"), at least that where they are longer, and no upper
-    bound where neither holds.  Source: 1803.01113, K-async SGD.
+    bound where neither holds. Source: 1803.01113, K-async SGD.
     """
     check_k(rule, k, workers)
     return _THEORY[rule].runtime(law, k, workers)
@@ -62,7 +60,7 @@ def check_k(rule: str, k: int, workers: int) -> None:
 def mean_staleness(rule: str, k: int, workers: int) -> float:
     """Mean number of updates between the version of a gradient and its use, for every law.
 
-    k_async: P/k - 1; k_batch_async: (P-1)/k; 0 if an update cancels what is in flight.  Counts:
+    k_async: P/k - 1; k_batch_async: (P-1)/k; 0 if an update cancels what is in flight. Counts:
     of P workers in flight, and of k workers (or one) that read a new version at a time.
     """
     check_k(rule, k, workers)
@@ -73,7 +71,7 @@ def fresh_share(rule: str, k: int, workers: int) -> float:
     """Share p0 of the gradients taken at the newest version, for exponential durations.
 
     k_async: k/P; k_batch_async: the mean over i = 1..k of 1 - (1 - 1/P)^i; 1 if an update cancels
-    what is in flight.  Source: 1803.01113, p0, exponential delays.
+    what is in flight. Source: 1803.01113, p0, exponential delays.
     """
     check_k(rule, k, workers)
     return _THEORY[rule].fresh(k, workers)
@@ -82,7 +80,7 @@ def fresh_share(rule: str, k: int, workers: int) -> float:
 def sync_over_async(law: Law, workers: int) -> float:
     """Seconds per update of fully synchronous over those of Async-SGD, P E[X_{P:P}] / E[X].
 
-    For exponential durations P H_P, roughly P log P.  A law without a mean raises ValueError.
+    For exponential durations P H_P, roughly P log P. A law without a mean raises ValueError.
     Source: 1803.01113, runtime of fully synchronous against asynchronous SGD.
     """
     if math.isinf(law.mean()):

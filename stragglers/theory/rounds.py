@@ -1,12 +1,10 @@
 """What non-blocking rounds gain over blocking ones: the reference for schedules and runs.
 
 A round is the one of Non-blocking SGD (arXiv 2211.00889, run-time analysis) with landing at all
-workers.  For iid laws and for fixed speeds there are closed forms and quadratures, without random
-numbers.  Durations with a memory and landing at neighbours have none: the `estimate_` functions
+workers. For iid laws and for fixed speeds there are closed forms and quadratures, without random
+numbers. Durations with a memory and landing at neighbours have none: the `estimate_` functions
 simulate both rules with the same delays.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -44,7 +42,7 @@ def speeds_gain(
     """Throughput gain of non-blocking rounds for workers that are always `factors` times slower.
 
     `communication` of a round is in units of a mini-batch at factor 1: in seconds if the factors
-    are.  Without it and with the speeds v = 1 / factors: sum_i floor(M v_i / v_max) v_max /
+    are. Without it and with the speeds v = 1 / factors: sum_i floor(M v_i / v_max) v_max /
     (M n min v) if others are "cut"; one worker s times slower gains s (n - 1 + 1/s) / n for large
     M (2211.00889).
     """

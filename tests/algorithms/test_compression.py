@@ -272,12 +272,16 @@ def test_the_mean_over_updates_is_that_of_the_gradient(name):
 
 # --- NaN ---
 
-ALL = REMEMBERING | UNBIASED | {
-    "s2_reducer/exact": lambda: s2_reducer(SGD, exact=True, budget=16, sparse=PATHS),
-    "sparse_all_gather": lambda: sparse_all_gather(SGD, budget=4),
-    "top_k/momentum": lambda: top_k(SGD, momentum=0.9),
-    "sketched_sgd": lambda: sketched_sgd(SGD),
-}  # fmt: skip
+ALL = (
+    REMEMBERING
+    | UNBIASED
+    | {
+        "s2_reducer/exact": lambda: s2_reducer(SGD, exact=True, budget=16, sparse=PATHS),
+        "sparse_all_gather": lambda: sparse_all_gather(SGD, budget=4),
+        "top_k/momentum": lambda: top_k(SGD, momentum=0.9),
+        "sketched_sgd": lambda: sketched_sgd(SGD),
+    }
+)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -399,9 +399,12 @@ def exchange_program(method, update, active):
         if method.settled:  # a constant, so that XLA drops what is for other updates
             state = state._replace(update=jnp.int32(update))
         given = {
-            "samples": update * 64.0, "nominal": M, "worker": jax.lax.axis_index(AXIS),
-            "staleness": 0, "active": active,
-        }  # fmt: skip
+            "samples": update * 64.0,
+            "nominal": M,
+            "worker": jax.lax.axis_index(AXIS),
+            "staleness": 0,
+            "active": active,
+        }
         moved, state = method.exchange.update(
             contribution, state, params, weight=method.weight(batches), batches=batches, **given
         )

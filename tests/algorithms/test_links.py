@@ -155,9 +155,13 @@ def test_the_simulator_mixes_with_the_weights_of_the_links():
             return np.zeros((*np.broadcast_shapes(np.shape(workers), np.shape(counters)), 1), int)
 
     runtime = simulate.Simulator(
-        method, lambda params, examples: examples["x"] * params.sum(), data, First(), rule,
+        method,
+        lambda params, examples: examples["x"] * params.sum(),
+        data,
+        First(),
+        rule,
         mini_batches=1,
-    )  # fmt: skip
+    )
     start = np.float32([1.0, -2.0])
     state = runtime.start(start)
     apart = np.random.default_rng(1).standard_normal((7, 2)).astype(np.float32)

@@ -1,5 +1,7 @@
 """Reducers by name and in chains, on arrays small enough to work out by hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,17 +31,23 @@ N = 4
 KEY = jax.random.key(3)
 
 
-def reduced(reducer, x, states=None):
-    """(sums [N, ...], what was sent [N, ...], states) of x [N, ...] under `vmap`."""
+@functools.lru_cache
+def program(reducer):
+    """(x [N, ...], states, workers) -> what `reduced` gives; compiled once for all updates."""
 
     def of_worker(x, state, me):
         own = jax.random.fold_in(KEY, me)
         draw = Draw(KEY, own, jnp.bool_(True), jnp.float32(N), jnp.int32(0))
         return reducer.reduce(x, state, draw)
 
+    return jax.jit(jax.vmap(of_worker, axis_name=AXIS))
+
+
+def reduced(reducer, x, states=None):
+    """(sums [N, ...], what was sent [N, ...], states) of x [N, ...] under `vmap`."""
     if states is None:
         states = jax.vmap(reducer.init)(jnp.asarray(x))
-    return jax.vmap(of_worker, axis_name=AXIS)(jnp.asarray(x), states, jnp.arange(N))
+    return program(reducer)(jnp.asarray(x), states, jnp.arange(N))
 
 
 def seeded(key, seed=0):

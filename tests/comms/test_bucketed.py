@@ -63,7 +63,10 @@ def test_by_a_ring_it_is_the_mean_to_rounding(spmd, weights):
 def test_a_compressed_sum_can_stand_in(spmd):
     """Every entry is off by half a step of the largest magnitude, per rounding."""
     tree = {name: TREE[name] for name in ("a", "e")}
-    reduce = lambda flat, axis: quantise.int8_all_reduce(flat, bucket=8, axis=axis)  # noqa: E731
+
+    def reduce(flat, axis):
+        return quantise.int8_all_reduce(flat, bucket=8, axis=axis)
+
     got = spmd(lambda tree: bucketed_weighted_mean(tree, [[1], [0]], reduce=reduce), tree)
     step = max(np.abs(leaf).max() for leaf in tree.values()) / 127
     for name, leaf in tree.items():
@@ -74,7 +77,10 @@ def test_a_compressed_sum_can_stand_in(spmd):
 def test_what_an_inexact_sum_makes_of_the_token_goes_no_further(spmd):
     """This one is 1 too large, and tells of the token that it was given in all elements."""
     tree = {name: TREE[name] for name in ("a", "e")}
-    reduce = lambda flat, axis: jax.lax.psum(flat, axis) + 1 + flat[-1]  # noqa: E731
+
+    def reduce(flat, axis):
+        return jax.lax.psum(flat, axis) + 1 + flat[-1]
+
     got = spmd(lambda tree: bucketed_weighted_mean(tree, [[1], [0]], reduce=reduce), tree)
     for name, leaf in tree.items():
         np.testing.assert_allclose(got[name][0], leaf.mean(0) + 1 / N, rtol=1e-5, atol=1e-6)

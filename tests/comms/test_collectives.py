@@ -1,3 +1,4 @@
+import functools
 from collections import Counter
 
 import jax
@@ -25,7 +26,7 @@ def tree(workers, seed=0):
 
 
 def assert_everyone_has(stacked, expected):
-    """All workers hold the same bits, close to ``expected``."""
+    """All workers hold the same bits, close to `expected`."""
     for found, want in zip(jax.tree.leaves(stacked), jax.tree.leaves(expected), strict=True):
         found = np.asarray(found)
         np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
@@ -106,12 +107,16 @@ def test_empty_tree(mean):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("shape", [(), (1,), (8,), (13,), (4, 5)])
-def test_ring_is_the_sum(spmd, workers, shape):
+def test_ring_is_the_sum(spmd, workers):
     # Whole numbers: every order of summation gives the same bits.
-    x = np.random.default_rng(0).integers(-99, 99, (workers, *shape)).astype(np.float32)
-    found = spmd(collectives.ring_all_reduce, x)
-    np.testing.assert_array_equal(found, np.broadcast_to(x.sum(axis=0, keepdims=True), x.shape))
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.integers(-99, 99, (workers, *shape)).astype(np.float32)
+        for shape in ((), (1,), (8,), (13,), (4, 5))
+    ]
+    rings = functools.partial(jax.tree.map, collectives.ring_all_reduce)
+    for x, found in zip(arrays, spmd(rings, arrays), strict=True):
+        np.testing.assert_array_equal(found, np.broadcast_to(x.sum(axis=0, keepdims=True), x.shape))
 
 
 def test_ring_sends_nothing_for_an_empty_array():

@@ -25,8 +25,10 @@ def assert_bits_of_the_dense_sum(run, x):
     """Whether or not the union fits: budgets just too small, just large enough, and ample."""
     workers, n = x.shape[:2]
     union = int((np.asarray(x, np.float32) != 0).reshape(workers, n, -1).any((0, 2)).sum())
-    for budget in (union - 1, union, 10_000):
-        total, fell_back, dense = run(body(budget), x)
+    budgets = union - 1, union, 10_000
+    bodies = [body(budget) for budget in budgets]
+    found = run(lambda x: [one(x) for one in bodies], x)  # one program
+    for budget, (total, fell_back, dense) in zip(budgets, found, strict=True):
         assert total.dtype == x.dtype
         assert (np.asarray(fell_back) == (budget < union)).all()
         np.testing.assert_array_equal(np.asarray(total, np.float32), np.asarray(dense, np.float32))

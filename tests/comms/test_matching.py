@@ -7,7 +7,7 @@ from comms.matcha_graphs import matcha_matchings
 
 
 def check(graph):
-    """Validates a decomposition independently of ``validate`` and returns its matchings."""
+    """Validates a decomposition independently of `validate` and returns its matchings."""
     matchings = matching.decompose(graph)
     edges = sorted(edge for found in matchings for edge in found)
     assert edges == sorted(tuple(sorted(edge)) for edge in graph.edges)

@@ -15,8 +15,10 @@ def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
     curves = bucket_scaling.simulate(config)
     # The slowest links come first: the networks have the order of their names.
     assert list(dict.fromkeys(curve.network for curve in curves)) == [
-        "ethernet_10", "infiniband_56", "infiniband_100"
-    ]  # fmt: skip
+        "ethernet_10",
+        "infiniband_56",
+        "infiniband_100",
+    ]
     seconds = {}
     for curve in curves:
         seconds.setdefault((curve.trace, curve.network), {})[curve.schedule] = curve

@@ -3,10 +3,8 @@
 import os
 import shutil
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from configs import adasync, nonblocking
 from experiments import checkpoints, records, sweep, train
@@ -31,23 +29,6 @@ CONFIGS = {
     "gossip": {"algorithm": "dpsgd", "wait": "first_finisher", "mini_batches": 2},
     "swarm": {"algorithm": "swarm", "wait": "random_pairs", "mini_batches": 2},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs_are_kept(tmp_path_factory):
-    """As the launcher does: a run that goes on finds the programs that it has compiled."""
-    wanted = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for settings in (wanted, before):
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        if settings is wanted:
-            yield
 
 
 def configured(**changes):
@@ -111,9 +92,14 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills)
 def test_a_run_on_devices_that_was_killed_has_one_clock_and_one_schedule(tmp_path):
     """Its dispatches run past many evaluations: one is made after each of them."""
     config = configured(
-        runtime="mesh", wait="barrier", delay="deterministic(value=0.002)", updates=12,
-        rounds_per_dispatch=2, seconds=60.0, evaluate_every=1e-4,
-    )  # fmt: skip
+        runtime="mesh",
+        wait="barrier",
+        delay="deterministic(value=0.002)",
+        updates=12,
+        rounds_per_dispatch=2,
+        seconds=60.0,
+        evaluate_every=1e-4,
+    )
     killed(config, tmp_path, 4)
     seen = []
     summary = train.run(config, tmp_path, on_record=seen.append)

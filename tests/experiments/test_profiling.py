@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from comms import cost
 from configs import mg_wfbp
-from experiments import prepare, profiling, sweep, tasks
+from experiments import prepare, profiling, stopwatch, sweep, tasks
 from experiments.profiling import Profile
 
 PROFILE = Profile(
@@ -79,12 +79,12 @@ def test_ready_times_are_those_of_every_layer_and_do_not_fall(task):
 def test_times_are_taken_apart_as_they_were_put_together(task, monkeypatch):
     """Less the forward pass, and per all-reduce of those that ran in a row."""
     told = {"forward": 1.0, "whole": 5.0, 1: 4.0, 2: 3.0}  # the second layer before the first?
-    monkeypatch.setattr(profiling, "in_turns", lambda programs, steps: told)
+    monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns: told)
     measured = profiling.measure_backward(task, 16)
     assert measured.ready.tolist() == [2.5, 2.5]
     assert (measured.forward, measured.whole, measured.error) == (1.0, 4.0, -0.375)
     told = {4096: 1.0, 2**20: 1.0, 2**23: 1.0}
-    monkeypatch.setattr(profiling, "in_turns", lambda programs, repeats, warm_ups: told)
+    monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns, warm_ups: told)
     _, seconds = profiling.measure_all_reduce(jax.devices()[:2], tuple(told))
     assert seconds.tolist() == [1 / 32, 1 / 4, 1.0]
 
@@ -92,7 +92,10 @@ def test_times_are_taken_apart_as_they_were_put_together(task, monkeypatch):
 def test_a_cut_gradient_is_the_gradient(task):
     params = task.init(jax.random.key(0))
     examples = jax.tree.map(lambda a: a[:8], task.train)
-    loss = lambda p, e: task.losses(p, e).mean()  # noqa: E731
+
+    def loss(p, e):
+        return task.losses(p, e).mean()
+
     whole = jax.grad(loss)(params, examples)
     last = profiling.backward_order(task, 8)[0]
     cut = profiling._cut(loss, set(last))(params, examples)

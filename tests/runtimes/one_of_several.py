@@ -64,9 +64,15 @@ def started(tmp_path, *arguments):
 
 def build(method, injector=None):
     return mesh.Mesh(
-        METHODS[method](), losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector,
+        METHODS[method](),
+        losses,
+        DATA,
+        SAMPLES,
+        workers=N,
+        mini_batches=M,
+        injector=injector,
         rounds_per_dispatch=4,
-    )  # fmt: skip
+    )
 
 
 def injector():

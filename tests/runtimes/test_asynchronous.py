@@ -54,9 +54,16 @@ def local_progress(w, worker, counters):
 
 
 def train(
-    protocol, k, decay, correct=unchanged, updates=UPDATES, rate=RATE, seed=2, each=1,
+    protocol,
+    k,
+    decay,
+    correct=unchanged,
+    updates=UPDATES,
+    rate=RATE,
+    seed=2,
+    each=1,
     contribution=mean_gradient,
-):  # fmt: skip
+):
     """The parameters after an event loop as one would write it down from the paper.
 
     each: mini-batches of a contribution, one number or one per worker, by which it is weighed.

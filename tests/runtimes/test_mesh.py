@@ -157,9 +157,14 @@ def test_a_parameter_without_elements_is_watched_too():
     """As the bias of a layer of no units: there is nothing in it that could be waited for."""
     params = {"w": X0, "none": np.zeros(0, np.float32)}
     runtime = mesh.Mesh(
-        METHODS["all_reduce"](), lambda p, examples: losses(p["w"], examples), DATA, SAMPLES,
-        workers=N, mini_batches=M, injector=injector(),
-    )  # fmt: skip
+        METHODS["all_reduce"](),
+        lambda p, examples: losses(p["w"], examples),
+        DATA,
+        SAMPLES,
+        workers=N,
+        mini_batches=M,
+        injector=injector(),
+    )
     state, _ = runtime.advance(runtime.start(params), np.inf, 2)
     alone, _ = run(METHODS["all_reduce"](), injector(), 2)
     np.testing.assert_array_equal(runtime.models(state)["w"], alone)

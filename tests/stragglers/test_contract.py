@@ -357,10 +357,14 @@ def test_devices_make_the_updates_of_the_clock(name, own, each):
     optimizer = scale_by_samples(0.05)
     method = dpsgd(optimizer, links["graph"]) if links else all_reduce(optimizer)
     runtime = mesh.Mesh(
-        method, losses, DATA, SAMPLES,
-        workers=3, mini_batches=int(np.max(rule.trigger.mini_batches)),
+        method,
+        losses,
+        DATA,
+        SAMPLES,
+        workers=3,
+        mini_batches=int(np.max(rule.trigger.mini_batches)),
         injector=Injector(3, rule.trigger, 0, delay=delay),
-    )  # fmt: skip
+    )
     state, real = runtime.advance(runtime.start(X0), np.inf, 2)
     np.testing.assert_array_equal(counted(real, 3), counted(plan, 3))
     assert state.samples == plan.batches.sum() * SAMPLES.batch_size

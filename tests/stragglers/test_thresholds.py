@@ -81,7 +81,10 @@ def test_rule_worked_out():
 
 @pytest.mark.parametrize("splits", [(30,), (5, 1, 24), (10, 20), (20, 0, 10), (1,) * 30])
 def test_threshold_does_not_depend_on_the_segments(splits):
-    make = lambda: planned.rule("drop_compute", FIVE_TIMES, 8, 8, 0, calibration=10)  # noqa: E731
+
+    def make():
+        return planned.rule("drop_compute", FIVE_TIMES, 8, 8, 0, calibration=10)
+
     state, times = make().init(), []
     for updates in splits:
         state, part = make().extend(state, updates)

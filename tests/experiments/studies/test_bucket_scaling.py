@@ -65,12 +65,14 @@ def test_trees_scale_better_than_rings(curves):
         ({"workers": (1, 64)}, "config.workers must be numbers above 1, got (1, 64)"),
         ({"at_workers": 5}, "config.at_workers must be one of config.workers, 4, 64, got 5;"),
         ({"batch": 0}, "config.batch must be a positive whole number, got 0"),
-        ({"networks": {"x": {"workers": 1, "alpha": 1.0, "beta": 1.0}}},
-         "config.networks.x.workers must be a number above 1, that of the measured"),
+        (
+            {"networks": {"x": {"workers": 1, "alpha": 1.0, "beta": 1.0}}},
+            "config.networks.x.workers must be a number above 1, that of the measured",
+        ),
         ({"traces": ("vgg16",), "flops_per_second": 0.0}, "needs flops_per_second > 0"),
         ({"workers": (6, 64), "collective": "halving_doubling"}, "6 workers are no power of two"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused(changes, words):
     base = {key: value for key, value in config().items() if key not in changes}
     with pytest.raises(ValueError) as caught:

@@ -92,13 +92,15 @@ def test_gains_of_cut_mini_batches_with_durations_of_their_own():
         ({"delays": {}}, "config.delays must be delays by name"),
         ({"delays": {"a": "paret"}}, "delay: unknown name 'paret'"),
         ({"delays": {"a": "exponential(scale=x)"}}, "parameter 'scale' must be a number"),
-        ({"delays": {"a": "persistent(law=deterministic(value=1.0), factors=[1, 2])"}},
-         "2 factors, but worker 3"),
+        (
+            {"delays": {"a": "persistent(law=deterministic(value=1.0), factors=[1, 2])"}},
+            "2 factors, but worker 3",
+        ),
         ({"draw": "epoch"}, "unknown draw='epoch'"),
         ({"in_flight": "wait"}, "unknown in_flight='wait'"),
         ({"delays": {"a": "pareto(minimum=1, shape=0.9)"}}, "neither round has a finite mean"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused(changes, words):
     base = {key: value for key, value in config().items() if key not in changes}
     with pytest.raises(ValueError) as caught:

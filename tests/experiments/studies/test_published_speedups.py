@@ -14,8 +14,11 @@ def test_a_published_run_beside_the_model():
     published = {"a_run": run, "slower": run | {"compute": 4.0, "trace": "transformer"}}
     ratios = published_speedups.compare_published(ConfigDict({"published": published}))
     assert [(r.setting, r.baseline) for r in ratios] == [
-        ("a_run", "single"), ("a_run", "wfbp"), ("slower", "single"), ("slower", "wfbp")
-    ]  # fmt: skip
+        ("a_run", "single"),
+        ("a_run", "wfbp"),
+        ("slower", "single"),
+        ("slower", "wfbp"),
+    ]
     for ratio in ratios:
         assert ratio.published == pytest.approx({"wfbp": 1.2, "single": 1.5}[ratio.baseline])
         assert ratio.optimal >= ratio.greedy

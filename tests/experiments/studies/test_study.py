@@ -23,16 +23,20 @@ def test_an_analysis_leaves_its_config_its_numbers_its_figure_and_its_claims(tmp
     table = Table()
     table.add_column("seconds of an update")
     found = Study(
-        {"points": [1.5, float("nan")]}, [table, "a line below"], lambda path: path.write_text("x"),
+        {"points": [1.5, float("nan")]},
+        [table, "a line below"],
+        lambda path: path.write_text("x"),
         [("it is fast", "2x")],
-    )  # fmt: skip
+    )
     place = tmp_path / "a" / "b"
     out, files = written(found, place)
     assert files == {"config.json", "summary.json", "figure.png"}
     assert json.loads((place / "config.json").read_text()) == {"name": "speed", "seed": 3}
     assert json.loads((place / "summary.json").read_text()) == {
-        "name": "speed", "points": [1.5, None], "claims": [["it is fast", "2x"]],
-    }  # fmt: skip
+        "name": "speed",
+        "points": [1.5, None],
+        "claims": [["it is fast", "2x"]],
+    }
     order = ["seconds of an update", "a line below", "it is fast", "records: "]
     assert sorted(order, key=out.index) == order
     assert f"figure: {place / 'figure.png'}" in out.replace("\n", "").replace("  ", " ")

@@ -276,15 +276,22 @@ def test_windows_of_a_package_lie_in_its_files():
 def test_evaluation_is_spread_over_at_most_so_many_examples():
     examples = np.arange(10, dtype=np.float32)[:, None]
     task = tasks.Task(
-        "ten", examples, examples[:3], np.zeros(10, int), lambda key: jnp.ones(()),
+        "ten",
+        examples,
+        examples[:3],
+        np.zeros(10, int),
+        lambda key: jnp.ones(()),
         losses=lambda p, e: 1 / (e[:, 0] - e[:, 0]),
         eval_losses=lambda p, e: p * e[:, 0],
         metrics=lambda p, means: {"twice": 2 * means["test_loss"] + float(p)},
         evaluated=5,
-    )  # fmt: skip
+    )
     assert tasks.evaluate(task, jnp.ones(()), batch=2) == {
-        "train_loss": (0 + 2 + 4 + 6 + 8) / 5, "test_loss": 1.0, "test_accuracy": None, "twice": 3.0
-    }  # fmt: skip
+        "train_loss": (0 + 2 + 4 + 6 + 8) / 5,
+        "test_loss": 1.0,
+        "test_accuracy": None,
+        "twice": 3.0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,11 @@ def test_the_library_has_the_words_that_it_is_read_for():
 def test_the_library_is_split_by_file_without_its_tests():
     corpus = text.standard_library(test_fraction=0.5)
     assert {*corpus.train.names, *corpus.test.names} == {
-        "a.py", "os.py", "pack/b.py", "pack/deep/c.py"
-    }  # fmt: skip
+        "a.py",
+        "os.py",
+        "pack/b.py",
+        "pack/deep/c.py",
+    }
     assert "secret" not in corpus.words
     text._standard_library.cache_clear()
     again = text.standard_library(test_fraction=0.5)
