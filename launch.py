@@ -3,6 +3,7 @@
 python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
 python launch.py --report=runs/y
+python launch.py --list
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 130 interrupted.
 """
@@ -33,6 +34,7 @@ _CHECKPOINT_SECONDS = flags.DEFINE_float(
     "checkpoint_seconds", 30.0, "Between two checkpoints of a run.", lower_bound=0
 )
 _LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
+_LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
 _REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
 # How arms are started; a command that starts one of them has none of these.
 _JOBS = flags.DEFINE_integer("jobs", 1, "Run so many arms at once.", lower_bound=1)
@@ -80,7 +82,7 @@ def parse(argv: list[str]) -> list[str]:
     if _REPORT.value and others:
         refuse(f"--report only writes the report again; leave out {others}")
     for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
-        if not value and not _REPORT.value:
+        if not value and not _REPORT.value and not _LIST.value:
             refuse(f"--{name} is missing; see the examples in README.md")
     if _SLURM.value and _EXECUTOR.value != "slurm":
         refuse("--slurm has settings for --executor=slurm; give both or neither")
@@ -202,6 +204,15 @@ def compare(outcome) -> int:
     return 1 if outcome.failures else 0
 
 
+def list_parts() -> None:
+    """Print what configs can name."""
+    from rich.console import Console
+
+    from experiments import catalogue
+
+    catalogue.show(Console())
+
+
 def report_again() -> None:
     """Write the report of records that are there."""
     from experiments.reports import page
@@ -216,6 +227,8 @@ def main(_) -> None:
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     try:
+        if _LIST.value:
+            return list_parts()
         if _REPORT.value:
             return report_again()
         try:

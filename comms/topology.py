@@ -127,6 +127,7 @@ def matcha_graph(k: int) -> nx.Graph:
 
 
 def _matcha_of(n: int, k: int) -> nx.Graph:
+    """Base graph `k`, 0 to 5, of MATCHA's paper (arXiv 1905.09435): 8 or 16 workers."""
     graph = matcha_graph(k)
     if len(graph) != n:
         raise ValueError(f"matcha: graph k={k} has {len(graph)} workers, got n={n}; set workers")

@@ -33,11 +33,14 @@ class Kind(NamedTuple):
 
     name: what it is called in errors, e.g. "algorithm". factories: by the names of configs.
     gives: the type of what a factory returns, checked for one that is brought along.
+    offered: parameters that the experiment gives to a factory which has them; all others are the
+        config's.
     """
 
     name: str
     factories: Mapping[str, Callable]
     gives: type | tuple[type, ...] = object
+    offered: tuple[str, ...] = ()
 
     def factory(self, name: str) -> Callable:
         """The factory of that name; ValueError for a name that is unknown or cannot be imported."""

@@ -88,7 +88,8 @@ def matrices() -> Callable[[Any], Any]:
 
 MASKS = {"matrices": matrices}
 
-_SCHEDULE = Kind("schedule", SCHEDULES, Callable)
+TRANSFORM = Kind("optimizer", TRANSFORMS, optax.GradientTransformation)
+SCHEDULE = Kind("schedule", SCHEDULES, Callable)
 _MASK = Kind("mask", MASKS, Callable)
 
 
@@ -158,7 +159,7 @@ def _direction(spec: dict, entry: str) -> optax.GradientTransformation:
 
 
 def _kind(entry: str) -> Kind:
-    return Kind(entry, TRANSFORMS, optax.GradientTransformation)
+    return TRANSFORM._replace(name=entry)
 
 
 def _takes_rate(spec: dict, entry: str) -> bool:
@@ -273,11 +274,11 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
 def _schedule(part: parts.Part) -> optax.Schedule:
     """A schedule of optax begins, or peaks, at 1 where nothing else is said."""
     spec = parts.spec(part)
-    if _SCHEDULE.wants(spec, "peak_value"):
+    if SCHEDULE.wants(spec, "peak_value"):
         spec = {"init_value": 0.0, "peak_value": 1.0} | spec
-    elif _SCHEDULE.wants(spec, "init_value"):
+    elif SCHEDULE.wants(spec, "init_value"):
         spec = {"init_value": 1.0} | spec
-    return _SCHEDULE.build(spec)
+    return SCHEDULE.build(spec)
 
 
 def _number(spec: Mapping, entry: str, name: str, default: float | None) -> float:

@@ -272,13 +272,18 @@ def _trigger(config, algorithm, rule: Rule) -> Trigger:
 NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
 DELAYS = delays.LAWS | processes.PROCESSES
 NO_DELAY = "none"  # of a mesh: its devices take as long as they take
-METHOD = Kind("algorithm", ALGORITHMS, Algorithm)
-REDUCER = Kind("exchange", REDUCERS, Reducer)
-RULE = Kind("wait", RULES, Rule)
+METHOD = Kind(
+    "algorithm",
+    ALGORITHMS,
+    Algorithm,
+    ("optimizer", "graph", "workers", "seed", "sparse", "profile"),
+)
+REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",))
+RULE = Kind("wait", RULES, Rule, ("setting",))
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process))
-GRAPH = Kind("graph", topology.GRAPHS, nx.Graph)
-SPLIT = Kind("split", data.SPLITS, list)
-NETWORK = Kind("communication", NETWORKS, Callable)
+GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
+SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
+NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
 RUNTIMES = {
     "simulate": Place(_simulate, devices=lambda config: config.devices, together=True),
     "mesh": Place(_mesh, devices=lambda config: config.workers),

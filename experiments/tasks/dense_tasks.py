@@ -117,7 +117,7 @@ def synthetic_logistic(
     )
 
 
-MODEL = Kind("model", MODELS, nn.Module)
+MODEL = Kind("model", MODELS, nn.Module, ("classes",))
 SOURCE = Kind("source", data.SOURCES, data.Dataset)
 TASKS = {
     "images": labelled_images,

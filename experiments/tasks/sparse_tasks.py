@@ -307,7 +307,7 @@ def hashed_logistic(
     )
 
 
-LANGUAGE_MODEL = Kind("model", LANGUAGE_MODELS, nn.Module)
+LANGUAGE_MODEL = Kind("model", LANGUAGE_MODELS, nn.Module, ("vocabulary", "window"))
 INTERACTIONS = Kind("interactions", text.INTERACTIONS, text.Interactions)
 CORPUS = Kind("corpus", text.CORPORA, text.Corpus)
 TASKS = {
