@@ -128,6 +128,7 @@ def analyse(file: config_files.ConfigFile) -> None:
     from rich.console import Console
 
     from experiments import executors, records
+    from experiments.reports import provenance
     from experiments.studies import study
 
     others = given(*_ABOUT_ARMS)
@@ -141,6 +142,8 @@ def analyse(file: config_files.ConfigFile) -> None:
     else:
         found = file.module.analyse(file.config)
         study.write(found, file.config, _WORKDIR.value, Console())
+        provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
+        provenance.claim(_WORKDIR.value, found.claims)
 
 
 def plan() -> Callable[[], int] | None:

@@ -1,29 +1,33 @@
-"""The page of results, docs/results.md, written from what runs have left behind.
+"""The page of results, docs/results.md, and the numbers of all pages, from what runs have left.
 
-python -m experiments.reports.published runs/swarm runs/demo  # take these in, then write the page
-python -m experiments.reports.published                       # only write the page
+python -m experiments.reports.published runs/swarm runs/demo  # take these in, then write the pages
+python -m experiments.reports.published                       # only write the pages
 
-What is taken in of a sweep goes to docs/results/NAME.json, NAME being that of its workdir: the
-means over its seeds, its claims and the command that repeats it. Nothing on the page is typed.
+What is taken in goes to docs/results/NAME.json, where NAME is that of the workdir: the command that
+repeats it, versions, claims, and all arms of a sweep in one table of means over their seeds, or the
+summary of an analysis. No number on the page of results is typed; the other pages name the place of
+theirs in a record, see `experiments.reports.quoted`.
 """
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from experiments import records
-from experiments.reports import provenance, table
+from experiments.reports import provenance, quoted, table
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGE = FOLDER.with_suffix(".md")
 FIELDS = (
     "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
     "seconds_to_target", "seconds_to_target_std", "train_loss", "train_loss_std", "test_accuracy",
-    "test_accuracy_std", "idle_fraction", "bytes_per_worker", "stopped",
+    "test_accuracy_std", "final_train_loss", "idle_fraction", "bytes_per_worker", "stopped",
 )  # fmt: skip
 MOST_ARMS = 20  # of a table; of more only the claims are told
 OPENING = """\
@@ -35,9 +39,9 @@ what was measured, in favour or not. This page is written by `experiments/report
 
 
 def take_in(root: str | os.PathLike, folder: Path = FOLDER) -> Path:
-    """Copy what the page needs of a finished sweep into `folder`; the file.
+    """Copy what pages need of a finished sweep or analysis into `folder`; the file.
 
-    Raises ValueError where `root` holds no report of a sweep.
+    Raises ValueError where `root` holds no note of a command, or no summary.
     """
     root = Path(root)
     try:
@@ -46,17 +50,48 @@ def take_in(root: str | os.PathLike, folder: Path = FOLDER) -> Path:
     except FileNotFoundError as error:
         raise ValueError(
             f"published: {root} holds no {Path(error.filename).name}; give the --workdir of a "
-            "finished sweep"
+            "finished sweep or analysis"
         ) from error
-    arms = summary.get("arms", [summary])
-    shown = arms if len(arms) <= MOST_ARMS else []
-    rows = [{field: _rounded(arm[field]) for field in FIELDS if field in arm} for arm in shown]
-    size = {"count": len(arms), "seeds": max(len(arm.get("seeds", [0])) for arm in arms)}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{root.resolve().name}.json"
     told = {key: note[key] for key in ("command", "versions", "date", "claims")}
-    path.write_text(json.dumps(told | size | {"arms": rows}, indent=1) + "\n")
+    found = _of_sweep(summary) if "arms" in summary else _of_run(summary)
+    path.write_text(_dumps(told | found), encoding="utf-8")
     return path
+
+
+def _of_run(summary: Mapping) -> dict:
+    """Of a single run, which has a clock, its one arm; of an analysis its whole summary."""
+    if "clock" in summary:
+        return _of_sweep({"arms": [summary]})
+    return {"summary": _rounded({key: summary[key] for key in summary if key != "claims"})}
+
+
+def _of_sweep(summary: Mapping) -> dict:
+    """How many arms and seeds there are, and a table with a row per arm."""
+    arms = summary["arms"]
+    columns = [field for field in FIELDS if any(field in arm for arm in arms)]
+    rows = [[_rounded(arm.get(field)) for field in columns] for arm in arms]
+    size = {"count": len(arms), "seeds": max(len(arm.get("seeds", [0])) for arm in arms)}
+    return size | {"arms": {"columns": columns, "rows": rows}}
+
+
+def _dumps(record: Mapping) -> str:
+    """JSON in which a row of a table, and a point of a summary, is a line."""
+    marks: list[str] = []
+
+    def marked(value: Any, depth: int) -> Any:
+        nested = isinstance(value, dict | list)
+        flat = nested and not any(isinstance(child, dict | list) for child in value)
+        if nested and (depth > 2 or (depth > 1 and flat)):
+            marks.append(json.dumps(value))
+            return f"@{len(marks) - 1}@"
+        if isinstance(value, dict):
+            return {key: marked(child, depth + 1) for key, child in value.items()}
+        return [marked(child, depth + 1) for child in value] if isinstance(value, list) else value
+
+    text = json.dumps(marked(record, 0), indent=1)
+    return re.sub(r'"@(\d+)@"', lambda match: marks[int(match[1])], text) + "\n"
 
 
 def page(folder: Path = FOLDER) -> str:
@@ -66,12 +101,15 @@ def page(folder: Path = FOLDER) -> str:
 
 
 def _section(path: Path) -> str:
-    taken = json.loads(path.read_text())
+    taken = json.loads(path.read_text(encoding="utf-8"))
     lines = [f"## {path.stem.replace('_', ' ')}", f"`{taken['command']}`", ""]
-    lines += [f"Arms: {taken['count']}, seeds: {taken['seeds']}.", ""]
-    if taken["arms"]:
-        shown = table.of_arms(taken["arms"])
+    if "arms" in taken:
+        lines += [f"Arms: {taken['count']}, seeds: {taken['seeds']}.", ""]
+    if "arms" in taken and taken["count"] <= MOST_ARMS:
+        shown = table.of_arms(list(quoted.arms(taken).values()))
         lines += [*_markdown(shown), "", f"{shown.caption}.", ""]
+    else:
+        lines += [f"All numbers: [{path.name}](results/{path.name}).", ""]
     if taken["claims"]:
         cells = [[_cell(text) for text in claim] for claim in taken["claims"]]
         lines += [*_rows(["claim", "measured"], cells), ""]
@@ -105,15 +143,23 @@ def _rounded(value):
     return [_rounded(child) for child in value] if isinstance(value, list) else value
 
 
+def pages() -> list[Path]:
+    """The pages whose numbers name their records."""
+    written = sorted(path for path in FOLDER.parent.glob("*.md") if path != PAGE)
+    return [FOLDER.parents[1] / "README.md", *written]
+
+
 def main(roots: Sequence[str]) -> None:
     """Take in the workdirs, then write the page."""
     try:
         for root in roots:
             print(take_in(root))
+        PAGE.write_text(page(), encoding="utf-8")
+        print(PAGE)
+        for path in pages():
+            path.write_text(quoted.refresh(path.read_text(encoding="utf-8"), path.parent), "utf-8")
     except ValueError as error:
         sys.exit(f"error: {error}")
-    PAGE.write_text(page())
-    print(PAGE)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,10 @@ def test_an_analysis_writes_its_numbers_and_its_figure_and_trains_nothing(call, 
     code, out, err = call(*BRIEF)
     assert code == 0 and err == "" and "throughput gain by workers" in out
     place = pathlib.Path("out")
-    assert {path.name for path in place.iterdir()} == {"config.json", "summary.json", "figure.png"}
+    assert {path.name for path in place.iterdir()} == {
+        "config.json", "summary.json", "figure.png", "report.json",
+    }  # fmt: skip
+    assert json.loads((place / "report.json").read_text())["command"].startswith("python ")
     assert (place / "figure.png").read_bytes().startswith(b"\x89PNG")
     told = json.loads((place / "summary.json").read_text())
     assert len(told["by_workers"]) == len(told["by_communication"]) == 7 * 2

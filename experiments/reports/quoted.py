@@ -1,0 +1,114 @@
+"""Numbers in pages of Markdown, each of which names the record that it is from.
+
+    [2.85x](results/nonblocking_slow4.json "seconds_to_target of all_reduce/blocking over
+    seconds_to_target of all_reduce/nonblocking")
+
+is a link to a record in docs/results, and its title says where in the record the number is: a field
+of an arm, the one over or minus the other, or a place in the summary of an analysis, written as
+`by_workers[delay=pareto, workers=8].simulated`. What is shown is the number itself, with as many
+decimals and in the unit of the text before; `refresh` writes it, so that nobody types it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+QUOTE = re.compile(r'\[([^\[\]]*)\]\(([^()\s]*results/[\w/]+\.json)\s+"([^"]+)"\)')
+# Text before, the number, and the unit that says by what the value is multiplied.
+NUMBER = re.compile(r"^([^\d+−-]*)([+−-]?)([\d,]*\.?\d+)(\s*)(x|%|points|s|ms|MB|kB|MiB|)$")
+UNITS = {"%": 100.0, "points": 100.0, "ms": 1e3, "kB": 1e-3, "MB": 1e-6, "MiB": 2.0**-20}
+_STEP = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?")
+
+
+class Quote(NamedTuple):
+    """A number in a page, the path of its record and its place in it."""
+
+    text: str
+    record: str
+    place: str
+
+
+def find(page: str) -> Iterator[Quote]:
+    """The numbers of a page that name their records."""
+    for match in QUOTE.finditer(page):
+        yield Quote(match[1], match[2], " ".join(match[3].split()))
+
+
+def refresh(page: str, folder: Path) -> str:
+    """A page with its numbers as the records have them; links are relative to `folder`.
+
+    Raises ValueError for a record, a place or a form of number that makes no sense.
+    """
+
+    def written(match: re.Match) -> str:
+        text, record, place = match[1], match[2], " ".join(match[3].split())
+        try:
+            shown = show(value(_read(folder / record), place), text)
+        except (ValueError, OSError, LookupError, TypeError, ZeroDivisionError) as error:
+            raise ValueError(
+                f"{record}: cannot find {place!r} for {text!r} ({error}); correct the title"
+            ) from error
+        return match[0].replace(f"[{text}]", f"[{shown}]", 1)
+
+    return QUOTE.sub(written, page)
+
+
+def value(record: Mapping[str, Any], place: str) -> float:
+    """The number at a place of a record: a term, or two with `over` or `minus` between them."""
+    for word, join in _JOINED.items():
+        first, found, second = place.partition(f" {word} ")
+        if found:
+            return join(_term(record, first), _term(record, second))
+    return _term(record, place)
+
+
+_JOINED: dict[str, Callable[[float, float], float]] = {
+    "over": lambda a, b: a / b,
+    "minus": lambda a, b: a - b,
+}
+
+
+def show(number: float, like: str) -> str:
+    """A number in the form of a text: its decimals, its unit, and what stands before it."""
+    match = NUMBER.match(like)
+    if match is None:
+        raise ValueError(f"{like!r} is no number with a unit")
+    before, sign, digits, space, unit = match.groups()
+    decimals = len(digits.partition(".")[2])
+    scaled = number * UNITS.get(unit, 1.0)
+    text = f"{abs(scaled):{',' if ',' in digits else ''}.{decimals}f}"
+    minus = "−" if scaled < 0 and float(text.replace(",", "")) else ""
+    plus = "+" if sign == "+" and not minus else ""
+    return f"{before}{minus or plus}{text}{space}{unit}"
+
+
+def _term(record: Mapping[str, Any], place: str) -> float:
+    """`field of arm`, or a path in the summary of an analysis."""
+    field, found, arm = place.strip().partition(" of ")
+    if found:
+        return float(arms(record)[arm][field])
+    node: Any = record["summary"]
+    for name, chosen in _STEP.findall(place):
+        node = node[name]
+        if chosen:
+            wanted = dict(item.strip().split("=", 1) for item in chosen.split(","))
+            (node,) = (one for one in node if all(_same(one[k], wanted[k]) for k in wanted))
+    return float(node)
+
+
+def _same(there: Any, wanted: str) -> bool:
+    return str(there) == wanted or (isinstance(there, float) and there == float(wanted))
+
+
+def arms(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The arms of a record by their names."""
+    table = record["arms"]
+    return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+
+
+@cache
+def _read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,74 @@
+"""Numbers in pages, and the records that they name."""
+
+import json
+
+import pytest
+
+from experiments.reports import published, quoted
+
+SWEEP = {
+    "arms": {
+        "columns": ["name", "seconds_to_target", "test_accuracy", "bytes_per_worker"],
+        "rows": [["a/x", 3.0, 0.9549, 1.25e7], ["b y", 1.2, 0.9612, 3.2e6]],
+    }
+}
+STUDY = {
+    "summary": {
+        "gap": {"mean": 0.0256},
+        "points": [
+            {"delay": "pareto", "workers": 8, "seconds": 0.0431},
+            {"delay": "pareto", "workers": 16, "seconds": 0.0982},
+        ],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "place", "like", "shown"),
+    [
+        (SWEEP, "seconds_to_target of a/x", "9.99 s", "3.00 s"),
+        (SWEEP, "seconds_to_target of a/x over seconds_to_target of b y", "0.0x", "2.5x"),
+        (SWEEP, "test_accuracy of a/x", "9.9 %", "95.5 %"),
+        (SWEEP, "test_accuracy of b y minus test_accuracy of a/x", "+9.9 points", "+0.6 points"),
+        (
+            SWEEP,
+            "test_accuracy of a/x minus test_accuracy of b y",
+            "9.9 points",
+            "\u22120.6 points",
+        ),
+        (SWEEP, "bytes_per_worker of a/x", "about 1 MB", "about 12 MB"),
+        (SWEEP, "bytes_per_worker of a/x", "1,000", "12,500,000"),
+        (STUDY, "gap.mean", "9.9 %", "2.6 %"),
+        (STUDY, "points[delay=pareto, workers=16].seconds", "1 ms", "98 ms"),
+    ],
+)
+def test_a_number_is_shown_in_the_form_of_the_text(record, place, like, shown):
+    assert quoted.show(quoted.value(record, place), like) == shown
+
+
+def page(place, text="1.0x", record="results/one.json"):
+    return f'before [{text}]({record} "{place}") after'
+
+
+def test_a_page_is_written_anew_and_nothing_else_of_it_changes(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "one.json").write_text(json.dumps(SWEEP))
+    ratio = "seconds_to_target of a/x\n  over seconds_to_target of b y"
+    text = page(ratio) + "\n[1.0x](https://a.b) [a](results/one.json)"
+    made = quoted.refresh(text, tmp_path)
+    assert made == text.replace("[1.0x](results", "[2.5x](results")
+    assert quoted.refresh(made, tmp_path) == made
+    for wrong in (
+        page("seconds_to_target of c"), page("seconds of a/x"), page("points[delay=x].seconds"),
+        page("seconds_to_target of a/x", text="three"),
+        page("seconds_to_target of a/x", record="results/none.json"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="correct the title"):
+            quoted.refresh(wrong, tmp_path)
+
+
+@pytest.mark.parametrize("path", published.pages(), ids=lambda path: path.name)
+def test_every_number_of_a_page_is_that_of_its_record(path):
+    text = path.read_text(encoding="utf-8")
+    advice = "run python -m experiments.reports.published"
+    assert quoted.refresh(text, path.parent) == text, advice
