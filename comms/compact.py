@@ -25,24 +25,38 @@ def all_reduce(x, budget: int, axis="workers"):
         raise ValueError(
             f"compact: a budget of {budget} rows holds nothing; set the rows of an expected union"
         )
-    budget = min(budget, len(x))
-    words = bitmap.union(bitmap.pack(bitmap.occupied(x)), axis)
-    fell_back = bitmap.count(words) > budget
+    return sum_within(x, bitmap.union(bitmap.pack(bitmap.occupied(x)), axis), budget, axis)
 
-    def compacted(x):
-        rows = bitmap.positions(words, budget)
-        sent = x.at[rows].get(mode="fill", fill_value=0)
-        # Fused into the sum of simulated workers, the gather would change the order of addition.
-        total = jax.lax.psum(jax.lax.optimization_barrier(sent), axis)
-        return jnp.zeros_like(x).at[rows].set(total, mode="drop", indices_are_sorted=True)
 
-    def dense(x):
-        # For shard_map's types the compacted rows vary over the axis, as their indices do, and a
-        # sum alone would not; both branches must agree.
-        return jnp.where(fell_back, jax.lax.psum(x, axis), 0)
-
+def sum_within(x, words, budget: int, axis="workers"):
+    """As `all_reduce`, with the bitmap of the union at hand."""
+    fell_back = bitmap.count(words) > min(budget, len(x))
     # All workers hold the same union, so that all of them take the same branch.
-    return jax.lax.cond(fell_back, dense, compacted, x), fell_back
+    total = jax.lax.cond(
+        fell_back,
+        lambda x: dense_sum(x, fell_back, axis),
+        lambda x: sum_of_rows(x, words, budget, axis),
+        x,
+    )
+    return total, fell_back
+
+
+def sum_of_rows(x, words, budget: int, axis="workers"):
+    """Sum over the workers of the rows of x that a common bitmap names, at most `budget`."""
+    rows = bitmap.positions(words, min(budget, len(x)))
+    sent = x.at[rows].get(mode="fill", fill_value=0)
+    # Fused into the sum of simulated workers, the gather would change the order of addition.
+    total = jax.lax.psum(jax.lax.optimization_barrier(sent), axis)
+    return jnp.zeros_like(x).at[rows].set(total, mode="drop", indices_are_sorted=True)
+
+
+def dense_sum(x, fell_back, axis="workers"):
+    """Sum of x over the workers, for the branch that is taken where `fell_back`.
+
+    For shard_map's types compacted rows vary over the axis, as their indices do, and a sum alone
+    would not; all branches must agree.
+    """
+    return jnp.where(fell_back, jax.lax.psum(x, axis), 0)
 
 
 def payload_bytes(shape: tuple[int, ...], dtype, budget: int, fell_back: bool = False) -> int:

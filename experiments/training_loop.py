@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from comms import messages
-from experiments import checkpoints, parts, records, tasks
+from experiments import checkpoints, parts, prepare, records, tasks
 from experiments.prepare import Prepared
 from runtimes import packing
 from runtimes.base import Run
@@ -107,6 +107,7 @@ class Arm:
             "bytes_per_worker": self._sent,
             "communication_seconds": self._communicated,
             **self._method_metrics(),
+            **self._fallbacks(),
             "wall_seconds": time.monotonic() - self._began,
         }
         self.recorder.append(entry)
@@ -181,7 +182,7 @@ class Arm:
             happened = checkpoint.schedule
         self._history = [] if happened is None else [happened]
         self._last, self._evaluation = metrics[-1], checkpoint.evaluation
-        self._sent = self._last["bytes_per_worker"]
+        self._sent = self._last.get("planned_bytes_per_worker", self._last["bytes_per_worker"])
         self._communicated = self._last["communication_seconds"]
         self._began -= checkpoint.wall_seconds
 
@@ -197,6 +198,33 @@ class Arm:
         memory = self._runtime.memory(self.state)
         measured = jax.device_get(self._prepared.algorithm.metrics(memory))
         return {name: float(value) for name, value in measured.items()}
+
+    def _fallbacks(self) -> dict[str, float | None]:
+        """What was sent otherwise than planned because of the data, which no clock has seen.
+
+        fallback_share: of the updates; fallback_bytes: of `bytes_per_worker`, which counts them;
+        fallback_seconds: that these would take longer on the config's network, if it has one.
+        """
+        config, algorithm, shapes = self._config, *self._prepared[1:3]
+        if algorithm.fallbacks is None:
+            return {}
+        pushed = bool(self._history) and messages.pushes(self._history[-1])
+        row = messages.Row(algorithm.settled, pushed=pushed)
+        memory = self._runtime.memory(self.state)
+        found = algorithm.fallbacks(memory, shapes, config.workers, row)
+        if not found.alternatives:
+            return {}
+        more, seconds = messages.fallback_bytes(found, config.workers, pushed), None
+        if not parts.is_number(config.communication):
+            network = prepare.network(config, shapes)
+            seconds = messages.fallback_seconds(found, config.workers, network)
+        return {
+            "bytes_per_worker": self._sent + more,
+            "planned_bytes_per_worker": self._sent,
+            "fallback_bytes": more,
+            "fallback_seconds": seconds,
+            "fallback_share": found.updates / max(1, self.state.update),
+        }
 
     def _write(self, schedule: Schedule | None, models) -> None:
         """Leave the schedule, if anything has happened, and the mean model."""

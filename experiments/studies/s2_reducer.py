@@ -30,7 +30,7 @@ def claims(arms):
         saved = 1 - (_table_bytes(prepared[name], workers) + again) / before
         lines.append(
             f"{name}: {100 * saved:.1f} % fewer bytes for the tables, {_worse(arm, dense)}"
-            f"{_quality(arm)}, {arm.get('fallbacks') or 0:.0f} fallbacks"
+            f"{_quality(arm)}, {100 * (arm.get('fallback_share') or 0):.1f} % of updates fell back"
         )
     yield "81 % less sparse communication at the same accuracy (arXiv 2110.02140)", "\n".join(lines)
 

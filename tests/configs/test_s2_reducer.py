@@ -30,14 +30,14 @@ def claims(monkeypatch, of_exact):
 
 @pytest.fixture
 def told(monkeypatch):
-    return dict(claims(monkeypatch, {"fallbacks": 0.0, "fallback_bytes": 0.0}))
+    return dict(claims(monkeypatch, {"fallback_share": 0.0, "fallback_bytes": 0.0}))
 
 
 def test_claims_are_figures_of_the_arms(told):
     lines = {claim: text.splitlines() for claim, text in told.items()}
     saved, loss, at_1, at_10, gathered = lines.values()
     dense = "dense: 0.0 % fewer bytes for the tables, loss +0.00 %, test hit rate at 10 0.25"
-    assert saved[0] == f"{dense}, 0 fallbacks"
+    assert saved[0] == f"{dense}, 0.0 % of updates fell back"
     assert saved[1].startswith("s2/sketch: 8") and "loss +1.00 %" in saved[1]
     assert float(saved[1].split()[1]) >= 81 and float(saved[2].split()[1]) > 90
     assert loss[0].startswith("equal bit for bit (not exp") and "+0.00 % (virtual clock)" in loss[0]
@@ -51,9 +51,9 @@ def test_claims_are_figures_of_the_arms(told):
 
 
 def test_bytes_that_fallbacks_sent_count(monkeypatch):
-    _, text = next(claims(monkeypatch, {"fallbacks": 9.0, "fallback_bytes": 9e6}))
+    _, text = next(claims(monkeypatch, {"fallback_share": 1.0, "fallback_bytes": 9e6}))
     exact = text.splitlines()[2]
-    assert exact.startswith("s2/exact: -") and exact.endswith("9 fallbacks")
+    assert exact.startswith("s2/exact: -") and exact.endswith("100.0 % of updates fell back")
 
 
 def test_an_unknown_task_is_refused():
