@@ -68,9 +68,6 @@ def capacities_exact(rows: int, buckets: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-FALLBACKS = {"dense": capacities_dense, "exact": capacities_exact}
-
-
 def sketched(
     rows: int,
     columns_of: Callable[[int], int],
@@ -213,7 +210,9 @@ def s2_reducer(
     chosen = row_sparse("s2_reducer", sparse)
     budget_of = budget_rows("s2_reducer", ratio, budget)
     choose("granularity", dict.fromkeys(GRANULARITIES), granularity)
-    capacities_of = choose("fallback", FALLBACKS, fallback)
+    capacities_of = choose(
+        "fallback", {"dense": capacities_dense, "exact": capacities_exact}, fallback
+    )
     if rows < 1:
         raise ValueError(
             f"s2_reducer: needs 1 row of a sketch or more, got {rows}; 1 or 3 are usual"

@@ -25,6 +25,8 @@ from algorithms import (
     matcha,
     mg_wfbp,
     natural_compression,
+    omnireduce,
+    parallax,
     periodic,
     polynomial_staleness,
     powersgd,
@@ -34,6 +36,7 @@ from algorithms import (
     s2_reducer,
     sgp,
     sketched_sgd,
+    sparcml,
     sparse_all_gather,
     swarm,
     top_k,
@@ -135,6 +138,14 @@ METHODS = {
     "sparse_all_gather": lambda: sparse_all_gather(momentum(), sparse=("w",), ratio=1.0),
     "sparse_all_gather/too small": lambda: sparse_all_gather(
         momentum(), sparse=("w",), budget=1, weighting="equal"
+    ),
+    "sparcml": lambda: sparcml(momentum(), sparse=("w",), ratio=1.0),
+    "sparcml/too small": lambda: sparcml(momentum(), sparse=("w",), budget=1),
+    "omnireduce": lambda: omnireduce(momentum(), sparse=("w",), block=2, ratio=1.0),
+    "omnireduce/too small": lambda: omnireduce(momentum(), sparse=("w",), ratio=0.01),
+    "parallax": lambda: parallax(momentum(), sparse=("w",), ratio=1.0),
+    "parallax/too small": lambda: parallax(
+        momentum(), sparse=("w",), budget=1, union_ratio=0.5, weighting="equal"
     ),
     "top_k": lambda: top_k(momentum(), ratio=0.4),
     "top_k/momentum": lambda: top_k(
@@ -372,7 +383,17 @@ def test_bytes_and_seconds_are_counted_for_every_update(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["all_reduce", "compensated_rate", "mg_wfbp", "sketched_sgd", "sparse_all_gather"]
+    "name",
+    [
+        "all_reduce",
+        "compensated_rate",
+        "mg_wfbp",
+        "omnireduce",
+        "parallax",
+        "sketched_sgd",
+        "sparcml",
+        "sparse_all_gather",
+    ],
 )
 def test_a_server_gets_every_contribution_once(name):
     """One worker alone has nobody to reduce with, but its push is sent all the same."""
