@@ -73,7 +73,7 @@ def tables(tree, chosen: Callable[[str], bool]) -> list:
 
 
 def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
-    """A method that takes parameters and says what is open, but sends nothing before it is decided.
+    """A method that says what it leaves open, and whose exchange does not run before it is decided.
 
     decide: gradient -> parameters with which it is built again.
     """
@@ -85,7 +85,7 @@ def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
         )
 
     exchange = optax.GradientTransformationExtraArgs(algorithm.exchange.init, refuse)
-    return algorithm._replace(exchange=exchange, messages=refuse, open=decide)
+    return algorithm._replace(exchange=exchange, open=decide)
 
 
 def row_bytes(shape: tuple[int, ...]) -> int:

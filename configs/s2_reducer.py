@@ -24,6 +24,8 @@ TASKS = {
 # relative to a table's, that fit before everything is sent.
 ROWS, SKETCH = 3, 0.18
 UNION, OWN = 0.06, 0.02
+# The same of blocks of 256 elements, which hold several rows of a narrow table.
+BLOCK_UNION, BLOCK_OWN = 0.2, 0.08
 # A nominal second for a mini-batch; none on a mesh: the devices' own speed.
 DELAYS = {"simulate": "deterministic(value=1.0)", "mesh": "none"}
 
@@ -58,12 +60,19 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep():
-    """Dense, S2 Reducer in three variants (`median` decodes as the paper does), and others."""
+    """Dense, S2 Reducer in four variants (`median` decodes as the paper does), and others."""
     yield "dense", {"algorithm": "all_reduce"}
     yield "s2/sketch", {}
     yield "s2/median", {"algorithm": f"s2_reducer(rows={ROWS}, ratio={SKETCH}, peel=false)"}
+    yield (
+        "s2/element",
+        {"algorithm": f"s2_reducer(rows={ROWS}, ratio={SKETCH}, granularity=element)"},
+    )
     yield "s2/exact", {"algorithm": f"s2_reducer(exact=true, ratio={UNION})"}
     yield "sparse_all_gather", {"algorithm": f"sparse_all_gather(ratio={OWN})"}
+    yield "sparcml", {"algorithm": f"sparcml(ratio={OWN})"}
+    yield "omnireduce", {"algorithm": f"omnireduce(ratio={BLOCK_OWN}, union_ratio={BLOCK_UNION})"}
+    yield "parallax", {"algorithm": f"parallax(ratio={OWN}, union_ratio={UNION})"}
     yield "top_k", {"algorithm": "top_k(ratio=0.01)"}
     yield "sketched_sgd", {"algorithm": f"sketched_sgd(ratio={SKETCH}, k_ratio=0.01)"}
 

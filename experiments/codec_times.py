@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
 from comms import compression_cost, cost, messages
-from experiments import optimizers, parts, prepare
+from experiments import deciding, optimizers, parts, prepare
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
@@ -29,7 +29,7 @@ def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
         if subject in told:
             continue
         told.add(subject)
-        arm = prepare.prepare(config)
+        arm, _ = deciding.prepared(config)
         if not _compresses(arm, config.workers):
             continue
         dense = arm._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))

@@ -6,7 +6,9 @@ happened: its clock goes through the recorded evaluations, with their losses, on
 
 import math
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +57,16 @@ class Arm:
         recorder: records.Recorder,
         on_record: Callable[[dict], None],
         checkpoint: checkpoints.Checkpoint | None = None,
+        decided: Mapping[str, Any] = types.MappingProxyType({}),
     ):
-        """Begin, or go on from a checkpoint; on_record: called with every record of metrics."""
+        """Begin, or go on from a checkpoint.
+
+        on_record: called with every record of metrics. decided: parameters of the method that were
+        open in the config, for the summary.
+        """
         self.recorder = recorder
         self._config, self._prepared, self._on_record = config, prepared, on_record
+        self._decided = dict(decided)
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
         self._sent = self._communicated = 0.0
@@ -142,6 +150,7 @@ class Arm:
             "name": config.name,
             "baseline": config.baseline,
             "algorithm": parts.spec(config.algorithm)["name"],
+            **({"decided": self._decided} if self._decided else {}),
             "wait": parts.spec(config.wait)["name"],
             "runtime": config.runtime,
             "workers": config.workers,
