@@ -117,8 +117,9 @@ def test_elements_are_found_where_rows_are_dense():
     by_row = s2_reducer(SGD, ratio=0.7, rows=1)
     by_element = s2_reducer(SGD, ratio=0.669, rows=1, granularity="element")
     assert planned_bytes(by_element, total) <= planned_bytes(by_row, total)
-    error, fell, _ = outcome(by_element, total, 0)
-    assert 0.01 < error <= 0.15 and not fell
+    found = [outcome(by_element, total, seed) for seed in range(6)]
+    assert 0.01 < np.mean([error**2 for error, *_ in found]) ** 0.5 <= 0.15
+    assert not any(fell for _, fell, _ in found)
 
 
 def test_what_does_not_fit_is_counted_in_rows():
