@@ -131,7 +131,7 @@ def compressed(
                 means = jax.device_get(counter.taken.mean(0)).tolist()
                 for times, instead in zip(means, reducer.instead(x, workers), strict=True):
                     found.append(Alternative(times, planned, instead))
-        updates = float(jax.device_get(state.fallen.max())) if found else 0.0
+        updates = float(jax.device_get(state.fallen.mean())) if found else 0.0
         return Fallbacks(updates, tuple(found))
 
     def check(workers, row):

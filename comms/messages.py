@@ -68,7 +68,7 @@ class Alternative(NamedTuple):
 class Fallbacks(NamedTuple):
     """What a run sent otherwise than planned."""
 
-    updates: float  # in which anything was
+    updates: float  # in which anything was, of those that a worker took part in, mean over workers
     alternatives: tuple[Alternative, ...]
 
 

@@ -227,12 +227,15 @@ class Arm:
         if not parts.is_number(config.communication):
             network = prepare.network(config, shapes)
             seconds = messages.fallback_seconds(found, config.workers, network)
+        # All who take part in an update fall back together, and they may be a few.
+        several = self._history[-1].workers.shape[1] if self._history else config.workers
+        updates = found.updates * config.workers / several
         return {
             "bytes_per_worker": self._sent + more,
             "planned_bytes_per_worker": self._sent,
             "fallback_bytes": more,
             "fallback_seconds": seconds,
-            "fallback_share": found.updates / max(1, self.state.update),
+            "fallback_share": updates / max(1, self.state.update),
         }
 
     def _write(self, schedule: Schedule | None, models) -> None:

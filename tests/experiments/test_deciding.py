@@ -11,7 +11,7 @@ import pytest
 from algorithms import s2_reducer
 from comms.messages import Row, collective_bytes
 from configs import s2_reducer as config_of_s2
-from experiments import deciding, records, sweep, train
+from experiments import deciding, records, sweep, tasks, train
 
 SGD = optax.sgd(0.1)
 NETWORK = "network(latency=1e-4, bandwidth=1e8)"
@@ -143,3 +143,21 @@ def test_a_run_that_goes_on_counts_fallbacks_once(monkeypatch, tmp_path):
     for same in ("bytes_per_worker", "fallback_bytes", "fallback_share", "train_loss"):
         assert cut[same] == whole[same]
     assert whole["fallback_share"] == 1.0 and whole["fallback_seconds"] is None  # no network
+
+
+def test_the_share_counts_updates_of_a_few_workers(monkeypatch, tmp_path):
+    """Two of four workers push to a server, and each of their pushes is too large for its list."""
+    config = configured(
+        monkeypatch, "sparcml(budget=1)", wait="k_async(k=2)", delay="exponential(scale=1.0)"
+    )
+    summary = train.run(config, tmp_path)
+    assert summary["fallback_share"] == pytest.approx(1.0)
+    made, _ = deciding.prepared(config)
+    tables = [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(made.shapes)
+        if tasks.row_sparse(made.task, path)
+    ]
+    dense = sum(4 * leaf.size + 4 for leaf in tables)
+    lists = sum(4 + 4 * leaf.shape[1] for leaf in tables)
+    assert summary["fallback_bytes"] == pytest.approx(6 * 2 / 4 * (dense - lists))
