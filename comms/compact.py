@@ -1,8 +1,8 @@
 """Exact all-reduce of row-sparse arrays: only rows that are not zero on some worker are sent.
 
 The workers agree on the union of their non-zero rows by a bitmap, and all-reduce these rows,
-compacted into a budget; without loss, as OmniReduce (Fei et al., SIGCOMM 2021) with rows for
-blocks. The bitmap is the one of S2 Reducer (arXiv 2110.02140).
+compacted into a budget, without loss. The bitmap is the one of S2 Reducer (arXiv 2110.02140).
+`comms.owners` sends the non-zero rows of a worker without agreeing on the union first.
 """
 
 import jax

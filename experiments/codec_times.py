@@ -82,7 +82,7 @@ def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, floa
 
     Arms differ in the second by their encoding and decoding; of what is gathered from others, by
     that of one message. What a worker does only for others is left out, as the rounding of
-    `int8_all_reduce`.
+    `int8_all_reduce` and the lists of `sparcml`.
     """
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(lambda a: jnp.asarray(a[: config.batch_size]), arm.task.train)

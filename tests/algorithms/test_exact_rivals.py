@@ -126,3 +126,26 @@ def test_refusals():
     with pytest.raises(ValueError, match="sparcml: the model has no parameter"):
         sparcml(SGD).exchange.init({"matrix": jnp.zeros((3, 3))})
     assert recursive_doubling.steps(1, 10, 2, 4) == []
+
+
+@pytest.mark.parametrize("name", ["sparcml", "omnireduce", "parallax", "s2_reducer"])
+def test_the_dense_mean_in_every_runtime(spmd, name):
+    """Of whole numbers; on devices too, whose types say what is equal on all of them."""
+    method = RIVALS[name](4)
+
+    def body(x):
+        state = method.exchange.init(PARAMS)
+        out, state = method.exchange.update(x, state, PARAMS, samples=jnp.float32(0))
+        return out, state.fallen
+
+    for occupied, fell in ((4, 0), (16, 1)):
+        given = small.gradients(occupied=occupied)
+        out, fallen = spmd(body, given)
+        assert (np.asarray(fallen) == fell).all()
+        jax.tree.map(
+            lambda got, x: np.testing.assert_allclose(
+                got, np.broadcast_to(x.mean(0), x.shape), atol=2e-5
+            ),
+            out,
+            given,
+        )
