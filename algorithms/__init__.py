@@ -6,11 +6,14 @@ from algorithms.dpsgd import dpsgd
 from algorithms.local_sgd import local_sgd
 from algorithms.matcha import matcha, periodic
 from algorithms.mg_wfbp import mg_wfbp
+from algorithms.omnireduce import omnireduce
+from algorithms.parallax import parallax
 from algorithms.powersgd import powersgd
 from algorithms.push_sum import sgp
 from algorithms.quantised import ef_sign, int8_all_reduce, natural_compression, qsgd
 from algorithms.s2_reducer import s2_reducer
 from algorithms.sketched_sgd import sketched_sgd
+from algorithms.sparcml import sparcml
 from algorithms.sparse_all_gather import sparse_all_gather
 from algorithms.stale import (
     compensated_rate,
@@ -40,6 +43,8 @@ ALGORITHMS = {
         matcha,
         mg_wfbp,
         natural_compression,
+        omnireduce,
+        parallax,
         periodic,
         polynomial_staleness,
         powersgd,
@@ -48,6 +53,7 @@ ALGORITHMS = {
         s2_reducer,
         sgp,
         sketched_sgd,
+        sparcml,
         sparse_all_gather,
         swarm,
         top_k,

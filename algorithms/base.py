@@ -25,7 +25,7 @@ import optax
 
 from algorithms.links import Links
 from comms.collectives import AXIS as AXIS
-from comms.messages import Messages
+from comms.messages import Fallbacks, Messages, Row
 
 Choice = TypeVar("Choice")
 
@@ -79,6 +79,12 @@ class Algorithm(NamedTuple):
     public: (exchange state, params) -> what a worker of a local method would be asked for, if that
         is not its params: it is evaluated, and its distance over workers counts.
     metrics: exchange state with a leading axis of workers -> numbers for the records.
+    fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
+        row) -> what was sent so far in place of the messages of this row because of the data. None:
+        nothing ever is.
+    open: gradient -> parameters of the method that it leaves to a gradient to decide, by name: with
+        these it is built again. The gradient is that of the first mini-batches of all workers.
+        None: nothing is open.
     check: (workers, first row of the schedule); raises ValueError if the method cannot use it.
     links: which of the graph's matchings are used in which update; None: all, always. Then the
         extra argument `active` [M] says so to the exchange.
@@ -96,6 +102,8 @@ class Algorithm(NamedTuple):
     links: Links | None = None
     public: Callable[[Any, Any], Any] | None = None
     metrics: Callable[[Any], dict[str, jax.Array]] | None = None
+    fallbacks: Callable[[Any, Any, int, Row], Fallbacks] | None = None
+    open: Callable[[Any], dict[str, Any]] | None = None
     check: Callable[[int, Any], None] | None = None
 
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
-from algorithms.compression import Draw, Reducer, fallbacks
+from algorithms.compression import Draw, Reducer, counters, times_fallen
 from algorithms.mean import mean_messages, mean_over_workers
 from comms.collectives import divide, weigh
-from comms.messages import together
+from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
 
 
@@ -25,6 +25,7 @@ class CompressionState(NamedTuple):
     update: Any  # [] int32, updates done, where there is a warm-up; else ()
     reducers: tuple  # state of the reducer of every parameter that has one
     rest: Any  # state of the exchange of all others
+    fallen: Any  # [] int32, updates in which some array fell back, where one can; else ()
 
 
 def compressed_mean(
@@ -47,7 +48,8 @@ def compressed_mean(
         leaves, reducers, _ = _parts(params, reducer_of)
         states = tuple(r.init(x) for x, r in zip(leaves, reducers, strict=True) if r)
         update = jnp.int32(0) if counts_updates else ()
-        return CompressionState(update, states, rest.init(_others(params, reducer_of)))
+        fallen = jnp.int32(0) if counters(states) else ()
+        return CompressionState(update, states, rest.init(_others(params, reducer_of)), fallen)
 
     def update_fn(updates, state, params=None, *, samples, weight=None, worker=0, **extra):
         leaves, reducers, structure = _parts(updates, reducer_of)
@@ -79,8 +81,11 @@ def compressed_mean(
             means.append(divide(jax.lax.optimization_barrier(summed), total).astype(x.dtype))
             new_states.append(new)
         done = update + 1 if counts_updates else ()
+        fallen = state.fallen
+        if counters(new_states):
+            fallen += times_fallen(new_states) > times_fallen(state.reducers)
         return jax.tree.unflatten(structure, means), CompressionState(
-            done, tuple(new_states), rest_state
+            done, tuple(new_states), rest_state, fallen
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -112,10 +117,23 @@ def compressed(
     def messages(params, workers, row):
         leaves, reducers, _ = _parts(params, reducer_of)
         pairs = [(x, r) for x, r in zip(leaves, reducers, strict=True) if r]
-        encoded = together(r.payload(x, workers, row.update) for x, r in pairs)
+        steps = in_step(_planned(x, r, workers, row) for x, r in pairs) or (Payload(),)
         others = _others(params, reducer_of)
         of_rest = rest.messages(others, workers, row) if jax.tree.leaves(others) else ()
-        return (encoded._replace(encoded=True), *of_rest)
+        return (*(step._replace(encoded=True) for step in steps), *of_rest)
+
+    def fallbacks(state, params, workers, row):
+        leaves, reducers, _ = _parts(params, reducer_of)
+        pairs = [(x, r) for x, r in zip(leaves, reducers, strict=True) if r]
+        found = []
+        for (x, reducer), reducer_state in zip(pairs, state.reducers, strict=True):
+            for counter in counters(reducer_state):
+                planned = _planned(x, reducer, workers, row)
+                means = jax.device_get(counter.taken.mean(0)).tolist()
+                for times, instead in zip(means, reducer.instead(x, workers), strict=True):
+                    found.append(Alternative(times, planned, instead))
+        updates = float(jax.device_get(state.fallen.mean())) if found else 0.0
+        return Fallbacks(updates, tuple(found))
 
     def check(workers, row):
         if rest.check is not None:
@@ -135,7 +153,8 @@ def compressed(
         settled=warmup_updates,
         server=freeze_when_idle(optimizer),
         weight=choose("weighting", WEIGHTINGS, weighting),
-        metrics=fallbacks,
+        metrics=_metrics,
+        fallbacks=fallbacks,
         check=check,
     )
 
@@ -150,6 +169,25 @@ def reduced_by(
             "reduced; leave one of them out"
         )
     return lambda path, leaf: exchange
+
+
+def _planned(leaf, reducer: Reducer, workers: int, row: Row) -> tuple[Payload, ...]:
+    """What a reducer sends in an update when all goes well."""
+    if row.pushed and reducer.pushed is not None:
+        return (reducer.pushed(leaf),)
+    payload = reducer.payload(leaf, workers, row.update)
+    return (payload,) if isinstance(payload, Payload) else payload
+
+
+def _metrics(state: CompressionState) -> dict[str, jax.Array]:
+    """Updates with a fallback, and the rows that did not fit, of the worker with most of them."""
+    found = counters(state.reducers)
+    if not found:
+        return {}
+    return {
+        "fallbacks": state.fallen.max(),
+        "unresolved": sum(counter.unresolved for counter in found).max(),
+    }
 
 
 def _parts(tree, reducer_of):

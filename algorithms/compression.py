@@ -14,7 +14,7 @@ import numpy as np
 
 from algorithms.base import AXIS
 from comms import cost, quantise
-from comms.messages import Payload, collective_bytes
+from comms.messages import Payload
 
 
 class Draw(NamedTuple):
@@ -41,25 +41,31 @@ class Reducer(NamedTuple):
     init: array or its shape -> state of a worker.
     reduce: (x, state, draw) -> (sum over the workers, what of it this worker's x became, state);
         sums of the second over the workers are the first. x is weighed already, in float32.
-    payload: (array or its shape, workers, update) -> Payload.
+    payload: (array or its shape, workers, update) -> Payload, or a tuple of those that follow one
+        another.
     name: for errors.
     encoder: how a worker writes its array, if all gather what everybody writes.
     within: another reducer -> this one, with the values that it picks summed by the other.
+    instead: (array or its shape, workers) -> the payloads of every alternative that is sent where
+        the data do not fit; its state then holds `Fallbacks`. None: data decide nothing.
+    pushed: array or its shape -> Payload where workers push to a server; None: what `payload` says.
     """
 
     init: Callable[[Any], Any]
     reduce: Callable[[jax.Array, Any, Draw], tuple[jax.Array, jax.Array, Any]]
-    payload: Callable[[Any, int, int], Payload]
+    payload: Callable[[Any, int, int], Payload | tuple[Payload, ...]]
     name: str = "reducer"
     encoder: Encoder | None = None
     within: Callable[["Reducer"], "Reducer"] | None = None
+    instead: Callable[[Any, int], tuple[tuple[Payload, ...], ...]] | None = None
+    pushed: Callable[[Any], Payload] | None = None
 
 
 class Fallbacks(NamedTuple):
-    """State of a reducer that sends dense what does not fit; a count for the records."""
+    """State of a reducer that sends something else where its plan does not fit the data."""
 
-    updates: jax.Array  # [] int32, in how many it did
-    megabytes: jax.Array  # [] float32, what a worker sent more for that
+    taken: jax.Array  # [alternatives] int32, updates in which each was sent
+    unresolved: jax.Array  # [] float32, rows that the plan could not carry, summed over updates
 
 
 class Memory(NamedTuple):
@@ -134,7 +140,13 @@ def with_error_feedback(inner: Reducer) -> Reducer:
         left = jnp.where(draw.busy, (owed - sent) / draw.total, state.residual)
         return total, sent, Memory(left, inner_state)
 
-    return Reducer(lambda leaf: Memory(_zeros(leaf), inner.init(leaf)), reduce, inner.payload)
+    return Reducer(
+        lambda leaf: Memory(_zeros(leaf), inner.init(leaf)),
+        reduce,
+        inner.payload,
+        instead=inner.instead,
+        pushed=inner.pushed,
+    )
 
 
 def with_momentum_correction(inner: Reducer, decay: float) -> Reducer:
@@ -154,7 +166,11 @@ def with_momentum_correction(inner: Reducer, decay: float) -> Reducer:
         return total, sent, Velocity(*kept, inner_state)
 
     return Reducer(
-        lambda leaf: Velocity(_zeros(leaf), _zeros(leaf), inner.init(leaf)), reduce, inner.payload
+        lambda leaf: Velocity(_zeros(leaf), _zeros(leaf), inner.init(leaf)),
+        reduce,
+        inner.payload,
+        instead=inner.instead,
+        pushed=inner.pushed,
     )
 
 
@@ -171,7 +187,26 @@ def with_dense_warmup(inner: Reducer, updates: int) -> Reducer:
     def payload(leaf, workers, update):
         return (plain if update < updates else inner).payload(leaf, workers, update)
 
-    return Reducer(inner.init, reduce, payload)
+    return Reducer(inner.init, reduce, payload, instead=inner.instead)
+
+
+def of_elements(inner: Reducer) -> Reducer:
+    """Let a reducer of arrays [n, ...] see every element as a row of its own."""
+
+    def flat(leaf):
+        return jax.ShapeDtypeStruct((math.prod(leaf.shape),), leaf.dtype)
+
+    def reduce(x, state, draw):
+        total, sent, state = inner.reduce(x.ravel(), state, draw)
+        return total.reshape(x.shape), sent.reshape(x.shape), state
+
+    return inner._replace(
+        init=lambda leaf: inner.init(flat(leaf)),
+        reduce=reduce,
+        payload=lambda leaf, workers, update: inner.payload(flat(leaf), workers, update),
+        instead=inner.instead and (lambda leaf, workers: inner.instead(flat(leaf), workers)),
+        pushed=inner.pushed and (lambda leaf: inner.pushed(flat(leaf))),
+    )
 
 
 def even_share(total, draw: Draw) -> jax.Array:
@@ -180,38 +215,28 @@ def even_share(total, draw: Draw) -> jax.Array:
     return total * (busy / jnp.maximum(jax.lax.psum(busy, AXIS), 1))
 
 
-def count_fallback(state: Fallbacks, fell_back, payload: Payload, size: int) -> Fallbacks:
-    """One more update, if it fell back: then all `size` float32 were sent besides the agreement.
+def no_fallbacks(alternatives: int) -> Fallbacks:
+    """The counters to start with."""
+    return Fallbacks(jnp.zeros(alternatives, jnp.int32), jnp.float32(0))
 
-    payload: what would have been sent; its first message is the agreement.
-    """
-    workers = jax.lax.axis_size(AXIS)
-    instead = Payload((payload.reduced[0], 4 * size))
-    extra = collective_bytes(instead, workers) - collective_bytes(payload, workers)
+
+def count_fallback(state: Fallbacks, chosen, unresolved) -> Fallbacks:
+    """One more update; chosen: 0 as planned, i the i-th alternative. unresolved: rows, int32."""
+    numbers = 1 + jnp.arange(len(state.taken))
     return Fallbacks(
-        state.updates + fell_back, state.megabytes + jnp.where(fell_back, 1e-6 * extra, 0)
+        state.taken + (numbers == chosen), state.unresolved + unresolved.astype(jnp.float32)
     )
 
 
-def no_fallbacks(leaf) -> Fallbacks:
-    """The state to start with."""
-    del leaf
-    return Fallbacks(jnp.int32(0), jnp.float32(0))
+def counters(states) -> list[Fallbacks]:
+    """All counters in the state of a reducer, or of several, in order."""
+    nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Fallbacks))
+    return [node for node in nodes if isinstance(node, Fallbacks)]
 
 
-def fallbacks(states) -> dict[str, jax.Array]:
-    """How often arrays did not fit and were sent dense, and what that cost a worker."""
-    found = [
-        state
-        for state in jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Fallbacks))
-        if isinstance(state, Fallbacks)
-    ]
-    if not found:
-        return {}
-    return {
-        "fallbacks": sum(state.updates for state in found).max(),
-        "fallback_bytes": 1e6 * sum(state.megabytes for state in found).max(),
-    }
+def times_fallen(states) -> jax.Array:
+    """[] int32, how often arrays fell back so far, of the states of one worker's reducers."""
+    return sum((state.taken.sum() for state in counters(states)), jnp.int32(0))
 
 
 def _size(leaf) -> int:

@@ -6,17 +6,14 @@ indices fill a fixed budget; where a worker has more, all send everything, which
 `fallbacks` and `fallback_bytes` count.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
-from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
-from algorithms.s2_reducer import budget_rows, row_sparse, with_known_paths
+from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
 from comms import bitmap
 from comms.messages import Payload
 
@@ -25,13 +22,16 @@ def gathered_rows(budget_of) -> Reducer:
     """Sum of arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
 
     def payload(leaf, workers, update):
-        budget, row = budget_of(leaf.shape[0]), math.prod(leaf.shape[1:])
-        return Payload((4,), (budget * (4 + 4 * row),))  # whether all fit; indices and values
+        return Payload((4,), (list_bytes(leaf),))  # whether all fit; indices and values
+
+    def list_bytes(leaf):
+        return budget_of(leaf.shape[0]) * (4 + row_bytes(leaf.shape))
 
     def reduce(x, state, draw):
         words = bitmap.pack(bitmap.occupied(x))
         budget = budget_of(len(x))
-        fell_back = jax.lax.pmax(bitmap.count(words), AXIS) > budget
+        most = jax.lax.pmax(bitmap.count(words), AXIS)
+        fell_back = most > budget
 
         def listed(x):
             position = bitmap.positions(words, budget)
@@ -44,10 +44,16 @@ def gathered_rows(budget_of) -> Reducer:
             return jax.lax.scan(add, jnp.zeros_like(x), message)[0]
 
         total = jax.lax.cond(fell_back, lambda x: jax.lax.psum(x, AXIS), listed, x)
-        sent = payload(x, jax.lax.axis_size(AXIS), 0)
-        return total, x, compression.count_fallback(state, fell_back, sent, x.size)
+        left = jnp.maximum(most - budget, 0)
+        return total, x, compression.count_fallback(state, fell_back.astype(jnp.int32), left)
 
-    return Reducer(compression.no_fallbacks, reduce, payload)
+    return Reducer(
+        lambda leaf: compression.no_fallbacks(1),
+        reduce,
+        payload,
+        instead=lambda leaf, workers: ((Payload((4, leaf.shape[0] * row_bytes(leaf.shape))),),),
+        pushed=lambda leaf: Payload(gathered=(list_bytes(leaf),)),
+    )
 
 
 def sparse_all_gather(
@@ -63,12 +69,5 @@ def sparse_all_gather(
     sparse: as in `s2_reducer`. ratio, budget: rows that a worker may send of a table, relative to
     the table or as a number.
     """
-    chosen = row_sparse("sparse_all_gather", sparse)
     reducer = gathered_rows(budget_rows("sparse_all_gather", ratio, budget))
-    method = compressed(
-        "sparse_all_gather",
-        optimizer,
-        lambda path, leaf: reducer if chosen(path) and leaf.ndim else None,
-        weighting=weighting,
-    )
-    return with_known_paths("sparse_all_gather", sparse, method)
+    return with_tables_reduced("sparse_all_gather", optimizer, reducer, sparse, weighting)

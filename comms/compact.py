@@ -1,8 +1,8 @@
 """Exact all-reduce of row-sparse arrays: only rows that are not zero on some worker are sent.
 
 The workers agree on the union of their non-zero rows by a bitmap, and all-reduce these rows,
-compacted into a budget; without loss, as OmniReduce (Fei et al., SIGCOMM 2021) with rows for
-blocks. The bitmap is the one of S2 Reducer (arXiv 2110.02140).
+compacted into a budget, without loss. The bitmap is the one of S2 Reducer (arXiv 2110.02140).
+`comms.owners` sends the non-zero rows of a worker without agreeing on the union first.
 """
 
 import jax
@@ -26,24 +26,39 @@ def all_reduce(x, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
         raise ValueError(
             f"compact: a budget of {budget} rows holds nothing; set the rows of an expected union"
         )
-    budget = min(budget, len(x))
-    words = bitmap.union(bitmap.pack(bitmap.occupied(x)), axis)
-    fell_back = bitmap.count(words) > budget
+    return sum_within(x, bitmap.union(bitmap.pack(bitmap.occupied(x)), axis), budget, axis)
 
-    def compacted(x):
-        rows = bitmap.positions(words, budget)
-        sent = x.at[rows].get(mode="fill", fill_value=0)
-        # Fused into the sum of simulated workers, the gather would change the order of addition.
-        total = jax.lax.psum(jax.lax.optimization_barrier(sent), axis)
-        return jnp.zeros_like(x).at[rows].set(total, mode="drop", indices_are_sorted=True)
 
-    def dense(x):
-        # For shard_map's types the compacted rows vary over the axis, as their indices do, and a
-        # sum alone would not; both branches must agree.
-        return jnp.where(fell_back, jax.lax.psum(x, axis), 0)
-
+def sum_within(x, words, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
+    """As `all_reduce`, with the bitmap of the union at hand."""
+    fell_back = bitmap.count(words) > min(budget, len(x))
     # All workers hold the same union, so that all of them take the same branch.
-    return jax.lax.cond(fell_back, dense, compacted, x), fell_back
+    total = jax.lax.cond(
+        fell_back,
+        lambda x: dense_sum(x, fell_back, axis),
+        lambda x: sum_of_rows(x, words, budget, axis),
+        x,
+    )
+    return total, fell_back
+
+
+def sum_of_rows(x, words, budget: int, axis: str = AXIS) -> jax.Array:
+    """Sum over the workers of the rows of x that a common bitmap names, at most `budget`."""
+    rows = bitmap.positions(words, min(budget, len(x)))
+    sent = x.at[rows].get(mode="fill", fill_value=0)
+    # Fused into the sum of simulated workers, the gather would change the order of addition.
+    total = jax.lax.psum(jax.lax.optimization_barrier(sent), axis)
+    return jnp.zeros_like(x).at[rows].set(total, mode="drop", indices_are_sorted=True)
+
+
+def dense_sum(x, fell_back, axis: str = AXIS) -> jax.Array:
+    """Sum of x over the workers, for the branch that is taken where `fell_back`.
+
+    For shard_map's types compacted rows vary over the axis, as their indices do, and a sum alone
+    would not; all branches must agree.
+    """
+    varies = x.ravel()[:0].astype(bool).any()  # false
+    return jnp.where(fell_back | varies, jax.lax.psum(x, axis), 0)
 
 
 def payload_bytes(shape: tuple[int, ...], dtype, budget: int, fell_back: bool = False) -> int:

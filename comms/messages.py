@@ -7,6 +7,7 @@ schedule switches on and off. Scalars beside the data, as the sum of weights, ar
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -56,14 +57,37 @@ class Sender(Protocol):
     links: Any
 
 
+class Alternative(NamedTuple):
+    """Messages that workers sent in place of what their method plans, because of their data."""
+
+    times: float  # in how many updates, mean over workers
+    planned: tuple[Payload, ...]
+    instead: tuple[Payload, ...]
+
+
+class Fallbacks(NamedTuple):
+    """What a run sent otherwise than planned."""
+
+    updates: float  # in which anything was, of those that a worker took part in, mean over workers
+    alternatives: tuple[Alternative, ...]
+
+
 def together(payloads: Iterable[Payload]) -> Payload:
-    """All that several payloads reduce and gather, in one."""
+    """All that several payloads reduce, gather and exchange over the same matchings, in one."""
     payloads = list(payloads)
     return Payload(
         tuple(size for payload in payloads for size in payload.reduced),
         tuple(size for payload in payloads for size in payload.gathered),
+        sum(payload.exchanged for payload in payloads),
+        next((p.matchings for p in payloads if p.matchings is not None), None),
         encoded=any(payload.encoded for payload in payloads),
     )
+
+
+def in_step(sequences: Iterable[tuple[Payload, ...]]) -> tuple[Payload, ...]:
+    """Sequences of payloads as one: the first ones travel together, then the second ones, ..."""
+    steps = itertools.zip_longest(*sequences, fillvalue=Payload())
+    return tuple(map(together, steps))
 
 
 def over_links(size: int, partners: np.ndarray, row: Row, **said) -> Payload:
@@ -92,13 +116,18 @@ def collective_bytes(payload: Payload, workers: int) -> float:
     return reduced + (workers - 1) * sum(payload.gathered) + links
 
 
+def pushes(schedule) -> bool:
+    """Whether the workers of a schedule push to a server, see `Row`."""
+    return schedule.population is not None and schedule.partner is None
+
+
 def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
     """[T] bytes that a worker sends in every update of a schedule, mean over workers.
 
     params: arrays or their shapes.
     """
     workers = schedule.workers.shape[1]
-    pushed = schedule.population is not None and schedule.partner is None
+    pushed = pushes(schedule)
     stages = np.minimum(schedule.offset + np.arange(schedule.updates), method.settled)
     columns = stages[:, None]
     if schedule.matchings is not None:
@@ -121,6 +150,26 @@ def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
         return sent * (schedule.batches > 0).sum(axis=1) / schedule.population
     met = (schedule.partner != np.arange(workers)).sum(axis=1)
     return sent * met / schedule.population
+
+
+def fallback_bytes(found: Fallbacks, workers: int, pushed: bool = False) -> float:
+    """Bytes that a worker sent more than planned, mean over workers; `pushed` as in `Row`."""
+
+    def sent(payloads: tuple[Payload, ...]) -> float:
+        if pushed:
+            return sum(payload.size for payload in payloads)
+        return sum(collective_bytes(payload, workers) for payload in payloads)
+
+    return float(sum(a.times * (sent(a.instead) - sent(a.planned)) for a in found.alternatives))
+
+
+def fallback_seconds(found: Fallbacks, workers: int, network: cost.Network) -> float:
+    """Seconds that what was sent otherwise took longer than planned, each message on its own."""
+
+    def took(payloads: tuple[Payload, ...]) -> float:
+        return sum(seconds(payload, workers, network) for payload in payloads)
+
+    return float(sum(a.times * (took(a.instead) - took(a.planned)) for a in found.alternatives))
 
 
 def seconds(payload: Payload, workers: int, network: cost.Network) -> float:

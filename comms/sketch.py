@@ -6,7 +6,9 @@ a bitmap it is the codec of S2 Reducer (Ge et al., arXiv 2110.02140):
     words = bitmap.union(bitmap.pack(bitmap.occupied(x)))
     total = decode_at(all_reduce(encode(x, rows, columns, seed)), words, len(x), seed)
 
-`recover` in place of `decode_at` uses that the bitmap says which entries share a bucket.
+`recover` in place of `decode_at` uses that the bitmap says which entries share a bucket, and
+leaves at 0 what it cannot tell apart. Which entries these are depends on the bitmap and the seed
+alone, so that workers can know before anything else is sent (`resolving_seed`).
 
 Only non-zeros are touched. With one row an estimate is unbiased with variance about
 (||x||^2 - x_i^2) / columns; with 5 rows of 3 columns per non-zero nearly all are exact. Values
@@ -18,6 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from comms import bitmap, hashing
+from comms.collectives import AXIS
+
+SEEDS = 8  # that are tried for one which tells all entries apart
 
 
 def encode(x, rows: int, columns: int, seed) -> jax.Array:
@@ -43,7 +48,7 @@ def encode(x, rows: int, columns: int, seed) -> jax.Array:
     return bitmap.fold(bitmap.pack(bitmap.occupied(x)), add, table, _slots(len(x)))
 
 
-def all_reduce(sketch, axis="workers") -> jax.Array:
+def all_reduce(sketch, axis: str = AXIS) -> jax.Array:
     """Sum of the workers' sketches: the sketch of the sum of their vectors."""
     return jax.lax.psum(sketch, axis)
 
@@ -56,31 +61,24 @@ def decode(sketch, size: int, seed) -> jax.Array:
 def decode_at(sketch, words, size: int, seed) -> jax.Array:
     """Estimates where the bitmap is set, exactly 0 elsewhere: float32 [size] or [size, ...].
 
-    words: uint32 [ceil(size / 32)], as ``bitmap.pack`` makes them of a mask.
+    words: uint32 [ceil(size / 32)], as `bitmap.pack` makes them of a mask.
     """
     return _fill(_zeros((size, *sketch.shape[2:]), sketch, words), sketch, words, seed)
 
 
 def recover(sketch, words, size: int, seed) -> jax.Array:
-    """As ``decode_at``, but exact to rounding for all entries that can be told apart.
+    """As `decode_at`, but exact to rounding where entries can be told apart, and 0 elsewhere.
 
     The bitmap says which entries share a bucket. One that is alone in any of its buckets is read
     there and taken out of the others, where it leaves further entries alone: peeling, M. Goodrich,
-    M. Mitzenmacher, "Invertible Bloom lookup tables", arXiv 1101.2245. Nearly always that finds
-    all of many entries, if there are more than 1.23 buckets for each in a sketch of 3 rows (1.30
-    with 4 rows, 1.43 with 5, Table 1 there). What is left then, and a single row, is estimated.
+    M. Mitzenmacher, "Invertible Bloom lookup tables", arXiv 1101.2245. `unresolved` says which
+    entries that leaves, without a sketch.
     """
     rows, columns = sketch.shape[:2]
-    if rows == 1:  # an entry alone in its only bucket is in nobody's way
-        return decode_at(sketch, words, size, seed)
-
-    def count(position, held):
-        row, bucket, _ = _hashes(position, rows, columns, seed, 1)
-        return held.at[row, bucket].add(jnp.float32(position < size)[None])
 
     def peel(carry):
         table, left, out, _ = carry
-        held = bitmap.fold(left, count, _zeros((rows, columns), left), _slots(size))
+        held = _held(left, rows, columns, size, seed)
 
         def take(position, carry):
             rest, out, taken = carry
@@ -90,11 +88,10 @@ def recover(sketch, words, size: int, seed) -> jax.Array:
             nth = jnp.arange(len(position))
             value = sign[where, nth] * table[where, bucket[where, nth]]
             value = jnp.where(found.reshape(-1, *[1] * (value.ndim - 1)), value, 0)
-            bit = jnp.uint32(1) << (position % 32).astype(jnp.uint32)
             return (
                 rest.at[row, bucket].add(-sign * value[None]),
                 out.at[jnp.where(found, position, size)].set(value, mode="drop"),
-                taken.at[position // 32].add(jnp.where(found, bit, 0), mode="drop"),
+                _with_bits(taken, position, found),
             )
 
         start = table, out, left ^ left  # zeros, of the type that shard_map wants
@@ -104,8 +101,53 @@ def recover(sketch, words, size: int, seed) -> jax.Array:
     varying = _zeros((), words)
     out = _zeros((size, *sketch.shape[2:]), sketch, words)
     start = sketch + varying, words, out, bitmap.count(words) > 0
-    rest, left, out, _ = jax.lax.while_loop(lambda carry: carry[3], peel, start)
-    return _fill(out, rest, left, seed)
+    return jax.lax.while_loop(lambda carry: carry[3], peel, start)[2]
+
+
+def unresolved(words, rows: int, columns: int, size: int, seed) -> jax.Array:
+    """Words of the entries of a bitmap that `recover` leaves at 0, whatever the values are.
+
+    None, nearly always, of many entries that load a sketch of 3 rows to at most 0.81 of its
+    buckets (`sketch_error.peeling_load`). Entries that share all their buckets are left at any
+    load: see `resolving_seed`.
+    """
+
+    def peel(carry):
+        left, _ = carry
+        held = _held(left, rows, columns, size, seed)
+
+        def take(position, taken):
+            row, bucket, _ = _hashes(position, rows, columns, seed, 1)
+            alone = ((held[row, bucket] == 1) & (position < size)[None]).any(axis=0)
+            return _with_bits(taken, position, alone)
+
+        taken = bitmap.fold(left, take, left ^ left, _slots(size))
+        return left ^ taken, taken.any()
+
+    return jax.lax.while_loop(lambda carry: carry[1], peel, (words, bitmap.count(words) > 0))[0]
+
+
+def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax.Array, jax.Array]:
+    """The first of `SEEDS` seeds from `seed` on by which peeling resolves all entries of a bitmap.
+
+    Workers that hold the same bitmap find the same seed without a message. Returns (seed, number
+    of entries that are left): int32 scalar, 0 if there is such a seed; else those that the last
+    seed leaves, which is `seed` itself where the entries are more than the buckets.
+    """
+    entries, seed = bitmap.count(words), jnp.asarray(seed).astype(jnp.uint32)
+    trials = jnp.where(entries > rows * columns, 1, SEEDS)
+
+    def one_more(carry):
+        trial, _ = carry
+        rest = unresolved(words, rows, columns, size, seed + trial.astype(jnp.uint32))
+        return trial + 1, bitmap.count(rest)
+
+    trial, left = jax.lax.while_loop(
+        lambda carry: (carry[1] > 0) & (carry[0] < trials),
+        one_more,
+        (jnp.int32(0) * trials, entries),
+    )
+    return seed + jnp.maximum(trial - 1, 0).astype(jnp.uint32), left
 
 
 def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> int:
@@ -114,6 +156,22 @@ def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> i
     for length in row_shape:
         elements *= length
     return 4 * elements
+
+
+def _held(words, rows: int, columns: int, size: int, seed):
+    """How many entries of the bitmap are in every bucket, float32 [rows, columns]."""
+
+    def count(position, held):
+        row, bucket, _ = _hashes(position, rows, columns, seed, 1)
+        return held.at[row, bucket].add(jnp.float32(position < size)[None])
+
+    return bitmap.fold(words, count, _zeros((rows, columns), words), _slots(size))
+
+
+def _with_bits(words, position, chosen):
+    """Words [w] in which the bits of the chosen ones of k distinct positions, unset, are set."""
+    bit = jnp.uint32(1) << (position % 32).astype(jnp.uint32)
+    return words.at[position // 32].add(jnp.where(chosen, bit, 0), mode="drop")
 
 
 def _hashes(position, rows: int, columns: int, seed, ndim: int):

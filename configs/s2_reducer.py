@@ -27,6 +27,8 @@ TASKS = {
 # relative to a table's, that fit before everything is sent.
 ROWS, SKETCH = 3, 0.18
 UNION, OWN = 0.06, 0.02
+# The same of blocks of 256 elements, which hold several rows of a narrow table.
+BLOCK_UNION, BLOCK_OWN = 0.2, 0.08
 # A nominal second for a mini-batch; none on a mesh: the devices' own speed.
 DELAYS = {"simulate": part("deterministic", value=1.0), "mesh": part("none")}
 
@@ -61,12 +63,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Dense, S2 Reducer in three variants (`median` decodes as the paper does), and others."""
+    """Dense, S2 Reducer in four variants (`median` decodes as the paper does), and others."""
     yield "dense", {"algorithm": part("all_reduce")}
     yield "s2/sketch", {}
-    yield "s2/median", {"algorithm": part("s2_reducer", rows=ROWS, ratio=SKETCH, peel=False)}
+    yield "s2/median", {"algorithm.peel": False}
+    yield "s2/element", {"algorithm.granularity": "element"}
     yield "s2/exact", {"algorithm": part("s2_reducer", exact=True, ratio=UNION)}
     yield "sparse_all_gather", {"algorithm": part("sparse_all_gather", ratio=OWN)}
+    yield "sparcml", {"algorithm": part("sparcml", ratio=OWN)}
+    blocks = part("omnireduce", ratio=BLOCK_OWN, union_ratio=BLOCK_UNION)
+    yield "omnireduce", {"algorithm": blocks}
+    yield "parallax", {"algorithm": part("parallax", ratio=OWN, union_ratio=UNION)}
     yield "top_k", {"algorithm": part("top_k", ratio=0.01)}
     yield "sketched_sgd", {"algorithm": part("sketched_sgd", ratio=SKETCH, k_ratio=0.01)}
 

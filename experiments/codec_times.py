@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
 from comms import compression_cost, cost, messages
-from experiments import entries, optimizers, parts, prepare, stopwatch
+from experiments import deciding, entries, optimizers, parts, prepare, stopwatch
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
@@ -28,7 +28,7 @@ def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
         if subject in told:
             continue
         told.add(subject)
-        arm = prepare.prepare(config)
+        arm, _ = deciding.prepared(config)
         if not _compresses(arm, config.workers):
             continue
         dense = arm._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
@@ -81,7 +81,7 @@ def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, floa
 
     Arms differ in the second by their encoding and decoding; of what is gathered from others, by
     that of one message. What a worker does only for others is left out, as the rounding of
-    `int8_all_reduce`.
+    `int8_all_reduce` and the lists of `sparcml`.
     """
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(lambda a: jnp.asarray(a[: config.batch_size]), arm.task.train)

@@ -6,12 +6,13 @@ several processes the first one writes, and all of them read, so that they share
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, distributed, parts, records
-from experiments.prepare import Prepared, prepare
+from experiments import checkpoints, deciding, distributed, parts, records
+from experiments.prepare import Prepared
 from experiments.training_loop import Arm
 from runtimes.batched import Batched
 
@@ -32,12 +33,12 @@ def run(
     workdir that belongs to another config. An arm that has finished is not run again.
     """
     config = parts.canonical(config)
-    prepared = prepare(config)
+    prepared, decided = deciding.prepared(config)
     with _opened(workdir, config, overwrite) as recorder:
         if recorder.finished:
             return recorder.summary
         (evaluation,) = distributed.agreed(checkpoints.resumable([workdir]))
-        arm = _begun(config, prepared, recorder, on_record, evaluation)
+        arm = _begun(config, prepared, decided, recorder, on_record, evaluation)
         due = _timer(checkpoint_seconds)
         while (budget := arm.budget()) is not None:
             arm.take(*prepared.runtime.advance(arm.state, *budget))
@@ -59,7 +60,7 @@ def run_together(
     See `alike` for which arms these are. Times on the wall are those of all together.
     """
     configs = [parts.canonical(config) for config in configs]
-    prepared = [prepare(config) for config in configs]
+    made = [deciding.prepared(config) for config in configs]
     hooks = on_record or [lambda record: None] * len(configs)
     with contextlib.ExitStack() as opened:
         recorders = [
@@ -69,11 +70,11 @@ def run_together(
         going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
         evaluations = checkpoints.resumable([workdirs[r] for r in going]) if going else []
         arms = [
-            _begun(configs[r], prepared[r], recorders[r], hooks[r], evaluation)
+            _begun(configs[r], *made[r], recorders[r], hooks[r], evaluation)
             for r, evaluation in zip(going, evaluations, strict=True)
         ]
         if arms:
-            _train(arms, Batched([prepared[r].runtime for r in going]), checkpoint_seconds)
+            _train(arms, Batched([made[r][0].runtime for r in going]), checkpoint_seconds)
         return [recorder.summary for recorder in recorders]
 
 
@@ -112,6 +113,7 @@ def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
 def _begun(
     config: ConfigDict,
     prepared: Prepared,
+    decided: Mapping[str, Any],
     recorder: records.Recorder,
     on_record: Callable[[dict], None],
     evaluation: int | None,
@@ -122,7 +124,7 @@ def _begun(
         checkpoint = checkpoints.read(recorder.workdir, evaluation)
         if recorder.writes:
             checkpoints.keep_only(recorder.workdir, evaluation)
-    return Arm(config, prepared, recorder, on_record, checkpoint)
+    return Arm(config, prepared, recorder, on_record, checkpoint, decided)
 
 
 def _timer(seconds: float) -> Callable[[], bool]:

@@ -6,7 +6,9 @@ happened: its clock goes through the recorded evaluations, with their losses, on
 
 import math
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from comms import messages
-from experiments import checkpoints, records, tasks
+from experiments import checkpoints, entries, prepare, records, tasks
 from experiments.prepare import Prepared
 from runtimes import packing
 from runtimes.base import Run
@@ -55,10 +57,16 @@ class Arm:
         recorder: records.Recorder,
         on_record: Callable[[dict], None],
         checkpoint: checkpoints.Checkpoint | None = None,
+        decided: Mapping[str, Any] = types.MappingProxyType({}),
     ):
-        """Begin, or go on from a checkpoint; on_record: called with every record of metrics."""
+        """Begin, or go on from a checkpoint.
+
+        on_record: called with every record of metrics. decided: parameters of the method that were
+        open in the config, for the summary.
+        """
         self.recorder = recorder
         self._config, self._prepared, self._on_record = config, prepared, on_record
+        self._decided = dict(decided)
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
         self._sent = self._communicated = 0.0
@@ -107,6 +115,7 @@ class Arm:
             "bytes_per_worker": self._sent,
             "communication_seconds": self._communicated,
             **self._method_metrics(),
+            **self._fallbacks(),
             "wall_seconds": time.monotonic() - self._began,
         }
         self.recorder.append(entry)
@@ -141,6 +150,7 @@ class Arm:
             "name": config.name,
             "baseline": config.baseline,
             "algorithm": config.algorithm.name,
+            **({"decided": self._decided} if self._decided else {}),
             "wait": config.wait.name,
             "runtime": config.runtime,
             "workers": config.workers,
@@ -181,7 +191,7 @@ class Arm:
             happened = checkpoint.schedule
         self._history = [] if happened is None else [happened]
         self._last, self._evaluation = metrics[-1], checkpoint.evaluation
-        self._sent = self._last["bytes_per_worker"]
+        self._sent = self._last.get("planned_bytes_per_worker", self._last["bytes_per_worker"])
         self._communicated = self._last["communication_seconds"]
         self._began -= checkpoint.wall_seconds
 
@@ -197,6 +207,36 @@ class Arm:
         memory = self._runtime.memory(self.state)
         measured = jax.device_get(self._prepared.algorithm.metrics(memory))
         return {name: float(value) for name, value in measured.items()}
+
+    def _fallbacks(self) -> dict[str, float | None]:
+        """What was sent otherwise than planned because of the data, which no clock has seen.
+
+        fallback_share: of the updates; fallback_bytes: of `bytes_per_worker`, which counts them;
+        fallback_seconds: that these would take longer on the config's network, if it has one.
+        """
+        config, algorithm, shapes = self._config, *self._prepared[1:3]
+        if algorithm.fallbacks is None:
+            return {}
+        pushed = bool(self._history) and messages.pushes(self._history[-1])
+        row = messages.Row(algorithm.settled, pushed=pushed)
+        memory = self._runtime.memory(self.state)
+        found = algorithm.fallbacks(memory, shapes, config.workers, row)
+        if not found.alternatives:
+            return {}
+        more, seconds = messages.fallback_bytes(found, config.workers, pushed), None
+        if not entries.is_number(config.communication):
+            network = prepare.network(config, shapes)
+            seconds = messages.fallback_seconds(found, config.workers, network)
+        # All who take part in an update fall back together, and they may be a few.
+        several = self._history[-1].workers.shape[1] if self._history else config.workers
+        updates = found.updates * config.workers / several
+        return {
+            "bytes_per_worker": self._sent + more,
+            "planned_bytes_per_worker": self._sent,
+            "fallback_bytes": more,
+            "fallback_seconds": seconds,
+            "fallback_share": updates / max(1, self.state.update),
+        }
 
     def _write(self, schedule: Schedule | None, models) -> None:
         """Leave the schedule, if anything has happened, and the mean model."""

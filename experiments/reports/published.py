@@ -27,7 +27,8 @@ PAGE = FOLDER.with_suffix(".md")
 FIELDS = (
     "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
     "seconds_to_target", "seconds_to_target_std", "train_loss", "train_loss_std", "test_accuracy",
-    "test_accuracy_std", "final_train_loss", "idle_fraction", "bytes_per_worker", "stopped",
+    "test_accuracy_std", "final_train_loss", "idle_fraction", "bytes_per_worker", "fallback_share",
+    "fallback_bytes", "fallback_seconds", "stopped",
 )  # fmt: skip
 MOST_ARMS = 20  # of a table; of more only the claims are told
 OPENING = """\

@@ -13,7 +13,9 @@ NONE = "–"
 def of_arms(arms: Sequence[Mapping]) -> Table:
     """Summaries of arms, of one seed or aggregated over several, as a table of 120 columns.
 
-    Speed-up: seconds to target of the arm that `baseline` names over those of this arm.
+    Speed-up: seconds to target of the arm that `baseline` names over those of this arm. Fell back:
+    share of the updates in which a method sent something else than it plans, whose bytes count; the
+    column is there if any of the methods can.
     """
     by_name = {arm["name"]: arm for arm in arms}
     named = {arm["baseline"] for arm in arms}
@@ -42,6 +44,9 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         "MB per\nworker",
     ):
         result.add_column(heading, justify="right", no_wrap=True)
+    falls_back = any(arm.get("fallback_share") is not None for arm in arms)
+    if falls_back:
+        result.add_column("fell back\n[%]", justify="right", no_wrap=True)
     previous = None
     for arm in arms:
         method = arm["name"].partition("/")[0]
@@ -59,6 +64,7 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
             _spread(arm, "test_accuracy", ".1f", scale=100),
             _number(arm["idle_fraction"], ".1f", scale=100),
             _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
+            *([_number(arm.get("fallback_share"), ".1f", scale=100)] if falls_back else []),
         )
     return result
 

@@ -123,3 +123,34 @@ def test_seconds_follow_the_active_matchings_and_the_stage():
 def test_a_method_compresses_if_any_of_its_messages_is_encoded():
     assert messages.compresses(sends(Payload((8,)), Payload((4,), encoded=True)), None, 4)
     assert not messages.compresses(sends(Payload((8,))), None, 4)
+
+
+def test_sequences_travel_step_by_step():
+    """What is reduced or gathered stands beside it, what goes over the same links adds up."""
+    short = (Payload((8,)),)
+    long = (Payload((4,), (5,)), Payload(exchanged=7, matchings=RING[:1]))
+    first, second = messages.in_step([long, short, long])
+    assert first == Payload((4, 8, 4), (5, 5))
+    assert second.exchanged == 14 and second.matchings is long[1].matchings
+    assert messages.in_step([]) == ()
+
+
+def test_fallbacks_cost_what_was_sent_less_what_was_planned():
+    """Three updates of 800 bytes in place of 80, half an update of two messages in place of it."""
+    network = cost.uniform_network(1.0, 1.0, workers=4)
+    planned = (Payload((80,)),)
+    found = messages.Fallbacks(
+        4,
+        (
+            messages.Alternative(3.0, planned, (Payload((800,)),)),
+            messages.Alternative(0.5, planned, (Payload((80,)), Payload(gathered=(10,)))),
+        ),
+    )
+    assert messages.fallback_bytes(found, 4) == 3 * 1.5 * 720 + 0.5 * 30
+    assert messages.fallback_bytes(found, 4, pushed=True) == 3 * 720 + 0.5 * 10
+    # A ring of 6 steps has 180 bytes more in each, one that gathers has 3 steps of 10 bytes.
+    assert messages.fallback_seconds(found, 4, network) == 3 * 6 * 180 + 0.5 * 3 * 11
+    nothing = messages.Fallbacks(0, ())
+    assert (
+        messages.fallback_bytes(nothing, 4) == messages.fallback_seconds(nothing, 4, network) == 0
+    )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from comms import bitmap, hashing, sketch
+from comms import bitmap, hashing, sketch, sketch_error
 
 
 def sparse(size, nonzeros, seed=0, row_shape=()):
@@ -17,6 +17,8 @@ def sparse(size, nonzeros, seed=0, row_shape=()):
 encode = jax.jit(sketch.encode, static_argnums=(1, 2))
 decode_at = jax.jit(sketch.decode_at, static_argnums=2)
 FAST = {"xla_backend_optimization_level": 0}  # compiling is what takes the time
+unresolved = jax.jit(sketch.unresolved, static_argnums=(1, 2, 3), compiler_options=FAST)
+resolving_seed = jax.jit(sketch.resolving_seed, static_argnums=(1, 2, 3), compiler_options=FAST)
 recover = jax.jit(sketch.recover, static_argnums=2, compiler_options=FAST)
 SEED = jnp.uint32(2**32 - 1)
 
@@ -149,7 +151,7 @@ def test_workers_of_different_density_reduce_alike(spmd):
 
 
 def peeled(table, nonzero, size, seed):
-    """NumPy: entries alone in a bucket, one after the other, then medians of what is left."""
+    """NumPy: entries alone in a bucket, one after the other; 0 for what is left, and how much."""
     rows, columns = table.shape
     seeds = hashing.mix(np.arange(rows)[:, None], seed)
     buckets = np.asarray(hashing.bucket(np.arange(size)[None], seeds, columns))
@@ -166,19 +168,20 @@ def peeled(table, nonzero, size, seed):
             found[i] = signs[r, i] * table[r, buckets[r, i]]
             table[every, buckets[:, i]] -= signs[:, i] * found[i]
             left.remove(i)
-    for i in left:
-        found[i] = np.median(signs[:, i] * table[every, buckets[:, i]])
     return found, len(left)
 
 
 @pytest.mark.parametrize("rows, columns, some_left", [(2, 60, True), (3, 60, False)])
-def test_recover_peels_and_estimates_the_rest(rows, columns, some_left):
+def test_recover_peels_and_leaves_the_rest_at_zero(rows, columns, some_left):
     x = sparse(500, 100)
     table = encode(x, rows, columns, 3)
     expected, left = peeled(np.asarray(table), np.flatnonzero(x), 500, 3)
     assert (left > 0) == some_left and left < 100
     found = recover(table, words_of(x), 500, 3)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    unknown = unresolved(words_of(x), rows, columns, 500, 3)
+    assert bitmap.count(unknown) == left
+    assert not found[np.asarray(bitmap.unpack(unknown, 500))].any()
     if not some_left:
         np.testing.assert_allclose(found, x, atol=1e-4)
 
@@ -193,6 +196,60 @@ def test_recover_is_exact_up_to_four_fifths_of_the_buckets():
         np.testing.assert_allclose(found, x, atol=1e-3)
         estimated = np.asarray(decode_at(table, words_of(x), 20_000, seed))
         assert (np.abs(estimated - x) > 1e-3)[x != 0].mean() > 0.5
+
+
+LOADS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0)
+
+
+def error(found, x):
+    """Relative to sending nothing."""
+    return np.linalg.norm(np.asarray(found) - x) / np.linalg.norm(x)
+
+
+def test_recover_is_never_worse_than_nothing_and_says_what_it_leaves():
+    for load in LOADS:
+        entries = int(load * 720)
+        for seed in range(4):
+            x = sparse(4000, entries, seed, (16,))
+            words = words_of(x)
+            found = np.asarray(recover(encode(x, 3, 240, seed), words, 4000, seed))
+            left = np.asarray(bitmap.unpack(unresolved(words, 3, 240, 4000, seed), 4000))
+            assert error(found, x) <= 1.0
+            np.testing.assert_allclose(found[~left], x[~left], atol=2e-3)
+            assert not found[left].any()
+            assert left.sum() < 10 if load <= 0.7 else left.sum() > 0.3 * entries
+            _, unknown = resolving_seed(words, 3, 240, 4000, seed)
+            assert unknown == 0 if load <= 0.7 else unknown > 0
+
+
+def test_a_seed_that_resolves_is_found_where_the_first_does_not():
+    """Of 12 entries in 3 x 5 buckets; the seeds are tried one by one here."""
+    moved = 0
+    for seed in range(0, 400, 20):
+        words = words_of(sparse(100, 12, seed))
+        left = [
+            int(bitmap.count(unresolved(words, 3, 5, 100, seed + trial)))
+            for trial in range(sketch.SEEDS)
+        ]
+        found, unknown = resolving_seed(words, 3, 5, 100, seed)
+        first = left.index(0) if 0 in left else sketch.SEEDS - 1
+        assert (int(found), int(unknown)) == (seed + first, left[first])
+        moved += first > 0
+    assert moved
+
+
+def test_an_overloaded_sketch_by_both_decoders():
+    """Peeling leaves what it does not find; the median is as wrong as the theory says."""
+    rng = np.random.default_rng(0)
+    for load, peeled_error, wrong in ((0.5, 0.0, 0.70), (1, 0.9, 1.08), (1.5, 0.98, 1.35)):
+        entries = int(load * 720)
+        x = np.zeros((4000, 16), np.float32)
+        x[rng.choice(4000, entries, replace=False)] = rng.normal(size=(entries, 16))
+        table, words = encode(x, 3, 240, 1), words_of(x)
+        assert error(recover(table, words, 4000, 1), x) == pytest.approx(peeled_error, abs=0.03)
+        found = error(decode_at(table, words, 4000, 1), x)
+        assert found == pytest.approx(wrong, rel=0.06)
+        assert found == pytest.approx(sketch_error.estimate_error(entries, 3, 240), rel=0.06)
 
 
 def test_recover_shows_what_is_not_finite_and_little_else():

@@ -105,3 +105,9 @@ def test_the_table_fits_120_columns():
     assert max(map(len, lines)) <= 120 and "…" not in out.getvalue()
     assert lines[2].count("[s]") == 2 and "[%]" in lines[2]  # units, and no markup
     assert all(any(line.strip().startswith(a["name"]) for line in lines) for a in arms)
+
+
+def test_what_fell_back_has_a_column_where_methods_can():
+    shown = rows([arm("dense"), arm("s2/sketch", fallback_share=0.125)])
+    assert [row["fell back [%]"] for row in shown] == [table.NONE, "12.5"]
+    assert "fell back [%]" not in rows(ARMS)[0]

@@ -1,0 +1,92 @@
+"""Parallax: rows of sparse parameters pushed to the servers that own them, the rest all-reduced.
+
+S. Kim et al., *Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks*, EuroSys
+2019, arXiv 1808.02621, Sec. 3: parameter servers for sparse variables, partitioned over the
+workers' machines (Sec. 3.2), an all-reduce for dense ones. Exact: one step is one of `all_reduce`.
+
+Every worker gets the sums of all rows that changed, since it keeps a copy of the table. Parallax's
+workers keep none and pull the rows of their next mini-batch, so that what comes back to each is as
+much as it pushes. Lists have a fixed length; where one does not hold, all workers send everything,
+which the records count as `fallbacks`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import compression
+from algorithms.base import AXIS, Algorithm
+from algorithms.compression import Reducer
+from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
+from comms import compact, owners
+from comms.messages import Payload
+
+AGREEMENT = 4  # bytes: the largest number of rows in a list
+
+
+def through_owners(
+    own_of: Callable[[int], int], union_of: Callable[[int], int] | None = None
+) -> Reducer:
+    """Sum of arrays [n, ...] by owners of rows, or else dense; see `comms.owners`.
+
+    own_of, union_of: n -> non-zero rows of a worker, and of all; None: n times those of a worker.
+    """
+
+    def room(size, workers):
+        own = own_of(size)
+        union = min(size, workers * own) if union_of is None else union_of(size)
+        return owners.room(workers, size, own, union)
+
+    def payload(leaf, workers, update):
+        fits, listed = room(leaf.shape[0], workers), 4 + row_bytes(leaf.shape)
+        return (
+            Payload((AGREEMENT,)),
+            Payload((AGREEMENT,), (fits.push * listed,)),
+            Payload(gathered=(fits.pull * listed,)),
+        )
+
+    def instead(leaf, workers):
+        agreement, pushed, _ = payload(leaf, workers, 0)
+        dense = leaf.shape[0] * row_bytes(leaf.shape)
+        return (Payload((AGREEMENT, dense)),), (agreement, pushed, Payload((dense,)))
+
+    def reduce(x, state, draw):
+        fits = room(len(x), jax.lax.axis_size(AXIS))
+        found = owners.all_reduce(x, fits, _dense, AXIS)
+        chosen = jnp.where(found.push_overflow > 0, 1, jnp.where(found.pull_overflow > 0, 2, 0))
+        left = found.push_overflow + found.pull_overflow
+        return found.total, x, compression.count_fallback(state, chosen, left)
+
+    def pushed(leaf):
+        return Payload(gathered=(own_of(leaf.shape[0]) * (4 + row_bytes(leaf.shape)),))
+
+    return Reducer(
+        lambda leaf: compression.no_fallbacks(2), reduce, payload, instead=instead, pushed=pushed
+    )
+
+
+def parallax(
+    optimizer: optax.GradientTransformation,
+    *,
+    sparse: tuple[str, ...] | str = "auto",
+    ratio: float | None = None,
+    budget: int | None = None,
+    union_ratio: float | None = None,
+    weighting: str = "proportional",
+) -> Algorithm:
+    """Push non-zero rows to their owners, who add them up, then let `optimizer` take one step.
+
+    sparse: as in `s2_reducer`. ratio, budget: rows that a worker may push of a table, relative to
+    the table or as a number. union_ratio: rows of all workers together, relative to the table;
+    None: as if no two workers had the same.
+    """
+    own_of = budget_rows("parallax", ratio, budget)
+    union_of = None if union_ratio is None else budget_rows("parallax", union_ratio, None)
+    reducer = through_owners(own_of, union_of)
+    return with_tables_reduced("parallax", optimizer, reducer, sparse, weighting)
+
+
+def _dense(x, fell_back):
+    return compact.dense_sum(x, fell_back, AXIS)

@@ -1,0 +1,157 @@
+"""Reducers of row-sparse arrays that know the union of the workers' rows from a bitmap.
+
+What S2 Reducer (arXiv 2110.02140) is made of: the rows of the union in a sketch, or themselves in a
+budget, and which granularity sends less.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import compression
+from algorithms.base import AXIS
+from algorithms.compression import Reducer
+from algorithms.row_sparse import row_bytes
+from comms import bitmap, compact, sketch, sketch_error
+from comms.messages import Payload
+
+NOISE = 0.5**0.5  # the largest error of an estimate, relative to that of sending nothing
+
+
+def capacities_dense(rows: int, buckets: int) -> tuple[int, ...]:
+    """No capacity: a union that a sketch cannot carry makes the workers send everything."""
+    del rows, buckets
+    return ()
+
+
+def capacities_exact(rows: int, buckets: int) -> tuple[int, ...]:
+    """Rows that fit in each message of the fallback: doubling, so that at most half is unused."""
+    found, capacity = [], buckets
+    while capacity < rows:
+        found.append(capacity)
+        capacity *= 2
+    return tuple(found)
+
+
+def sketched(
+    rows: int,
+    columns_of: Callable[[int], int],
+    peel: bool,
+    capacities_of: Callable[[int, int], tuple[int, ...]],
+) -> Reducer:
+    """Sum of the non-zero rows of an array [n, ...], found in a sketch, or else sent themselves.
+
+    rows: of the sketch; columns_of: n -> columns of the sketch; peel: see `s2_reducer`;
+    capacities_of: (n, buckets) -> rows that fit in the messages of the fallback, rising.
+    """
+
+    def capacities(n):
+        return capacities_of(n, rows * columns_of(n))
+
+    def planned(words, n, draw):
+        """(seed, rows of the union that a sketch with it would not carry)."""
+        seed, columns = jax.random.bits(draw.shared, (), jnp.uint32), columns_of(n)
+        if peel:
+            return sketch.resolving_seed(words, rows, columns, n, seed)
+        count = bitmap.count(words)
+        return seed, jnp.where(count > sketch_error.entries_within(NOISE, rows, columns), count, 0)
+
+    def reduce(x, state, draw):
+        words = bitmap.union(bitmap.pack(bitmap.occupied(x)), AXIS)
+        seed, unresolved = planned(words, len(x), draw)
+        decode = sketch.recover if peel else sketch.decode_at
+
+        def estimated(x):
+            table = sketch.all_reduce(sketch.encode(x, rows, columns_of(len(x)), seed), AXIS)
+            return decode(table, words, len(x), seed)
+
+        chosen = sum(
+            (bitmap.count(words) > capacity for capacity in capacities(len(x))), jnp.int32(1)
+        )
+        chosen = jnp.where(unresolved > 0, chosen, 0)
+        branches = [
+            estimated,
+            *(_rows_sent(words, capacity) for capacity in capacities(len(x))),
+            lambda x: compact.dense_sum(x, chosen > 0, AXIS),
+        ]
+        total = _first_that_fits(branches, chosen, x)
+        sent = x if peel else jnp.where(chosen > 0, x, compression.even_share(total, draw))
+        return total, sent, compression.count_fallback(state, chosen, unresolved)
+
+    def payload(leaf, workers, update):
+        size = sketch.payload_bytes(rows, columns_of(leaf.shape[0]), leaf.shape[1:])
+        return Payload((bitmap.payload_bytes(leaf.shape[0]), size))
+
+    def instead(leaf, workers):
+        n, agreement = leaf.shape[0], bitmap.payload_bytes(leaf.shape[0])
+        sizes = (capacity * row_bytes(leaf.shape) for capacity in (*capacities(n), n))
+        return tuple((Payload((agreement, size)),) for size in sizes)
+
+    def init(leaf):
+        return compression.no_fallbacks(1 + len(capacities(leaf.shape[0])))
+
+    return Reducer(init, reduce, payload, instead=instead)
+
+
+def _rows_sent(words, capacity: int) -> Callable:
+    return lambda x: compact.sum_of_rows(x, words, capacity, AXIS)
+
+
+def _first_that_fits(branches, chosen, x):
+    """branches[chosen](x), as conditions in each other: the next one is where this does not fit."""
+    first, *others = branches
+    if not others:
+        return first(x)
+    return jax.lax.cond(chosen > 0, lambda x: _first_that_fits(others, chosen - 1, x), first, x)
+
+
+def compacted(budget_of: Callable[[int], int]) -> Reducer:
+    """Sum of the non-zero rows of an array [n, ...], in a budget of rows or else dense.
+
+    budget_of: n -> rows that fit.
+    """
+
+    def sizes(leaf, rows):
+        return Payload((bitmap.payload_bytes(leaf.shape[0]), rows * row_bytes(leaf.shape)))
+
+    def payload(leaf, workers, update):
+        return sizes(leaf, budget_of(leaf.shape[0]))
+
+    def reduce(x, state, draw):
+        words, budget = bitmap.union(bitmap.pack(bitmap.occupied(x)), AXIS), budget_of(len(x))
+        total, fell_back = compact.sum_within(x, words, budget, AXIS)
+        left = jnp.maximum(bitmap.count(words) - budget, 0)
+        return total, x, compression.count_fallback(state, fell_back.astype(jnp.int32), left)
+
+    return Reducer(
+        lambda leaf: compression.no_fallbacks(1),
+        reduce,
+        payload,
+        instead=lambda leaf, workers: ((sizes(leaf, leaf.shape[0]),),),
+    )
+
+
+def cheaper_granularity(arrays, reducer: Reducer, carried: Callable[[int], int]) -> str:
+    """By which of "row" and "element" a reducer sends less of the arrays [n, ...], together.
+
+    carried: n -> how many of n rows, or elements, are sent as planned. A union that is larger goes
+    by the smallest alternative that holds it.
+    """
+
+    def size(array) -> int:
+        union = int((array != 0).reshape(len(array), -1).any(axis=1).sum())
+        if union <= carried(len(array)):
+            return reducer.payload(array, 1, 0).size
+        needed = union * row_bytes(array.shape)
+        return next(
+            payload.size
+            for (payload,) in reducer.instead(array, 1)
+            if payload.reduced[-1] >= needed
+        )
+
+    arrays = [np.asarray(array) for array in arrays]
+    by_row = sum(size(array) for array in arrays)
+    by_element = sum(size(array.ravel()) for array in arrays)
+    return "row" if by_row <= by_element else "element"

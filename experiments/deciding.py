@@ -1,0 +1,52 @@
+"""Parameters that a method leaves to a gradient, decided before a run and written down with it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments import parts, prepare
+from experiments.tasks import Task, sampling
+from stragglers.rule import most_mini_batches
+
+
+def prepared(config: ConfigDict) -> tuple[prepare.Prepared, dict[str, Any]]:
+    """The parts of an arm with everything decided, and what was, by name; {} if nothing was open.
+
+    A method that leaves parameters open (`Algorithm.open`) costs an update's gradients, which
+    follow from the config alone. Raises ValueError as `prepare.prepare` does.
+    """
+    made = prepare.prepare(config)
+    if made.algorithm.open is None:
+        return made, {}
+    decided = made.algorithm.open(first_gradient(config, made.task))
+    algorithm = parts.spec(config.algorithm) | decided
+    return prepare.prepare(ConfigDict(config.to_dict() | {"algorithm": algorithm})), decided
+
+
+def first_gradient(config: ConfigDict, task: Task) -> Any:
+    """Magnitudes of the first update's gradients, summed over all workers and mini-batches.
+
+    NumPy arrays in the shapes of the parameters: zero where nobody's gradient is anything else.
+    """
+    shards = prepare.SPLIT.build(
+        config.split, labels=task.labels, workers=config.workers, seed=config.seed
+    )
+    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
+    params = task.init(jax.random.key(config.seed))
+    drawn = (jnp.float32(0),) if task.shared_draw else ()
+
+    @jax.jit
+    def added(total, params, examples):
+        gradient = jax.grad(lambda p: task.losses(p, examples, *drawn).mean())(params)
+        return jax.tree.map(lambda a, b: a + jnp.abs(b), total, gradient)
+
+    total = jax.tree.map(jnp.zeros_like, params)
+    for worker in range(config.workers):
+        for counter in range(most_mini_batches(config.mini_batches)):
+            indices = np.asarray(sampler.indices(np.int32(worker), counter))
+            examples = jax.tree.map(lambda a, i=indices: jnp.asarray(a[i]), task.train)
+            total = added(total, params, examples)
+    return jax.tree.map(np.asarray, total)
