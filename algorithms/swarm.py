@@ -224,9 +224,10 @@ def swarm(
 
 
 def _quantised(bits: int | None, rounding: str, seed: int) -> Quantised | None:
-    least, most = choose("rounding", ROUNDINGS, rounding).least_bits, lattice.BITS[1]
+    chosen = choose("rounding", ROUNDINGS, rounding)
+    least, most = chosen.least_bits, lattice.BITS[1]
     if bits is None:
-        if rounding != "nearest":
+        if chosen.unbiased:
             raise ValueError(f"swarm: rounding={rounding!r} without bits rounds nothing; set bits")
         return None
     if bits not in range(least, most + 1):

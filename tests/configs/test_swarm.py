@@ -104,6 +104,7 @@ def test_claims_stand_beside_what_was_measured(capsys):
                 full_precision_buckets=1.0,
                 skipped_buckets=0.0,
                 extra_bytes_per_worker=5e5,
+                extra_seconds_per_worker=0.125,
             ),
         }
     )
@@ -128,6 +129,7 @@ def test_claims_stand_beside_what_was_measured(capsys):
     assert record.startswith("4,800 samples per node; accuracy of the mean model 95.40 %")
     assert "93.40 to 96.40 %" in record and "2.50 MB sent" in record
     assert "3.0 buckets failed to decode, 1.0 went in full precision" in record
+    assert record.endswith("500.0 kB sent again per node in 0.12 s, 25.0% of all bytes")
     table.print_claims(table.Console(), claims)
     assert "all_reduce (for the record)" in capsys.readouterr().out
 
