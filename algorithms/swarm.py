@@ -232,8 +232,8 @@ def _quantised(bits: int | None, rounding: str, seed: int) -> Quantised | None:
         return None
     if bits not in range(least, most + 1):
         raise ValueError(
-            f"swarm: {bits} bits a coordinate with rounding {rounding!r} do not bring two models "
-            f"together; set bits from {least} to {most}, or none for float32"
+            f"swarm: bits={bits}, but with rounding {rounding!r} two models come together with "
+            f"{least} to {most} bits a coordinate only; set bits to one of these, or to none"
         )
     return Quantised(bits, rounding, seed)
 

@@ -10,6 +10,7 @@ import pytest
 from algorithms import ad_psgd, dpsgd, matcha, sgp, swarm
 from algorithms.base import AXIS, scale_by_samples
 from algorithms.swarm import Quantised, meet, meet_stopped
+from benchmarks.lattice import pure_gossip
 from comms import cost, topology
 from comms.messages import exchange_seconds, sent_bytes
 from runtimes import simulate
@@ -215,29 +216,6 @@ def test_who_meets_nobody_sends_and_learns_nothing(transform):
     )
 
 
-def pure_gossip(quantised, rounds, size=4096, seed=0):
-    """(rounds until Gamma is 1e-6 of its start or None, failures) of eight nodes, all in pairs."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(N, size)).astype(np.float32)
-    order = np.array([rng.permutation(N) for _ in range(rounds)])
-    partner = np.empty_like(order)
-    for pair, riap in ((order[:, ::2], order[:, 1::2]), (order[:, 1::2], order[:, ::2])):
-        np.put_along_axis(partner, pair, riap, axis=1)
-    transform = meet(quantised)
-
-    def one(state, partner):
-        return transform.update(state.comm, state, state.comm, batches=0, partner=partner)[1]
-
-    def step(state, partner):
-        state = jax.vmap(one, axis_name=AXIS)(state, partner)
-        return state, ((state.comm - state.comm.mean(0, keepdims=True)) ** 2).sum()
-
-    scan = jax.jit(lambda state, partners: jax.lax.scan(step, state, partners))
-    state, distance = scan(jax.vmap(transform.init)(x), partner)
-    arrived = np.flatnonzero(np.asarray(distance) < 1e-6 * gamma(x))
-    return arrived[0] + 1 if len(arrived) else None, state.codec
-
-
 @pytest.mark.parametrize(
     ("quantised", "most"),
     [
@@ -262,24 +240,23 @@ def test_models_meet_in_few_bits_without_gradients(quantised, most):
 
     Only the first meetings, which know nothing of the distance, send anything again.
     """
-    rounds, codec = pure_gossip(quantised, most)
-    assert rounds is not None
-    np.testing.assert_array_equal(codec.failed, 4)  # the four buckets of every node, once
+    found = pure_gossip(quantised, most)
+    assert found.rounds is not None
+    np.testing.assert_array_equal(found.state.codec.failed, 4)  # all buckets of a node, once
 
 
 @pytest.mark.parametrize(("bits", "rounding"), [(2, "nearest"), (3, "unbiased")])
 def test_bits_with_which_models_do_not_meet_are_refused(bits, rounding):
-    rounds, _ = pure_gossip(Quantised(bits, rounding), 300)
-    assert rounds is None
-    with pytest.raises(ValueError, match=f"{bits} bits a coordinate with rounding .* together"):
+    assert pure_gossip(Quantised(bits, rounding), 300).rounds is None
+    with pytest.raises(ValueError, match=f"bits={bits}, but with rounding '{rounding}' two models"):
         swarm(optimizer(), topology.ring(N), bits=bits, rounding=rounding)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"bits": 17}, "17 bits a coordinate .* set bits from 3 to 16"),
-        ({"bits": 4.5}, "4.5 bits a coordinate"),
+        ({"bits": 17}, "bits=17, but .* 3 to 16 bits a coordinate only; set bits"),
+        ({"bits": 4.5}, "bits=4.5, but"),
         ({"bits": 8, "rounding": "up"}, "rounding: unknown choice 'up'; known choices: nearest"),
         ({"rounding": "unbiased"}, "without bits rounds nothing; set bits"),
     ],
