@@ -47,7 +47,7 @@ class Gossip(NamedTuple):
 
 
 def pure_gossip(quantised: Quantised, rounds: int = ROUNDS, seed: int = 0) -> Gossip:
-    """Let eight random models of 4,096 coordinates meet: all nodes in random pairs in every round."""
+    """Let eight random models of 4,096 coordinates meet in pairs, drawn anew in every round."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(NODES, SIZE)).astype(np.float32)
     order = np.array([rng.permutation(NODES) for _ in range(rounds)])

@@ -85,17 +85,21 @@ def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, R
     more = _coded(side * (1.0 if wide == 2 * bits else WIDER), wide, n, key, 1)
     whole = _Rung(lambda rows, _: (rows, rows), lambda message, _: (message, True), 4 * n)
 
+    def found(known):
+        difference = jnp.where(void[:, None], 0, known.theirs - known.mine)
+        return difference, lattice.largest(known.theirs - rows)
+
+    # Each way to its end, or whole vectors would be copied for the sake of the other.
     def climb(known):
         known = _send_again(more, known, rows, asked, needed, wire)
         last, still_needed, still_spent = _ask(known.missing, wire)
         known = _send_again(whole, known, rows, last, still_needed, wire)
-        return known, last.sum(dtype=jnp.int32), still_spent
+        return *found(known), last.sum(dtype=jnp.int32), still_spent
 
     def rest(known):
-        return known, jnp.zeros_like(failed), jnp.zeros_like(spent)
+        return *found(known), jnp.zeros_like(failed), jnp.zeros_like(spent)
 
-    known, full_precision, still_spent = jax.lax.cond(needed > 0, climb, rest, known)
-    difference = jnp.where(void[:, None], 0, known.theirs - known.mine)
+    difference, distance, full_precision, still_spent = jax.lax.cond(needed > 0, climb, rest, known)
     heard_bound = lattice.bound_of(heard, bits, stochastic)
     extra_bytes = (
         _resent(spent, count, more.row_bytes)
@@ -103,7 +107,7 @@ def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, R
         + _resent(still_spent, count, whole.row_bytes)
     )
     return difference, Report(
-        bound=next_bound(bound, heard_bound, lattice.largest(known.theirs - rows)),
+        bound=next_bound(bound, heard_bound, distance),
         failed=failed,
         full_precision=full_precision,
         skipped=(wire.met & void).sum(dtype=jnp.int32),
