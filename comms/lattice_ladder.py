@@ -101,18 +101,15 @@ def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, R
 
     difference, distance, full_precision, still_spent = jax.lax.cond(needed > 0, climb, rest, known)
     heard_bound = lattice.bound_of(heard, bits, stochastic)
-    extra_bytes = (
-        _resent(spent, count, more.row_bytes)
-        + jnp.where(spent > 0, flag_bytes(count), 0)
-        + _resent(still_spent, count, whole.row_bytes)
-    )
     return difference, Report(
         bound=next_bound(bound, heard_bound, distance),
         failed=failed,
         full_precision=full_precision,
         skipped=(wire.met & void).sum(dtype=jnp.int32),
         extra_messages=2 * (spent > 0).astype(jnp.int32) + (still_spent > 0),
-        extra_bytes=extra_bytes,
+        extra_bytes=_resent(spent, count, more.row_bytes)
+        + jnp.where(spent > 0, flag_bytes(count), 0)
+        + _resent(still_spent, count, whole.row_bytes),
     )
 
 

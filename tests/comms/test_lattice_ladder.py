@@ -145,12 +145,15 @@ def crowd(stochastic):
     return x.reshape(6, 5, 20).astype(np.float32), bound, np.arange(6) ^ 1, keys
 
 
-def test_pairs_in_lockstep_send_again_as_much_as_the_neediest():
-    rows, bound, partner, _ = crowd(False)
+@pytest.mark.parametrize("stochastic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_pairs_in_lockstep_send_again_as_much_as_the_neediest(stochastic):
+    """And learn the same, bit for bit, as each in a program of its own."""
+    rows, bound, partner, keys = crowd(stochastic)
     alone = {"difference": [], "counts": []}
     for i in (0, 2, 4):
         pair = slice(i, i + 2)
-        found, report = converse(rows[pair], bound[pair], [1, 0], bits=8)
+        own = keys if keys is None else keys[pair]
+        found, report = converse(rows[pair], bound[pair], [1, 0], own, bits=8)
         alone["difference"].append(found)
         alone["counts"] += counts(report)
     assert [c[0] for c in alone["counts"]] == [1, 1, 3, 3, 0, 0]
@@ -158,7 +161,7 @@ def test_pairs_in_lockstep_send_again_as_much_as_the_neediest():
     assert [c[3:] for c in alone["counts"][::2]] == [[2, row + 1], [3, 4 * row + 1 + 80], [0, 0]]
     # Side by side every pair counts its own, in lock-step what the second one needs.
     for lockstep in (False, True):
-        difference, report = converse(rows, bound, partner, bits=8, lockstep=lockstep)
+        difference, report = converse(rows, bound, partner, keys, bits=8, lockstep=lockstep)
         np.testing.assert_array_equal(difference, np.concatenate(alone["difference"]))
         expected = alone["counts"]
         if lockstep:
