@@ -176,3 +176,19 @@ def test_many_nodes_learn(tmp_path):
     metrics = records.read_metrics(tmp_path)
     assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
     assert metrics[-1]["consensus_distance"] > 0
+
+
+@pytest.mark.parametrize("communication", ["network(latency=0.25, bandwidth=100.0)", 0.5])
+def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_path):
+    """A start-up a message and the bytes on a network, else half of an exchange a message."""
+    task = "synthetic_logistic(samples=256, dimension=4)"
+    config = config_of("swarm/H=2/8 bits", updates=20, communication=communication, task=task)
+    config.optimizer.learning_rate = 200.0
+    train.run(config, tmp_path)
+    last = records.read_metrics(tmp_path)[-1]
+    count, size = last["extra_messages_per_worker"], last["extra_bytes_per_worker"]
+    assert count > 0 and size > 0
+    seconds = 0.25 * count
+    if communication != 0.5:
+        seconds += size / 100.0
+    assert last["extra_seconds_per_worker"] == pytest.approx(seconds)
