@@ -78,7 +78,9 @@ class Algorithm(NamedTuple):
     graph: whom a worker ever exchanges with; None: everybody.
     public: (exchange state, params) -> what a worker of a local method would be asked for, if that
         is not its params: it is evaluated, and its distance over workers counts.
-    metrics: exchange state with a leading axis of workers -> numbers for the records.
+    metrics: exchange state with a leading axis of workers -> numbers for the records. Where pairs
+        send again what could not be read, `extra_messages_per_worker` and `extra_bytes_per_worker`
+        are what comes on top of `messages`, and a run records the seconds that this takes.
     fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
         row) -> what was sent so far in place of the messages of this row because of the data. None:
         nothing ever is.

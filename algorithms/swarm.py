@@ -17,11 +17,10 @@ the sum of all comm exactly, whatever Q. With one local step this is AD-PSGD (X.
 1710.06952), whose gradient is taken at a snapshot and applied after an average of the pair.
 
 Schedules of pairs come from `stragglers.pairs`; in lock-step the partners are a random matching of
-the graph's edge colouring, the same on all workers. The sender's retries after a failed decode need
-both ends, so a mesh exchanges whole models; `messages` and the metrics count what is encoded.
+the graph's edge colouring, the same on all workers. What travels is the encoded message, on a mesh
+as well; what has to be sent again after a failed decode is counted by the codec's metrics.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -30,23 +29,43 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm
+from algorithms.base import AXIS, Algorithm, choose
 from algorithms.gossip import graph_matchings
 from algorithms.links import Links, one_at_a_time
 from comms import cost, gossip, lattice, lattice_ladder
 from comms.messages import Payload, over_links
 
-MARGIN = 1e-3  # the codec's first bound on the distance of two models, learnt from then on
+FIRST_BOUND = 0.1  # of the codec on the distance of two models: learnt from the first meeting on
+
+
+class Rounding(NamedTuple):
+    """How coordinates go to the lattice, and the fewest bits with which models then meet."""
+
+    unbiased: bool
+    least_bits: int
+
+
+ROUNDINGS = {"nearest": Rounding(False, 3), "unbiased": Rounding(True, 4)}
+
+
+class Quantised(NamedTuple):
+    """What is constant of the codec: bits of a coordinate, and how they are rounded."""
+
+    bits: int
+    rounding: str = "nearest"  # a key of ROUNDINGS
+    seed: int = 0  # of what unbiased rounding draws
 
 
 class Codec(NamedTuple):
     """What a worker has learnt and counted of its messages."""
 
-    bound: lattice_ladder.Bound  # [buckets]
+    bound: jax.Array  # [buckets] float32, distance to expect of the next partner
+    meetings: jax.Array  # [] int32
     failed: jax.Array  # [] float32, buckets that were sent again
     full_precision: jax.Array  # [] float32, buckets that went as float32 at last
     skipped: jax.Array  # [] float32, buckets that were not finite
-    extra_bytes: jax.Array  # [] float32, beyond one message a meeting
+    extra_messages: jax.Array  # [] float32, beyond a message and its answer a meeting
+    extra_bytes: jax.Array  # [] float32, of these
 
 
 class SwarmState(NamedTuple):
@@ -56,68 +75,82 @@ class SwarmState(NamedTuple):
     codec: Codec | tuple  # () without quantisation
 
 
-def _meeting_of(partners: np.ndarray | None):
-    """(partner, active) -> (tree -> the partner's tree, whether the partner is somebody else)."""
+def _wire_of(partners: np.ndarray | None):
+    """(partner, active) -> how a worker is tied to whom it meets."""
 
-    def meeting(partner, active):
+    def wire(partner, active) -> lattice_ladder.Wire:
         me = jax.lax.axis_index(AXIS)
-        if partners is None:
-            return lambda tree: gossip.exchange(tree, partner, AXIS), partner != me
-        index = jnp.argmax(active)
-        swap = functools.partial(
-            gossip.exchange_matching, index=index, partners=partners, axis=AXIS
-        )
-        return swap, jnp.asarray(partners)[index, me] != me
 
-    return meeting
+        def agree(number):
+            return jax.lax.pmax(number, AXIS)
+
+        def swap(tree):
+            if partners is None:
+                return gossip.exchange(tree, partner, AXIS)
+            return gossip.exchange_matching(tree, jnp.argmax(active), partners, AXIS)
+
+        if partners is not None:
+            partner = jnp.asarray(partners)[jnp.argmax(active), me]
+        return lattice_ladder.Wire(swap, agree, partner != me, lockstep=partners is not None)
+
+    return wire
 
 
-def _start_codec(params, bits: int | None):
-    if bits is None:
+def _start_codec(params, quantised: Quantised | None):
+    if quantised is None:
         return ()
     vector, _ = lattice.ravel_floats(params)
-    zeros = [jnp.zeros((), jnp.float32)] * 4
-    return Codec(lattice_ladder.init_bound(vector.size, MARGIN), *zeros)
+    bound = jnp.full(lattice.buckets(vector.size), FIRST_BOUND, jnp.float32)
+    return Codec(bound, jnp.zeros((), jnp.int32), *[jnp.zeros((), jnp.float32)] * 5)
 
 
-def _average(mine, codec, swap, met, bits: int | None):
+def _average(mine, codec, wire: lattice_ladder.Wire, quantised: Quantised | None, worker):
     """(mine + (Q_theirs - Q_mine) / 2, the codec after it)."""
-    if bits is None:
-        return jax.tree.map(lambda a, b: a + (b - a) / 2, mine, swap(mine)), codec
+    if quantised is None:
+        return jax.tree.map(lambda a, b: a + (b - a) / 2, mine, wire.swap(mine)), codec
+    key = None
+    if ROUNDINGS[quantised.rounding].unbiased:
+        me = jax.lax.axis_index(AXIS) if worker is None else worker
+        key = jax.random.fold_in(jax.random.key(quantised.seed), me)
+        key = jax.random.fold_in(key, codec.meetings)
     vector, restore = lattice.ravel_floats(mine)
-    theirs, their_bound = swap((vector, codec.bound.bound))
-    bound = jnp.maximum(codec.bound.bound, their_bound)  # both know it, the distance is symmetric
-    sent, report = lattice_ladder.transfer(vector, theirs, bound, bits)
-    once = lattice.payload_bytes(vector.size, bits, lattice.buckets(vector.size))
+    difference, report = lattice_ladder.converse(
+        lattice.in_buckets(vector), codec.bound, wire, quantised.bits, key
+    )
     learnt = Codec(
-        lattice_ladder.update_bound(codec.bound, report.failed, report.distance),
-        codec.failed + report.failed.sum(),
+        report.bound,
+        codec.meetings + 1,
+        codec.failed + report.failed,
         codec.full_precision + report.full_precision,
         codec.skipped + report.skipped,
-        codec.extra_bytes + (report.bytes - once),
+        codec.extra_messages + report.extra_messages,
+        codec.extra_bytes + report.extra_bytes,
     )
     # Who is left alone has sent nothing.
-    codec = jax.tree.map(lambda new, old: jnp.where(met, new, old), learnt, codec)
-    return restore(vector + (swap(sent) - sent) / 2), codec
+    codec = jax.tree.map(lambda new, old: jnp.where(wire.met, new, old), learnt, codec)
+    return restore(vector + lattice.flat(difference, vector.size) / 2), codec
 
 
 def meet(
-    bits: int | None = None, partners: np.ndarray | None = None
+    quantised: Quantised | None = None, partners: np.ndarray | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Average the public copies of a pair, then subtract one's own progress.
 
     updates: base - live of a worker that has made its local steps (batches > 0), else anything.
-    bits: of a coordinate on the wire, None: as it is. partners: [M, n] matchings of which `active`
+    quantised: what travels; None: float32. partners: [M, n] matchings of which `active`
     chooses one; None: `partner` says whom. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
     """
-    meeting_of = _meeting_of(partners)
+    wire_of = _wire_of(partners)
 
     def init_fn(params):
-        return SwarmState(jax.tree.map(jnp.asarray, params), _start_codec(params, bits))
+        return SwarmState(jax.tree.map(jnp.asarray, params), _start_codec(params, quantised))
 
-    def update_fn(updates, state, params, *, batches, partner=None, active=None, **extra):
+    def update_fn(
+        updates, state, params, *, batches, worker=None, partner=None, active=None, **extra
+    ):
         del extra
-        averaged, codec = _average(state.comm, state.codec, *meeting_of(partner, active), bits)
+        wire = wire_of(partner, active)
+        averaged, codec = _average(state.comm, state.codec, wire, quantised, worker)
         busy = jnp.asarray(batches) > 0
         comm = jax.tree.map(lambda a, g: a - jnp.where(busy, g, 0), averaged, updates)
         moved = jax.tree.map(lambda c, x: jnp.where(busy, c - x, 0), comm, params)
@@ -127,24 +160,27 @@ def meet(
 
 
 def meet_stopped(
-    bits: int | None = None, partners: np.ndarray | None = None
+    quantised: Quantised | None = None, partners: np.ndarray | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Average the models of a pair that has stopped: x_i <- (x_i - G_i + x_j - G_j) / 2.
 
     Arguments as in `meet`. Source: arXiv 1910.12308, Algorithm 1.
     """
-    meeting_of = _meeting_of(partners)
+    wire_of = _wire_of(partners)
 
-    def update_fn(updates, state, params, *, batches, partner=None, active=None, **extra):
+    def update_fn(
+        updates, state, params, *, batches, worker=None, partner=None, active=None, **extra
+    ):
         del extra
         busy = jnp.asarray(batches) > 0
         live = jax.tree.map(lambda x, g: x - jnp.where(busy, g, 0), params, updates)
-        averaged, codec = _average(live, state.codec, *meeting_of(partner, active), bits)
+        wire = wire_of(partner, active)
+        averaged, codec = _average(live, state.codec, wire, quantised, worker)
         moved = jax.tree.map(jnp.subtract, averaged, params)
         return moved, SwarmState((), codec)
 
     return optax.GradientTransformationExtraArgs(
-        lambda params: SwarmState((), _start_codec(params, bits)), update_fn
+        lambda params: SwarmState((), _start_codec(params, quantised)), update_fn
     )
 
 
@@ -153,24 +189,28 @@ def swarm(
     graph: nx.Graph,
     *,
     bits: int | None = None,
+    rounding: str = "nearest",
     blocking: bool = False,
     lockstep: bool = False,
     seed: int = 0,
 ) -> Algorithm:
     """SwarmSGD with local steps of `optimizer`, whose state never leaves the worker.
 
-    bits: of a coordinate in a message, 2 to 16; None: float32. blocking: pairs average when both
-    have made their local steps (wait for `random_pairs(blocking=true)`). lockstep: all workers
-    meet at once along a random matching of the graph, for rules in rounds and for meshes; seed: of
-    these matchings. The number of local steps H is that of the schedule.
+    bits: of a coordinate in a message, 3 to 16; None: float32. rounding: of the codec, to the
+    `nearest` lattice point, or `unbiased`, E[Q(x)] = x, as the paper's lemma assumes. blocking:
+    pairs average when both have made their local steps (wait for `random_pairs(blocking=true)`).
+    lockstep: all workers meet at once along a random matching of the graph, for rules in rounds and
+    for meshes; seed: of these matchings and of unbiased rounding. The number of local steps H is
+    that of the schedule. Raises ValueError for bits with which models do not come nearer.
     """
+    quantised = _quantised(bits, rounding, seed)
     partners = links = None
     if lockstep:
         _, partners = graph_matchings(graph)
         if not len(partners):
             raise ValueError("swarm: a single worker has nobody to meet; set workers to 2 or more")
         links = Links(partners, one_at_a_time(len(partners), seed))
-    transform = (meet_stopped if blocking else meet)(bits, partners)
+    transform = (meet_stopped if blocking else meet)(quantised, partners)
     return Algorithm(
         work=optimizer,
         exchange=transform,
@@ -181,6 +221,21 @@ def swarm(
         metrics=None if bits is None else codec_metrics,
         check=None if lockstep else _needs_pairs(blocking),
     )
+
+
+def _quantised(bits: int | None, rounding: str, seed: int) -> Quantised | None:
+    chosen = choose("rounding", ROUNDINGS, rounding)
+    least, most = chosen.least_bits, lattice.BITS[1]
+    if bits is None:
+        if chosen.unbiased:
+            raise ValueError(f"swarm: rounding={rounding!r} without bits rounds nothing; set bits")
+        return None
+    if bits not in range(least, most + 1):
+        raise ValueError(
+            f"swarm: bits={bits}, but with rounding {rounding!r} two models come together with "
+            f"{least} to {most} bits a coordinate only; set bits to one of these, or to none"
+        )
+    return Quantised(bits, rounding, seed)
 
 
 def ad_psgd(optimizer: optax.GradientTransformation, graph: nx.Graph) -> Algorithm:
@@ -199,27 +254,29 @@ def codec_metrics(state: SwarmState) -> dict:
         "decode_failures": codec.failed.sum(),
         "full_precision_buckets": codec.full_precision.sum(),
         "skipped_buckets": codec.skipped.sum(),
+        "extra_messages_per_worker": codec.extra_messages.mean(),
         "extra_bytes_per_worker": codec.extra_bytes.mean(),
     }
 
 
-def _message_bytes(params, bits: int | None) -> int:
-    if bits is None:
-        return cost.payload_bytes(params)
-    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-    return lattice.payload_bytes(size, bits, lattice.buckets(size))
-
-
 def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | None):
-    """A message each way of every meeting, retries aside; public copies need no gradient."""
+    """Each way of every meeting a message, and if encoded its answer; retries aside.
+
+    Public copies need no gradient.
+    """
     said = {"beside_gradient": not blocking, "encoded": bits is not None}
 
     def messages(params, workers, row):
         del workers
-        size = _message_bytes(params, bits)
+        if bits is None:
+            parts = (cost.payload_bytes(params),)
+        else:
+            size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+            answer = lattice_ladder.flag_bytes(lattice.buckets(size))
+            parts = (lattice.payload_bytes(size, bits), answer)
         if partners is None:
-            return (Payload(met=size, **said),)
-        return (over_links(size, partners, row, **said),)
+            return tuple(Payload(met=part, **said) for part in parts)
+        return tuple(over_links(part, partners, row, **said) for part in parts)
 
     return messages
 

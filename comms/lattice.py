@@ -6,18 +6,18 @@ on the side s alone, not on ||x||, but beyond a radius (q - 1) s / 2 of the refe
 off by multiples of q s, and looks like any other. A checksum of the whole k, one per bucket of
 coordinates, tells. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD, arXiv 1910.12308.
 
+    in_buckets, flat   a vector [size] as the rows [buckets, n] that all of this works on, and back
     encode, decode     the codec
     side_for, radius   its parameters
-    ravel_floats       a pytree as the flat vector that these work on
+    ravel_floats       a pytree as one flat vector
 
 What follows a failed decode, and how far off to expect the next reference: `comms.lattice_ladder`.
 
-A side belongs to a bucket: the vector is cut into ceil(size / bucket) parts as equal as can be. All
-functions are pure, with static shapes, for one vector [size]; ``jax.vmap`` gives many.
+A bucket has its own side, checksum and row of the message. All functions are pure, with static
+shapes, for one vector; `jax.vmap` gives many.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,41 +26,59 @@ from jax.flatten_util import ravel_pytree
 
 BUCKET = 1024  # coordinates: the header is then 1.2 % of a message of 8 bits
 BITS = (2, 16)
+HEADER_BYTES = 12  # of a bucket: two sums and the side
 _LIMIT = 2.0**22  # |x / s| from which float32 steps of x are no longer small against s
+_FINEST = 2.0**-21  # side, against the largest |x| of the bucket: below _LIMIT with room
 _SIDES = (2.0**-126, 2.0**126)  # both s and 1 / s are normal numbers
 _SEEDS = (0x9E3779B9, 0x3C6EF372)
-HEADER_BYTES = 12  # bytes per bucket: the side and two sums
-
-
-class Encoded(NamedTuple):
-    """What travels: nothing in it depends on the receiver."""
-
-    colours: jax.Array  # [bits, ceil(size / 32)] uint32, k mod q packed densely
-    checksum: jax.Array  # [buckets, 2] uint32
-    side: jax.Array  # [buckets] float32, 0 where x did not fit
+_INFINITE = np.uint32(0x7F800000)  # bits of a float32; those of NaN are above
 
 
 def buckets(size: int, bucket: int = BUCKET) -> int:
-    """Number of buckets of at most ``bucket`` coordinates that a vector is cut into."""
+    """Number of buckets of at most `bucket` coordinates that a vector is cut into."""
     if bucket < 1:
         raise ValueError(f"lattice: bucket = {bucket} holds no coordinate; set bucket >= 1")
     return -(-size // bucket)
 
 
-def payload_bytes(size: int, bits: int, buckets: int) -> int:
-    """Bytes of one message: size * bits / 8, filled up to 32 coordinates, and 12 per bucket."""
-    return 4 * _check_bits(bits) * -(-size // 32) + HEADER_BYTES * buckets
+def in_buckets(vector, bucket: int = BUCKET) -> jax.Array:
+    """[size] -> [buckets, n]: parts as equal as can be, the last one filled up with zeros."""
+    vector = jnp.asarray(vector, jnp.float32)
+    if vector.ndim != 1:
+        raise ValueError(
+            f"lattice: got an array of shape {vector.shape}; flatten it, or a tree with "
+            "ravel_floats, and map over workers with jax.vmap"
+        )
+    count = buckets(vector.size, bucket)
+    n = -(-vector.size // max(count, 1))
+    return jnp.pad(vector, (0, count * n - vector.size)).reshape(count, n)
+
+
+def flat(rows, size: int) -> jax.Array:
+    """[buckets, n] -> [size], the inverse of `in_buckets`."""
+    return rows.ravel()[:size]
+
+
+def row_bytes(n: int, bits: int) -> int:
+    """Bytes of a bucket of n coordinates: 12, and n * bits / 8 in whole bytes."""
+    return HEADER_BYTES + sum(-(-n * width // 8) for width in _planes(bits))
+
+
+def payload_bytes(size: int, bits: int, bucket: int = BUCKET) -> int:
+    """Bytes of one message of a vector, all its buckets alike."""
+    count = buckets(size, bucket)
+    return count * row_bytes(-(-size // max(count, 1)), bits)
 
 
 def side_for(bound, bits: int, stochastic: bool = False) -> jax.Array:
-    """Side s whose radius is ``bound``: 2 y / (q - 1), or 2 y / (q - 2) for stochastic rounding.
+    """Side s whose radius is `bound`: 2 y / (q - 1), or 2 y / (q - 2) for stochastic rounding.
 
     bound: y >= max |x - reference|, a number or an array. arXiv 2002.09268.
     """
     return jnp.asarray(bound, jnp.float32) * np.float32(1 / radius(1.0, bits, stochastic))
 
 
-def radius(side, bits: int, stochastic: bool = False) -> float | jax.Array:
+def radius(side, bits: int, stochastic: bool = False) -> jax.Array:
     """Distance |x - reference| below which every coordinate decodes rightly.
 
     (q - 1) s / 2, or (q / 2 - 1) s for stochastic rounding, which moves x by up to s, not s / 2.
@@ -69,55 +87,78 @@ def radius(side, bits: int, stochastic: bool = False) -> float | jax.Array:
     return side * (levels / 2 - (1 if stochastic else 0.5))
 
 
-def encode(x, side, bits: int, key=None, bucket: int = BUCKET) -> Encoded:
-    """Colours of the lattice points nearest to x, or with ``key`` of unbiased random ones.
+def encode(rows, side, bits: int, noise=None) -> tuple[jax.Array, jax.Array]:
+    """(message uint8 [buckets, bytes], points [buckets, n]): colours, and what they stand for.
 
-    x: float [size]; side: s, scalar or [buckets]; bits: 2 to 16. Without a key |error| <= s / 2,
-    with one < s, mean 0 and variance <= s^2 / 4, aside from x's own float32 rounding. A bucket that
-    holds NaN, infinity or |x / s| >= 2^22 is sent as one that no reference decodes. The sender
-    itself learns its lattice point, as others will decode it, from ``decode(encoded, x)``.
-    Raises ValueError for other bits or shapes.
+    rows: float32 [buckets, n]; side: s, scalar or [buckets]; bits: 2 to 16. The points are the
+    lattice points nearest to x, |error| <= s / 2, or with noise, uniform in [0, 1) and of the shape
+    of the rows, unbiased random ones: |error| < s, mean 0 and variance <= s^2 / 4, aside from x's
+    own float32 rounding. A side below
+    2^-21 of the bucket's largest |x|, which float32 does not resolve, is raised to that. A bucket
+    that holds NaN or infinity, or has an impossible side, is *void*: no reference decodes it, and
+    its points are its x. Nothing in the message depends on the receiver. Raises ValueError for
+    other bits or shapes.
     """
     _check_bits(bits)
-    x = as_vector(x)
-    side = as_sides(side, buckets(x.size, bucket))
-    scaled, sound = _scale(by_bucket(x, side.size), side)
-    if key is None:
+    count = rows.shape[0]
+    side = jnp.asarray(side, jnp.float32)
+    if side.shape not in ((), (count,)):
+        raise ValueError(
+            f"lattice: got sides or bounds of shape {side.shape} for {count} buckets; "
+            f"pass a scalar or [{count}]"
+        )
+    largest = _largest_bits(rows)
+    sound = (largest < _INFINITE) & _usable(side)
+    finest = jax.lax.bitcast_convert_type(largest, jnp.float32) * np.float32(_FINEST)
+    side = jnp.where(sound, jnp.maximum(side, finest), jnp.nan)
+    scaled = _scale(rows, side)
+    if noise is None:
         k = jnp.round(scaled)
     else:
         # floor(x / s + u), but for a sum whose rounding would be a bias where |x / s| is large.
         k = jnp.floor(scaled)
-        k += jax.random.uniform(key, scaled.shape, jnp.float32) < scaled - k
+        k += noise < scaled - k
+    # The choice keeps compilers from rounding a product and a later sum of it once: see _scale.
+    points = jnp.where(sound[:, None], k * side[:, None], rows)
     k = k.astype(jnp.int32)
-    colours = k & (2**bits - 1)  # in two's complement the floored modulus, also below zero
-    return Encoded(
-        _pack(colours.ravel()[: x.size], bits), _checksum(k), jnp.where(sound, side, 0.0)
+    header = jnp.concatenate(
+        [_checksum(k), jax.lax.bitcast_convert_type(side, jnp.uint32)[:, None]], 1
     )
+    header = jax.lax.bitcast_convert_type(header, jnp.uint8).reshape(count, HEADER_BYTES)
+    return jnp.concatenate([header, *_pack(k, bits)], 1), points
 
 
-def decode(encoded: Encoded, reference) -> tuple[jax.Array, jax.Array]:
-    """(value [size], ok [buckets]): the lattice points of these colours nearest to ``reference``.
+def decode(message, rows, bits: int) -> tuple[jax.Array, jax.Array]:
+    """(points [buckets, n], ok [buckets]): the lattice points of these colours nearest to `rows`.
 
-    reference: float [size], the receiver's own. ok: whether the bucket's value is exactly what the
-    sender rounded to; where it is not, value is the reference. A wrong bucket passes once in about
-    2^(62 - 2 bits). Never ok: |reference / s| >= 2^22, or not finite. Raises ValueError if the
-    message is of another size.
+    rows: float32 [buckets, n], the receiver's own. ok: whether the bucket's points are exactly
+    those of the sender; where they are not, they are `rows`. A wrong bucket passes once in about
+    2^(62 - 2 bits). Raises ValueError if the message is of another size.
     """
-    reference = as_vector(reference)
-    bits, words = encoded.colours.shape
-    if words != -(-reference.size // 32):
+    count, n = rows.shape
+    if message.shape != (count, row_bytes(n, bits)):
         raise ValueError(
-            f"lattice: a message of {words} x 32 coordinates meets a reference of "
-            f"{reference.size}; decode against a vector of the sender's size"
+            f"lattice: a message {message.shape} meets a reference of {count} buckets of {n} in "
+            f"{bits} bits; decode against a vector of the sender's size"
         )
-    rows = by_bucket(reference, encoded.side.size)
-    scaled, sound = _scale(rows, encoded.side)
-    colours = by_bucket(_unpack(encoded.colours, reference.size), encoded.side.size)
+    side, checksum = _side(message), _words(message[:, :8])
+    scaled = _scale(rows, side)
+    colours = _unpack(message[:, HEADER_BYTES:], n, bits)
     turns = jnp.round((scaled - colours.astype(jnp.float32)) * np.float32(0.5**bits))
     k = colours + (turns.astype(jnp.int32) << bits)
-    value = k.astype(jnp.float32) * encoded.side[:, None]
-    ok = sound & (_checksum(k) == encoded.checksum).all(1) & jnp.isfinite(value).all(1)
-    return jnp.where(ok[:, None], value, rows).ravel()[: reference.size], ok
+    # A reference too far off to be scaled decodes a wrong point, as any that is too far off.
+    ok = _usable(side) & (_checksum(k) == checksum).all(1)
+    return jnp.where(ok[:, None], k.astype(jnp.float32) * side[:, None], rows), ok
+
+
+def is_void(message) -> jax.Array:
+    """[buckets] whether the sender says that a bucket is not to be had."""
+    return jnp.isnan(_side(message))
+
+
+def bound_of(message, bits: int, stochastic: bool = False) -> jax.Array:
+    """[buckets] the distance that the sender has made its message for."""
+    return radius(_side(message), bits, stochastic)
 
 
 def ravel_floats(tree) -> tuple[jax.Array, Callable]:
@@ -141,15 +182,38 @@ def ravel_floats(tree) -> tuple[jax.Array, Callable]:
     return vector, restore
 
 
+def largest(rows) -> jax.Array:
+    """[buckets] max |x| of every bucket, infinite or NaN where one of its x is."""
+    return jax.lax.bitcast_convert_type(_largest_bits(rows), jnp.float32)
+
+
+def _largest_bits(rows):
+    """As `largest`, in bits, which are ordered alike and compared faster; 0 of an empty bucket."""
+    bits = jax.lax.bitcast_convert_type(rows, jnp.uint32) & np.uint32(0x7FFFFFFF)
+    return bits.max(1, initial=0)
+
+
+def _usable(side):
+    return (side >= _SIDES[0]) & (side <= _SIDES[1])  # NaN is not
+
+
 def _scale(rows, side):
-    """(x / s, 0 where it is out of range, [buckets] whether all of it is in range)."""
-    usable = (side >= _SIDES[0]) & (side <= _SIDES[1])
-    inverse = jnp.where(usable, 1 / jnp.where(usable, side, 1), 0)
+    """x / s, 0 where it is out of range or the side is not usable."""
+    inverse = jnp.where(_usable(side), 1 / side, 0)
     scaled = rows * inverse[:, None]
-    within = jnp.abs(scaled) < _LIMIT  # NaN is not
     # The choice also keeps compilers from fusing this product and a later sum into one rounding,
     # by which a jitted result would differ from one computed step by step.
-    return jnp.where(within, scaled, 0), usable & within.all(1)
+    return jnp.where(jnp.abs(scaled) < _LIMIT, scaled, 0)
+
+
+def _side(message):
+    return jax.lax.bitcast_convert_type(_words(message[:, 8:HEADER_BYTES])[:, 0], jnp.float32)
+
+
+def _words(octets):
+    """uint8 [buckets, 4 m] -> uint32 [buckets, m]."""
+    count, size = octets.shape
+    return jax.lax.bitcast_convert_type(octets.reshape(count, size // 4, 4), jnp.uint32)
 
 
 def _checksum(k):
@@ -157,72 +221,57 @@ def _checksum(k):
 
     A wrong turn of one coordinate changes k by q and is always seen: odd times q is not 0.
     """
-    sums = []
-    for seed in _SEEDS:
-        # The hash lowbias32 of the coordinate (C. Wellons, "Prospecting for hash functions").
-        x = jnp.arange(k.shape[1], dtype=jnp.uint32) + np.uint32(seed)
-        x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-        x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-        weights = (x ^ (x >> 16)) | 1
-        sums.append((k.astype(jnp.uint32) * weights[None]).sum(1, dtype=jnp.uint32))
+    sums = [
+        (k.astype(jnp.uint32) * _weights(seed, k.shape[1])[None]).sum(1, dtype=jnp.uint32)
+        for seed in _SEEDS
+    ]
     return jnp.stack(sums, 1)
 
 
-def _pack(colours, bits):
-    """[size] int32 below 2^bits -> [bits, ceil(size / 32)] uint32.
+def _weights(seed: int, n: int) -> np.ndarray:
+    """[n] uint32 odd: the hash lowbias32 (C. Wellons, "Prospecting for hash functions")."""
+    x = np.arange(n, dtype=np.uint32) + np.uint32(seed)
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return (x ^ (x >> 16)) | np.uint32(1)
 
-    Coordinates ceil(size / 32) apart make a group of 32, and it one stream of ``bits`` words.
+
+def _planes(bits: int) -> list[int]:
+    """Widths of the fields, lowest first, that a colour is cut into: whole bytes, then 4, 2, 1."""
+    _check_bits(bits)
+    return [8] * (bits // 8) + [width for width in (4, 2, 1) if bits & width]
+
+
+def _pack(k, bits: int) -> list[jax.Array]:
+    """The fields of k mod q as uint8 [buckets, ceil(n * width / 8)] each.
+
+    A byte holds the fields of coordinates that lie ceil(n * width / 8) apart, the first lowest. In
+    two's complement the lowest bits are the floored modulus, also below zero.
     """
-    rows = jnp.pad(colours.astype(jnp.uint32), (0, -colours.size % 32))
-    rows = rows.reshape(1, 32, -(-colours.size // 32))
-    # Where each of 32 colours begins in each word; shifts by 32 or more leave nothing.
-    at = bits * np.arange(32) - 32 * np.arange(bits)[:, None]
-    up, down = (np.where(a >= 0, a, 32).astype(np.uint32)[:, :, None] for a in (at, -at))
-    return jnp.where(at[:, :, None] >= 0, rows << up, rows >> down).sum(1, dtype=jnp.uint32)
+    planes, shift = [], 0
+    for width in _planes(bits):
+        each = 8 // width
+        m = -(-k.shape[1] // each)
+        field = ((k >> shift) & (2**width - 1)).astype(jnp.uint8)
+        field = jnp.pad(field, ((0, 0), (0, each * m - k.shape[1])))
+        parts = [field[:, i * m : (i + 1) * m] << np.uint8(width * i) for i in range(each)]
+        planes.append(sum(parts[1:], parts[0]))
+        shift += width
+    return planes
 
 
-def _unpack(words, size):
-    bits = words.shape[0]
-    word, shift = np.divmod(bits * np.arange(32), 32)
-    after = words[np.minimum(word + 1, bits - 1)] << (32 - shift).astype(np.uint32)[:, None]
-    colours = (words[word] >> shift.astype(np.uint32)[:, None]) | after
-    return (colours & (2**bits - 1)).ravel()[:size].astype(jnp.int32)
-
-
-def as_vector(x) -> jax.Array:
-    x = jnp.asarray(x, jnp.float32)
-    if x.ndim != 1:
-        raise ValueError(
-            f"lattice: got an array of shape {x.shape}; flatten it, or a tree with ravel_floats, "
-            "and map over workers with jax.vmap"
-        )
-    return x
-
-
-def as_sides(side, count) -> jax.Array:
-    side = jnp.asarray(side, jnp.float32)
-    if side.shape not in ((), (count,)):
-        raise ValueError(
-            f"lattice: got sides or bounds of shape {side.shape} for {count} buckets; "
-            f"pass a scalar or [{count}], or the bucket size that they were made for"
-        )
-    return jnp.broadcast_to(side, (count,))
-
-
-def longest_bucket(size, count) -> int:
-    """Coordinates in every one of ``count`` buckets but the last."""
-    return -(-size // max(count, 1))
-
-
-def by_bucket(x, count) -> jax.Array:
-    """[size] -> [count, n], with zeros at the end."""
-    longest = longest_bucket(x.size, count)
-    return jnp.pad(x, (0, count * longest - x.size)).reshape(count, longest)
-
-
-def spread(mask, size) -> jax.Array:
-    """[count] -> [size], the inverse of ``by_bucket`` for one value per row."""
-    return jnp.repeat(mask, longest_bucket(size, mask.size))[:size]
+def _unpack(octets, n: int, bits: int):
+    """uint8 [buckets, bytes] -> int32 [buckets, n]."""
+    colours, shift, begin = 0, 0, 0
+    for width in _planes(bits):
+        each = 8 // width
+        m = -(-n // each)
+        plane = octets[:, begin : begin + m]
+        parts = [(plane >> np.uint8(width * i)) & np.uint8(2**width - 1) for i in range(each)]
+        field = jnp.concatenate(parts, 1)[:, :n]
+        colours += field.astype(jnp.int32) << shift
+        shift, begin = shift + width, begin + m
+    return colours
 
 
 def _check_bits(bits):

@@ -1,145 +1,199 @@
-"""The ladder above the lattice codec: what is sent after a failed decode, and what is learnt of it.
+"""A conversation of two in the lattice codec, and the ladder that it climbs after a failed decode.
 
-Buckets whose decode fails go again with more levels, then over a wider range, then in full
-precision, so that a message of finite numbers always arrives. How far off the next reference will
-be is learnt from the transfers before it. Davies et al., arXiv 2002.09268.
+Both send their vector at once, in few bits, then a bit per bucket for what they could not read. It
+goes again with more levels, and at last in full precision, so that finite numbers always arrive.
+How far off the next partner will be is learnt from what has been read. Davies et al., arXiv
+2002.09268.
+
+The workers of an axis converse in pairs in one program, and climb together: what is sent again has
+one of a few sizes, 1, 4, 16, ... buckets, large enough for the pair that needs most. One text
+serves `jax.vmap`, `jax.shard_map` and pairs in programs of their own, bit for bit.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from comms.lattice import (
-    BITS,
-    BUCKET,
-    HEADER_BYTES,
-    as_sides,
-    as_vector,
-    buckets,
-    by_bucket,
-    decode,
-    encode,
-    longest_bucket,
-    payload_bytes,
-    side_for,
-    spread,
-)
+from comms import lattice
 
-WIDER = 4.0  # growth of the range per failure
+MARGIN = 2.0  # bound, in largest recent distances
+DECAY = 0.9  # of what is remembered of them, in a conversation
+GROWTH = 4  # of the number of buckets that are sent again, from one size to the next
+WIDER = 4.0  # side of the second try, where q^2 levels do not fit into a colour
+
+
+class Wire(NamedTuple):
+    """How a worker is tied to the partner of its conversation, and to the other pairs."""
+
+    swap: Callable[[Any], Any]  # a tree -> the partner's; one's own, if there is none
+    agree: Callable[[jax.Array], jax.Array]  # a number -> the largest over the axis
+    met: jax.Array  # [] bool, whether there is a partner
+    lockstep: bool  # whether every pair sends again as much as the one that needs most
 
 
 class Report(NamedTuple):
-    """What a transfer took; counts are of buckets."""
+    """What a conversation took, of one of the two, and what it has learnt."""
 
-    failed: jax.Array  # [buckets] bool, whether the first decode failed though x was finite
-    distance: jax.Array  # [buckets] float32, max |value - reference| in the end
-    retries: jax.Array  # int32, sent again with q^2 levels
-    widenings: jax.Array  # int32, then at four times the side
-    full_precision: jax.Array  # int32, sent as float32 at last
-    skipped: jax.Array  # int32, x not finite: left out
-    bytes: jax.Array  # int32, sent by the sender; the answer, a bit per bucket, aside
+    bound: jax.Array  # [buckets] float32, to expect of max |x - reference| in the next one
+    failed: jax.Array  # int32, buckets that were sent again
+    full_precision: jax.Array  # int32, buckets that went as float32 at last
+    skipped: jax.Array  # int32, buckets that were not finite at one of the two
+    extra_messages: jax.Array  # int32, beyond a first one and its answer
+    extra_bytes: jax.Array  # float32, of these
 
 
-def transfer(
-    x, reference, bound, bits: int, key=None, bucket: int = BUCKET
-) -> tuple[jax.Array, Report]:
-    """(value [size], Report): x as it reaches a receiver holding ``reference``, whatever it takes.
+class _Known(NamedTuple):
+    """What the two know of each other half way up the ladder."""
 
-    Buckets whose decode fails go again with q^2 levels (beyond 8 bits: 2^16 and 4 s), then at four
-    times that side, then in full precision. Only where x has NaN or infinity is a bucket skipped:
-    its value is the reference. bound: expected max |x - reference|, scalar or [buckets], known to
-    the sender.
+    mine: jax.Array  # [buckets, n], as the partner reads it
+    theirs: jax.Array  # [buckets, n], as it has been read
+    missing: jax.Array  # [buckets] bool, what of theirs could not be read
 
-    Both ends in one program: for simulated workers, or where x has been gathered anyhow. A higher
-    rung costs time only in a step in which some bucket needs it, under ``vmap`` as well.
-    Raises ValueError for vectors whose worst case would not fit into int32 bytes.
+
+class _Rung(NamedTuple):
+    """A way to send some buckets again."""
+
+    send: Callable  # (rows, their indices) -> (message, points)
+    read: Callable  # (message, reference) -> (points, ok)
+    row_bytes: int
+
+
+def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, Report]:
+    """(theirs - mine [buckets, n], Report): the difference of two vectors, as both have read them.
+
+    rows: float32 [buckets, n], one's own vector; bound: [buckets], expected of |x - reference|;
+    key: for unbiased rounding, None: to the nearest point. The partner gets the same numbers with
+    the other sign, so that whatever both add of them keeps their sum. A bucket that is not finite
+    at one of the two is left out: its difference is 0. Raises ValueError as `lattice.encode` does.
     """
-    x, reference = as_vector(x), as_vector(reference)
-    if x.size != reference.size:
-        raise ValueError(
-            f"lattice: x has {x.size} coordinates, the reference {reference.size}; "
-            "pass two vectors of one size"
-        )
-    count = buckets(x.size, bucket)
-    wide = min(2 * bits, BITS[1])
-    retry = 1.0 if wide == 2 * bits else WIDER  # q^2 would not fit: a wider side instead
-    longest = longest_bucket(x.size, count)
-    sizes = np.minimum(longest, x.size - longest * np.arange(count))
-    again = 4 * wide * -(-sizes // 32) + HEADER_BYTES
-    costs = np.stack([again, again, 4 * sizes])  # [3, buckets] bytes of every rung
-    once = payload_bytes(x.size, bits, count)
-    if once + costs.sum() >= 2**31:
-        raise ValueError(
-            f"lattice: {x.size} coordinates may take 2 GiB or more, which int32 cannot count; "
-            "transfer the vector in parts"
-        )
-    side = as_sides(side_for(bound, bits, stochastic=key is not None), count)
-    finite = jnp.isfinite(by_bucket(x, count)).all(1)
+    count, n = rows.shape
+    stochastic = key is not None
+    side = lattice.side_for(bound, bits, stochastic)
+    first = _coded(side, bits, n, key, 0)
+    message, mine = first.send(rows, jnp.arange(count))
+    heard = wire.swap(message)
+    theirs, ok = first.read(heard, rows)
+    void = lattice.is_void(message) | lattice.is_void(heard)
+    known = _Known(mine, theirs, wire.met & ~ok & ~void)
+    asked, needed, spent = _ask(known.missing, wire)
+    failed = asked.sum(dtype=jnp.int32)
 
-    def attempt(rung, side, bits):
-        rung_key = None if key is None else jax.random.fold_in(key, rung)
-        return decode(encode(x, side, bits, rung_key, bucket), reference)
+    wide = min(2 * bits, lattice.BITS[1])
+    more = _coded(side * (1.0 if wide == 2 * bits else WIDER), wide, n, key, 1)
+    whole = _Rung(lambda rows, _: (rows, rows), lambda message, _: (message, True), 4 * n)
 
-    # A loop, since vmap turns a lax.cond into both of its branches, but leaves alone a loop that no
-    # worker enters. Its body depends on the rung: a body for each rung would be hoisted out.
-    def step(carry):
-        rung, value, climbed = carry
-        found, ok = attempt(rung, side * jnp.where(rung == 1, retry, WIDER * retry), wide)
-        here = climbed == rung
-        value = jnp.where(spread(here, x.size), found, value)
-        return rung + 1, value, climbed + (here & ~ok)
+    def found(known):
+        difference = jnp.where(void[:, None], 0, known.theirs - known.mine)
+        return difference, lattice.largest(known.theirs - rows)
 
-    def is_needed(carry):
-        rung, _, climbed = carry
-        return (rung <= 2) & (climbed == rung).any()
+    # Each way to its end, or whole vectors would be copied for the sake of the other.
+    def climb(known):
+        known = _send_again(more, known, rows, asked, needed, wire)
+        last, still_needed, still_spent = _ask(known.missing, wire)
+        known = _send_again(whole, known, rows, last, still_needed, wire)
+        return *found(known), last.sum(dtype=jnp.int32), still_spent
 
-    value, ok = attempt(0, side, bits)
-    failed = finite & ~ok
-    start = (jnp.int32(1), value, failed.astype(jnp.int32))
-    _, value, climbed = jax.lax.while_loop(is_needed, step, start)
-    value = jnp.where(spread(climbed == 3, x.size), x, value)
+    def rest(known):
+        return *found(known), jnp.zeros_like(failed), jnp.zeros_like(spent)
 
-    took = climbed[None] >= np.arange(1, 4)[:, None]  # [3, buckets]
-    retries, widenings, full_precision = took.sum(1, dtype=jnp.int32)
-    return value, Report(
+    difference, distance, full_precision, still_spent = jax.lax.cond(needed > 0, climb, rest, known)
+    heard_bound = lattice.bound_of(heard, bits, stochastic)
+    return difference, Report(
+        bound=next_bound(bound, heard_bound, distance),
         failed=failed,
-        distance=jnp.abs(by_bucket(value, count) - by_bucket(reference, count)).max(1, initial=0),
-        retries=retries,
-        widenings=widenings,
         full_precision=full_precision,
-        skipped=(~finite).sum(dtype=jnp.int32),
-        bytes=once + jnp.where(took, costs, 0).sum(dtype=jnp.int32),
+        skipped=(wire.met & void).sum(dtype=jnp.int32),
+        extra_messages=2 * (spent > 0).astype(jnp.int32) + (still_spent > 0),
+        extra_bytes=_resent(spent, count, more.row_bytes)
+        + jnp.where(spent > 0, flag_bytes(count), 0)
+        + _resent(still_spent, count, whole.row_bytes),
     )
 
 
-class Bound(NamedTuple):
-    """What to expect of max |x - reference|, learnt from transfers."""
+def next_bound(bound, heard, distance) -> jax.Array:
+    """[buckets] what to expect of the next partner: `MARGIN` times the largest recent distance.
 
-    bound: jax.Array  # [buckets] float32, y
-    recent: jax.Array  # [buckets] float32, largest distance seen, forgotten slowly
-
-
-def init_bound(size: int, initial: float, bucket: int = BUCKET) -> Bound:
-    """A bound of ``initial`` for every bucket of a vector of ``size``.
-
-    Too small costs a few retries, too large precision until it has decayed.
+    bound: the one before; heard: the partner's, which remembers other meetings; distance: max
+    |theirs - x| that has just been found. What is not finite does not count.
     """
-    count = buckets(size, bucket)
-    return Bound(jnp.full(count, initial, jnp.float32), jnp.zeros(count, jnp.float32))
-
-
-def update_bound(state: Bound, failed, distance, margin: float = 2.0, decay: float = 0.99) -> Bound:
-    """The bound after a transfer: four times as wide where it failed, else a little tighter.
-
-    failed, distance: [buckets], of a ``Report``. The bound shrinks by ``decay`` a transfer, but not
-    below ``margin`` times the largest recent distance, which is forgotten at the same pace; a
-    distance found up the ladder counts. Under the float32 trap a bound that shrinks too far fails
-    once and grows again.
-    """
-    distance = jnp.where(jnp.isfinite(distance), distance, 0)
-    recent = jnp.maximum(distance, decay * state.recent)
-    paced = jnp.where(failed, WIDER, decay) * state.bound
+    heard, distance = (jnp.where(jnp.isfinite(a), a, 0) for a in (heard, distance))
+    following = jnp.maximum(DECAY * jnp.maximum(bound, heard), MARGIN * distance)
     # Sides stay normal numbers for any bits; float32 cannot hold larger distances anyhow.
-    return Bound(jnp.clip(jnp.maximum(paced, margin * recent), 2.0**-100, 2.0**100), recent)
+    return jnp.clip(following, 2.0**-100, 2.0**100)
+
+
+def flag_bytes(count: int) -> int:
+    """Bytes of an answer: a bit per bucket for what could not be read."""
+    return -(-count // 8)
+
+
+def sizes(count: int) -> list[int]:
+    """How many of `count` buckets may be sent again at once: 1, 4, 16, ... and all of them."""
+    found = []
+    while count > (found[-1] if found else 0):
+        found.append(min(GROWTH ** len(found), count))
+    return found
+
+
+def _coded(side, bits: int, n: int, key, rung: int) -> _Rung:
+    """Colours of `bits`; side: [buckets] of all buckets, of which some are sent."""
+
+    def send(rows, index):
+        noise = None
+        if key is not None:  # addressed by the bucket, not by how many are sent
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, rung), index)
+            noise = jax.vmap(lambda key: jax.random.uniform(key, (n,), jnp.float32))(keys)
+        return lattice.encode(rows, _taken(side, index), bits, noise)
+
+    def read(message, reference):
+        return lattice.decode(message, reference, bits)
+
+    return _Rung(send, read, lattice.row_bytes(n, bits))
+
+
+def _ask(missing, wire: Wire):
+    """(what the partner is missing [buckets] bool, most that a pair needs, what is counted)."""
+    count = missing.shape[0]
+    asked = jnp.unpackbits(wire.swap(jnp.packbits(missing)), count=count).astype(bool)
+    pair = jnp.maximum(missing.sum(dtype=jnp.int32), asked.sum(dtype=jnp.int32))
+    needed = wire.agree(pair)
+    return asked, needed, needed if wire.lockstep else pair
+
+
+def _send_again(rung: _Rung, known: _Known, rows, asked, needed, wire: Wire) -> _Known:
+    """What is known after `needed` buckets, at most, have gone each way of every pair."""
+    count = rows.shape[0]
+
+    def of_size(size: int):
+        def branch(known):
+            out, into = (
+                jnp.nonzero(mask, size=size, fill_value=count)[0] for mask in (asked, known.missing)
+            )
+            message, points = rung.send(_taken(rows, out), out)
+            found, ok = rung.read(wire.swap(message), _taken(rows, into))
+            return _Known(
+                known.mine.at[out].set(points, mode="drop"),
+                known.theirs.at[into].set(found, mode="drop"),
+                known.missing.at[into].set(jnp.logical_not(ok), mode="drop"),
+            )
+
+        return branch
+
+    branches = [lambda known: known, *(of_size(size) for size in sizes(count))]
+    return jax.lax.switch(_which(needed, count), branches, known)
+
+
+def _taken(array, index):
+    return array.at[index].get(mode="fill", fill_value=0)
+
+
+def _which(needed, count: int):
+    """0 for nothing, else 1 + the index of the smallest size that holds as many."""
+    return jnp.searchsorted(np.array([0, *sizes(count)]), needed).astype(jnp.int32)
+
+
+def _resent(needed, count: int, row_bytes: int):
+    return row_bytes * jnp.asarray([0, *sizes(count)], jnp.float32)[_which(needed, count)]

@@ -192,6 +192,13 @@ def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
     return total
 
 
+def extra_seconds(count: float, size: float, workers: int, network: cost.Network) -> float:
+    """Seconds of what pairs of workers have sent again: `size` bytes in `count` messages."""
+    if not count:
+        return 0.0
+    return count * seconds(Payload(met=size / count), workers, network)
+
+
 def exchange_seconds(
     method: Sender, params, workers: int, network: cost.Network
 ) -> Callable[[int], float]:

@@ -206,7 +206,25 @@ class Arm:
             return {}
         memory = self._runtime.memory(self.state)
         measured = jax.device_get(self._prepared.algorithm.metrics(memory))
-        return {name: float(value) for name, value in measured.items()}
+        measured = {name: float(value) for name, value in measured.items()}
+        if "extra_messages_per_worker" in measured:
+            measured["extra_seconds_per_worker"] = self._extra_seconds(
+                measured["extra_messages_per_worker"], measured["extra_bytes_per_worker"]
+            )
+        return measured
+
+    def _extra_seconds(self, count: float, size: float) -> float:
+        """Seconds of the messages that a worker has sent again; the clock does not know of them.
+
+        A schedule is made before anything is trained. An exchange of a fixed time takes as long
+        again for as many messages as it has.
+        """
+        config, shapes = self._config, self._prepared.shapes
+        if entries.is_number(config.communication):
+            row = messages.Row(self._prepared.algorithm.settled)
+            once = self._prepared.algorithm.messages(shapes, config.workers, row)
+            return count / len(once) * config.communication
+        return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
         """What was sent otherwise than planned because of the data, which no clock has seen.

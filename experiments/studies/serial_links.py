@@ -268,5 +268,5 @@ def _checked(spec: dict, size: int) -> tuple[Callable, int, int]:
             f"methods: {spec['name']!r} takes steps, a positive whole number, and bits, got "
             f"{spec}; correct it"
         )
-    payload = lattice.payload_bytes(size, bits, lattice.buckets(size)) if bits != 32 else 4 * size
+    payload = lattice.payload_bytes(size, bits) if bits != 32 else 4 * size
     return METHODS[spec["name"]], steps, payload

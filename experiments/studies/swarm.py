@@ -101,9 +101,16 @@ def _record(arm) -> str:
             f"{mean('decode_failures'):.1f} buckets failed to decode, "
             f"{mean('full_precision_buckets'):.1f} went in full precision, "
             f"{mean('skipped_buckets'):.1f} were skipped; "
-            f"{mean('extra_bytes_per_worker') / 1e3:.1f} kB sent again per node"
+            f"{mean('extra_bytes_per_worker') / 1e3:.1f} kB sent again per node in "
+            f"{mean('extra_seconds_per_worker'):.2g} s, {_resent_share(last):.1%} of all bytes"
         )
     return "; ".join(told)
+
+
+def _resent_share(last: list[dict]) -> float:
+    """Bytes sent again, against those of all first messages and answers."""
+    sent = sum(record["bytes_per_worker"] for record in last)
+    return sum(record.get("extra_bytes_per_worker", 0.0) for record in last) / max(sent, 1.0)
 
 
 def figures(workdir) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from algorithms import ad_psgd, dpsgd, matcha, sgp, swarm
 from algorithms.base import AXIS, scale_by_samples
-from algorithms.swarm import meet, meet_stopped
+from algorithms.swarm import Quantised, meet, meet_stopped
+from benchmarks.lattice import pure_gossip
 from comms import cost, topology
 from comms.messages import exchange_seconds, sent_bytes
 from runtimes import simulate
@@ -167,13 +168,15 @@ def test_random_pairs_contract_as_the_spectral_gap_says(graph):
         assert ratio == pytest.approx(bound, rel=0.005) and bound == pytest.approx(1 - 1 / (N - 1))
 
 
-@pytest.mark.parametrize("bits", [None, 8, 4])
-def test_the_sum_of_public_copies_changes_by_the_progress_alone(bits):
-    """Exactly but for float32 sums, however coarse the codec."""
+@pytest.mark.parametrize(
+    "quantised", [None, Quantised(8), Quantised(4), Quantised(4, "unbiased", 2)]
+)
+def test_the_sum_of_public_copies_changes_by_the_progress_alone(quantised):
+    """Exactly but for float32 sums, however coarse the codec and however it rounds."""
     partner = np.array([1, 0, 3, 2, 5, 4, 6, 7])
     progress = RNG.normal(size=MODELS.shape).astype(np.float32)
     busy = np.array([1, 0, 1, 1, 0, 0, 1, 0])
-    _, state = meeting(meet(bits), MODELS, partner, progress, busy)
+    _, state = meeting(meet(quantised), MODELS, partner, progress, busy)
     change = np.asarray(state.comm, np.float64).sum(0) - MODELS.sum(0, dtype=np.float64)
     np.testing.assert_allclose(change, -progress[busy > 0].sum(0, dtype=np.float64), atol=1e-5)
 
@@ -199,16 +202,68 @@ def test_who_meets_nobody_sends_and_learns_nothing(transform):
     """Even weights that the codec cannot send at its first bound count for a real meeting only."""
     far = MODELS[:4] * 1e6
     partner, busy = np.array([1, 0, 2, 3]), np.array([1, 0, 1, 0])
-    _, state = meeting(transform(8), far, partner, np.zeros_like(far), busy)
+    transform = transform(Quantised(8))
+    _, state = meeting(transform, far, partner, np.zeros_like(far), busy)
     codec = jax.tree.map(np.asarray, state.codec)
-    # Twice 40 coordinates, filled up to 64, in 16 bits and a header of 12 bytes, then in 32 bits.
+    # 40 coordinates in 16 bits, a header of 12 bytes, an answer of 1; then in 32 bits.
     np.testing.assert_array_equal(codec.failed[:2], 1)
     np.testing.assert_array_equal(codec.full_precision[:2], 1)
-    np.testing.assert_array_equal(codec.extra_bytes[:2], 2 * (64 * 2 + 12) + 160)
-    start = jax.vmap(transform(8).init)(jnp.asarray(far)).codec
+    np.testing.assert_array_equal(codec.extra_messages[:2], 3)
+    np.testing.assert_array_equal(codec.extra_bytes[:2], 40 * 2 + 12 + 1 + 160)
+    start = jax.vmap(transform.init)(jnp.asarray(far)).codec
     jax.tree.map(
         lambda found, first: np.testing.assert_array_equal(found[2:], first[2:]), codec, start
     )
+
+
+@pytest.mark.parametrize(
+    ("quantised", "most"),
+    [
+        (Quantised(3), 300),
+        (Quantised(8), 40),
+        *(
+            pytest.param(Quantised(bits, rounding), most, marks=pytest.mark.slow)
+            for bits, rounding, most in (
+                (4, "nearest", 70),
+                (5, "nearest", 65),
+                (6, "nearest", 55),
+                (12, "nearest", 20),
+                (16, "nearest", 20),
+                (4, "unbiased", 90),
+                (8, "unbiased", 50),
+            )
+        ),
+    ],
+)
+def test_models_meet_in_few_bits_without_gradients(quantised, most):
+    """Down to a millionth of the first distance, for a codec follows what is left of it.
+
+    Only the first meetings, which know nothing of the distance, send anything again.
+    """
+    found = pure_gossip(quantised, most)
+    assert found.rounds is not None
+    np.testing.assert_array_equal(found.state.codec.failed, 4)  # all buckets of a node, once
+
+
+@pytest.mark.parametrize(("bits", "rounding"), [(2, "nearest"), (3, "unbiased")])
+def test_bits_with_which_models_do_not_meet_are_refused(bits, rounding):
+    assert pure_gossip(Quantised(bits, rounding), 300).rounds is None
+    with pytest.raises(ValueError, match=f"bits={bits}, but with rounding '{rounding}' two models"):
+        swarm(optimizer(), topology.ring(N), bits=bits, rounding=rounding)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bits": 17}, "bits=17, but .* 3 to 16 bits a coordinate only; set bits"),
+        ({"bits": 4.5}, "bits=4.5, but"),
+        ({"bits": 8, "rounding": "up"}, "rounding: unknown choice 'up'; known choices: nearest"),
+        ({"rounding": "unbiased"}, "without bits rounds nothing; set bits"),
+    ],
+)
+def test_codecs_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        swarm(optimizer(), topology.ring(N), **options)
 
 
 def test_a_single_worker_has_nobody_to_meet():
@@ -240,8 +295,8 @@ def test_bytes_are_those_of_the_messages():
     np.testing.assert_array_equal(sent(sgp(optimizer(), N), "neighbour_barrier")[0], 404)
     one = sgp(optimizer(), 1)
     assert not sent_bytes(one, params, planned.plan("barrier", LAW, 1, 3, 1, 0)).any()
-    # Packed in 128 x 8 bits, with a side and two sums for the one bucket.
-    for bits, message in ((None, 400), (8, 128 + 12)):
+    # 8 bits each, with a side and two sums for the one bucket; the answer is a byte.
+    for bits, message in ((None, 400), (8, 100 + 12 + 1)):
         for name in ("random_pairs", "bipartite_pairs"):
             found, schedule = sent(swarm(optimizer(), ring, bits=bits), name, width=2)
             met = wavefront.interactions(schedule)
@@ -263,18 +318,19 @@ def test_seconds_are_those_of_the_links_in_use():
     assert seconds(sgp(optimizer(), N)) == [5 * 404, 404, 404, 5 * 404]  # 1, 2, 4, 1 places ahead
     assert seconds(dpsgd(optimizer(), topology.ring(N)), 1) == [5 * 400 + 400]
     assert seconds(swarm(optimizer(), topology.ring(N)), 1) == [5 * 400]
-    assert seconds(swarm(optimizer(), topology.ring(N), bits=8), 1) == [5 * (128 + 12)]
+    assert seconds(swarm(optimizer(), topology.ring(N), bits=8), 1) == [5 * (100 + 12) + 5]
     method = matcha(optimizer(), topology.matcha_graph(0), budget=0.5)
     slowest = [5 * 400 if (0, 1) in m else 400 for m in method.graph.graph["matchings"]]
     assert seconds(method, 40) == (method.links.active(0, 40) @ slowest).tolist()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_quantised_swarm_stays_near_the_exact_one(bits):
+@pytest.mark.parametrize(("bits", "rounding"), [(4, "nearest"), (8, "nearest"), (8, "unbiased")])
+def test_a_quantised_swarm_stays_near_the_exact_one(bits, rounding):
     """The codec learns its range, counts its failures, and costs fewer bytes."""
     graph = topology.hypercube(N)
     rule = planned.rule("random_pairs", LAW, N, STEPS, 3, graph=graph)
-    exact, quantised = swarm(optimizer(), graph), swarm(optimizer(), graph, bits=bits)
+    exact = swarm(optimizer(), graph)
+    quantised = swarm(optimizer(), graph, bits=bits, rounding=rounding)
     runtime, state, _ = run(exact, rule, 400)
     ours, ours_state, schedule = run(quantised, rule, 400)
     there, here = np.asarray(runtime.models(state)), np.asarray(ours.models(ours_state))

@@ -55,6 +55,12 @@ def test_links_count_where_they_lead_to_somebody():
     assert messages.seconds(Payload(met=10), 4, network) == 5 * (1 + 10)
 
 
+def test_what_is_sent_again_takes_a_start_up_each_and_its_bytes():
+    network = cost.uniform_network(1.0, 2.0, {1: 5.0}, workers=4)
+    assert messages.extra_seconds(3, 60, 4, network) == 5 * (3 * 1 + 60 / 2)
+    assert messages.extra_seconds(0, 0, 4, network) == 0
+
+
 @pytest.mark.parametrize("payload", [Payload(), Payload((0,), (0,))])
 def test_nothing_takes_no_time(payload):
     network = cost.uniform_network(1.0, 1.0, workers=4)

@@ -107,6 +107,7 @@ def test_claims_stand_beside_what_was_measured(capsys):
                 full_precision_buckets=1.0,
                 skipped_buckets=0.0,
                 extra_bytes_per_worker=5e5,
+                extra_seconds_per_worker=0.125,
             ),
         }
     )
@@ -131,6 +132,7 @@ def test_claims_stand_beside_what_was_measured(capsys):
     assert record.startswith("4,800 samples per node; accuracy of the mean model 95.40 %")
     assert "93.40 to 96.40 %" in record and "2.50 MB sent" in record
     assert "3.0 buckets failed to decode, 1.0 went in full precision" in record
+    assert record.endswith("500.0 kB sent again per node in 0.12 s, 25.0% of all bytes")
     table.print_claims(table.Console(), claims)
     assert "all_reduce (for the record)" in capsys.readouterr().out
 
@@ -177,3 +179,19 @@ def test_many_nodes_learn(tmp_path):
     metrics = records.read_metrics(tmp_path)
     assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
     assert metrics[-1]["consensus_distance"] > 0
+
+
+@pytest.mark.parametrize("communication", ["network(latency=0.25, bandwidth=100.0)", 0.5])
+def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_path):
+    """A start-up a message and the bytes on a network, else half of an exchange a message."""
+    task = "synthetic_logistic(samples=256, dimension=4)"
+    config = config_of("swarm/H=2/8 bits", updates=20, communication=communication, task=task)
+    config.optimizer.learning_rate = 200.0
+    train.run(config, tmp_path)
+    last = records.read_metrics(tmp_path)[-1]
+    count, size = last["extra_messages_per_worker"], last["extra_bytes_per_worker"]
+    assert count > 0 and size > 0
+    seconds = 0.25 * count
+    if communication != 0.5:
+        seconds += size / 100.0
+    assert last["extra_seconds_per_worker"] == pytest.approx(seconds)

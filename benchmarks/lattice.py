@@ -1,0 +1,153 @@
+"""What Swarm's lattice codec costs: rounds and retries of pure gossip, and its time at one node.
+
+    python -m benchmarks.lattice [--coordinates=6500000] [--bits=8]
+
+The first table has eight nodes that average in random pairs, without gradients: rounds until the
+squared distance of their models is a millionth of that at the start, and the share of the bytes
+that were sent again because they could not be read. The second one has the fastest of some turns of
+encoding and decoding, beside a memory copy of the same vector, and of a whole meeting, of which a
+node's part is half. Fresh pages make all of this several times slower, see `benchmarks.codecs`.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+from algorithms.base import AXIS
+from algorithms.swarm import ROUNDINGS, Quantised, SwarmState, meet
+from comms import lattice, lattice_ladder
+
+_COORDINATES = flags.DEFINE_integer("coordinates", 6_500_000, "Of the vector whose time is taken.")
+_BITS = flags.DEFINE_integer("bits", 8, "Of a coordinate in the timed message, from 3 to 16.")
+_TURNS = flags.DEFINE_integer("turns", 15, "Timed turns, of which the fastest counts.")
+
+NODES, SIZE, ROUNDS, SMALL = 8, 4096, 300, 1e-6
+
+
+class Gossip(NamedTuple):
+    """What a gossip without gradients came to."""
+
+    distance: np.ndarray  # [rounds] squared distance to the mean, against that at the start
+    extra_bytes: np.ndarray  # [rounds] sent again until then, in the mean over nodes
+    state: SwarmState  # of the nodes in the end
+
+    @property
+    def rounds(self) -> int | None:
+        """How many it took until the distance was a millionth; None: not so many."""
+        arrived = np.flatnonzero(self.distance < SMALL)
+        return int(arrived[0]) + 1 if arrived.size else None
+
+
+def pure_gossip(quantised: Quantised, rounds: int = ROUNDS, seed: int = 0) -> Gossip:
+    """Let eight random models of 4,096 coordinates meet in pairs, drawn anew in every round."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(NODES, SIZE)).astype(np.float32)
+    order = np.array([rng.permutation(NODES) for _ in range(rounds)])
+    partners = np.empty_like(order)
+    np.put_along_axis(
+        partners, order, order.reshape(rounds, -1, 2)[:, :, ::-1].reshape(rounds, -1), 1
+    )
+    transform = meet(quantised)
+
+    def one(state, partner):
+        return transform.update(state.comm, state, state.comm, batches=0, partner=partner)[1]
+
+    def step(state, partner):
+        state = jax.vmap(one, axis_name=AXIS)(state, partner)
+        return state, (_spread(state.comm), state.codec.extra_bytes.mean())
+
+    run = jax.jit(lambda state: jax.lax.scan(step, state, partners))
+    state, (distance, extra) = run(jax.vmap(transform.init)(x))
+    return Gossip(np.asarray(distance) / _spread(x), np.asarray(extra), state)
+
+
+def _spread(models):
+    return ((models - models.mean(0, keepdims=True)) ** 2).sum()
+
+
+def _meetings_table() -> Table:
+    table = Table(title=f"{NODES} nodes, {SIZE:,} coordinates, until the distance is {SMALL:g}")
+    for column in ("bits", "rounding", "rounds", "sent again", f"in {ROUNDS} rounds"):
+        table.add_column(column, justify="right")
+    for rounding, chosen in ROUNDINGS.items():
+        for bits in range(chosen.least_bits, lattice.BITS[1] + 1):
+            found = pure_gossip(Quantised(bits, rounding))
+            answer = lattice_ladder.flag_bytes(lattice.buckets(SIZE))
+            once = lattice.payload_bytes(SIZE, bits) + answer
+            arrived = found.rounds or ROUNDS
+            table.add_row(
+                str(bits),
+                rounding,
+                str(found.rounds),
+                f"{found.extra_bytes[arrived - 1] / (once * arrived):.1%}",
+                f"{found.extra_bytes[-1] / (once * ROUNDS):.1%}",
+            )
+    return table
+
+
+def _calls(size: int, bits: int) -> dict[str, Callable]:
+    """Calls to time; all vectors lie in buckets but the first one."""
+    rng = np.random.default_rng(0)
+    vector = jnp.asarray(rng.normal(size=size), jnp.float32)
+    rows = jax.block_until_ready(jax.jit(lattice.in_buckets)(vector))
+    near = rows + jax.random.uniform(jax.random.key(0), rows.shape, minval=-0.1, maxval=0.1)
+    side = lattice.side_for(jnp.full(len(rows), 0.2), bits)
+    encode = jax.jit(lambda x: lattice.encode(x, side, bits))
+    message, _ = encode(rows)
+    transform = meet(Quantised(bits))
+
+    def meeting(state, partner):
+        return transform.update(state.comm, state, state.comm, batches=0, partner=partner)[1]
+
+    meetings = jax.jit(jax.vmap(meeting, axis_name=AXIS))
+    comm = jnp.stack([vector, vector + 0.01])
+    state = jax.vmap(transform.init)(comm)
+    return {
+        "copy": functools.partial(jax.jit(jnp.copy), vector),
+        "multiply": functools.partial(jax.jit(lambda x: 1.5 * x), vector),
+        "encode": functools.partial(encode, rows),
+        "decode": functools.partial(
+            jax.jit(lambda m, x: lattice.decode(m, x, bits)), message, near
+        ),
+        "meeting of two": functools.partial(meetings, state, jnp.array([1, 0])),
+    }
+
+
+def _times_table(size: int, bits: int, turns: int) -> Table:
+    taken = {name: _fastest(call, turns) for name, call in _calls(size, bits).items()}
+    table = Table(
+        title=f"{size:,} float32 in {bits} bits, {jax.default_backend()}, fastest of {turns}"
+    )
+    for column in ("", "ms", "x copy"):
+        table.add_column(column, justify="right")
+    for name, seconds in taken.items():
+        table.add_row(name, f"{1e3 * seconds:.1f}", f"{seconds / taken['copy']:.1f}")
+    return table
+
+
+def _fastest(call: Callable, turns: int) -> float:
+    jax.block_until_ready(call())
+    taken = []
+    for _ in range(turns):
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def main(_) -> None:
+    console = Console()
+    console.print(_times_table(_COORDINATES.value, _BITS.value, _TURNS.value))
+    console.print(_meetings_table())
+
+
+if __name__ == "__main__":
+    app.run(main)
