@@ -33,7 +33,11 @@ class Ratio(NamedTuple):
 def analyse(config: ConfigDict) -> Study:
     """The ratios as `compare_published` has them, with a table."""
     ratios = compare_published(config)
-    return Study({"ratios": [ratio._asdict() for ratio in ratios]}, tables(ratios))
+    summary = {
+        "ratios": [ratio._asdict() for ratio in ratios],
+        "errors": [error._asdict() for error in errors(ratios)],
+    }
+    return Study(summary, tables(ratios))
 
 
 def compare_published(config: ConfigDict) -> list[Ratio]:
@@ -90,12 +94,38 @@ def tables(ratios: Sequence[Ratio]) -> list[Table | str]:
             str(workers),
             *(f"{r.published:.2f} | {r.greedy:.2f} | {r.optimal:.2f}" if r else "" for r in cells),
         )
-    lines = []
-    for baseline in baselines:
-        errors = [abs(np.log(r.greedy / r.published)) for r in ratios if r.baseline == baseline]
-        lines.append(
-            f"over {baseline.replace('_', ' ')}, {len(errors)} runs: simulated and published "
-            f"differ by {100 * np.expm1(np.median(errors)):.0f} % in the median, at most "
-            f"{100 * np.expm1(np.max(errors)):.0f} %"
-        )
+    lines = [
+        f"over {error.baseline.replace('_', ' ')}, {error.runs} runs: simulated and published "
+        f"differ by {100 * error.median:.0f} % in the median, at most {100 * error.worst:.0f} %; "
+        f"the median of the other runs differs by {100 * error.constant_median:.0f} %, at most "
+        f"{100 * error.constant_worst:.0f} %"
+        for error in errors(ratios)
+    ]
     return [table, *lines]
+
+
+class Error(NamedTuple):
+    """How far a prediction is from the published ratios over a baseline, relative to these."""
+
+    baseline: str
+    runs: int
+    median: float
+    worst: float
+    constant_median: float  # the same for the median of the other published runs
+    constant_worst: float
+
+
+def errors(ratios: Sequence[Ratio]) -> list[Error]:
+    """The model's errors beside those of a constant: a model that knows nothing of a run."""
+    found = []
+    for baseline in dict.fromkeys(ratio.baseline for ratio in ratios):
+        ours = [ratio for ratio in ratios if ratio.baseline == baseline]
+        published = np.log([ratio.published for ratio in ours])
+        simulated = np.log([ratio.greedy for ratio in ours])
+        others = [
+            np.median(np.delete(published, n)) if len(ours) > 1 else 0 for n in range(len(ours))
+        ]
+        model, constant = np.abs(simulated - published), np.abs(np.array(others) - published)
+        numbers = (np.median(model), model.max(), np.median(constant), constant.max())
+        found.append(Error(baseline, len(ours), *(float(np.expm1(number)) for number in numbers)))
+    return found

@@ -30,4 +30,9 @@ def test_a_published_run_beside_the_model():
     # The median of two is their mean.
     errors = [abs(np.log(r.greedy / r.published)) for r in ratios if r.baseline == "single"]
     off = f"{100 * np.expm1(np.mean(errors)):.0f} %"
-    assert f"over single, 2 runs: simulated and published differ by {off} in" in out.getvalue()
+    shown = " ".join(out.getvalue().split())
+    assert f"over single, 2 runs: simulated and published differ by {off} in the median" in shown
+    single, wfbp = published_speedups.errors(ratios)
+    assert (single.baseline, single.runs, wfbp.runs) == ("single", 2, 2)
+    assert single.median == pytest.approx(np.expm1(np.mean(errors)))
+    assert single.constant_worst == pytest.approx(0)  # both published runs gained as much
