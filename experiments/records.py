@@ -20,10 +20,11 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from experiments import locks, parts
+from experiments import kinds, locks, parts
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
+MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
 PARAMETERS, CHECKPOINT = "parameters.npz", "checkpoint"
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
@@ -115,7 +116,7 @@ def start(
             shutil.rmtree(workdir / CHECKPOINT, ignore_errors=True)
             for name in (CONFIG, METRICS, SUMMARY, SCHEDULE, PARAMETERS):
                 (workdir / name).unlink(missing_ok=True)
-        write_json(workdir / CONFIG, parts.canonical(config).to_dict())
+        write_json(workdir / CONFIG, _described(config))
     return Recorder(workdir, summary, writes, opened)
 
 
@@ -134,13 +135,13 @@ def check(
     read_summary(workdir)
     if (workdir / CONFIG).exists():
         try:
-            there = flat(read_config(workdir / CONFIG).to_dict())
+            there = flat(_unfolded(read_json(workdir / CONFIG)))
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"workdir {workdir} holds a {CONFIG} that cannot be read ({error}); "
                 "choose another --workdir, or --overwrite it"
             ) from error
-        here = flat(_with_numbers(json.loads(_dumps(parts.canonical(config).to_dict()))))
+        here = flat(json.loads(_dumps(_described(config))))
         differing = [
             f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
             for key in sorted(there | here)
@@ -180,7 +181,22 @@ def read_json(path: str | os.PathLike) -> Any:
 
 def read_config(path: str | os.PathLike) -> ml_collections.ConfigDict:
     """The config that a run has written, its parts as mappings, whichever way it has them."""
-    return parts.canonical(ml_collections.ConfigDict(_with_numbers(read_json(path))))
+    config = _with_numbers(read_json(path))
+    config.pop(MODULES, None)
+    return parts.canonical(ml_collections.ConfigDict(config))
+
+
+def _described(config: ml_collections.ConfigDict) -> dict:
+    """What config.json says: the entries, and what the code was that they bring along."""
+    modules = kinds.brought(parts.canonical(config))
+    return parts.canonical(config).to_dict() | ({MODULES: modules} if modules else {})
+
+
+def _unfolded(written: dict) -> dict:
+    """What an older config.json says, whose parts may be texts, in today's form."""
+    modules = written.pop(MODULES, {})
+    config = parts.canonical(ml_collections.ConfigDict(written)).to_dict()
+    return config | ({MODULES: modules} if modules else {})
 
 
 def _with_numbers(tree: Any) -> Any:

@@ -15,7 +15,6 @@ from experiments import (
     distributed,
     entries,
     executors,
-    kinds,
     locks,
     parts,
     prepare,
@@ -47,10 +46,6 @@ def expand(
         place = name if swept else ""
         for repeat in range(seeds):
             seeded = override(arm, {"seed": arm.seed + repeat})
-            modules = kinds.brought(seeded)
-            if modules:
-                with seeded.unlocked():
-                    seeded.modules = modules  # what they were when this ran
             suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
             arms.append(Arm("/".join(filter(None, (place, suffix))), seeded))
     paths = [arm.path for arm in arms]

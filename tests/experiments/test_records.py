@@ -223,3 +223,22 @@ def test_aggregate_of_one_seed_has_no_spread():
     merged = records.aggregate([summary(4, 1.0)])
     assert merged["seconds_to_target"] == 1.0 and merged["seconds_to_target_std"] is None
     assert merged["seeds"] == [4]
+
+
+def test_a_run_knows_the_code_that_it_brought_along(tmp_path, monkeypatch):
+    package = tmp_path / "brought" / "here"
+    package.mkdir(parents=True)
+    (package / "rules.py").write_text("def patient(setting):\n    return None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = ConfigDict({"seed": 0, "wait": "brought.here.rules:patient"})
+    with records.start(tmp_path / "run", config):
+        pass
+    (digest,) = records.read_json(tmp_path / "run" / records.CONFIG)[records.MODULES].values()
+    assert digest.startswith("sha256:")
+    assert records.read_config(tmp_path / "run" / records.CONFIG).to_dict() == {
+        "seed": 0, "wait": {"name": "brought.here.rules:patient"},
+    }  # fmt: skip
+    records.check(tmp_path / "run", config)
+    (package / "rules.py").write_text("def patient(setting):\n    return setting\n")
+    with pytest.raises(ValueError, match=r"which differs in modules\.brought\.here\.rules"):
+        records.check(tmp_path / "run", config)
