@@ -15,7 +15,6 @@ class Links(NamedTuple):
     partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
     active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
     directed: bool = False  # whom a worker hears from need not hear from it
-    overlap: int = 0  # updates for which a message is under way while its receiver goes on
     weights: np.ndarray | None = None  # [M, n] of what every worker hears in each matching; its own
     # weight is one minus the sum over the active ones; None: the method's matrix
 

@@ -79,13 +79,15 @@ def mg_wfbp(
     buckets: "optimal", "greedy", "asc", "wfbp", "single", "fixed" (25 MiB) or "fixed:SIZE" with a
         size in kB, MB, GB, KiB, MiB or GiB.
     profile: an object with `layers` (lists of paths, "module/kernel", in backward order), `ready`
-        (seconds from the start of the backward pass; None: unknown) and `cost` (see
-        `comms.buckets`), as `experiments.profiling` measures. None: layers are modules in reverse
-        order of their names. "optimal", "greedy" and "asc" need the times.
+        (seconds from the start of the backward pass; None: unknown), `forward` (seconds of the
+        forward pass; None: unknown) and `cost` (see `comms.buckets`), as `experiments.profiling`
+        measures. None: layers are modules in reverse order of their names. "optimal", "greedy" and
+        "asc" need the times.
     collective, weighting: as in `all_reduce`.
 
-    Messages include the tokens, and every bucket has its start-up; seconds are those of the
-    channel, as if no backward pass hid them. Raises ValueError for unknown buckets, for lack of
+    Messages include the tokens, and every bucket has its start-up. A bucket leaves within the last
+    mini-batch of a round, at the share at which the profile has its gradients ready; without both
+    times all buckets leave at the end. Raises ValueError for unknown buckets, for lack of
     times and, when it sees the parameters, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)
@@ -93,7 +95,8 @@ def mg_wfbp(
 
     def messages(params, workers, row):
         del workers, row
-        return _bucket_messages(params, plan_of(params)[1])
+        plan, leaves = plan_of(params)
+        return _bucket_messages(params, leaves, _shares(plan, profile))
 
     return all_reduce(optimizer, weighting=weighting)._replace(
         exchange=bucketed_mean(lambda tree: plan_of(tree)[1], reduce),
@@ -162,19 +165,27 @@ def _profiled(tree, profile) -> list[list[int]]:
     return [[index[path] for path in layer] for layer in profile.layers]
 
 
-def _bucket_messages(tree, buckets) -> tuple[Payload, ...]:
+def _shares(plan: planners.Plan, profile) -> list[float]:
+    """Of a mini-batch, forward and backward, after which each bucket is known."""
+    if profile is None or profile.ready is None or not profile.forward:
+        return [1.0] * len(plan.buckets)
+    whole = profile.forward + profile.ready[-1]
+    return [float((profile.forward + ready) / whole) for ready in plan.ready[:-1]] + [1.0]
+
+
+def _bucket_messages(tree, buckets, shares) -> tuple[Payload, ...]:
     """A payload, with its token, of every flat buffer; the last bucket ends the backward pass."""
     leaves = jax.tree.leaves(tree)
     floats = [jnp.result_type(leaf.dtype, float) for leaf in leaves]
     payloads = []
-    for number, bucket in enumerate(buckets, start=1):
+    for bucket, share in zip(buckets, shares, strict=True):
         for dtype, members in flat_buffers(bucket, floats).items():
             elements = 1 + optax.tree.size([leaves[i] for i in members])
             payloads.append(
                 Payload(
                     (elements * dtype.itemsize,),
                     itemsize=dtype.itemsize,
-                    beside_gradient=number < len(buckets),
+                    share=share,
                 )
             )
     return tuple(payloads)

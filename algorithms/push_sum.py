@@ -72,7 +72,7 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
     """Stochastic gradient push with local steps of `optimizer`.
 
     overlap: updates for which a message is under way while its receiver goes on (Overlap SGP); 0
-    waits for it. Rules in rounds wait accordingly; on a mesh the exchange itself is not hidden.
+    waits for it. Rules in rounds wait accordingly; on a mesh nothing of the exchange is hidden.
     Every update needs all workers: a rule in rounds.
     """
     if overlap < 0:
@@ -83,7 +83,7 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
     def messages(params, workers, row):
         del workers
         size = cost.payload_bytes(params) + WEIGHT_BYTES
-        return (over_links(size, sources, row, beside_gradient=overlap > 0),)
+        return (over_links(size, sources, row, late=overlap),)
 
     return Algorithm(
         exchange=optax.chain(freeze_when_idle(optimizer), push(sources, overlap)),
@@ -91,7 +91,7 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
         grad_params=debiased,
         public=debiased,
         graph=topology.exponential(workers),
-        links=Links(sources, in_turn(len(hops)), directed=True, overlap=overlap),
+        links=Links(sources, in_turn(len(hops)), directed=True),
         check=_check_everybody,
     )
 

@@ -4,11 +4,19 @@ A method names its messages, a `Payload` for what travels together; how many byt
 sends, and how long that takes on a network of the alpha-beta model, is worked out here. What is
 all-reduced and what is gathered goes round a ring; what is exchanged goes over links that a
 schedule switches on and off. Scalars beside the data, as the sum of weights, are not counted.
+
+A payload also says when it leaves and when it is needed, which decides what of its seconds a clock
+hides behind the gradient:
+
+    D-PSGD as published      leaves with the round: the models that neighbours mix are known
+    MG-WFBP                  every bucket but the last leaves during the last backward pass
+    Overlap SGP              leaves with the gradient, is waited for some updates later
+    all others               leave with the gradient, and the update waits for them
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,14 +44,28 @@ class Payload(NamedTuple):
     matchings: np.ndarray | None = None  # [m, n] whom each worker hears from, itself if nobody
     met: int = 0  # sent both ways between the two of every pair in the schedule
     itemsize: int = 4  # bytes of an element of what is reduced; a chunk of a ring holds whole ones
-    beside_gradient: bool = False  # can be sent while gradients are computed: is known before
-    # they are, or is not needed until a later update
+    beside_gradient: bool = False  # is known before the gradients: leaves when the round begins
+    share: float = 1.0  # of the last mini-batch, after which it leaves otherwise, in (0, 1]
+    late: int = 0  # updates that are made before one waits for it
     encoded: bool = False  # is not the values themselves: encoding and decoding takes time
 
     @property
     def size(self) -> int:
         """Bytes of all messages, once each."""
         return sum(self.reduced) + sum(self.gathered) + self.exchanged + self.met
+
+    @property
+    def leaves(self) -> float:
+        """When it is known: 0 as the round begins, else a share of the last mini-batch."""
+        return 0.0 if self.beside_gradient else self.share
+
+
+class Transfer(NamedTuple):
+    """What is under way in a round, as `stragglers.rule.Transfer` describes it."""
+
+    seconds: float
+    leaves: float = 1.0
+    late: int = 0
 
 
 Messages = Callable[[Any, int, Row], tuple[Payload, ...]]  # (parameters, workers, row)
@@ -199,20 +221,57 @@ def extra_seconds(count: float, size: float, workers: int, network: cost.Network
     return count * seconds(Payload(met=size / count), workers, network)
 
 
-def exchange_seconds(
+def transfers(payloads: Sequence[Payload], each: Sequence[float]) -> tuple[Transfer, ...]:
+    """The payloads of an update one after the other, `each` taking so many seconds.
+
+    A payload that is known by the time at which an earlier one leaves goes in one transfer with it.
+    """
+    joined = [Transfer(0.0)] if not payloads else []
+    for payload, taken in zip(payloads, each, strict=True):
+        if joined and payload.leaves <= joined[-1].leaves and payload.late == joined[-1].late:
+            joined[-1] = joined[-1]._replace(seconds=joined[-1].seconds + taken)
+        else:
+            leaves = max(payload.leaves, joined[-1].leaves if joined else 0.0)
+            joined.append(Transfer(taken, leaves, payload.late))
+    return tuple(joined)
+
+
+def exchange_transfers(
     method: Sender, params, workers: int, network: cost.Network
-) -> Callable[[int], float]:
-    """round -> seconds of its exchange, for parameters or their shapes and rules in rounds."""
+) -> Callable[[int], tuple[Transfer, ...]]:
+    """round -> what of its exchange takes how long and when, for rules in rounds."""
 
     @functools.lru_cache(maxsize=4096)
-    def of_row(update: int, used: bytes | None) -> float:
+    def of_row(update: int, used: bytes | None) -> tuple[Transfer, ...]:
         active = None if used is None else np.frombuffer(used, bool)
         payloads = method.messages(params, workers, Row(update, active))
-        return sum(seconds(payload, workers, network) for payload in payloads)
+        return transfers(payloads, [seconds(payload, workers, network) for payload in payloads])
 
-    def of_round(round_index: int) -> float:
+    def of_round(round_index: int) -> tuple[Transfer, ...]:
         links = method.links
         used = None if links is None else links.active(round_index, 1)[0].tobytes()
         return of_row(min(round_index, method.settled), used)
 
     return of_round
+
+
+def exchange_seconds(
+    method: Sender, params, workers: int, network: cost.Network
+) -> Callable[[int], float]:
+    """round -> seconds of its exchange, hidden or not; arguments as in `exchange_transfers`."""
+    of_round = exchange_transfers(method, params, workers, network)
+    return lambda round_index: sum(transfer.seconds for transfer in of_round(round_index))
+
+
+def lasting(method: Sender, params, workers: int, total: float) -> tuple[Transfer, ...]:
+    """The exchange of every round if it takes `total` seconds, shared out by bytes.
+
+    The bytes are those of a settled update over all links.
+    """
+    payloads = method.messages(params, workers, Row(method.settled))
+    whole = sum(payload.size for payload in payloads)
+    sizes = [payload.size / whole if whole else 1 / len(payloads) for payload in payloads]
+    shares = transfers(payloads, sizes)
+    if len(shares) == 1:
+        return (shares[0]._replace(seconds=total),)
+    return tuple(share._replace(seconds=total * share.seconds) for share in shares)

@@ -107,8 +107,14 @@ def sweep() -> Iterator[tuple[str, dict]]:
     )
     yield "local_sgd/H=2", _rounds("local_sgd", 2, "barrier")
     # On a ring, where it sends least; on a complete graph it would send 15 models a round.
-    for steps, name in ((1, "dpsgd/ring"), (2, "dpsgd/ring/H=2")):
-        yield name, _rounds("dpsgd", steps, "neighbour_barrier") | {"graph": part("ring")}
+    # As published its exchange goes on beside the gradient; in the other order it comes after it.
+    for name, steps, order in (
+        ("dpsgd/ring", 1, "combine_while_adapting"),
+        ("dpsgd/ring/serial", 1, "adapt_then_combine"),
+        ("dpsgd/ring/H=2", 2, "combine_while_adapting"),
+    ):
+        method = f"dpsgd(order={order})"
+        yield name, _rounds(method, steps, "neighbour_barrier") | {"graph": part("ring")}
     yield "sgp", _rounds("sgp", 1, "neighbour_barrier")
     yield "sgp/overlap", _rounds("sgp(overlap=1)", 1, "neighbour_barrier")
     # Its active and passive nodes need a bipartite graph.

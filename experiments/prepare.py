@@ -18,7 +18,7 @@ from experiments.kinds import Kind
 from experiments.tasks import Task, data, sampling
 from runtimes import mesh, simulate, worker
 from stragglers import delays, inject, processes, rules
-from stragglers.rule import Rule, Setting, Trigger, most_mini_batches
+from stragglers.rule import Cost, Rule, Setting, Trigger, most_mini_batches
 from stragglers.rules import RULES
 
 
@@ -37,7 +37,7 @@ ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they tak
 class Place(NamedTuple):
     """A runtime that configs can name."""
 
-    build: Callable[..., Any]  # (config, task, algorithm, sampler, seconds of an exchange)
+    build: Callable[..., Any]  # (config, task, algorithm, sampler, cost of an exchange)
     devices: Callable[[ConfigDict], int]  # how many a run wants
     together: bool = False  # runs that differ only in data can be one program
 
@@ -86,8 +86,8 @@ def prepare(config: ConfigDict) -> Prepared:
         )
         # A method may refuse a model when it sees the parameters.
         jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
-        seconds = _exchange_seconds(config, algorithm, shapes)
-        runtime = RUNTIMES[config.runtime].build(config, task, algorithm, sampler, seconds)
+        exchange = _exchange(config, algorithm, shapes)
+        runtime = RUNTIMES[config.runtime].build(config, task, algorithm, sampler, exchange)
         return Prepared(task, algorithm, shapes, runtime)
 
     if not METHOD.wants(config.algorithm, "profile"):
@@ -170,14 +170,14 @@ def network(config: ConfigDict, shapes) -> cost.Network:
     )
 
 
-def _exchange_seconds(config, algorithm, shapes):
-    """Seconds of a round's exchange: a number, or round -> seconds on a network."""
+def _exchange(config, algorithm, shapes) -> Cost:
+    """What a round's exchange costs: the number of seconds in the config, or those of a network."""
     if entries.is_number(config.communication):
-        return config.communication
-    return messages.exchange_seconds(algorithm, shapes, config.workers, network(config, shapes))
+        return messages.lasting(algorithm, shapes, config.workers, config.communication)
+    return messages.exchange_transfers(algorithm, shapes, config.workers, network(config, shapes))
 
 
-def _rule(config, delay, seconds, graph=None, links=None) -> Rule:
+def _rule(config, delay, communication, graph=None, links=None) -> Rule:
     # Some processes do not know for how many workers they are before they are asked.
     processes.as_process(delay).seeded(config.seed).duration(config.workers - 1, 0.0)
     setting = Setting(
@@ -187,13 +187,13 @@ def _rule(config, delay, seconds, graph=None, links=None) -> Rule:
         config.seed,
         graph=graph,
         links=links,
-        communication=seconds,
+        communication=communication,
         draw=config.draw,
     )
     return RULE.build(config.wait, setting=setting)
 
 
-def _simulate(config, task, algorithm, sampler, seconds):
+def _simulate(config, task, algorithm, sampler, communication):
     if jax.process_count() > 1:
         raise ValueError(
             f"simulate: its workers live in one process, and there are {jax.process_count()}; use "
@@ -204,19 +204,19 @@ def _simulate(config, task, algorithm, sampler, seconds):
         task.losses,
         task.train,
         sampler,
-        _rule(config, build_delay(config.delay), seconds, algorithm.graph, algorithm.links),
+        _rule(config, build_delay(config.delay), communication, algorithm.graph, algorithm.links),
         mini_batches=most_mini_batches(config.mini_batches),
         devices=config.devices,
     )
 
 
-def _mesh(config, task, algorithm, sampler, seconds):
+def _mesh(config, task, algorithm, sampler, communication):
     mesh.check_devices(config.workers)
     delay = None if config.delay.name == NO_DELAY else build_delay(config.delay)
     rule = _rule(
         config,
         delay or ANY_SPEED,
-        seconds,
+        communication,
         algorithm.graph,
         algorithm.links,
     )
@@ -235,7 +235,7 @@ def _mesh(config, task, algorithm, sampler, seconds):
             config.seed,
             delay=delay,
             draw=config.draw,
-            communication=seconds,
+            communication=communication,
         )
         if watched
         else None,

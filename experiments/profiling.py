@@ -54,6 +54,7 @@ class Profile(NamedTuple):
     sizes: np.ndarray | None = None  # [n] bytes
     seconds: np.ndarray | None = None  # [n] of an all-reduce
     error: float | None = None  # as in `Backward`
+    forward: float | None = None  # as in `Backward`; None: unknown
 
     @property
     def cost(self) -> Table:
@@ -83,7 +84,7 @@ def load(path: str | os.PathLike) -> Profile:
         if stored["ready"] is None:
             return Profile(layers)
         times = (np.array(stored[name], float) for name in _TIMES)
-        profile = Profile(layers, *times, stored.get("error"))
+        profile = Profile(layers, *times, stored.get("error"), stored.get("forward"))
         fits = len(profile.layers) == len(profile.ready) and profile.cost is not None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
@@ -113,9 +114,9 @@ def measure(
     # One size beyond that of the model: no bucket can be larger, its token aside.
     needed = 2 + sum(size < payload for size in SIZES[1:])
     backward = measure_backward(task, batch_size, steps)
-    *ready, error = _agreed(np.append(backward.ready, backward.error))
+    *ready, error, forward = _agreed(np.append(backward.ready, [backward.error, backward.forward]))
     sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
-    return Profile(backward.layers, np.array(ready), sizes, seconds, float(error))
+    return Profile(backward.layers, np.array(ready), sizes, seconds, float(error), float(forward))
 
 
 def describe(profile: Profile) -> str:

@@ -139,7 +139,7 @@ class EventClock:
     def _costs(self, update: int, updates: int) -> np.ndarray:
         """Seconds of communication, [T, 1] or [T, P]."""
         if not callable(self._communication):
-            return np.tile(np.ravel(self._communication).astype(np.float64), (updates, 1))
+            return np.tile(np.ravel(self._seconds(0)).astype(np.float64), (updates, 1))
         rows = [np.ravel(self._seconds(t)) for t in range(update, update + updates)]
         width = max((row.size for row in rows), default=1)
         return np.array([np.broadcast_to(row, width) for row in rows], np.float64).reshape(

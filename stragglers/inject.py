@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stragglers.processes import as_process
-from stragglers.rule import Sight, Trigger, per_round
+from stragglers.rule import Cost, Sight, Transfer, Trigger, checked_transfers, hides, per_round
 from stragglers.schedule import Schedule
 
 GO, STOP, CUT = range(3)  # what a callback tells its device
@@ -33,6 +33,8 @@ class _Round:
         self.first = np.zeros(workers, np.int64)
         self.finished = np.zeros(workers, np.int32)
         self.start, self.ready, self.finish, self.busy = np.zeros((4, workers))
+        self.last = np.zeros(workers)  # when the last mini-batch began
+        self.slept = np.zeros(workers)  # s, for the exchange
         self.landed = 0
 
 
@@ -47,7 +49,10 @@ class Injector:
     for and the result, which the device has computed all the same, does not count.
     delay: a law or process (seconds of one mini-batch), or None for the devices' own speed.
     draw: "mini_batch" or "round", as in `stragglers.rule.Setting`.
-    communication: seconds, or round -> seconds, that an exchange takes beyond the collective.
+    communication: what an exchange takes beyond the collective, as in `stragglers.rule.Setting`.
+        The collective itself follows the work. What travels beside the work is slept for only as
+        far as it lasts longer than that, from when this worker knew it: its neighbours may have
+        begun the round later. What need not be there until a later round is slept for in full.
     """
 
     def __init__(
@@ -58,12 +63,12 @@ class Injector:
         *,
         delay=None,
         draw: str = "mini_batch",
-        communication: float | Callable[[int], float] = 0.0,
+        communication: Cost = 0.0,
     ):
         self.workers, self.trigger = workers, trigger
         self._delay = None if delay is None else as_process(delay).seeded(seed)
         self._per_round = per_round("mesh", draw)
-        self._seconds = communication if callable(communication) else lambda t: communication
+        self._transfers = checked_transfers("mesh", communication, workers)
         self._lock = threading.Lock()
         self.reset()
 
@@ -141,18 +146,34 @@ class Injector:
 
     def _worked(self, record: _Round, worker: int, began: float, now: float) -> None:
         record.busy[worker] += now - began
+        record.last[worker] = began
         record.ready[worker] = self._mark[worker] = now
 
     def land(self, worker, round_index, token) -> np.float32:
         del token
         worker, round_index = int(worker), int(round_index)
-        time.sleep(self._seconds(round_index))
+        record = self._rounds[round_index]
+        seconds = self._left(record, worker, self._transfers(round_index))
+        time.sleep(seconds)
         with self._lock:
-            record = self._rounds[round_index]
+            record.slept[worker] = seconds
             record.finish[worker] = self.now()
             record.landed += 1
             self._consumed[worker] += self._used(record.finished)[worker]
         return np.float32(0)
+
+    def _left(self, record: _Round, worker: int, transfers: Sequence[Transfer]) -> float:
+        """Seconds of the exchange that are left of a worker's round."""
+        now, left = self.now(), -np.inf
+        begun, last, ready = record.start[worker], record.last[worker], record.ready[worker]
+        for transfer in transfers:
+            passed = 0.0  # s since it was known
+            if hides(transfer) and not transfer.late:
+                share = transfer.leaves
+                passed = now - (last + share * (ready - last) if share else begun)
+            seconds = np.broadcast_to(transfer.seconds, self.workers)[worker]
+            left = max(left, -passed) + float(seconds)
+        return max(0.0, left)
 
     def _signalled(self, record: _Round, worker: int, now: float) -> bool:
         if self.trigger.stop is None:
@@ -184,13 +205,13 @@ class Injector:
         rounds = [self._rounds.pop(first + t) for t in range(updates)]
         if any(record.landed != len(self._here) for record in rounds):
             raise RuntimeError("Injector.schedule: a round has not landed on every worker yet")
-        columns = ("start", "finish", "busy", "finished", "first")
+        columns = ("start", "finish", "busy", "finished", "first", "slept")
         told = [getattr(record, column) for column in columns for record in rounds]
         told = np.stack([*told, self._attempts, np.full(self.workers, self._elapsed)])
         others = np.setdiff1d(np.arange(self.workers), self._here)
         told[:, others] = 0  # for the sum
         told = of_all(told).sum(0)
-        start, finish, busy, finished, begun = told[:-2].reshape(len(columns), updates, -1)
+        start, finish, busy, finished, begun, slept = told[:-2].reshape(len(columns), updates, -1)
         self._consumed = (begun[-1] + self._used(finished[-1])).astype(np.int64)
         self._attempts, self._elapsed = told[-2].astype(np.int64), float(told[-1].max())
         rows = np.arange(first, first + updates, dtype=np.int32)
@@ -203,7 +224,7 @@ class Injector:
             first=begun.astype(np.int64),
             version=np.broadcast_to(rows[:, None], start.shape).copy(),
             busy=busy,
-            communication=np.repeat([[self._seconds(int(t))] for t in rows], self.workers, axis=1),
+            communication=slept,
             offset=first,
         )
 

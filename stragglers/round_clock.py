@@ -2,6 +2,12 @@
 
 An update lands at all workers, or at each worker once its neighbours are ready (D-PSGD, 1705.09056;
 MATCHA, 1905.09435). A gradient is always taken at the newest version, so nothing is stale.
+
+What travels beside the work of a round is waited for only where the work is shorter. With X_i until
+worker i is ready, D for the exchange and maxima over i and its neighbours j:
+
+    t_i <- max_j (t_j + X_j) + D           all leaves once a worker is ready
+    t_i <- max(t_i + X_i, max_j t_j + D)   all leaves as a round begins
 """
 
 from typing import NamedTuple
@@ -11,7 +17,7 @@ import numpy as np
 from stragglers import round_parts
 from stragglers.processes import as_process
 from stragglers.round_parts import Signal
-from stragglers.rule import Setting, checked_cost, one_number, per_round
+from stragglers.rule import Setting, checked_transfers, hides, one_number, per_round, total_seconds
 from stragglers.schedule import Schedule
 
 
@@ -22,7 +28,35 @@ class ClockState(NamedTuple):
     free: np.ndarray  # [P] s, when each worker can start its next round
     attempts: np.ndarray  # [P] int64, mini-batch durations drawn so far
     consumed: np.ndarray  # [P] int64, the next mini-batch counter
-    under_way: tuple[np.ndarray, ...] = ()  # [P] s each, when what was sent in a round is there
+    under_way: tuple[np.ndarray, ...] = ()  # s, before which the next rounds do not land
+
+
+UNSENT = -np.inf  # s, when nothing arrives
+
+
+class Work(NamedTuple):
+    """What the workers do in a round, in seconds."""
+
+    start: np.ndarray  # [P]
+    ready: np.ndarray  # [P]
+    begins: np.ndarray  # [P, M] of the mini-batches
+    done: np.ndarray  # [P] finished mini-batches
+    stops: np.ndarray  # [P, 1] or [1, 1], when the signal comes
+
+    def known(self, leaves: float) -> np.ndarray:
+        """[P] when what leaves after this share of the last mini-batch is known; 0: at the start.
+
+        The last mini-batch of a whole round is known to be it, another one when the signal comes.
+        """
+        if leaves == 0:
+            return self.start
+        if leaves == 1:
+            return self.ready
+        workers, whole = self.begins.shape
+        last = self.begins[np.arange(workers), np.maximum(self.done - 1, 0)]
+        signal = np.minimum(self.stops[:, 0], self.ready)
+        sure = np.where(self.done == whole, last, signal)
+        return np.maximum(last + leaves * (self.ready - last), sure)
 
 
 class RoundClock:
@@ -48,16 +82,18 @@ class RoundClock:
         self._links = setting.links
         near = round_parts.land_at_neighbours(setting.graph, setting.links, self.workers)
         everywhere = round_parts.land_everywhere
-        self._land = _choose("landing", landing, {"neighbours": near, "all": everywhere})
-        self._cost = checked_cost("rounds", setting.communication, self.workers)
-        self._overlap = 0 if setting.links is None else setting.links.overlap
+        self._land, self._meet = _choose(
+            "landing",
+            landing,
+            {"neighbours": (near, round_parts.stay), "all": (everywhere, everywhere)},
+        )
+        self._transfers = checked_transfers("rounds", setting.communication, self.workers)
         self._check(signal)
 
     def init(self) -> ClockState:
         """Everybody begins its first round at 0 s."""
         zeros = np.zeros(self.workers, np.int64)
-        nothing = self._overlap * (np.zeros(self.workers),)
-        return ClockState(0, np.zeros(self.workers), zeros, zeros, nothing)
+        return ClockState(0, np.zeros(self.workers), zeros, zeros)
 
     def extend(
         self, state: ClockState, updates: int, *, signal: Signal | None = None
@@ -80,20 +116,14 @@ class RoundClock:
             stops = np.reshape(signal(free, ends), (-1, 1))
             started = (begins < stops).sum(axis=1)
             done, ready = self._stop(free, ends, stops, started)
-            seconds = self._cost(t)
+            work = Work(free, ready, begins, done, stops)
             start[row], first[row], batches[row] = free, consumed, done
-            landed = self._land(ready, active[row]) + seconds
-            if self._overlap:
-                arrived, *under_way = *under_way, landed
-                landed = np.maximum(ready, arrived)
-                seconds = np.minimum(seconds, landed - ready)  # the rest hides behind the work
-            busy[row], spent[row], finish[row] = ready - free, seconds, landed
+            spent[row], finish[row], under_way = self._exchange(t, work, active[row], under_way)
+            busy[row] = ready - free
             free = finish[row]
             attempts = attempts + started
             consumed = consumed + (done if self.carries else self.mini_batches)
-        after = ClockState(
-            state.update + updates, free.copy(), attempts, consumed, tuple(under_way)
-        )
+        after = ClockState(state.update + updates, free.copy(), attempts, consumed, under_way)
         version = np.arange(state.update, after.update, dtype=np.int32)[:, None]
         return after, Schedule(
             time=finish.max(axis=1),
@@ -108,6 +138,24 @@ class RoundClock:
             matchings=None if self._links is None else active,
             offset=state.update,
         )
+
+    def _exchange(self, t: int, work: Work, active: np.ndarray, under_way: tuple):
+        """Exposed seconds [P] of round t, when it lands [P], and what is under way after it."""
+        transfers = self._transfers(t)
+        arrived, *later = *under_way, *[UNSENT] * (under_way == ())
+        landed, at = work.ready, UNSENT
+        for transfer in transfers:
+            at = np.maximum(self._land(work.known(transfer.leaves), active), at) + transfer.seconds
+            if transfer.late:
+                later += [UNSENT] * (transfer.late - len(later))
+                later[transfer.late - 1] = np.maximum(later[transfer.late - 1], at)
+            else:
+                arrived = np.maximum(arrived, at)
+                landed = np.maximum(landed, self._meet(work.ready, active))
+        seconds = total_seconds(transfers)
+        if any(map(hides, transfers)):
+            seconds = np.clip(arrived - work.ready, 0.0, seconds)  # the rest hides behind the work
+        return seconds, np.maximum(landed, arrived), tuple(later)
 
     def _check(self, signal: Signal) -> None:
         quickest = self._process.shortest * np.arange(1, self.mini_batches + 1)

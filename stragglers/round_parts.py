@@ -92,6 +92,11 @@ def land_everywhere(ready: np.ndarray, active: np.ndarray) -> float:
     return ready.max()
 
 
+def stay(ready: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """Land at each worker once it is ready itself."""
+    return ready
+
+
 def land_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int) -> Landing:
     """Land at each worker once it and its neighbours of the round are ready, in max-plus form.
 

@@ -20,8 +20,24 @@ from stragglers.delays import Law
 from stragglers.processes import Process
 from stragglers.schedule import Schedule
 
-# Seconds, or round -> seconds; scalar or [P].
-Cost = float | np.ndarray | Callable[[int], float | np.ndarray]
+
+class Transfer(NamedTuple):
+    """A part of what a round exchanges; the parts of a round travel one after the other.
+
+    seconds: under way, scalar or [P].
+    leaves: when it is known. 0: as the round begins, so that it travels beside all mini-batches;
+        1: once the worker is ready; between: after this share of the last mini-batch.
+    late: rounds that end without it before one waits for it.
+    """
+
+    seconds: float | np.ndarray
+    leaves: float = 1.0
+    late: int = 0
+
+
+# Seconds of an exchange that leaves once a worker is ready, scalar or [P], or its transfers.
+RoundCost = float | np.ndarray | tuple[Transfer, ...]
+Cost = RoundCost | Callable[[int], RoundCost]  # of every round alike, or round -> cost
 
 
 DRAWS = {"mini_batch": False, "round": True}  # draw -> whether a duration holds for a whole round
@@ -32,7 +48,6 @@ class Links(Protocol):
 
     partners: np.ndarray  # [M, P] int, whom each worker hears from, itself where from nobody
     directed: bool  # whom a worker hears from need not hear from it
-    overlap: int  # rounds for which a message is under way while its receiver goes on
 
     def active(self, first: int, count: int) -> np.ndarray:
         """Activations of rounds first .. first + count - 1, bool [count, M]; a pure function."""
@@ -131,26 +146,56 @@ def whole(rule: Rule, updates: int) -> Schedule:
     return rule.extend(rule.init(), updates)[1]
 
 
+def checked_transfers(
+    name: str, communication: Cost, workers: int
+) -> Callable[[int], tuple[Transfer, ...]]:
+    """round -> its transfers; bad costs raise a ValueError of `name`."""
+
+    def of_round(t: int) -> tuple[Transfer, ...]:
+        cost = communication(t) if callable(communication) else communication
+        transfers = cost if isinstance(cost, tuple) else (Transfer(cost),)
+        for transfer in transfers:
+            _check_seconds(name, transfer.seconds, workers)
+            if not (0 <= transfer.leaves <= 1 and transfer.late >= 0):
+                raise ValueError(
+                    f"{name}: a transfer leaves={transfer.leaves}, late={transfer.late}; give a "
+                    "share from 0 to 1, and rounds >= 0"
+                )
+        return transfers
+
+    of_round(0)  # refuse a bad constant before the first segment
+    return of_round
+
+
 def checked_cost(
     name: str, communication: Cost, workers: int
 ) -> Callable[[int], float | np.ndarray]:
-    """The cost as a function of the round, scalar or [P]; others raise a ValueError of `name`."""
+    """round -> seconds of the exchange, scalar or [P], for rules that hide none of it."""
+    of_round = checked_transfers(name, communication, workers)
+    return lambda t: total_seconds(of_round(t))
 
-    def cost(t: int) -> float | np.ndarray:
-        seconds = communication(t) if callable(communication) else communication
-        if np.size(seconds) not in (1, workers):
-            raise ValueError(
-                f"{name}: communication gave {np.size(seconds)} numbers for {workers} workers; "
-                "return one, or one per worker"
-            )
-        if not (np.min(seconds) >= 0 and np.max(seconds) < np.inf):
-            raise ValueError(
-                f"{name}: needs communication >= 0, got {seconds}; set it in finite seconds"
-            )
-        return seconds
 
-    cost(0)  # refuse a bad constant before the first segment
-    return cost
+def total_seconds(transfers: Sequence[Transfer]) -> float | np.ndarray:
+    """Seconds of all transfers, one after the other; scalar or [P]."""
+    first, *others = (transfer.seconds for transfer in transfers)
+    return sum(others, first)
+
+
+def hides(transfer: Transfer) -> bool:
+    """Whether a worker goes on with its work while this is under way."""
+    return transfer.leaves < 1 or transfer.late > 0
+
+
+def _check_seconds(name: str, seconds: float | np.ndarray, workers: int) -> None:
+    if np.size(seconds) not in (1, workers):
+        raise ValueError(
+            f"{name}: communication gave {np.size(seconds)} numbers for {workers} workers; "
+            "return one, or one per worker"
+        )
+    if not (np.min(seconds) >= 0 and np.max(seconds) < np.inf):
+        raise ValueError(
+            f"{name}: needs communication >= 0, got {seconds}; set it in finite seconds"
+        )
 
 
 def per_round(name: str, draw: str) -> bool:

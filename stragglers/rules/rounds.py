@@ -4,16 +4,17 @@ Non-blocking SGD, arXiv 2211.00889; Anytime Minibatch, 2006.05752; DropCompute, 
 
 All of them take some of these parameters:
 
-    landing     at each worker once it and its "neighbours" of `setting.graph` or `setting.links`
-                are ready (max-plus recursion), or at everybody once "all" are; where there is
-                neither graph nor links, everybody is everybody's neighbour
+    landing     at each worker once it is ready and what its "neighbours" of `setting.graph` or
+                `setting.links` have sent is there (max-plus recursion), or at everybody once "all"
+                are ready, too; where there is neither graph nor links, everybody is everybody's
+                neighbour
     leftovers   "carry" unfinished mini-batches on into the next round, or "drop" them
     in_flight   at the signal, "finish" the mini-batch that has begun, or "cut" it: it is redone in
                 the next round, in another time
 
-`setting.communication` is in seconds per round, or a function of the round, then scalar or
-[workers]. With `links.overlap` a worker goes on at once and waits for what was sent so many rounds
-before.
+`setting.communication` is in seconds per round that follow the work, scalar or [workers]; or it is
+a tuple of `Transfer`, which say what travels beside the work; or a function from the round to
+either.
 """
 
 import functools

@@ -475,7 +475,7 @@ def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().server is None])
 def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
-    """Unless it is not needed until a later update; and what may not be does follow from it."""
+    """What leaves with the round does not depend on the gradient, and all else does."""
     method = METHODS[name]()
     active = None if method.links is None else np.ones(len(method.links.partners), bool)
     payloads = method.messages(LARGE, N, Row(0, active))
@@ -488,8 +488,7 @@ def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
 
     arguments = LARGE, LARGE, method.exchange.init(LARGE)
     waits = traced.sends_what_depends(sent, *arguments, axis_env=[(AXIS, N)])
-    late = method.links is not None and method.links.overlap > 0
-    assert {payload.beside_gradient for payload in payloads} == {late or not waits}
+    assert {payload.beside_gradient for payload in payloads} == {not waits}
 
 
 def test_every_method_has_a_row():

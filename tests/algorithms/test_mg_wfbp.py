@@ -12,7 +12,7 @@ from algorithms import all_reduce, mg_wfbp
 from algorithms.base import scale_by_samples
 from algorithms.mg_wfbp import plan_with
 from comms import cost
-from comms.messages import Row, exchange_seconds, sent_bytes
+from comms.messages import Row, exchange_seconds, exchange_transfers, seconds, sent_bytes
 from experiments import profiling, tasks
 from experiments.profiling import Profile
 from experiments.tasks import data, sampling
@@ -165,16 +165,47 @@ def test_bytes_and_seconds_count_every_buckets_token_and_start():
     # Two workers: each sends half of 210 + 1 and of 100 + 1 floats, rounded up, twice.
     np.testing.assert_array_equal(sent_bytes(method, SHAPES, rounds(3, 2)), 3 * [8 * (106 + 51)])
     network = cost.uniform_network(latency=1.0, bandwidth=4.0, workers=2)
-    seconds = exchange_seconds(method, SHAPES, 2, network)(0)
-    assert seconds == 2 * (1 + 211 / 2) + 2 * (1 + 101 / 2)
+    both = exchange_seconds(method, SHAPES, 2, network)(0)
+    assert both == 2 * (1 + 211 / 2) + 2 * (1 + 101 / 2)
     single = exchange_seconds(mg_wfbp(sgd(), buckets="single"), SHAPES, 2, network)(0)
     assert single == 2 * (1 + 311 / 2)
 
 
-def test_all_buckets_but_the_last_may_be_sent_beside_the_backward_pass():
-    for buckets, beside in (("wfbp", [True, False]), ("single", [False])):
-        payloads = mg_wfbp(sgd(), buckets=buckets).messages(SHAPES, 2, Row(0))
-        assert [payload.beside_gradient for payload in payloads] == beside
+def test_buckets_leave_when_the_profile_has_their_gradients():
+    """A forward pass of 1 s, gradients after 2 s and 3 s of the backward pass."""
+    layers = [["module_2/bias", "module_2/kernel"], ["module_1/kernel"]]
+    times = np.array([2.0, 3.0]), np.array([0.0, 1e6]), np.array([0.0, 1.0])
+    for profile, shares in (
+        (Profile(layers, *times, forward=1.0), [0.75, 1.0]),
+        (Profile(layers, *times), [1.0, 1.0]),  # it is not known how much of a mini-batch is left
+        (None, [1.0, 1.0]),
+    ):
+        payloads = mg_wfbp(sgd(), buckets="wfbp", profile=profile).messages(SHAPES, 2, Row(0))
+        assert [payload.leaves for payload in payloads] == shares
+    (alone,) = mg_wfbp(sgd(), buckets="single", profile=profile).messages(SHAPES, 2, Row(0))
+    assert alone.leaves == 1
+
+
+def test_a_round_with_buckets_lasts_as_long_as_the_plan_says(task):
+    """An iteration of one mini-batch is forward, backward and what the plan leaves exposed."""
+    profile = PROFILE._replace(forward=2e-3)
+    for buckets in ("wfbp", "optimal", "single"):
+        method = mg_wfbp(sgd(), buckets=buckets, profile=profile)
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        plan, _ = plan_with(buckets, profile)(shapes)
+        network = cost.uniform_network(1e-5, 1e7, workers=2)
+        compute = 2e-3 + profile.ready[-1]
+        exchange = exchange_transfers(method, shapes, 2, network)
+        each = [seconds(payload, 2, network) for payload in method.messages(shapes, 2, Row(0))]
+        end = 0.0
+        for ready, taken in zip(plan.ready, each, strict=True):
+            end = max(end, 2e-3 + ready) + taken
+        schedule = planned.plan(
+            "barrier", delays.deterministic(compute), 2, 3, communication=exchange
+        )
+        np.testing.assert_allclose(schedule.time, end * np.arange(1, 4), rtol=1e-9)
+        np.testing.assert_allclose(schedule.communication, end - compute, rtol=1e-9)
+        assert end < compute + sum(each) or buckets == "single"
 
 
 MIXED = {

@@ -12,7 +12,7 @@ from algorithms.base import AXIS, scale_by_samples
 from algorithms.swarm import Quantised, meet, meet_stopped
 from benchmarks.lattice import pure_gossip
 from comms import cost, topology
-from comms.messages import exchange_seconds, sent_bytes
+from comms.messages import exchange_seconds, lasting, sent_bytes
 from runtimes import simulate
 from stragglers import delays, processes, wavefront
 from tests import planned
@@ -429,7 +429,7 @@ def test_overlapping_pushes_cost_no_time_and_come_an_update_later():
                 0,
                 graph=method.graph,
                 links=method.links,
-                communication=0.5,
+                communication=lasting(method, X0, 8, 0.5),
             )
             _, schedule = rule.extend(rule.init(), 3)
             schedule.validate()

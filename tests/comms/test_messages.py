@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from comms import cost, messages
-from comms.messages import Payload
+from comms.messages import Payload, Transfer
 
 RING = np.array([[1, 0, 3, 2], [3, 2, 1, 0]])  # matchings of a ring of four workers
 PATH = np.array([[1, 0, 2, 3], [0, 2, 1, 3]])  # of a path of three, with a worker apart
@@ -124,6 +124,40 @@ def test_seconds_follow_the_active_matchings_and_the_stage():
     assert [seconds(t) for t in (0, 1, 3, 1003)] == [55 + ring, 55 + ring, 105 + ring, 105 + ring]
     method.links = SimpleNamespace(active=lambda first, count: np.zeros((count, 2), bool))
     assert messages.exchange_seconds(method, None, 4, network)(0) == ring
+
+
+def test_payloads_that_leave_together_are_one_transfer():
+    """A channel carries one payload after the other, so that a later one is not known too late."""
+    early, middle, late = (
+        Payload((8,), beside_gradient=True),
+        Payload((8,), share=0.5),
+        Payload((8,)),
+    )
+    for payloads, expected in (
+        ((), [Transfer(0.0)]),
+        ((late, late), [Transfer(3.0)]),
+        ((early, early), [Transfer(3.0, 0.0)]),
+        ((early, middle), [Transfer(1.0, 0.0), Transfer(2.0, 0.5)]),
+        ((late, early), [Transfer(3.0)]),
+        ((middle, early), [Transfer(3.0, 0.5)]),
+        ((late, late._replace(late=1)), [Transfer(1.0), Transfer(2.0, 1.0, 1)]),
+    ):
+        assert messages.transfers(payloads, [1.0, 2.0][: len(payloads)]) == tuple(expected)
+
+
+def test_a_number_of_seconds_is_shared_out_by_bytes():
+    network = cost.uniform_network(0.0, 1.0, workers=4)
+    early, late = Payload((300,), beside_gradient=True), Payload((100,))
+    both = sends(early, late)
+    assert messages.lasting(both, None, 4, 2.0) == (Transfer(1.5, 0.0), Transfer(0.5))
+    assert messages.lasting(sends(late, late), None, 4, 0.1) == (Transfer(0.1),)
+    assert messages.lasting(sends(early), None, 4, 0.1) == (Transfer(0.1, 0.0),)
+    assert messages.lasting(sends(), None, 4, 0.1) == (Transfer(0.1),)
+    nothing = sends(Payload(beside_gradient=True), Payload())
+    assert messages.lasting(nothing, None, 4, 2.0) == (Transfer(1.0, 0.0), Transfer(1.0))
+    of_round = messages.exchange_transfers(both, None, 4, network)
+    assert of_round(7) == (Transfer(6 * 75.0, 0.0), Transfer(6 * 25.0))
+    assert messages.exchange_seconds(both, None, 4, network)(7) == 600
 
 
 def test_a_method_compresses_if_any_of_its_messages_is_encoded():

@@ -69,6 +69,6 @@ def test_tuned_rounds_of_any_length_meet_the_same_spells(delay):
 @pytest.mark.parametrize("file", [nonblocking, nonblocking_tuned])
 def test_every_arm_can_run(file):
     arms = dict(file.sweep())
-    assert len(arms) == {nonblocking: 12, nonblocking_tuned: 150}[file]
+    assert len(arms) == {nonblocking: 16, nonblocking_tuned: 150}[file]
     for name in list(arms)[:: 1 if len(arms) < 20 else 30]:
         prepare.prepare(sweep.override(file.get_config(), arms[name] | {"name": name}))

@@ -17,6 +17,7 @@ PROFILE = Profile(
     np.array([1000.0, 2000.0, 4000.0]),
     np.array([2.0, 3.0, 5.0]),
     -0.04,
+    0.125,
 )
 TINY = "digits(model={'name': 'mlp', 'hidden': [8]})"
 

@@ -1,7 +1,7 @@
 """The battery that every waiting rule must pass. A new rule adds one row to `ROWS`."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from runtimes import mesh
 from stragglers import delays, rules
 from stragglers.inject import Injector
 from stragglers.processes import as_process, from_law, markov, persistent
-from stragglers.rule import whole
+from stragglers.rule import Transfer, whole
 from stragglers.rules import RULES
 from stragglers.schedule import Schedule, concatenate
 from stragglers.wavefront import interactions
@@ -42,18 +42,40 @@ class Row(NamedTuple):
 
     own: Mapping[str, Any]  # its parameters
     setting: Mapping[str, Any] = MappingProxyType({"mini_batches": 3})
+    exchange: Callable[[Any], Any] = lambda seconds: seconds  # seconds -> communication
 
 
-# Pushes to the next worker and to the one after it, in turn, each a round on its way.
+# Pushes to the next worker and to the one after it, in turn.
 AHEAD = (np.arange(P) - [[1], [2]]) % P
-OVERLAPPING = Links(AHEAD, in_turn(2), directed=True, overlap=1)
+PUSHES = {"mini_batches": 3, "links": Links(AHEAD, in_turn(2), directed=True)}
+
+
+def a_round_later(seconds):
+    """All is needed a round later."""
+    return (Transfer(seconds, late=1),)
+
+
+def with_the_round(seconds):
+    """All leaves as a round begins."""
+    return (Transfer(seconds, leaves=0.0),)
+
+
+def in_buckets(seconds):
+    """One part leaves in the middle of the last mini-batch, the other after it."""
+    return (Transfer(seconds, leaves=0.5), Transfer(seconds))
+
+
 SERVER = {"mini_batches": 1}
 PAIRS = {"mini_batches": 3, "graph": COMPLETE}
 ROWS = {
     "barrier": Row({}),
     "neighbour_barrier": Row({}, {"mini_batches": 3, "graph": RING}),
-    "neighbour_barrier/overlap": Row({}, {"mini_batches": 3, "links": OVERLAPPING}),
+    "neighbour_barrier/overlap": Row({}, PUSHES, a_round_later),
+    "neighbour_barrier/beside": Row({}, {"mini_batches": 3, "graph": RING}, with_the_round),
+    "barrier/buckets": Row({}, exchange=in_buckets),
     "first_finisher": Row({}),
+    "first_finisher/beside": Row({"in_flight": "cut"}, PUSHES, with_the_round),
+    "first_finisher/buckets": Row({}, exchange=in_buckets),
     "first_finisher/cut": Row({"in_flight": "cut", "leftovers": "drop"}),
     "deadline": Row({"seconds": 4.0}),
     "quorum": Row({"k": 7}),
@@ -79,6 +101,9 @@ ROWS = {
 def made(name, delay="law", **options):
     row = ROWS[name]
     delay = DELAYS.get(delay, delay) if isinstance(delay, str) else delay
+    cost = options.get("communication", 0.0)
+    within = row.exchange
+    options["communication"] = (lambda t: within(cost(t))) if callable(cost) else within(cost)
     return planned.rule(name.split("/")[0], delay, P, **dict(row.setting) | dict(row.own) | options)
 
 
@@ -395,9 +420,10 @@ def test_refusals_list_the_rules_that_would_work(monkeypatch):
 
 def test_an_overlapped_message_is_there_a_round_later():
     """Two workers, 1 and 3 s a round, 5 s a message: max(ready, what was sent the round before)."""
-    links = Links(np.array([[1, 0]]), lambda first, count: np.ones((count, 1), bool), True, 1)
     delay = persistent(delays.deterministic(1.0), [1.0, 3.0])
-    rule = planned.rule("neighbour_barrier", delay, 2, links=links, communication=5.0)
+    pair = nx.complete_graph(2)
+    late = a_round_later(5.0)
+    rule = planned.rule("neighbour_barrier", delay, 2, graph=pair, communication=late)
     finish = whole(rule, 3).finish
     # Ready at 1 and 3, nothing was sent before; then at 2 and 6, sent at 3 for 8; then at 9 and 11.
     np.testing.assert_array_equal(finish, [[1, 3], [8, 8], [11, 11]])

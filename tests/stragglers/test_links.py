@@ -7,6 +7,7 @@ import pytest
 
 from stragglers import delays
 from stragglers.processes import as_process
+from stragglers.rule import Transfer
 from stragglers.rules.replay import recorded
 from stragglers.schedule import Schedule, concatenate, load
 from tests import planned
@@ -27,7 +28,6 @@ class Links(NamedTuple):
     partners: np.ndarray
     p: float
     directed: bool = False
-    overlap: int = 0
 
     def active(self, first, count):
         coins = np.random.default_rng(7).random((first + count, len(self.partners)))
@@ -131,7 +131,7 @@ def test_messages_that_overlap_are_waited_for_some_rounds_later():
         (0.25, [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]),
         (3.0, [1, 4, 5, 8, 9, 12], [0, 2, 0, 2, 0, 2]),
     ):
-        links = Links(np.roll(np.arange(3), 1)[None], 1.0, directed=True, overlap=1)
+        links = Links(np.roll(np.arange(3), 1)[None], 1.0, directed=True)
         schedule = whole(
             planned.rule(
                 "neighbour_barrier",
@@ -140,7 +140,7 @@ def test_messages_that_overlap_are_waited_for_some_rounds_later():
                 1,
                 0,
                 links=links,
-                communication=seconds,
+                communication=(Transfer(seconds, late=1),),
             ),
             6,
         )
@@ -152,8 +152,9 @@ def test_messages_that_overlap_are_waited_for_some_rounds_later():
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_a_delay_spreads_overlap_rounds_later(overlap):
     """t_i[k] = max(own ready[k], max over i and its sender of ready[k - overlap] + cost)."""
-    links = Links(np.roll(np.arange(5), 1)[None], 1.0, directed=True, overlap=overlap)
-    make = planned.rule("neighbour_barrier", EXPONENTIAL, 5, 2, 1, links=links, communication=0.75)
+    links = Links(np.roll(np.arange(5), 1)[None], 1.0, directed=True)
+    cost = (Transfer(0.75, late=overlap),)
+    make = planned.rule("neighbour_barrier", EXPONENTIAL, 5, 2, 1, links=links, communication=cost)
     schedule = whole(make, 40)
     durations = as_process(EXPONENTIAL).seeded(1).duration(np.arange(5)[:, None], 0.0, range(80))
     now, ready = [0.0] * 5, []
@@ -182,7 +183,6 @@ class Wrong(NamedTuple):
     partners: np.ndarray
     answer: np.ndarray
     directed: bool = False
-    overlap: int = 0
 
     def active(self, first, count):
         return self.answer
