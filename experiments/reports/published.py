@@ -26,7 +26,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGE = FOLDER.with_suffix(".md")
 FIELDS = (
     "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
-    "seconds_to_target", "seconds_to_target_std", "train_loss", "train_loss_std", "test_accuracy",
+    "seconds_to_target", "seconds_to_target_std", "updates_to_target", "samples_to_target",
+    "communication_seconds_to_target", "train_loss", "train_loss_std", "test_accuracy",
     "test_accuracy_std", "final_train_loss", "idle_fraction", "bytes_per_worker", "fallback_share",
     "fallback_bytes", "fallback_seconds", "stopped",
 )  # fmt: skip
