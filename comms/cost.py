@@ -45,6 +45,26 @@ def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBe
     return AlphaBeta(2 * others * alpha, (2 * beta + gamma) * others / workers)
 
 
+def binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
+    """Cost of an all-reduce that sums up a binary tree and sends the sum down again; as `ring`.
+
+    2 ceil(log2 n) messages deep, each of the whole payload. Shi, Chu, Li, "MG-WFBP", arXiv
+    1811.11141. Free for a single worker.
+    """
+    depth = _depth("binary_tree", workers)
+    return AlphaBeta(2 * depth * alpha, depth * (2 * beta + gamma))
+
+
+def recursive_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
+    """Cost of an all-reduce in which pairs at doubling distances swap all that they have summed.
+
+    log2 n messages of the whole payload; as `ring`. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
+    Raises ValueError unless the number of workers is a power of two.
+    """
+    depth = _power_of_two("recursive_doubling", workers)
+    return AlphaBeta(depth * alpha, depth * (beta + gamma))
+
+
 def double_binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
     """Cost of an all-reduce by two binary trees, each with half of the payload; as `ring`.
 
@@ -61,17 +81,22 @@ def halving_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0
     2 log2 n messages with the bytes of a ring. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
     Raises ValueError unless the number of workers is a power of two.
     """
-    depth = _depth("halving_doubling", workers)
-    if workers != 2**depth:
-        raise ValueError(
-            f"halving_doubling: {workers} workers are no power of two; use {2**depth}, or ring"
-        )
+    depth = _power_of_two("halving_doubling", workers)
     return AlphaBeta(2 * depth * alpha, ring(workers, alpha, beta, gamma).beta)
 
 
 def _depth(collective: str, workers: int) -> int:
     _check_workers(collective, workers)
     return (workers - 1).bit_length()
+
+
+def _power_of_two(collective: str, workers: int) -> int:
+    depth = _depth(collective, workers)
+    if workers != 2**depth:
+        raise ValueError(
+            f"{collective}: {workers} workers are no power of two; use {2**depth}, or ring"
+        )
+    return depth
 
 
 def _check_workers(collective: str, workers: int) -> None:

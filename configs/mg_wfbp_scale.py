@@ -23,7 +23,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.schedules = ("wfbp", "single", "fixed", "greedy", "asc", "optimal", "dear", "byte_scheduler")
     c.workers = tuple(2**power for power in range(2, 12))
     c.at_workers = a["at_workers"]  # those of the printed table, one of workers
-    c.collective = a["collective"]  # ring | double_binary_tree | halving_doubling
+    c.collective = a["collective"]  # a name of bucket_scaling.COLLECTIVES
 
     # A worker, but for googlenet, whose times were measured on a K80 with 64 images.
     c.batch = 64  # images of 224x224, or sentences of 64 tokens

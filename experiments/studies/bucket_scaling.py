@@ -21,6 +21,8 @@ from experiments.studies.study import Study
 
 COLLECTIVES = {
     "ring": cost.ring,
+    "binary_tree": cost.binary_tree,
+    "recursive_doubling": cost.recursive_doubling,
     "double_binary_tree": cost.double_binary_tree,
     "halving_doubling": cost.halving_doubling,
 }

@@ -99,6 +99,40 @@ def gradient_bound(
     return descent + smoothness * rate * variance / (k * batch_size * factor)
 
 
+def varying_batches_bound(
+    batches: ArrayLike,
+    rates: ArrayLike,
+    gap: float,
+    *,
+    smoothness: float,
+    variance: float,
+) -> float:
+    """Bound on the rate-weighted mean of E||grad F||^2 over updates of batches that vary.
+
+    (2 gap + L s^2 sum eta_k^2 / B_k) / sum eta_k, where update k is on B_k samples and F need not
+    be convex. batches: [K], which may depend on delays, not on samples; rates: eta, [K] or one for
+    all. At one rate noise counts by the harmonic mean of the batches, which updates of few samples
+    dominate. With rates in proportion to the batches only the sum of the batches counts.
+
+    The condition on the rates is 0 < eta_k <= 1 / L for the largest of them, whatever the batches;
+    other rates raise ValueError, as does an update of no samples.
+    Source: Non-blocking SGD (arXiv 2211.00889) takes gradients at one point and adds them up, so
+    that the descent lemma holds with the variance s^2 / B_k, as in 1606.04838, Theorem 4.8.
+    """
+    batches, rates = np.broadcast_arrays(np.asarray(batches, float), np.asarray(rates, float))
+    if not (batches.size and (batches > 0).all()):
+        raise ValueError(
+            "varying_batches_bound: needs updates on at least one sample each; leave out the others"
+        )
+    if not ((rates > 0) & (rates * smoothness <= 1)).all():
+        raise ValueError(
+            f"varying_batches_bound: rates of {rates.min():g} to {rates.max():g} must lie above 0 "
+            f"and not exceed 1 / L = {1 / smoothness:g}; take smaller ones"
+        )
+    noise = smoothness * variance * np.sum(rates**2 / batches)
+    return float((2 * gap + noise) / rates.sum())
+
+
 def stationary_loss(rate: float, k: int, variance: float) -> float:
     """E[F] of F = w^2 / 2 under k_sync at a fixed rate, exactly: eta s^2 / (2 k (2 - eta)).
 

@@ -25,8 +25,80 @@ def test_halving_and_doubling_sends_the_bytes_of_a_ring():
         assert cost.halving_doubling(workers, **LINK).beta == cost.ring(workers, **LINK).beta
 
 
+def tree_all_reduce(values, alpha, beta, gamma):
+    """(sums, when the last worker has them) of a binomial tree; a byte per value."""
+    workers, size = values.shape
+    ready, sums = np.zeros(workers), values.copy()
+    hops = [1 << k for k in range((workers - 1).bit_length())]
+    for hop in hops:
+        for i in range(0, workers - hop, 2 * hop):
+            arrived = ready[i + hop] + alpha + beta * size
+            ready[i] = max(ready[i], arrived) + gamma * size
+            sums[i] += sums[i + hop]
+    for hop in hops[::-1]:
+        for i in range(0, workers - hop, 2 * hop):
+            ready[i] += alpha + beta * size
+            ready[i + hop] = ready[i]
+            sums[i + hop] = sums[i]
+    return sums, ready.max()
+
+
+def doubling_all_reduce(values, alpha, beta, gamma):
+    """The same where pairs swap; a link carries a message each way at a time."""
+    workers, size = values.shape
+    ready, sums = np.zeros(workers), values.copy()
+    for k in range(workers.bit_length() - 1):
+        partner = np.arange(workers) ^ (1 << k)
+        ready = np.maximum(ready, ready[partner]) + alpha + (beta + gamma) * size
+        sums = sums + sums[partner]
+    return sums, ready.max()
+
+
+@pytest.mark.parametrize(
+    ("collective", "simulated", "sizes"),
+    [
+        (cost.binary_tree, tree_all_reduce, (1, 2, 4, 8, 64)),
+        (cost.recursive_doubling, doubling_all_reduce, (1, 2, 4, 8, 64)),
+    ],
+)
+def test_whole_payloads_cost_what_a_simulation_takes(collective, simulated, sizes):
+    for workers in sizes:
+        values = np.random.default_rng(workers).integers(0, 9, (workers, 50))
+        sums, seconds = simulated(values, **LINK)
+        np.testing.assert_array_equal(sums, np.tile(values.sum(0), (workers, 1)))
+        assert collective(workers, **LINK).seconds(50) == pytest.approx(seconds)
+
+
+def test_a_tree_is_as_deep_as_that_of_the_next_power_of_two():
+    for workers in (3, 5, 9, 100):
+        values = np.ones((workers, 7), int)
+        sums, seconds = tree_all_reduce(values, **LINK)
+        assert (sums == workers).all()
+        assert seconds <= cost.binary_tree(workers, **LINK).seconds(7) * (1 + 1e-12)
+        assert cost.binary_tree(workers, **LINK) == cost.binary_tree(
+            1 << (workers - 1).bit_length(), **LINK
+        )
+    with pytest.raises(ValueError, match="recursive_doubling: 6 workers are no power of two; use"):
+        cost.recursive_doubling(6, **LINK)
+
+
+def test_large_payloads_are_cheaper_in_parts():
+    """What is sent whole pays log2 n times for a byte, but starts fewer messages."""
+    few, many = 1e2, 1e9  # bytes
+    for workers in (8, 64):
+        whole, parts = (f(workers, **LINK) for f in (cost.recursive_doubling, cost.ring))
+        assert whole.seconds(few) < parts.seconds(few)
+        assert whole.seconds(many) > parts.seconds(many)
+
+
 def test_nobody_to_reduce():
-    for collective in (cost.ring, cost.double_binary_tree, cost.halving_doubling):
+    for collective in (
+        cost.ring,
+        cost.binary_tree,
+        cost.recursive_doubling,
+        cost.double_binary_tree,
+        cost.halving_doubling,
+    ):
         with pytest.raises(ValueError, match="needs at least 1 worker, got 0"):
             collective(0, **LINK)
 

@@ -61,7 +61,10 @@ def test_trees_scale_better_than_rings(curves):
         ({"traces": ("alexnet",)}, "config.traces must be one or more of googlenet, "),
         ({"traces": ()}, ", got (); set config.traces"),
         ({"schedules": ("best",)}, ", got ('best',); set config.schedules"),
-        ({"collective": "tree"}, "one of ring, double_binary_tree, halving_doubling, got 'tree'"),
+        (
+            {"collective": "tree"},
+            "one of ring, binary_tree, recursive_doubling, double_binary_tree, halving",
+        ),
         ({"workers": (1, 64)}, "config.workers must be numbers above 1, got (1, 64)"),
         ({"at_workers": 5}, "config.at_workers must be one of config.workers, 4, 64, got 5;"),
         ({"batch": 0}, "config.batch must be a positive whole number, got 0"),

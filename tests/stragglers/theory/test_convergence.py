@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from stragglers import delays
 from stragglers.theory import convergence
+from tests import planned
 
 PROBLEM = {"smoothness": 2.0, "gap": 3.0, "variance": 4.0}
 BOUND = {"smoothness": 1.0, "convexity": 1.0, "variance": 1.0}
@@ -120,3 +122,47 @@ def test_rennala_never_loses():
 def test_bad_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_updates_of_varying_batches_stay_below_their_bound():
+    """F(x) = 1 - cos x from x = 2, on the samples that rounds of the first finisher have used."""
+    law = delays.shifted_exponential(1.0, 1.0)
+    schedule = planned.plan("first_finisher", law, 8, 60, 8, in_flight="cut", draw="round")
+    batches = schedule.batches.sum(axis=1)
+    assert batches.min() < 0.7 * batches.max()
+    gap, variance = 1 - np.cos(2.0), 9.0
+    rng = np.random.default_rng(0)
+    for rates in (np.full(60, 0.2), 0.5 * batches / batches.max()):
+        bound = convergence.varying_batches_bound(
+            batches, rates, gap, smoothness=1.0, variance=variance
+        )
+        x, squares = np.full(4000, 2.0), []
+        for size, rate in zip(batches, rates, strict=True):
+            squares.append(np.mean(np.sin(x) ** 2))
+            x = x - rate * (np.sin(x) + np.sqrt(variance / size) * rng.normal(size=x.size))
+        measured = np.average(squares, weights=rates)
+        assert measured <= bound < 5 * measured
+
+
+def test_equal_batches_are_those_of_synchronous_sgd_and_uneven_ones_cost_more():
+    known = {"smoothness": 2.0, "variance": 4.0}
+    equal = convergence.varying_batches_bound(np.full(30, 12), 0.1, 3.0, **known)
+    synchronous = convergence.gradient_bound(29, 0.1, 4, 3.0, batch_size=3, **known)
+    assert equal == pytest.approx(synchronous)
+    uneven = convergence.varying_batches_bound([4, 20] * 15, 0.1, 3.0, **known)
+    harmonic = convergence.varying_batches_bound(
+        np.full(30, 2 / (1 / 4 + 1 / 20)), 0.1, 3.0, **known
+    )
+    assert uneven == pytest.approx(harmonic) and uneven > equal
+    # A rate in proportion to the samples makes up for it: only their sum counts.
+    in_proportion = 0.1 / 12 * np.array([4, 20] * 15)
+    again = convergence.varying_batches_bound([4, 20] * 15, in_proportion, 3.0, **known)
+    assert again == pytest.approx(equal)
+
+
+def test_batches_and_rates_without_a_bound_are_refused():
+    known = {"smoothness": 2.0, "variance": 4.0}
+    with pytest.raises(ValueError, match="at least one sample each; leave out the others"):
+        convergence.varying_batches_bound([3, 0], 0.1, 3.0, **known)
+    with pytest.raises(ValueError, match=r"rates of 0\.1 to 0\.6 must .* exceed 1 / L = 0\.5"):
+        convergence.varying_batches_bound([3, 1], [0.1, 0.6], 3.0, **known)

@@ -184,3 +184,26 @@ def test_estimates_on_the_complete_graph_are_those_without():
 def test_bad_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("draw", ["round", "mini_batch"])
+def test_gains_of_neighbours_lie_between_their_bounds(draw):
+    """Simulated D-PSGD on graphs of 8 workers, others cut at the signal."""
+    law, spent = delays.shifted_exponential(0.125, 0.125), 0.5
+    for graph in (nx.cycle_graph(8), nx.star_graph(7), nx.hypercube_graph(3)):
+        graph = nx.convert_node_labels_to_integers(graph)
+        degree = min(number for _, number in graph.degree)
+        low, high = theory.neighbour_gain_bounds(law, 8, 8, degree, spent, draw)
+        gain = theory.estimate_gain(law, 8, 8, spent, rounds=2000, graph=graph, draw=draw)
+        assert low < high
+        assert 0.99 * low < gain < 1.01 * high
+    whole = theory.throughput_gain(law, 8, 8, spent, draw=draw)
+    assert theory.neighbour_gain_bounds(law, 8, 8, 7, spent, draw) == (whole, whole)
+    alone, _ = theory.neighbour_gain_bounds(law, 8, 8, 0, spent, draw)
+    assert alone < low
+
+
+def test_degrees_that_no_graph_has_are_refused():
+    for degree in (-1, 8):
+        with pytest.raises(ValueError, match=f"got degree={degree}; 8 workers have 0 to 7 neigh"):
+            theory.neighbour_gain_bounds(delays.exponential(1.0), 8, 8, degree)
