@@ -12,8 +12,10 @@ from algorithms import all_reduce, local_sgd
 from algorithms.base import AXIS
 from algorithms.compression import Draw
 from algorithms.reducers import (
+    bf16,
     chain,
     error_feedback,
+    fp16,
     int8,
     natural,
     quantise,
@@ -158,7 +160,8 @@ def test_bytes_are_those_of_the_last_and_of_indices():
         (lambda: chain(), "chain: got no reducer"),
         (lambda: chain(sign(), top_k()), "chain: sign sends codes, which top_k cannot work on"),
         (lambda: chain(top_k(), random_k()), "top_k: picks other entries on every worker"),
-        (lambda: chain(top_k(), int8()), "so that int8 cannot add up"),
+        (lambda: chain(bf16(), fp16()), "chain: bf16 sends codes, which fp16 cannot work on"),
+        (lambda: chain(top_k(), random_k(), bf16()), "so that random_k cannot add up"),
         (lambda: chain(random_k(), random_k()), "chain: has random_k 2 times"),
         (lambda: chain(random_k(), error_feedback(sign())), "error_feedback keeps a memory"),
         (lambda: chain(error_feedback(random_k()), sign()), "write error_feedback.* around all"),
@@ -225,7 +228,10 @@ def test_a_mesh_trains_with_a_chain_and_a_server(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ("local_sgd(exchange=top)", "exchange: unknown name 'top'; known names: chain, error_feed"),
+        (
+            "local_sgd(exchange=top)",
+            "exchange: unknown name 'top'; known names: bf16, chain, error",
+        ),
         ("local_sgd(exchange=chain(top_k(share=0.1)))", "unknown parameter 'share'"),
         ("local_sgd(exchange=chain(0.1))", "cannot read the part"),
         ("local_sgd(exchange=top_k(sign))", "exchange 'top_k': is not made of other parts"),
