@@ -6,6 +6,7 @@ from algorithms.dpsgd import dpsgd
 from algorithms.local_sgd import local_sgd
 from algorithms.matcha import matcha, periodic
 from algorithms.mg_wfbp import mg_wfbp
+from algorithms.one_bit_adam import one_bit_adam
 from algorithms.powersgd import powersgd
 from algorithms.push_sum import sgp
 from algorithms.quantised import ef_sign, int8_all_reduce, natural_compression, qsgd
@@ -40,6 +41,7 @@ ALGORITHMS = {
         matcha,
         mg_wfbp,
         natural_compression,
+        one_bit_adam,
         periodic,
         polynomial_staleness,
         powersgd,
