@@ -144,8 +144,16 @@ def one_bit_adam(
         equal_memory=True,
         weighting=weighting,
     )
+
+    def check(count, row):
+        method.check(count, row)
+        if count != workers:
+            raise ValueError(
+                f"one_bit_adam: was built for {workers} workers, but {count} train; give it as many"
+            )
+
     exchange = momentum_in_signs(method.exchange, warmup_updates, b1, b2, eps)
-    return method._replace(exchange=exchange)
+    return method._replace(exchange=exchange, check=check)
 
 
 def _choose(condition, chosen: Any, other: Any) -> Any:

@@ -85,10 +85,10 @@ def bfloat16(x) -> tuple[jax.Array, jax.Array]:
     return message, message.astype(x.dtype)
 
 
-def on_the_wire(x, codec: Codec) -> tuple[jax.Array, jax.Array]:
+def on_the_wire(x, written: Codec) -> tuple[jax.Array, jax.Array]:
     """The message too, as for `bfloat16`."""
-    message = codec.encode(x.reshape(1, -1), None)
-    return message, codec.decode(message, x.size)
+    message = written.encode(x.reshape(1, -1), None)
+    return message, written.decode(message, x.size)
 
 
 def occupancy(x) -> jax.Array:
@@ -141,7 +141,7 @@ def candidates(size: int, density: float) -> dict[str, tuple[Callable, int]]:
     found["bf16"] = call(bfloat16, dense), 2 * size
     for name, codec in (("bf16", short_floats.BFLOAT16), ("fp16", short_floats.FLOAT16)):
         found[f"{name}, as integers"] = (
-            call(on_the_wire, dense, codec=codec),
+            call(on_the_wire, dense, written=codec),
             codec.payload_bytes(size),
         )
     found["bitmap, rows"] = call(occupancy, rows), words(len(rows))
