@@ -7,6 +7,7 @@ from algorithms.local_sgd import local_sgd
 from algorithms.matcha import matcha, periodic
 from algorithms.mg_wfbp import mg_wfbp
 from algorithms.omnireduce import omnireduce
+from algorithms.one_bit_adam import one_bit_adam
 from algorithms.parallax import parallax
 from algorithms.powersgd import powersgd
 from algorithms.push_sum import sgp
@@ -44,6 +45,7 @@ ALGORITHMS = {
         mg_wfbp,
         natural_compression,
         omnireduce,
+        one_bit_adam,
         parallax,
         periodic,
         polynomial_staleness,

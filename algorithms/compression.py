@@ -14,7 +14,10 @@ import numpy as np
 
 from algorithms.base import AXIS
 from comms import cost, quantise
+from comms import two_phase as phases
+from comms.collectives import divide
 from comms.messages import Payload
+from comms.two_phase import Codec
 
 
 class Draw(NamedTuple):
@@ -108,6 +111,31 @@ def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Red
     return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
 
 
+def two_phase(codec: Codec) -> Reducer:
+    """Sum of arrays that travel as codes twice, see `comms.two_phase`.
+
+    A worker's share of it bears the rounding of its chunk of the sum too, whether it is busy or
+    not, so that a memory around it misses nothing.
+    """
+
+    def reduce(x, state, draw):
+        reduced = phases.all_reduce(x, codec, AXIS, draw.own)
+        rounding = phases.at_own_chunk(reduced.left, x.size).reshape(x.shape)
+        return reduced.total, reduced.sent - rounding, state
+
+    def payload(leaf, workers, update):
+        return Payload((phases.payload_bytes(math.prod(leaf.shape), workers, codec),))
+
+    def encode(x, key):
+        return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))
+
+    def decode(message, entries):
+        return codec.decode(jax.tree.map(lambda a: a[None], message), entries)[0]
+
+    encoder = Encoder(encode, decode, codec.payload_bytes)
+    return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
+
+
 def with_seed(inner: Reducer, seed: int) -> Reducer:
     """The same reducer with random bits that follow from `seed` as well."""
 
@@ -131,13 +159,15 @@ def with_seed(inner: Reducer, seed: int) -> Reducer:
 def with_error_feedback(inner: Reducer) -> Reducer:
     """Add what was not sent to what is sent next: sum(sent) + residual = sum(gradient).
 
-    Of a worker that finished nothing it is frozen. Karimireddy et al., arXiv 1901.09847.
+    Of a worker that finished nothing it is frozen, but for what the worker rounds for others.
+    Karimireddy et al., arXiv 1901.09847.
     """
 
     def reduce(x, state, draw):
         owed = jnp.where(draw.busy, x + draw.total * state.residual, 0)
         total, sent, inner_state = inner.reduce(owed, state.inner, draw)
-        left = jnp.where(draw.busy, (owed - sent) / draw.total, state.residual)
+        kept = jnp.where(draw.busy, 0, state.residual)
+        left = kept + divide(owed - sent, draw.total)
         return total, sent, Memory(left, inner_state)
 
     return Reducer(

@@ -10,16 +10,13 @@ The first two and the last are unbiased and need no memory. Messages of the firs
 added: every worker gathers all of them, which pays for few workers only.
 """
 
-import math
-
 import optax
 
 from algorithms import compression
-from algorithms.base import AXIS, Algorithm
+from algorithms.base import Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Reducer, gathered
+from algorithms.compression import Reducer, gathered, two_phase
 from comms import quantise
-from comms.messages import Payload
 
 
 def rounded_to_levels(levels: int, bucket: int) -> Reducer:
@@ -52,16 +49,7 @@ def signs() -> Reducer:
 def rounded_to_int8(bucket: int) -> Reducer:
     """Sum that every worker sends as int8 twice, rounded at random without bias."""
     _check_bucket("int8_all_reduce", bucket)
-
-    def reduce(x, state, draw):
-        total = quantise.int8_all_reduce(x, bucket, AXIS, draw.own)
-        return total, compression.even_share(total, draw), state
-
-    def payload(leaf, workers, update):
-        size = quantise.int8_payload_bytes(math.prod(leaf.shape), workers, bucket)
-        return Payload((size,))
-
-    return Reducer(lambda leaf: (), reduce, payload)
+    return two_phase(quantise.int8_codec(bucket))
 
 
 def qsgd(

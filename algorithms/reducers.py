@@ -3,6 +3,7 @@
     local_sgd(exchange=top_k(ratio=0.01))
     all_reduce(exchange=chain(random_k(ratio=0.1), quantise(bits=4)))
     local_sgd(exchange=error_feedback(top_k(ratio=0.01), sign))
+    all_reduce(exchange=bf16)
 
 In a chain each reducer works on the values that the one before has picked: CocktailSGD (J. Wang et
 al., ICML 2023) is `chain(random_k, top_k, quantise)`, Qsparse-local-SGD (D. Basu et al., arXiv
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from algorithms import compression, quantised
 from algorithms.compression import Reducer
 from algorithms.top_k import check_ratio, largest, random
+from comms import short_floats
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
@@ -53,6 +55,16 @@ def natural(seed: int = 0) -> Reducer:
 def sign() -> Reducer:
     """Signs and their mean magnitude; biased, for error feedback (arXiv 1901.09847)."""
     return quantised.signs()._replace(name="sign")
+
+
+def bf16() -> Reducer:
+    """Two bytes per value, of 8 bits each; the sum is found in float32 and rounded once."""
+    return compression.two_phase(short_floats.BFLOAT16)._replace(name="bf16")
+
+
+def fp16() -> Reducer:
+    """Two bytes per value, of 11 bits each; a power of two per worker and chunk keeps the range."""
+    return compression.two_phase(short_floats.FLOAT16)._replace(name="fp16")
 
 
 def int8(bucket: int = 1024, seed: int = 0) -> Reducer:
@@ -106,5 +118,16 @@ def _remembers(reducer: Reducer) -> bool:
 
 REDUCERS = {
     reducer.__name__: reducer
-    for reducer in (chain, error_feedback, int8, natural, quantise, random_k, sign, top_k)
+    for reducer in (
+        bf16,
+        chain,
+        error_feedback,
+        fp16,
+        int8,
+        natural,
+        quantise,
+        random_k,
+        sign,
+        top_k,
+    )
 }

@@ -47,7 +47,7 @@ def _listed(ratio: float, inner: Reducer) -> Reducer:
     if encoder is None:
         raise ValueError(
             f"top_k: picks other entries on every worker, so that {inner.name} cannot add up what "
-            "it picks; put quantise, natural or sign behind it"
+            "it picks; put bf16, fp16, int8, quantise, natural or sign behind it"
         )
 
     def reduce(x, state, draw):

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from comms import bitmap, compact, powersgd, quantise, sketch, sparse
+from comms import bitmap, compact, powersgd, quantise, short_floats, sketch, sparse
 from comms.collectives import AXIS
+from comms.two_phase import Codec
 
 ROW = 500
 WORKERS = {"int8, both of 2 workers": 2}  # in a call, where there are more than one
@@ -84,6 +85,12 @@ def bfloat16(x) -> tuple[jax.Array, jax.Array]:
     return message, message.astype(x.dtype)
 
 
+def on_the_wire(x, written: Codec) -> tuple[jax.Array, jax.Array]:
+    """The message too, as for `bfloat16`."""
+    message = written.encode(x.reshape(1, -1), None)
+    return message, written.decode(message, x.size)
+
+
 def occupancy(x) -> jax.Array:
     return bitmap.unpack(bitmap.pack(bitmap.occupied(x)), len(x))
 
@@ -132,6 +139,11 @@ def candidates(size: int, density: float) -> dict[str, tuple[Callable, int]]:
     found["sign"] = call(sign, dense), quantise.sign_payload_bytes(size)
     found["int8, both of 2 workers"] = call(int8, dense), quantise.int8_payload_bytes(size, 2)
     found["bf16"] = call(bfloat16, dense), 2 * size
+    for name, codec in (("bf16", short_floats.BFLOAT16), ("fp16", short_floats.FLOAT16)):
+        found[f"{name}, as integers"] = (
+            call(on_the_wire, dense, written=codec),
+            codec.payload_bytes(size),
+        )
     found["bitmap, rows"] = call(occupancy, rows), words(len(rows))
     found["bitmap, coordinates"] = call(occupancy, coordinates), words(size)
     found["PowerSGD, rank 4"] = call(low_rank, dense, q), powersgd.payload_bytes(dense.shape, 4)

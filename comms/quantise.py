@@ -11,8 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from comms import bitmap, hashing
+from comms import bitmap, hashing, two_phase
 from comms.collectives import AXIS
+from comms.short_floats import power_of_two
+from comms.two_phase import Codec
 
 
 class Quantised(NamedTuple):
@@ -81,9 +83,9 @@ def natural(x, key) -> Quantised:
     below = top - exponent  # by how many powers of two the entry is below the largest
     code = jnp.where(chance < above, 1, 2) + below
     # Between 0 and the smallest power: up with their ratio as the chance.
-    smallest = _power(jnp.clip(125 - below, -126, 0)) * (1 + above)
+    smallest = power_of_two(jnp.clip(125 - below, -126, 0)) * (1 + above)
     code = jnp.where(below > 125, jnp.where(chance < smallest, 127, 0), code)
-    scale = jnp.where(largest > 0, _power(top), 0)
+    scale = jnp.where(largest > 0, power_of_two(top), 0)
     finite = jnp.isfinite(largest)
     code = jnp.where((x != 0) & finite, code, 0) + 128 * (x < 0)
     return Quantised(code.astype(jnp.uint8), jnp.where(finite, scale, jnp.nan))
@@ -93,7 +95,7 @@ def natural_decode(message: Quantised) -> jax.Array:
     """The vector, float32 [size], of signed powers of two and zeros."""
     code = message.codes.astype(jnp.int32)
     exponent = 2 - code % 128  # code 1 is twice the scale, code 2 the scale, 3 half of it ...
-    magnitude = jnp.where(code % 128 == 0, 0, _power(exponent)) * message.scale
+    magnitude = jnp.where(code % 128 == 0, 0, power_of_two(exponent)) * message.scale
     return jnp.where(code >= 128, -magnitude, magnitude)
 
 
@@ -126,37 +128,48 @@ def sign_payload_bytes(size: int) -> int:
 def int8_all_reduce(x, bucket: int = 1024, axis: str = AXIS, key=None) -> jax.Array:
     """Sum over the workers, float32 of x's shape, of which every worker sends int8 twice.
 
-    Every worker receives its chunk from all (all-to-all), adds it up in float32 and gathers the
-    chunks, rounded again. Stretches of `bucket` entries share a scale, their largest magnitude
-    over 127. With a key, which must differ between workers, rounding is random and without bias;
-    without one it is to the nearest. A single worker sends and rounds nothing.
+    As `comms.two_phase.all_reduce` of `int8_codec`; the key must differ between workers.
     """
-    workers = jax.lax.axis_size(axis)
-    if workers == 1 or x.size == 0:
-        return x.astype(jnp.float32)
-    chunk, bucket = _int8_layout(x.size, workers, bucket)
-    flat = _stretches(x, workers * chunk)
-    keys = (None, None) if key is None else jax.random.split(key)
-    sent = _to_int8(flat.reshape(workers, -1, bucket), keys[0])
-    sent = jax.lax.all_to_all(sent, axis, split_axis=0, concat_axis=0)
-    mine = _from_int8(sent).sum(axis=0)
-    total = _from_int8(jax.lax.all_gather(_to_int8(mine, keys[1]), axis))
-    return total.ravel()[: x.size].reshape(x.shape)
+    return two_phase.all_reduce(x, int8_codec(bucket), axis, key).total
 
 
 def int8_payload_bytes(size: int, workers: int, bucket: int = 1024) -> int:
     """Bytes of the codes and scales of all chunks, of which 2 (n - 1) / n are sent as by a ring."""
-    if size == 0:
-        return 0
-    chunk, bucket = _int8_layout(size, workers, bucket)
-    return workers * (chunk + 4 * (chunk // bucket))
+    return two_phase.payload_bytes(size, workers, int8_codec(bucket))
 
 
-def _int8_layout(size: int, workers: int, bucket: int) -> tuple[int, int]:
-    """Entries of a chunk, whole stretches of `bucket`, and the bucket, at most a chunk."""
-    chunk = -(-size // workers)
-    bucket = min(bucket, chunk)
-    return -(-chunk // bucket) * bucket, bucket
+def int8_codec(bucket: int = 1024) -> Codec:
+    """Rows in int8; stretches of `bucket` entries share a scale, their largest magnitude over 127.
+
+    With a key rounding is random and without bias; without one it is to the nearest.
+    """
+
+    def stretches(entries):
+        width = max(1, min(bucket, entries))
+        return -(-entries // width), width
+
+    def encode(x, key):
+        count, width = stretches(x.shape[1])
+        padded = jnp.pad(x, ((0, 0), (0, count * width - x.shape[1])))
+        return _to_int8(padded.reshape(len(x), count, width), key)
+
+    def decode(message, entries):
+        return _from_int8(message).reshape(len(message.codes), -1)[:, :entries]
+
+    def payload_bytes(entries):
+        count, width = stretches(entries)
+        return count * (width + 4)
+
+    return Codec(encode, decode, payload_bytes)
+
+
+def sign_codec() -> Codec:
+    """Rows as signs and a mean magnitude, as `sign` has them."""
+
+    def decode(message, entries):
+        return jax.vmap(lambda row: sign_decode(row, entries))(message)
+
+    return Codec(lambda x, key: jax.vmap(sign)(x), decode, sign_payload_bytes)
 
 
 def _to_int8(x, key) -> Quantised:
@@ -185,8 +198,3 @@ def _exponent(x):
     """
     bits = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
     return (bits >> 23) - 127, (bits & 0x7FFFFF).astype(jnp.float32) * 2.0**-23
-
-
-def _power(exponent):
-    """2^exponent, exactly, for the exponents -126 ... 127 of normal float32."""
-    return jax.lax.bitcast_convert_type((exponent + 127).astype(jnp.int32) << 23, jnp.float32)

@@ -12,8 +12,10 @@ from algorithms import all_reduce, local_sgd
 from algorithms.base import AXIS
 from algorithms.compression import Draw
 from algorithms.reducers import (
+    bf16,
     chain,
     error_feedback,
+    fp16,
     int8,
     natural,
     quantise,
@@ -116,9 +118,15 @@ def test_a_chain_of_chains_is_a_chain():
         lambda: error_feedback(random_k(0.25), quantise(bits=8)),
         lambda: error_feedback(top_k(0.25), sign()),
         lambda: error_feedback(random_k(0.5), int8(bucket=4)),
+        lambda: error_feedback(random_k(0.5), bf16()),
+        lambda: error_feedback(top_k(0.25), fp16()),
+        lambda: error_feedback(top_k(0.25), int8(bucket=4)),
     ],
-    ids=["top_k", "random_k of 8 bits", "signs of top_k", "random_k of int8"],
-)
+    ids=[
+        "top_k", "random_k of 8 bits", "signs of top_k", "random_k of int8", "random_k of bf16",
+        "fp16 of top_k", "int8 of top_k",
+    ],
+)  # fmt: skip
 def test_error_feedback_loses_nothing(build):
     """What was sent so far and what is owed add up to all that there was to send."""
     reducer, states = build(), None
@@ -130,6 +138,58 @@ def test_error_feedback_loses_nothing(build):
     owed = N * np.asarray(states.residual).sum(0)
     np.testing.assert_allclose(done + owed, due, atol=2e-5)
     assert np.abs(owed).max() > 0.1
+
+
+SHORT = {"bf16": bf16, "fp16": fp16, "int8": lambda: int8(bucket=16)}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_memory_of_short_types_stays_as_small_as_their_rounding(name):
+    """Workers that differ throughout owe the rounding of one update, however many there were."""
+    reducer, states = error_feedback(SHORT[name]()), None
+    x = np.random.default_rng(2).standard_normal((N, 40)).astype(np.float32)
+    done, owed = np.zeros(40), []
+    for _ in range(60):
+        total, _, states = reduced(reducer, x, states)
+        done += np.asarray(total[0])
+        owed.append(np.abs(states.residual).max())
+    unit = {"bf16": 2.0**-8, "fp16": 2.0**-11, "int8": 1 / 127}[name]
+    assert 0 < max(owed) < 3 * unit * np.abs(x).max()
+    missing = 60 * x.sum(0, dtype=np.float64) - done
+    np.testing.assert_allclose(missing, N * np.asarray(states.residual).sum(0), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_worker_that_finished_nothing_keeps_what_it_rounds_for_others(name):
+    reducer = error_feedback(SHORT[name]())
+    x = np.random.default_rng(3).standard_normal((N, 40)).astype(np.float32)
+    x[1] = 0
+
+    def of_worker(x, state, me):
+        draw = Draw(KEY, jax.random.fold_in(KEY, me), me != 1, jnp.float32(N - 1), jnp.int32(0))
+        return reducer.reduce(x, state, draw)
+
+    run = jax.jit(jax.vmap(of_worker, axis_name=AXIS))
+    states = jax.vmap(reducer.init)(jnp.asarray(x))
+    before = 1.0 + np.arange(40, dtype=np.float32)
+    states = states._replace(residual=states.residual.at[1].set(before))
+    total, _, states = run(x, states, jnp.arange(N))
+    residual = np.asarray(states.residual, np.float64)
+    residual[1] -= before
+    assert (residual[1, 10:20] != 0).any()  # its chunk
+    np.testing.assert_array_equal(np.delete(residual[1], np.s_[10:20]), 0)
+    done = np.asarray(total[0], np.float64)
+    np.testing.assert_allclose(done + (N - 1) * residual.sum(0), x.sum(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_values_of_the_largest_entries_travel_in_two_bytes(name):
+    x = np.random.default_rng(4).standard_normal((N, 40)).astype(np.float32)
+    kept = np.asarray(reduced(top_k(0.25), x)[1])
+    total, sent, _ = reduced(chain(top_k(0.25), SHORT[name]()), x)
+    assert ((sent != 0) == (kept != 0)).all() and (sent != kept).any()
+    np.testing.assert_allclose(sent, kept, rtol=2.0**-8)
+    np.testing.assert_allclose(total[0], sent.sum(0), rtol=1e-6, atol=1e-6)
 
 
 def test_bytes_are_those_of_the_last_and_of_indices():
@@ -145,6 +205,11 @@ def test_bytes_are_those_of_the_last_and_of_indices():
         (chain(random_k(0.1), top_k(0.1), sign()), Payload(gathered=(4 + 4 + 40,))),
         (error_feedback(top_k(0.1), sign()), Payload(gathered=(16 + 4 + 400,))),
         (chain(random_k(0.1), int8(bucket=25)), Payload((100 + 4 * 4,))),
+        (chain(top_k(0.1), int8(bucket=25)), Payload(gathered=(100 + 4 * 4 + 400,))),
+        (bf16(), Payload((2000,))),
+        (fp16(), Payload((2 * (1000 + N),))),
+        (error_feedback(random_k(0.1), bf16()), Payload((200,))),
+        (chain(top_k(0.1), bf16()), Payload(gathered=(200 + 400,))),
     ):
         assert reducer.payload(leaf, N, 0) == expected
     method = local_sgd(optax.sgd(0.1), exchange=top_k(0.1))
@@ -158,7 +223,8 @@ def test_bytes_are_those_of_the_last_and_of_indices():
         (lambda: chain(), "chain: got no reducer"),
         (lambda: chain(sign(), top_k()), "chain: sign sends codes, which top_k cannot work on"),
         (lambda: chain(top_k(), random_k()), "top_k: picks other entries on every worker"),
-        (lambda: chain(top_k(), int8()), "so that int8 cannot add up"),
+        (lambda: chain(bf16(), fp16()), "chain: bf16 sends codes, which fp16 cannot work on"),
+        (lambda: chain(top_k(), random_k(), bf16()), "so that random_k cannot add up"),
         (lambda: chain(random_k(), random_k()), "chain: has random_k 2 times"),
         (lambda: chain(random_k(), error_feedback(sign())), "error_feedback keeps a memory"),
         (lambda: chain(error_feedback(random_k()), sign()), "write error_feedback.* around all"),
@@ -208,6 +274,7 @@ def configured(algorithm, **changes):
         "local_sgd(server=adam(learning_rate=0.01))",
         "local_sgd(server_learning_rate=0.7, server_momentum=0.9)",
         "all_reduce(exchange=error_feedback(chain(top_k, natural)))",
+        "local_sgd(exchange=error_feedback(bf16), server=momentum(decay=0.9, learning_rate=0.7))",
     ],
 )
 def test_a_config_names_codecs_and_servers(tmp_path, algorithm):
@@ -225,7 +292,10 @@ def test_a_mesh_trains_with_a_chain_and_a_server(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ("local_sgd(exchange=top)", "exchange: unknown name 'top'; known names: chain, error_feed"),
+        (
+            "local_sgd(exchange=top)",
+            "exchange: unknown name 'top'; known names: bf16, chain, error",
+        ),
         ("local_sgd(exchange=chain(top_k(share=0.1)))", "unknown parameter 'share'"),
         ("local_sgd(exchange=chain(0.1))", "cannot read the part"),
         ("local_sgd(exchange=top_k(sign))", "exchange 'top_k': is not made of other parts"),

@@ -1,0 +1,164 @@
+"""1-bit Adam: Adam with dense gradients first, then momentum in one bit per entry.
+
+H. Tang et al., *1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+Speed*, arXiv 2102.02888, Algorithm 1. Adam's variance settles early. So the first updates are those
+of Adam; then the variance stays as it is, and what is left is momentum SGD with a fixed
+preconditioner, which bears compression with error feedback:
+
+    m_i <- C(b1 m + (1 - b1) g_i + e_i)     on every worker, which keeps in e_i what C left out
+    m   <- C(mean_i m_i + e)                where a chunk is added up, which keeps e
+    x   <- x - rate m / (sqrt(v) + eps)
+
+C is the signs times the mean magnitude of a chunk, an n-th of a parameter.
+
+A worker holds three arrays of a parameter's size, m, v and e_i, and an n-th of one, e. 0/1 Adam
+(arXiv 2202.06009), which also freezes the variance at intervals and skips exchanges, is not built.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import compression
+from algorithms.base import AXIS, Algorithm
+from algorithms.compressed_mean import CompressionState, compressed
+from algorithms.compression import Reducer
+from comms import cost, quantise, two_phase
+from comms.messages import Payload
+
+SIGNS = quantise.sign_codec()
+
+
+class OneBitAdamState(NamedTuple):
+    """The exchange's state of one worker; all but the reducers' is equal on all workers."""
+
+    update: jax.Array  # [] int32, updates done, with those in which nobody finished anything
+    adam: optax.ScaleByAdamState  # m and v; its count stops with the warm-up, as v does
+    reducers: tuple  # e_i and e of every parameter that is compressed
+
+
+def signs_both_ways(workers: int) -> Reducer:
+    """Sum of signs, itself sent as signs; what that leaves out of a chunk is added to its next sum.
+
+    Its state is e, float32 [chunk], in units of the mean.
+    """
+
+    def init(leaf):
+        return jnp.zeros(two_phase.chunk_entries(_size(leaf), workers), jnp.float32)
+
+    def reduce(x, owed, draw):
+        reduced = two_phase.all_reduce(x, SIGNS, AXIS, owed=draw.total * owed)
+        some = draw.total > 0
+        left = jnp.where(some, reduced.left / jnp.where(some, draw.total, 1), owed)
+        return reduced.total, reduced.sent, left
+
+    def payload(leaf, workers, update):
+        return Payload((two_phase.payload_bytes(_size(leaf), workers, SIGNS),))
+
+    return Reducer(init, reduce, payload, name="signs both ways")
+
+
+def momentum_in_signs(
+    mean: optax.GradientTransformationExtraArgs,
+    warmup_updates: int,
+    b1: float,
+    b2: float,
+    eps: float,
+) -> optax.GradientTransformationExtraArgs:
+    """Replace gradients by the direction of Adam, from means by `mean` of what workers send.
+
+    mean: a `compressed_mean` that counts updates: first of gradients, later of momenta.
+    """
+    adam = optax.scale_by_adam(b1, b2, eps)
+
+    def init_fn(params):
+        start = mean.init(params)
+        return OneBitAdamState(start.update, adam.init(params), start.reducers)
+
+    def update_fn(updates, state, params=None, *, weight=None, **extra):
+        warm = state.update < warmup_updates
+        momentum, variance = state.adam.mu, state.adam.nu
+        sent = jax.tree.map(
+            lambda g, m: jnp.where(warm, g, b1 * m + (1 - b1) * g), updates, momentum
+        )
+        before = CompressionState(state.update, state.reducers, optax.EmptyState(), jnp.int32(0))
+        found, after = mean.update(sent, before, params, weight=weight, **extra)
+        dense, stepped = adam.update(found, state.adam)
+        correction = 1 - b2 ** state.adam.count.astype(jnp.float32)
+
+        def preconditioned(m, v):
+            """0 where no gradient was seen in the warm-up, whatever signs say there."""
+            step = m / (jnp.sqrt(v / jnp.where(warm, 1, correction)) + eps)
+            return jnp.where(v > 0, step, 0)
+
+        coarse = jax.tree.map(preconditioned, found, variance)
+        direction = _choose(warm, dense, coarse)
+        new = _choose(warm, stepped, state.adam._replace(mu=found))
+        if weight is not None:  # where nobody finished anything there is no mean
+            some = jax.lax.psum(jnp.asarray(weight, jnp.float32), AXIS) > 0
+            new = _choose(some, new, state.adam)
+        return direction, OneBitAdamState(after.update, new, after.reducers)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def one_bit_adam(
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    *,
+    warmup_updates: int = 100,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weighting: str = "proportional",
+) -> Algorithm:
+    """Adam on dense means of gradients, then on means of momenta in one bit; `optimizer` steps.
+
+    optimizer: takes Adam's direction for a gradient: plain SGD, without a momentum of its own.
+    warmup_updates: in which gradients are all-reduced dense; the paper takes 15 % to 25 %.
+    b1, b2, eps: of Adam. Parameters whose signs would not be smaller than themselves are always
+    all-reduced dense. Every update needs all workers: a rule in rounds.
+    """
+    if warmup_updates < 1:
+        raise ValueError(
+            f"one_bit_adam: needs warmup_updates >= 1, got {warmup_updates}; without Adam's "
+            "first updates there is no variance, and the paper takes 15 % of all"
+        )
+    for name, value in (("b1", b1), ("b2", b2)):
+        if not 0 <= value < 1:
+            raise ValueError(f"one_bit_adam: needs 0 <= {name} < 1, got {value}; 0.9 is usual")
+    reducer = compression.with_dense_warmup(signs_both_ways(workers), warmup_updates)
+    reducer = compression.with_error_feedback(reducer)
+
+    def reducer_of(path, leaf):
+        size = _size(leaf)
+        return reducer if two_phase.payload_bytes(size, workers, SIGNS) < 4 * size else None
+
+    method = compressed(
+        "one_bit_adam",
+        optimizer,
+        reducer_of,
+        warmup_updates=warmup_updates,
+        equal_memory=True,
+        weighting=weighting,
+    )
+
+    def check(count, row):
+        method.check(count, row)
+        if count != workers:
+            raise ValueError(
+                f"one_bit_adam: was built for {workers} workers, but {count} train; give it as many"
+            )
+
+    exchange = momentum_in_signs(method.exchange, warmup_updates, b1, b2, eps)
+    return method._replace(exchange=exchange, check=check)
+
+
+def _choose(condition, chosen: Any, other: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
+
+
+def _size(leaf) -> int:
+    return cost.payload_bytes(leaf) // jnp.dtype(leaf.dtype).itemsize

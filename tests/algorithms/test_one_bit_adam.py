@@ -1,0 +1,215 @@
+"""1-bit Adam: Adam first, then momentum in signs with memories on both sides."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce, one_bit_adam
+from algorithms.base import AXIS, scale_by_samples
+from comms.messages import Row, collective_bytes
+from configs import nonblocking
+from experiments import prepare, sweep, train
+from stragglers import delays
+from tests import planned
+
+N, WARM = 4, 6
+RATE = 0.1
+SHAPES = {"w": (40, 16), "b": (3,)}
+
+
+def gradients(update, scale=1.0):
+    """[N, ...] of every worker, about a common one."""
+    rng = np.random.default_rng(update)
+    return {
+        name: np.float32(
+            scale * (rng.standard_normal(shape) + 0.3 * rng.standard_normal((N, *shape)))
+        )
+        for name, shape in SHAPES.items()
+    }
+
+
+def start(method):
+    params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    state = method.exchange.init(params)
+    stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *jnp.shape(a))), state)
+    return params, stacked, method.server.init(params)
+
+
+@functools.lru_cache
+def program(method):
+    def of_worker(gradient, state, weight, samples):
+        return method.exchange.update(gradient, state, samples=samples, weight=weight)
+
+    return jax.jit(jax.vmap(of_worker, in_axes=(0, 0, 0, None), axis_name=AXIS))
+
+
+@functools.lru_cache
+def served(method):
+    return jax.jit(method.server.update)
+
+
+def exchange(method, gradient, state, weights=None, samples=0.0):
+    """(direction [N, ...], states) of an update."""
+    weights = jnp.ones(N) if weights is None else jnp.asarray(weights, jnp.float32)
+    return program(method)(gradient, state, weights, samples)
+
+
+def step(method, params, state, server, gradient, weights=None):
+    direction, state = exchange(method, gradient, state, weights)
+    mine = jax.tree.map(lambda a: a[0], direction)
+    batches = N if weights is None else int(np.sum(weights))
+    updates, server = served(method)(mine, server, params, batches=batches, samples=0.0)
+    return optax.apply_updates(params, updates), state, server
+
+
+def test_the_warm_up_is_adam():
+    """To the rounding of float32: multiplications and additions may be fused in one of the two."""
+    ours = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
+    adam = all_reduce(optax.chain(optax.scale_by_adam(), scale_by_samples(RATE)))
+    one, other = start(ours), start(adam)
+    for update in range(WARM):
+        one = step(ours, *one, gradients(update))
+        other = step(adam, *other, gradients(update))
+        moments = jax.tree.map(lambda a: a[0], one[1].adam)
+        near = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-7)
+        jax.tree.map(near, (one[0], moments), (other[0], other[2][0]))
+    one, other = step(ours, *one, gradients(WARM)), step(adam, *other, gradients(WARM))
+    assert not np.allclose(one[0]["w"], other[0]["w"], rtol=1e-3)
+
+
+def signs(x):
+    """Signs times mean magnitude of every chunk [..., m]; a zero counts as positive."""
+    return np.where(x < 0, -1, 1) * np.abs(x).mean(axis=-1, keepdims=True)
+
+
+def test_after_it_both_sides_remember_what_signs_leave_out():
+    """The paper's Algorithm 1 in NumPy, chunk by chunk, on three weights that differ."""
+    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
+    _, state, _ = start(method)
+    weights = np.float32([1, 2, 3, 0])
+    for update in range(WARM):
+        _, state = exchange(method, gradients(update), state)
+    momentum, variance = (
+        np.array(part["w"][0], np.float64).reshape(N, -1) for part in state.adam[1:]
+    )
+    corrected = np.sqrt(variance / (1 - 0.999**WARM)) + 1e-8
+    of_workers, of_sums = np.zeros((N, *momentum.shape)), np.zeros(momentum.shape)
+    for update in range(WARM, WARM + 8):
+        given = gradients(update)
+        direction, state = exchange(method, given, state, weights)
+        local = 0.9 * momentum + 0.1 * given["w"].reshape(N, N, -1)
+        owed = weights[:, None, None] / weights.sum() * local + of_workers
+        owed[weights == 0] = 0
+        sent = signs(owed)
+        of_workers = np.where(weights[:, None, None] > 0, owed - sent, of_workers)
+        total = sent.sum(0) + of_sums
+        momentum = signs(total)
+        of_sums = total - momentum
+        found = np.asarray(direction["w"])
+        np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
+        np.testing.assert_allclose(found[0].reshape(N, -1), momentum / corrected, rtol=2e-4)
+        np.testing.assert_array_equal(np.asarray(state.adam.nu["w"][0]).reshape(N, -1), variance)
+        memory = state.reducers[-1]
+        np.testing.assert_allclose(
+            np.asarray(memory.residual).reshape(of_workers.shape), of_workers, atol=1e-5
+        )
+        np.testing.assert_allclose(memory.inner, of_sums, atol=1e-5)
+    assert np.abs(of_workers).max() > 0.01 and np.abs(of_sums).max() > 0.01
+
+
+def test_where_no_gradient_was_seen_nothing_moves():
+    """A variance of 0 would make a step of eps' inverse of any sign."""
+    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
+    params, state, server = start(method)
+    for update in range(2 * WARM):
+        given = gradients(update)
+        given["w"][:, 5] = 0
+        params, state, server = step(method, params, state, server, given)
+    moved = np.asarray(params["w"])
+    assert (moved[5] == 0).all() and (np.delete(moved, 5, 0) != 0).all()
+    assert np.abs(moved).max() < 10 * RATE * WARM
+
+
+@pytest.mark.parametrize("update", [2, WARM + 2])
+def test_an_update_without_anybody_changes_nothing_but_the_count(update):
+    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
+    given = start(method)
+    for earlier in range(update):
+        given = step(method, *given, gradients(earlier))
+    after = step(method, *given, gradients(99), np.zeros(N))
+    assert (np.asarray(after[1].update) == update + 1).all()
+    same = given[1]._replace(update=after[1].update)
+    jax.tree.map(np.testing.assert_array_equal, (given[0], same), after[:2])
+
+
+def test_bytes_of_both_phases():
+    """640 entries: first 2,560 bytes, then 4 chunks of 5 words and a mean; 3 entries stay dense."""
+    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+    for update, reduced in ((0, 2560), (WARM - 1, 2560), (WARM, 4 * (4 * 5 + 4))):
+        encoded, dense = method.messages(shapes, N, Row(update))
+        assert encoded.reduced == (reduced,) and dense.reduced == (12,)
+    assert method.settled == WARM
+    large = {"w": jax.ShapeDtypeStruct((4096, 1024), jnp.float32)}
+    before, after = (
+        sum(collective_bytes(payload, N) for payload in method.messages(large, N, Row(update)))
+        for update in (0, WARM)
+    )
+    assert before / after == pytest.approx(32, rel=1e-3)
+
+
+def configured(algorithm, **changes):
+    config = nonblocking.get_config("workers=4")
+    small = {"wait": "barrier", "mini_batches": 2, "algorithm": algorithm}
+    return sweep.override(config, small | changes)
+
+
+def test_partial_schedules_and_bad_numbers_are_refused():
+    with pytest.raises(ValueError, match="needs warmup_updates >= 1, got 0"):
+        one_bit_adam(optax.sgd(0.1), N, warmup_updates=0)
+    with pytest.raises(ValueError, match="needs 0 <= b2 < 1, got 2"):
+        one_bit_adam(optax.sgd(0.1), N, b2=2)
+    row = planned.plan("barrier", delays.deterministic(1.0), N + 1, 1)
+    with pytest.raises(ValueError, match="was built for 4 workers, but 5 train"):
+        one_bit_adam(optax.sgd(0.1), N).check(N + 1, row)
+    with pytest.raises(ValueError, match="one_bit_adam: its memory must be equal on all workers"):
+        prepare.prepare(
+            configured("one_bit_adam", wait="k_async(k=2)", delay="exponential(scale=1.0)")
+        )
+
+
+def test_a_mesh_trains_through_both_phases(tmp_path):
+    config = configured(
+        "one_bit_adam(warmup_updates=3)", task="digits(model=logistic)", runtime="mesh", updates=6,
+        delay="none", optimizer="sgd(learning_rate=0.01)",
+    )  # fmt: skip
+    summary = train.run(config, str(tmp_path))
+    assert summary["updates"] == 6 and np.isfinite(summary["train_loss"])
+
+
+@pytest.mark.slow
+def test_digits_end_as_with_adam_for_the_same_samples(tmp_path):
+    """MLP, 8 workers, a fifth of 400 updates warm: the loss is at most a tenth above Adam's."""
+    ended = []
+    for number, (algorithm, optimizer) in enumerate(
+        (
+            ("all_reduce", "adam(learning_rate=0.001)"),
+            ("one_bit_adam(warmup_updates=80)", "sgd(learning_rate=0.001)"),
+        )
+    ):
+        config = sweep.override(
+            nonblocking.get_config("workers=8"),
+            {"algorithm": algorithm, "optimizer": optimizer, "wait": "barrier", "updates": 400,
+             "delay": "deterministic(value=0.02)", "seconds": 1e9, "evaluate_every": 20.0},
+        )  # fmt: skip
+        ended.append(train.run(config, str(tmp_path / str(number))))
+    adam, ours = ended
+    assert ours["samples"] == adam["samples"] and adam["train_loss"] < 0.1
+    assert ours["train_loss"] < 1.1 * adam["train_loss"]
+    assert ours["bytes_per_worker"] / adam["bytes_per_worker"] == pytest.approx(
+        0.2 + 0.8 / 32, abs=0.005
+    )
