@@ -80,8 +80,8 @@ def neighbour_gain_bounds(
     """
     if not 0 <= degree < workers:
         raise ValueError(
-            f"neighbour_gain_bounds: got degree={degree}; {workers} workers have 0 to {workers - 1} "
-            "neighbours"
+            f"neighbour_gain_bounds: got degree={degree}; {workers} workers have 0 to "
+            f"{workers - 1} neighbours"
         )
     near = moments(law, degree + 1, mini_batches, draw, "cut")
     far = moments(law, workers, mini_batches, draw, "cut")
