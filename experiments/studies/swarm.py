@@ -159,10 +159,9 @@ def _met(done: schedule.Schedule, workers: int, batch_size: int) -> dict:
 def _draw(curves: dict, told: dict, path: Path):
     canvas = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
     gamma, stale, samples = canvas.subplots(1, 3)
-    colours = dict(zip(curves, [*COLOURS, *COLOURS], strict=False))
-    dashes = {name: DASHES[i // len(COLOURS)] for i, name in enumerate(curves)}
-    for name, metrics in curves.items():
-        line = {"color": colours[name], "linestyle": dashes[name], "linewidth": 1.4}
+    for number, (name, metrics) in enumerate(curves.items()):
+        row, column = divmod(number, len(COLOURS))
+        line = {"color": COLOURS[column], "linestyle": DASHES[row % len(DASHES)], "linewidth": 1.4}
         points = [(r["samples"], r["consensus_distance"]) for r in metrics]
         points = [(x, y) for x, y in points if y and x]
         if points:

@@ -7,6 +7,7 @@ from configs import swarm
 from experiments import prepare, records, sweep, train
 from experiments.parts import part
 from experiments.reports import comparison, table
+from experiments.studies import swarm as study
 
 ARMS = dict(swarm.sweep())
 
@@ -201,3 +202,11 @@ def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_pa
     if communication != 0.5:
         seconds += size / 100.0
     assert last["extra_seconds_per_worker"] == pytest.approx(seconds)
+
+
+def test_a_figure_has_a_line_for_every_arm_of_the_sweep(tmp_path):
+    """However many: colours come again with other dashes."""
+    metrics = [{"samples": n, "consensus_distance": 1.0 / n} for n in (1, 2)]
+    names = [name for name, _ in swarm.sweep()] + [f"more {n}" for n in range(20)]
+    study._draw({name: metrics for name in names}, {}, tmp_path / "drawn.png")
+    assert Image.open(tmp_path / "drawn.png").size[0] == 1500
