@@ -208,9 +208,10 @@ class Arm:
         measured = jax.device_get(self._prepared.algorithm.metrics(memory))
         measured = {name: float(value) for name, value in measured.items()}
         if "extra_messages_per_worker" in measured:
-            measured["extra_seconds_per_worker"] = self._extra_seconds(
-                measured["extra_messages_per_worker"], measured["extra_bytes_per_worker"]
-            )
+            count, size = (measured[f"extra_{what}_per_worker"] for what in ("messages", "bytes"))
+            measured["extra_seconds_per_worker"] = self._extra_seconds(count, size)
+            measured["bytes_per_worker"] = self._sent + size
+            measured["planned_bytes_per_worker"] = self._sent
         return measured
 
     def _extra_seconds(self, count: float, size: float) -> float:

@@ -45,22 +45,20 @@ def _points(ours, theirs, at_least: float) -> str:
     return f"{verdict}: {points:+.2f} points, {' against '.join(accuracies)}"
 
 
-def _sent(record) -> float:
-    """Bytes that a node has sent, with what the codec sent again."""
-    return record["bytes_per_worker"] + record.get("extra_bytes_per_worker", 0.0)
-
-
 def _sent_to_target(arm) -> float | None:
     target = arm["config"].target_loss
     sent = [
-        records.at_target([r | {"sent": _sent(r)} for r in repeat], target, "sent")
+        records.at_target([r | {"sent": r["bytes_per_worker"]} for r in repeat], target, "sent")
         for repeat in arm["metrics"]
     ]
     return None if None in sent else float(np.mean(sent))
 
 
 def _fewer_bytes(ours, theirs) -> str:
-    whole = [float(np.mean([_sent(r[-1]) for r in arm["metrics"]])) for arm in (ours, theirs)]
+    whole = [
+        float(np.mean([r[-1]["bytes_per_worker"] for r in arm["metrics"]]))
+        for arm in (ours, theirs)
+    ]
     points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
     end = f"at equal samples {_half(*whole)}, {points:+.2f} points"
     sent = [_sent_to_target(arm) for arm in (ours, theirs)]
@@ -96,7 +94,7 @@ def _record(arm) -> str:
         f"{100 * arm['test_accuracy_worst_worker']:.2f} to "
         f"{100 * arm['test_accuracy_best_worker']:.2f} %",
         f"Gamma / n {mean('consensus_distance'):.2g}",
-        f"{np.mean([_sent(record) for record in last]) / 1e6:.2f} MB sent per node",
+        f"{np.mean([record['bytes_per_worker'] for record in last]) / 1e6:.2f} MB sent per node",
     ]
     if "decode_failures" in last[0]:
         told.append(
@@ -111,7 +109,7 @@ def _record(arm) -> str:
 
 def _resent_share(last: list[dict]) -> float:
     """Bytes sent again, against those of all first messages and answers."""
-    sent = sum(record["bytes_per_worker"] for record in last)
+    sent = sum(record["planned_bytes_per_worker"] for record in last)
     return sum(record.get("extra_bytes_per_worker", 0.0) for record in last) / max(sent, 1.0)
 
 

@@ -102,8 +102,9 @@ def test_claims_stand_beside_what_was_measured(capsys):
             "swarm/H=2/8 bits": told(
                 "swarm/H=2/8 bits",
                 accuracy=0.954,
-                megabytes=2.0,
+                megabytes=2.5,
                 seconds=30.0,
+                planned_bytes_per_worker=2e6,
                 decode_failures=3.0,
                 full_precision_buckets=1.0,
                 skipped_buckets=0.0,
@@ -202,6 +203,7 @@ def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_pa
     if communication != 0.5:
         seconds += size / 100.0
     assert last["extra_seconds_per_worker"] == pytest.approx(seconds)
+    assert last["bytes_per_worker"] == last["planned_bytes_per_worker"] + size
 
 
 def test_a_figure_has_a_line_for_every_arm_of_the_sweep(tmp_path):
