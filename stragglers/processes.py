@@ -7,6 +7,7 @@ laws flatter methods that drop stragglers; the processes here do not.
 """
 
 import csv
+import io
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import ArrayLike
 
+from stragglers import reading
 from stragglers.delays import Law
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
@@ -268,11 +270,11 @@ def _finish(path: _Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray
 def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[float]]:
     """Recorded durations per worker, workers by number (or by name), records by time."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with io.TextIOWrapper(reading.opened(path), "utf-8", newline="") as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or []
             rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise ValueError(
             f"trace: cannot read {path} ({error}); give the path of a CSV file"
         ) from error
