@@ -15,15 +15,20 @@ from experiments import (
     distributed,
     entries,
     executors,
+    files,
+    formats,
     kinds,
     locks,
+    manifest,
     parts,
     prepare,
     progress,
     records,
+    texts,
 )
 from experiments.config_files import override
 from experiments.executors import Arm
+from experiments.reports import provenance
 
 
 def expand(
@@ -61,6 +66,11 @@ def expand(
         raise ValueError(f"arm {outside[0]!r} would leave the workdir; name it as method/variant")
     if len(set(map(pathlib.Path, paths))) < len(paths):
         raise ValueError("two arms of the sweep have the same name; give every arm its own")
+    for arm in arms:
+        if not texts.is_visible(arm.config.name):
+            raise ValueError(f"arm {arm.config.name!r} has control characters; rename it")
+        if arm.path:
+            manifest.check_arm(arm.path)
     return arms
 
 
@@ -95,7 +105,11 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
 def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     """Refuse the whole sweep, with nothing written, if any of its arms cannot run."""
+    manifest.check_path(workdir, "workdir")
     root = pathlib.Path(workdir)
+    for arm in arms:
+        manifest.check_path(root.absolute() / arm.path, "the place of an arm")
+        manifest.check_links(root, arm.path)
     if any(arm.path for arm in arms) and (root / records.CONFIG).exists():
         raise ValueError(
             f"workdir {root} holds a single run, whose summary those of several would replace; "
@@ -104,6 +118,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     there = next(place for place in (root, *root.absolute().parents) if place.exists())
     if there.is_dir() and not os.access(there, os.W_OK):
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
+    _check_root(root, arms)
     for arm in arms:
         other = _other_seeds(root / arm.path)
         if other is not None:
@@ -116,6 +131,22 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
             prepare.prepare(arm.config)
         except ValueError as error:
             raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
+
+
+def _check_root(root: pathlib.Path, arms: list[Arm]) -> None:
+    """Refuse a workdir in which a file lies that a launch writes and none of ours has written."""
+    try:
+        ours = bool(provenance.read(root))
+    except formats.Damaged:
+        ours = False
+    ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
+    manifest.refuse(root, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS), ours)
+
+
+def claim(arms: list[Arm], workdir: str) -> None:
+    """Make the directories of arms ours, before anything else is written into them."""
+    for arm in arms:
+        records.claim(pathlib.Path(workdir) / arm.path, arm.config)
 
 
 def _other_seeds(place: pathlib.Path) -> pathlib.Path | None:
@@ -182,6 +213,10 @@ def run(
 
     together: arms that differ only in data run as one program, see `prepare.alike`.
     """
+    if distributed.is_writer():
+        files.make(workdir)
+        files.tidy(workdir)
+        claim(arms, workdir)
     console = Console(quiet=not distributed.is_writer())
     with progress.show(console, len(arms)) as shown:
         return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)

@@ -1,6 +1,5 @@
 """A strip chart: what every worker does in the first rounds of some arms, as a picture."""
 
-import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.reports import figure
 from experiments.reports.timeline import KINDS, MOST_STRETCHES, NANOSECONDS, Stretches
 from stragglers.schedule import Event
 
@@ -47,7 +47,7 @@ def draw(strips: Sequence[Strip]) -> bytes:
         axes = canvas.add_axes((0.085, top / height, 0.9, lane * len(lanes) / height))
         _lay(axes, strip.first, lanes, until)
         marked += _mark(axes, strip.events, lanes, until)
-        title = f"{strip.name}: {_landed(strip.first, until)} updates"
+        title = f"{figure.literal(strip.name)}: {_landed(strip.first, until)} updates"
         axes.set_title(title, loc="left", fontsize=9, pad=4)
         axes.set_xlim(0, until)
         axes.tick_params(labelbottom=False)
@@ -59,9 +59,7 @@ def draw(strips: Sequence[Strip]) -> bytes:
     canvas.legend(
         handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False, **spaces
     )
-    out = io.BytesIO()
-    canvas.savefig(out, format="png")
-    return out.getvalue()
+    return figure.png(canvas)
 
 
 def _lay(axes: Axes, told: Stretches, lanes: np.ndarray, until: float):
