@@ -41,9 +41,10 @@ def sweep():
 """
 
 # Of a run of somebody else.
-OTHER = {"name": "other", "seed": 3, "workers": 4, "runtime": "simulate"} | dict.fromkeys(
-    ("task", "algorithm", "wait", "delay", "optimizer"), {"name": "another"}
-)
+OTHER = {
+    **{"name": "other", "seed": 3, "workers": 4, "runtime": "simulate", "task": "another"},
+    **{"algorithm": "another", "wait": "another", "delay": "another", "optimizer": "another"},
+}
 
 
 def files(place):

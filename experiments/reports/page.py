@@ -151,7 +151,10 @@ def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> I
 
 def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator[str]:
     """The beginning of some arms, the first of every waiting rule before others."""
-    candidates = [arm for arm in arms if arm.name in looks]
+    candidates = [arm for arm in arms if arm.name in looks and looks[arm.name].first.worker.size]
+    if not candidates:
+        yield "<p>No worker does anything for as long as a nanosecond: no strip is drawn.</p>"
+        return
     first = {arm.summary["wait"]: arm.name for arm in reversed(candidates)}
     others = {
         tuple(str(arm.config.get(key)) for key in ("wait", "delay", "mini_batches", "graph")): arm

@@ -139,7 +139,8 @@ def lanes_of(told: Stretches, workers: int) -> np.ndarray:
         return np.arange(workers)
     _, each = _computing(told)
     some = np.linspace(0, workers - 1, MOST_LANES - 1).astype(int)
-    return np.union1d(some, [np.nanargmax(each)])
+    slowest = np.nan_to_num(each, nan=-1.0).argmax()
+    return np.union1d(some, [slowest])
 
 
 def _window(strips: Sequence[Stretches]) -> float:
@@ -150,9 +151,11 @@ def _window(strips: Sequence[Stretches]) -> float:
         often = np.flatnonzero(times > 0)
         last = np.zeros(times.size)
         np.maximum.at(last, told.worker, told.end / NANOSECONDS)
-        cycles.append((last[often] / times[often]).max())
+        if often.size:  # no mini-batch takes a nanosecond otherwise
+            cycles.append((last[often] / times[often]).max())
         # Of a run that is not told to its end, nothing is known any later.
         whole = told.begin.size < MOST_STRETCHES
         known.append(np.inf if whole else told.begin.max() / NANOSECONDS)
     ends = max(told.end.max() for told in strips) / NANOSECONDS
-    return min(CYCLES * max(cycles), MOST_CYCLES * min(cycles), ends, *known)
+    few = (CYCLES * max(cycles), MOST_CYCLES * min(cycles)) if cycles else ()
+    return min(*few, ends, *known)
