@@ -5,6 +5,7 @@ older one removed, so that a kill at any moment leaves one of the two.
 """
 
 import contextlib
+import hashlib
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from absl import logging
 from experiments import files, records, texts
 from stragglers.schedule import Schedule, load
 
+DIGESTS = "digests.json"  # of all other files of a checkpoint; older ones have none
 PACKED = "run/"  # prefix of what the runtime has packed
 
 
@@ -46,6 +48,7 @@ def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
         with _checkpointer() as checkpointer:
             checkpointer.save(unfinished.absolute(), stored)
             checkpointer.wait_until_finished()
+        records.write_json(unfinished / DIGESTS, _digests(unfinished))
         files.sync_tree(unfinished)
     except Exception as error:  # orbax and its store raise many kinds on a full disk
         files.remove_tree(unfinished)
@@ -57,6 +60,9 @@ def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
     """The checkpoint made after an evaluation; one that cannot be read raises ValueError."""
     path = _directory(workdir) / str(evaluation)
     try:
+        # Before the store sees it, which goes on reading for a while after it has found an error.
+        if (path / DIGESTS).exists() and records.read_json(path / DIGESTS) != _digests(path):
+            raise ValueError("its files are not those that were written")
         with _checkpointer() as checkpointer:
             stored = checkpointer.restore(path.absolute())
         schedule = None
@@ -99,6 +105,17 @@ def remove(workdir: str | os.PathLike) -> None:
 
 def _directory(workdir) -> Path:
     return Path(workdir) / records.CHECKPOINT
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The files of a checkpoint by their names -> SHA-256."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != DIGESTS:
+            with files.opened(path) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(folder).as_posix()] = digest
+    return found
 
 
 def _complete(workdir) -> set[int]:

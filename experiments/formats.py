@@ -7,6 +7,7 @@ in a sentence with the way out that loses least.
 
 import datetime
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -16,7 +17,7 @@ from experiments import files
 from experiments.entries import Entries, is_number
 from experiments.texts import brief, is_visible
 
-_LARGEST = 1.8e308  # beyond it a number of JSON is no float
+_LARGEST = sys.float_info.max  # beyond it a whole number of JSON is no float
 
 
 class Damaged(ValueError):
@@ -99,7 +100,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return is_number(value, Real) and -_LARGEST < value < _LARGEST
+    return is_number(value, Real) and -_LARGEST <= value <= _LARGEST
 
 
 def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -260,6 +261,7 @@ PUBLISHED = QUOTED._replace(
     ),
     needed=NOTE.needed,
 )
+PUBLISHED_SWEEP = PUBLISHED._replace(needed=(*NOTE.needed, "count", "seeds", "arms"))
 ANYTHING = Format((), (), "give another file, or let the program that wrote it write it again")
 
 

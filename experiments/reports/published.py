@@ -107,6 +107,8 @@ def page(folder: Path = FOLDER) -> str:
 
 def _section(path: Path) -> str:
     taken = formats.read(path, formats.PUBLISHED)
+    if "arms" in taken:
+        formats.checked(taken, path, formats.PUBLISHED_SWEEP)
     lines = [f"## {path.stem.replace('_', ' ')}", f"`{taken['command']}`", ""]
     if "arms" in taken:
         lines += [f"Arms: {taken['count']}, seeds: {taken['seeds']}.", ""]
