@@ -11,6 +11,7 @@ longer than ten seconds. The exit code is 1 if anything is broken.
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import random
@@ -130,7 +131,7 @@ def _change(draw: random.Random, tree: Any) -> None:
     elif choice < 0.35:
         node[key] = [node[key]]
     else:
-        node[key] = draw.choice(_VALUES)
+        node[key] = copy.deepcopy(draw.choice(_VALUES))
 
 
 def of_archive(draw: random.Random, content: bytes) -> bytes:
@@ -288,6 +289,12 @@ def _read_trace(path: Path) -> None:
         raise AssertionError(f"a trace with the durations {seconds}")
 
 
+def _read_profile(path: Path) -> None:
+    profile = profiling.load(path)
+    if profile.ready is not None:
+        profiling.describe(profile)
+
+
 def _gather(path: Path) -> None:
     """What a report reads of all that lies below a workdir."""
     root = path.parent if path.parent.name != "a" else path.parent.parent
@@ -303,7 +310,7 @@ READERS = {
     "note": Reader(_of_sweep("report.json"), _gather, of_json),
     "metrics": Reader(_of_sweep("a/metrics.jsonl"), _gather, of_json),
     "config": Reader(_of_sweep("a/config.json"), _gather, of_json),
-    "profile": Reader(_profile, lambda path: profiling.load(path).fit, of_json),
+    "profile": Reader(_profile, _read_profile, of_json),
     "published": Reader(_taken, lambda path: published.page(path.parent), of_json),
     "checkpoint": Reader(_checkpoint, lambda path: checkpoints.read(_workdir(path), 1), of_bytes),
 }

@@ -132,7 +132,7 @@ def _is_date(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return _is_finite(value) and value >= 0
+    return _is_finite(value) and 0 <= value < 1e18  # s or bytes, whose squares are numbers
 
 
 def _is_table(value: Any, needed: Iterable[str] = ("name",)) -> bool:

@@ -89,8 +89,9 @@ def load(path: str | os.PathLike) -> Profile:
             f"{len(profile.layers)} layers; measure it anew"
         )
     try:
-        profile.fit  # noqa: B018
-    except (ValueError, TypeError, IndexError) as error:
+        with np.errstate(over="raise", invalid="raise"):  # of numbers that no times can be
+            profile.fit  # noqa: B018
+    except (ArithmeticError, ValueError, TypeError, IndexError) as error:
         raise formats.damaged(path, error, formats.PROFILE) from error
     return profile
 

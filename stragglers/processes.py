@@ -278,11 +278,10 @@ def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[f
         raise ValueError(
             f"trace: cannot read {path} ({error}); give the path of a CSV file"
         ) from error
+    found = " ".join(", ".join(columns).split())[:200]  # of any file, on one line
     for column in (worker, time, duration):
         if column not in columns:
-            raise ValueError(
-                f"trace: {path} has no column {column!r}; it has {', '.join(columns) or 'none'}"
-            )
+            raise ValueError(f"trace: {path} has no column {column!r}; it has {found or 'none'}")
     if not rows:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     observed: dict[str, list[tuple[float, float]]] = {}
@@ -290,8 +289,8 @@ def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[f
         when, seconds = _number(row[time]), _number(row[duration])
         if not (math.isfinite(when) and 0 < seconds < math.inf):
             raise ValueError(
-                f"trace: {path} line {line} has {time}={row[time]!r}, {duration}="
-                f"{row[duration]!r}; keep numbers and positive durations only"
+                f"trace: {path} line {line} has {time}={row[time]!r:.200}, "
+                f"{duration}={row[duration]!r:.200}; keep numbers and positive durations only"
             )
         observed.setdefault(row[worker], []).append((when, seconds))
     numbered = all(math.isfinite(_number(name)) for name in observed)

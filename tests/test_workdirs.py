@@ -229,3 +229,53 @@ def test_delays_too_short_to_be_drawn_have_a_report(call, here):
         assert call("--report=out")[0] == 0
     delay = "--config.delay=deterministic(value=1e-300)"  # but what they send takes time
     assert call(*OK, delay, "--config.communication=0.01", "--overwrite")[0] == 0
+
+
+def test_damaged_records_of_a_finished_run_are_named(call, here):
+    """When the same command finds its work done, and when only the report is written again."""
+    assert call(*OK)[0] == 0
+    out = here / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    incomplete = {key: value for key, value in summary.items() if key != "clock"}
+    line = (out / "metrics.jsonl").read_text().splitlines()[0]
+    damages = {
+        "summary.json": ("[]", "5", '"x"', json.dumps(incomplete), "[" * 10**5),
+        "metrics.jsonl": ("{}}\n", '{"step": 1}\n', f"{line}\n{{}}\n", "[" * 10**5 + "\n", "\x00"),
+        "config.json": ("", "[]", '{"name": 5}'),
+    }
+    for name, texts in damages.items():
+        before = (out / name).read_bytes()
+        for text in texts:
+            (out / name).write_text(text)
+            for flags in (OK, ("--report=out",)):
+                code, _, err = call(*flags)
+                assert (
+                    code == 2
+                    and err.count("\n") == 1
+                    and f"out/{name}" in err.replace(f"workdir out holds a {name}", f"out/{name}")
+                ), err
+            assert (out / name).read_text() == text
+        (out / name).write_bytes(before)
+    before = (out / "schedule.npz").read_bytes()
+    for damaged in (b"", before[:100], before[:300] + b"x" + before[301:]):
+        (out / "schedule.npz").write_bytes(damaged)
+        code, _, err = call("--report=out")
+        assert code == 2 and "schedule.npz holds no schedule" in err and err.count("\n") == 1
+    (out / "schedule.npz").write_bytes(before)
+    assert call(*OK)[0] == 0
+
+
+def test_a_damaged_note_is_written_anew(call, here):
+    assert call(*OK)[0] == 0
+    note, finished = here / "out" / "report.json", (here / "out" / "summary.json").read_bytes()
+    broken = ("", "null", "[]", "5", '{"command": 1}', "[" * 10**5, '{"claims": [1]}')
+    for text in broken:
+        note.write_text(text)
+        code, _, err = call("--report=out")
+        assert code == 0 and err.startswith("warning: ") and err.count("\n") == 1
+        assert note.read_text() == text
+        code, shown, err = call(*OK)
+        assert code == 0 and "already finished" in shown and err.startswith("warning: "), err
+        assert json.loads(note.read_text())["command"].endswith("--config.updates=2")
+        assert (here / "out" / "summary.json").read_bytes() == finished
+        assert call("--report=out")[2] == ""
