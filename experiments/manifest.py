@@ -31,14 +31,19 @@ FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))
 FOLDERS = frozenset((*RUN_FOLDERS, *LAUNCH_FOLDERS))
 LOCKS = ("run.lock", "launch.lock")
 # What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
-# one. The rest is replaced when it is written again.
+# one. The rest, config.json first, is replaced when it is written again.
 REMOVED = (
-    "summary.json", "config.json", "metrics.jsonl", "schedule.npz", "parameters.npz",
+    "summary.json", "metrics.jsonl", "schedule.npz", "parameters.npz",
     "timeline.json", "error.txt",
 )  # fmt: skip
 _LOCKED_BY = re.compile(r"(process \d+ on .{0,255})?")
 MOST_PATH = 3800  # bytes of a path, so that names below it have room in the system's 4096
 MOST_NAME = 255  # bytes
+
+
+def present(place: Path, names: Iterable[str]) -> list[str]:
+    """The names under which something lies in a directory, links that lead nowhere included."""
+    return [name for name in names if os.path.lexists(place / name)]
 
 
 def refuse(place: Path, names: Iterable[str], ours: bool) -> None:

@@ -173,14 +173,15 @@ def check(
                 f"workdir {workdir}: {place} is not a directory; choose another --workdir"
             )
     manifest.check_path(workdir, "workdir")
+    # First what lies there, then whether it is ours: another process may be about to begin.
+    there = manifest.present(workdir, (*manifest.RUN_FILES, *manifest.RUN_FOLDERS))
     mine = is_ours(workdir, config)
-    if mine is not None and (workdir / CONFIG).exists():
+    if mine is not None and CONFIG in there:
         raise ValueError(f"workdir {workdir} holds a {CONFIG} {mine}; choose another --workdir")
     if mine is None and not overwrite:
         _refuse_another_config(workdir, config)
         read_summary(workdir)
-    names = (*manifest.RUN_FILES, *manifest.RUN_FOLDERS)
-    manifest.refuse(workdir, names, ours=mine is None)
+    manifest.refuse(workdir, there, ours=mine is None)
 
 
 def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:

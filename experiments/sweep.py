@@ -135,12 +135,14 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
 
 def _check_root(root: pathlib.Path, arms: list[Arm]) -> None:
     """Refuse a workdir in which a file lies that a launch writes and none of ours has written."""
+    # First what lies there, then whether it is ours: another process may be about to begin.
+    there = manifest.present(root, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS))
     try:
         ours = bool(provenance.read(root))
     except formats.Damaged:
         ours = False
     ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
-    manifest.refuse(root, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS), ours)
+    manifest.refuse(root, there, ours)
 
 
 def claim(arms: list[Arm], workdir: str) -> None:
