@@ -57,7 +57,9 @@ _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line giv
 
 def refuse(error: Exception | str) -> NoReturn:
     """One sentence instead of a traceback: the input was at fault, not the program."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    from experiments import texts
+
+    print(f"error: {texts.sentence(error)}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -127,8 +129,7 @@ def analyse(file: config_files.ConfigFile) -> None:
     """Run what a config file analyses, or print the command; its workdir is that of a run."""
     from rich.console import Console
 
-    from experiments import executors, records
-    from experiments.reports import provenance
+    from experiments import executors, provenance
     from experiments.studies import study
 
     others = given(*_ABOUT_ARMS)
@@ -136,7 +137,7 @@ def analyse(file: config_files.ConfigFile) -> None:
         raise ValueError(
             f"{file.path} is an analysis, without arms and without training; leave out {others}"
         )
-    records.check(_WORKDIR.value, file.config, _OVERWRITE.value)
+    study.check(_WORKDIR.value, file.config, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
@@ -181,25 +182,28 @@ def plan() -> Callable[[], int] | None:
 
     def work() -> int:
         with held:
-            begin(sweep.unfinished(arms, place, _OVERWRITE.value))
+            left = sweep.unfinished(arms, place, _OVERWRITE.value)
+            begin(arms, left)
             return compare(comparison.launch(arms, place, _OVERWRITE.value, **how))
 
     return work
 
 
-def begin(left) -> None:
+def begin(arms, left) -> None:
     """Note what runs, for reports; where no arms are left to run, what was noted when they ran."""
-    from experiments import distributed
-    from experiments.reports import provenance
+    from experiments import distributed, provenance, sweep
 
-    if distributed.is_writer() and (left or not provenance.read(_WORKDIR.value)):
+    if not distributed.is_writer():
+        return
+    sweep.claim([arm for arm in arms if not arm.path], _WORKDIR.value)  # before any other file
+    if left or not provenance.known(_WORKDIR.value):
         provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
 
 
 def compare(outcome) -> int:
     """Write the report of arms that have run."""
-    from experiments import distributed
-    from experiments.reports import page, provenance
+    from experiments import distributed, provenance
+    from experiments.reports import page
 
     if distributed.is_writer():
         provenance.claim(_WORKDIR.value, outcome.claims)
@@ -227,6 +231,9 @@ def report_again() -> None:
 
 
 def main(_) -> None:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     try:
@@ -234,11 +241,10 @@ def main(_) -> None:
             return list_parts()
         if _REPORT.value:
             return report_again()
-        try:
-            rest = plan()
-        except ValueError as error:
-            refuse(error)
+        rest = plan()
         code = rest() if rest else 0
+    except (ValueError, OSError) as error:
+        refuse(error)
     except KeyboardInterrupt:
         if _OVERWRITE.value:
             told = "interrupted; the same command starts over, without --overwrite it goes on"

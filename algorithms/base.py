@@ -84,7 +84,7 @@ class Algorithm(NamedTuple):
     fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
         row) -> what was sent so far in place of the messages of this row because of the data. None:
         nothing ever is.
-    open: gradient -> parameters of the method that it leaves to a gradient to decide, by name: with
+    decide: gradient -> parameters of the method that it leaves to a gradient, by name: with
         these it is built again. The gradient is that of the first mini-batches of all workers.
         None: nothing is open.
     check: (workers, first row of the schedule); raises ValueError if the method cannot use it.
@@ -105,7 +105,7 @@ class Algorithm(NamedTuple):
     public: Callable[[Any, Any], Any] | None = None
     metrics: Callable[[Any], dict[str, jax.Array]] | None = None
     fallbacks: Callable[[Any, Any, int, Row], Fallbacks] | None = None
-    open: Callable[[Any], dict[str, Any]] | None = None
+    decide: Callable[[Any], dict[str, Any]] | None = None
     check: Callable[[int, Any], None] | None = None
 
 

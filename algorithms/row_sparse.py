@@ -85,7 +85,7 @@ def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
         )
 
     exchange = optax.GradientTransformationExtraArgs(algorithm.exchange.init, refuse)
-    return algorithm._replace(exchange=exchange, open=decide)
+    return algorithm._replace(exchange=exchange, decide=decide)
 
 
 def row_bytes(shape: tuple[int, ...]) -> int:

@@ -5,9 +5,9 @@ older one removed, so that a kill at any moment leaves one of the two.
 """
 
 import contextlib
+import hashlib
 import io
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from absl import logging
 
-from experiments import records
+from experiments import files, records, texts
 from stragglers.schedule import Schedule, load
 
-UNFINISHED = "unfinished"  # what is being written or removed; no number, so it is never read
+DIGESTS = "digests.json"  # of all other files of a checkpoint; older ones have none
 PACKED = "run/"  # prefix of what the runtime has packed
 
 
@@ -35,8 +35,8 @@ class Checkpoint(NamedTuple):
 
 def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
     """Add a checkpoint to those of a run; when it returns, no kill can take it away."""
-    unfinished = _directory(workdir) / UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = _directory(workdir) / records.UNFINISHED
+    files.remove_tree(unfinished)
     stored = {PACKED + name: value for name, value in checkpoint.packed.items()}
     stored["records"] = np.array([checkpoint.records])
     stored["wall_seconds"] = np.array([checkpoint.wall_seconds])
@@ -44,16 +44,25 @@ def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
         file = io.BytesIO()
         checkpoint.schedule.save(file)
         stored["schedule"] = np.frombuffer(file.getvalue(), np.uint8)
-    with _checkpointer() as checkpointer:
-        checkpointer.save(unfinished.absolute(), stored)
-        checkpointer.wait_until_finished()
-    os.replace(unfinished, _directory(workdir) / str(checkpoint.evaluation))
+    try:
+        with _checkpointer() as checkpointer:
+            checkpointer.save(unfinished.absolute(), stored)
+            checkpointer.wait_until_finished()
+        records.write_json(unfinished / DIGESTS, _digests(unfinished))
+        files.sync_tree(unfinished)
+    except Exception as error:  # orbax and its store raise many kinds on a full disk
+        files.remove_tree(unfinished)
+        raise files.NotWritten(_directory(workdir), error) from error
+    files.move(unfinished, _directory(workdir) / str(checkpoint.evaluation))
 
 
 def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
     """The checkpoint made after an evaluation; one that cannot be read raises ValueError."""
     path = _directory(workdir) / str(evaluation)
     try:
+        # Before the store sees it, which goes on reading for a while after it has found an error.
+        if (path / DIGESTS).exists() and records.read_json(path / DIGESTS) != _digests(path):
+            raise ValueError("its files are not those that were written")
         with _checkpointer() as checkpointer:
             stored = checkpointer.restore(path.absolute())
         schedule = None
@@ -67,10 +76,10 @@ def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
             schedule,
         )
     except Exception as error:  # orbax and its store raise many kinds
-        reason = " ".join(str(error).split())[:200]
+        reason = texts.brief(error)
         raise ValueError(
             f"checkpoint {path} cannot be read ({type(error).__name__}: {reason}); "
-            "--overwrite the run to start over"
+            f"remove {_directory(workdir)}, and the same command starts this run over"
         ) from error
 
 
@@ -86,26 +95,31 @@ def resumable(workdirs: Sequence[str | os.PathLike]) -> list[int | None]:
 
 def keep_only(workdir: str | os.PathLike, evaluation: int) -> None:
     """Remove all checkpoints of a run but the one made after `evaluation`."""
-    directory = _directory(workdir)
-    for other in _complete(workdir) - {evaluation}:
-        shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
-        os.replace(directory / str(other), directory / UNFINISHED)
-    shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
+    records.remove_checkpoints(workdir, keep=frozenset([str(evaluation)]))
 
 
 def remove(workdir: str | os.PathLike) -> None:
-    """Remove all checkpoints of a run, if there are any."""
-    shutil.rmtree(_directory(workdir), ignore_errors=True)
+    """Remove all checkpoints of a run, if there are any, and nothing else."""
+    records.remove_checkpoints(workdir)
 
 
 def _directory(workdir) -> Path:
     return Path(workdir) / records.CHECKPOINT
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    """The files of a checkpoint by their names -> SHA-256."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != DIGESTS:
+            with files.opened(path) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(folder).as_posix()] = digest
+    return found
+
+
 def _complete(workdir) -> set[int]:
-    directory = _directory(workdir)
-    names = os.listdir(directory) if directory.is_dir() else ()
-    return {int(name) for name in names if name.isdecimal()}
+    return {int(name) for name in records.checkpoints_in(_directory(workdir))}
 
 
 @contextlib.contextmanager

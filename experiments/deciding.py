@@ -15,13 +15,13 @@ from stragglers.rule import most_mini_batches
 def prepared(config: ConfigDict) -> tuple[prepare.Prepared, dict[str, Any]]:
     """The parts of an arm with everything decided, and what was, by name; {} if nothing was open.
 
-    A method that leaves parameters open (`Algorithm.open`) costs an update's gradients, which
+    A method that leaves parameters open (`Algorithm.decide`) costs an update's gradients, which
     follow from the config alone. Raises ValueError as `prepare.prepare` does.
     """
     made = prepare.prepare(config)
-    if made.algorithm.open is None:
+    if made.algorithm.decide is None:
         return made, {}
-    decided = made.algorithm.open(first_gradient(config, made.task))
+    decided = made.algorithm.decide(first_gradient(config, made.task))
     algorithm = parts.spec(config.algorithm) | decided
     return prepare.prepare(ConfigDict(config.to_dict() | {"algorithm": algorithm})), decided
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from ml_collections import ConfigDict
 
-from experiments import distributed, locks, loggers, progress, records, train
+from experiments import distributed, files, locks, loggers, progress, records, train
 
 OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
 POLL_SECONDS = 0.5
@@ -86,8 +86,9 @@ def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: di
         failure = one_line(f"{type(error).__name__}: {error}")
         others = isinstance(error, locks.InUse)  # another process writes there
         if len(group) == 1 and distributed.is_writer() and not others:
-            places[0].mkdir(parents=True, exist_ok=True)
-            (places[0] / records.ERROR).write_text(f"{failure}\n\n{traceback.format_exc()}")
+            with contextlib.suppress(files.NotWritten):  # as on a full disk
+                files.make(places[0])
+                files.write(places[0] / records.ERROR, f"{failure}\n\n{traceback.format_exc()}")
         if distributed.processes() > 1:
             raise  # the others wait in the middle of this arm
     for one in watched:
@@ -179,7 +180,7 @@ def _last_record(place: Path) -> dict | None:
 def _failure(place: Path, ended: str) -> str | None:
     """Why the run in `place` has failed, or None; `ended`: how its process ended."""
     if (place / records.ERROR).exists():
-        return (place / records.ERROR).read_text().partition("\n")[0]
+        return records.read_error(place)
     if (place / records.SUMMARY).exists():
         return None
     return ended or "its process left no summary"
@@ -205,9 +206,8 @@ class _Process:
     """A group in a process of its own on this machine."""
 
     def __init__(self, command: Sequence[str], output: Path, environment: dict[str, str]):
-        output.parent.mkdir(parents=True, exist_ok=True)
         self._output = output
-        with output.open("w") as stream:
+        with files.stream(output) as stream:
             # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
             self._process = subprocess.Popen(
                 command,

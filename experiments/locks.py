@@ -10,7 +10,8 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+
+from experiments import files, texts
 
 RUN = "run.lock"  # beside the records of a run while it trains
 LAUNCH = "launch.lock"  # in a workdir while its arms are started and compared
@@ -24,44 +25,51 @@ class InUse(ValueError):
 def held(path: Path) -> Iterator[None]:
     """Hold the lock `path`, whose directory is made if need be; InUse where somebody else does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = _locked(path)
+    descriptor = _locked(path)
     try:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without a word in it
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
         yield
     finally:
         path.unlink(missing_ok=True)  # while it is locked, see `_locked`
-        file.close()
+        os.close(descriptor)
 
 
 def check(path: Path) -> None:
     """InUse where somebody holds the lock `path`; nothing is made."""
-    if path.exists():
-        with path.open() as file:
-            _lock(file, path, fcntl.LOCK_SH)
-
-
-def _locked(path: Path) -> TextIO:
-    while True:
-        file = path.open("a+")
-        _lock(file, path, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        file.close()  # its last holder has removed it since it was opened
-
-
-def _lock(file: TextIO, path: Path, kind: int) -> None:
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        descriptor = files.held_open(path, make=False)
+    except FileNotFoundError:
+        return
+    try:
+        _lock(descriptor, path, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    while True:
+        descriptor = files.held_open(path)
+        try:
+            _lock(descriptor, path, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+                    return descriptor
+        except InUse:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its last holder has removed it since it was opened
+
+
+def _lock(descriptor: int, path: Path, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        holder = file.read() or "another process"
-        file.close()
+        holder = texts.brief(os.pread(descriptor, 400, 0).decode(errors="replace"))
         raise InUse(
-            f"workdir {path.parent} is in use by {holder}; wait until that ends, or choose "
-            "another --workdir"
+            f"workdir {path.parent} is in use by {holder or 'another process'}; wait until that "
+            "ends, or choose another --workdir"
         ) from None
     except OSError:
         pass  # no locks here

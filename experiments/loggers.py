@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from experiments import files
+
 # The axes that a curve can be drawn over; all other entries of a record are curves.
 AXES = ("update", "samples", "seconds", "bytes_per_worker", "wall_seconds")
 ON_RECORD = Callable[[dict], None]
@@ -70,14 +72,14 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
         if run is None:
             known = workdir / "wandb_id.txt"
             if record["update"] == 0 or not known.exists():
-                known.write_text(client.util.generate_id())
+                files.write(known, client.util.generate_id())
             run = client.init(
                 project="gossax",
                 dir=str(workdir),
                 name=f"{config.name} seed {config.seed}",
                 group=config.name,
                 config=config.to_dict(),
-                id=known.read_text(),
+                id=files.read_text(known),
                 resume="allow",
             )
             run.define_metric("*", step_metric="update")

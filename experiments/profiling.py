@@ -25,7 +25,7 @@ from scipy import optimize
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
 from comms.trees import named_leaves, path_text
-from experiments import parts, stopwatch
+from experiments import files, formats, parts, stopwatch
 from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
@@ -73,29 +73,27 @@ def save(path: str | os.PathLike, profile: Profile) -> None:
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in profile._asdict().items()
     }
-    Path(path).write_text(json.dumps(fields) + "\n")
+    files.write(path, json.dumps(fields) + "\n")
 
 
 def load(path: str | os.PathLike) -> Profile:
     """The profile in a file of `save`; ValueError if it holds none."""
-    try:
-        stored = json.loads(Path(path).read_text())
-        layers = [list(map(str, layer)) for layer in stored["layers"]]
-        if stored["ready"] is None:
-            return Profile(layers)
-        times = (np.array(stored[name], float) for name in _TIMES)
-        profile = Profile(layers, *times, stored.get("error"), stored.get("forward"))
-        fits = len(profile.layers) == len(profile.ready) and profile.cost is not None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"profile {str(path)!r} cannot be read ({type(error).__name__}: {error}); write it "
-            "with experiments.profiling.save"
-        ) from error
-    if not fits:
+    stored = formats.read(path, formats.PROFILE)
+    if stored["ready"] is None:
+        return Profile(stored["layers"])
+    formats.checked(stored, path, formats.MEASURED_PROFILE)
+    times = (np.array(stored[name], float) for name in _TIMES)
+    profile = Profile(stored["layers"], *times, stored.get("error"), stored.get("forward"))
+    if len(profile.layers) != len(profile.ready):
         raise ValueError(
             f"profile {str(path)!r} has {len(profile.ready)} ready times for "
             f"{len(profile.layers)} layers; measure it anew"
         )
+    try:
+        with np.errstate(over="raise", invalid="raise"):  # of numbers that no times can be
+            profile.fit  # noqa: B018
+    except (ArithmeticError, ValueError, TypeError, IndexError) as error:
+        raise formats.damaged(path, error, formats.PROFILE) from error
     return profile
 
 

@@ -9,25 +9,26 @@ may be a directory `checkpoint`, see `experiments.checkpoints`. NaN and infiniti
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_collections
-import numpy as np
 
-from experiments import kinds, locks, parts
+from experiments import files, formats, kinds, locks, manifest, parts, texts
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
 MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
 PARAMETERS, CHECKPOINT = "parameters.npz", "checkpoint"
+UNFINISHED = "unfinished"  # a checkpoint that is being written or removed
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
-WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 class Recorder:
@@ -56,30 +57,36 @@ class Recorder:
         ValueError if there are fewer.
         """
         path = self.workdir / METRICS
-        with _readable(path):
-            lines = _whole_lines(path)[:kept] if kept else []
-            self.records = [json.loads(line) for line in lines]
+        lines = _whole_lines(path)[:kept] if kept else []
+        self.records = _parsed(lines, path, formats.LINE)
         if len(lines) < kept:
             raise ValueError(
                 f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
-                f"made after {kept}; --overwrite the run to start over"
+                f"made after {kept}; remove {self.workdir / CHECKPOINT}, and the same command "
+                "starts this run over"
             )
         if self.writes:
-            _replace(path, "".join(lines))
-            self._metrics = self._opened.enter_context(path.open("a"))
+            files.write(path, "".join(f"{line}\n" for line in lines))
+            self._metrics = files.Lines(path)
+            self._opened.callback(self._metrics.close)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line of metrics, at once."""
-        self.records.append(_plain(record))
+        self.records.append(plain(record))
         if self.writes:
-            self._metrics.write(_dumps(record) + "\n")
-            self._metrics.flush()
+            self._metrics.add(_dumps(record))
+
+    def sync(self) -> None:
+        """Let all lines of metrics so far survive a power cut, before something relies on them."""
+        if self.writes and self._metrics is not None:
+            self._metrics.sync()
 
     def finish(self, summary: Mapping[str, Any]) -> dict:
         """Write the summary, close the metrics and return the summary as it will be read back."""
         if self.writes:
+            self.sync()
             write_json(self.workdir / SUMMARY, summary)
-        self.summary = _plain(summary)
+        self.summary = plain(summary)
         self._opened.close()
         return self.summary
 
@@ -112,12 +119,55 @@ def start(
     summary = None if overwrite else read_summary(workdir)
     if summary is None and writes:
         if overwrite:
-            # First what could be taken for a part of the new run.
-            shutil.rmtree(workdir / CHECKPOINT, ignore_errors=True)
-            for name in (CONFIG, METRICS, SUMMARY, SCHEDULE, PARAMETERS):
-                (workdir / name).unlink(missing_ok=True)
-        write_json(workdir / CONFIG, _described(config))
+            remove_checkpoints(workdir)
+            for name in manifest.REMOVED:
+                files.remove(workdir / name)
+        files.tidy(workdir)
+        _write_config(workdir, config)
     return Recorder(workdir, summary, writes, opened)
+
+
+def claim(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> None:
+    """Make a directory ours, which `check` has passed, before anything else is written there."""
+    if not (Path(workdir) / CONFIG).exists():
+        files.make(workdir)
+        _write_config(Path(workdir), config)
+
+
+def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
+    write_json(workdir / CONFIG, _described(config))
+
+
+def _described(config: ml_collections.ConfigDict) -> dict:
+    """What config.json says: the entries, and what the code was that they bring along."""
+    config = parts.canonical(config)
+    modules = kinds.brought(config)
+    return config.to_dict() | ({MODULES: modules} if modules else {})
+
+
+def remove_checkpoints(workdir: str | os.PathLike, keep: frozenset[str] = frozenset()) -> None:
+    """Remove the checkpoints of a run, but for those that are named in `keep`, and nothing else."""
+    folder = Path(workdir) / CHECKPOINT
+    for name in checkpoints_in(folder) - keep:
+        # Out of sight first: a part of one is never taken for a checkpoint.
+        files.remove_tree(folder / UNFINISHED)
+        files.move(folder / name, folder / UNFINISHED)
+    files.remove_tree(folder / UNFINISHED)
+    if not keep and not folder.is_symlink():
+        with contextlib.suppress(OSError):  # there is none, or somebody else has put a file there
+            folder.rmdir()
+
+
+def checkpoints_in(folder: Path) -> frozenset[str]:
+    """The names of the complete checkpoints in a directory: numbers."""
+    if folder.is_symlink() or not folder.is_dir():
+        return frozenset()
+    with os.scandir(folder) as entries:
+        return frozenset(
+            entry.name
+            for entry in entries
+            if _NUMBER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        )
 
 
 def check(
@@ -130,73 +180,98 @@ def check(
             raise ValueError(
                 f"workdir {workdir}: {place} is not a directory; choose another --workdir"
             )
-    if overwrite:
-        return
-    read_summary(workdir)
-    if (workdir / CONFIG).exists():
-        try:
-            there = flat(_unfolded(read_json(workdir / CONFIG)))
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"workdir {workdir} holds a {CONFIG} that cannot be read ({error}); "
-                "choose another --workdir, or --overwrite it"
-            ) from error
-        here = flat(json.loads(_dumps(_described(config))))
-        differing = [
-            f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
-            for key in sorted(there | here)
-            if there.get(key, ...) != here.get(key, ...)
-        ]
-        if differing:
-            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            raise ValueError(
-                f"workdir {workdir} holds a run with another config, which differs in "
-                f"{', '.join(differing[:3])}{more}; choose another --workdir, or --overwrite it"
-            )
-    elif (workdir / SUMMARY).exists() or (workdir / METRICS).exists():
+    manifest.check_path(workdir, "workdir")
+    # First what lies there, then whether it is ours: another process may be about to begin.
+    there = manifest.present(workdir, (*manifest.RUN_FILES, *manifest.RUN_FOLDERS))
+    mine = is_ours(workdir, config)
+    if mine is not None and CONFIG in there:
+        raise ValueError(f"workdir {workdir} holds a {CONFIG} {mine}; choose another --workdir")
+    if mine is None and not overwrite:
+        _refuse_another_config(workdir, config)
+        read_summary(workdir)
+    manifest.refuse(workdir, there, ours=mine is None)
+
+
+def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
+    """None if a run that has been written by this code is there, else what speaks against it."""
+    path = workdir / CONFIG
+    manifest.refuse(workdir, (CONFIG,), ours=True)
+    if not path.exists():
+        return "that is missing"
+    try:
+        there = read_json(path)
+    except formats.Damaged as error:
+        return f"that cannot be read ({error})"
+    same_entries = set(there) - {MODULES} == set(parts.canonical(config))
+    return None if same_entries or formats.is_arm(there) else "that no run has written"
+
+
+def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
+    modules = read_json(workdir / CONFIG).get(MODULES)
+    written = read_config(workdir / CONFIG).to_dict() | ({MODULES: modules} if modules else {})
+    there, here = flat(written), flat(_with_numbers(json.loads(_dumps(_described(config)))))
+    differing = [
+        f"{key} ({_short(there, key)} there, {_short(here, key)} here)"
+        for key in sorted(there | here, key=str)
+        if there.get(key, ...) != here.get(key, ...)
+    ]
+    if differing:
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise ValueError(
-            f"workdir {workdir} holds results without a {CONFIG}, such as a sweep's; "
-            f"choose another --workdir, or --overwrite it"
+            f"workdir {workdir} holds a run with another config, which differs in "
+            f"{', '.join(differing[:3])}{more}; choose another --workdir, or --overwrite it"
         )
 
 
-def read_metrics(workdir: str | os.PathLike) -> list[dict]:
-    """All records of a run, finished or not; a line that was cut off by a kill is left out."""
+def _short(config: Mapping[str, Any], key: str) -> str:
+    return texts.brief(config.get(key, "absent"))
+
+
+def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
+    """All records of a run, finished or not; a line that was cut off by a kill is left out.
+
+    whole: whether they are needed for tables and figures, with all columns that these show.
+    """
     path = Path(workdir) / METRICS
-    with _readable(path):
-        return [json.loads(line) for line in _whole_lines(path)]
+    form = formats.WHOLE_LINE if whole else formats.LINE
+    lines = _parsed(_whole_lines(path), path, form)
+    if whole and not lines:
+        raise formats.damaged(path, "it has no records", form)
+    for before, after in itertools.pairwise(lines if whole else ()):
+        if any(after[axis] < before[axis] for axis in ("update", "samples", "seconds")):
+            raise formats.damaged(path, f"its record of {after['seconds']} s goes back", form)
+    return lines
 
 
-def read_summary(workdir: str | os.PathLike) -> dict | None:
-    """The summary of a finished run; None: there is none."""
+def read_summary(
+    workdir: str | os.PathLike, form: formats.Format = formats.SUMMARY
+) -> dict[str, Any] | None:
+    """The summary of a finished run, sweep or analysis; None: there is none."""
     path = Path(workdir) / SUMMARY
-    return read_json(path) if path.exists() else None
+    return formats.read(path, form) if path.exists() else None
+
+
+def read_error(workdir: str | os.PathLike) -> str:
+    """Why a run has failed, on one line; it has an error.txt."""
+    try:
+        return texts.brief(files.read_text(Path(workdir) / ERROR).partition("\n")[0])
+    except (OSError, ValueError) as error:
+        return f"{ERROR} cannot be read ({texts.brief(error)})"
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """What `write_json` has written; ValueError where it cannot be read."""
-    with _readable(path):
-        return json.loads(Path(path).read_text())
+    """What `write_json` has written, an object; ValueError where it cannot be read."""
+    return formats.read(path, formats.ANYTHING)
 
 
 def read_config(path: str | os.PathLike) -> ml_collections.ConfigDict:
     """The config that a run has written, its parts as mappings, whichever way it has them."""
-    config = _with_numbers(read_json(path))
-    config.pop(MODULES, None)
-    return parts.canonical(ml_collections.ConfigDict(config))
-
-
-def _described(config: ml_collections.ConfigDict) -> dict:
-    """What config.json says: the entries, and what the code was that they bring along."""
-    modules = kinds.brought(parts.canonical(config))
-    return parts.canonical(config).to_dict() | ({MODULES: modules} if modules else {})
-
-
-def _unfolded(written: dict) -> dict:
-    """What an older config.json says, whose parts may be texts, in today's form."""
-    modules = written.pop(MODULES, {})
-    config = parts.canonical(ml_collections.ConfigDict(written)).to_dict()
-    return config | ({MODULES: modules} if modules else {})
+    stored = formats.read(path, formats.CONFIG)
+    try:
+        entries = {name: value for name, value in stored.items() if name != MODULES}
+        return parts.canonical(ml_collections.ConfigDict(_with_numbers(entries)))
+    except Exception as error:  # ConfigDict and what makes parts of texts raise many kinds
+        raise formats.damaged(path, error, formats.CONFIG) from error
 
 
 def _with_numbers(tree: Any) -> Any:
@@ -211,55 +286,7 @@ def _with_numbers(tree: Any) -> Any:
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write strict JSON such that a reader finds the old file or the new one, never a part."""
-    _replace(Path(path), _dumps(value, indent=2) + "\n")
-
-
-def at_target(
-    records: Sequence[Mapping], target_loss: float | None, column: str = "seconds"
-) -> float | None:
-    """`column` when the training loss first is at most `target_loss`; None: never, or no target.
-
-    Between two evaluations log(train_loss) is taken to be linear in the column. A run that is at
-    the target in its first record, or whose loss jumps to 0, has that record's value.
-    """
-    if target_loss is None:
-        return None
-    before = None
-    for record in records:
-        loss, value = record["train_loss"], record[column]
-        loss = math.nan if loss is None else loss
-        if loss <= target_loss:
-            if before is None or loss <= 0:  # nothing to interpolate, or no logarithm
-                return value
-            drop = math.log(before[0] / target_loss) / math.log(before[0] / loss)
-            return before[1] + drop * (value - before[1])
-        before = (loss, value) if math.isfinite(loss) else None
-    return None
-
-
-def aggregate(summaries: Sequence[Mapping]) -> dict:
-    """One summary of an arm from those of its seeds.
-
-    Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
-    standard deviation of the fields of WITH_SPREAD, null for a single seed. `seeds` lists the
-    seeds and `reached` says how many came to the target, as "k/n"; `stopped` is that of the first
-    seed that has one. The rest is the first seed's, `seed` included.
-    """
-    summaries = _plain(summaries)
-    merged = {}
-    for field, first in summaries[0].items():
-        values = [summary[field] for summary in summaries]
-        merged[field] = _mean(values) if any(map(_is_number, values)) else first
-        if field in WITH_SPREAD:
-            spread = None if None in values or len(values) < 2 else float(np.std(values, ddof=1))
-            merged[f"{field}_std"] = spread
-    reached = sum(summary["seconds_to_target"] is not None for summary in summaries)
-    return merged | {
-        "stopped": next(filter(None, (summary.get("stopped") for summary in summaries)), None),
-        "seed": summaries[0]["seed"],
-        "seeds": [summary["seed"] for summary in summaries],
-        "reached": f"{reached}/{len(summaries)}",
-    }
+    files.write(path, _dumps(value, indent=2) + "\n")
 
 
 def flat(tree, prefix: str = "") -> dict[str, Any]:
@@ -273,50 +300,33 @@ def flat(tree, prefix: str = "") -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _readable(path: str | os.PathLike) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); repeat the run with --overwrite"
-        ) from error
-
-
 def _whole_lines(path: Path) -> list[str]:
-    with path.open() as lines:
-        return [line for line in lines if line.endswith("\n")]
+    """The lines of a file but for what stands after the last line break."""
+    try:
+        return files.read_text(path).split("\n")[:-1]
+    except (OSError, ValueError) as error:
+        raise formats.damaged(path, error, formats.LINE) from error
 
 
-def _replace(path: Path, text: str):
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
-
-
-def _mean(values: list):
-    if None in values:
-        return None
-    # Equal values stay what they are: 8 workers, not 8.0.
-    return values[0] if len(set(values)) == 1 else float(np.mean(values))
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _parsed(lines: Sequence[str], path: Path, form: formats.Format) -> list[dict]:
+    try:
+        return [formats.checked(formats.parse(line), path, form) for line in lines]
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise formats.damaged(path, error, form) from error
 
 
 def _dumps(value, **options) -> str:
-    return json.dumps(_plain(value), allow_nan=False, **options)
+    return json.dumps(plain(value), allow_nan=False, **options)
 
 
-def _plain(value):
+def plain(value: Any) -> Any:
     """Python's own types for what NumPy and JAX return, and None for what JSON cannot say."""
     if hasattr(value, "tolist"):  # arrays and array scalars
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {key: _plain(child) for key, child in value.items()}
+        return {key: plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(child) for child in value]
+        return [plain(child) for child in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -15,11 +15,16 @@ from experiments import (
     distributed,
     entries,
     executors,
+    files,
+    formats,
     locks,
+    manifest,
     parts,
     prepare,
     progress,
+    provenance,
     records,
+    texts,
 )
 from experiments.config_files import override
 from experiments.executors import Arm
@@ -56,6 +61,11 @@ def expand(
         raise ValueError(f"arm {outside[0]!r} would leave the workdir; name it as method/variant")
     if len(set(map(pathlib.Path, paths))) < len(paths):
         raise ValueError("two arms of the sweep have the same name; give every arm its own")
+    for arm in arms:
+        if not texts.is_visible(arm.config.name):
+            raise ValueError(f"arm {arm.config.name!r} has control characters; rename it")
+        if arm.path:
+            manifest.check_arm(arm.path)
     return arms
 
 
@@ -90,7 +100,11 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
 def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     """Refuse the whole sweep, with nothing written, if any of its arms cannot run."""
+    manifest.check_path(workdir, "workdir")
     root = pathlib.Path(workdir)
+    for arm in arms:
+        manifest.check_path(root.absolute() / arm.path, "the place of an arm")
+        manifest.check_links(root, arm.path)
     if any(arm.path for arm in arms) and (root / records.CONFIG).exists():
         raise ValueError(
             f"workdir {root} holds a single run, whose summary those of several would replace; "
@@ -99,6 +113,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     there = next(place for place in (root, *root.absolute().parents) if place.exists())
     if there.is_dir() and not os.access(there, os.W_OK):
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
+    _check_root(root, arms)
     for arm in arms:
         other = _other_seeds(root / arm.path)
         if other is not None:
@@ -111,6 +126,24 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
             prepare.prepare(arm.config)
         except ValueError as error:
             raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
+
+
+def _check_root(root: pathlib.Path, arms: list[Arm]) -> None:
+    """Refuse a workdir in which a file lies that a launch writes and none of ours has written."""
+    # First what lies there, then whether it is ours: another process may be about to begin.
+    there = manifest.present(root, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS))
+    try:
+        ours = bool(provenance.read(root))
+    except formats.Damaged:
+        ours = False
+    ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
+    manifest.refuse(root, there, ours)
+
+
+def claim(arms: list[Arm], workdir: str) -> None:
+    """Make the directories of arms ours, before anything else is written into them."""
+    for arm in arms:
+        records.claim(pathlib.Path(workdir) / arm.path, arm.config)
 
 
 def _other_seeds(place: pathlib.Path) -> pathlib.Path | None:
@@ -177,6 +210,10 @@ def run(
 
     together: arms that differ only in data run as one program, see `prepare.alike`.
     """
+    if distributed.is_writer():
+        files.make(workdir)
+        files.tidy(workdir)
+        claim(arms, workdir)
     console = Console(quiet=not distributed.is_writer())
     with progress.show(console, len(arms)) as shown:
         return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)

@@ -146,6 +146,7 @@ def _save(arms: Sequence[Arm]) -> None:
     made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
     for recorder, checkpoint in made:
         if recorder.writes:
+            recorder.sync()  # it relies on the metrics until now
             checkpoints.save(recorder.workdir, checkpoint)
     for recorder, checkpoint in made:
         if recorder.writes:

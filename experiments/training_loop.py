@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from comms import messages
-from experiments import checkpoints, entries, prepare, records, tasks
+from experiments import aggregates, checkpoints, entries, files, formats, prepare, records, tasks
 from experiments.prepare import Prepared
 from runtimes import packing
 from runtimes.base import Run
@@ -159,7 +159,7 @@ class Arm:
             "stopped": stopped,
             "target_loss": config.target_loss,
             **{
-                f"{name}_to_target": records.at_target(metrics, config.target_loss, column)
+                f"{name}_to_target": aggregates.at_target(metrics, config.target_loss, column)
                 for name, column in TO_TARGET.items()
             },
             "updates": last["update"],
@@ -184,7 +184,9 @@ class Arm:
 
     def _go_on(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Take everything to where it was when the checkpoint was made."""
-        metrics = self.recorder.records
+        metrics, path = self.recorder.records, self.recorder.workdir / records.METRICS
+        for entry in metrics:
+            formats.checked(entry, path, formats.RESUMED_LINE)
         observed = [(entry["seconds"], entry["train_loss"]) for entry in metrics]
         self.state, happened = self._runtime.resume(self.state, checkpoint.packed, observed)
         if not self._runtime.replays:
@@ -261,9 +263,11 @@ class Arm:
         """Leave the schedule, if anything has happened, and the mean model."""
         mean, _ = _mean_and_spread(models)
         if schedule is not None:
-            schedule.save(self.recorder.workdir / records.SCHEDULE)
+            with files.replacing(self.recorder.workdir / records.SCHEDULE) as file:
+                schedule.save(file)
         packed = packing.pack({"params": mean})
-        np.savez(self.recorder.workdir / records.PARAMETERS, **packed)
+        with files.replacing(self.recorder.workdir / records.PARAMETERS) as file:
+            np.savez(file, **packed)
 
 
 def _evaluations(config: ConfigDict) -> int:

@@ -7,6 +7,7 @@ laws flatter methods that drop stragglers; the processes here do not.
 """
 
 import csv
+import io
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import ArrayLike
 
+from stragglers import reading
 from stragglers.delays import Law
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
@@ -268,19 +270,18 @@ def _finish(path: _Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray
 def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[float]]:
     """Recorded durations per worker, workers by number (or by name), records by time."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with io.TextIOWrapper(reading.opened(path), "utf-8", newline="") as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or []
             rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise ValueError(
             f"trace: cannot read {path} ({error}); give the path of a CSV file"
         ) from error
+    found = " ".join(", ".join(columns).split())[:200]  # of any file, on one line
     for column in (worker, time, duration):
         if column not in columns:
-            raise ValueError(
-                f"trace: {path} has no column {column!r}; it has {', '.join(columns) or 'none'}"
-            )
+            raise ValueError(f"trace: {path} has no column {column!r}; it has {found or 'none'}")
     if not rows:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     observed: dict[str, list[tuple[float, float]]] = {}
@@ -288,8 +289,8 @@ def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[f
         when, seconds = _number(row[time]), _number(row[duration])
         if not (math.isfinite(when) and 0 < seconds < math.inf):
             raise ValueError(
-                f"trace: {path} line {line} has {time}={row[time]!r}, {duration}="
-                f"{row[duration]!r}; keep numbers and positive durations only"
+                f"trace: {path} line {line} has {time}={row[time]!r:.200}, "
+                f"{duration}={row[duration]!r:.200}; keep numbers and positive durations only"
             )
         observed.setdefault(row[worker], []).append((when, seconds))
     numbered = all(math.isfinite(_number(name)) for name in observed)

@@ -9,18 +9,25 @@
 `load` reads all of them.
 """
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from stragglers import reading, validity
+
 FORMAT = 1  # of the files that `Schedule.save` writes
 SCALARS = ("offset", "population")  # the fields of a Schedule that are whole numbers
-EVENT_KINDS = ("joined", "lost", "restored")
+# Of the arrays of a file: the kind of their types, as NumPy calls it, and how many axes they have.
+_KINDS = {
+    **dict.fromkeys(SCALARS, ("i", 0)),
+    **{"time": ("f", 1), "held": ("i", 1), "matchings": ("b", 2)},
+    **dict.fromkeys(validity.TIMES[1:], ("f", 2)),
+    **dict.fromkeys(("workers", "batches", "first", "version", "partner", "samples"), ("i", 2)),
+}
 
 
 class Event(NamedTuple):
@@ -28,7 +35,7 @@ class Event(NamedTuple):
 
     time: float  # s
     worker: int
-    kind: str  # of EVENT_KINDS
+    kind: str  # of validity.EVENT_KINDS
     source: int = -1  # the worker whose model it began from; -1: nobody's
 
 
@@ -133,39 +140,9 @@ class Schedule:
 
     def validate(self) -> None:
         """Raise ValueError where the arrays contradict each other or the meaning of a column."""
-        shape = self.workers.shape
-        wanted = {"time": shape[:1], "matchings": None}
-        for name, value in _columns(self).items():
-            expected = wanted.get(name, shape)
-            if (expected or value.shape) != value.shape or value.shape[:1] != shape[:1]:
-                raise ValueError(
-                    f"schedule: {name} has shape {value.shape}, workers has {shape}; give every "
-                    "column one row per update"
-                )
-        slack = 1e-9 * (1 + np.abs(self.finish))  # float64 sums of many durations
-        spent, real = self.busy + self.communication, self.batches > 0
-        rules = {
-            "time must not decrease": (np.diff(self.time) >= 0)[:, None],
-            "time must be the latest finish": self.time[:, None] >= self.finish - slack,
-            "finish must not precede start": self.finish >= self.start,
-            "busy and communication must be >= 0": np.minimum(self.busy, self.communication) >= 0,
-            "busy + communication must fit": spent <= self.finish - self.start + slack,
-            "workers must be >= 0": self.workers >= 0,
-            "workers must be below the population": ~real | (self.workers < self.all_workers),
-            "batches must be >= 0": self.batches >= 0,
-            "first must be >= 0": self.first >= 0,
-            "version must lie in 0 .. t": (self.version >= 0) & (self.staleness >= 0),
-        }
-        if self.samples is not None:
-            rules["samples must be >= 0"] = self.samples >= 0
-        for rule, holds in rules.items():
-            if not holds.all():
-                row = int(np.argmin(holds.all(axis=1)))
-                raise ValueError(f"schedule: {rule}, row {row} breaks it; correct that row")
-        for number, event in enumerate(self.events):
-            wrong = _wrong(event, self.events[max(number - 1, 0)])
-            if wrong is not None:
-                raise ValueError(f"schedule: event {number} {wrong}; correct that event")
+        complaint = validity.complaint(self, _columns(self))
+        if complaint is not None:
+            raise ValueError(f"schedule: {complaint}")
 
 
 def concatenate(schedules: Sequence[Schedule]) -> Schedule:
@@ -216,17 +193,19 @@ def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
     return replace(schedule, **wide)
 
 
-def load(path: str | Path) -> Schedule:
-    """Read a schedule that `save` wrote, now or in an older version; else raises ValueError."""
+def load(path: str | Path | BinaryIO) -> Schedule:
+    """Read a schedule that `save` wrote, now or in an older version.
+
+    Raises ValueError for any other file, and for a schedule that `validate` refuses.
+    """
     try:
-        with np.load(path) as file:
-            values = dict(file)
+        values = reading.arrays(path)
         written = int(values.pop("format", 0))
-        if written <= FORMAT:
-            numbers = {name: int(values[name]) for name in SCALARS if name in values}
-            events = _events(values)
-            return Schedule(**values | numbers, events=events)
-    except (OSError, EOFError, zipfile.BadZipFile, ValueError, TypeError, KeyError) as error:
+        if 0 <= written <= FORMAT:
+            schedule = _from_arrays(values)
+            schedule.validate()
+            return schedule
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(
             f"load: {path} holds no schedule ({error}); give a file written by Schedule.save"
         ) from error
@@ -234,6 +213,25 @@ def load(path: str | Path) -> Schedule:
         f"load: {path} is a schedule of format {written}, and formats up to {FORMAT} are known; "
         "read it with the version of the code that wrote it, or a newer one"
     )
+
+
+def _from_arrays(values: dict[str, np.ndarray]) -> Schedule:
+    """The schedule of a file's arrays; ValueError for a column of another kind or number of axes.
+
+    What its columns say is left to `Schedule.validate`.
+    """
+    events = _events(values)
+    for name, value in values.items():
+        if name not in _KINDS:
+            raise ValueError(f"it has an array {name!r}, which is none of a schedule")
+        kind, axes = _KINDS[name]
+        if value.dtype.kind != kind or value.ndim != axes or value.dtype.itemsize > 8:
+            raise ValueError(
+                f"{name} has the type {value.dtype} and {value.ndim} axes, where {axes} axes of "
+                f"kind {kind!r} are due"
+            )
+    numbers = {name: int(values[name]) for name in SCALARS if name in values}
+    return Schedule(**values | numbers, events=events)
 
 
 def _columns(schedule: Schedule) -> dict[str, np.ndarray]:
@@ -255,22 +253,10 @@ def _event_columns(events: Sequence[Event]) -> dict[str, np.ndarray]:
 
 def _events(values: dict[str, np.ndarray]) -> tuple[Event, ...]:
     """Take the arrays of `_event_columns` out of what a file holds."""
-    if "event_time" not in values:
+    columns = [values.pop(f"event_{name}", None) for name in Event._fields]
+    if all(column is None for column in columns):
         return ()
-    columns = [values.pop(f"event_{name}").tolist() for name in Event._fields]
-    return tuple(Event(*event) for event in zip(*columns, strict=True))
-
-
-def _wrong(event: Event, before: Event) -> str | None:
-    """What contradicts the meaning of an event, in words."""
-    if not 0 <= event.time < np.inf or event.worker < 0:
-        return (
-            f"(worker {event.worker} at {event.time} s) needs a worker >= 0 and a finite time >= 0"
-        )
-    if event.time < before.time:
-        return f"at {event.time} s must not come after one at {before.time} s"
-    if event.kind not in EVENT_KINDS:
-        return f"is {event.kind!r} and must be one of {', '.join(EVENT_KINDS)}"
-    if event.source < -1 or (event.kind == "lost" and event.source != -1):
-        return f"({event.kind}) cannot begin from worker {event.source}"
-    return None
+    for name, kind, column in zip(Event._fields, "fiUi", columns, strict=True):
+        if column is None or column.ndim != 1 or column.dtype.kind != kind:
+            raise ValueError(f"event_{name} is missing or of another type")
+    return tuple(Event(*event) for event in zip(*(c.tolist() for c in columns), strict=True))

@@ -40,6 +40,12 @@ def sweep():
     yield "dpsgd/nonblocking", {"algorithm": "dpsgd", "wait": "first_finisher"}
 """
 
+# Of a run of somebody else.
+OTHER = {
+    **{"name": "other", "seed": 3, "workers": 4, "runtime": "simulate", "task": "another"},
+    **{"algorithm": "another", "wait": "another", "delay": "another", "optimizer": "another"},
+}
+
 
 def files(place):
     return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
@@ -69,7 +75,7 @@ def directory(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "trace.csv").write_text("worker,time\n0,1\n")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.json").write_text('{"seed": 3}\n')
+    (tmp_path / "other" / "config.json").write_text(json.dumps(OTHER))
     (tmp_path / "sweep_of_others").mkdir()
     (tmp_path / "sweep_of_others" / "summary.json").write_text('{"arms": []}\n')
     (tmp_path / "empty").mkdir()

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import numbers
+import pathlib
 import re
 
 import pytest
@@ -125,3 +126,87 @@ def test_the_readme_lists_the_folders_in_the_order_of_imports():
     floor = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
     floors = [floor[name] for name in listed if name in floor]
     assert floors == sorted(floors) and set(listed) >= set(floor)
+
+
+# Where a program ends: the launcher and its processes, and modules that are programs.
+ENDS = {"launch.py", "experiments/distributed.py"}
+# What puts something on the disk, or takes it away; in experiments/ one module alone does that.
+WRITES = {
+    "write_text", "write_bytes", "savefig", "savez", "savez_compressed", "rmtree", "unlink",
+    "rename", "touch", "mkdir", "makedirs", "truncate", "symlink_to", "copytree",
+}  # fmt: skip
+# A path that is only taken off the list of a lock, figures that are drawn into memory, and a
+# directory without anything in it.
+WRITES_ALLOWED = {
+    ("experiments/locks.py", "mkdir"), ("experiments/locks.py", "unlink"),
+    ("experiments/locks.py", "truncate"), ("experiments/executors.py", "unlink"),
+    ("experiments/reports/figure.py", "savefig"), ("experiments/reports/panels.py", "savefig"),
+    ("experiments/training_loop.py", "savez"),  # into a file of the module
+}  # fmt: skip
+
+
+def calls(tree):
+    """(call, name of what is called, on what) of every call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Attribute):
+                owner = function.value.id if isinstance(function.value, ast.Name) else None
+                yield node, function.attr, owner
+            elif isinstance(function, ast.Name):
+                yield node, function.id, None
+
+
+def faults(path, text):
+    """What a module does that only the launcher or `experiments.files` may do."""
+    tree, here = ast.parse(text), path.as_posix()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "catches everything, ctrl-C included"
+    is_program = '__name__ == "__main__"' in text
+    for node, name, owner in calls(tree):
+        ends = (owner, name) in (("sys", "exit"), ("os", "_exit"), (None, "exit"))
+        if ends and here not in ENDS and not is_program:
+            yield node.lineno, "ends the process"
+        if path.parts[0] != "experiments" or here == "experiments/files.py":
+            continue
+        if name in WRITES and owner != "files" and (here, name) not in WRITES_ALLOWED:
+            yield node.lineno, f"writes with {name}"
+        if (owner, name) == ("os", "replace"):
+            yield node.lineno, "writes with os.replace"
+        words = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+        modes = [word for word in words if isinstance(word, str) and set(word) <= set("rwaxbt+")]
+        if name == "open" and any(set(mode) & set("wax+") for mode in modes):
+            yield node.lineno, "writes with open"
+        if name in ("read_text", "open") and owner not in ("files", "os"):
+            keywords = {keyword.arg for keyword in node.keywords}
+            if "encoding" not in keywords and "rb" not in modes:
+                yield node.lineno, f"{name} in the encoding of the place"
+
+
+def test_only_one_module_writes_and_only_the_launcher_ends():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {fault}"
+        for path in FILES
+        for line, fault in faults(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    pass\nexcept:\n    pass",
+        "sys.exit(1)",
+        "path.write_text('')",
+        "open(path, 'w')",
+        "path.open('a')",
+        "np.savez(path)",
+        "path.read_text()",
+        "os.replace(a, b)",
+        "canvas.savefig(path)",
+        "shutil.rmtree(path)",
+    ],
+)
+def test_such_faults_are_found(text):
+    assert list(faults(pathlib.PurePosixPath("experiments/x.py"), text))

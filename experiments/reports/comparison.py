@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments import codec_times, distributed, executors, records, sweep
+from experiments import aggregates, codec_times, distributed, executors, formats, records, sweep
 from experiments.executors import Arm
 
 
@@ -90,15 +90,15 @@ def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict
     stopped = []
     for arm in arms:
         where = root / arm.path
-        summary = records.read_summary(where)
+        summary = records.read_summary(where, formats.WHOLE_SUMMARY)
         summaries.setdefault(arm.config.name, []).append(summary)
-        curves.setdefault(arm.config.name, []).append(records.read_metrics(where))
+        curves.setdefault(arm.config.name, []).append(records.read_metrics(where, whole=True))
         places.setdefault(arm.config.name, []).append(where)
         if summary.get("stopped"):
             stopped.append(
                 f"stopped: {arm.config.name} seed {arm.config.seed}: {summary['stopped']}"
             )
-    merged = [records.aggregate(repeats) for repeats in summaries.values()]
+    merged = [aggregates.aggregate(repeats) for repeats in summaries.values()]
     if any(arm.path for arm in arms):
         records.write_json(root / records.SUMMARY, {"arms": merged})
     figure.draw(

@@ -1,5 +1,6 @@
 """A figure of loss against time and against samples, and the lines that tell arms apart."""
 
+import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 
-from experiments.records import at_target
+from experiments import files
+from experiments.aggregates import at_target
 
 MOST_CURVES = 16  # as many as a reader can tell apart
 # Okabe and Ito's colours, told apart with any colour vision; the lightest left out.
@@ -46,7 +48,7 @@ def draw(
     time_axes, sample_axes = canvas.subplots(1, 2, sharey=True)
     for axes, field in ((time_axes, "seconds"), (sample_axes, "samples")):
         for name, runs in curves:
-            plot(axes, runs, lines[name], field, label=name if axes is time_axes else None)
+            plot(axes, runs, lines[name], field, label=literal(name) if axes is time_axes else None)
         if target_loss is not None:
             label = f"target {target_loss:.3g}" if axes is time_axes else None
             axes.axhline(target_loss, label=label, color="0.35", linewidth=0.8, linestyle="--")
@@ -62,7 +64,24 @@ def draw(
         frameon=False,
         handlelength=3.2,
     )
-    canvas.savefig(path, format="png")
+    save(canvas, path)
+
+
+def save(canvas: Figure, path: str | os.PathLike) -> None:
+    """Write a figure as a PNG; what was there stays if that fails."""
+    files.write(path, png(canvas), durable=False)
+
+
+def png(canvas: Figure) -> bytes:
+    """A figure as the bytes of a PNG."""
+    out = io.BytesIO()
+    canvas.savefig(out, format="png")
+    return out.getvalue()
+
+
+def literal(text: str) -> str:
+    """A text as a label shows it, in which $ begins no formula."""
+    return text.replace("$", r"\$")
 
 
 def drawn(curves: Sequence[tuple], target_loss: float | None) -> list[tuple]:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import parts, records
-from experiments.reports import figure, panels, provenance, strip_chart, table, timeline, workdirs
+from experiments import files, parts, provenance, records, texts
+from experiments.reports import figure, panels, strip_chart, table, timeline, workdirs
 from stragglers import schedule
 
 REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
@@ -28,7 +28,7 @@ def write(root: str | os.PathLike) -> Path:
     """
     root = Path(root)
     arms, unfinished = workdirs.gather(root)
-    told = provenance.read(root)
+    told = provenance.known(root)
     looks = {arm.name: look for arm in arms if (look := _look(arm)) is not None}
     sections = [
         *(_results(arms) if arms else ()),
@@ -40,16 +40,14 @@ def write(root: str | os.PathLike) -> Path:
         *(_compared(arms) if arms else ()),
     ]
     title = root.resolve().name
-    page = string.Template(TEMPLATE.read_text()).substitute(
+    page = string.Template(files.read_text(TEMPLATE)).substitute(
         title=_text(title),
         subtitle=_text(" · ".join(_facts(arms, unfinished, told))),
         again=_again(told),
         sections="\n".join(sections),
     )
     path = root / REPORT
-    unwritten = path.with_suffix(".tmp")
-    unwritten.write_text(page)
-    os.replace(unwritten, path)
+    files.write(path, page, durable=False)
     return path
 
 
@@ -60,6 +58,13 @@ def _look(arm: workdirs.Arm) -> panels.Look | None:
         if not (place / records.SCHEDULE).exists():
             continue
         done = schedule.load(place / records.SCHEDULE)
+        if done.all_workers > summary["workers"] + 1:  # one more stands for nobody
+            raise ValueError(
+                f"report: {place / records.SCHEDULE} has {done.all_workers} workers, its summary "
+                f"{summary['workers']}; remove both, and the same command trains that run again"
+            )
+        if not done.updates:
+            continue
         path = place / timeline.TIMELINE
         timeline.write(done, path, _named(arm, summary), summary["clock"])
         if not looks:
@@ -146,7 +151,10 @@ def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> I
 
 def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator[str]:
     """The beginning of some arms, the first of every waiting rule before others."""
-    candidates = [arm for arm in arms if arm.name in looks]
+    candidates = [arm for arm in arms if arm.name in looks and looks[arm.name].first.worker.size]
+    if not candidates:
+        yield "<p>No worker does anything for as long as a nanosecond: no strip is drawn.</p>"
+        return
     first = {arm.summary["wait"]: arm.name for arm in reversed(candidates)}
     others = {
         tuple(str(arm.config.get(key)) for key in ("wait", "delay", "mini_batches", "graph")): arm
@@ -162,7 +170,7 @@ def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator
         if arm.name in chosen
     ]
     png = strip_chart.draw(strips)
-    (root / STRIP).write_bytes(png)
+    files.write(root / STRIP, png, durable=False)
     several = f" of {len(strips)} of the arms" if len(strips) < len(arms) else ""
     yield "<h2>The first rounds</h2>"
     yield _image("strip", png, "What every worker does at the beginning" + several + ".")
@@ -180,11 +188,15 @@ def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator
 
 def _pictures(root: Path) -> Iterator[str]:
     """Figures that the config has drawn by itself."""
-    paths = [path for path in sorted(root.glob("*.png")) if path.name not in (STRIP, FIGURE)]
+    paths = [
+        path
+        for path in sorted(root.glob("*.png"))
+        if path.name not in (STRIP, FIGURE) and path.is_file()
+    ]
     if paths:
         yield "<h2>Figures of this experiment</h2>"
     for path in paths:
-        yield _image("picture", path.read_bytes(), path.stem.replace("_", " "))
+        yield _image("picture", files.read(path), path.stem.replace("_", " "))
 
 
 def _compared(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
@@ -251,4 +263,5 @@ def _image(kind: str, png: bytes, caption: str) -> str:
 
 def _text(text: str) -> str:
     """Text as it stands in a page, whatever it holds; line breaks of headings are not kept."""
-    return html.escape(str(text))
+    lines = str(text).split("\n")
+    return html.escape("\n".join(texts.visible(line) for line in lines))

@@ -48,8 +48,8 @@ def look(schedule: Schedule, workers: int, most: int) -> Look:
     lasting = schedule.finish > schedule.start
     spent = (schedule.busy + schedule.communication)[lasting]
     used = np.bincount(schedule.workers[lasting], spent, workers)
-    whole = schedule.time[-1] - schedule.start[lasting].min()
-    idle = np.clip(1 - used / whole, 0.0, 1.0)
+    whole = schedule.time[-1] - schedule.start[lasting].min(initial=np.inf)
+    idle = np.clip(1 - used / whole, 0.0, 1.0) if whole > 0 else np.zeros(workers)
     staleness = counts / max(1, counts.sum())
     return Look(staleness, idle, stretches(schedule, most), schedule.events)
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from rich.table import Table
 
-from experiments import records
-from experiments.reports import provenance, quoted, table
+from experiments import files, formats, provenance, records, texts
+from experiments.reports import quoted, table
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGE = FOLDER.with_suffix(".md")
@@ -47,18 +47,23 @@ def take_in(root: str | os.PathLike, folder: Path = FOLDER) -> Path:
     """
     root = Path(root)
     try:
-        summary = json.loads((root / records.SUMMARY).read_text())
-        note = json.loads((root / provenance.NOTE).read_text())
+        os.stat(root / records.SUMMARY)
+        os.stat(root / provenance.NOTE)
     except FileNotFoundError as error:
         raise ValueError(
             f"published: {root} holds no {Path(error.filename).name}; give the --workdir of a "
             "finished sweep or analysis"
         ) from error
-    folder.mkdir(parents=True, exist_ok=True)
+    summary = records.read_summary(root)
+    if "arms" in summary or "clock" in summary:
+        whole = formats.WHOLE_SWEEP if "arms" in summary else formats.WHOLE_SUMMARY
+        formats.checked(summary, root / records.SUMMARY, whole)
+    note = provenance.read(root)
+    files.make(folder)
     path = folder / f"{root.resolve().name}.json"
     told = {key: note[key] for key in ("command", "versions", "date", "claims")}
     found = _of_sweep(summary) if "arms" in summary else _of_run(summary)
-    path.write_text(_dumps(told | found), encoding="utf-8")
+    files.write(path, _dumps(told | found))
     return path
 
 
@@ -103,7 +108,9 @@ def page(folder: Path = FOLDER) -> str:
 
 
 def _section(path: Path) -> str:
-    taken = json.loads(path.read_text(encoding="utf-8"))
+    taken = formats.read(path, formats.PUBLISHED)
+    if "arms" in taken:
+        formats.checked(taken, path, formats.PUBLISHED_SWEEP)
     lines = [f"## {path.stem.replace('_', ' ')}", f"`{taken['command']}`", ""]
     if "arms" in taken:
         lines += [f"Arms: {taken['count']}, seeds: {taken['seeds']}.", ""]
@@ -156,12 +163,12 @@ def main(roots: Sequence[str]) -> None:
     try:
         for root in roots:
             print(take_in(root))
-        PAGE.write_text(page(), encoding="utf-8")
+        files.write(PAGE, page())
         print(PAGE)
         for path in pages():
-            path.write_text(quoted.refresh(path.read_text(encoding="utf-8"), path.parent), "utf-8")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+            files.write(path, quoted.refresh(files.read_text(path), path.parent))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {texts.sentence(error)}")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ of an arm, the one over or minus the other, or a place in the summary of an anal
 decimals and in the unit of the text before; `refresh` writes it, so that nobody types it.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from experiments import formats
 
 QUOTE = re.compile(r'\[([^\[\]]*)\]\(([^()\s]*results/[\w/]+\.json)\s+"([^"]+)"\)')
 # Text before, the number, and the unit that says by what the value is multiplied.
@@ -110,5 +111,5 @@ def arms(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _read(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _read(path: Path) -> dict[str, Any]:
+    return formats.read(path, formats.QUOTED)

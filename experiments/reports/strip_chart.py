@@ -1,6 +1,5 @@
 """A strip chart: what every worker does in the first rounds of some arms, as a picture."""
 
-import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.reports import figure
 from experiments.reports.timeline import KINDS, MOST_STRETCHES, NANOSECONDS, Stretches
 from stragglers.schedule import Event
 
@@ -47,7 +47,7 @@ def draw(strips: Sequence[Strip]) -> bytes:
         axes = canvas.add_axes((0.085, top / height, 0.9, lane * len(lanes) / height))
         _lay(axes, strip.first, lanes, until)
         marked += _mark(axes, strip.events, lanes, until)
-        title = f"{strip.name}: {_landed(strip.first, until)} updates"
+        title = f"{figure.literal(strip.name)}: {_landed(strip.first, until)} updates"
         axes.set_title(title, loc="left", fontsize=9, pad=4)
         axes.set_xlim(0, until)
         axes.tick_params(labelbottom=False)
@@ -59,9 +59,7 @@ def draw(strips: Sequence[Strip]) -> bytes:
     canvas.legend(
         handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False, **spaces
     )
-    out = io.BytesIO()
-    canvas.savefig(out, format="png")
-    return out.getvalue()
+    return figure.png(canvas)
 
 
 def _lay(axes: Axes, told: Stretches, lanes: np.ndarray, until: float):
@@ -141,7 +139,8 @@ def lanes_of(told: Stretches, workers: int) -> np.ndarray:
         return np.arange(workers)
     _, each = _computing(told)
     some = np.linspace(0, workers - 1, MOST_LANES - 1).astype(int)
-    return np.union1d(some, [np.nanargmax(each)])
+    slowest = np.nan_to_num(each, nan=-1.0).argmax()
+    return np.union1d(some, [slowest])
 
 
 def _window(strips: Sequence[Stretches]) -> float:
@@ -152,9 +151,11 @@ def _window(strips: Sequence[Stretches]) -> float:
         often = np.flatnonzero(times > 0)
         last = np.zeros(times.size)
         np.maximum.at(last, told.worker, told.end / NANOSECONDS)
-        cycles.append((last[often] / times[often]).max())
+        if often.size:  # no mini-batch takes a nanosecond otherwise
+            cycles.append((last[often] / times[often]).max())
         # Of a run that is not told to its end, nothing is known any later.
         whole = told.begin.size < MOST_STRETCHES
         known.append(np.inf if whole else told.begin.max() / NANOSECONDS)
     ends = max(told.end.max() for told in strips) / NANOSECONDS
-    return min(CYCLES * max(cycles), MOST_CYCLES * min(cycles), ends, *known)
+    few = (CYCLES * max(cycles), MOST_CYCLES * min(cycles)) if cycles else ()
+    return min(*few, ends, *known)

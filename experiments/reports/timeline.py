@@ -12,17 +12,19 @@ Source: Trace Event Format (Google, 2016), JSON object format.
 import json
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments import files
 from stragglers.schedule import Event, Schedule
 
 TIMELINE = "timeline.json"
 KINDS = ("compute", "wait", "communicate")
 MOST_STRETCHES = 4000  # about half a megabyte, and more than a reader looks through
 NANOSECONDS = 1e9  # per second; times are whole ones, so that no two stretches overlap by rounding
+
+LATEST = 2.0**62  # ns; what is later, 146 years after the start, is told as of then
 
 
 class Stretches(NamedTuple):
@@ -57,7 +59,8 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
     sent = np.maximum(finish - of(schedule.communication), computed)
     # An update over cheaper links may restart a worker before an earlier one has landed there.
     end = np.minimum(finish, _next_start(worker, start))
-    edges = np.rint(NANOSECONDS * np.stack([start, computed, sent, end])).astype(np.int64)
+    nanoseconds = np.rint(NANOSECONDS * np.stack([start, computed, sent, end]))
+    edges = np.clip(nanoseconds, -LATEST, LATEST).astype(np.int64)
 
     kinds = len(KINDS)
     begin, end = edges[:-1].ravel(), edges[1:].ravel()
@@ -108,9 +111,7 @@ def trace(schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES)
 def write(schedule: Schedule, path: str | os.PathLike, name: str, clock: str) -> None:
     """Write `trace` as a file that ui.perfetto.dev opens."""
     text = json.dumps(trace(schedule, name, clock), allow_nan=False, separators=(",", ":"))
-    unfinished = Path(path).with_suffix(".tmp")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
+    files.write(path, text, durable=False)
 
 
 def _names(workers: Iterable[int], name: str, contents: str) -> Iterator[dict]:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import records
+from experiments import aggregates, formats, records
 
 
 class Arm(NamedTuple):
@@ -38,19 +38,13 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     members: dict[str, list[tuple[Path, dict, dict]]] = {}
     unfinished = []
     for place in sorted(found):
-        summary = records.read_summary(place)
+        summary = records.read_summary(place, formats.WHOLE_SUMMARY)
         if summary is None:
             unfinished.append(Unfinished(str(place.relative_to(root)), _state(place)))
             continue
-        missing = {"name", "seed", "clock"} - summary.keys()
-        if missing:
-            raise ValueError(
-                f"report: {place / records.SUMMARY} has no {min(missing)!r}; give the --workdir of "
-                "runs"
-            )
         config = records.read_config(place / records.CONFIG).to_dict()
         members.setdefault(summary["name"], []).append((place, config, summary))
-    together = records.read_summary(root) or {}
+    together = records.read_summary(root, formats.SWEEP) or {}
     order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
     arms = []
     for name in dict.fromkeys([*order, *members]):
@@ -58,8 +52,8 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
         places, configs, summaries = map(list, zip(*seeds, strict=True))
         _check(name, places, configs)
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
-        runs = [records.read_metrics(place) for place in places]
-        arms.append(Arm(name, places, config, records.aggregate(summaries), summaries, runs))
+        runs = [records.read_metrics(place, whole=True) for place in places]
+        arms.append(Arm(name, places, config, aggregates.aggregate(summaries), summaries, runs))
     return arms, unfinished
 
 
@@ -81,10 +75,9 @@ def _check(name: str, places: Sequence[Path], configs: Sequence[Mapping]) -> Non
 def _state(place: Path) -> str:
     """How far an unfinished run has come, and what has gone wrong."""
     if (place / records.ERROR).exists():
-        reason, _, _ = (place / records.ERROR).read_text().partition("\n")
-        return f"failed: {reason}"
+        return f"failed: {records.read_error(place)}"
     metrics = records.read_metrics(place)
-    if not metrics:
+    if not metrics or not {"update", "seconds"} <= metrics[-1].keys():
         return "not finished, nothing evaluated yet"
     last = metrics[-1]
     return f"not finished: {last['update']:,} updates until {last['seconds']:.4g} s"

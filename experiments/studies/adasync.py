@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from experiments import records
+from experiments import aggregates
 
 TARGETS = (1.0, 0.5, 0.35, 0.3)  # training losses: the last two are below the floor of K = 1
 
@@ -26,5 +26,5 @@ def claims(arms) -> Iterator[tuple[str, str]]:
 
 
 def _mean_seconds(repeats, target: float) -> float | None:
-    values = [records.at_target(metrics, target) for metrics in repeats]
+    values = [aggregates.at_target(metrics, target) for metrics in repeats]
     return None if None in values else sum(values) / len(values)

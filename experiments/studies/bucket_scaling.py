@@ -16,6 +16,7 @@ from rich.table import Table
 
 from comms import cost, iteration
 from experiments import entries
+from experiments.reports.figure import save
 from experiments.studies import layer_traces
 from experiments.studies.study import Study
 
@@ -201,4 +202,4 @@ def draw_curves(
     canvas.supylabel("scaling efficiency", fontsize=9)
     handles, labels = grid[0, 0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-    canvas.savefig(path, format="png")
+    save(canvas, path)

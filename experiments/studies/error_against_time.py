@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import optimize
 
-from experiments.reports.figure import COLOURS
+from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from experiments.tasks.base import Task
 
@@ -71,7 +71,7 @@ def draw_error_against_time(
         fontsize=8,
         frameon=False,
     )
-    canvas.savefig(path, format="png")
+    save(canvas, path)
 
 
 def _mean_excess(runs, lowest: float) -> tuple[np.ndarray, np.ndarray]:

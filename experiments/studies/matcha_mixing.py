@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from algorithms.gossip import graph_matchings
 from comms import matcha
-from experiments.reports.figure import COLOURS
+from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 
 
@@ -62,4 +62,4 @@ def draw_mixing_rates(graphs: Mapping[str, nx.Graph], path: str | os.PathLike) -
     handles = [Line2D([], [], color=c, linestyle=d, label=name) for name, c, d in lines]
     handles.append(Line2D([], [], color="0.2", linestyle=(0, (1, 1.2)), label="vanilla D-PSGD"))
     canvas.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
-    canvas.savefig(path, format="png")
+    save(canvas, path)

@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from experiments import entries, parts, prepare
-from experiments.reports.figure import COLOURS
+from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from experiments.studies.study import Study
 from stragglers import delays, processes
@@ -196,7 +196,7 @@ def draw_gains(gains: Gains, path: str | os.PathLike) -> None:
                markerfacecolor="white", label="simulated"),
     ]  # fmt: skip
     canvas.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    canvas.savefig(path, format="png")
+    save(canvas, path)
 
 
 def _by_delay(axis: Sequence[Gain]) -> dict[str, list[Gain]]:

@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from experiments import entries, prepare
-from experiments.reports.figure import COLOURS
+from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from experiments.studies.study import Study
 from stragglers.delays import Law
@@ -194,7 +194,7 @@ def draw_runtimes(points: Sequence[Runtime], path: str | os.PathLike) -> None:
         ),
     ]
     canvas.legend(handles=handles, loc="outside upper center", ncols=7, fontsize=8, frameon=False)
-    canvas.savefig(path, format="png")
+    save(canvas, path)
 
 
 def _groups(points: Sequence[Runtime]) -> dict[tuple[str, str, str], list[Runtime]]:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from experiments import records
+from experiments import files, manifest, records
 from experiments.reports.table import print_claims
 
 
@@ -22,10 +22,18 @@ class Study(NamedTuple):
     claims: Sequence[tuple[str, str]] = ()  # what a paper claims, what was found
 
 
+def check(workdir: str | os.PathLike, config: ConfigDict, overwrite: bool) -> None:
+    """Raise ValueError for a workdir with anything that is not of this analysis; touch nothing."""
+    records.check(workdir, config, overwrite)
+    workdir = Path(workdir)
+    ours = (workdir / records.CONFIG).exists()
+    manifest.refuse(workdir, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS), ours)
+
+
 def write(found: Study, config: ConfigDict, workdir: str | os.PathLike, console: Console) -> None:
     """Write config.json, summary.json and figure.png into `workdir`, print tables and claims."""
     workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
+    files.make(workdir)
     records.write_json(workdir / records.CONFIG, config.to_dict())
     claims = {"claims": list(found.claims)} if found.claims else {}
     records.write_json(workdir / records.SUMMARY, {"name": config.name, **found.summary, **claims})

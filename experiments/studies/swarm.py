@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import records
-from experiments.reports.figure import COLOURS, DASHES
+from experiments import aggregates, records
+from experiments.reports.figure import COLOURS, DASHES, save
 from stragglers import schedule, wavefront
 
 
@@ -48,7 +48,7 @@ def _points(ours, theirs, at_least: float) -> str:
 def _sent_to_target(arm) -> float | None:
     target = arm["config"].target_loss
     sent = [
-        records.at_target([r | {"sent": r["bytes_per_worker"]} for r in repeat], target, "sent")
+        aggregates.at_target([r | {"sent": r["bytes_per_worker"]} for r in repeat], target, "sent")
         for repeat in arm["metrics"]
     ]
     return None if None in sent else float(np.mean(sent))
@@ -177,4 +177,4 @@ def _draw(curves: dict, told: dict, path: Path):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     canvas.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    canvas.savefig(path, format="png")
+    save(canvas, path)

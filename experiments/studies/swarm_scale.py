@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
 
-from experiments.reports.figure import COLOURS, DASHES
+from experiments.reports.figure import COLOURS, DASHES, save
 from experiments.reports.table import NONE
 from experiments.studies import serial_links
 from experiments.studies.serial_links import Point
@@ -118,4 +118,4 @@ def draw_points(points: Sequence[Point], path: str | os.PathLike) -> None:
     panels[0].set_ylabel("communication per update [s]")
     handles, labels = panels[0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    canvas.savefig(path, format="png")
+    save(canvas, path)

@@ -99,7 +99,7 @@ def _standard_library(files, test_fraction) -> Corpus:
         )
 
     def read(names):
-        return [(name, paths[name].read_text("utf-8", errors="replace")) for name in names]
+        return [(name, paths[name].read_text(encoding="utf-8", errors="replace")) for name in names]
 
     return corpus(read(trained), read(held_out))
 

@@ -169,7 +169,7 @@ def unfinished(tmp_path):
 
 def test_a_half_written_checkpoint_is_not_taken_for_one(unfinished):
     config, workdir = unfinished
-    (workdir / "checkpoint" / "1").rename(workdir / "checkpoint" / checkpoints.UNFINISHED)
+    (workdir / "checkpoint" / "1").rename(workdir / "checkpoint" / records.UNFINISHED)
     seen = []
     train.run(config, workdir, on_record=seen.append, checkpoint_seconds=0)
     assert len(seen) == 6  # from the start
@@ -191,7 +191,7 @@ def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
     metrics = workdir / records.METRICS
     text = metrics.read_text()
     metrics.write_text(text.splitlines(keepends=True)[0])
-    refused("metrics.jsonl has 1 records, the checkpoint was made after 2; --overwrite")
+    refused("metrics.jsonl has 1 records, the checkpoint was made after 2; remove")
     metrics.write_text(text)
     manifest = workdir / "checkpoint" / "1" / "manifest.ocdbt"
     manifest.write_bytes(b"nothing")

@@ -35,12 +35,12 @@ def test_rows_are_sketched_where_they_fit_and_elements_where_only_these_do():
     whole[:40] = 1.0
     dense = np.ones((512, 64))
     for table, expected in ((whole, "row"), (scattered(0.01), "element"), (dense, "row")):
-        assert method.open({"embedding": table}) == {"granularity": expected}
+        assert method.decide({"embedding": table}) == {"granularity": expected}
     # The tables count together, other parameters do not.
     mixed = {"embedding": scattered(0.01), "embedding_2": whole, "kernel": dense}
-    assert method.open(mixed) == {"granularity": "element"}
+    assert method.decide(mixed) == {"granularity": "element"}
     exact = s2_reducer(SGD, granularity="auto", exact=True, ratio=0.1)
-    assert exact.open({"embedding": scattered(0.01)}) == {"granularity": "element"}
+    assert exact.decide({"embedding": scattered(0.01)}) == {"granularity": "element"}
 
 
 def test_what_is_chosen_sends_less():
@@ -69,7 +69,7 @@ def test_what_is_chosen_sends_less():
             found = method.fallbacks(state, table, 4, Row(0)).alternatives
             planned = sum(payload.size for payload in method.messages(table, 4, Row(0)))
             sent.append(planned + sum(a.times * (a.instead[0].size - planned) for a in found))
-        chosen = auto.open({"embedding": gradient})["granularity"]
+        chosen = auto.decide({"embedding": gradient})["granularity"]
         assert chosen == ("row", "element")[int(np.argmin(sent))]
         seen.add(chosen)
     assert len(seen) == 2
@@ -100,7 +100,7 @@ def test_the_gradient_is_that_of_all_workers_first_update(monkeypatch):
     """Its rows are those that the workers' samples name."""
     config = configured(monkeypatch, "s2_reducer(granularity=auto)", mini_batches=2)
     made, decided = deciding.prepared(config)
-    assert decided and made.algorithm.open is None
+    assert decided and made.algorithm.decide is None
     gradient = deciding.first_gradient(config, made.task)
     rows = [(np.asarray(leaf) != 0).any(1).sum() for leaf in jax.tree.leaves(gradient)
             if leaf.ndim == 2 and len(leaf) > 64]  # fmt: skip

@@ -144,8 +144,8 @@ def test_layers_alone_are_saved_too(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("layers", r"cannot be read \(JSONDecodeError"),
-        ('{"layers": [["a"]]}', r"cannot be read \(KeyError: 'ready'\); write it with"),
+        ("layers", r"cannot be read \(Expecting value"),
+        ('{"layers": [["a"]]}', r"cannot be read \(it has no 'ready'\); write it with"),
         (
             '{"layers": [["a"]], "ready": [1, 2], "sizes": [1, 2], "seconds": [1, 2]}',
             "has 2 ready times for 1 layers; measure it anew",
@@ -160,7 +160,7 @@ def test_other_files_are_refused(tmp_path, text, words):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(ValueError, match=words):
         profiling.load(tmp_path / "p.json")
-    with pytest.raises(ValueError, match=r"cannot be read .FileNotFoundError"):
+    with pytest.raises(ValueError, match=r"cannot be read .No such file"):
         profiling.load(tmp_path / "none.json")
 
 

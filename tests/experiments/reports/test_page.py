@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from experiments import records
-from experiments.reports import page, panels, provenance, strip_chart, table
+from experiments import aggregates, provenance, records
+from experiments.reports import page, panels, strip_chart, table
 from experiments.reports.timeline import TIMELINE, stretches
 from stragglers import delays, processes
 from stragglers.rule import whole
@@ -167,7 +167,7 @@ def test_the_page_says_how_to_repeat_it_and_what_came_out(sweep):
 
 def test_the_table_is_that_of_the_terminal(sweep):
     _, text = sweep
-    shown = table.of_arms([records.aggregate([records.read_summary(sweep[0] / "pairs")])])
+    shown = table.of_arms([aggregates.aggregate([records.read_summary(sweep[0] / "pairs")])])
     page = Page(text)
     for column in shown.columns:
         assert str(column.header) in page.words
@@ -227,15 +227,19 @@ def test_a_directory_without_records_is_refused_and_left_alone(tmp_path):
         (
             records.SUMMARY,
             '{"name": ',
-            "summary.json cannot be read .*; repeat the run with --over",
+            "summary.json cannot be read .*; remove it, and the same command",
         ),
         (
             records.SUMMARY,
             '{"name": "a", "seed": 0}',
-            "summary.json has no 'clock'; give the --work",
+            "summary.json cannot be read .it has no .*or give another --workdir",
         ),
-        (records.CONFIG, "", "config.json cannot be read .*; repeat the run with --overwrite"),
-        (records.METRICS, "{}}\n", "metrics.jsonl cannot be read .*; repeat the run with --overw"),
+        (
+            records.CONFIG,
+            "",
+            "config.json cannot be read .*; give another --workdir, or remove it together",
+        ),
+        (records.METRICS, "{}}\n", "metrics.jsonl cannot be read .*; remove the summary.json and"),
     ],
 )
 def test_a_record_that_is_damaged_is_named(tmp_path, file, text, words):

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from experiments import records
-from experiments.reports import provenance, published
+from experiments import provenance, records
+from experiments.reports import published
 
 
 def arm(name, seconds, **more):

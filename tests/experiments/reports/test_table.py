@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from experiments import records
+from experiments import aggregates
 from experiments.reports import table
 
 
@@ -72,10 +72,10 @@ def test_a_baseline_that_never_arrives_gives_no_speed_up():
 
 def test_values_over_seeds_have_a_spread():
     seeds = [arm("a/x", 9.0), arm("a/x", 11.0, seed=1, test_accuracy=0.9512)]
-    row = rows([records.aggregate(seeds)])[0]
+    row = rows([aggregates.aggregate(seeds)])[0]
     assert row["to target [s]"] == "10.0 ± 1.4"
     assert row["test acc. [%]"] == "96.1 ± 1.4"
-    partly = records.aggregate([arm("a/x", 9.0), arm("a/x", None, seed=1)])
+    partly = aggregates.aggregate([arm("a/x", 9.0), arm("a/x", None, seed=1)])
     assert rows([partly])[0]["to target [s]"] == "1/2 seeds"
 
 
@@ -96,7 +96,7 @@ def test_losses_of_any_size_are_readable(value, shown):
 
 def test_the_table_fits_120_columns():
     arms = [
-        records.aggregate([a, a | {"seed": 1, "train_loss": 0.13, "test_accuracy": 0.9}])
+        aggregates.aggregate([a, a | {"seed": 1, "train_loss": 0.13, "test_accuracy": 0.9}])
         for a in ARMS
     ]
     out = io.StringIO()

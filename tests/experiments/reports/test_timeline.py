@@ -13,7 +13,8 @@ from stragglers import delays, inject
 from stragglers.rule import Trigger, whole
 from stragglers.rules import RULES
 from stragglers.rules.replay import recorded
-from stragglers.schedule import EVENT_KINDS, Event, Schedule
+from stragglers.schedule import Event, Schedule
+from stragglers.validity import EVENT_KINDS
 from tests import planned
 
 P = 6

@@ -5,10 +5,11 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import records
+from experiments import formats, records, texts
 
 NOTE = "report.json"
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
@@ -31,13 +32,24 @@ def begin(root: str | os.PathLike, command: str) -> None:
 def claim(root: str | os.PathLike, claims: Iterable[tuple[str, str]]) -> None:
     """Add to the note what a paper claims and what was measured, in place of older claims."""
     path = Path(root) / NOTE
-    records.write_json(path, read(root) | {"claims": [list(claim) for claim in claims]})
+    records.write_json(
+        path, read(root) | {"claims": [[str(text) for text in claim] for claim in claims]}
+    )
 
 
 def read(root: str | os.PathLike) -> dict:
-    """The note, {} where nothing has been noted; ValueError where it cannot be read."""
+    """The note, {} where nothing has been noted; formats.Damaged where it cannot be read."""
     path = Path(root) / NOTE
-    return records.read_json(path) if path.exists() else {}
+    return formats.read(path, formats.NOTE) if path.exists() else {}
+
+
+def known(root: str | os.PathLike) -> dict:
+    """The note, {} where there is none that can be read, of which a damaged one is reported."""
+    try:
+        return read(root)
+    except formats.Damaged as error:
+        print(f"warning: {texts.sentence(error)}", file=sys.stderr)
+        return {}
 
 
 def _commit() -> str | None:

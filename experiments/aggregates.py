@@ -1,0 +1,69 @@
+"""What several records say together: when a run was at its target, and the mean over seeds."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from experiments.records import plain
+
+WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
+
+
+def at_target(
+    records: Sequence[Mapping], target_loss: float | None, column: str = "seconds"
+) -> float | None:
+    """`column` when the training loss first is at most `target_loss`; None: never, or no target.
+
+    Between two evaluations log(train_loss) is taken to be linear in the column. A run that is at
+    the target in its first record, or whose loss jumps to 0, has that record's value.
+    """
+    if target_loss is None:
+        return None
+    before = None
+    for record in records:
+        loss, value = record["train_loss"], record[column]
+        loss = math.nan if loss is None else loss
+        if loss <= target_loss:
+            if before is None or loss <= 0:  # nothing to interpolate, or no logarithm
+                return value
+            drop = math.log(before[0] / target_loss) / math.log(before[0] / loss)
+            return before[1] + drop * (value - before[1])
+        before = (loss, value) if math.isfinite(loss) else None
+    return None
+
+
+def aggregate(summaries: Sequence[Mapping]) -> dict:
+    """One summary of an arm from those of its seeds.
+
+    Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
+    standard deviation of the fields of WITH_SPREAD, null for a single seed. `seeds` lists the
+    seeds and `reached` says how many came to the target, as "k/n"; `stopped` is that of the first
+    seed that has one. The rest is the first seed's, `seed` included.
+    """
+    summaries = plain(summaries)
+    merged = {}
+    for field, first in summaries[0].items():
+        values = [summary.get(field) for summary in summaries]
+        merged[field] = _mean(values) if any(map(_is_number, values)) else first
+        if field in WITH_SPREAD:
+            spread = None if None in values or len(values) < 2 else float(np.std(values, ddof=1))
+            merged[f"{field}_std"] = spread
+    reached = sum(summary["seconds_to_target"] is not None for summary in summaries)
+    return merged | {
+        "stopped": next(filter(None, (summary.get("stopped") for summary in summaries)), None),
+        "seed": summaries[0]["seed"],
+        "seeds": [summary["seed"] for summary in summaries],
+        "reached": f"{reached}/{len(summaries)}",
+    }
+
+
+def _mean(values: list):
+    if None in values:
+        return None
+    # Equal values stay what they are: 8 workers, not 8.0.
+    return values[0] if len(set(values)) == 1 else float(np.mean(values))
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

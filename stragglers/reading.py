@@ -1,0 +1,59 @@
+"""Reading files that somebody else may have written, damaged or put in the way."""
+
+import contextlib
+import io
+import os
+import stat
+import warnings
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+MOST_EXPANSION = 1100  # bytes that deflate makes of one; a file that claims more is no archive
+
+
+def opened(path: str | os.PathLike) -> BinaryIO:
+    """Open an ordinary file for reading.
+
+    Raises OSError where there is none, and ValueError for a pipe or a device, of which a read might
+    never end, and for a path that no file can have.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no ordinary file")
+    return os.fdopen(descriptor, "rb")
+
+
+def arrays(path: str | Path | BinaryIO) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file by their names; ValueError for anything else.
+
+    Every member is read to its end, so that its checksum counts.
+    """
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about headers that old versions of Python have written
+        try:
+            file = path if hasattr(path, "read") else stack.enter_context(opened(path))
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            size = file.seek(0, io.SEEK_END)
+            members = archive.infolist()
+            names = [member.filename.removesuffix(".npy") for member in members]
+            if len(set(names)) < len(names):
+                raise ValueError("two members have one name")
+            if sum(member.file_size for member in members) > MOST_EXPANSION * size:
+                raise ValueError("its members claim to be larger than they can be")
+            return {
+                name: np.lib.format.read_array(io.BytesIO(archive.read(member)))
+                for name, member in zip(names, members, strict=True)
+            }
+        except Exception as error:  # zip, its codecs and NumPy's headers raise a dozen kinds
+            raise ValueError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why a file cannot be read, on one line and not without a word."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,75 @@
+"""No damaged file gives a traceback, a hang, or something that contradicts itself."""
+
+import random
+
+import pytest
+
+from benchmarks import damage
+from experiments import formats, records
+from experiments.reports import workdirs
+
+TRIES = 60
+
+
+@pytest.mark.parametrize("name", damage.READERS)
+def test_a_damaged_file_is_refused_in_a_sentence_or_read(name, tmp_path):
+    outcomes = damage.damage(name, TRIES, seed=1, place=tmp_path)
+    assert not [how for how in outcomes if how.startswith("broken")], outcomes
+    assert outcomes["refused"] > TRIES // 5
+
+
+def test_one_flipped_bit_of_a_schedule_never_changes_it(tmp_path):
+    """Checksums find it, wherever in the archive it is, or it is in what nobody reads."""
+    path = damage.READERS["schedule"].write(tmp_path)
+    content = path.read_bytes()
+    before = damage.schedule.load(path)
+    draw, changed = random.Random(2), 0
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            after = damage.schedule.load(path)
+        except ValueError:
+            changed += 1
+        else:
+            for name, value in vars(before).items():
+                assert str(getattr(after, name)) == str(value)
+    assert changed > 100
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("a/summary.json", "[]", "where an object is due.*remove it, and the same command trains"),
+        ("a/summary.json", "[" * 100_000, "nested too deeply"),
+        ("a/summary.json", '{"name": "a\\u001b[2J"}', "remove it"),
+        (
+            "summary.json",
+            '{"arms": [1]}',
+            "a list of summaries .* is due.*; remove it",
+        ),
+        (
+            "a/metrics.jsonl",
+            '{"step": 1}\n',
+            "has no 'update'.*; remove the summary",
+        ),
+        ("a/metrics.jsonl", "", "has no records"),
+        ("a/config.json", '{"name": 3}', "'name' is 3, where a name is due"),
+    ],
+)
+def test_what_is_wrong_and_the_way_out_are_named(tmp_path, file, text, words):
+    damage._sweep(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(formats.Damaged, match=words) as caught:
+        workdirs.gather(tmp_path)
+    assert str(tmp_path / file) in str(caught.value) and len(str(caught.value)) < 800
+
+
+def test_a_record_that_goes_back_is_refused(tmp_path):
+    run = damage._run(tmp_path)
+    lines = (run / records.METRICS).read_text().splitlines(keepends=True)
+    (run / records.METRICS).write_text("".join([*lines[:2], lines[0], *lines[2:]]))
+    assert len(records.read_metrics(run)) == 5
+    with pytest.raises(formats.Damaged, match="goes back"):
+        records.read_metrics(run, whole=True)

@@ -1,0 +1,208 @@
+"""A disk that is full or cannot be written to: a sentence, and the same command goes on later."""
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+
+import pytest
+
+from experiments import files as disk
+from experiments import records
+from tests import launcher
+from tests.launcher import files, metrics, start
+
+OK = ("--config=config.py", "--config.updates=8", "--checkpoint_seconds=0")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    return launcher.directory(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def call(here, monkeypatch, capsys):
+    return launcher.caller(monkeypatch, capsys)
+
+
+class Full:
+    """Lets one call of the system fail, as on a full disk: the n-th of some functions."""
+
+    def __init__(self, monkeypatch, names, fails_at):
+        self.calls, self.fails_at = 0, fails_at
+        for name in names:
+            monkeypatch.setattr(disk.os, name, self.counted(getattr(os, name)))
+
+    def counted(self, function):
+        def call(*given, **more):
+            if str(disk.__file__) not in str(caller_file()):
+                return function(*given, **more)
+            self.calls += 1
+            if self.calls == self.fails_at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*given, **more)
+
+        return call
+
+
+def caller_file():
+    import sys
+
+    return sys._getframe(2).f_code.co_filename
+
+
+def same(one, other):
+    """Two finished runs have the same records but for the clock of the wall."""
+    with open(one / "schedule.npz", "rb") as a, open(other / "schedule.npz", "rb") as b:
+        schedules = a.read() == b.read()
+    return schedules and metrics(one) == metrics(other)
+
+
+def left_over(place):
+    return [path for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
+
+
+@pytest.mark.parametrize(
+    "moments", [(2, 5, 7, 13, 21), pytest.param(range(1, 100), marks=pytest.mark.slow)]
+)
+def test_a_disk_that_is_full_at_some_moment_loses_nothing(call, here, monkeypatch, moments):
+    assert call(*OK, "--workdir=whole")[0] == 0
+    codes = set()
+    for fails_at in moments:
+        with monkeypatch.context() as patch:
+            full = Full(patch, ("fsync", "replace", "write"), fails_at)
+            code, shown, err = call(*OK, "--workdir=out")
+        if full.calls < fails_at:
+            assert code == 0 and fails_at > 20
+            break
+        if code:  # the directory of a durable file may fail to be, without harm
+            codes.add(code)
+            assert "Traceback" not in err and "Traceback" not in shown
+            words = err if code == 2 else shown
+            assert "cannot be written (No space left on device); make room" in words, words
+            assert err.count("\n") <= 1
+        code, _, err = call(*OK, "--workdir=out")
+        assert code == 0 and err == "" and same(here / "whole", here / "out")
+        assert not left_over(here / "out")
+        shutil.rmtree(here / "out")
+    assert codes == {1, 2}
+
+
+def test_an_old_file_stays_whatever_fails(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    records.write_json(path, {"a": 1})
+    before = files(tmp_path)
+    for names in (("fsync",), ("replace",), ("open",)):
+        with monkeypatch.context() as patch:
+            Full(patch, names, 1)
+            with pytest.raises(disk.NotWritten, match=r"x.json cannot be written \(No space left"):
+                records.write_json(path, {"a": 2})
+        assert files(tmp_path) == before
+    with pytest.raises(RuntimeError), disk.replacing(path) as file:
+        file.write(b"half of it")
+        raise RuntimeError("somebody else's")
+    assert files(tmp_path) == before
+
+
+def test_a_line_that_is_cut_off_is_no_record(tmp_path, monkeypatch):
+    (tmp_path / "lines").write_text("")
+    lines = disk.Lines(tmp_path / "lines")
+    lines.add("one")
+    write = os.write
+    with monkeypatch.context() as patch:
+        Full(patch, ("write",), 2)
+        patch.setattr(disk.os, "write", Short(disk.os.write, write))
+        with pytest.raises(disk.NotWritten):
+            lines.add("another")
+    lines.close()
+    assert (tmp_path / "lines").read_text() == "one\nano"
+
+
+class Short:
+    """Writes three bytes, as a system may, then what the other function does."""
+
+    def __init__(self, then, write):
+        self.then, self.write, self.calls = then, write, 0
+
+    def __call__(self, descriptor, content):
+        self.calls += 1
+        if self.calls == 1:
+            return self.write(descriptor, content[:3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_new_file_has_the_rights_that_files_have(tmp_path):
+    (tmp_path / "usual").write_text("")
+    disk.write(tmp_path / "ours", "")
+    rights = [(tmp_path / name).stat().st_mode for name in ("usual", "ours")]
+    assert rights[0] == rights[1]
+
+
+@pytest.mark.slow
+def test_files_that_may_not_grow(here):
+    """The system's own limit, which fails in the middle of a write."""
+    assert start(here, *OK, "--workdir=whole").returncode == 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, 300, 1500, 4000, 20_000, 60_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            ended = start(here, *OK, "--workdir=out", JAX_COMPILATION_CACHE_DIR=str(here / "none"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert ended.returncode in (1, 2) and "Traceback" not in ended.stderr + ended.stdout
+        assert "File too large" in ended.stderr + ended.stdout
+    assert start(here, *OK, "--workdir=out").returncode == 0
+    assert same(here / "whole", here / "out") and not left_over(here / "out")
+
+
+@pytest.fixture
+def small(here):
+    """Mounts a small disk at `here / "disk"`: its options -> the directory."""
+    place, mounted = here / "disk", []
+    place.mkdir()
+
+    def mount(options):
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("a disk can only be mounted by root")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for at in mounted:
+        subprocess.run(["umount", str(at)], check=True)
+
+
+@pytest.mark.slow
+def test_a_small_disk_that_grows(here, small):
+    assert start(here, *OK, "--workdir=whole").returncode == 0
+    place = small("size=16k")
+    for size in ("16k", "32k", "64k", "120k", "200k", "300k", "600k"):
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], check=True)
+        ended = start(here, *OK, "--workdir=disk/out")
+        assert "Traceback" not in ended.stderr + ended.stdout, ended.stderr
+        assert ended.returncode in (0, 1, 2)
+        if ended.returncode:
+            assert "No space left" in ended.stderr + ended.stdout, ended.stderr + ended.stdout
+    subprocess.run(["mount", "-o", "remount,size=20m", str(place)], check=True)
+    assert start(here, *OK, "--workdir=disk/out").returncode == 0
+    assert same(here / "whole", place / "out") and not left_over(place)
+
+
+@pytest.mark.slow
+def test_a_disk_that_cannot_be_written_to(here, small):
+    place = small("size=20m")
+    assert start(here, *OK, "--workdir=disk/out").returncode == 0
+    before = files(place)
+    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+    for flags in (
+        (*OK, "--workdir=disk/out"),
+        (*OK, "--workdir=disk/out", "--overwrite"),
+        (*OK, "--workdir=disk/other"),
+        ("--report=disk/out",),
+    ):
+        ended = start(here, *flags)
+        assert ended.returncode == 2 and ended.stderr.count("\n") == 1, ended.stderr
+        assert "not writable" in ended.stderr or "Read-only" in ended.stderr
+        assert files(place) == before
