@@ -1,0 +1,117 @@
+"""How a program ends when somebody asks it to: ctrl-C, SIGTERM or SIGHUP.
+
+Three phases. Until `raising` there is nothing to tidy up: a sentence, and out. From then on ctrl-C
+is a KeyboardInterrupt and the others are `Asked`, both of which undo what is under way. Within
+`deferred`, where a run trains, SIGTERM and SIGHUP are only noted: the run asks at every evaluation,
+makes a checkpoint and raises `Asked` itself. A second one does not wait for that.
+
+A signal that was ignored when the program began, as SIGHUP under nohup, stays ignored. Loading this
+module takes no time, so that it can be the first thing that a program does.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+GO_ON = "the same command goes on from here"
+OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside ctrl-C
+
+
+class Asked(BaseException):
+    """The program was asked to end by a signal, and has made a checkpoint of what it trained."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+_asked: list[int] = []  # signals that have been noted and not yet raised
+_deferring = 0  # nested `deferred`
+
+
+def code(number: int) -> int:
+    """The exit code of a program that a signal ends."""
+    return 128 + number
+
+
+def sentence(number: int, advice: str = GO_ON) -> str:
+    """What the program says then."""
+    if number == signal.SIGINT:
+        return f"interrupted; {advice}"
+    return f"ended by {signal.Signals(number).name}; {advice}"
+
+
+def begin() -> None:
+    """From now on a signal is a sentence and the exit code 128 + its number, at once."""
+    _handle(_out)
+
+
+def raising() -> None:
+    """From now on a signal is an exception in the main thread, if `begin` was called before."""
+    if signal.getsignal(signal.SIGTERM) is _out or signal.getsignal(signal.SIGINT) is _out:
+        _handle(_raise)
+        if signal.getsignal(signal.SIGINT) is _raise:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """Within this, SIGTERM and SIGHUP raise `Asked`, whether or not `begin` was called."""
+    before = {number: signal.getsignal(number) for number in OTHERS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handle(handler: Callable) -> None:
+    for number in (signal.SIGINT, *OTHERS):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _out(number: int, _) -> None:
+    # No exception: a library that is half loaded may turn it into another one.
+    os.write(2, f"{sentence(number)}\n".encode())
+    os._exit(code(number))
+
+
+def _raise(number: int, _) -> None:
+    if _deferring and number not in _asked:
+        _asked.append(number)
+        return
+    raise Asked(number)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Within this, SIGTERM and SIGHUP wait for whoever looks at `asked`; at its end for nobody."""
+    global _deferring
+    _deferring += 1
+    try:
+        yield
+    finally:
+        _deferring -= 1
+    if _asked and not _deferring:
+        raise Asked(_asked.pop())
+
+
+def is_deferred() -> bool:
+    """Whether a run trains that looks at `asked` by itself."""
+    return _deferring > 0
+
+
+def asked() -> int | None:
+    """The signal that has been noted in this process, or None."""
+    return _asked[-1] if _asked else None
+
+
+def end(number: int) -> None:
+    """Raise `Asked`; whatever was noted is thereby answered."""
+    _asked.clear()
+    raise Asked(number)
