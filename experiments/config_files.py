@@ -39,6 +39,8 @@ def read(path: str, flags: Mapping[str, str | bool] | None = None) -> ConfigFile
     module = load(file)
     try:
         config = module.get_config(*[argument] if colon else [])
+    except SystemExit as error:
+        raise ValueError(f"get_config() of {file} ends the program; let it return") from error
     except ValueError:
         raise
     except Exception as error:
@@ -58,6 +60,8 @@ def load(path: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location("_config", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise ValueError(f"{path} ends the program (sys.exit); leave that out") from error
     except ValueError:
         raise
     except Exception as error:  # the file is code and can raise anything
