@@ -281,4 +281,8 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse)
+    try:
+        app.run(main, flags_parser=parse)
+    except SystemExit as leaving:
+        endings.out_at_once(leaving.code)
+        raise

@@ -267,9 +267,10 @@ def _see(read: int) -> None:
     seen: set[int] = set()
     while True:
         number = os.read(read, 1)[0]
-        if number not in (signal.SIGINT, *endings.OTHERS):
+        alone = processes() == 1 and not _joining
+        if alone or number not in (signal.SIGINT, *endings.OTHERS):
             continue
-        if endings.is_deferred() and number != signal.SIGINT and number not in seen:
+        if endings.is_deferred() and number not in seen:
             seen.add(number)
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 global_state.client.key_value_set(ASKED, str(number), allow_overwrite=True)

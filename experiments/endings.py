@@ -2,8 +2,8 @@
 
 Three phases. Until `raising` there is nothing to tidy up: a sentence, and out. From then on ctrl-C
 is a KeyboardInterrupt and the others are `Asked`, both of which undo what is under way. Within
-`deferred`, where a run trains, SIGTERM and SIGHUP are only noted: the run asks at every evaluation,
-makes a checkpoint and raises `Asked` itself. A second one does not wait for that.
+`deferred`, where a run trains, a signal is only noted: the run asks at every evaluation, makes a
+checkpoint and raises the exception itself. A second one does not wait for that.
 
 A signal that was ignored when the program began, as SIGHUP under nohup, stays ignored. Loading this
 module takes no time, so that it can be the first thing that a program does.
@@ -12,6 +12,8 @@ module takes no time, so that it can be the first thing that a program does.
 import contextlib
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 
 GO_ON = "the same command goes on from here"
@@ -42,6 +44,17 @@ def sentence(number: int, advice: str = GO_ON) -> str:
     return f"ended by {signal.Signals(number).name}; {advice}"
 
 
+def out_at_once(code: int | str | None) -> None:
+    """Leave with the exit code of a signal without waiting for what devices still compute.
+
+    Their runtime may crash where it is taken apart in the middle of that. Other codes do nothing.
+    """
+    if isinstance(code, int) and code > 128:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def begin() -> None:
     """From now on a signal is a sentence and the exit code 128 + its number, at once."""
     _handle(_out)
@@ -51,8 +64,16 @@ def raising() -> None:
     """From now on a signal is an exception in the main thread, if `begin` was called before."""
     if signal.getsignal(signal.SIGTERM) is _out or signal.getsignal(signal.SIGINT) is _out:
         _handle(_raise)
-        if signal.getsignal(signal.SIGINT) is _raise:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        usual = sys.unraisablehook
+
+        def again(unraisable) -> None:
+            if issubclass(unraisable.exc_type, KeyboardInterrupt | Asked) and _asked:
+                # It came in a callback, where Python drops exceptions: it comes once more.
+                threading.Timer(0.02, os.kill, (os.getpid(), _asked.pop())).start()
+            else:
+                usual(unraisable)
+
+        sys.unraisablehook = again
 
 
 @contextlib.contextmanager
@@ -82,15 +103,20 @@ def _out(number: int, _) -> None:
 
 
 def _raise(number: int, _) -> None:
-    if _deferring and number not in _asked:
-        _asked.append(number)
+    before = number in _asked
+    _asked.append(number)
+    if _deferring and not before:
+        if number == signal.SIGINT:
+            os.write(2, b"\nending at the next evaluation; ctrl-C once more ends at once\n")
         return
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise Asked(number)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Within this, SIGTERM and SIGHUP wait for whoever looks at `asked`; at its end for nobody."""
+    """Within this, a signal waits for whoever looks at `asked`; at its end for nobody."""
     global _deferring
     _deferring += 1
     try:
@@ -98,7 +124,7 @@ def deferred() -> Iterator[None]:
     finally:
         _deferring -= 1
     if _asked and not _deferring:
-        raise Asked(_asked.pop())
+        end(_asked[-1])
 
 
 def is_deferred() -> bool:
@@ -112,6 +138,8 @@ def asked() -> int | None:
 
 
 def end(number: int) -> None:
-    """Raise `Asked`; whatever was noted is thereby answered."""
+    """Raise `Asked`, or KeyboardInterrupt; whatever was noted is thereby answered."""
     _asked.clear()
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise Asked(number)
