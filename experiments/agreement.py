@@ -144,9 +144,9 @@ def check_workdir(workdir: str | os.PathLike) -> None:
         elsewhere = distributed.agreed(elsewhere)
     finally:
         if distributed.is_writer():
-            (root / probe).unlink(missing_ok=True)
-            for place in made:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                (root / probe).unlink()
+                for place in made:
                     place.rmdir()
     if elsewhere is not None:
         raise ValueError(

@@ -99,14 +99,14 @@ def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dic
 def _value(config: ConfigDict, key: str, text: str | bool) -> Any:
     """What a flag says: a literal, a bare word or a part, and otherwise the text as it is.
 
-    A number that replaces a float is a float.
+    A number that replaces a float is a float; what replaces a text is one, or None.
     """
     try:
         before = functools.reduce(lambda node, name: node[name], key.split("."), config)
     except (KeyError, TypeError, AttributeError):
         before = None
     if isinstance(text, bool) or isinstance(before, str):
-        return text
+        return None if text == "None" else text
     try:
         value = parts.read(text)
     except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):

@@ -33,6 +33,7 @@ JOINING = 300  # s that a process waits for the others to start
 HEARTBEAT = 30  # s without one after which a process counts as dead
 FAREWELL = 30  # s that a process which ends waits for the others to end
 LISTENING = 500  # ms of one question whether somebody has left
+OWN_WORDS = 0.7  # s in which a process that hears of it may leave for a reason of its own
 HEARING = 2.0  # s that a process which leaves waits for the others to hear why
 REFUSED, DEAD = 2, 3  # exit codes: the input was at fault; another process has gone
 LEFT, HEARD, ASKED = "gossax/left", "gossax/heard", "gossax/asked"  # keys of the service
@@ -252,8 +253,9 @@ def _hear() -> None:
             return  # the service is gone, as JAX will say
         if message["process"] == me or _over.is_set():
             return
-        _leaving.acquire()
         code = message["code"]
+        time.sleep(OWN_WORDS)  # what is refused or asked to end is often all of them
+        _leaving.acquire()
         sys.stdout.flush()
         os.write(2, _sentence(f"process {message['process']} has left ({message['why']})"))
         _has_heard()
