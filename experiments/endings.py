@@ -67,9 +67,10 @@ def raising() -> None:
         usual = sys.unraisablehook
 
         def again(unraisable) -> None:
-            if issubclass(unraisable.exc_type, KeyboardInterrupt | Asked) and _asked:
+            if issubclass(unraisable.exc_type, KeyboardInterrupt | Asked):
                 # It came in a callback, where Python drops exceptions: it comes once more.
-                threading.Timer(0.02, os.kill, (os.getpid(), _asked.pop())).start()
+                number = getattr(unraisable.exc_value, "number", signal.SIGINT)
+                threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
             else:
                 usual(unraisable)
 
@@ -103,15 +104,12 @@ def _out(number: int, _) -> None:
 
 
 def _raise(number: int, _) -> None:
-    before = number in _asked
-    _asked.append(number)
-    if _deferring and not before:
+    if _deferring and number not in _asked:
+        _asked.append(number)
         if number == signal.SIGINT:
             os.write(2, b"\nending at the next evaluation; ctrl-C once more ends at once\n")
         return
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise Asked(number)
+    end(number)
 
 
 @contextlib.contextmanager
