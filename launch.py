@@ -271,8 +271,7 @@ def main(_) -> None:
         code = rest() if rest else 0
     except (KeyboardInterrupt, endings.Asked) as asked:
         number = asked.number if isinstance(asked, endings.Asked) else signal.SIGINT
-        over = "the same command starts over, without --overwrite it goes on"
-        why = endings.sentence(number, over if _OVERWRITE.value else endings.GO_ON)
+        why = endings.sentence(number, starts_over=_OVERWRITE.value)
         print(why, file=sys.stderr)
         code = endings.code(number)
     from experiments.distributed import leave

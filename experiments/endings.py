@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-GO_ON = "the same command goes on from here"
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside ctrl-C
 
 
@@ -37,22 +36,25 @@ def code(number: int) -> int:
     return 128 + number
 
 
-def sentence(number: int, advice: str = GO_ON) -> str:
-    """What the program says then."""
-    if number == signal.SIGINT:
-        return f"interrupted; {advice}"
-    return f"ended by {signal.Signals(number).name}; {advice}"
+def sentence(number: int, starts_over: bool = False) -> str:
+    """What the program says then; starts_over: the same command would not go on."""
+    what = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    if starts_over:
+        return f"{what}; the same command starts over, without --overwrite it goes on"
+    return f"{what}; the same command goes on from here"
 
 
 def out_at_once(code: int | str | None) -> None:
     """Leave with the exit code of a signal without waiting for what devices still compute.
 
-    Their runtime may crash where it is taken apart in the middle of that. Other codes do nothing.
+    Their runtime may crash where it is taken apart in the middle of that. With other codes the
+    program is done, and no signal disturbs the rest.
     """
     if isinstance(code, int) and code > 128:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    _handle(signal.SIG_IGN)
 
 
 def begin() -> None:
@@ -91,7 +93,7 @@ def raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _handle(handler: Callable) -> None:
+def _handle(handler: Callable | signal.Handlers) -> None:
     for number in (signal.SIGINT, *OTHERS):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
