@@ -5,13 +5,21 @@ python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --wo
 python launch.py --report=runs/y
 python launch.py --list
 
-Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 130 interrupted.
+Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 another process of
+this run has gone, 130 interrupted, 143 ended by SIGTERM.
 """
+
+from experiments import endings
+
+if __name__ == "__main__":
+    endings.begin()  # before the rest is loaded, which takes a while
 
 import functools
 import logging
+import math
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -32,6 +40,9 @@ _TOGETHER = flags.DEFINE_bool(
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Run finished arms again.")
 _CHECKPOINT_SECONDS = flags.DEFINE_float(
     "checkpoint_seconds", 30.0, "Between two checkpoints of a run.", lower_bound=0
+)
+flags.register_validator(
+    _CHECKPOINT_SECONDS, lambda seconds: not math.isnan(seconds), "give a number of seconds"
 )
 _LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 _LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
@@ -59,7 +70,12 @@ def refuse(error: Exception | str) -> NoReturn:
     """One sentence instead of a traceback: the input was at fault, not the program."""
     from experiments import texts
 
-    print(f"error: {texts.sentence(error)}", file=sys.stderr)
+    sentence = texts.sentence(error)
+    print(f"error: {sentence}", file=sys.stderr)
+    if "experiments.distributed" in sys.modules:  # there may be others
+        from experiments import distributed
+
+        distributed.leave(2, sentence)
     sys.exit(2)
 
 
@@ -157,15 +173,21 @@ def plan() -> Callable[[], int] | None:
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     keep_compiled_programs()
-    from experiments import executors, loggers, sweep
+    from experiments import agreement, executors, loggers, sweep
     from experiments.reports import comparison
 
+    endings.raising()
     if hasattr(file.module, "analyse"):
         return analyse(file)
     swept = file.module if _SWEEP.value else None
     arms = sweep.expand(file.config, swept, file.values, _SEEDS.value)
     if _ARM.value:
         arms = sweep.choose(arms, _ARM.value)
+    if distributed.processes() > 1:
+        same = ("overwrite", "print_commands", "num_processes", *_ABOUT_ARMS)
+        flagged = {name: flags.FLAGS[name].value for name in same}
+        agreement.check(agreement.entries(arms, flagged))
+        agreement.check_workdir(place)
     loggers.check(_LOGGERS.value)
     sweep.provide_cpu_devices(arms)
     sweep.check(arms, place, _OVERWRITE.value)
@@ -236,6 +258,7 @@ def main(_) -> None:
             stream.reconfigure(errors="backslashreplace")
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    why = "it was done, and arms have failed"
     try:
         if _LIST.value:
             return list_parts()
@@ -245,17 +268,19 @@ def main(_) -> None:
         code = rest() if rest else 0
     except (ValueError, OSError) as error:
         refuse(error)
-    except KeyboardInterrupt:
-        if _OVERWRITE.value:
-            told = "interrupted; the same command starts over, without --overwrite it goes on"
-        else:
-            told = "interrupted; the same command goes on from here"
-        print(told, file=sys.stderr)
-        code = 130
+    except (KeyboardInterrupt, endings.Asked) as asked:
+        number = asked.number if isinstance(asked, endings.Asked) else signal.SIGINT
+        why = endings.sentence(number, starts_over=_OVERWRITE.value)
+        print(why, file=sys.stderr)
+        code = endings.code(number)
     from experiments.distributed import leave
 
-    leave(code)
+    leave(code, why)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse)
+    try:
+        app.run(main, flags_parser=parse)
+    except SystemExit as leaving:
+        endings.out_at_once(leaving.code)
+        raise

@@ -6,10 +6,11 @@ W^(k) = I - alpha sum_j B_j^(k) L_j, where L_j is the Laplacian of matching j an
 costs one unit of time. The diagonal of W^(k) may be negative.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import networkx as nx
 import numpy as np
+from scipy import linalg, sparse
 from scipy.optimize import linprog, minimize_scalar
 
 from comms import mixing
@@ -17,17 +18,21 @@ from comms import mixing
 Matching = Sequence[tuple[int, int]]
 
 MOST_CUTS = 300  # rounds; graphs of 8 to 256 workers need fewer than 100 for the default tolerance
+SMALL = 64  # workers up to which dense matrices are quick
+EXACT, CLOSE = 1e-6, 1e-3  # tolerances up to that many workers, and beyond
+MOST_MODES = 16  # cuts of a round, beyond
 
 
 def activation_probabilities(
-    matchings: Sequence[Matching], workers: int, budget: float, tolerance: float = 1e-6
+    matchings: Sequence[Matching], workers: int, budget: float, tolerance: float | None = None
 ) -> np.ndarray:
     """Probabilities p [M] that maximise lambda_2(sum_j p_j L_j) with sum_j p_j = M * budget.
 
     MATCHA's step 2. `budget` in (0, 1] is the share of the base graph's communication time.
     lambda_2 of the result is within the share `tolerance` of the optimum, certified by an upper
-    bound; where several p are optimal, this is one of them. Raises ValueError for a budget out
-    of range and for matchings that do not connect the workers.
+    bound; where several p are optimal, this is one of them. None: EXACT up to SMALL workers, CLOSE
+    beyond. Raises ValueError for a budget out of range and for matchings that do not connect the
+    workers.
 
     Method: lambda_2 is concave and equals the minimum of v' L(p) v over unit vectors v
     orthogonal to 1, so that every such v is a linear bound on it, a cut. A linear programme over
@@ -36,11 +41,14 @@ def activation_probabilities(
     2007).
     """
     check_budget("activation_probabilities", budget)
-    laplacians = _laplacians(matchings, workers)
-    count = len(laplacians)
+    count = len(matchings)
     if workers == 1:
         return np.zeros(count)
-    everywhere = _low_modes(laplacians, np.ones(count))[0]
+    small = workers <= SMALL
+    form = (_Dense if small else _Sparse)(matchings, workers)
+    if tolerance is None:
+        tolerance = EXACT if small else CLOSE
+    everywhere = form.low_modes(np.ones(count))[0]
     if everywhere < 1e-9:
         raise ValueError(
             f"activation_probabilities: the {count} matchings together do not connect the "
@@ -48,16 +56,18 @@ def activation_probabilities(
         )
     # The programme is in q = p / budget, with lambda_2 = 1 at q = 1: the tolerances of its solver
     # are absolute. More budget never lowers lambda_2, so all of it is spent: sum q = M.
-    laplacians /= everywhere
+    form.scale(1 / everywhere)
     q = best = np.ones(count)
     lower = 0.0
+    if not small and form.trace_bound(budget) <= 1 + tolerance:
+        return np.full(count, float(budget))  # as on a complete graph
     cuts = np.empty((0, count))
     limits = [(0, 1 / budget)] * count + [(0, None)]
     for _ in range(MOST_CUTS):
-        value, modes = _low_modes(laplacians, q)
+        value, modes = form.low_modes(q)
         if value > lower:
             lower, best = value, q
-        cuts = np.concatenate([cuts, np.einsum("nk,jnm,mk->kj", modes, laplacians, modes)])
+        cuts = np.concatenate([cuts, form.cuts(modes)])
         programme = linprog(
             [0.0] * count + [-1.0],  # maximise the bound
             A_ub=np.column_stack([-cuts, np.ones(len(cuts))]),  # bound <= cut . q
@@ -87,12 +97,15 @@ def mixing_weight(
     """
     if workers == 1:
         return 0.0, 0.0
-    laplacians, p = _laplacians(matchings, workers), np.asarray(p, dtype=np.float64)
-    if p.shape != (len(laplacians),) or not np.all((p >= 0) & (p <= 1)) or not p.any():
+    p = np.asarray(p, dtype=np.float64)
+    if p.shape != (len(matchings),) or not np.all((p >= 0) & (p <= 1)) or not p.any():
         raise ValueError(
-            f"mixing_weight: needs {len(laplacians)} probabilities in [0, 1], not all 0, got {p}; "
+            f"mixing_weight: needs {len(matchings)} probabilities in [0, 1], not all 0, got {p}; "
             "use activation_probabilities"
         )
+    if workers > SMALL:
+        return _mixing_weight_of_many(_Sparse(matchings, workers), p)
+    laplacians = _laplacians(matchings, workers)
     linear = np.tensordot(p, laplacians, 1)
     quadratic = linear @ linear + 2 * np.tensordot(p * (1 - p), laplacians, 1)
     centred = np.eye(workers) - 1 / workers
@@ -102,7 +115,43 @@ def mixing_weight(
         return float(np.linalg.eigvalsh(moment)[-1])
 
     # rho is convex in alpha, and at least 1 again from 2 / lambda_n(Lbar) on.
-    most = 2 / np.linalg.eigvalsh(linear)[-1]
+    return _least(contraction, 2 / np.linalg.eigvalsh(linear)[-1])
+
+
+def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float]:
+    """(alpha, rho) from few eigenvalue problems, as each takes long.
+
+    Where all p are equal, every moment is a polynomial in the Laplacian, whose eigenvalues are
+    needed once. Otherwise every vector v bounds rho from below by v'(I - J)v - 2 alpha v'Lbar v +
+    alpha^2 v'(Lbar^2 + 2 Ltilde)v, and the vectors that hold it at the best alpha so far are added
+    until they agree with rho.
+    """
+    linear, spread = form.laplacian(p), form.laplacian(p * (1 - p))
+    if np.ptp(p) == 0:
+        values = np.linalg.eigvalsh(linear.toarray())[1:]  # without the constant vector
+        squares = values**2 + 2 * (1 - p[0]) * values
+        return _least(lambda a: float(np.max(1 - 2 * a * values + a**2 * squares)), 2 / values[-1])
+    quadratic = (linear @ linear + 2 * spread).toarray()
+    linear, size = linear.toarray(), len(quadratic)
+    most = 2 / linalg.eigvalsh(linear, subset_by_index=[size - 1, size - 1])[0]
+    alpha, bounds = most / 2, np.empty((0, 2))
+    for _ in range(MOST_CUTS):
+        moment = np.eye(size) - 1 / size - 2 * alpha * linear + alpha**2 * quadratic
+        values, vectors = linalg.eigh(moment, subset_by_index=[size - 4, size - 1])
+        held = [np.einsum("nk,nm,mk->k", vectors, of, vectors) for of in (linear, quadratic)]
+        bounds = np.concatenate([bounds, np.stack(held, axis=1)])
+        following, below = _least(
+            lambda a, bounds=bounds: float(np.max(1 - 2 * a * bounds[:, 0] + a**2 * bounds[:, 1])),
+            most,
+        )
+        if values[-1] - below <= 1e-9:
+            break
+        alpha = following
+    return alpha, float(values[-1])
+
+
+def _least(contraction: Callable[[float], float], most: float) -> tuple[float, float]:
+    """The alpha up to `most` at which a convex function of it is least, and that value."""
     search = minimize_scalar(
         contraction, bounds=(0, most), method="bounded", options={"xatol": 1e-10}
     )
@@ -148,11 +197,70 @@ def _laplacians(matchings: Sequence[Matching], workers: int) -> np.ndarray:
     return laplacians
 
 
-def _low_modes(laplacians: np.ndarray, p: np.ndarray) -> tuple[float, np.ndarray]:
-    """lambda_2 of L(p) and the orthonormal eigenvectors [n, k] that may hold it nearby."""
-    L = np.tensordot(p, laplacians, 1)
-    # Moves the constant vector, eigenvalue 0, above all others: trace(L) >= lambda_n.
-    values, vectors = np.linalg.eigh(L + 2 * np.trace(L) / len(L))
-    # At the optimum lambda_2 is often multiple; one cut at a time would find its eigenspace slowly.
-    near = values <= 1.5 * values[0] + 1e-12
-    return float(values[0]), vectors[:, near]
+class _Dense:
+    """Laplacians of few workers: lambda_2 of their sums and what its eigenvectors say of p."""
+
+    def __init__(self, matchings: Sequence[Matching], workers: int):
+        self._laplacians = _laplacians(matchings, workers)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all of them."""
+        self._laplacians *= factor
+
+    def low_modes(self, p: np.ndarray) -> tuple[float, np.ndarray]:
+        """lambda_2 of L(p) and the orthonormal eigenvectors [n, k] that may hold it nearby."""
+        L = np.tensordot(p, self._laplacians, 1)
+        # Moves the constant vector, eigenvalue 0, above all others: trace(L) >= lambda_n.
+        values, vectors = np.linalg.eigh(L + 2 * np.trace(L) / len(L))
+        # At the optimum lambda_2 is often multiple; one cut at a time would find its eigenspace
+        # slowly.
+        near = values <= 1.5 * values[0] + 1e-12
+        return float(values[0]), vectors[:, near]
+
+    def cuts(self, modes: np.ndarray) -> np.ndarray:
+        """v' L_j v of every mode v and every matching j, [k, M]."""
+        return np.einsum("nk,jnm,mk->kj", modes, self._laplacians, modes)
+
+
+class _Sparse:
+    """The same of many workers, whose Laplacians are kept as edges; of the modes only the lowest.
+
+    A cut is the sum of the squared differences over the edges of a matching.
+    """
+
+    def __init__(self, matchings: Sequence[Matching], workers: int):
+        edges = [(i, j, m) for m, matching in enumerate(matchings) for i, j in matching]
+        self._i, self._j, self._matching = np.array(edges, np.int64).T
+        self._shape, self._count, self._factor = (workers, workers), len(matchings), 1.0
+
+    def scale(self, factor: float) -> None:
+        """Multiply all of them."""
+        self._factor *= factor
+
+    def laplacian(self, p: np.ndarray) -> sparse.csr_array:
+        """sum_j p_j L_j."""
+        weight = self._factor * p[self._matching]
+        off = sparse.coo_array((weight, (self._i, self._j)), self._shape).tocsr()
+        off = off + off.T
+        return (sparse.diags_array(off.sum(axis=1)) - off).tocsr()
+
+    def trace_bound(self, budget: float) -> float:
+        """The most that the mean of all eigenvalues but 0 can be, for sum q = M, q <= 1/budget."""
+        edges = np.sort(np.bincount(self._matching, minlength=self._count))[::-1]
+        spent = np.clip(self._count - np.arange(self._count) / budget, 0, 1 / budget)
+        return self._factor * 2 * float(edges @ spent) / (self._shape[0] - 1)
+
+    def low_modes(self, p: np.ndarray) -> tuple[float, np.ndarray]:
+        """lambda_2 of L(p) and the lowest eigenvectors [n, k] that may hold it nearby."""
+        L = self.laplacian(p).toarray()
+        last = min(MOST_MODES, len(L) - 1) - 1
+        shifted = L + 2 * np.trace(L) / len(L)
+        values, vectors = linalg.eigh(shifted, subset_by_index=[0, last])
+        return float(values[0]), vectors[:, values <= 1.5 * values[0] + 1e-12]
+
+    def cuts(self, modes: np.ndarray) -> np.ndarray:
+        """v' L_j v of every mode v and every matching j, [k, M]."""
+        squares = self._factor * (modes[self._i] - modes[self._j]) ** 2
+        cuts = np.zeros((self._count, modes.shape[1]))
+        np.add.at(cuts, self._matching, squares)
+        return cuts.T

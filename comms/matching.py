@@ -1,7 +1,8 @@
 """Decomposition of a graph into matchings, the rounds in which neighbours talk in pairs.
 
 A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one
-unit of communication time. Misra and Gries, "A constructive proof of Vizing's theorem" (1992).
+unit of communication time. Misra and Gries, "A constructive proof of Vizing's theorem" (1992);
+where that would take minutes, complete graphs have the rounds of a tournament (Kirkman, 1847).
 """
 
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from comms.matcha import mixing_weight as mixing_weight
 
 Edge = tuple[int, int]
 Matching = list[Edge]
+COLOURED = 256  # workers up to which complete graphs are coloured as all others are
 
 
 def decompose(graph: nx.Graph) -> list[Matching]:
@@ -29,6 +31,8 @@ def decompose(graph: nx.Graph) -> list[Matching]:
             f"{sorted(graph, key=str)} with {nx.number_of_selfloops(graph)} loops; relabel the "
             "nodes, remove the loops"
         )
+    if len(graph) > COLOURED and 2 * graph.number_of_edges() == len(graph) * (len(graph) - 1):
+        return _tournament(len(graph))
     # at[u][c] is the neighbour that u is joined to by an edge of colour c.
     at: list[dict[int, int]] = [{} for _ in graph]
     for u, v in sorted((min(edge), max(edge)) for edge in graph.edges):
@@ -49,6 +53,23 @@ def decompose(graph: nx.Graph) -> list[Matching]:
         _rotate(at, u, fan, d)
     colours = {c for joined in at for c in joined}
     return sorted([(u, at[u][c]) for u in range(len(at)) if at[u].get(c, -1) > u] for c in colours)
+
+
+def _tournament(n: int) -> list[Matching]:
+    """Everybody meets everybody once: n - 1 rounds, n where n is odd and one has to pause.
+
+    In round r those meet whose sum is r modulo the number of rounds. With an even n the last one
+    stands aside, and meets who would be alone.
+    """
+    rounds = n - 1 + n % 2
+    matchings = []
+    for r in range(rounds):
+        matching = [(i, (r - i) % rounds) for i in range(rounds) if i < (r - i) % rounds]
+        if rounds < n:
+            alone = next(i for i in range(rounds) if (2 * i - r) % rounds == 0)
+            matching.append((alone, n - 1))
+        matchings.append(sorted(matching))
+    return sorted(matchings)
 
 
 def validate(graph: nx.Graph, matchings: Iterable[Iterable[Edge]]) -> None:
@@ -121,12 +142,13 @@ def _flip(at: list[dict[int, int]], path: list[int], c: int, d: int) -> None:
 
 def _fan(at: list[dict[int, int]], u: int, v: int) -> list[int]:
     """Maximal fan of u from v: the colour of each next edge at u is free at the member before."""
-    fan = [v]
+    fan, joined, members = [v], sorted(at[u].items()), {v}
     while True:
-        following = (w for c, w in sorted(at[u].items()) if c not in at[fan[-1]] and w not in fan)
+        following = (w for c, w in joined if c not in at[fan[-1]] and w not in members)
         if (w := next(following, None)) is None:
             return fan
         fan.append(w)
+        members.add(w)
 
 
 def _rotate(at: list[dict[int, int]], u: int, fan: list[int], d: int) -> None:

@@ -39,6 +39,8 @@ def read(path: str, flags: Mapping[str, str | bool] | None = None) -> ConfigFile
     module = load(file)
     try:
         config = module.get_config(*[argument] if colon else [])
+    except SystemExit as error:
+        raise ValueError(f"get_config() of {file} ends the program; let it return") from error
     except ValueError:
         raise
     except Exception as error:
@@ -58,6 +60,8 @@ def load(path: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location("_config", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise ValueError(f"{path} ends the program (sys.exit); leave that out") from error
     except ValueError:
         raise
     except Exception as error:  # the file is code and can raise anything
@@ -95,14 +99,14 @@ def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dic
 def _value(config: ConfigDict, key: str, text: str | bool) -> Any:
     """What a flag says: a literal, a bare word or a part, and otherwise the text as it is.
 
-    A number that replaces a float is a float.
+    A number that replaces a float is a float; what replaces a text is one, or None.
     """
     try:
         before = functools.reduce(lambda node, name: node[name], key.split("."), config)
     except (KeyError, TypeError, AttributeError):
         before = None
     if isinstance(text, bool) or isinstance(before, str):
-        return text
+        return None if text == "None" else text
     try:
         value = parts.read(text)
     except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):

@@ -1,28 +1,48 @@
-"""One run on several processes: how they find each other, and how they end when one of them dies.
+"""One run on several processes: how they find each other, and how they end when one of them does.
 
 `initialize` comes before anything else that JAX does. Every process then runs the same program; the
 first one alone writes. JAX's coordination service, in process 0, notices a process that has died or
-does not answer any more and ends all others; what is added here is one sentence that says so, exit
-code 3, and that a process which fails does not first wait for those that wait for it.
+does not answer any more and ends all others; what is added here is one sentence that says so and
+exit code 3. A process that leaves by itself, refused, failed or asked by a signal, first says why
+through the service, so that the others end within a second and repeat it.
+
+JAX's own preemption service is switched off: it takes SIGTERM for itself and only tells those that
+ask for its sync point. Here the run asks at every evaluation anyway, see `asked_to_end`, and what
+announces a preemption is a SIGTERM.
 """
 
+import atexit
+import contextlib
 import ctypes
 import json
 import os
-import re
 import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax._src.distributed import global_state  # what jax.process_index() knows, without a backend
 
+from experiments import endings
+from experiments.joining import BIND, check_address, is_alone
+
+JOINING = 300  # s that a process waits for the others to start
 HEARTBEAT = 30  # s without one after which a process counts as dead
 FAREWELL = 30  # s that a process which ends waits for the others to end
-DEAD = 3  # exit code of a process that ends because another one has
+LISTENING = 500  # ms of one question whether somebody has left
+OWN_WORDS = 0.7  # s in which a process that hears of it may leave for a reason of its own
+HEARING = 2.0  # s that a process which leaves waits for the others to hear why
+REFUSED, DEAD = 2, 3  # exit codes: the input was at fault; another process has gone
+LEFT, HEARD, ASKED = "gossax/left", "gossax/heard", "gossax/asked"  # keys of the service
 
 _kept: list = []  # the handler of SIGABRT, which C does not keep alive
 _agreed = 0  # values exchanged so far
+_joining: list[str] = []  # the sentence of a process that still looks for the others
+_leaving = threading.Lock()  # whoever leaves first decides how
+_over = threading.Event()  # nobody needs to listen any more
 
 
 def initialize(
@@ -38,7 +58,7 @@ def initialize(
     """
     given = (coordinator_address, num_processes, process_id)
     if given == (None, None, None):
-        if _alone(os.environ):
+        if is_alone(os.environ):
             return
     elif None in given:
         raise ValueError(
@@ -51,27 +71,64 @@ def initialize(
             f"several processes: process_id={process_id} of num_processes={num_processes}; they "
             f"count from 0 to {num_processes - 1}"
         )
-    elif not re.fullmatch(r".+:\d+", coordinator_address):
-        raise ValueError(
-            f"several processes: coordinator_address={coordinator_address!r} names no host or no "
-            "port; give host:port"
-        )
+    else:
+        check_address(coordinator_address, listens=process_id == 0)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    how = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": FAREWELL}
+    jax.config.update("jax_enable_preemption_service", False)
+    how = {
+        "initialization_timeout": JOINING,
+        "heartbeat_timeout_seconds": HEARTBEAT,
+        "shutdown_timeout_seconds": FAREWELL,
+    }
+    if None not in given and BIND not in os.environ:
+        how["coordinator_bind_address"] = coordinator_address  # else on all interfaces
     if None not in given and "KUBERNETES_SERVICE_HOST" in os.environ:
         how["cluster_detection_method"] = "deactivate"  # nothing is left to ask the cluster for
     _end_by_a_sentence()  # JAX aborts where it cannot reach process 0, too
+    _watch_signals()
+    endings.raising()
+    where = coordinator_address or "the address that the environment names"
     try:
-        jax.distributed.initialize(*given, **how)
+        with _waiting_for_others(where, num_processes):
+            jax.distributed.initialize(*given, **how)
     except ValueError:
         if given != (None, None, None) or "JAX_COORDINATOR_ADDRESS" in os.environ:
             raise
         return  # JAX has found nobody
     except RuntimeError as error:
-        raise ValueError(
-            f"several processes: they have not found each other ({error}); check that all of "
-            "them have started and reach the host and port of process 0"
-        ) from error
+        raise ValueError(_not_found(where, " ".join(str(error).split())[:200])) from error
+    thread = threading.Thread(target=_hear, daemon=True)
+    thread.start()
+
+    def over() -> None:
+        _over.set()
+        thread.join(2)
+
+    atexit.register(over)  # before JAX takes leave of the service
+
+
+def _not_found(where: str, reason: str) -> str:
+    return (
+        f"several processes: they have not found each other at {where} ({reason}); check that all "
+        "of them have started and reach the host and port of process 0"
+    )
+
+
+@contextlib.contextmanager
+def _waiting_for_others(where: str, count: int | None) -> Iterator[None]:
+    """Say who is waited for if that takes long, and, should JAX abort, that nobody has come."""
+    _joining.append(f"error: {_not_found(where, f'within {JOINING} s')}\n")
+    others = "the other processes" if count is None else f"all {count} processes"
+    told = threading.Timer(
+        10, print, [f"waiting up to {JOINING} s for {others} at {where}"], {"file": sys.stderr}
+    )
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
+        _joining.clear()
 
 
 def processes() -> int:
@@ -84,6 +141,22 @@ def is_writer() -> bool:
     return global_state.process_id == 0
 
 
+def process_id() -> int:
+    """Which process this is, from 0."""
+    return global_state.process_id
+
+
+def say(name: str, text: str) -> None:
+    """Put a text where every process can `hear` it."""
+    global_state.client.key_value_set(name, text)
+
+
+def hear(name: str) -> str:
+    """The text that a process says under this name; waits for it."""
+    minute = 60_000  # ms; a process that dies ends this one before
+    return global_state.client.blocking_key_value_get(name, 60 * minute)
+
+
 def agreed(value: Any) -> Any:
     """What process 0 passes, a JSON value, on every process; all of them call it and wait."""
     global _agreed
@@ -91,53 +164,136 @@ def agreed(value: Any) -> Any:
         return value
     name, _agreed = f"gossax/{_agreed}", _agreed + 1
     if is_writer():
-        global_state.client.key_value_set(name, json.dumps(value))
+        say(name, json.dumps(value))
         return value
-    minute = 60_000  # ms; a process 0 that has died ends this one before
-    return json.loads(global_state.client.blocking_key_value_get(name, 60 * minute))
+    return json.loads(hear(name))
 
 
-def leave(code: int) -> None:
-    """Exit: after 0 when the first process has ended too, else at once, as others may wait for it.
+def asked_to_end() -> int | None:
+    """The signal that any of the processes was sent while it trains; None: none.
 
-    The usual end would wait for the others, while they wait for this process.
+    The same on all processes, which call it together.
+    """
+    number = endings.asked()
+    if processes() == 1:
+        return number
+    if is_writer() and number is None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody has set it
+            number = int(global_state.client.key_value_try_get(ASKED))
+    return agreed(number)
+
+
+def is_lost(error: BaseException | type) -> bool:
+    """Whether an error means that another process has gone; any other is this process's own."""
+    if processes() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
+        return False
+    return not str(error).startswith("RESOURCE_EXHAUSTED")
+
+
+def leave(code: int, why: str = "") -> None:
+    """Exit: after 0 when the first process has ended too, else at once.
+
+    why: what the others are to hear. The usual end would wait for the others, while they wait for
+    this process.
     """
     if processes() > 1:
         if code == 0:
             agreed(None)  # the first process may still be writing
+            _over.set()
         else:
+            _leaving.acquire()  # never given back: who comes second waits for the end
             sys.stdout.flush()
             sys.stderr.flush()
+            _tell({"process": global_state.process_id, "code": code, "why": why})
             os._exit(code)
     sys.exit(code)
 
 
-def _alone(environment) -> bool:
-    """Whether the environment says that this process is the only one, or says nothing.
-
-    JAX would look further in any pod, and would give a single task one of its many GPUs.
-    """
-    if "OMPI_COMM_WORLD_SIZE" in environment:
-        size = int(environment["OMPI_COMM_WORLD_SIZE"])
-        if size > 1 and "OMPI_MCA_orte_hnp_uri" not in environment:
-            raise ValueError(
-                f"several processes: this Open MPI has started {size} but names no coordinator; "
-                "give --coordinator_address=HOST:PORT --num_processes=$OMPI_COMM_WORLD_SIZE "
-                "--process_id=$OMPI_COMM_WORLD_RANK"
-            )
-        return size == 1
-    if "SLURM_STEP_NODELIST" in environment:
-        return int(environment.get("SLURM_NTASKS", 1)) == 1
-    if "KUBERNETES_SERVICE_HOST" in environment:
-        return not {"JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES"} & environment.keys()
-    return False
+def _tell(message: dict) -> None:
+    """Leave a message for the others and wait until they have heard it, but not for long."""
+    try:
+        global_state.client.key_value_set(LEFT, json.dumps(message))
+    except jax.errors.JaxRuntimeError:  # another one was quicker, or the service is gone
+        _has_heard()
+        if not is_writer():
+            return
+    _wait_for_hearers()
 
 
-def _sentence() -> bytes:
+def _wait_for_hearers() -> None:
+    until = time.monotonic() + HEARING
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        client = global_state.client
+        while client.key_value_increment(HEARD, 0) < processes() - 1 and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.1 * is_writer())  # the service goes with this process, the others first
+
+
+def _has_heard() -> None:
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        global_state.client.key_value_increment(HEARD, 1)
+
+
+def _watch_signals() -> None:
+    """See the signals of this process at once, in a thread, as the main one may be busy in C."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_see, args=(read,), daemon=True).start()
+
+
+def _hear() -> None:
+    client, me = global_state.client, global_state.process_id
+    while not _over.is_set():
+        try:
+            message = json.loads(client.blocking_key_value_get(LEFT, LISTENING))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                continue
+            return  # the service is gone, as JAX will say
+        if message["process"] == me or _over.is_set():
+            return
+        code = message["code"]
+        time.sleep(OWN_WORDS)  # what is refused or asked to end is often all of them
+        _leaving.acquire()
+        sys.stdout.flush()
+        os.write(2, _sentence(f"process {message['process']} has left ({message['why']})"))
+        _has_heard()
+        if is_writer():
+            _wait_for_hearers()  # as the service goes with this process
+        os._exit(code if code > 128 else DEAD)  # a signal is meant for all of them
+
+
+def _see(read: int) -> None:
+    """Of the signals of this process: tell the others, even where the main thread is busy in C."""
+    seen: set[int] = set()
+    while True:
+        number = os.read(read, 1)[0]
+        alone = processes() == 1 and not _joining
+        if alone or number not in (signal.SIGINT, *endings.OTHERS):
+            continue
+        if endings.is_deferred() and number not in seen:
+            seen.add(number)
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                global_state.client.key_value_set(ASKED, str(number), allow_overwrite=True)
+            continue
+        if not _joining:
+            time.sleep(HEARING)  # in which the main thread may tidy up
+        os.write(2, f"{endings.sentence(number)}\n".encode())
+        if _joining:
+            os._exit(endings.code(number))
+        leave(endings.code(number), endings.sentence(number))
+
+
+def _sentence(
+    why: str = "most likely because another one of this run has died, left or cannot be reached "
+    "(what JAX knows is above)",
+) -> bytes:
     me, count = global_state.process_id, global_state.num_processes
+    if why.startswith("process"):
+        why = f"as {why}"
     return (
-        f"\nerror: process {me} of {count} ends, most likely because another one of this run has "
-        "died, left or cannot be reached (what JAX knows is above); start all of them again with "
+        f"\nerror: process {me} of {count} ends, {why}; start all of them again with "
         "the same command, and the run goes on from its last checkpoint\n"
     ).encode()
 
@@ -146,6 +302,9 @@ def _end_by_a_sentence() -> None:
     """From now on an abort of JAX and an error that nobody catches end this process at once."""
 
     def aborted(_) -> None:
+        if _joining:
+            os.write(2, _joining[0].encode())
+            os._exit(REFUSED)
         if processes() > 1:
             os.write(2, _sentence())
             os._exit(DEAD)
@@ -159,14 +318,13 @@ def _end_by_a_sentence() -> None:
     usual = sys.excepthook
 
     def uncaught(kind, error, trace) -> None:
-        usual(kind, error, trace)
-        if processes() == 1:
+        if not is_lost(error):
+            usual(kind, error, trace)
+            if processes() > 1:
+                leave(1, f"{kind.__name__}: {' '.join(str(error).split())[:200]}")
             return
-        # A collective fails where a peer is gone; any other error is this process's own.
-        memory = str(error).startswith("RESOURCE_EXHAUSTED")
-        lost = issubclass(kind, jax.errors.JaxRuntimeError) and not memory
-        if lost:
-            os.write(2, _sentence())
-        leave(DEAD if lost else 1)
+        time.sleep(4 * LISTENING / 1000)  # if it has said why it left, that is known by now
+        os.write(2, _sentence())
+        leave(DEAD, "it has lost another one")
 
     sys.excepthook = uncaught

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import parts
@@ -26,6 +27,15 @@ def is_count(value) -> bool:
     return is_number(value, Integral) and value > 0
 
 
+def is_seed(value) -> bool:
+    """Whether value is a seed: random numbers of devices know 32 bits of it."""
+    return is_number(value, Integral) and 0 <= value < 2**32
+
+
+def _is_interval(value) -> bool:
+    return _is_finite(value) and value >= SHORTEST
+
+
 def several(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """A test for a list or tuple with at least one value, all of which pass the test `fits`."""
     return lambda value: isinstance(value, list | tuple) and bool(value) and all(map(fits, value))
@@ -35,6 +45,7 @@ def _is_count_or_counts(value) -> bool:
     return is_count(value) or several(is_count)(value)
 
 
+SHORTEST = 1e-6  # s between two evaluations
 # What entries of a config must be: in words, as a test, and of which entries.
 Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
 SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
@@ -47,7 +58,11 @@ _ENTRIES: Entries = (
      ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")),
     ("a positive whole number, or one per worker", _is_count_or_counts, ("mini_batches",)),
     SEED,
-    ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds", "evaluate_every")),
+    ("below 2**32, as devices draw from 32 bits of it", is_seed, ("seed",)),
+    ("below 2**31, as devices count", lambda v: np.max(v) < 2**31,
+     ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch", "mini_batches")),
+    ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds",)),
+    (f"a number of seconds, {SHORTEST} or more", _is_interval, ("evaluate_every",)),
     ("a number, 0 or more, or a part", lambda v: parts.is_part(v) or (_is_finite(v) and v >= 0),
      parts.NUMBER_OR_PART),
     ("a positive number or None", lambda v: v is None or (_is_finite(v) and v > 0),

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ml_collections import ConfigDict
 
-from experiments import distributed, files, locks, loggers, progress, records, train
+from experiments import distributed, endings, files, locks, loggers, progress, records, train
 
 OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
 POLL_SECONDS = 0.5
@@ -84,7 +84,8 @@ def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: di
                 train.run_together(configs, places, on_record=tell, **how)
     except Exception as error:  # whatever it is, the other arms can do without this one
         failure = one_line(f"{type(error).__name__}: {error}")
-        others = isinstance(error, locks.InUse)  # another process writes there
+        # Another process writes there, or has gone and is the one to say why.
+        others = isinstance(error, locks.InUse) or distributed.is_lost(error)
         if len(group) == 1 and distributed.is_writer() and not others:
             with contextlib.suppress(files.NotWritten):  # as on a full disk
                 files.make(places[0])
@@ -235,24 +236,6 @@ class _Process:
                 self._process.wait()
 
 
-@contextlib.contextmanager
-def _ending_as_by_ctrl_c() -> Iterator[None]:
-    """Where this process is told to end, or loses its terminal, no child is left behind."""
-
-    def told(*_):
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, told)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def local(
     groups: Groups,
     root: Path,
@@ -269,6 +252,6 @@ def local(
     def start(group):
         return _Process(command(group), root / group[0].path / OUTPUT, environment)
 
-    with _ending_as_by_ctrl_c():
+    with endings.raised():  # so that no child is left behind
         left = unfinished(groups, root, overwrite, shown)
         return follow(left, start, jobs, root, shown)

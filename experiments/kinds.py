@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import parts
-from experiments.entries import is_number
+from experiments.entries import is_number, is_seed
 
 # By the name of an annotation: how to call such values, and a test for them.
 _VALUES = {
@@ -46,7 +47,7 @@ class Kind(NamedTuple):
         """The factory of that name; ValueError for a name that is unknown or cannot be imported."""
         if isinstance(name, str) and ":" in name:
             return _imported(self.name, name)
-        if name not in self.factories:
+        if not isinstance(name, str) or name not in self.factories:
             raise ValueError(
                 f"{self.name}: unknown name {name!r}; known names: "
                 f"{', '.join(sorted(self.factories))}; or bring your own as package.module:factory"
@@ -88,6 +89,11 @@ class Kind(NamedTuple):
         offered = {p: available[p] for p in parameters if p in available}
         try:
             built = factory(*inner, **offered, **given)
+        except MemoryError as error:
+            raise ValueError(
+                f"{who}: takes more memory than is free ({error or 'no more is said'}); "
+                "choose smaller sizes"
+            ) from error
         except (TypeError, AttributeError, ArithmeticError) as error:
             # What annotations do not say, as 3 where a list is due, shows when it is used.
             raise ValueError(f"{who}: cannot use {given} ({error}); correct a parameter") from error
@@ -130,6 +136,15 @@ def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None
 
 
 def _check_value(who: str, parameter: inspect.Parameter, value: Any) -> None:
+    if not all(map(math.isfinite, _numbers(value))):
+        raise ValueError(
+            f"{who}: parameter {parameter.name!r} must be finite, got {value!r}; correct it"
+        )
+    if parameter.name == "seed" and is_number(value) and not is_seed(value):
+        raise ValueError(
+            f"{who}: a seed must be a whole number, 0 or more and below 2**32, got {value!r}; "
+            "correct it"
+        )
     annotation = parameter.annotation
     members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else ()
     if types.NoneType in members and len(members) == 2:  # as int | None
@@ -142,6 +157,17 @@ def _check_value(who: str, parameter: inspect.Parameter, value: Any) -> None:
         raise ValueError(
             f"{who}: parameter {parameter.name!r} must be {words}, got {value!r}; correct it"
         )
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers of a value, however deep; none that is beyond all floats."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _numbers(one)
+    elif hasattr(value, "items"):
+        yield from _numbers(list(value.values()))
+    elif is_number(value) and not is_number(value, Integral):
+        yield float(value)
 
 
 @functools.cache
@@ -179,7 +205,7 @@ def _modules(value: Any) -> Iterator[types.ModuleType]:
         for one in value:
             yield from _modules(one)
     elif hasattr(value, "items"):
-        if ":" in str(value.get("name")):
+        if isinstance(value.get("name"), str) and ":" in value["name"]:
             _imported("part", value["name"])
         for one in value.values():
             yield from _modules(one)

@@ -30,7 +30,7 @@ RATE = ("learning_rate", "schedule", "warmup_samples")  # what belongs to the ra
 
 
 def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
-    """Heavy-ball or Nesterov momentum."""
+    """Heavy-ball or Nesterov momentum; decay in [0, 1)."""
     return optax.trace(decay, nesterov)
 
 
@@ -53,6 +53,8 @@ SCALED = frozenset({
     optax.adamw, optax.adan, optax.amsgrad, optax.lamb, optax.lion, contrib.muon, optax.novograd,
     optax.radam, optax.rmsprop, optax.sgd, optax.sign_sgd, optax.signum, optax.yogi,
 })  # fmt: skip
+# Parameters that say how much of the past stays, in whichever optimizer they stand.
+SHARES = ("decay", "momentum", "decay_rate", "b1", "b2", "b3")
 TRIED = 40  # updates of an optimizer that is not listed
 
 
@@ -107,6 +109,7 @@ def build(part: parts.Part, entry: str = "optimizer") -> optax.GradientTransform
             f"{entry}: a chain is made of transforms, and at most of a rate; write it as "
             "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
         )
+    _check_shares(spec, entry)
     members = spec["*"] if chained else [spec]
     rated = [member for member in members if "learning_rate" in member]
     if len(rated) + (chained and "learning_rate" in spec) > 1:
@@ -120,6 +123,18 @@ def build(part: parts.Part, entry: str = "optimizer") -> optax.GradientTransform
     transform = optax.with_extra_args_support(optax.chain(*built, *([] if rated else [scale])))
     _try(transform, f"{entry} {parts.text(part)}")
     return transform
+
+
+def _check_shares(spec: Mapping, entry: str) -> None:
+    """Raise ValueError for a share of the past that is none, in a part or its members."""
+    for name in SHARES:
+        if is_number(spec.get(name)) and not 0 <= spec[name] < 1:
+            raise ValueError(
+                f"{entry} {spec['name']!r}: {name} must be 0 or more and below 1, got "
+                f"{spec[name]}; set config.{entry}.{name}"
+            )
+    for member in spec.get("*", ()):
+        _check_shares(member, entry)
 
 
 def rate_is_data(part: parts.Part) -> bool:
@@ -264,6 +279,8 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
             f"set config.{entry}.warmup_samples"
         )
     shape = _schedule(spec.get("schedule", "constant"))
+
+    warmup = float(warmup)  # whole numbers beyond 32 bits are none to a device
 
     def warmed(samples):
         return shape(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)

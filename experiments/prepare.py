@@ -13,7 +13,7 @@ from algorithms import ALGORITHMS, Algorithm
 from algorithms.compression import Reducer
 from algorithms.reducers import REDUCERS
 from comms import cost, messages, topology
-from experiments import entries, optimizers, parts, profiling, tasks
+from experiments import entries, limits, optimizers, parts, profiling, ranges, tasks
 from experiments.kinds import Kind
 from experiments.tasks import Task, data, sampling
 from runtimes import mesh, simulate, worker
@@ -61,7 +61,8 @@ def prepare(config: ConfigDict) -> Prepared:
                 f"graph {parts.text(config.graph)!r} has {graph.number_of_nodes()} nodes but there "
                 f"are {config.workers} workers; set config.workers={graph.number_of_nodes()}"
             )
-    task = tasks.TASK.build(config.task)
+    with limits.rationed():
+        task = tasks.TASK.build(config.task)
     try:
         shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -87,6 +88,7 @@ def prepare(config: ConfigDict) -> Prepared:
         # A method may refuse a model when it sees the parameters.
         jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
         exchange = _exchange(config, algorithm, shapes)
+        ranges.check_memory(config, algorithm, shapes)
         runtime = RUNTIMES[config.runtime].build(config, task, algorithm, sampler, exchange)
         return Prepared(task, algorithm, shapes, runtime)
 
@@ -178,8 +180,7 @@ def _exchange(config, algorithm, shapes) -> Cost:
 
 
 def _rule(config, delay, communication, graph=None, links=None) -> Rule:
-    # Some processes do not know for how many workers they are before they are asked.
-    processes.as_process(delay).seeded(config.seed).duration(config.workers - 1, 0.0)
+    ranges.check_delay(config, processes.as_process(delay))
     setting = Setting(
         delay,
         config.workers,

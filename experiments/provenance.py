@@ -19,11 +19,11 @@ def begin(root: str | os.PathLike, command: str) -> None:
     """Write down what runs now: the command that repeats it, the versions and the date."""
     versions = {"python": platform.python_version()}
     versions |= {library: importlib.metadata.version(library) for library in LIBRARIES}
-    commit = _commit()
+    ours = commit()
     note = {
         "claims": [],
         "command": command,
-        "versions": versions | ({"gossax": commit} if commit else {}),
+        "versions": versions | ({"gossax": ours} if ours else {}),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     records.write_json(Path(root) / NOTE, note)
@@ -52,7 +52,7 @@ def known(root: str | os.PathLike) -> dict:
         return {}
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of this code, "-dirty" if files differ from it; None outside of a checkout."""
     asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:

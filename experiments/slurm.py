@@ -75,7 +75,14 @@ GENERAL = (
 
 
 def check(settings: str, at_once: int = 1, cluster: str = "slurm") -> None:
-    """Raise ValueError where submitit or Slurm is missing, or a setting is unknown."""
+    """Raise ValueError where submitit or Slurm is missing, or a setting is unknown.
+
+    Settings are lines of a shell script in the end, so that they have no control characters.
+    """
+    if not settings.isprintable():
+        raise ValueError(
+            f"--slurm={settings!r} has a line break or another control character; leave it out"
+        )
     if importlib.util.find_spec("submitit") is None:
         raise ValueError(
             "executor 'slurm' needs a package that is not installed; run pip install submitit, "

@@ -17,6 +17,7 @@ from experiments import (
     executors,
     files,
     formats,
+    limits,
     locks,
     manifest,
     parts,
@@ -29,6 +30,9 @@ from experiments import (
 from experiments.config_files import override
 from experiments.executors import Arm
 
+MOST_ARMS = 100_000
+MOST_CPU_DEVICES = 1024  # each has threads and memory of its own
+
 
 def expand(
     config: ConfigDict, swept: ModuleType | None, user: Mapping[str, Any], seeds: int
@@ -38,6 +42,8 @@ def expand(
     sweep() yields (name, {dotted key: value}); `user` holds the values of the command line, which
     win. With several seeds every arm runs with seed, seed + 1, ...
     """
+    if "name" not in config:
+        raise ValueError("config.name is missing; set it to a text")
     if swept is None:
         named = [(config.name, parts.canonical(config))]
     else:
@@ -45,6 +51,11 @@ def expand(
             (name, override(config, {**changes, **user, "name": name}))
             for name, changes in _arms_of(swept)
         ]
+    if len(named) * seeds > MOST_ARMS:
+        raise ValueError(
+            f"{len(named)} arms with --seeds={seeds} are {len(named) * seeds} runs, and "
+            f"{MOST_ARMS} are the most that one launch follows; give a part of them"
+        )
     arms = []
     for name, arm in named:
         entries.check_arm(arm)
@@ -90,12 +101,24 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
     """
     wanted = max(prepare.devices(arm.config) for arm in arms)
     wanted //= distributed.processes()
+    if wanted > MOST_CPU_DEVICES and jax.config.jax_platforms in (None, "", "cpu"):
+        raise ValueError(
+            f"an arm asks for {wanted} devices of a process, and a CPU is split into at most "
+            f"{MOST_CPU_DEVICES}; set config.devices, or config.workers of a mesh, to at most that"
+        )
     chosen = (
         "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
         or jax.config.jax_num_cpu_devices > 0
     )
     if wanted > 1 and not chosen:
         jax.config.update("jax_num_cpu_devices", wanted)
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise ValueError(
+            f"JAX finds no device ({error}); correct JAX_PLATFORMS="
+            f"{os.environ.get('JAX_PLATFORMS', '')}, or unset it"
+        ) from error
 
 
 def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
@@ -114,18 +137,24 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     if there.is_dir() and not os.access(there, os.W_OK):
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
     _check_root(root, arms)
-    for arm in arms:
-        other = _other_seeds(root / arm.path)
-        if other is not None:
-            raise ValueError(
-                f"workdir {root}: {other} holds the arm as another number of --seeds has laid it "
-                "out, and a report would count it too; choose another --workdir"
-            )
-        records.check(root / arm.path, arm.config, overwrite=overwrite)
-        try:
-            prepare.prepare(arm.config)
-        except ValueError as error:
-            raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
+    with limits.Patience() as patience:
+        for number, arm in enumerate(arms, 1):
+            patience.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
+            _check_arm(arm, root, overwrite)
+
+
+def _check_arm(arm: Arm, root: pathlib.Path, overwrite: bool) -> None:
+    other = _other_seeds(root / arm.path)
+    if other is not None:
+        raise ValueError(
+            f"workdir {root}: {other} holds the arm as another number of --seeds has laid it "
+            "out, and a report would count it too; choose another --workdir"
+        )
+    records.check(root / arm.path, arm.config, overwrite=overwrite)
+    try:
+        prepare.prepare(arm.config)
+    except ValueError as error:
+        raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 
 
 def _check_root(root: pathlib.Path, arms: list[Arm]) -> None:

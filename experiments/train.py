@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, deciding, distributed, parts, records
+from experiments import checkpoints, deciding, distributed, endings, parts, records
 from experiments.prepare import Prepared
 from experiments.training_loop import Arm
 from runtimes.batched import Batched
@@ -34,17 +34,19 @@ def run(
     """
     config = parts.canonical(config)
     prepared, decided = deciding.prepared(config)
-    with _opened(workdir, config, overwrite) as recorder:
+    with _opened(workdir, config, overwrite) as recorder, endings.deferred():
         if recorder.finished:
             return recorder.summary
         (evaluation,) = distributed.agreed(checkpoints.resumable([workdir]))
         arm = _begun(config, prepared, decided, recorder, on_record, evaluation)
-        due = _timer(checkpoint_seconds)
+        due = _due(checkpoint_seconds)
         while (budget := arm.budget()) is not None:
             arm.take(*prepared.runtime.advance(arm.state, *budget))
-            if arm.budget() is not None and due():
-                _save([arm])
-        return arm.summary()
+            if arm.budget() is not None:
+                _save([arm], due)
+        summary = arm.summary()
+        _end_if_asked()
+        return summary
 
 
 def run_together(
@@ -62,7 +64,7 @@ def run_together(
     configs = [parts.canonical(config) for config in configs]
     made = [deciding.prepared(config) for config in configs]
     hooks = on_record or [lambda record: None] * len(configs)
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened, endings.deferred():
         recorders = [
             opened.enter_context(_opened(workdir, config, overwrite))
             for workdir, config in zip(workdirs, configs, strict=True)
@@ -80,7 +82,7 @@ def run_together(
 
 def _train(arms: Sequence[Arm], together: Batched, checkpoint_seconds: float) -> None:
     """Train all arms to their ends, side by side; each writes its summary when it is there."""
-    batch, due = together.stack([arm.state for arm in arms]), _timer(checkpoint_seconds)
+    batch, due = together.stack([arm.state for arm in arms]), _due(checkpoint_seconds)
     budgets = [_budget_or_end(arm) for arm in arms]
     while any(budgets):
         batch = together.observed(batch, [arm.state for arm in arms])
@@ -90,8 +92,9 @@ def _train(arms: Sequence[Arm], together: Batched, checkpoint_seconds: float) ->
             if budgets[n] is not None:
                 arm.take(together.one(batch, n), schedules[n])
                 budgets[n] = _budget_or_end(arm)
-        if any(budgets) and due():
-            _save([arm for arm, budget in zip(arms, budgets, strict=True) if budget is not None])
+        if any(budgets):
+            left = [arm for arm, budget in zip(arms, budgets, strict=True) if budget is not None]
+            _save(left, due)
 
 
 def _budget_or_end(arm: Arm) -> tuple[float, int] | None:
@@ -127,22 +130,38 @@ def _begun(
     return Arm(config, prepared, recorder, on_record, checkpoint, decided)
 
 
-def _timer(seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed since this was last true; the same on all processes."""
+def _due(seconds: float) -> Callable[[], tuple[bool, int | None]]:
+    """Whether a checkpoint is due, and the signal that asks the run to end, as by `_save`.
+
+    Due are those that come `seconds` after the last one. The same on all processes.
+    """
     last = time.monotonic()
 
-    def due() -> bool:
+    def due() -> tuple[bool, int | None]:
         nonlocal last
+        number = distributed.asked_to_end()
         passed = distributed.agreed(time.monotonic() - last >= seconds)
         if passed:
             last = time.monotonic()
-        return passed
+        return passed, number
 
     return due
 
 
-def _save(arms: Sequence[Arm]) -> None:
-    """A checkpoint of every arm, and only when all have theirs, no older ones."""
+def _end_if_asked() -> None:
+    number = distributed.asked_to_end()
+    if number is not None:
+        endings.end(number)
+
+
+def _save(arms: Sequence[Arm], due: Callable[[], tuple[bool, int | None]]) -> None:
+    """A checkpoint of every arm if one is due, and only when all have theirs, no older ones.
+
+    Raises `endings.Asked` after it, where a signal asks the run to end.
+    """
+    passed, number = due()
+    if not passed and number is None:
+        return
     made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
     for recorder, checkpoint in made:
         if recorder.writes:
@@ -151,3 +170,6 @@ def _save(arms: Sequence[Arm]) -> None:
     for recorder, checkpoint in made:
         if recorder.writes:
             checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
+    if number is not None:
+        distributed.agreed(None)  # the first process has written it
+        endings.end(number)

@@ -21,6 +21,8 @@ from numpy.typing import ArrayLike
 from stragglers import reading
 from stragglers.delays import Law
 
+MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
+
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
 
 
@@ -31,6 +33,7 @@ class Process:
     name: str
     shortest: float  # s, no duration is below it
     uses_time: bool  # whether a duration depends on when it starts
+    workers: int = field(default=0, kw_only=True)  # there have to be, as it names them
     bind: Callable[[int], Draw] = field(repr=False, compare=False)  # seed -> draw
     draw: Draw | None = field(default=None, repr=False, compare=False)
 
@@ -100,7 +103,8 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
         return factored
 
     shortest = process.shortest * float(dense.min())
-    return Process(f"persistent({process.name})", shortest, process.uses_time, bind)
+    named = max(dense.size - sparse, process.workers)
+    return Process(f"persistent({process.name})", shortest, process.uses_time, bind, workers=named)
 
 
 def spells(law: Law | Process, mini_batches: int) -> Process:
@@ -117,7 +121,13 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
         draw = process.seeded(seed).draw
         return lambda worker, start, count: draw(worker, start, count // mini_batches)
 
-    return Process(f"spells({process.name})", process.shortest, process.uses_time, bind)
+    return Process(
+        f"spells({process.name})",
+        process.shortest,
+        process.uses_time,
+        bind,
+        workers=process.workers,
+    )
 
 
 def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Process:
@@ -132,6 +142,13 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
     for key, value in (("mean_normal", mean_normal), ("mean_slow", mean_slow)):
         if not 0 < value < math.inf:
             raise ValueError(f"markov: needs {key} > 0, got {key}={value}; set it in seconds")
+    work = float(law.quantile(0.5))
+    if mean_normal + mean_slow < work / MOST_SOJOURNS:
+        raise ValueError(
+            f"markov: a mini-batch of {work:.3g} s would see more than {MOST_SOJOURNS} sojourns of "
+            f"mean_normal={mean_normal} and mean_slow={mean_slow} s; make them longer, or take "
+            "their mean speed as a law"
+        )
 
     def bind(seed: int) -> Draw:
         work = addressed(seed, transform=law.quantile)

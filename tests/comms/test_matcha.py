@@ -162,3 +162,45 @@ def test_mixing_weight_refuses_what_are_no_probabilities(p):
 def test_tolerance_out_of_reach():
     with pytest.raises(RuntimeError, match="raise tolerance"):
         matcha.activation_probabilities(matcha_matchings(0), 8, 0.5, tolerance=-1.0)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        topology.ring(32),
+        topology.torus(36),
+        topology.erdos_renyi(40, 0.2, 0),
+        topology.complete(12),
+    ],
+)
+def test_what_is_quick_for_many_workers_agrees_with_what_is_exact_for_few(graph, monkeypatch):
+    matchings, workers = matching.decompose(graph), len(graph)
+    for budget in (0.3, 0.8):
+        exact = matcha.activation_probabilities(matchings, workers, budget)
+        weight = matcha.mixing_weight(matchings, workers, exact)
+        with monkeypatch.context() as patch:
+            patch.setattr(matcha, "SMALL", 2)
+            quick = matcha.activation_probabilities(matchings, workers, budget)
+            again = matcha.mixing_weight(matchings, workers, exact)
+        of = [np.linalg.eigvalsh(_sum(matchings, workers, p))[1] for p in (exact, quick)]
+        assert of[1] >= (1 - matcha.CLOSE) * of[0]
+        assert quick.sum() <= budget * len(matchings) + 1e-6 and quick.min() >= 0
+        assert again == pytest.approx(weight, abs=1e-5)
+        assert again[1] == pytest.approx(weight[1], abs=1e-8)
+
+
+def _sum(matchings, workers, p):
+    L = np.zeros((workers, workers))
+    for share, edges in zip(p, matchings, strict=True):
+        for i, j in edges:
+            L[[i, j], [i, j]] += share
+            L[[i, j], [j, i]] -= share
+    return L
+
+
+def test_matchings_of_hundreds_of_workers_that_are_alike_are_active_alike():
+    for graph in (topology.ring(512), topology.complete(300)):
+        matchings = matching.decompose(graph)
+        p = matcha.activation_probabilities(matchings, len(graph), 0.5)
+        np.testing.assert_allclose(p, 0.5, atol=1e-3)  # all matchings are alike
+        assert 0 < matcha.mixing_weight(matchings, len(graph), p)[1] < 1

@@ -155,3 +155,12 @@ def test_matchings_of_a_ring_are_given_probabilities_and_a_weight():
     np.testing.assert_allclose(p, 1, atol=1e-6)
     # Eigenvalues of the Laplacian are 2 and 4: 1 - 2 alpha = -(1 - 4 alpha), and rho is its square.
     assert (alpha, rho) == (pytest.approx(1 / 3, abs=1e-4), pytest.approx(1 / 9, abs=1e-4))
+
+
+@pytest.mark.parametrize("n", [257, 258])
+def test_a_large_complete_graph_has_the_rounds_of_a_tournament(n):
+    graph = topology.complete(n)
+    matchings = matching.decompose(graph)
+    matching.validate(graph, matchings)
+    assert len(matchings) == n - 1 + n % 2 and {len(m) for m in matchings} == {n // 2}
+    assert all(i < j for m in matchings for i, j in m)

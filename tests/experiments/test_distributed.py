@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import distributed
+from experiments import distributed, joining
 from tests.runtimes import one_of_several
 
 
@@ -59,7 +59,7 @@ def test_what_leaves_something_open_is_refused(arguments, message):
     ],
 )
 def test_who_is_there_is_what_the_environment_says(environment, alone):
-    assert distributed._alone(environment) == alone
+    assert joining.is_alone(environment) == alone
 
 
 def test_an_environment_that_names_no_coordinator_is_refused(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import executors, progress, slurm
+from experiments import endings, executors, progress, slurm
 from experiments.executors import Arm
 
 SHOWN = progress._Lines(Console(), 9)
@@ -86,7 +86,7 @@ def launched(root, number, *paths):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_no_process_is_left_behind(tmp_path, number):
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, endings.Asked)):
         launched(tmp_path, number, "stay/a", "stay/b")
     pids = [int(file.read_text()) for file in tmp_path.rglob("pid")]
     assert pids and all(gone(pid) for pid in pids)

@@ -1,0 +1,236 @@
+"""However a launch is asked to end: a sentence, its exit code, a checkpoint to go on from."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import endings
+from tests import launcher, two_processes
+from tests.launcher import ROOT, metrics, summary
+from tests.two_processes import ENDLESS, said, wait_for
+
+LONG = ("--config=config.py", "--config.seconds=300", "--config.updates=20000")
+LONG = (*LONG, "--checkpoint_seconds=1000", "--workdir=out")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    return launcher.directory(tmp_path, monkeypatch)
+
+
+def launched(here, *flags):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return subprocess.Popen(
+        [sys.executable, ROOT / "launch.py", *flags],
+        cwd=here,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process, number, seconds=60):
+    """What a process says on stderr that gets a signal and has the code of it."""
+    process.send_signal(number)
+    _, err = process.communicate(timeout=seconds)
+    assert process.returncode == 128 + number, err
+    return err
+
+
+def test_ctrl_c_while_it_loads_is_a_sentence(here):
+    for seconds in (0.1, 0.3, 0.8, 1.5):
+        process = launched(here, *LONG)
+        ready = time.monotonic() + 10
+        while not handled(process.pid) and time.monotonic() < ready:
+            time.sleep(0.002)  # Python itself loads
+        time.sleep(seconds - 0.1)
+        err = ended(process, signal.SIGINT)
+        assert err.endswith("interrupted; the same command goes on from here\n"), err
+        assert "Traceback" not in err
+    assert ended(launched_and_handled(here), signal.SIGTERM).startswith(
+        "ended by SIGTERM; the same"
+    )
+    assert not (here / "out" / "summary.json").exists()
+
+
+def launched_and_handled(here):
+    process = launched(here, *LONG)
+    while not handled(process.pid):
+        time.sleep(0.002)
+    return process
+
+
+def handled(pid):
+    """Whether a process has a handler for SIGTERM, which Python alone does not install."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def test_what_sigterm_ends_has_a_checkpoint_and_goes_on_to_the_same_end(here):
+    flags = [flag for flag in LONG if "updates" not in flag] + ["--config.updates=6000"]
+    process = launched(here, *flags)
+    wait_for(here / "out" / "metrics.jsonl", 5)
+    assert (
+        ended(process, signal.SIGTERM) == "ended by SIGTERM; the same command goes on from here\n"
+    )
+    out = here / "out"
+    assert [path.name.isdecimal() for path in (out / "checkpoint").iterdir()] == [True]
+    assert not list(out.rglob("*.lock"))
+    left = len(metrics(out))
+    whole = launcher.start(here, *flags[:-2], flags[-1], "--workdir=whole")
+    again = launcher.start(here, *flags)
+    assert whole.returncode == again.returncode == 0, again.stderr
+    assert metrics(out) == metrics(here / "whole") and left < len(metrics(out))
+    told = [summary(place) for place in (out, here / "whole")]
+    assert {**told[0], "wall_seconds": 0} == {**told[1], "wall_seconds": 0}
+
+
+def test_signals_that_were_ignored_stay_ignored():
+    script = (
+        "import signal; from experiments import endings\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "endings.begin(); endings.raising()\n"
+        "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN\n"
+        "try:\n"
+        "    with endings.deferred():\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "        assert endings.asked() == signal.SIGTERM\n"
+        "        print('noted')\n"
+        "except endings.Asked as asked:\n"
+        "    print(asked.number, endings.asked())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "noted\n15 None\n", done.stderr
+
+
+def test_a_second_signal_does_not_wait():
+    with pytest.raises(endings.Asked), endings.raised(), endings.deferred():
+        signal.raise_signal(signal.SIGTERM)
+        assert endings.asked() == signal.SIGTERM
+        signal.raise_signal(signal.SIGTERM)
+    assert endings.asked() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_sigterm_to_one_of_two_ends_both_with_a_checkpoint(here, victim):
+    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
+        wait_for(here / "out" / "metrics.jsonl", 3)
+        both[victim].send_signal(signal.SIGTERM)
+        assert [process.wait(60) for process in both] == [143, 143], said(here, 0) + said(here, 1)
+    for process in (0, 1):
+        assert "ended by SIGTERM" in said(here, process)
+        assert "Traceback" not in said(here, process)
+    (made,) = (here / "out" / "checkpoint").iterdir()
+    assert made.name.isdecimal()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, 3)])
+def test_who_loses_a_peer_says_so_without_a_traceback(here, victim, number, code):
+    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
+        wait_for(here / "out" / "metrics.jsonl", 2)
+        both[victim].send_signal(number)
+        assert both[1 - victim].wait(100) == code, said(here, 1 - victim)
+    text = said(here, 1 - victim)
+    assert "Traceback" not in text and "the same command" in text
+    assert not (here / "out" / "error.txt").exists()
+
+
+DIFFERENT = [
+    (
+        ("--config.seed=0", "--config.seed=1"),
+        "differ in config.seed, which is 0 in process 0 and 1",
+    ),
+    (("--config.optimizer.learning_rate=0.1", "--config.optimizer.learning_rate=0.2"), "0.1 in"),
+    (("--config.batch_size=8", "--config.batch_size=4"), "config.batch_size"),
+    (("--config.mini_batches=1", "--config.mini_batches=2"), "config.mini_batches"),
+    (("--config.updates=40", "--config.updates=20"), "config.updates"),
+    (("--config.algorithm=all_reduce", "--config.algorithm=dpsgd"), "config.algorithm"),
+    (("--config.rounds_per_dispatch=2", "--config.rounds_per_dispatch=4"), "rounds_per_dispatch"),
+    (("--config.task.dimension=8", "--config.task.dimension=9"), "config.task.dimension"),
+    (("--config.wait=barrier", "--config.wait=bariers"), "'bariers' in process 1"),
+    (("--config.workers=4", "--config.workers=8"), "config.workers"),
+    (("--seeds=1", "--seeds=2"), "--seeds, which is 1 in process 0 and 2 in process 1"),
+    (
+        ("--workdir=a/b", "--workdir=c"),
+        "the workdir 'c' of process 1 is not the one that process 0",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "words"), DIFFERENT)
+def test_processes_that_disagree_are_all_refused(here, flags, words):
+    before = {path for path in here.rglob("*") if path.suffix != ".txt"}
+    given = () if "--workdir" in flags[0] else ("--workdir=out",)
+    with two_processes.started(here, *ENDLESS, *given, own=[(flag,) for flag in flags]) as both:
+        assert [process.wait(60) for process in both] == [2, 2], said(here, 0) + said(here, 1)
+    for process in (0, 1):
+        (sentence,) = re.findall("^error: .*", said(here, process), re.MULTILINE)
+        assert words in sentence and "Traceback" not in said(here, process)
+    left = {path for path in here.rglob("*") if path.suffix != ".txt" and "gossax" not in str(path)}
+    assert left == before
+
+
+@pytest.mark.slow
+def test_who_is_refused_alone_tells_the_others(here):
+    """What one process cannot do, which no config says: a logger that only it lacks."""
+    (here / "own").mkdir()
+    (here / "out").write_text("mine")  # refused by all, and whoever is first tells the others
+    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
+        codes = {process.wait(60) for process in both}
+    assert codes <= {2, 3} and 2 in codes
+    text = said(here, 0) + said(here, 1)
+    assert "out is not a directory" in text and "Traceback" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [0, 1])
+def test_who_finds_nobody_says_so(here, name):
+    script = (
+        "import sys; from experiments import distributed; distributed.JOINING = 12\n"
+        "try:\n"
+        f"    distributed.initialize('127.0.0.1:{two_processes.free_port()}', 2, {name})\n"
+        "except ValueError as error:\n"
+        "    print('error:', error, file=sys.stderr); sys.exit(2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 2, done.stderr
+    assert "error: several processes: they have not found each other at 127.0.0.1:" in done.stderr
+    assert "waiting up to 12 s for all 2 processes" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_coordinator_listens_on_its_address_only(here):
+    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
+        wait_for(here / "out" / "metrics.jsonl", 1)
+        sockets = {
+            os.readlink(f"/proc/{both[0].pid}/fd/{name}")
+            for name in os.listdir(f"/proc/{both[0].pid}/fd")
+            if os.path.exists(f"/proc/{both[0].pid}/fd/{name}")
+            or os.path.islink(f"/proc/{both[0].pid}/fd/{name}")
+        }
+        inodes = {re.search(r"\d+", name)[0] for name in sockets if name.startswith("socket:")}
+        anywhere = []
+        for table, zero in (("tcp", "0" * 8), ("tcp6", "0" * 32)):
+            text = pathlib.Path(f"/proc/{both[0].pid}/net/{table}").read_text()
+            for line in text.splitlines()[1:]:
+                local, state, inode = (line.split()[at] for at in (1, 3, 9))
+                if state == "0A" and inode in inodes and local.startswith(zero):
+                    anywhere.append(local)
+        assert not anywhere

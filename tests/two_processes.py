@@ -1,0 +1,75 @@
+"""Two launches of one run on loopback, as people start them; none outlives the block."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+from tests.launcher import ROOT
+
+# A run that trains until it is ended, with an evaluation every few rounds.
+ENDLESS = (
+    "--config=config.py:workers=4",
+    "--config.runtime=mesh",
+    "--config.wait=barrier",
+    "--config.delay=none",
+    "--config.communication=0",
+    "--config.updates=1000000",
+    "--config.seconds=100000",
+    "--config.evaluate_every=0.5",
+    "--checkpoint_seconds=1000",
+)
+
+
+def free_port() -> int:
+    """A port of this machine where nobody listens now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started(here: pathlib.Path, *flags, own=((), ()), names=(0, 1)):
+    """The processes of these numbers, with what they print in PROCESS.txt; own: flags of each."""
+    address = f"127.0.0.1:{free_port()}"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment |= {"NO_PROXY": "127.0.0.1", "XDG_CACHE_HOME": str(here)}
+    running = []
+    try:
+        for name in names:
+            where = (
+                "--coordinator_address=" + address,
+                "--num_processes=2",
+                f"--process_id={name}",
+            )
+            with (here / f"{name}.txt").open("w") as output:
+                running.append(
+                    subprocess.Popen(
+                        [sys.executable, ROOT / "launch.py", *flags, *where, *own[name]],
+                        cwd=here,
+                        env=environment,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def wait_for(path: pathlib.Path, lines: int, seconds: float = 90) -> None:
+    """Until a file has so many lines."""
+    until = time.monotonic() + seconds
+    while not (path.exists() and path.read_text().count("\n") >= lines):
+        assert time.monotonic() < until, f"{path} does not grow"
+        time.sleep(0.05)
+
+
+def said(here: pathlib.Path, name: int) -> str:
+    """What a process has printed."""
+    return (here / f"{name}.txt").read_text()
