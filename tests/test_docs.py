@@ -195,7 +195,8 @@ def test_what_is_named_exists(page):
     """Files, pages and flags; those of a run are no files of ours."""
     text = BLOCK.sub("", page.read_text())
     for target in re.findall(r"\]\(([^)#]+)", text):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+        file = target.partition(' "')[0]  # a title may follow
+        assert file.startswith("http") or (page.parent / file).exists(), target
     for span in SPAN.findall(text):
         file = re.match(r"[a-z_]+/[\w/]+\.(py|md)", span)
         assert not file or (ROOT / file[0]).exists(), span

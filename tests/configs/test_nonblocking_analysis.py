@@ -80,7 +80,8 @@ def test_the_command_of_an_analysis_can_be_printed(call, tmp_path):
 def test_bad_input_is_answered_in_one_sentence(call, tmp_path, flags, words):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.json").write_text('{"seed": 3}\n')
+    other = nonblocking_analysis.get_config().to_dict() | {"seed": 3}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(other))
     code, out, err = call(*BRIEF, *flags)
     assert code == 2 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1 and words in err, err

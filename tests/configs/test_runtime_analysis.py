@@ -28,7 +28,9 @@ def test_simulations_lie_where_theory_allows(call):
     code, out, err = call(*BRIEF)
     assert code == 0 and err == "" and "expected seconds per update" in out
     place = pathlib.Path("out")
-    assert {path.name for path in place.iterdir()} == {"config.json", "summary.json", "figure.png"}
+    assert {path.name for path in place.iterdir()} == {
+        "config.json", "summary.json", "figure.png", "report.json",
+    }  # fmt: skip
     assert (place / "figure.png").read_bytes().startswith(b"\x89PNG")
     points = json.loads((place / "summary.json").read_text())["points"]
     assert len(points) == 2 * 3 * 4  # values of k, laws, protocols
