@@ -354,7 +354,7 @@ def attempt(reader: Reader, path: Path) -> str:
 
 
 def damage(name: str, tries: int, seed: int, place: Path) -> Counter:
-    """Let a reader meet so many damages of its file; how often it ended in which way."""
+    """Damage the file of a reader again and again; return how often it ended in which way."""
     reader = READERS[name]
     path = reader.write(place)
     content, outcomes = path.read_bytes(), Counter()

@@ -41,7 +41,7 @@ class Gossip(NamedTuple):
 
     @property
     def rounds(self) -> int | None:
-        """How many it took until the distance was a millionth; None: not so many."""
+        """Return the rounds until the distance was a millionth, or None if it never was."""
         arrived = np.flatnonzero(self.distance < SMALL)
         return int(arrived[0]) + 1 if arrived.size else None
 

@@ -222,7 +222,7 @@ def extra_seconds(count: float, size: float, workers: int, network: cost.Network
 
 
 def transfers(payloads: Sequence[Payload], each: Sequence[float]) -> tuple[Transfer, ...]:
-    """The payloads of an update one after the other, `each` taking so many seconds.
+    """The payloads of an update one after the other, `each` of which lists its seconds.
 
     A payload that is known by the time at which an earlier one leaves goes in one transfer with it.
     """

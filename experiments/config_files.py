@@ -70,7 +70,7 @@ def load(path: str) -> ModuleType:
 
 
 def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dict[str, str | bool]]:
-    """The arguments without those of the form --config.ENTRY=VALUE, and these: entry -> text.
+    """Split the arguments: the ones of the form --config.ENTRY=VALUE become entry -> text.
 
     As with other flags the value may be the next argument, and a switch needs none: --config.ENTRY
     is true, --noconfig.ENTRY is false. The last one of an entry counts.

@@ -63,7 +63,7 @@ def started(here: pathlib.Path, *flags, own=((), ()), names=(0, 1)):
 
 
 def wait_for(path: pathlib.Path, lines: int, seconds: float = 90) -> None:
-    """Until a file has so many lines."""
+    """Wait until a file has this number of lines."""
     until = time.monotonic() + seconds
     while not (path.exists() and path.read_text().count("\n") >= lines):
         assert time.monotonic() < until, f"{path} does not grow"

@@ -108,7 +108,7 @@ def _record(arm) -> str:
 
 
 def _resent_share(last: list[dict]) -> float:
-    """Bytes sent again, against those of all first messages and answers."""
+    """Bytes sent again, over the bytes of all first messages and answers."""
     sent = sum(record["planned_bytes_per_worker"] for record in last)
     return sum(record.get("extra_bytes_per_worker", 0.0) for record in last) / max(sent, 1.0)
 

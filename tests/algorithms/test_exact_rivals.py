@@ -92,7 +92,7 @@ def test_owners_get_own_rows_and_send_sums():
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_bytes_and_seconds_of_fallbacks_are_those_of_what_was_sent(name):
-    """What was planned is not sent then, but for what told that it does not fit."""
+    """The planned messages are not sent then, except the one that shows that they do not fit."""
     method = RIVALS[name](1)
     _, _, states = small.run(method, 2, occupied=16)
     found = method.fallbacks(states, PARAMS, N, Row(0))

@@ -52,7 +52,7 @@ def reduced_by(method, size, width):
 
 
 def outcome(method, total, seed):
-    """(relative error, whether it fell back, bytes sent over those of a dense all-reduce)."""
+    """(relative error, whether it fell back, bytes sent over the bytes of a dense all-reduce)."""
     found, states = reduced_by(method, *total.shape)(split_over_workers(total, seed), 8.0 * seed)
     table = {"embedding": jax.ShapeDtypeStruct(total.shape, jnp.float32)}
     fell = method.fallbacks(states, table, N, Row(0))

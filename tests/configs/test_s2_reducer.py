@@ -15,7 +15,7 @@ LOSSES = {"dense": 2.0, "s2/sketch": 2.02, "s2/exact": 2.0, "parallax": 2.0}
 
 
 def claims(monkeypatch, of_exact):
-    """(claim, what is told of it) of four arms; what has to be measured is given."""
+    """The claims of four arms and their answers; measured values are given."""
     monkeypatch.setitem(s2_reducer.TASKS, "ncf", (SMALL, 4, 0.01, 9))
     chosen = sweep.expand(s2_reducer.get_config("task=ncf"), s2_reducer, {}, 1)
     arms = [
