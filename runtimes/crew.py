@@ -14,6 +14,7 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -64,6 +65,9 @@ class Session:
         self.address = address
         ray = self._loaded()
         try:
+            if ":" in address:  # Ray itself asks for half a minute
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=5).close()
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # Ray has no common ancestor of what goes wrong here
             raise ValueError(
