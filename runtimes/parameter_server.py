@@ -106,7 +106,7 @@ class ParameterServer:
 
     def compile(self, most: int) -> None:
         """Run an update of `most` contributions that changes nothing, so that it is compiled."""
-        order = Order(0, 0, 0, 0, 0, 1, 0, 0, 0.0)
+        order = Order(0, 0, 0, self.update, 0, 1, 0, 0, 0.0)
         zeros = jax.tree.map(np.zeros_like, self.state.params)
         held = [Held(w % self.workers, order, zeros, 0.0, 0.0, False) for w in range(most)]
         jax.block_until_ready(self._applied(held))

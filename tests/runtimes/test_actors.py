@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_what_it_has_packed(started):
 
 def test_a_worker_that_computes_nonsense_ends_the_run_or_is_left_out(started):
     runtime, run = started("diverging", "k_async", 1, k=1)
-    with pytest.raises(RuntimeError, match="contribution of worker . at update .* is not finite"):
+    with pytest.raises(RuntimeError, match=r"contribution of worker . at update .* is not finite"):
         runtime.advance(run, np.inf, 200)
 
 
