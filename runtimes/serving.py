@@ -257,6 +257,9 @@ def _shapes(tree: Any) -> list:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a call has failed, on one line."""
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
+    """Why a call has failed, on one line; what Ray passes on ends with what a worker has raised."""
+    cause = getattr(error, "cause", None)
+    if cause is not None:
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:200]
