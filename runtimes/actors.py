@@ -161,6 +161,10 @@ class Actors:
             self._server.returned(who, self._elapsed)
         return self._snapshot(self._elapsed), None
 
+    def pids(self) -> dict[int, int]:
+        """The processes of the workers that are ready, by their numbers on their machines."""
+        return {} if self._serving is None else self._serving.pids()
+
     def close(self) -> None:
         """End the processes of the run."""
         if self._serving is not None:

@@ -84,15 +84,22 @@ class Session:
             with warnings.catch_warnings():
                 # JAX warns of every fork; the process that Ray forks becomes another program.
                 warnings.filterwarnings("ignore", message="os.fork")
-                ray.init(
-                    address="local",
-                    num_cpus=max(os.cpu_count() or 1, int(np.ceil(members * resources.cpus))),
-                    object_store_memory=max(_LEAST_STORE, store_bytes),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    _temp_dir=self._folder,
-                )
+                try:
+                    ray.init(
+                        address="local",
+                        num_cpus=max(os.cpu_count() or 1, int(np.ceil(members * resources.cpus))),
+                        object_store_memory=max(_LEAST_STORE, store_bytes),
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level="ERROR",
+                        _temp_dir=self._folder,
+                    )
+                except Exception as error:  # as above
+                    self.close()
+                    raise ValueError(
+                        f"actors: Ray does not start ({' '.join(str(error).split())[:160]}); free "
+                        f"memory, {tempfile.gettempdir()} or processors of this machine"
+                    ) from error
         there = ray.cluster_resources()
         for what, share in (("GPU", resources.gpus), ("CPU", resources.cpus)):
             if members * share > there.get(what, 0.0) + 1e-9:

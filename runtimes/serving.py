@@ -99,6 +99,10 @@ class Serving:
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
 
+    def pids(self) -> dict[int, int]:
+        """The processes of the workers that are ready."""
+        return {who: self._crew.place(who).pid for who in sorted(self._alive)}
+
     def state_of(self, who: int, number: int) -> Any:
         """A reference to the worker's state of local steps after an order."""
         return self._crew.call(who, "state", number, aside=True)
