@@ -26,6 +26,7 @@ import numpy as np
 
 ASIDE = "aside"  # the group of calls that an actor answers while it works
 _WATCH = "watch"  # the group of the one call that never returns while the process lives
+_SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
 _LEAST_STORE = 80 * 2**20  # bytes, less than which Ray refuses
 
 
@@ -58,7 +59,8 @@ class Session:
     def __init__(self):
         """A cluster of its own, until `join` names another one."""
         self.address: str | None = None
-        self._folder: str | None = None
+        self._folder: str | None = None  # of the files of a cluster of its own
+        self._store = 0  # bytes of its store
 
     def join(self, address: str) -> None:
         """Use the cluster at this address, which is joined at once; ValueError if none answers."""
@@ -79,8 +81,18 @@ class Session:
     def open(self, members: int, resources: Resources, store_bytes: int) -> None:
         """Start Ray if need be; ValueError where the cluster is too small."""
         ray = self._loaded()
+        if self._folder is not None and store_bytes > self._store:
+            self.close()  # what does not fit into its store would go through the disk
         if not ray.is_initialized():
             self._folder = tempfile.mkdtemp(prefix="gossax-")
+            self._store = max(_LEAST_STORE, store_bytes)
+            if self._store > (room := shutil.disk_usage(_SHARED_MEMORY).free):
+                self.close()
+                raise ValueError(
+                    f"actors: {members} workers need {self._store / 1e6:.0f} MB of shared memory "
+                    f"for their parameters and gradients and {_SHARED_MEMORY} has "
+                    f"{room / 1e6:.0f} MB free; set fewer workers or a smaller model"
+                )
             with warnings.catch_warnings():
                 # JAX warns of every fork; the process that Ray forks becomes another program.
                 warnings.filterwarnings("ignore", message="os.fork")
@@ -88,7 +100,7 @@ class Session:
                     ray.init(
                         address="local",
                         num_cpus=max(os.cpu_count() or 1, int(np.ceil(members * resources.cpus))),
-                        object_store_memory=max(_LEAST_STORE, store_bytes),
+                        object_store_memory=self._store,
                         include_dashboard=False,
                         log_to_driver=False,
                         logging_level="ERROR",
