@@ -2,7 +2,7 @@
 
     python -m benchmarks.actors
 
-Four workers push gradients of a model of 1 or 25 MB; a gradient takes as long as its injected sleep,
+Four workers push gradients of a model of 1 or 25 MB; a gradient takes as long as injected sleep,
 so that the ideal is known: four over that time. What is missing is Ray's and the server's. The last
 rows kill processes: how long the others stand still, and what a kill every few seconds costs.
 """
