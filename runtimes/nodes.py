@@ -5,46 +5,26 @@ is a conversation in turns, see `runtimes.conversation`, and commits at both end
 
 Nobody waits while it holds its own state: who is busy refuses, and who is refused lets go, sleeps
 for a random while and asks the same partner again, as another one would shift meetings to whoever
-idles. So neither two that ask each other nor many in a cycle come to a deadlock. A turn that comes
-twice, known by the number of its asker's attempt, gets the same reply twice.
+idles. So neither two that ask each other nor many in a cycle come to a deadlock.
 """
 
-import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from runtimes.conversation import Half
+from runtimes.desk import Desk, Reply, Turn, advanced, on_host
 from runtimes.meeting import Programs
 from stragglers.pair_log import Entry, Meeting
 
 BACK_OFF = 2e-3  # s, the longest first sleep of who is refused
 DOUBLINGS = 4  # of it
 LOOK = 0.1  # s between two looks at whether to stop
-PATIENCE = 10.0  # s without a word of its asker until a meeting is given up
-
-
-class Turn(NamedTuple):
-    """What an asker says to its partner."""
-
-    asker: int
-    attempt: int  # of all that it has begun
-    step: int  # of this one
-    said: Sequence[Any]
-    entry: Entry
-
-
-class Reply(NamedTuple):
-    """What the partner says at the same step."""
-
-    said: Sequence[Any]
-    entry: Entry
 
 
 class Place(NamedTuple):
@@ -87,16 +67,6 @@ class _Brought(NamedTuple):
     entry: Entry
 
 
-class _Book:
-    """An answerer's notes of an asker's latest attempt."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.attempt, self.heard = -1, 0.0
-        self.replies: list[Reply | None] = []
-        self.following: Future | None = None  # says what follows the last reply
-
-
 class Node:
     """One worker; `run` trains in the calling thread, everything else may come from others.
 
@@ -128,13 +98,10 @@ class Node:
         self._arrive, self._turn, self._report = arrive, turn, report
         self._delay, self._communication = delay, communication
         self._lock = threading.Lock()  # who holds it may change the place
-        self._answering: _Book | None = None  # for whom it is held, if to answer
-        self._books = [_Book() for _ in range(workers)]
-        self._ahead = ThreadPoolExecutor(1, f"node {me} answers")
-        self._stopping, self._answered = threading.Event(), threading.Event()
+        self._desk = Desk(workers, self._lock, self._answer, self._answered, now)
+        self._stopping, self._met = threading.Event(), threading.Event()
         self._brought: _Brought | None = None
         self._attempts, self._traffic, self._counting = 0, Traffic(0, 0, 0), threading.Lock()
-        self._failure: BaseException | None = None
         self._chance = np.random.default_rng(me)
 
     def run(self) -> None:
@@ -149,9 +116,9 @@ class Node:
                     self._sleep(self._communication)
                     self._ask(brought, step)
                 else:
-                    while not self._answered.wait(LOOK):
+                    while not self._met.wait(LOOK):
                         self._go_on()
-                    self._answered.clear()
+                    self._met.clear()
                 self._batches = step.batches
         except Stopped:
             pass
@@ -163,7 +130,7 @@ class Node:
     def freeze(self) -> Place:
         """The place, which stays as it is until `thaw`: no meeting begins or ends meanwhile."""
         while not self._lock.acquire(timeout=LOOK):
-            self._give_up_the_silent()
+            self._desk.give_up_the_silent()
         return self._place
 
     def thaw(self) -> None:
@@ -175,20 +142,8 @@ class Node:
         return self._traffic
 
     def answer(self, turn: Turn) -> Reply | None:
-        """The reply to a turn; None refuses it, or says that its attempt has been given up."""
-        book = self._books[turn.asker]
-        with book.lock:
-            if turn.attempt == book.attempt and turn.step < len(book.replies):
-                return book.replies[turn.step]
-            if turn.attempt < book.attempt or (turn.step > 0 and turn.attempt > book.attempt):
-                return None
-            book.heard = time.monotonic()
-            if turn.step == 0:
-                book.attempt, book.replies, book.following = turn.attempt, [], None
-                reply = self._first_reply(turn, book) if self._lock.acquire(False) else None
-            else:
-                reply = None if book.following is None else self._next_reply(turn, book)
-            book.replies.append(reply)
+        """The reply to a turn of an asker; None refuses it, as in `runtimes.desk`."""
+        reply = self._desk.answer(turn)
         if reply is not None:
             self._count(sent_bytes=_bytes(reply.said))
         return reply
@@ -223,9 +178,8 @@ class Node:
             params, exchange = jax.block_until_ready(
                 self._programs.alone(*self._arguments(brought, place))
             )
-            self._commit(
-                (self._entry(brought, place),), asked, params, exchange, brought, step.rule
-            )
+            met = Meeting((self._entry(brought, place),), asked, self._now())
+            self._commit(met, params, exchange, brought, step.rule)
         finally:
             self._lock.release()
 
@@ -249,7 +203,7 @@ class Node:
         place, asked = self._place, self._now()
         entry = self._entry(brought, place)
         half = self._programs.ask.begin(*self._arguments(brought, place))
-        said, number = _host(next(half)), 0
+        said, number = on_host(next(half)), 0
         self._attempts += 1
         while True:
             turn = Turn(self.me, self._attempts, number, said, entry)
@@ -258,75 +212,38 @@ class Node:
                 return False
             self._count(sent_bytes=_bytes(said))
             theirs, number = reply.entry, number + 1
-            said, result = _advance(half, reply.said)
+            said, result = advanced(half, reply.said)
             if said is None:
-                self._commit((entry, theirs), asked, *result, brought, step.rule)
+                met = Meeting((entry, theirs), asked, self._now())
+                self._commit(met, *result, brought, step.rule)
                 return True
 
-    def _first_reply(self, turn: Turn, book: _Book) -> Reply:
-        """Begin to answer; the lock is held from here until the meeting is over."""
-        place, now = self._place, self._now()
-        with self._held_until_it_fails():
-            if self._programs.goes_on:
-                entry = Entry(self.me, int(place.meetings), 0, 0, 0, now, 0.0)
-                half = self._programs.answer.begin(place.exchange, place.params, np.int32(self.me))
-            else:
-                entry = self._entry(self._brought, place)
-                half = self._programs.answer.begin(*self._arguments(self._brought, place))
-            said = _host(next(half))
-        self._answering = book
-        book.following = self._ahead.submit(self._follow, turn, half, entry, now)
-        return Reply(said, entry)
+    def _answer(self) -> tuple[Half, Entry]:
+        """Begin the half of a meeting that somebody has asked for."""
+        place = self._place
+        if self._programs.goes_on:
+            entry = Entry(self.me, int(place.meetings), 0, 0, 0, self._now(), 0.0)
+            half = self._programs.answer.begin(place.exchange, place.params, np.int32(self.me))
+            return half, entry
+        half = self._programs.answer.begin(*self._arguments(self._brought, place))
+        return half, self._entry(self._brought, place)
 
-    def _next_reply(self, turn: Turn, book: _Book) -> Reply:
-        half, said, entry, asked = book.following.result()
-        book.following = self._ahead.submit(self._follow, turn, half, entry, asked)
-        return Reply(said, entry)
+    def _answered(self, met: Meeting, result: Any) -> None:
+        """Commit a meeting that somebody has asked for."""
+        if self._programs.goes_on:
+            place = self._place
+            self._place = place._replace(exchange=result, meetings=place.meetings + 1)
+            self._report(met)
+        else:
+            self._commit(met, *result, self._brought, self._place.rule)
+            self._met.set()
 
-    def _follow(self, turn: Turn, half: Half, entry: Entry, asked: float) -> tuple:
-        """What comes at the next step, computed while the reply is on its way; or the end."""
-        with self._held_until_it_fails():
-            said, result = _advance(half, turn.said)
-            if said is not None:
-                return half, said, entry, asked
-            self._answering, ends = None, (turn.entry, entry)
-            if self._programs.goes_on:
-                place = self._place
-                self._place = place._replace(exchange=result, meetings=place.meetings + 1)
-                self._report(Meeting(ends, asked, self._now()))
-            else:
-                self._commit(ends, asked, *result, self._brought, self._place.rule)
-                self._answered.set()
-        self._lock.release()
-        return ()
-
-    @contextlib.contextmanager
-    def _held_until_it_fails(self) -> Iterator[None]:
-        """Let go of the place after an exception, which ends the node."""
-        try:
-            yield
-        except BaseException as error:
-            self._failure, self._answering = error, None
-            self._lock.release()
-            raise
-
-    def _give_up_the_silent(self) -> None:
-        """Forget a meeting whose asker has not said a word for long."""
-        book = self._answering
-        if book is None or time.monotonic() - book.heard < PATIENCE:
-            return
-        with book.lock:
-            silent = time.monotonic() - book.heard >= PATIENCE
-            if self._answering is book and book.following.done() and silent:
-                self._answering = book.following = None
-                self._lock.release()
-
-    def _commit(self, ends, asked, params, exchange, brought: _Brought, rule: Any) -> None:
+    def _commit(self, met: Meeting, params, exchange, brought: _Brought, rule: Any) -> None:
         place, after = self._place, brought.entry.first + brought.entry.batches
         self._place = Place(
             params, brought.work, exchange, rule, np.int64(after), place.meetings + 1
         )
-        self._report(Meeting(ends, asked, self._now()))
+        self._report(met)
 
     def _arguments(self, brought: _Brought, place: Place) -> tuple:
         batches = np.int32(brought.entry.batches)
@@ -337,7 +254,7 @@ class Node:
 
     def _hold(self) -> None:
         while not self._lock.acquire(timeout=LOOK):
-            self._give_up_the_silent()
+            self._desk.give_up_the_silent()
             self._go_on()
 
     def _sleep(self, seconds: float) -> None:
@@ -346,8 +263,8 @@ class Node:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._desk.failure is not None:
+            raise self._desk.failure
         if self._stopping.is_set():
             raise Stopped
 
@@ -355,18 +272,6 @@ class Node:
         with self._counting:
             counted = self._traffic._asdict()
             self._traffic = Traffic(**counted | {n: counted[n] + m for n, m in more.items()})
-
-
-def _advance(half: Half, heard: Sequence[Any]) -> tuple[list | None, Any]:
-    """(what the half says next, None) or, at its end, (None, its result)."""
-    try:
-        return _host(half.send(heard)), None
-    except StopIteration as end:
-        return None, jax.block_until_ready(end.value)
-
-
-def _host(message: Sequence[Any]) -> list[np.ndarray]:
-    return [np.asarray(value) for value in message]
 
 
 def _bytes(said: Sequence[np.ndarray]) -> int:
