@@ -8,7 +8,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import jax
@@ -51,15 +51,15 @@ class Desk:
     """Answers for a node.
 
     lock: who holds it may change what the node holds; here from a first reply until the meeting is
-    over. begin: () -> (half, entry of the node); commit: (Meeting, result of the half), the end of
-    it; both under the lock. now: the node's clock [s].
+    over. begin: () -> (half, entry of the node), or None to refuse; commit: (Meeting, result of the
+    half), the end of it; both under the lock. now: the node's clock [s].
     """
 
     def __init__(
         self,
         workers: int,
         lock: threading.Lock,
-        begin: Callable[[], tuple[Half, Entry]],
+        begin: Callable[[], tuple[Half, Entry] | None],
         commit: Callable[[Meeting, Any], None],
         now: Callable[[], float],
     ):
@@ -80,7 +80,7 @@ class Desk:
             book.heard = time.monotonic()
             if turn.step == 0:
                 book.attempt, book.replies, book.following = turn.attempt, [], None
-                reply = self._first(turn, book) if self._lock.acquire(blocking=False) else None
+                reply = self._first(turn, book)
             else:
                 reply = None if book.following is None else self._next(turn, book)
             book.replies.append(reply)
@@ -89,19 +89,37 @@ class Desk:
     def give_up_the_silent(self) -> None:
         """Forget a meeting whose asker has not said a word for long; nothing has changed by it."""
         book = self._serving
-        if book is None or time.monotonic() - book.heard < PATIENCE:
-            return
+        if book is not None and time.monotonic() - book.heard > PATIENCE:
+            self.give_up(self._books.index(book), PATIENCE)
+
+    def give_up(self, asker: int, silence: float = 0.0) -> None:
+        """Forget a meeting under way if its asker has not said a word for `silence` seconds."""
+        book = self._books[asker]
         with book.lock:
-            silent = time.monotonic() - book.heard >= PATIENCE
-            if self._serving is book and book.following.done() and silent:
+            if book.following is not None:
+                wait([book.following])
+            late = time.monotonic() - book.heard >= silence
+            if self._serving is book and late:
                 self._serving = book.following = None
                 self._lock.release()
 
-    def _first(self, turn: Turn, book: _Book) -> Reply:
+    def forget(self, asker: int) -> None:
+        """Begin anew with an asker that counts its attempts anew."""
+        with self._books[asker].lock:
+            self._books[asker].attempt = -1
+
+    def _first(self, turn: Turn, book: _Book) -> Reply | None:
+        if not self._lock.acquire(blocking=False):
+            return None
         asked = self._now()
         with self._released_by_failure():
-            half, entry = self._begin()
-            said = on_host(next(half))
+            begun = self._begin()
+            if begun is not None:
+                half, entry = begun
+                said = on_host(next(half))
+        if begun is None:
+            self._lock.release()
+            return None
         self._serving = book
         book.following = self._ahead.submit(self._follow, turn, half, entry, asked)
         return Reply(said, entry)

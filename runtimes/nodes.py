@@ -27,7 +27,7 @@ DOUBLINGS = 4  # of it
 LOOK = 0.1  # s between two looks at whether to stop
 
 
-class Place(NamedTuple):
+class Holding(NamedTuple):
     """All that changes of a node, at one moment between its meetings."""
 
     params: Any
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     partner: int | None  # None: nobody
     asks: bool  # or waits to be asked
     batches: int  # mini-batches to come after it
-    rule: Any = ()  # as in `Place`
+    rule: Any = ()  # as in `Holding`
 
 
 class Traffic(NamedTuple):
@@ -70,7 +70,7 @@ class _Brought(NamedTuple):
 class Node:
     """One worker; `run` trains in the calling thread, everything else may come from others.
 
-    programs: compiled ones; place, batches: where it begins, and its first mini-batches; sampler:
+    programs: compiled ones; holding, batches: where it begins, and its first mini-batches; sampler:
     as in `runtimes.simulate`; arrive: (state of the rule, seconds) -> Step, which may wait; turn:
     (partner, Turn) -> Reply, or None if it is refused; report: takes every Meeting of the node,
     also those that it was asked for. delay: seconds of a mini-batch as a seeded process, or None;
@@ -82,7 +82,7 @@ class Node:
         me: int,
         workers: int,
         programs: Programs,
-        place: Place,
+        holding: Holding,
         batches: int,
         sampler,
         *,
@@ -93,14 +93,16 @@ class Node:
         communication: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ):
-        self.me, self._workers, self._programs, self._place = me, workers, programs, place
+        self.me, self._workers, self._programs, self._holding = me, workers, programs, holding
         self._batches, self._sampler, self._now = batches, sampler, now
         self._arrive, self._turn, self._report = arrive, turn, report
         self._delay, self._communication = delay, communication
-        self._lock = threading.Lock()  # who holds it may change the place
+        self._lock = threading.Lock()  # who holds it may change the holding
         self._desk = Desk(workers, self._lock, self._answer, self._answered, now)
         self._stopping, self._met = threading.Event(), threading.Event()
-        self._brought: _Brought | None = None
+        self._brought: _Brought | None = None  # what a partner that asks would get
+        self._absent: set[int] = set()
+        self._unheard: tuple[Meeting, ...] = ()  # alone, since it has last met somebody
         self._attempts, self._traffic, self._counting = 0, Traffic(0, 0, 0), threading.Lock()
         self._chance = np.random.default_rng(me)
 
@@ -109,17 +111,11 @@ class Node:
         try:
             while not self._stopping.is_set():
                 self._brought = brought = self._local_steps()
-                step = self._arrive(self._place.rule, self._now())
-                if step.partner is None:
-                    self._alone(brought, step)
-                elif step.asks:
-                    self._sleep(self._communication)
-                    self._ask(brought, step)
-                else:
-                    while not self._met.wait(LOOK):
-                        self._go_on()
-                    self._met.clear()
-                self._batches = step.batches
+                met = False
+                while not met:
+                    step = self._arrive(self._holding.rule, self._now())
+                    met = self._meet(brought, step)
+                self._batches, self._brought = step.batches, None
         except Stopped:
             pass
 
@@ -127,15 +123,25 @@ class Node:
         """Let `run` return; a meeting under way comes to its end."""
         self._stopping.set()
 
-    def freeze(self) -> Place:
-        """The place, which stays as it is until `thaw`: no meeting begins or ends meanwhile."""
+    def freeze(self) -> Holding:
+        """The holding, which stays as it is until `thaw`: no meeting begins or ends meanwhile."""
         while not self._lock.acquire(timeout=LOOK):
             self._desk.give_up_the_silent()
-        return self._place
+        return self._holding
 
     def thaw(self) -> None:
         """Meet again after `freeze`."""
         self._lock.release()
+
+    def absent(self, other: int) -> None:
+        """Expect nothing more of a node that has gone, until it is `present` again."""
+        self._absent.add(other)
+        self._desk.give_up(other)
+
+    def present(self, other: int) -> None:
+        """Expect the node to answer, as one that begins to count its attempts anew."""
+        self._desk.forget(other)
+        self._absent.discard(other)
 
     def traffic(self) -> Traffic:
         """What the node has counted so far."""
@@ -149,14 +155,14 @@ class Node:
         return reply
 
     def _local_steps(self) -> _Brought:
-        place, batches, start = self._place, np.int32(self._batches), self._now()
-        counter = int(place.counter)
+        holding, batches, start = self._holding, np.int32(self._batches), self._now()
+        counter = int(holding.counter)
         counters = counter + np.arange(self._programs.mini_batches)
         samples = self._workers * counter * self._sampler.batch_size
         contribution, work = jax.block_until_ready(
             self._programs.contribute(
-                place.params,
-                place.work,
+                holding.params,
+                holding.work,
                 self._sampler.indices(np.int64(self.me), counters),
                 batches,
                 np.float32(samples),
@@ -174,35 +180,54 @@ class Node:
     def _alone(self, brought: _Brought, step: Step) -> None:
         self._hold()
         try:
-            place, asked = self._place, self._now()
+            holding, asked = self._holding, self._now()
             params, exchange = jax.block_until_ready(
-                self._programs.alone(*self._arguments(brought, place))
+                self._programs.alone(*self._arguments(brought, holding))
             )
-            met = Meeting((self._entry(brought, place),), asked, self._now())
+            met = Meeting(
+                (brought.entry._replace(count=int(holding.meetings)),), asked, self._now()
+            )
             self._commit(met, params, exchange, brought, step.rule)
+            self._unheard += (met,)
         finally:
             self._lock.release()
 
-    def _ask(self, brought: _Brought, step: Step) -> None:
-        """Meet the partner, asking until it has time."""
+    def _meet(self, brought: _Brought, step: Step) -> bool:
+        """Do what the rule says; False if a partner that has to stop for it has gone meanwhile."""
+        if step.partner is None:
+            self._alone(brought, step)
+            return True
+        if step.asks:
+            self._sleep(self._communication)
         for refused in itertools.count():
-            self._hold()
-            try:
-                met = self._attempt(brought, step)
-            finally:
-                self._lock.release()
-            if met:
-                self._count(asked=1)
-                return
-            self._count(refused=1)
-            longest = BACK_OFF * 2.0 ** min(refused, DOUBLINGS)
-            self._sleep(float(self._chance.uniform(0, longest)))
+            if step.asks and self._asked(brought, step):
+                return True
+            if not step.asks and self._met.wait(LOOK):
+                self._met.clear()
+                return True
             self._go_on()
+            if step.partner in self._absent and not self._programs.goes_on:
+                return False
+            if step.asks:
+                self._count(refused=1)
+                longest = BACK_OFF * 2.0 ** min(refused, DOUBLINGS)
+                self._sleep(float(self._chance.uniform(0, longest)))
+
+    def _asked(self, brought: _Brought, step: Step) -> bool:
+        """Ask the partner to meet; False if it refuses."""
+        self._hold()
+        try:
+            met = self._attempt(brought, step)
+        finally:
+            self._lock.release()
+        if met:
+            self._count(asked=1)
+        return met
 
     def _attempt(self, brought: _Brought, step: Step) -> bool:
-        place, asked = self._place, self._now()
-        entry = self._entry(brought, place)
-        half = self._programs.ask.begin(*self._arguments(brought, place))
+        holding, asked = self._holding, self._now()
+        entry = self._entry(brought, holding)
+        half = self._programs.ask.begin(*self._arguments(brought, holding))
         said, number = on_host(next(half)), 0
         self._attempts += 1
         while True:
@@ -218,39 +243,44 @@ class Node:
                 self._commit(met, *result, brought, step.rule)
                 return True
 
-    def _answer(self) -> tuple[Half, Entry]:
-        """Begin the half of a meeting that somebody has asked for."""
-        place = self._place
+    def _answer(self) -> tuple[Half, Entry] | None:
+        """Begin the half of a meeting that somebody has asked for; None before it is time."""
+        holding = self._holding
         if self._programs.goes_on:
-            entry = Entry(self.me, int(place.meetings), 0, 0, 0, self._now(), 0.0)
-            half = self._programs.answer.begin(place.exchange, place.params, np.int32(self.me))
+            entry = Entry(self.me, int(holding.meetings), 0, 0, 0, self._now(), 0.0, self._unheard)
+            half = self._programs.answer.begin(holding.exchange, holding.params, np.int32(self.me))
             return half, entry
-        half = self._programs.answer.begin(*self._arguments(self._brought, place))
-        return half, self._entry(self._brought, place)
+        if self._brought is None:
+            return None
+        half = self._programs.answer.begin(*self._arguments(self._brought, holding))
+        return half, self._entry(self._brought, holding)
 
     def _answered(self, met: Meeting, result: Any) -> None:
         """Commit a meeting that somebody has asked for."""
         if self._programs.goes_on:
-            place = self._place
-            self._place = place._replace(exchange=result, meetings=place.meetings + 1)
+            holding = self._holding
+            self._holding = holding._replace(exchange=result, meetings=holding.meetings + 1)
+            self._unheard = ()
             self._report(met)
         else:
-            self._commit(met, *result, self._brought, self._place.rule)
+            self._commit(met, *result, self._brought, self._holding.rule)
             self._met.set()
 
     def _commit(self, met: Meeting, params, exchange, brought: _Brought, rule: Any) -> None:
-        place, after = self._place, brought.entry.first + brought.entry.batches
-        self._place = Place(
-            params, brought.work, exchange, rule, np.int64(after), place.meetings + 1
+        holding, after = self._holding, brought.entry.first + brought.entry.batches
+        self._holding = Holding(
+            params, brought.work, exchange, rule, np.int64(after), holding.meetings + 1
         )
+        if len(met.ends) > 1:
+            self._unheard = ()
         self._report(met)
 
-    def _arguments(self, brought: _Brought, place: Place) -> tuple:
+    def _arguments(self, brought: _Brought, holding: Holding) -> tuple:
         batches = np.int32(brought.entry.batches)
-        return brought.contribution, place.exchange, place.params, batches, np.int32(self.me)
+        return brought.contribution, holding.exchange, holding.params, batches, np.int32(self.me)
 
-    def _entry(self, brought: _Brought, place: Place) -> Entry:
-        return brought.entry._replace(count=int(place.meetings))
+    def _entry(self, brought: _Brought, holding: Holding) -> Entry:
+        return brought.entry._replace(count=int(holding.meetings), unheard=self._unheard)
 
     def _hold(self) -> None:
         while not self._lock.acquire(timeout=LOOK):

@@ -23,6 +23,7 @@ class Entry(NamedTuple):
     samples: int  # of all workers before them, by the node's own estimate
     start: float  # s
     busy: float  # s
+    unheard: tuple["Meeting", ...] = ()  # it was alone in them, and they may be unknown so far
 
 
 class Meeting(NamedTuple):
@@ -58,6 +59,9 @@ class PairLog:
 
         One that has been added before is left out.
         """
+        for end in meeting.ends:
+            for before in end.unheard:
+                self.add(before)
         if any(end.count < self._counts[end.worker] for end in meeting.ends):
             return
         self._early.update({(end.worker, end.count): meeting for end in meeting.ends})

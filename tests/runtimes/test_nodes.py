@@ -77,9 +77,9 @@ class Together:
         for thread in threads:
             thread.start()
         assert self._done.wait(120), f"{self.log.updates} meetings, then no more"
-        self.places = [node.freeze() for node in self.nodes]
+        self.holdings = [node.freeze() for node in self.nodes]
         self.schedule = self.log.take()
-        assert [int(place.meetings) for place in self.places] == self.log.counts().tolist()
+        assert [int(place.meetings) for place in self.holdings] == self.log.counts().tolist()
         for node in self.nodes:
             node.stop()
         for node in self.nodes:
@@ -102,7 +102,7 @@ class Together:
             i,
             N,
             self._programs,
-            nodes.Place(params, state.work, exchange, rule, zero, zero),
+            nodes.Holding(params, state.work, exchange, rule, zero, zero),
             face.mini_batches(face.init(), i),
             SAMPLES,
             arrive=arrive,
@@ -146,7 +146,7 @@ class Together:
 
     def of_all(self, what):
         return jax.tree.map(
-            lambda *leaves: np.stack(leaves), *[getattr(p, what) for p in self.places]
+            lambda *leaves: np.stack(leaves), *[getattr(p, what) for p in self.holdings]
         )
 
 
