@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -179,13 +180,18 @@ class Crew:
             None,
         )
 
-    def call(self, member: int, method: str, *arguments: Any, tag: Any = None, aside=False) -> Any:
-        """Ask a member for something; the answer comes as news, and as the reference returned."""
+    def call(
+        self, member: int, method: str, *arguments: Any, tag: Any = None, aside: bool | str = False
+    ) -> Any:
+        """Ask a member for something; the answer comes as news, and as the reference returned.
+
+        aside: the group of calls that answers; True: `ASIDE`.
+        """
         with self._lock:
             actor = self._actors[member]
         bound = getattr(actor, method)
         if aside:
-            bound = bound.options(concurrency_group=ASIDE)
+            bound = bound.options(concurrency_group=ASIDE if aside is True else aside)
         reference = bound.remote(*arguments)
         self._follow(member, actor, "answer", reference, tag)
         return reference
@@ -199,6 +205,24 @@ class Crew:
         """Where the member's process runs, once it was ready."""
         with self._lock:
             return self._places.get(member)
+
+    def wait_until_ready(self, seconds: float) -> None:
+        """Wait for news "ready" of all; ValueError if one fails, or is not ready by then."""
+        until, alive = time.monotonic() + seconds, set()
+        while len(alive) < self.members:
+            with contextlib.suppress(queue.Empty):
+                news = self.news.get(timeout=1.0)
+                if news.kind != "ready":
+                    raise ValueError(
+                        f"actors: the process of worker {news.member} cannot start "
+                        f"({reason(news.value)}); correct the config"
+                    )
+                alive.add(news.member)
+            if time.monotonic() > until:
+                raise ValueError(
+                    f"actors: only {len(alive)} of {self.members} processes have started within "
+                    f"{seconds:g} s; set fewer workers, or see what the cluster is busy with"
+                )
 
     def kill(self, member: int) -> None:
         """End the process of a member, also one that is stopped; news "lost" follows."""
@@ -260,6 +284,12 @@ def _alive(target: type) -> type:
 
     Member.__name__ = target.__name__
     return Member
+
+
+def reason(error: BaseException) -> str:
+    """Why a call has failed, on one line."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
 
 
 def environment(resources: Resources) -> dict[str, str]:

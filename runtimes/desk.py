@@ -17,6 +17,7 @@ import numpy as np
 from runtimes.conversation import Half
 from stragglers.pair_log import Entry, Meeting
 
+_NEVER = 1 << 62  # an attempt that nobody comes to
 PATIENCE = 10.0  # s without a word of its asker until a meeting is given up
 
 
@@ -103,10 +104,16 @@ class Desk:
                 self._serving = book.following = None
                 self._lock.release()
 
+    def close_to(self, asker: int) -> None:
+        """Refuse an asker that has gone, whatever of it is still under way; until `forget`."""
+        self.give_up(asker)
+        with self._books[asker].lock:
+            self._books[asker].attempt, self._books[asker].replies = _NEVER, []
+
     def forget(self, asker: int) -> None:
         """Begin anew with an asker that counts its attempts anew."""
         with self._books[asker].lock:
-            self._books[asker].attempt = -1
+            self._books[asker].attempt, self._books[asker].replies = -1, []
 
     def _first(self, turn: Turn, book: _Book) -> Reply | None:
         if not self._lock.acquire(blocking=False):

@@ -37,6 +37,11 @@ class Matchmaker:
         for node, step in steps.items():
             self._tell(node, step)
 
+    def batches(self, worker: int) -> int:
+        """Mini-batches of the local steps that the node does next."""
+        with self._lock:
+            return self._arrivals.mini_batches(self._state, worker)
+
     def anew(self, worker: int) -> None:
         """The node has begun its local steps once more, and waits for nobody."""
         with self._lock:

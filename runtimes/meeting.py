@@ -34,15 +34,13 @@ class Programs(NamedTuple):
     ask: Conversation
     answer: Conversation
     alone: Callable
+    finite: Callable  # contribution -> whether all of it is
     mini_batches: int  # for which `contribute` is compiled, of which fewer may count
     goes_on: bool  # whether a partner goes on with its local steps while it answers
 
 
-def refuse(algorithm: Algorithm, shapes: Any) -> None:
-    """Raise ValueError for a method whose pairs cannot meet in processes of their own.
-
-    shapes: of the parameters.
-    """
+def refuse(algorithm: Algorithm) -> None:
+    """Raise ValueError for a method whose pairs cannot meet in processes of their own."""
     reason = None
     if algorithm.server is not None:
         reason = "it has a server, and no partners"
@@ -119,9 +117,14 @@ def build(
         if goes_on
         else Conversation(half(ASKS), ANSWERS, *full),
         jax.jit(_of_one(half(ASKS))).lower(*full).compile(),
+        jax.jit(_finite).lower(params).compile(),
         mini_batches,
         goes_on,
     )
+
+
+def _finite(tree) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def _given(mini_batches: int, me) -> dict:

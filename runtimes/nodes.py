@@ -53,6 +53,7 @@ class Traffic(NamedTuple):
     asked: int  # meetings
     refused: int  # attempts
     sent_bytes: int
+    dropped: int  # local steps whose contribution was not finite
 
 
 class Stopped(Exception):
@@ -74,7 +75,8 @@ class Node:
     as in `runtimes.simulate`; arrive: (state of the rule, seconds) -> Step, which may wait; turn:
     (partner, Turn) -> Reply, or None if it is refused; report: takes every Meeting of the node,
     also those that it was asked for. delay: seconds of a mini-batch as a seeded process, or None;
-    communication: s before a meeting; now: the clock [s].
+    communication: s before a meeting; drops: leave out mini-batches whose contribution is not
+    finite, which else raises FloatingPointError in `run`; now: the clock [s].
     """
 
     def __init__(
@@ -91,33 +93,42 @@ class Node:
         report: Callable[[Meeting], None],
         delay=None,
         communication: float = 0.0,
+        drops: bool = False,
         now: Callable[[], float] = time.monotonic,
     ):
         self.me, self._workers, self._programs, self._holding = me, workers, programs, holding
         self._batches, self._sampler, self._now = batches, sampler, now
         self._arrive, self._turn, self._report = arrive, turn, report
-        self._delay, self._communication = delay, communication
+        self._delay, self._communication, self._drops = delay, communication, drops
         self._lock = threading.Lock()  # who holds it may change the holding
         self._desk = Desk(workers, self._lock, self._answer, self._answered, now)
         self._stopping, self._met = threading.Event(), threading.Event()
         self._brought: _Brought | None = None  # what a partner that asks would get
         self._absent: set[int] = set()
         self._unheard: tuple[Meeting, ...] = ()  # alone, since it has last met somebody
-        self._attempts, self._traffic, self._counting = 0, Traffic(0, 0, 0), threading.Lock()
+        self._attempts, self._traffic, self._counting = 0, Traffic(0, 0, 0, 0), threading.Lock()
         self._chance = np.random.default_rng(me)
+        self._computing_since: float | None = None
 
     def run(self) -> None:
         """Make local steps and meet, until `stop`."""
         try:
             while not self._stopping.is_set():
-                self._brought = brought = self._local_steps()
-                met = False
+                brought = self._local_steps()
+                if not self._usable(brought):
+                    continue
+                self._brought, met = brought, False
                 while not met:
                     step = self._arrive(self._holding.rule, self._now())
                     met = self._meet(brought, step)
                 self._batches, self._brought = step.batches, None
         except Stopped:
             pass
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `run` is about to return."""
+        return self._stopping.is_set()
 
     def stop(self) -> None:
         """Let `run` return; a meeting under way comes to its end."""
@@ -135,13 +146,18 @@ class Node:
 
     def absent(self, other: int) -> None:
         """Expect nothing more of a node that has gone, until it is `present` again."""
+        self._desk.close_to(other)
         self._absent.add(other)
-        self._desk.give_up(other)
 
     def present(self, other: int) -> None:
         """Expect the node to answer, as one that begins to count its attempts anew."""
         self._desk.forget(other)
         self._absent.discard(other)
+
+    def computing(self) -> float:
+        """Seconds for which the local steps under way are being computed; 0 in a delay."""
+        since = self._computing_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def traffic(self) -> Traffic:
         """What the node has counted so far."""
@@ -159,6 +175,7 @@ class Node:
         counter = int(holding.counter)
         counters = counter + np.arange(self._programs.mini_batches)
         samples = self._workers * counter * self._sampler.batch_size
+        self._computing_since = time.monotonic()
         contribution, work = jax.block_until_ready(
             self._programs.contribute(
                 holding.params,
@@ -169,6 +186,7 @@ class Node:
                 np.int32(self.me),
             )
         )
+        self._computing_since = None
         if self._delay is not None:
             ends = start
             for count in range(counter, counter + int(batches)):
@@ -176,6 +194,19 @@ class Node:
             self._sleep(ends - self._now())
         entry = Entry(self.me, -1, int(batches), counter, samples, start, self._now() - start)
         return _Brought(contribution, work, entry)
+
+    def _usable(self, brought: _Brought) -> bool:
+        """Whether a contribution is finite; one that is not is left out, or ends the node."""
+        if self._programs.finite(brought.contribution):
+            return True
+        if not self._drops:
+            raise FloatingPointError(f"the contribution of worker {self.me} is not finite")
+        self._count(dropped=1)
+        self._hold()
+        after = np.int64(brought.entry.first + brought.entry.batches)
+        self._holding = self._holding._replace(counter=after)
+        self._lock.release()
+        return False
 
     def _alone(self, brought: _Brought, step: Step) -> None:
         self._hold()
@@ -202,11 +233,12 @@ class Node:
         for refused in itertools.count():
             if step.asks and self._asked(brought, step):
                 return True
+            gone = step.partner in self._absent and not self._programs.goes_on
             if not step.asks and self._met.wait(LOOK):
                 self._met.clear()
                 return True
             self._go_on()
-            if step.partner in self._absent and not self._programs.goes_on:
+            if gone:
                 return False
             if step.asks:
                 self._count(refused=1)

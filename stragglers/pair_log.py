@@ -39,20 +39,26 @@ class PairLog:
 
     def __init__(self, workers: int):
         self._workers = workers
-        self._counts = np.zeros(workers, np.int64)  # of meetings that have rows
+        # Of each node: its meetings that have rows, those of them to which it has brought local
+        # steps, and the counter of the mini-batch that comes next.
+        self._counts, self._rounds, self._counters = np.zeros((3, workers), np.int64)
         self._update, self._time = 0, 0.0
         self._early: dict[tuple[int, int], Meeting] = {}  # (worker, its count) -> not written yet
-        self._rows: list[Meeting] = []  # written, not taken yet
-        self._events: list[Event] = []
+        self._lines: list[Meeting | Event] = []  # written, not taken yet
 
     @property
     def updates(self) -> int:
         """Rows so far."""
-        return self._update + len(self._rows)
+        return self._update + sum(isinstance(line, Meeting) for line in self._lines)
 
     def counts(self) -> np.ndarray:
         """[workers] meetings of each node that have rows."""
         return self._counts.copy()
+
+    def known(self, worker: int) -> dict[str, int]:
+        """Of a node's rows: its `meetings`, its `rounds` of local steps, the `counter` to come."""
+        columns = {"meetings": self._counts, "rounds": self._rounds, "counter": self._counters}
+        return {name: int(column[worker]) for name, column in columns.items()}
 
     def add(self, meeting: Meeting) -> None:
         """Write the meeting, and all that have waited for it, or keep it until its turn has come.
@@ -70,49 +76,68 @@ class PairLog:
             row = next_ones.pop()
             if any(end.count != self._counts[end.worker] for end in row.ends):
                 continue
-            self._rows.append(row)
+            self._lines.append(row)
             for end in row.ends:
+                if end.batches:
+                    self._rounds[end.worker] += 1
+                    self._counters[end.worker] = end.first + end.batches
                 del self._early[end.worker, end.count]
                 self._counts[end.worker] += 1
                 following = self._early.get((end.worker, end.count + 1))
                 next_ones += [] if following is None else [following]
 
     def happened(self, event: Event) -> None:
-        """Note what happened to a node between the rows so far and those to come."""
-        self._events.append(event)
+        """Note what has happened between the rows so far and those to come.
+
+        Its time is moved to where it stands among theirs.
+        """
+        self._lines.append(event)
 
     def take(self) -> Schedule | None:
-        """The rows since the last call, None if there are none."""
-        if not self._rows:
+        """The rows since the last call, None if there are none; events wait for a row to follow."""
+        rows, times, events = [], [], []
+        last = max(
+            (i for i, line in enumerate(self._lines) if isinstance(line, Meeting)), default=-1
+        )
+        for line in self._lines[: last + 1]:
+            if isinstance(line, Meeting):
+                self._time = max(self._time, *_finishes(line))
+                rows.append(line)
+                times.append(self._time)
+            else:
+                self._time = max(line.time, float(np.nextafter(self._time, np.inf)))
+                events.append(line._replace(time=self._time))
+        self._lines = self._lines[last + 1 :]
+        if not rows:
             return None
-        rows, self._rows = self._rows, []
         offset, self._update = self._update, self._update + len(rows)
-        latest = [max(self._time, *_finishes(row)) for row in rows]
-        time = np.maximum.accumulate(latest)
-        self._time = float(time[-1])
-        events, self._events = tuple(self._events), []
         version = np.arange(offset, self._update, dtype=np.int32)[:, None]
+        listed = [self._columns(row) for row in rows]
         columns = {
-            name: np.array([column[name] for column in map(self._columns, rows)], dtype)
+            name: np.array([column[name] for column in listed], dtype)
             for name, dtype in _TYPES.items()
         }
         return Schedule(
-            time=time,
+            time=np.array(times),
             version=np.tile(version, (1, 2)),
             offset=offset,
             population=self._workers,
-            events=events,
+            events=tuple(events),
             **columns,
         )
 
     def pack(self) -> dict[str, np.ndarray]:
         """What `unpack` needs, once all rows are taken and no meeting waits for another one."""
-        return {"counts": self.counts(), "rows": np.array([self._update, self._time])}
+        return {
+            "nodes": np.stack([self._counts, self._rounds, self._counters]),
+            "update": np.array([self._update]),
+            "seconds": np.array([self._time]),
+        }
 
     def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
         """Go on from where the packed log stood."""
-        self._counts = packed["counts"].astype(np.int64)
-        self._update, self._time = int(packed["rows"][0]), float(packed["rows"][1])
+        self._counts, self._rounds, self._counters = packed["nodes"].astype(np.int64)
+        self._update, self._time = int(packed["update"][0]), float(packed["seconds"][0])
 
     def _columns(self, row: Meeting) -> dict[str, list]:
         asker, *others = row.ends

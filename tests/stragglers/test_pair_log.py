@@ -60,6 +60,7 @@ def test_a_row_waits_for_those_before_it():
     log.add(first)
     rows = log.take()
     assert rows.workers.tolist() == [[0, 1], [2, 1]] and rows.events == (Event(0.1, 2, "joined"),)
+    rows.validate()
     assert log.counts().tolist() == [1, 2, 1]
 
 
