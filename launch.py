@@ -178,7 +178,7 @@ def plan() -> Callable[[], int] | None:
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     keep_compiled_programs()
-    from experiments import agreement, executors, loggers, sweep
+    from experiments import agreement, executors, loggers, prepare, sweep
     from experiments.reports import comparison
     from runtimes import crew
 
@@ -198,7 +198,7 @@ def plan() -> Callable[[], int] | None:
     sweep.provide_cpu_devices(arms)
     sweep.check(arms, place, _OVERWRITE.value)
     if _CLUSTER.value:
-        if not any(arm.config.runtime == "actors" for arm in arms):
+        if not any(prepare.RUNTIMES[arm.config.runtime].cluster for arm in arms):
             raise ValueError("--cluster is for runtime=actors, which no arm has; leave it out")
         crew.SESSION.join(_CLUSTER.value)
     if _PRINT_COMMANDS.value:

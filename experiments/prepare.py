@@ -41,6 +41,7 @@ class Place(NamedTuple):
     build: Callable[..., Any]  # (config, task, algorithm, sampler, cost of an exchange)
     devices: Callable[[ConfigDict], int]  # how many a run wants
     together: bool = False  # runs that differ only in data can be one program
+    cluster: bool = False  # its workers are processes, which may live on a cluster
 
 
 def prepare(config: ConfigDict) -> Prepared:
@@ -258,8 +259,9 @@ def _actors(config, task, algorithm, sampler, communication):
             "and the links between processes are real; set it to a number of seconds that "
             "contributions take longer"
         )
-    entries.check(config, ACTORS if "actors" in config else ())
-    chosen = config.get("actors", {})
+    chosen = config.get("actors")
+    entries.check(config, () if chosen is None else ACTORS)
+    chosen = chosen or {}
     delay = None if config.delay.name == NO_DELAY else build_delay(config.delay)
     rule = _rule(config, delay or ANY_SPEED, config.communication, algorithm.graph, algorithm.links)
     if rule.arrivals is None:
@@ -336,7 +338,7 @@ NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
 RUNTIMES = {
     "simulate": Place(_simulate, devices=lambda config: config.devices, together=True),
     "mesh": Place(_mesh, devices=lambda config: config.workers),
-    "actors": Place(_actors, devices=lambda config: 1),
+    "actors": Place(_actors, devices=lambda config: 1, cluster=True),
 }
 # Of config.actors, which a config may leave out.
 ACTORS: entries.Entries = (

@@ -43,6 +43,7 @@ class Row(NamedTuple):
     current: jax.Array  # [] int32, slot of the newest parameters before the update
     active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
     partner: jax.Array | None  # [k] int32, position of whom a participant meets; None: nobody
+    restored: jax.Array | None  # [k] int32, from whose model it has begun anew, -1 if it has not
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
@@ -75,6 +76,15 @@ def _put(tree, index, values, everyone: bool):
     if everyone:
         return values
     return jax.tree.map(lambda a, v: a.at[index].set(v), tree, values)
+
+
+def _where(chosen, new, old):
+    """Leaves [k, ...] of `new` where chosen [k] holds, else of `old`."""
+
+    def leaf(a, b):
+        return jnp.where(chosen.reshape((-1, *[1] * (b.ndim - 1))), a, b)
+
+    return jax.tree.map(leaf, new, old)
 
 
 def run_rows(body, algorithm, losses, model: Model, rows: Row, count, examples, everyone) -> Model:
@@ -119,6 +129,11 @@ def _contributions(
     common, own = _given(row, row.indices.shape[1])
     common |= given
     state = _take(model.workers, row.worker, everyone)
+    if row.restored is not None:
+        fresh = jax.vmap(
+            lambda params: worker.init(algorithm, params), in_axes=axis, axis_size=len(row.worker)
+        )(points)
+        state = _where(row.restored >= 0, fresh, state)
     taken = jax.tree.map(lambda a: a[row.indices], examples)
     working = len(row.indices)
     taken_at = own if row.seen is None else own | {"samples": row.seen}
@@ -206,6 +221,13 @@ def _stale(algorithm, losses, model: Model, row: Row, examples, everyone) -> Mod
 
 def _local(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
     params = _take(model.params, row.worker, everyone)
+    if row.restored is not None:
+        source = jnp.maximum(row.restored, 0)
+        theirs = _take(model.params, source, everyone=False)
+        if algorithm.public is not None:
+            state = _take(model.workers.exchange, source, everyone=False)
+            theirs = jax.vmap(algorithm.public)(state, theirs)
+        params = _where(row.restored >= 0, theirs, params)
     updates, workers = _contributions(algorithm, losses, params, 0, model, row, examples, everyone)
     params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
     return model._replace(params=params, workers=workers)

@@ -242,7 +242,7 @@ class Gathering:
             for met in (met for report in reports for met in report):
                 self.log.add(met)
             self._wait(lambda: self._caught_up(counts), CATCHING_UP)
-            self.log.happened(Event(self.now(), node, "restored", source))
+            self.log.restored(node, source, self.now())
             known = self.log.known(node)
         self._matchmaker.anew(node)
         return begins(self._parts, node, public, **known)

@@ -44,6 +44,7 @@ class Held(NamedTuple):
     contribution: Any
     busy: float  # s
     arrived: float  # s
+    restored: bool  # its worker had begun with a fresh state, as it had lost its process
 
 
 class State(NamedTuple):
@@ -93,6 +94,7 @@ class ParameterServer:
             (5, workers), np.int64
         )
         self.events: list[Event] = []
+        self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
         self._in_flight: dict[int, Order] = {}
         self._held: list[Held] = []
         self._rows: list[Row] = []
@@ -103,7 +105,7 @@ class ParameterServer:
         """Run an update of `most` contributions that changes nothing, so that it is compiled."""
         order = Order(0, 0, 0, 0, 0, 1, 0, 0, 0.0)
         zeros = jax.tree.map(np.zeros_like, self.state.params)
-        held = [Held(w % self.workers, order, zeros, 0.0, 0.0) for w in range(most)]
+        held = [Held(w % self.workers, order, zeros, 0.0, 0.0, False) for w in range(most)]
         jax.block_until_ready(self._applied(held))
 
     def begin(self, now: float) -> Iterator[Command]:
@@ -121,7 +123,9 @@ class ParameterServer:
         reaction = self._arrivals.on_arrival(self.rule, who, order.version, now)
         self.rule = reaction.state
         if reaction.counts:
-            self._held.append(Held(who, order, delivery.contribution, delivery.busy, now))
+            own = (delivery.contribution, delivery.busy, now, who in self._renewed)
+            self._held.append(Held(who, order, *own))
+            self._renewed.discard(who)
             self.consumed[who] += order.batches
             self.counted[who] = order.number
         if reaction.update:
@@ -152,6 +156,7 @@ class ParameterServer:
     def lost(self, who: int, now: float) -> None:
         """Note that the worker's process has gone, and the state of its local steps with it."""
         self.events.append(Event(now, who, "lost"))
+        self._renewed.add(who)
         self.counted[who] = self.kept[who] = 0
 
     def returned(self, who: int, now: float) -> list[Command]:
@@ -205,6 +210,8 @@ class ParameterServer:
         for name in ("consumed", "attempts", "numbers", "counted"):
             setattr(self, name, counters[name].copy())
         self.kept = self.counted.copy()
+        lost = (self.counted == 0) & (self.consumed > 0)
+        self._renewed = set(np.flatnonzero(lost).tolist())
         self.samples, self.dropped = (int(counters[n][0]) for n in ("samples", "dropped"))
         ends = np.cumsum(history["width"])[:-1]
         rows = (np.split(history[name], ends) for name in ("workers", "version"))
@@ -284,7 +291,7 @@ class ParameterServer:
             "worker": np.array([held.worker for held in taken], np.int32),
             "staleness": np.array([self.update - o.version for o in orders], np.int32),
         }
-        fresh = np.array([order.after == 0 for order in orders])
+        fresh = np.array([held.restored for held in taken])
         return self._apply(
             self.state,
             tuple(held.contribution for held in taken),
@@ -320,6 +327,7 @@ class ParameterServer:
             offset=update,
             population=self.workers,
             samples=np.array([[order.samples for order in orders]], np.int64),
+            restored=np.array([[h.worker if h.restored else -1 for h in row.held]], np.int32),
         )
 
 

@@ -118,6 +118,7 @@ class Planner:
             current=pad(turn.current, np.int32),
             active=None if done.matchings is None else _lengthened(done.matchings, updates),
             partner=pad(done.partner, np.int32),
+            restored=pad(done.restored, np.int32, filler=-1),
         )
 
     def observe(self, plan: Plan, seconds: float, loss: float) -> Plan:

@@ -133,9 +133,9 @@ class Serving:
         elif news.kind == "ready":
             self._alive.add(who)
             commands = self._server.returned(who, now)
-        elif news.tag == "step" and news.kind == "failed":
+        elif news.tag == "order" and news.kind == "failed":
             commands = self._bad(who, f"fails with {reason(news.value)}", now)
-        elif news.tag == "step":
+        elif news.tag == "order":
             commands = self._delivered(who, news.value, now)
         elif news.tag == "pulse" and news.kind == "answer":
             if not self._pulse.answered(who, news.value, now):
@@ -222,7 +222,7 @@ class Serving:
             self._published[version] = _put(params)
         reference = self._published[version]
         with contextlib.suppress(Exception):  # of a process that has gone, of which there is news
-            self._crew.call(command.worker, "step", command.order, reference, tag="step")
+            self._crew.call(command.worker, "step", command.order, reference, tag="order")
         used = {version, *self._server.points}
         for old in self._published.keys() - used:
             del self._published[old]

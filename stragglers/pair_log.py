@@ -32,6 +32,9 @@ class Meeting(NamedTuple):
     ends: tuple[Entry, ...]
     asked: float  # s, when it began, on the clock of who reports it
     landed: float  # s
+    source: int = (
+        -1
+    )  # the worker whose model a node alone has begun from, after its process was lost
 
 
 class PairLog:
@@ -92,6 +95,15 @@ class PairLog:
         Its time is moved to where it stands among theirs.
         """
         self._lines.append(event)
+
+    def restored(self, worker: int, source: int, seconds: float) -> None:
+        """Write a row in which a node takes what `source` shows to others, and does nothing else.
+
+        It stands between the rows so far and those to come.
+        """
+        self._lines.append(Event(seconds, worker, "restored", source))
+        nothing = Entry(worker, int(self._counts[worker]), 0, 0, 0, seconds, 0.0)
+        self.add(Meeting((nothing,), seconds, seconds, source))
 
     def take(self) -> Schedule | None:
         """The rows since the last call, None if there are none; events wait for a row to follow."""
@@ -155,11 +167,12 @@ class PairLog:
             "communication": [max(0.0, min(row.landed - row.asked, spare)), 0.0],
             "partner": [1, 0] if others else [0, 1],
             "samples": [end.samples for end in ends],
+            "restored": [row.source, -1],
         }
 
 
 _TYPES = {
-    **dict.fromkeys(("workers", "batches", "partner"), np.int32),
+    **dict.fromkeys(("workers", "batches", "partner", "restored"), np.int32),
     **dict.fromkeys(("first", "samples"), np.int64),
     **dict.fromkeys(("start", "finish", "busy", "communication"), np.float64),
 }
