@@ -22,10 +22,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 ASIDE = "aside"  # the group of calls that an actor answers while it works
 _WATCH = "watch"  # the group of the one call that never returns while the process lives
+_SHARED = (  # settings of JAX
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
 _LEAST_STORE = 80 * 2**20  # bytes, less than which Ray refuses
 
 
@@ -151,10 +157,10 @@ class Crew:
         self._closed = False
         self.members = members
 
-    def start(self, member: int, *ready: Any) -> None:
+    def start(self, member: int, *ready: Any) -> Any:
         """Start the process of a member, or a new one; news "ready" when `ready(*ready)` is done.
 
-        References among the arguments are resolved before.
+        References among the arguments are resolved before; that of its end is returned.
         """
         import ray
 
@@ -171,7 +177,8 @@ class Crew:
         )
         with self._lock:
             self._actors[member] = actor
-        self._follow(member, actor, "ready", actor.begin_member.remote(*ready), None)
+        begun = actor.begin_member.remote(*ready)
+        self._follow(member, actor, "ready", begun, None)
         self._follow(
             member,
             actor,
@@ -179,6 +186,7 @@ class Crew:
             actor.watch_member.options(concurrency_group=_WATCH).remote(),
             None,
         )
+        return begun
 
     def call(
         self, member: int, method: str, *arguments: Any, tag: Any = None, aside: bool | str = False
@@ -300,6 +308,9 @@ def environment(resources: Resources) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),
         "XLA_FLAGS": " ".join(kept),
     }
+    for name in _SHARED:  # so that a program is compiled by one of them
+        value = getattr(jax.config, name)
+        found |= {} if value is None else {name.upper(): str(value)}
     if resources.gpus:
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * min(1.0, resources.gpus):.3f}"
     else:

@@ -62,8 +62,11 @@ class Gathering:
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(holdings[0].params))
         session.open(workers, resources, int(1.2 * size * (6 * workers + 2)) + 2**24)
         self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))
+        first = None  # the others find what it has compiled
         for node, holding in enumerate(holdings):
-            self._crew.start(node, ray.put(holding), self._batches(node, holding))
+            batches = self._batches(node, holding)
+            reference = self._crew.start(node, ray.put(holding), batches, first)
+            first = first or reference
         self._crew.wait_until_ready(STARTING)
         self._elapsed, self._resumed_at = elapsed, time.monotonic()
         peers = {node: self._crew.handle(node) for node in range(workers)}

@@ -62,8 +62,12 @@ class Peer:
         self._peers: dict[int, Any] = {}
         self._began, self._elapsed = time.monotonic(), 0.0
 
-    def ready(self, holding: Holding, batches: int) -> None:
-        """Compile all that a node runs, and take what it begins with."""
+    def ready(self, holding: Holding, batches: int, after: Any = None) -> None:
+        """Compile all that a node runs, and take what it begins with.
+
+        after: nothing to read; it is there once those who compile the same have done so.
+        """
+        del after
         parts, rule = self._parts.worker, self._parts.rule
         programs = meeting.build(
             parts.algorithm,
