@@ -7,6 +7,7 @@ import optax
 from algorithms import ad_psgd, swarm
 from algorithms.base import scale_by_samples
 from comms import topology
+from comms.messages import Row
 from runtimes.free_worker import Parts
 from runtimes.meetings import Meetings
 from runtimes.peers import PeerParts
@@ -15,7 +16,7 @@ from stragglers import delays
 from stragglers.processes import as_process
 from stragglers.rules.replay import recorded
 from tests import planned
-from tests.runtimes.toy import DATA, SAMPLES, X0, losses  # noqa: F401
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, losses  # noqa: F401
 
 N, H = 4, 2
 GRAPH = topology.ring(N)
@@ -72,3 +73,9 @@ def meetings(name, law=LAW):
 def replayed(name, schedule):
     """A simulator of what has happened."""
     return Simulator(method(name), losses, DATA, SAMPLES, recorded(schedule), mini_batches=H)
+
+
+def message_bytes(name):
+    """What each of two says in a meeting, as the method counts it; retries aside."""
+    built = method(name)
+    return sum(payload.met for payload in built.messages(X0, N, Row(0)))
