@@ -8,48 +8,15 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from algorithms import ad_psgd, swarm
-from algorithms.base import scale_by_samples
 from algorithms.swarm import SwarmState
-from comms import topology
 from runtimes import meeting, nodes, worker
 from runtimes.matchmaking import Matchmaker, by_itself
-from runtimes.simulate import Simulator
-from stragglers import delays
 from stragglers.pair_log import PairLog
-from stragglers.rules.replay import recorded
-from tests import planned
+from tests.runtimes import meeters
+from tests.runtimes.meeters import H, N
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, losses
-
-N, H = 4, 2
-GRAPH = topology.ring(N)
-
-
-def optimizer(rate):
-    """Momentum, and a rate that falls with the samples that have been seen."""
-    return optax.chain(
-        optax.trace(0.9), scale_by_samples(rate, lambda samples: 1 / (1 + samples / 100))
-    )
-
-
-METHODS = {
-    "float32": (lambda rate: swarm(optimizer(rate), GRAPH), "random_pairs", {}),
-    "8 bits": (lambda rate: swarm(optimizer(rate), GRAPH, bits=8), "random_pairs", {}),
-    "blocking": (
-        lambda rate: swarm(optimizer(rate), GRAPH, blocking=True),
-        "random_pairs",
-        {"blocking": True},
-    ),
-    "blocking 8 bits": (
-        lambda rate: swarm(optimizer(rate), GRAPH, bits=8, blocking=True),
-        "random_pairs",
-        {"blocking": True},
-    ),
-    "ad_psgd": (lambda rate: ad_psgd(optimizer(rate), GRAPH), "bipartite_pairs", {}),
-}
 
 
 class Together:
@@ -60,9 +27,8 @@ class Together:
     """
 
     def __init__(self, name, meetings, *, repeated=0.0, begin=None, partner=None, rate=0.02):
-        build, wait, options = METHODS[name]
-        self.method, self.log = build(rate), PairLog(N)
-        rule = planned.rule(wait, delays.deterministic(1.0), N, H, 0, graph=GRAPH, **options)
+        self.method, self.log = meeters.method(name, rate), PairLog(N)
+        rule = meeters.rule(name)
         self._face = rule.arrivals
         self._programs = meeting.build(
             self.method, losses, X0, DATA, H, B, goes_on=rule.arrivals.apart
@@ -150,18 +116,13 @@ class Together:
         )
 
 
-def replayed(run: Together):
-    run.schedule.validate()
-    simulator = Simulator(run.method, losses, DATA, SAMPLES, recorded(run.schedule), mini_batches=H)
-    simulation, _ = simulator.advance(simulator.start(X0), np.inf)
-    return simulation.model
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", meeters.METHODS)
 def test_replay_gives_the_same_bits(name):
     """Parameters, momentum, public copies and what the codec has learnt, after 200 meetings."""
     run = Together(name, 200)
-    model = replayed(run)
+    run.schedule.validate()
+    simulator = meeters.replayed(name, run.schedule)
+    model = simulator.advance(simulator.start(X0), np.inf)[0].model
     real = (run.of_all("params"), run.of_all("work"), run.of_all("exchange"))
     simulated = (model.params, model.workers.work, model.workers.exchange)
     jax.tree.map(np.testing.assert_array_equal, real, simulated)
@@ -192,3 +153,19 @@ def test_nodes_that_ask_in_a_cycle_or_each_other_all_get_to_meet(name, partner):
     run = Together(name, 200, partner=partner)
     assert min(node.traffic().asked for node in run.nodes) > 10
     assert sum(node.traffic().refused for node in run.nodes) > 0
+
+
+@pytest.mark.parametrize("name", ["float32", "8 bits"])
+def test_as_many_bytes_are_sent_as_the_method_says(name):
+    """And what it says that it has sent again; the number on which two agree has four bytes."""
+    run = Together(name, 200)
+    meetings = sum(node.traffic().asked for node in run.nodes)
+    states = [node.freeze().exchange for node in run.nodes]
+    again = 0.0
+    if run.method.metrics is not None:
+        counted = run.method.metrics(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
+        again = N * float(counted["extra_bytes_per_worker"])
+        assert again > 0
+    said = 2 * meetings * meeters.message_bytes(name) + again
+    agreed = 0 if run.method.metrics is None else 2 * meetings * 3 * 4
+    assert said <= sum(node.traffic().sent_bytes for node in run.nodes) <= said + agreed
