@@ -13,8 +13,9 @@ import numpy as np
 
 from runtimes.base import WorkersLost
 from runtimes.crew import ASIDE, Crew, News, Session, reason
+from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker
-from runtimes.nodes import Holding, Step
+from runtimes.nodes import Step
 from runtimes.peers import MEET, NEWS, Arrival, Failure, Peer, PeerParts, Report, begins
 from runtimes.pulse import Pulse
 from runtimes.serving import DEATHS, LOOK, MISSED, STARTING, Options

@@ -19,23 +19,13 @@ import numpy as np
 
 from runtimes.conversation import Half
 from runtimes.desk import Desk, Reply, Turn, advanced, on_host
+from runtimes.local_steps import Brought, Holding, LocalSteps
 from runtimes.meeting import Programs
 from stragglers.pair_log import Entry, Meeting
 
 BACK_OFF = 2e-3  # s, the longest first sleep of who is refused
 DOUBLINGS = 4  # of it
 LOOK = 0.1  # s between two looks at whether to stop
-
-
-class Holding(NamedTuple):
-    """All that changes of a node, at one moment between its meetings."""
-
-    params: Any
-    work: Any  # state of the method's local steps
-    exchange: Any  # state of its exchange
-    rule: Any  # state of the waiting rule that the node keeps by itself; ()
-    counter: np.ndarray  # [] int64, of its next mini-batch
-    meetings: np.ndarray  # [] int64
 
 
 class Step(NamedTuple):
@@ -58,14 +48,6 @@ class Traffic(NamedTuple):
 
 class Stopped(Exception):
     """The node is to stop."""
-
-
-class _Brought(NamedTuple):
-    """Local steps that are done."""
-
-    contribution: Any
-    work: Any
-    entry: Entry
 
 
 class Node:
@@ -96,31 +78,31 @@ class Node:
         drops: bool = False,
         now: Callable[[], float] = time.monotonic,
     ):
-        self.me, self._workers, self._programs, self._holding = me, workers, programs, holding
-        self._batches, self._sampler, self._now = batches, sampler, now
+        self.me, self._programs, self._holding = me, programs, holding
+        self._batches, self._now = batches, now
+        self.steps = LocalSteps(me, workers, programs, sampler, delay, self._sleep, now)
         self._arrive, self._turn, self._report = arrive, turn, report
-        self._delay, self._communication, self._drops = delay, communication, drops
+        self._communication, self._drops = communication, drops
         self._lock = threading.Lock()  # who holds it may change the holding
         self._desk = Desk(workers, self._lock, self._answer, self._answered, now)
         self._stopping, self._met = threading.Event(), threading.Event()
-        self._brought: _Brought | None = None  # what a partner that asks would get
+        self._brought: Brought | None = None  # what a partner that asks would get
         self._absent: set[int] = set()
         self._unheard: tuple[Meeting, ...] = ()  # alone, since it has last met somebody
         self._attempts, self._traffic, self._counting = 0, Traffic(0, 0, 0, 0), threading.Lock()
         self._chance = np.random.default_rng(me)
-        self._computing_since: float | None = None
 
     def run(self) -> None:
         """Make local steps and meet, until `stop`."""
         try:
             while not self._stopping.is_set():
-                brought = self._local_steps()
+                brought = self.steps.make(self._holding, self._batches)
                 if not self._usable(brought):
                     continue
-                self._brought, met = brought, False
-                while not met:
-                    step = self._arrive(self._holding.rule, self._now())
-                    met = self._meet(brought, step)
+                self._brought, rule, met = brought, self._holding.rule, False
+                while not met:  # but with who is there
+                    step = self._arrive(rule, self._now())
+                    rule, met = step.rule, self._meet(brought, step)
                 self._batches, self._brought = step.batches, None
         except Stopped:
             pass
@@ -154,11 +136,6 @@ class Node:
         self._desk.forget(other)
         self._absent.discard(other)
 
-    def computing(self) -> float:
-        """Seconds for which the local steps under way are being computed; 0 in a delay."""
-        since = self._computing_since
-        return 0.0 if since is None else time.monotonic() - since
-
     def traffic(self) -> Traffic:
         """What the node has counted so far."""
         return self._traffic
@@ -170,34 +147,9 @@ class Node:
             self._count(sent_bytes=_bytes(reply.said))
         return reply
 
-    def _local_steps(self) -> _Brought:
-        holding, batches, start = self._holding, np.int32(self._batches), self._now()
-        counter = int(holding.counter)
-        counters = counter + np.arange(self._programs.mini_batches)
-        samples = self._workers * counter * self._sampler.batch_size
-        self._computing_since = time.monotonic()
-        contribution, work = jax.block_until_ready(
-            self._programs.contribute(
-                holding.params,
-                holding.work,
-                self._sampler.indices(np.int64(self.me), counters),
-                batches,
-                np.float32(samples),
-                np.int32(self.me),
-            )
-        )
-        self._computing_since = None
-        if self._delay is not None:
-            ends = start
-            for count in range(counter, counter + int(batches)):
-                ends += float(self._delay.duration(self.me, ends, count))
-            self._sleep(ends - self._now())
-        entry = Entry(self.me, -1, int(batches), counter, samples, start, self._now() - start)
-        return _Brought(contribution, work, entry)
-
-    def _usable(self, brought: _Brought) -> bool:
+    def _usable(self, brought: Brought) -> bool:
         """Whether a contribution is finite; one that is not is left out, or ends the node."""
-        if self._programs.finite(brought.contribution):
+        if brought.finite:
             return True
         if not self._drops:
             raise FloatingPointError(f"the contribution of worker {self.me} is not finite")
@@ -208,7 +160,7 @@ class Node:
         self._lock.release()
         return False
 
-    def _alone(self, brought: _Brought, step: Step) -> None:
+    def _alone(self, brought: Brought, step: Step) -> None:
         self._hold()
         try:
             holding, asked = self._holding, self._now()
@@ -223,29 +175,30 @@ class Node:
         finally:
             self._lock.release()
 
-    def _meet(self, brought: _Brought, step: Step) -> bool:
-        """Do what the rule says; False if a partner that has to stop for it has gone meanwhile."""
+    def _meet(self, brought: Brought, step: Step) -> bool:
+        """Do what the rule says; False if the partner has gone."""
         if step.partner is None:
             self._alone(brought, step)
             return True
         if step.asks:
             self._sleep(self._communication)
         for refused in itertools.count():
-            if step.asks and self._asked(brought, step):
+            gone = step.partner in self._absent
+            if step.asks and not gone and self._asked(brought, step):
                 return True
-            gone = step.partner in self._absent and not self._programs.goes_on
             if not step.asks and self._met.wait(LOOK):
                 self._met.clear()
                 return True
             self._go_on()
             if gone:
+                self._sleep(LOOK)
                 return False
             if step.asks:
                 self._count(refused=1)
                 longest = BACK_OFF * 2.0 ** min(refused, DOUBLINGS)
                 self._sleep(float(self._chance.uniform(0, longest)))
 
-    def _asked(self, brought: _Brought, step: Step) -> bool:
+    def _asked(self, brought: Brought, step: Step) -> bool:
         """Ask the partner to meet; False if it refuses."""
         self._hold()
         try:
@@ -256,7 +209,7 @@ class Node:
             self._count(asked=1)
         return met
 
-    def _attempt(self, brought: _Brought, step: Step) -> bool:
+    def _attempt(self, brought: Brought, step: Step) -> bool:
         holding, asked = self._holding, self._now()
         entry = self._entry(brought, holding)
         half = self._programs.ask.begin(*self._arguments(brought, holding))
@@ -298,7 +251,7 @@ class Node:
             self._commit(met, *result, self._brought, self._holding.rule)
             self._met.set()
 
-    def _commit(self, met: Meeting, params, exchange, brought: _Brought, rule: Any) -> None:
+    def _commit(self, met: Meeting, params, exchange, brought: Brought, rule: Any) -> None:
         holding, after = self._holding, brought.entry.first + brought.entry.batches
         self._holding = Holding(
             params, brought.work, exchange, rule, np.int64(after), holding.meetings + 1
@@ -307,11 +260,11 @@ class Node:
             self._unheard = ()
         self._report(met)
 
-    def _arguments(self, brought: _Brought, holding: Holding) -> tuple:
+    def _arguments(self, brought: Brought, holding: Holding) -> tuple:
         batches = np.int32(brought.entry.batches)
         return brought.contribution, holding.exchange, holding.params, batches, np.int32(self.me)
 
-    def _entry(self, brought: _Brought, holding: Holding) -> Entry:
+    def _entry(self, brought: Brought, holding: Holding) -> Entry:
         return brought.entry._replace(count=int(holding.meetings), unheard=self._unheard)
 
     def _hold(self) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from runtimes import matchmaking, meeting, worker
 from runtimes.desk import Reply, Turn
 from runtimes.free_worker import Parts
-from runtimes.nodes import LOOK, Holding, Node, Step, Stopped, Traffic
+from runtimes.local_steps import Holding
+from runtimes.nodes import LOOK, Node, Step, Stopped, Traffic
 from stragglers.pair_log import Meeting
 from stragglers.rule import Rule
 
@@ -125,7 +126,7 @@ class Peer:
         with self._happened:
             self._happened.wait_for(lambda: self._items, 5 * LOOK)
             items, self._items = self._items, []
-        return Report(items, self._node.computing())
+        return Report(items, self._node.steps.computing())
 
     def freeze(self) -> int:
         """Let no meeting begin or end, until `thaw`; returns how many there were."""

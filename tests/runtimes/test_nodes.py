@@ -12,6 +12,7 @@ import pytest
 
 from algorithms.swarm import SwarmState
 from runtimes import meeting, nodes, worker
+from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker, by_itself
 from stragglers.pair_log import PairLog
 from tests.runtimes import meeters
@@ -68,7 +69,7 @@ class Together:
             i,
             N,
             self._programs,
-            nodes.Holding(params, state.work, exchange, rule, zero, zero),
+            Holding(params, state.work, exchange, rule, zero, zero),
             face.mini_batches(face.init(), i),
             SAMPLES,
             arrive=arrive,
