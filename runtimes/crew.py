@@ -14,6 +14,7 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -71,6 +72,9 @@ class Session:
         self.address = address
         ray = self._loaded()
         try:
+            if ":" in address:  # Ray itself asks for half a minute
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=5).close()
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # Ray has no common ancestor of what goes wrong here
             raise ValueError(
@@ -295,9 +299,12 @@ def _alive(target: type) -> type:
 
 
 def reason(error: BaseException) -> str:
-    """Why a call has failed, on one line."""
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
+    """Why a call has failed, on one line; what Ray passes on ends with what a worker has raised."""
+    cause = getattr(error, "cause", None)
+    if cause is not None:
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:200]
 
 
 def environment(resources: Resources) -> dict[str, str]:

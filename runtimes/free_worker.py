@@ -4,6 +4,7 @@ It takes the mini-batches of an order one by one, each as long as its delay says
 their contribution. A call from aside stops it between two mini-batches or inside a delay.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -62,7 +63,9 @@ class FreeWorker:
         self._current = self._stopped = 0  # orders: under way, and the last that shall not be
         self._computing_since: float | None = None
         self._states: dict[int, Any] = {}
-        self._begin, self._one_more, self._end = _programs(self._parts)
+        parts = self._parts
+        programs = _programs(parts.algorithm, parts.losses, parts.mini_batches)
+        self._begin, self._one_more, self._end = programs
 
     def ready(self, params: Any) -> int:
         """Compile all that an order takes; returns the bytes of a contribution."""
@@ -141,9 +144,11 @@ class FreeWorker:
         return contribution, state, mark - begun
 
 
-def _programs(parts: Parts) -> tuple[Callable, Callable, Callable]:
+@functools.cache
+def _programs(
+    algorithm: Algorithm, losses: Callable, nominal: int
+) -> tuple[Callable, Callable, Callable]:
     """What a contribution is made of, each compiled once: its beginning, a mini-batch, its end."""
-    algorithm = parts.algorithm
 
     @jax.jit
     def begin(params, work):
@@ -154,9 +159,9 @@ def _programs(parts: Parts) -> tuple[Callable, Callable, Callable]:
     def one_more(carry, examples, taken, given):
         point, gathered, work = carry
         mini_batch = jax.tree.map(lambda a: a[taken], examples)
-        given = given | {"active": None, "nominal": parts.mini_batches}
+        given = given | {"active": None, "nominal": nominal}
         gathered, work = worker.one_more(
-            algorithm, parts.losses, point, gathered, work, mini_batch, given
+            algorithm, losses, point, gathered, work, mini_batch, given
         )
         return point, gathered, work
 

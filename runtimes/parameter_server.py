@@ -60,7 +60,8 @@ class Row(NamedTuple):
 
     time: float  # s
     held: tuple[Held, ...]  # without their arrays
-    finish: tuple[float, ...]  # s, when each contributor was free again
+    finish: Sequence[float]  # s, when each contributor was free again
+    busy: Sequence[float]  # s of each, with what it has gone on to until the update
 
 
 class ParameterServer:
@@ -94,16 +95,18 @@ class ParameterServer:
             (5, workers), np.int64
         )
         self.events: list[Event] = []
+        self._more = np.zeros(workers, np.int64)  # the order beside a contribution that waits
         self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
         self._in_flight: dict[int, Order] = {}
         self._held: list[Held] = []
         self._rows: list[Row] = []
         self._history: list[tuple[float, list[int], list[int]]] = []  # time, workers, versions
+        self._observed: list[int] = []  # updates made before each loss
         self._apply = _program(algorithm, mini_batches)
 
     def compile(self, most: int) -> None:
         """Run an update of `most` contributions that changes nothing, so that it is compiled."""
-        order = Order(0, 0, 0, 0, 0, 1, 0, 0, 0.0)
+        order = Order(0, 0, 0, self.update, 0, 1, 0, 0, 0.0)
         zeros = jax.tree.map(np.zeros_like, self.state.params)
         held = [Held(w % self.workers, order, zeros, 0.0, 0.0, False) for w in range(most)]
         jax.block_until_ready(self._applied(held))
@@ -132,6 +135,8 @@ class ParameterServer:
             self._update(reaction, now)
         commands = list(self._sent(reaction.restart, self.update, now))
         commands += self._sent(reaction.proceed, order.version, now)
+        for one in reaction.proceed:
+            self._more[one] = self._in_flight[one].number
         self._forget()
         return commands
 
@@ -189,13 +194,14 @@ class ParameterServer:
         }
 
     def history(self, updates: int) -> dict[str, np.ndarray]:
-        """Who made the first updates, as `resume` wants to know it."""
+        """Who made the first updates and when losses came, as `resume` wants to know it."""
         rows = self._history[:updates]
         return {
             "time": np.array([time for time, *_ in rows]),
             "width": np.array([len(workers) for _, workers, _ in rows], np.int64),
             "workers": np.array([w for _, workers, _ in rows for w in workers], np.int64),
             "version": np.array([v for *_, versions in rows for v in versions], np.int64),
+            "observed": np.array(self._observed, np.int64),
         }
 
     def resume(
@@ -213,26 +219,30 @@ class ParameterServer:
         lost = (self.counted == 0) & (self.consumed > 0)
         self._renewed = set(np.flatnonzero(lost).tolist())
         self.samples, self.dropped = (int(counters[n][0]) for n in ("samples", "dropped"))
-        ends = np.cumsum(history["width"])[:-1]
-        rows = (np.split(history[name], ends) for name in ("workers", "version"))
+        ends = np.cumsum(history["width"]).tolist()
         self._history = [
-            (time, workers.tolist(), versions.tolist())
-            for time, workers, versions in zip(history["time"].tolist(), *rows, strict=True)
+            (time, *(history[name][end - width : end].tolist() for name in ("workers", "version")))
+            for time, width, end in zip(
+                history["time"].tolist(), history["width"].tolist(), ends, strict=True
+            )
         ]
         self.update = len(self._history)
         self.points = {self.update: state.params}
-        waiting = list(observed)
-        for time, workers, versions in self._history:
-            while waiting and waiting[0][0] < time:
-                self.observe(*waiting.pop(0))
+        after = history["observed"].tolist()
+        losses = list(zip(after, observed[: len(after)], strict=True))
+        for update, (time, workers, versions) in enumerate(self._history):
+            while losses and losses[0][0] <= update:
+                self.observe(*losses.pop(0)[1])
             for who, version in zip(workers, versions, strict=True):
                 self.rule = self._arrivals.begun(self.rule, who, version)
                 self.rule = self._arrivals.on_arrival(self.rule, who, version, time).state
-        for seconds, loss in waiting:
-            self.observe(seconds, loss)
+        for _, loss in losses:
+            self.observe(*loss)
+        self._observed = after
 
     def observe(self, seconds: float, loss: float) -> None:
         """Pass a training loss to a rule that follows it."""
+        self._observed.append(self.update)
         if self._arrivals.observe is not None:
             self.rule = self._arrivals.observe(self.rule, seconds, loss)
 
@@ -274,15 +284,19 @@ class ParameterServer:
         self.update += 1
         self.samples += self._batch_size * sum(held.order.batches for held in taken)
         self.points[self.update] = self.state.params
-        # Who has nothing in flight has waited for this update, whatever it pushed last.
-        waited = {h.worker: n for n, h in enumerate(taken) if h.worker not in self._in_flight}
-        finish = tuple(
-            now if waited.get(held.worker) == n else held.arrived for n, held in enumerate(taken)
-        )
+        last = {held.worker: n for n, held in enumerate(taken)}
+        finish, busy = [], []
+        for n, held in enumerate(taken):
+            order = self._in_flight.get(held.worker)
+            more = order is not None and order.number == self._more[held.worker]
+            # Its last push lands with the update, for which it has waited or has gone on.
+            lands = last[held.worker] == n and (order is None or more)
+            finish.append(now if lands else held.arrived)
+            busy.append(held.busy + (now - held.arrived if lands and more else 0.0))
         versions = [held.order.version for held in taken]
         self._history.append((now, list(reaction.update), versions))
         self._rows.append(
-            Row(now, tuple(held._replace(contribution=None) for held in taken), finish)
+            Row(now, tuple(held._replace(contribution=None) for held in taken), finish, busy)
         )
 
     def _applied(self, taken: Sequence[Held]) -> State:
@@ -313,17 +327,21 @@ class ParameterServer:
         orders = [held.order for held in row.held]
         start = np.array([[order.seconds for order in orders]])
         arrived = np.array([[held.arrived for held in row.held]])
-        busy = np.minimum([[held.busy for held in row.held]], arrived - start)
+        finish = np.array([row.finish])
+        busy = np.minimum([row.busy], finish - start)
+        communication = np.minimum(
+            arrived - start - [[held.busy for held in row.held]], finish - start - busy
+        )
         return Schedule(
             time=np.array([row.time]),
             workers=np.array([[held.worker for held in row.held]], np.int32),
             start=start,
-            finish=np.array([row.finish]),
+            finish=finish,
             batches=np.array([[order.batches for order in orders]], np.int32),
             first=np.array([[order.first for order in orders]], np.int64),
             version=np.array([[order.version for order in orders]], np.int32),
             busy=busy,
-            communication=arrived - start - busy,
+            communication=np.maximum(communication, 0.0),
             offset=update,
             population=self.workers,
             samples=np.array([[order.samples for order in orders]], np.int64),

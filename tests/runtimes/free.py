@@ -28,12 +28,13 @@ METHODS = {
     "top_k": lambda: top_k(optimizer(), ratio=0.5),
     "local_sgd": lambda: local_sgd(optimizer()),
 }
+DIVERGING = {"diverging": lambda: all_reduce(optax.sgd(1e15))}
 
 
 def parts(method, mini_batches=1, law=LAW, seed=3):
     """The parts of a free worker."""
     delay = None if law is None else as_process(law).seeded(seed)
-    return Parts(METHODS[method](), losses, DATA, SAMPLES, mini_batches, delay)
+    return Parts((METHODS | DIVERGING)[method](), losses, DATA, SAMPLES, mini_batches, delay)
 
 
 def actors(method, wait, mini_batches=1, law=LAW, workers=N, **knobs):
