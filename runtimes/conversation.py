@@ -101,7 +101,7 @@ class _Plan:
                 values.update(zip(step.said, heard, strict=True))
             else:
                 given = [jaxprs.read(var, values) for var in step.container.invars]
-                played = _PLAYED[step.container.primitive.name]
+                played = _players()[step.container.primitive.name]
                 found = yield from played(step.container.params, step.plans, given)
                 values.update(zip(step.container.outvars, found, strict=True))
         _compute(self._last, values)
@@ -130,10 +130,10 @@ class _Plan:
 
     def _played(self, container: JaxprEqn) -> _Step:
         name = container.primitive.name
-        if name not in _PLAYED:
+        if name not in _players():
             raise ValueError(
                 f"conversation: a message inside of a {name!r} cannot be cut out; send it outside "
-                f"of it, or inside of one of {', '.join(sorted(_PLAYED))}"
+                f"of it, or inside of one of {', '.join(sorted(_players()))}"
             )
         segment = self._segment(container.invars)
         del self._waiting[id(container)]
@@ -225,8 +225,12 @@ def _order_of_loop(params: dict) -> tuple[int, int]:
     return names.index("cond_jaxpr"), names.index("body_jaxpr")
 
 
-# How a container is played: (its parameters, plans of what it holds, inputs) -> a half.
-_PLAYED = {"jit": _called, "pjit": _called, "cond": _branched, "while": _looped}
+def _players() -> dict[str, Callable]:
+    """How a container is played, by the name of its primitive.
+
+    (its parameters, plans of what it holds, inputs) -> a half.
+    """
+    return {"jit": _called, "pjit": _called, "cond": _branched, "while": _looped}
 
 
 def _gathered(members: tuple, position: int, params: dict) -> jax.Array:

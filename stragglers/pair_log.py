@@ -172,9 +172,9 @@ class PairLog:
 
 
 _TYPES = {
-    **dict.fromkeys(("workers", "batches", "partner", "restored"), np.int32),
-    **dict.fromkeys(("first", "samples"), np.int64),
-    **dict.fromkeys(("start", "finish", "busy", "communication"), np.float64),
+    **dict.fromkeys(("workers", "batches", "partner", "restored"), "int32"),
+    **dict.fromkeys(("first", "samples"), "int64"),
+    **dict.fromkeys(("start", "finish", "busy", "communication"), "float64"),
 }
 
 
