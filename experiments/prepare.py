@@ -16,7 +16,17 @@ from comms import cost, messages, topology
 from experiments import entries, limits, optimizers, parts, profiling, ranges, tasks
 from experiments.kinds import Kind
 from experiments.tasks import Task, data, sampling
-from runtimes import actors, crew, free_worker, mesh, serving, simulate, worker
+from runtimes import (
+    actors,
+    crew,
+    free_worker,
+    meetings,
+    mesh,
+    peers,
+    serving,
+    simulate,
+    worker,
+)
 from runtimes.base import Runtime
 from stragglers import delays, inject, processes, rules
 from stragglers.rule import Cost, Rule, Setting, Trigger, most_mini_batches
@@ -286,10 +296,13 @@ def _actors(config, task, algorithm, sampler, communication):
         chosen.get("bad_contribution", "end") == "drop",
     )
     recipe = functools.partial(parts_in_process, json.dumps(config.to_dict()))
+    if algorithm.server is None:
+        parts_of_node = peers.PeerParts(parts_of_worker, rule, options.drops)
+        return meetings.Meetings(parts_of_node, recipe, options)
     return actors.Actors(parts_of_worker, recipe, rule, options)
 
 
-def parts_in_process(text: str) -> free_worker.Parts:
+def parts_in_process(text: str) -> free_worker.Parts | peers.PeerParts:
     """The parts of a worker, built in its own process from the config of its run as JSON."""
     return prepare(ConfigDict(json.loads(text))).runtime.parts
 

@@ -18,15 +18,22 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 ASIDE = "aside"  # the group of calls that an actor answers while it works
 _WATCH = "watch"  # the group of the one call that never returns while the process lives
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
+_SHARED = (  # settings of JAX
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
 _LEAST_STORE = 80 * 2**20  # bytes, less than which Ray refuses
 
 
@@ -173,10 +180,10 @@ class Crew:
         self._closed = False
         self.members = members
 
-    def start(self, member: int, *ready: Any) -> None:
+    def start(self, member: int, *ready: Any) -> Any:
         """Start the process of a member, or a new one; news "ready" when `ready(*ready)` is done.
 
-        References among the arguments are resolved before.
+        References among the arguments are resolved before; that of its end is returned.
         """
         import ray
 
@@ -193,7 +200,8 @@ class Crew:
         )
         with self._lock:
             self._actors[member] = actor
-        self._follow(member, actor, "ready", actor.begin_member.remote(*ready), None)
+        begun = actor.begin_member.remote(*ready)
+        self._follow(member, actor, "ready", begun, None)
         self._follow(
             member,
             actor,
@@ -201,14 +209,20 @@ class Crew:
             actor.watch_member.options(concurrency_group=_WATCH).remote(),
             None,
         )
+        return begun
 
-    def call(self, member: int, method: str, *arguments: Any, tag: Any = None, aside=False) -> Any:
-        """Ask a member for something; the answer comes as news, and as the reference returned."""
+    def call(
+        self, member: int, method: str, *arguments: Any, tag: Any = None, aside: bool | str = False
+    ) -> Any:
+        """Ask a member for something; the answer comes as news, and as the reference returned.
+
+        aside: the group of calls that answers; True: `ASIDE`.
+        """
         with self._lock:
             actor = self._actors[member]
         bound = getattr(actor, method)
         if aside:
-            bound = bound.options(concurrency_group=ASIDE)
+            bound = bound.options(concurrency_group=ASIDE if aside is True else aside)
         reference = bound.remote(*arguments)
         self._follow(member, actor, "answer", reference, tag)
         return reference
@@ -222,6 +236,24 @@ class Crew:
         """Where the member's process runs, once it was ready."""
         with self._lock:
             return self._places.get(member)
+
+    def wait_until_ready(self, seconds: float) -> None:
+        """Wait for news "ready" of all; ValueError if one fails, or is not ready by then."""
+        until, alive = time.monotonic() + seconds, set()
+        while len(alive) < self.members:
+            with contextlib.suppress(queue.Empty):
+                news = self.news.get(timeout=1.0)
+                if news.kind != "ready":
+                    raise ValueError(
+                        f"actors: the process of worker {news.member} cannot start "
+                        f"({reason(news.value)}); correct the config"
+                    )
+                alive.add(news.member)
+            if time.monotonic() > until:
+                raise ValueError(
+                    f"actors: only {len(alive)} of {self.members} processes have started within "
+                    f"{seconds:g} s; set fewer workers, or see what the cluster is busy with"
+                )
 
     def kill(self, member: int) -> None:
         """End the process of a member, also one that is stopped; news "lost" follows."""
@@ -285,6 +317,15 @@ def _alive(target: type) -> type:
     return Member
 
 
+def reason(error: BaseException) -> str:
+    """Why a call has failed, on one line; what Ray passes on ends with what a worker has raised."""
+    cause = getattr(error, "cause", None)
+    if cause is not None:
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:200]
+
+
 def environment(resources: Resources) -> dict[str, str]:
     """The variables of a process: where our code is, and which devices JAX shall use."""
     flags = os.environ.get("XLA_FLAGS", "").split()
@@ -293,6 +334,9 @@ def environment(resources: Resources) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),
         "XLA_FLAGS": " ".join(kept),
     }
+    for name in _SHARED:  # so that a program is compiled by one of them
+        value = getattr(jax.config, name)
+        found |= {} if value is None else {name.upper(): str(value)}
     if resources.gpus:
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * min(1.0, resources.gpus):.3f}"
     else:

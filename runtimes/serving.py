@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from runtimes.base import WorkersLost
-from runtimes.crew import Crew, News, Resources, Session
+from runtimes.crew import Crew, News, Resources, Session, reason
 from runtimes.free_worker import Delivery, FreeWorker, Parts
 from runtimes.parameter_server import Begin, Command, ParameterServer
 from runtimes.pulse import Pulse
@@ -75,7 +75,8 @@ class Serving:
         for who in range(workers):
             self._crew.start(who, first)
         self._server.compile(planned)
-        self._wait_for_all()
+        self._crew.wait_until_ready(STARTING)
+        self._alive.update(range(workers))
         for who, state in states.items():
             self._crew.call(who, "restore", *state)
         self._resumed_at = time.monotonic()
@@ -107,25 +108,6 @@ class Serving:
         """A reference to the worker's state of local steps after an order."""
         return self._crew.call(who, "state", number, aside=True)
 
-    def _wait_for_all(self) -> None:
-        """Wait until every process is ready to work."""
-        until = time.monotonic() + STARTING
-        while len(self._alive) < self._server.workers:
-            with contextlib.suppress(queue.Empty):
-                news = self._crew.news.get(timeout=1.0)
-                if news.kind != "ready":
-                    raise ValueError(
-                        f"actors: the process of worker {news.member} cannot start "
-                        f"({_reason(news.value)}); correct the config"
-                    )
-                self._alive.add(news.member)
-            if time.monotonic() > until:
-                raise ValueError(
-                    f"actors: only {len(self._alive)} of {self._server.workers} processes have "
-                    f"started within {STARTING:g} s; set fewer workers, or see what the cluster is "
-                    "busy with"
-                )
-
     def _serve(self) -> None:
         """React to news until the run is closed; in a thread of its own."""
         looked = time.monotonic()
@@ -156,7 +138,7 @@ class Serving:
             self._alive.add(who)
             commands = self._server.returned(who, now)
         elif news.tag == "order" and news.kind == "failed":
-            commands = self._bad(who, f"fails with {_reason(news.value)}", now)
+            commands = self._bad(who, f"fails with {reason(news.value)}", now)
         elif news.tag == "order":
             commands = self._delivered(who, news.value, now)
         elif news.tag == "pulse" and news.kind == "answer":
@@ -258,12 +240,3 @@ def _put(params: Any) -> Any:
 
 def _shapes(tree: Any) -> list:
     return [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def _reason(error: BaseException) -> str:
-    """Why a call has failed, on one line; what Ray passes on ends with what a worker has raised."""
-    cause = getattr(error, "cause", None)
-    if cause is not None:
-        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[-1][:200]

@@ -32,7 +32,8 @@ class Meetings:
 
     def face(self) -> Arrivals:
         """The reaction as a rule shows it."""
-        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun)
+        apart = not self._clock.blocking
+        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
 
     def init(self) -> MeetingState:
         """Everybody does its first local steps."""

@@ -113,6 +113,8 @@ class Arrivals(NamedTuple):
     begun: (state, worker, version) -> state in which the worker's contribution in flight is taken
         at that version: what it had in flight is lost, as its process has died or the run resumes.
     observe: as in `Rule`.
+    apart: every arrival makes an update at once, whatever the others have done, so that each worker
+        can keep a state of its own and report nothing but its own arrivals to it.
     """
 
     init: Callable[[], Any]
@@ -120,6 +122,7 @@ class Arrivals(NamedTuple):
     mini_batches: Callable[[Any, int], int]
     begun: Callable[[Any, int, int], Any]
     observe: Callable[[Any, float, float], Any] | None = None
+    apart: bool = False
 
 
 class Rule(NamedTuple):
