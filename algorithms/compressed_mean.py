@@ -1,9 +1,12 @@
 """The compressed mean over the workers: some parameters by reducers, the rest by another method.
 
-Random bits are addressed, not consumed: they follow from (seed, samples seen before the update,
-parameter, worker), so that every runtime draws the same and no state has to be kept for them.
+Random bits are addressed, not consumed, so that every runtime draws the same and no state has to
+be kept for them. What a worker draws for itself follows from (seed, worker, version that its
+contribution was taken at, counter of its first mini-batch, parameter), all of which it knows before
+the update; what all workers of an update draw alike from (seed, samples seen before it, parameter).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +20,8 @@ from algorithms.mean import mean_messages, mean_over_workers
 from comms.collectives import divide, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
+
+SHARED, OWN = 0, 1  # whether a key is for what all workers draw alike or for what each draws itself
 
 
 class CompressionState(NamedTuple):
@@ -41,7 +46,8 @@ def compressed_mean(
     counts_updates: whether reducers want to know how many there were.
 
     Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
-    0. The extra argument `samples` is needed, `worker` where reducers round at random.
+    0. The extra arguments `samples` and `version` are needed, `worker` and `first` where reducers
+    round at random.
     """
 
     def init_fn(params):
@@ -51,14 +57,18 @@ def compressed_mean(
         fallen = jnp.int32(0) if counters(states) else ()
         return CompressionState(update, states, rest.init(_others(params, reducer_of)), fallen)
 
-    def update_fn(updates, state, params=None, *, samples, weight=None, worker=0, **extra):
+    def update_fn(
+        updates, state, params=None, *, samples, version, weight=None, worker=0, first=0, **extra
+    ):
         leaves, reducers, structure = _parts(updates, reducer_of)
-        given = {"samples": samples, "weight": weight, "worker": worker} | extra
         others = _others(updates, reducer_of)
         rest_state = state.rest
         if jax.tree.leaves(others):
+            given = {"samples": samples, "version": version, "worker": worker, "first": first}
             of_rest = None if params is None else _others(params, reducer_of)
-            others, rest_state = rest.update(others, state.rest, of_rest, **given)
+            others, rest_state = rest.update(
+                others, state.rest, of_rest, weight=weight, **given, **extra
+            )
         others = iter(jax.tree.leaves(others))
 
         size = jnp.float32(jax.lax.axis_size(AXIS))
@@ -66,14 +76,15 @@ def compressed_mean(
         busy = jnp.bool_(True) if weight is None else jnp.asarray(weight) > 0
         update = state.update if counts_updates else jnp.int32(0)
         bits = jax.lax.bitcast_convert_type(jnp.asarray(samples, jnp.float32), jnp.uint32)
-        root = jax.random.fold_in(jax.random.key(seed), bits)
+        root = jax.random.key(seed)
         states, means, new_states = iter(state.reducers), [], []
         for index, (x, reducer) in enumerate(zip(leaves, reducers, strict=True)):
             if reducer is None:
                 means.append(next(others))
                 continue
-            shared, own = jax.random.split(jax.random.fold_in(root, index))
-            draw = Draw(shared, jax.random.fold_in(own, worker), busy, total, update)
+            shared = _addressed(root, bits, index, SHARED)
+            own = _addressed(root, worker, version, first, index, OWN)
+            draw = Draw(shared, own, busy, total, update)
             held = x.astype(jnp.float32)  # before it is weighed: the memory must see all of it
             held = held if weight is None else weigh(held, weight)
             summed, _, new = reducer.reduce(held, next(states), draw)
@@ -169,6 +180,11 @@ def reduced_by(
             "reduced; leave one of them out"
         )
     return lambda path, leaf: exchange
+
+
+def _addressed(key, *numbers) -> jax.Array:
+    """The key at this address; numbers: whole, below 2^32."""
+    return functools.reduce(jax.random.fold_in, numbers, key)
 
 
 def _planned(leaf, reducer: Reducer, workers: int, row: Row) -> tuple[Payload, ...]:

@@ -42,7 +42,8 @@ def start(method):
 @functools.lru_cache
 def program(method):
     def of_worker(gradient, state, weight, samples):
-        return method.exchange.update(gradient, state, samples=samples, weight=weight)
+        given = {"samples": samples, "version": 0, "weight": weight}
+        return method.exchange.update(gradient, state, **given)
 
     return jax.jit(jax.vmap(of_worker, in_axes=(0, 0, 0, None), axis_name=AXIS))
 
