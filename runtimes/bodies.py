@@ -130,12 +130,6 @@ def _contributions(
             algorithm, losses, params, state, examples, batches, {**common, **own}
         )
 
-    def exchange(contribution, params, state, batches, own):
-        weight = algorithm.weight(batches)
-        return worker.exchange(
-            algorithm, contribution, params, state, batches, {**common, **own}, weight
-        )
-
     def first(tree):
         return jax.tree.map(lambda a: a[:working], tree)
 
@@ -152,11 +146,39 @@ def _contributions(
             lambda c: jnp.concatenate([c, jnp.zeros((rest, *c.shape[1:]), c.dtype)]), contribution
         )
         worked = jax.tree.map(lambda a, b: jnp.concatenate([a, b[working:]]), worked, state)
-    with collectives.on_one_device():
-        updates, state = jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
-            contribution, points, worked, row.batches, own
-        )
+    updates, state = exchanged(
+        algorithm, contribution, points, axis, worked, row.batches, common, own
+    )
     return updates, _put(model.workers, row.worker, state, everyone)
+
+
+def exchanged(
+    algorithm, contribution, points, axis, state, batches, common: dict, own: dict
+) -> tuple[Any, worker.WorkerState]:
+    """The exchange of all participants, [k, ...]: (what comes out of it for each, their states).
+
+    points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
+    schedule's extra arguments that are equal on all workers, and those with a leading axis.
+    """
+
+    def exchange(contribution, params, state, batches, own):
+        weight = algorithm.weight(batches)
+        given = {**common, **own}
+        return worker.exchange(algorithm, contribution, params, state, batches, given, weight)
+
+    with collectives.on_one_device():
+        return jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
+            contribution, points, state, batches, own
+        )
+
+
+def served(algorithm, updates, current, server, batches, common: dict) -> tuple[Any, Any]:
+    """What came out of an exchange, applied to the one model: (parameters, server state).
+
+    batches: [k] finished mini-batches of the participants.
+    """
+    reduced = jax.tree.map(lambda u: u[0], updates)
+    return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
 
 
 def _reduced(algorithm, losses, points, axis, current, model, row, examples, everyone):
@@ -165,14 +187,7 @@ def _reduced(algorithm, losses, points, axis, current, model, row, examples, eve
         algorithm, losses, points, axis, model, row, examples, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
-    params, server = worker.serve(
-        algorithm,
-        jax.tree.map(lambda u: u[0], updates),
-        current,
-        model.server,
-        row.batches.sum(),
-        common,
-    )
+    params, server = served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 

@@ -133,9 +133,7 @@ class Watched:
         algorithm, injector = self._algorithm, self._injector
         trigger, me = injector.trigger, given["worker"]
         whole = None if trigger.whole is None else jnp.asarray(trigger.whole, jnp.int32)[me]
-        point = model.params
-        if algorithm.grad_params is not None:
-            point = algorithm.grad_params(model.worker.exchange, model.params)
+        point, gathered = worker.begin(algorithm, model.params, model.worker)
 
         def going(loop):
             taken, verdict, *_ = loop
@@ -143,7 +141,7 @@ class Watched:
 
         def take(loop):
             taken, _, done, kept = loop
-            new = self._one_more(point, *done, batch(taken), model.samples, given)
+            new = worker.one_more(algorithm, self._losses, point, *done, batch(taken), given)
             ticked = (me, model.round, taken + 1, _touch(new[0]))
             verdict = io_callback(injector.tick, _ANSWER, *ticked)
             counts = verdict != inject.CUT if trigger.cuts else True
@@ -154,7 +152,6 @@ class Watched:
                 kept = _where(taken % whole == 0, new, kept)
             return taken, verdict, new, kept
 
-        gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
         begin = gathered, model.worker.work
         batches, _, done, kept = jax.lax.while_loop(
             going, take, (jnp.int32(0), begun, begin, () if whole is None else begin)
@@ -162,19 +159,5 @@ class Watched:
         if whole is not None:  # what is left of a contribution that was cut counts for nothing
             batches, done = batches // whole * whole, kept
         gathered, work_state = done
-        if algorithm.work is None:
-            contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
-        else:
-            contribution = worker.progress(point, gathered)
+        contribution = worker.contribution_of(algorithm, point, gathered, batches)
         return batches, contribution, model.worker._replace(work=work_state)
-
-    def _one_more(self, point, gathered, work_state, batch, samples, given):
-        """One more gradient at `point`, or one more local step."""
-        if self._algorithm.work is not None:
-            return worker.local_step(
-                self._algorithm, self._losses, gathered, work_state, batch, given
-            )
-        size = jax.tree.leaves(batch)[0].shape[0]
-        weights = jnp.full(size, 1.0 / size)
-        gradient = worker.gradient(self._losses, point, batch, weights, samples)
-        return jax.tree.map(jnp.add, gathered, gradient), work_state
