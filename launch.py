@@ -55,8 +55,13 @@ _PRINT_COMMANDS = flags.DEFINE_bool(
     "print_commands", False, "Only print a command per arm, for another scheduler."
 )
 _ARM = flags.DEFINE_multi_string("arm", [], "Run this arm alone, without table and report.")
+_CLUSTER = flags.DEFINE_string(
+    "cluster", None, "Ray cluster of runtime=actors: auto, or host:port; else one of its own here."
+)
 # About arms, which neither a report nor an analysis has.
-_ABOUT_ARMS = ["sweep", "seeds", "together", "loggers", "jobs", "executor", "slurm", "arm"]
+_ABOUT_ARMS = [
+    "sweep", "seeds", "together", "loggers", "jobs", "executor", "slurm", "arm", "cluster",
+]  # fmt: skip
 # Several processes of one run on a mesh; found in the environment of Slurm, Open MPI, GKE, TPUs.
 _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
@@ -175,6 +180,7 @@ def plan() -> Callable[[], int] | None:
     keep_compiled_programs()
     from experiments import agreement, executors, loggers, sweep
     from experiments.reports import comparison
+    from runtimes import crew
 
     endings.raising()
     if hasattr(file.module, "analyse"):
@@ -191,6 +197,10 @@ def plan() -> Callable[[], int] | None:
     loggers.check(_LOGGERS.value)
     sweep.provide_cpu_devices(arms)
     sweep.check(arms, place, _OVERWRITE.value)
+    if _CLUSTER.value:
+        if not any(arm.config.runtime == "actors" for arm in arms):
+            raise ValueError("--cluster is for runtime=actors, which no arm has; leave it out")
+        crew.SESSION.join(_CLUSTER.value)
     if _PRINT_COMMANDS.value:
         for group in sweep.groups(arms, _TOGETHER.value):
             print(shlex.join(executors.command(sys.argv, group)))
@@ -259,6 +269,9 @@ def main(_) -> None:
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     why = "it was done, and arms have failed"
+    from experiments import distributed
+    from runtimes.base import WorkersLost
+
     try:
         if _LIST.value:
             return list_parts()
@@ -268,14 +281,15 @@ def main(_) -> None:
         code = rest() if rest else 0
     except (ValueError, OSError) as error:
         refuse(error)
+    except WorkersLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = distributed.DEAD
     except (KeyboardInterrupt, endings.Asked) as asked:
         number = asked.number if isinstance(asked, endings.Asked) else signal.SIGINT
         why = endings.sentence(number, starts_over=_OVERWRITE.value)
         print(why, file=sys.stderr)
         code = endings.code(number)
-    from experiments.distributed import leave
-
-    leave(code, why)
+    distributed.leave(code, why)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from ml_collections import ConfigDict
 
 from experiments import distributed, endings, files, locks, loggers, progress, records, train
+from runtimes.base import WorkersLost
 
 OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
 POLL_SECONDS = 0.5
@@ -90,8 +91,8 @@ def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: di
             with contextlib.suppress(files.NotWritten):  # as on a full disk
                 files.make(places[0])
                 files.write(places[0] / records.ERROR, f"{failure}\n\n{traceback.format_exc()}")
-        if distributed.processes() > 1:
-            raise  # the others wait in the middle of this arm
+        if distributed.processes() > 1 or isinstance(error, WorkersLost):
+            raise  # the others wait in the middle of this arm, or there is nobody left to run one
     for one in watched:
         one.ended(failure)
     return failure

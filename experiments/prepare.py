@@ -16,7 +16,8 @@ from comms import cost, messages, topology
 from experiments import entries, limits, optimizers, parts, profiling, ranges, tasks
 from experiments.kinds import Kind
 from experiments.tasks import Task, data, sampling
-from runtimes import mesh, simulate, worker
+from runtimes import actors, crew, free_worker, mesh, serving, simulate, worker
+from runtimes.base import Runtime
 from stragglers import delays, inject, processes, rules
 from stragglers.rule import Cost, Rule, Setting, Trigger, most_mini_batches
 from stragglers.rules import RULES
@@ -28,7 +29,7 @@ class Prepared(NamedTuple):
     task: Task
     algorithm: Algorithm
     shapes: Any  # of the parameters
-    runtime: simulate.Simulator | mesh.Mesh
+    runtime: Runtime
 
 
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
@@ -244,6 +245,53 @@ def _mesh(config, task, algorithm, sampler, communication):
     )
 
 
+def _actors(config, task, algorithm, sampler, communication):
+    del communication
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"actors: the launching process starts its workers by itself, and there are "
+            f"{jax.process_count()}; start a single one"
+        )
+    if not entries.is_number(config.communication):
+        raise ValueError(
+            f"actors: config.communication={parts.text(config.communication)!r} models a network, "
+            "and the links between processes are real; set it to a number of seconds that "
+            "contributions take longer"
+        )
+    entries.check(config, ACTORS if "actors" in config else ())
+    chosen = config.get("actors", {})
+    delay = None if config.delay.name == NO_DELAY else build_delay(config.delay)
+    rule = _rule(config, delay or ANY_SPEED, config.communication, algorithm.graph, algorithm.links)
+    if rule.arrivals is None:
+        known = rules.showing(lambda rule: rule.arrivals is not None)
+        raise ValueError(
+            f"actors: its workers move freely, which {config.wait.name!r} does not; use "
+            f"runtime='mesh', or one of {', '.join(known)}"
+        )
+    parts_of_worker = free_worker.Parts(
+        algorithm,
+        task.losses,
+        task.train,
+        sampler,
+        most_mini_batches(config.mini_batches),
+        None if delay is None else processes.as_process(delay).seeded(config.seed),
+        float(config.communication),
+    )
+    resources = crew.Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0))
+    options = serving.Options(
+        resources,
+        chosen.get("least_workers", 1),
+        chosen.get("bad_contribution", "end") == "drop",
+    )
+    recipe = functools.partial(parts_in_process, json.dumps(config.to_dict()))
+    return actors.Actors(parts_of_worker, recipe, rule, options)
+
+
+def parts_in_process(text: str) -> free_worker.Parts:
+    """The parts of a worker, built in its own process from the config of its run as JSON."""
+    return prepare(ConfigDict(json.loads(text))).runtime.parts
+
+
 def _trigger(config, algorithm, rule: Rule) -> Trigger:
     """The trigger of a rule, where devices can keep it; else ValueError."""
     name, trigger = config.wait.name, rule.trigger
@@ -288,4 +336,14 @@ NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
 RUNTIMES = {
     "simulate": Place(_simulate, devices=lambda config: config.devices, together=True),
     "mesh": Place(_mesh, devices=lambda config: config.workers),
+    "actors": Place(_actors, devices=lambda config: 1),
 }
+# Of config.actors, which a config may leave out.
+ACTORS: entries.Entries = (
+    ("a number of CPUs, 0 or more", lambda v: entries.is_number(v) and 0 <= v < 1e6,
+     ("actors.cpus",)),
+    ("a share of a GPU, or a number of them", lambda v: entries.is_number(v) and 0 <= v < 1e6,
+     ("actors.gpus",)),
+    ("a positive whole number", entries.is_count, ("actors.least_workers",)),
+    ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
+)  # fmt: skip
