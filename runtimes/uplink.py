@@ -31,7 +31,7 @@ Message = tuple[jax.Array, ...]
 
 
 class Uplink:
-    """Both ends of the exchange of a replicated method; arrays of certain shapes."""
+    """Both ends of the exchange of a replicated method, for parameters of certain shapes."""
 
     def __init__(self, algorithm: Algorithm, params: Tree, mini_batches: int):
         """params: or their shapes; mini_batches: of a full round.
@@ -39,13 +39,9 @@ class Uplink:
         Raises ValueError where the worker's part follows from more than the worker knows.
         """
         self._cut = functools.cache(functools.partial(_cut, algorithm, params, mini_batches))
-        parts = [self._cut(contributions) for contributions in TRIED]
-        if any(not _same(part.worker, parts[0].worker) for part in parts):
-            raise ValueError(
-                "uplink: what a worker sends depends on how many there are in an update; let the "
-                "server run the whole exchange"
-            )
-        self._part = parts[0]
+        self._part = self._cut(TRIED[0])
+        for contributions in TRIED:
+            self._among(contributions)
         self.message = tuple(  # the shapes of a message
             jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self._part.message
         )
@@ -70,7 +66,7 @@ class Uplink:
         messages: leaves [k, ...]; staleness: [k] int32, updates; update: `samples`, seen before it
         by all workers, and `current`, the newest parameters.
         """
-        part = self._cut(len(staleness))
+        part = self._among(len(staleness))
 
         def of_one(message, staleness):
             known = staleness, update["samples"], update["current"]
@@ -78,6 +74,16 @@ class Uplink:
 
         reduced = jax.vmap(of_one, axis_name=AXIS)(messages, staleness)
         return jax.tree.unflatten(part.reduced, [leaf[0] for leaf in reduced])
+
+    def _among(self, contributions: int) -> "_Cut":
+        """The parts among so many, of which the worker's is the same whatever their number."""
+        part = self._cut(contributions)
+        if not _same(part.worker, self._part.worker):
+            raise ValueError(
+                "uplink: what a worker sends depends on how many there are in an update; let the "
+                "server run the whole exchange"
+            )
+        return part
 
 
 def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | None:

@@ -13,7 +13,7 @@ from comms.messages import Row
 from runtimes.uplink import OWN, Uplink, uplink
 from tests.algorithms.test_contract import METHODS, RELATIVES
 
-K, M = 3, 4  # contributions of an update, mini-batches of a full round
+K, M = 5, 4  # contributions of an update, mini-batches of a full round
 PARAMS = {"w": jnp.zeros((40, 24)), "b": jnp.zeros(())}
 # Why a method has no two parts.
 REMEMBERS, COUNTS, ALL = "remembers depends on the others", "sends depends on how many", "of 1 cont"
@@ -68,7 +68,10 @@ def drawn(rng, like):
 
 @pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
 def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
-    """Bit for bit what it returns and what every worker remembers, over updates of their own."""
+    """Bit for bit what it returns and what every worker remembers, over several updates.
+
+    Both under `vmap` over all of them; alone a worker may add up squares in another order.
+    """
     method, parts = method_of(name), Uplink(method_of(name), PARAMS, M)
 
     @jax.jit
@@ -85,7 +88,7 @@ def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
             )
 
     encode = jax.jit(
-        jax.vmap(lambda *given, own: parts.encode(*given, **own), in_axes=0, out_axes=0)
+        jax.vmap(lambda mine, state, params, own: parts.encode(mine, state, params, **own))
     )
     reduce = jax.jit(
         lambda messages, staleness, update: parts.reduce(messages, staleness, **update)
@@ -93,22 +96,15 @@ def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
 
     rng, states = np.random.default_rng(0), stacked(method.exchange.init(PARAMS))
     kept = states
-    for t, batches in enumerate(np.int32([[4, 1, 3], [2, 0, 4], [3, 3, 1]])):
+    for t, batches in enumerate(np.int32([[4, 1, 3, 2, 2], [2, 0, 4, 1, 1], [3, 3, 1, 4, 2]])):
         contributions, points = (drawn(rng, stacked(PARAMS)) for _ in range(2))
         own = dict.fromkeys(OWN, np.arange(K, dtype=np.int32) + t)
         own |= {"batches": batches, "weight": np.asarray(method.weight(batches))}
-        staleness = np.int32([t, 2 * t, 0])
+        staleness = np.int32([t, 2 * t, 0, 1, t])
         update = {"samples": np.float32(64 * t), "current": drawn(rng, PARAMS)}
         expected, states = whole(contributions, states, points, own, staleness, update)
 
-        alone = [
-            encode(
-                *jax.tree.map(lambda a, i=i: a[i : i + 1], (contributions, kept, points)),
-                own=jax.tree.map(lambda a, i=i: a[i : i + 1], own),
-            )
-            for i in range(K)
-        ]
-        messages, kept = jax.tree.map(lambda *of: jnp.concatenate(of), *alone)
+        messages, kept = encode(contributions, kept, points, own)
         found = reduce(messages, staleness, update)
         jax.tree.map(np.testing.assert_array_equal, found, jax.tree.map(lambda a: a[0], expected))
         jax.tree.map(np.testing.assert_array_equal, kept, states)
