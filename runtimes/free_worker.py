@@ -122,6 +122,8 @@ class FreeWorker:
         given = {
             "samples": np.float32(order.samples),
             "worker": np.int32(self._me),
+            "version": np.int32(order.version),
+            "first": np.int32(order.first),
             "staleness": np.int32(0),
         }
         counters = np.arange(order.first, order.first + order.batches)

@@ -303,6 +303,8 @@ class ParameterServer:
         orders = [held.order for held in taken]
         own = {
             "worker": np.array([held.worker for held in taken], np.int32),
+            "version": np.array([o.version for o in orders], np.int32),
+            "first": np.array([o.first for o in orders], np.int32),
             "staleness": np.array([self.update - o.version for o in orders], np.int32),
         }
         fresh = np.array([held.restored for held in taken])
