@@ -156,8 +156,8 @@ class Serving:
             return []
         if not delivery.finite:
             return self._bad(who, "is not finite", now)
-        if _shapes(delivery.contribution) != _shapes(self._params):
-            return self._bad(who, "has other shapes than the parameters", now)
+        if _shapes(delivery.contribution) != _shapes(self._server.expected):
+            return self._bad(who, "has other shapes than it should", now)
         self._died[who] = 0
         self._pulse.delivered(now - order.seconds)
         self.sent += sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))
