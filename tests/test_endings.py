@@ -216,6 +216,17 @@ def test_who_finds_nobody_says_so(here, name):
 
 
 @pytest.mark.slow
+def test_who_is_refused_before_it_joins_leaves_the_others_a_minute(here):
+    """It knows no way to reach them; they do not wait for ever."""
+    with two_processes.started(here, *ENDLESS, "--workdir=out", own=((), ("--nope",))) as both:
+        assert both[1].wait(30) == 2 and "Unknown command line flag 'nope'" in said(here, 1)
+        assert both[0].wait(120) == 2, said(here, 0)
+    (sentence,) = re.findall("^error: .*", said(here, 0), re.MULTILINE)
+    assert "they have not found each other" in sentence and "within 60 s" in sentence
+    assert not (here / "out").exists()
+
+
+@pytest.mark.slow
 def test_the_coordinator_listens_on_its_address_only(here):
     with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
         wait_for(here / "out" / "metrics.jsonl", 1)
