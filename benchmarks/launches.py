@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LIMIT = 300.0  # s that a launch may take
+LIMIT = 900.0  # s that a launch may take
 CONFIG = """
 from configs import nonblocking
 
@@ -24,19 +24,19 @@ def get_config():
     config = nonblocking.get_config()
     config.task = "synthetic_logistic(samples=512, dimension=16)"
     config.workers, config.batch_size, config.mini_batches = 4, 8, 2
-    config.seconds, config.evaluate_every, config.updates = 12.0, 0.8, 100000
+    config.seconds, config.evaluate_every, config.updates = 4.0, 0.5, 100000
     config.name, config.baseline, config.target_loss = "all_reduce/0", None, None
     return config
 
 
 def sweep():
-    for number in range(4):
-        yield f"all_reduce/{number}", {"seed": number, "seconds": 12.0 - 3 * (number % 2)}
+    for number in range(3):
+        yield f"all_reduce/{number}", {"seed": number, "seconds": 4.0 - number % 2}
 """
 MESH = (
     "--config.runtime=mesh", "--config.wait=barrier", "--config.communication=0",
-    "--config.delay=deterministic(value=0.005)", "--config.updates=150", "--config.seconds=100000",
-    "--config.evaluate_every=0.2",
+    "--config.delay=deterministic(value=0.005)", "--config.updates=24", "--config.seconds=100000",
+    "--config.evaluate_every=0.05",
 )  # fmt: skip
 
 
@@ -51,8 +51,8 @@ class Way(NamedTuple):
 
 WAYS = {
     "simulator": Way(()),
-    "together": Way(("--sweep", "--together"), arms=4),
-    "jobs": Way(("--sweep", "--jobs=2"), arms=4),
+    "together": Way(("--sweep", "--together"), arms=3),
+    "jobs": Way(("--sweep", "--jobs=2"), arms=3),
     "mesh": Way(MESH, virtual=False),
     "two": Way(MESH, processes=2, virtual=False),
 }
