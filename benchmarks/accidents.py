@@ -223,8 +223,11 @@ def _ended(victim: int, others: list[int], said: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, usual in (("kills", 100), ("terms", 40), ("disks", 20), ("pairs", 20), ("seed", 1)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--terms", type=int, default=40)
+    parser.add_argument("--disks", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default=",".join(WAYS), help="ways, with commas")
     options = parser.parse_args()
     names, bad = options.only.split(","), 0
