@@ -63,9 +63,9 @@ class Trials:
         self.root, self.name, self.way, self.draw = root, name, WAYS[name], draw
         self.config, self.log, self.made = root / f"{name}.py", root / f"{name}.log", 0
         self.config.write_text(CONFIG)
-        self.whole, began = self.fresh(), time.monotonic()
-        self.finish(self.whole)
-        self.longest = self.seconds = time.monotonic() - began
+        self.whole = self.fresh()
+        self.longest = self.seconds = self.finish(self.whole)
+        self.counts: dict[str, Counter] = {}
 
     def fresh(self) -> pathlib.Path:
         """A workdir that is not there yet."""
@@ -91,9 +91,15 @@ class Trials:
     def printed(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def finish(self, place: pathlib.Path) -> None:
-        """Launch until all is done; children of a killed launch may still be at work."""
-        while any(process.wait() for process in self.start(place)):
+    def finish(self, place: pathlib.Path) -> float:
+        """Launch until all is done; return the CPU seconds of the last launch.
+
+        Children of a killed launch may still be at work.
+        """
+        while True:
+            running = self.start(place)
+            if not any([process.wait() for process in running]):
+                return max(process.cpu_seconds for process in running)
             if "in use by" not in self.printed():
                 raise SystemExit(f"no end of {self.name}:\n{self.printed()[-3000:]}")
             time.sleep(1)
@@ -108,24 +114,17 @@ class Trials:
             _result(place / arm, self.way) == _result(self.whole / arm, self.way) for arm in arms
         )
 
-    def moment(self) -> float:
-        """Seconds at random within a launch."""
-        return self.draw.uniform(0, self.seconds)
-
-    def ended_before(self, moment: float) -> None:
-        """Let the next accidents come sooner."""
-        self.seconds = max(moment, self.longest / 4)
-
     def shoot(self, place: pathlib.Path, number: int) -> tuple[bool, list[int], str] | None:
         """Launch and send a signal to one process: which, all exit codes, what was printed.
 
         None: it had ended before.
         """
-        running, moment = self.start(place), self.moment()
+        running, moment = self.start(place), self.draw.uniform(0, self.seconds)  # of CPU time
         victim = self.draw.randrange(len(running))
         while not all(process.listens() for process in running):
             time.sleep(0.005)
-        time.sleep(moment)
+        while not running[victim].worked(moment):
+            time.sleep(0.005)
         young = children(running[victim].pid)
         running[victim].send(number)
         if number == signal.SIGKILL and self.draw.random() < 0.5:
@@ -133,13 +132,17 @@ class Trials:
                 kill(pid)
         codes = [process.wait() for process in running]
         if not any(codes):
-            self.ended_before(moment)
+            self.seconds = max(running[victim].cpu_seconds, self.longest / 4)
             return None
         return codes.pop(victim), codes, self.printed()
 
-    def shots(self, number: int, tries: int, fits: Callable[..., bool]) -> Counter:
+    def counted(self, accident: str) -> Counter:
+        """How many accidents ended "good", as the rule says, and "bad"."""
+        return self.counts.setdefault(accident, Counter())
+
+    def shots(self, number: int, tries: int, fits: Callable[..., bool]) -> None:
         """Send a signal to many launches; every run that was cut off is finished and compared."""
-        counts, place, before = Counter(), self.fresh(), Counter()
+        counts, place, before = self.counted(signal.Signals(number).name), self.fresh(), Counter()
         while counts.total() < tries:
             shot = self.shoot(place, number)
             if shot is not None:
@@ -147,22 +150,23 @@ class Trials:
                 if not fits(*shot):
                     print(f"{self.name}: {shot}", flush=True)
             if shot is None or counts.total() + before.total() >= tries:
-                self.finish(place)
+                if shot is not None:
+                    self.finish(place)
                 if not self.equal(place):
                     print(f"{self.name}: {place.name} DIFFERS", flush=True)
                     before = Counter(bad=before.total())
-                counts, before = counts + before, Counter()
+                counts.update(before)
+                before = Counter()
                 shutil.rmtree(place)
                 place = self.fresh()
-        return counts
 
-    def disks(self, tries: int) -> Counter:
+    def disks(self, tries: int) -> None:
         """Launch on disks that become full; nothing where no disk can be mounted."""
-        counts, disk = Counter(), self.root / f"{self.name}_disk"
+        counts, disk = self.counted("full disk"), self.root / f"{self.name}_disk"
         disk.mkdir()
         while counts.total() < tries:
             if _mount(disk, f"size={self.draw.choice(SIZES) * 1024 + 4096}"):
-                return counts
+                return
             try:
                 place = disk / "out"
                 codes = [process.wait() for process in self.start(place)]
@@ -178,11 +182,10 @@ class Trials:
                     print(f"{self.name}: {codes} {said}", flush=True)
             finally:
                 subprocess.run(["umount", str(disk)], check=True)
-        return counts
 
-    def pairs(self, tries: int) -> Counter:
+    def pairs(self, tries: int) -> None:
         """Launch processes that differ in an entry."""
-        counts = Counter()
+        counts = self.counted("disagree")
         for _ in range(tries):
             entry = self.draw.choice(sorted(ENTRIES))
             values = self.draw.sample(ENTRIES[entry], 2)
@@ -195,7 +198,6 @@ class Trials:
             counts["good" if good else "bad"] += 1
             if not good:
                 print(f"{self.name}: {entry} {values} {codes} {said}", flush=True)
-        return counts
 
 
 def _mount(place: pathlib.Path, options: str) -> int:
@@ -234,26 +236,26 @@ def main() -> None:
     root = pathlib.Path(tempfile.mkdtemp())
     load(root / "programs")
     print(f"{'accident':9} {'way':10} {'tries':>5} {'as the rule says':>16} {'deviate':>7}")
+    on_disk = [name for name in names if WAYS[name].processes == 1 and WAYS[name].virtual]
+    several = [name for name in names if WAYS[name].processes > 1]
+
+    def share(tries: int, ways: list[str], name: str) -> int:
+        """Of the tries, those of one of some ways."""
+        return tries // len(ways) + (ways.index(name) < tries % len(ways)) if name in ways else 0
+
     try:
         for name in names:
             trials = Trials(root, name, random.Random(f"{options.seed} {name}"))
-            on_disk = [n for n in names if WAYS[n].processes == 1 and WAYS[n].virtual]
-            kinds = {
-                "kills": (lambda n, t=trials: t.shots(signal.SIGKILL, n, _killed), names),
-                "terms": (lambda n, t=trials: t.shots(signal.SIGTERM, n, _ended), names),
-                "disks": (trials.disks, on_disk),
-                "pairs": (trials.pairs, [n for n in names if WAYS[n].processes > 1]),
-            }
-            for kind, (attempt, ways) in kinds.items():
-                if name not in ways:
-                    continue
-                rank, tries = ways.index(name), getattr(options, kind)
-                counts = attempt(tries // len(ways) + (rank < tries % len(ways)))
-                bad += counts["bad"]
-                print(
-                    f"{kind:9} {name:10} {counts.total():5} {counts['good']:16} {counts['bad']:7}",
-                    flush=True,
-                )
+            try:
+                trials.shots(signal.SIGKILL, share(options.kills, names, name), _killed)
+                trials.shots(signal.SIGTERM, share(options.terms, names, name), _ended)
+                trials.disks(share(options.disks, on_disk, name))
+                trials.pairs(share(options.pairs, several, name))
+            finally:  # also of a part
+                for accident, counts in trials.counts.items():
+                    bad += counts["bad"]
+                    row = f"{counts.total():5} {counts['good']:16} {counts['bad']:7}"
+                    print(f"{accident:9} {name:10} {row}", flush=True)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     sys.exit(1 if bad else 0)

@@ -74,6 +74,7 @@ class Process:
     def __init__(self, flags: Sequence[str], log: pathlib.Path):
         sys.stdout.flush()
         self._code: int | None = None
+        self.cpu_seconds = 0.0  # in all, once it has ended
         self.pid = os.fork()
         if self.pid == 0:
             _launch(flags, log)
@@ -81,8 +82,10 @@ class Process:
     def code(self) -> int | None:
         """The exit code, -N for signal N; None while it runs."""
         if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
+            pid, status, used = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+                self.cpu_seconds = used.ru_utime + used.ru_stime
         return self._code
 
     def wait(self) -> int:
@@ -97,6 +100,15 @@ class Process:
     def send(self, number: int) -> None:
         if self.code() is None:
             os.kill(self.pid, number)
+
+    def worked(self, seconds: float) -> bool:
+        """Whether it has computed for so long, on a machine that others may use, or has ended."""
+        if self.code() is not None:
+            return True
+        user, system = (
+            pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        )
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") >= seconds
 
     def listens(self) -> bool:
         """Whether it has a handler for SIGTERM, or has ended."""
