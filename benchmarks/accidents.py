@@ -140,6 +140,11 @@ class Trials:
         """How many accidents ended "good", as the rule says, and "bad"."""
         return self.counts.setdefault(accident, Counter())
 
+    def tell(self) -> None:
+        """Say on stderr how far it is, as tries take long."""
+        counted = ", ".join(f"{what} {dict(count)}" for what, count in self.counts.items())
+        print(f"{self.name}: {counted}", file=sys.stderr, flush=True)
+
     def shots(self, number: int, tries: int, fits: Callable[..., bool]) -> None:
         """Send a signal to many launches; every run that was cut off is finished and compared."""
         counts, place, before = self.counted(signal.Signals(number).name), self.fresh(), Counter()
@@ -156,6 +161,7 @@ class Trials:
                     print(f"{self.name}: {place.name} DIFFERS", flush=True)
                     before = Counter(bad=before.total())
                 counts.update(before)
+                self.tell()
                 before = Counter()
                 shutil.rmtree(place)
                 place = self.fresh()
@@ -178,6 +184,7 @@ class Trials:
                 self.finish(place)
                 good &= self.equal(place)
                 counts["good" if good else "bad"] += 1
+                self.tell()
                 if not good:
                     print(f"{self.name}: {codes} {said}", flush=True)
             finally:
@@ -196,6 +203,7 @@ class Trials:
             good = codes == [2, 2] and "Traceback" not in said and not place.exists()
             good &= len(sentences) == 2 and all(entry in sentence for sentence in sentences)
             counts["good" if good else "bad"] += 1
+            self.tell()
             if not good:
                 print(f"{self.name}: {entry} {values} {codes} {said}", flush=True)
 
