@@ -244,13 +244,18 @@ def begin(arms, left) -> None:
 
 
 def compare(outcome) -> int:
-    """Write the report of arms that have run."""
-    from experiments import distributed, provenance
+    """Write the report of arms that have run; 1 if some have failed, even without a report."""
+    from experiments import distributed, files, provenance
     from experiments.reports import page
 
     if distributed.is_writer():
-        provenance.claim(_WORKDIR.value, outcome.claims)
-        print(f"report: {page.write(_WORKDIR.value)}")
+        try:
+            provenance.claim(_WORKDIR.value, outcome.claims)
+            print(f"report: {page.write(_WORKDIR.value)}")
+        except files.NotWritten as error:
+            if not outcome.failures:
+                raise
+            print(f"error: {error}", file=sys.stderr)
     return 1 if outcome.failures else 0
 
 

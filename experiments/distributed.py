@@ -29,7 +29,7 @@ from jax._src.distributed import global_state  # what jax.process_index() knows,
 from experiments import endings
 from experiments.joining import BIND, check_address, is_alone
 
-JOINING = 300  # s that a process waits for the others to start
+JOINING = 60  # s that a process waits for the others, one of which may have been refused
 HEARTBEAT = 30  # s without one after which a process counts as dead
 FAREWELL = 30  # s that a process which ends waits for the others to end
 LISTENING = 500  # ms of one question whether somebody has left

@@ -120,7 +120,7 @@ def importable(module, *arguments):
         assert (ROOT / arguments[0]).exists(), arguments
         return
     text = pathlib.Path(found.origin).read_text()
-    known = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', text)
+    known = re.findall(r'(?:DEFINE_\w+|add_argument)\(\s*"(?:--)?(\w+)"', text)
     given = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
     assert '__name__ == "__main__"' in text and set(given) <= set(known), (module, arguments)
 

@@ -1,5 +1,7 @@
 """Processes that find each other, and end when one of them does."""
 
+import socket
+
 import pytest
 
 from experiments import distributed, joining
@@ -45,6 +47,19 @@ def test_without_others_nothing_happens(monkeypatch):
 def test_what_leaves_something_open_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         distributed.initialize(*arguments)
+
+
+def test_a_port_at_which_somebody_listens_is_refused():
+    """As where two processes are both given the number 0."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match="another process listens there; give a free port"):
+            joining.check_address(address, listens=True)
+        joining.check_address(address, listens=False)
+    with pytest.raises(ValueError, match="process 0 cannot listen there"):
+        joining.check_address("no-such-host.invalid:7777", listens=True)
 
 
 @pytest.mark.parametrize(
