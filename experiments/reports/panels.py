@@ -68,9 +68,7 @@ def panels(
     made = []
 
     def add(caption: str, draw: Callable[[Axes], None]):
-        canvas = Figure(figsize=SIZE)
-        draw(canvas.subplots(gridspec_kw=MARGINS))
-        made.append(Panel(caption, _svg(canvas, caption, f"panel{len(made)}")))
+        made.append(drawn(caption, draw, f"panel{len(made)}"))
 
     def peak(column: str) -> float:
         values = [r.get(column) or 0.0 for _, runs in curves for run in runs for r in run]
@@ -98,6 +96,19 @@ def panels(
         caption = "Share of the run in which a worker does nothing for any update"
         add(caption, functools.partial(_idle, idle, lines))
     return made
+
+
+def drawn(caption: str, draw: Callable[[Axes], None], prefix: str) -> Panel:
+    """A panel of what `draw` draws; prefix: of ids, which no other panel of the page has."""
+    canvas = Figure(figsize=SIZE)
+    draw(canvas.subplots(gridspec_kw=MARGINS))
+    return Panel(caption, _svg(canvas, caption, prefix))
+
+
+def figure_of(panel: Panel) -> str:
+    """A panel as a figure of a page."""
+    caption = html.escape(panel.caption)
+    return f"<figure>\n{panel.svg}\n<figcaption>{caption}</figcaption>\n</figure>"
 
 
 _X = {

@@ -29,12 +29,8 @@ from stragglers.rule import Rule, Setting, Sight, Trigger
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
 
-DATA = (
-    "seconds",
-    "k",
-    "gamma",
-    "calibration",
-)  # own parameters that only the rows of a schedule know
+# Nothing of a rule in rounds is a constant of a compiled program, not even which of them it is.
+DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
 
 
 def _rule(clock: RoundClock, stop: Callable[[Sight], bool] | None, sees_all: bool = True) -> Rule:

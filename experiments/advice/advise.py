@@ -1,0 +1,85 @@
+"""The advisor: from durations that were measured to a page with a waiting rule, in one call."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments import executors, files, locks, manifest, parts, provenance, records
+from experiments.advice import page, sources, trained, verdict
+from experiments.advice.weigh import Advice, to_train, weigh
+
+ADVICE = "advice.json"
+
+
+def check(workdir: str, overwrite: bool) -> None:
+    """Raise ValueError for a workdir that holds something else than an advice."""
+    manifest.check_path(workdir, "workdir")
+    root = Path(workdir)
+    ours = (root / ADVICE).is_file() or not root.exists() or not any(root.iterdir())
+    if not ours:
+        raise ValueError(
+            f"workdir {root} holds something else than an advice; choose another --workdir"
+        )
+    if overwrite:
+        for name in (trained.DURATIONS, *map(trained.place, range(1, trained.SEEDS))):
+            files.remove(root / name)
+        files.remove_tree(root / trained.ARMS)
+
+
+def advise(
+    source: sources.Source,
+    workdir: str,
+    *,
+    named: Sequence[parts.Part] = (),
+    training: bool = True,
+    overwrite: bool = False,
+    command: str = "",
+    execute: executors.Executor = executors.here,
+) -> Advice:
+    """Weigh all rules, train those that are not dominated, write and print what came out.
+
+    named: rules to weigh beside those of the registry. Raises ValueError, with nothing written,
+    for what cannot be weighed.
+    """
+    check(workdir, overwrite)
+    advice, config = weigh(source, named)
+    root = Path(workdir)
+    files.make(root)
+    with locks.held(root / locks.LAUNCH):
+        records.write_json(root / ADVICE, page.told(advice))
+        provenance.begin(root, command)
+        if training:
+            began = time.monotonic()
+            results = trained.train(
+                to_train(advice), advice.reference, config, source.measured, advice.ratio, root,
+                execute,
+            )  # fmt: skip
+            advice = advice._replace(
+                results=results,
+                verdict=verdict.trained(advice.order, results, advice.reference),
+                seconds={**advice.seconds, "trained": time.monotonic() - began},
+            )
+            records.write_json(root / ADVICE, page.told(advice))
+        page.write(advice, root)
+    return advice
+
+
+def show(advice: Advice, workdir: str) -> None:
+    """Print the table of rules, the verdict, the command that follows from it and the page."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=f"yours: {advice.reference.name}")
+    for heading in page.HEADINGS:
+        shown.add_column(heading, justify="left" if heading == page.HEADINGS[0] else "right")
+    for row in page.rows(advice):
+        shown.add_row(*row)
+    console.print(shown, markup=False)
+    print(f"advice: {advice.verdict.reason}")
+    print(f"command: {shlex.join(page.command(advice))}")
+    print(f"page: {Path(workdir) / page.PAGE}")
