@@ -12,7 +12,6 @@ import numpy as np
 
 from stragglers.schedule import Schedule
 
-
 NOTHING = 1e-6  # share of an update's time, below which nobody has waited
 
 

@@ -159,11 +159,11 @@ def _ranking(advice: Advice, root: Path) -> Iterator[str]:
     yield (
         '<p class="quiet">The prediction uses the schedule that a rule makes of the durations and '
         "the noise of a gradient at the initial parameters, a variance of "
-        f"{advice.ratio:.3g} squared mean gradients per mini-batch, and no training: time ~ ((1 + "
-        "staleness) + noise x mean of 1 / mini-batches of an update) / updates per second. "
-        "Its range is over resampled durations and over noise up to "
-        f"{ranking.RATIOS[-1]:g} times as large, as noise grows in training. Momentum, codecs and "
-        "local steps are not in it.</p>"
+        f"{advice.ratio:.3g} squared mean gradients per mini-batch, and no training: time ~ (how "
+        "many times smaller the largest stable rate is for stale gradients + noise x mean of 1 / "
+        "mini-batches of an update) / updates per second. Its range is over resampled durations "
+        f"and over noise of {ranking.RATIOS[0]:g} to {ranking.RATIOS[-1]:g} times as much. "
+        "Momentum, codecs and local steps are not in it.</p>"
     )
 
 

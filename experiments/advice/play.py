@@ -11,7 +11,7 @@ from experiments.advice import grids
 from experiments.advice.durations import Measured
 from experiments.config_files import override
 from stragglers.diagnostics import Diagnostics, diagnose
-from stragglers.rule import Rule
+from stragglers.rule import Rule, most_mini_batches
 from stragglers.schedule import Schedule, concatenate
 
 ROUNDS = 100  # that the slowest worker takes in the time that is played
@@ -48,9 +48,10 @@ class Refused(NamedTuple):
     reason: str
 
 
-def horizon(measured: Measured, mini_batches: int) -> float:
-    """Seconds to play: the slowest worker takes ROUNDS rounds in them."""
-    return ROUNDS * mini_batches * max(float(values.mean()) for values in measured.seconds)
+def horizon(measured: Measured, config: ConfigDict) -> float:
+    """Seconds to play: the slowest worker takes ROUNDS rounds in them, or the budget is over."""
+    slowest = max(float(values.mean()) for values in measured.seconds)
+    return min(ROUNDS * most_mini_batches(config.mini_batches) * slowest, config.seconds)
 
 
 def rules(
@@ -112,8 +113,7 @@ def repeats(
     arm: ConfigDict, prepared: prepare.Prepared, measured: Measured, count: int = REPEATS
 ) -> Iterator[Played]:
     """The arm's rule over the durations, then over resampled ones."""
-    most = grids.most_mini_batches(arm.mini_batches)
-    seconds = horizon(measured, most)
+    seconds = horizon(measured, arm)
     for repeat in range(count):
         rule = prepare.rule(arm, prepared, measured.process(repeat))
         yield played(arm, rule, seconds)

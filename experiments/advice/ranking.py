@@ -4,14 +4,15 @@ Without training the prediction uses this and nothing else: the schedule that a 
 durations, and how noisy a mini-batch's gradient is at the initial parameters. With u updates per
 second of B mini-batches whose gradients are tau updates old,
 
-    seconds to target ~ ((1 + tau) + ratio E[1 / B]) / u
+    seconds to target ~ (s(tau) + ratio E[1 / B]) / u
 
-The first term is the tree distance of Birch SGD (arXiv 2505.09218) in updates, which bounds the
-learning rate; the second is the noise, in which updates of few mini-batches weigh more (see
-`stragglers.theory.convergence.varying_batches_bound`). Their common factor, smoothness times what
-is to be descended over the squared gradient that is wanted, is unknown without training, so that
-seconds are relative to those of another rule. A method's momentum, codec and local steps are not in
-it, nor how the noise grows during training: the spread has the ratio at several sizes.
+s(tau), about 1 + 1.3 tau, says how many times smaller the largest stable learning rate is for stale
+gradients (`stragglers.theory.convergence.stability_limit`); in Birch SGD (arXiv 2505.09218) it is
+the tree distance in updates. The second term is the noise, in which updates of few mini-batches
+weigh more (`varying_batches_bound`). Their common factor, smoothness times what is to be descended
+over the squared gradient that is wanted, is unknown without training, so that seconds are relative
+to those of another rule. A method's momentum, codec and local steps are not in it, nor how the
+noise grows during training: the spread has the ratio at several sizes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,9 @@ from ml_collections import ConfigDict
 from experiments import prepare
 from experiments.advice import grids, play
 from experiments.advice.durations import Measured
+from stragglers.theory.convergence import stability_limit
 
-RATIOS = (1.0, 4.0, 16.0)  # times the ratio at the initial parameters: noise grows in training
+RATIOS = (0.25, 1.0, 4.0)  # times the ratio at the initial parameters
 SURE = 0.9  # share of the cases in which the first is first
 MARGIN = 0.03  # by which the first has to be faster
 
@@ -32,7 +34,7 @@ MARGIN = 0.03  # by which the first has to be faster
 class Costs(NamedTuple):
     """What a rule pays, in seconds; smaller is better in both."""
 
-    steps: float  # per update as far as it counts: (1 + tau) / u
+    steps: float  # per update as far as it counts: s(tau) / u
     noise: float  # per mini-batch as far as it averages out: E[1 / B] / u
 
     def total(self, ratio: float) -> float:
@@ -64,9 +66,8 @@ def costs(played: play.Played) -> Costs:
     batches = played.schedule.batches.sum(axis=1)
     used = batches > 0
     rate = played.updates * used.mean()
-    return Costs(
-        (1 + played.diagnostics.staleness) / rate, float(np.mean(1 / batches[used])) / rate
-    )
+    slower = stability_limit(0) / stability_limit(played.diagnostics.staleness)
+    return Costs(slower / rate, float(np.mean(1 / batches[used])) / rate)
 
 
 def contenders(

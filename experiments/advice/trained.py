@@ -17,6 +17,7 @@ from experiments.executors import Arm
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 SEEDS = 2
 EVALUATIONS = 200  # within the budget
+PATIENCE = 2.0  # times the reference's time to target, which the others have
 DURATIONS, ARMS = "durations.csv", "trained"
 
 
@@ -52,48 +53,64 @@ def train(
     workdir: Path,
     execute: executors.Executor = executors.here,
 ) -> dict[str, Trained]:
-    """Train every contender below `workdir`; by its name what came out.
+    """Train the reference, then every contender, below `workdir`; by its name what came out.
 
-    config: with the target, the budget in seconds, and the rate that suits `reference`. Seeds have
-    resampled durations. Arms that are finished are not trained again.
+    config: with the target, the budget in seconds, and the rate that suits `reference`. Once the
+    reference has arrived the others have PATIENCE times as long. Seeds have resampled durations.
+    Arms that are finished are not trained again.
     """
     for repeat in range(SEEDS):
         path = workdir / place(repeat)
         if not path.exists():
             durations.write(measured, path, repeat)
-    rate = config.optimizer.learning_rate
-    arms, places = [], {}
-    for number, one in enumerate(contenders):
-        centre = rate * per_update(reference, ratio) / per_update(one, ratio)
-        for factor in FACTORS:
-            own = float(f"{centre * factor:.3g}")
-            for repeat in range(SEEDS):
-                path = f"{ARMS}/{number}/rate={own:g}/seed_{config.seed + repeat}"
-                changes = {
-                    "name": f"{one.rule}/{one.name.partition('(')[2].rstrip(')')}/rate={own:g}",
-                    "wait": one.arm.wait.to_dict(),
-                    "seed": config.seed + repeat,
-                    "baseline": None,
-                    "delay": {"name": "trace", "path": str(workdir / place(repeat))},
-                    "optimizer.learning_rate": own,
-                    "stop_at_target": True,
-                    "evaluate_every": config.seconds / EVALUATIONS,
-                }
-                arms.append(Arm(path, override(config, changes)))
-                places.setdefault((one.name, own), []).append(path)
-    failures = sweep.run(arms, str(workdir), False, True, execute)
-    found: dict[str, dict[float, tuple[float, ...]]] = {}
-    for (name, own), paths in places.items():
-        if not failures.keys() & set(paths):
-            seconds = tuple(_to_target(workdir / path) for path in paths)
-            found.setdefault(name, {})[own] = seconds
-    return {name: _best(rates) for name, rates in found.items()}
+    centre = config.optimizer.learning_rate * per_update(reference, ratio)
+    found = {}
+    for group in ([reference], [one for one in contenders if one.name != reference.name]):
+        arms, places = [], {}
+        for one in group:
+            for own in _rates(centre / per_update(one, ratio)):
+                for repeat in range(SEEDS):
+                    path = f"{ARMS}/{one.name}/rate={own:g}/seed_{config.seed + repeat}"
+                    delay = {"name": "trace", "path": str(workdir / place(repeat))}
+                    arms.append(Arm(path, _config(one, config, delay, own, config.seed + repeat)))
+                    places.setdefault((one.name, own), []).append(path)
+        failures = sweep.run(arms, str(workdir), False, True, execute) if arms else {}
+        rates: dict[str, dict[float, tuple[float, ...]]] = {}
+        for (name, own), paths in places.items():
+            if not failures.keys() & set(paths):
+                seconds = tuple(_to_target(workdir / path) for path in paths)
+                rates.setdefault(name, {})[own] = seconds
+        found |= {name: _best(seconds) for name, seconds in rates.items()}
+        own = found.get(reference.name)
+        if own is not None and np.isfinite(own.mean):
+            config = override(config, {"seconds": min(config.seconds, PATIENCE * own.mean)})
+    return found
+
+
+def _rates(centre: float) -> list[float]:
+    return [float(f"{centre * factor:.3g}") for factor in FACTORS]
+
+
+def _config(
+    one: ranking.Contender, config: ConfigDict, delay: Mapping, rate: float, seed: int
+) -> ConfigDict:
+    """The arm of a contender with these durations, rate and seed."""
+    changes = {
+        "name": f"{one.name}/rate={rate:g}",
+        "wait": one.arm.wait.to_dict(),
+        "seed": seed,
+        "baseline": None,
+        "delay": delay,
+        "optimizer.learning_rate": rate,
+        "stop_at_target": True,
+        "evaluate_every": config.seconds / EVALUATIONS,
+    }
+    return override(config, changes)
 
 
 def per_update(one: ranking.Contender, ratio: float) -> float:
-    """What an update costs of the rate: 1 + tau + ratio E[1 / B]."""
-    most = ratio * float(np.exp(np.mean(np.log(ranking.RATIOS))))
-    return one.costs[0].total(most) * one.played.updates
+    """What an update costs of the rate: s(tau) + ratio E[1 / B], see `ranking`."""
+    return one.costs[0].total(ratio) * one.played.updates
 
 
 def _to_target(place: Path) -> float:
