@@ -53,6 +53,9 @@ _ADVISE = flags.DEFINE_string(
 )
 _RULE = flags.DEFINE_multi_string("rule", [], "Of --advise: weigh this rule, too.")
 _NO_TRAINING = flags.DEFINE_bool("no_training", False, "Of --advise: play rules, train nothing.")
+_EXPLAIN = flags.DEFINE_bool(
+    "explain_compression", False, "Say whether compressing pays for the config, and train nothing."
+)
 # How arms are started; a command that starts one of them has none of these.
 _JOBS = flags.DEFINE_integer("jobs", 1, "Run so many arms at once.", lower_bound=1)
 _EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm"], "Where arms run.")
@@ -151,8 +154,8 @@ def executor() -> Callable:
     )
 
 
-def analyse(file: config_files.ConfigFile) -> None:
-    """Run what a config file analyses, or print the command; its workdir is that of a run."""
+def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> None:
+    """Run an analysis of a config, or print the command; its workdir is that of a run."""
     from rich.console import Console
 
     from experiments import executors, provenance
@@ -161,13 +164,13 @@ def analyse(file: config_files.ConfigFile) -> None:
     others = given(*_ABOUT_ARMS)
     if others:
         raise ValueError(
-            f"{file.path} is an analysis, without arms and without training; leave out {others}"
+            f"{name} is an analysis, without arms and without training; leave out {others}"
         )
     study.check(_WORKDIR.value, file.config, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
-        found = file.module.analyse(file.config)
+        found = analysis(file.config)
         study.write(found, file.config, _WORKDIR.value, Console())
         provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
         provenance.claim(_WORKDIR.value, found.claims)
@@ -214,8 +217,12 @@ def plan() -> Callable[[], int] | None:
     from experiments.reports import comparison
 
     endings.raising()
+    if _EXPLAIN.value:
+        from experiments.advice import compression
+
+        return analyse(file, compression.explain, "--explain_compression")
     if hasattr(file.module, "analyse"):
-        return analyse(file)
+        return analyse(file, file.module.analyse, file.path)
     swept = file.module if _SWEEP.value else None
     arms = sweep.expand(file.config, swept, file.values, _SEEDS.value)
     if _ARM.value:

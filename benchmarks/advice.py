@@ -38,12 +38,12 @@ CHANGES = {
     "mini_batches": 4,
     "wait": "barrier",
     "target_loss": 0.8,
-    "seconds": 1500.0,
-    "optimizer.learning_rate": 1.0,  # of the barrier
+    "seconds": 800.0,
+    "optimizer.learning_rate": 2.0,  # of the barrier
 }
 RECORDED = [
     "--config=configs/slow_and_stale.py:seconds=8", "--config.runtime=mesh", "--config.workers=4",
-    "--config.mini_batches=4", "--config.wait=barrier", "--config.optimizer.learning_rate=1.0",
+    "--config.mini_batches=4", "--config.wait=barrier", "--config.optimizer.learning_rate=2.0",
     "--config.target_loss=0.8",
     "--config.delay=persistent(law=jitter(mean=0.02, sigma=0.3), factors={0: 3.0})",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ class Diagnostics(NamedTuple):
     mean_distance: float  # over mini-batches
     staleness: float  # updates, averaged over mini-batches
     share: np.ndarray  # [P] of all mini-batches that were used
+    sent: np.ndarray  # [P] of all messages, and so of the bytes, where messages are alike
     limits: np.ndarray  # [P] share of the updates in which others waited for each worker
     waits: np.ndarray  # [P, P] s that a worker (row) waited for another (column) to be ready
 
@@ -45,8 +46,9 @@ def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
     mean = float(((last - (batches - 1) / 2) * batches)[real].sum() / weight)
     staleness = float((schedule.staleness * batches)[real].sum() / weight)
     used = np.bincount(schedule.workers[real], batches[real], workers)[:workers]
-    limits, waits = _waiting(schedule, workers)
-    return Diagnostics(largest, mean, staleness, used / max(1.0, used.sum()), limits, waits)
+    sent = np.bincount(schedule.workers.ravel(), minlength=workers)[:workers]
+    shares = (part / max(1.0, part.sum()) for part in (used, sent))
+    return Diagnostics(largest, mean, staleness, *shares, *_waiting(schedule, workers))
 
 
 def _waiting(schedule: Schedule, workers: int) -> tuple[np.ndarray, np.ndarray]:

@@ -196,22 +196,19 @@ def _completed(
             f"{source}: worker {never[0]} never finished a mini-batch, so that nobody knows how "
             "slow it is; record a run with barrier or k_async"
         )
-    if seen < LEAST:
-        raise ValueError(
-            f"{source}: has {seen} whole durations, and fewer than {LEAST} say little about "
-            "stragglers; record a longer run"
-        )
+    whole = Measured(tuple(v[w] for v, w in zip(values, observed, strict=True)), source)
+    checked(whole)
     if share == 0:
-        return checked(Measured(tuple(values), source))
+        return whole
     medians = [np.median(v[w]) for v, w in zip(values, observed, strict=True)]
     scaled = [v / m for v, m in zip(values, medians, strict=True)]
     pooled = kaplan_meier(np.concatenate(scaled), np.concatenate(observed))
-    whole = []
+    completed = []
     for i, (mine, finished) in enumerate(zip(values, observed, strict=True)):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(i,)))
         own = kaplan_meier(mine, finished)
         others = (pooled[0] * medians[i], pooled[1])
-        whole.append(
+        completed.append(
             np.array(
                 [
                     seconds if done else _beyond(seconds, (own, others), rng)
@@ -219,7 +216,7 @@ def _completed(
                 ]
             )
         )
-    return checked(Measured(tuple(whole), source, share))
+    return Measured(tuple(completed), source, share)
 
 
 def kaplan_meier(seconds: np.ndarray, observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

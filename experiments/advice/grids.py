@@ -49,8 +49,8 @@ def _limits(scale: Scale) -> list[int]:
 
 
 def _seconds(scale: Scale) -> list[float]:
-    quantiles = np.quantile(scale.seconds, [0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
-    return sorted({float(f"{seconds:.3g}") for seconds in quantiles.tolist()})
+    quantiles = np.quantile(scale.seconds, [0.1, 0.25, 0.5, 0.75, 0.9, 0.99]).tolist()
+    return sorted({float(f"{seconds:.3g}") for seconds in [quantiles[0] / 2, *quantiles]})
 
 
 def _local_steps(scale: Scale) -> list[int]:
@@ -92,7 +92,7 @@ def candidates(kind: Kind, wait: parts.Part, scale: Scale) -> Iterator[dict[str,
         needed = ", ".join(sorted(missing - grids.keys()))
         raise ValueError(f"wait {spec['name']!r}: nothing says which {needed} to weigh; give it")
     values = [made(scale) for made in grids.values()]
-    for chosen in product(*values):
+    for chosen in product(*values) if grids else ():
         yield spec | dict(zip(grids, chosen, strict=True))
 
 

@@ -108,6 +108,7 @@ def command(advice: Advice) -> list[str]:
     return [*advice.source.command, f"--config.wait={first.name}", *rate]
 
 
+NOTHING = table.NONE
 HEADINGS = (
     "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "updates\nper s",
     "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]", "waits most\nfor",
@@ -127,25 +128,30 @@ def rows(advice: Advice) -> Iterator[tuple[str, ...]]:
             f"{ranking.predicted(one, advice.ratio) / unit:.2f}",
             f"{low:.2f}–{high:.2f}",
             _seconds(result),
-            table.NONE if result is None else f"{result.rate:g}{'*' * result.edge}",
+            NOTHING if result is None else f"{result.rate:g}{'*' * result.edge}",
             f"{one.played.updates:.3g}",
             f"{one.played.samples:.4g}",
             f"{found.staleness:.2f}",
             f"{found.tree_distance}",
             f"{100 * one.played.idle:.0f}",
-            f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else table.NONE,
+            f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else NOTHING,
         )
 
 
 def _ranking(advice: Advice, root: Path) -> Iterator[str]:
     yield "<h2>Ranking</h2>"
-    mark = "; * the best rate is at the edge of the grid" if advice.results else ""
+    mark = "; * the best rate is the first or the last that was tried" if advice.results else ""
     caption = (
         f"every rule at its best parameter; yours: {advice.reference.name}; trained: mean ± "
         f"standard deviation over {trained.SEEDS} seeds, each with resampled durations{mark}; "
         "waits most for: the worker that is the last to be ready in the most updates"
     )
-    yield markup.table("numbers", HEADINGS, [list(rows(advice))], caption)
+    shown = list(rows(advice))
+    kept = [place for place in range(len(HEADINGS)) if any(row[place] != NOTHING for row in shown)]
+    headings = [HEADINGS[place] for place in kept]
+    body = [[row[place] for place in kept] for row in shown]
+    yield markup.table("numbers long", headings, [body])
+    yield f'<p class="quiet">{markup.text(caption)}.</p>'
     own = advice.results.get(advice.reference.name)
     bars = []
     for one in advice.verdict.order:
@@ -169,7 +175,7 @@ def _ranking(advice: Advice, root: Path) -> Iterator[str]:
 
 def _seconds(result: trained.Trained | None) -> str:
     if result is None:
-        return table.NONE
+        return NOTHING
     if not np.isfinite(result.mean):
         return "never"
     return f"{result.mean:.4g} ± {result.spread:.2g}"
@@ -193,6 +199,8 @@ def _waiting(advice: Advice, root: Path) -> Iterator[str]:
     for number, (heading, one) in enumerate(shown.items()):
         lasted = float(one.played.schedule.time[-1])
         waits = one.played.diagnostics.waits
+        if not one.played.diagnostics.limits.any():
+            continue
         panel = pictures.waiting(heading, waits, lasted, f"waits{number}")
         yield panels.figure_of(panel)
     yield "</div>"

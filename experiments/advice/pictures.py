@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.advice.ranking import Contender
 from experiments.reports import figure, panels, strip_chart, timeline
@@ -43,6 +44,7 @@ def waiting(name: str, waits: np.ndarray, lasted: float, prefix: str) -> panels.
             share, cmap="Oranges", vmin=0, vmax=max(1.0, share.max()), aspect="auto"
         )
         axes.set(xlabel="is waited for by the others", ylabel="worker that waits")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.figure.colorbar(image, ax=axes, label="of its time [%]")
 
     return panels.drawn(f"Who waits for whom under {name}", draw, prefix)

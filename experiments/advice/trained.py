@@ -13,11 +13,12 @@ from experiments.advice.durations import Measured
 from experiments.config_files import override
 from experiments.executors import Arm
 
-# Of the rate at which the contender's predicted noise and staleness cost as much as the config's.
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+# Of the rate at which the contender's predicted noise and staleness cost as much as the config's,
+# and of the best of these.
+COARSE, FINE = (0.25, 0.5, 1.0, 2.0, 4.0), (0.7, 1.0, 1.4)
 SEEDS = 2
-EVALUATIONS = 200  # within the budget
-PATIENCE = 2.0  # times the reference's time to target, which the others have
+EVALUATIONS = 80  # within the budget
+PATIENCE = 1.5  # times the reference's time to target, which the others have
 DURATIONS, ARMS = "durations.csv", "trained"
 
 
@@ -26,7 +27,7 @@ class Trained(NamedTuple):
 
     rate: float
     seconds: tuple[float, ...]  # to target, of every seed; inf: never
-    edge: bool  # the best rate is the first or the last of the grid
+    edge: bool  # the best rate is the first or the last that was tried around the best coarse one
 
     @property
     def mean(self) -> float:
@@ -53,42 +54,63 @@ def train(
     workdir: Path,
     execute: executors.Executor = executors.here,
 ) -> dict[str, Trained]:
-    """Train the reference, then every contender, below `workdir`; by its name what came out.
+    """Train the reference and every contender below `workdir`; by its name what came out.
 
-    config: with the target, the budget in seconds, and the rate that suits `reference`. Once the
-    reference has arrived the others have PATIENCE times as long. Seeds have resampled durations.
-    Arms that are finished are not trained again.
+    config: with the target, the budget in seconds, and the rate that suits `reference`. The first
+    seed finds each one's rate among COARSE, then all seeds among FINE around it; resampled
+    durations belong to a seed. Once the reference has arrived, the others have PATIENCE times as
+    long. Arms that are finished are not trained again.
     """
     for repeat in range(SEEDS):
         path = workdir / place(repeat)
         if not path.exists():
             durations.write(measured, path, repeat)
     centre = config.optimizer.learning_rate * per_update(reference, ratio)
-    found = {}
-    for group in ([reference], [one for one in contenders if one.name != reference.name]):
-        arms, places = [], {}
-        for one in group:
-            for own in _rates(centre / per_update(one, ratio)):
-                for repeat in range(SEEDS):
-                    path = f"{ARMS}/{one.name}/rate={own:g}/seed_{config.seed + repeat}"
-                    delay = {"name": "trace", "path": str(workdir / place(repeat))}
-                    arms.append(Arm(path, _config(one, config, delay, own, config.seed + repeat)))
-                    places.setdefault((one.name, own), []).append(path)
-        failures = sweep.run(arms, str(workdir), False, True, execute) if arms else {}
-        rates: dict[str, dict[float, tuple[float, ...]]] = {}
-        for (name, own), paths in places.items():
-            if not failures.keys() & set(paths):
-                seconds = tuple(_to_target(workdir / path) for path in paths)
-                rates.setdefault(name, {})[own] = seconds
-        found |= {name: _best(seconds) for name, seconds in rates.items()}
-        own = found.get(reference.name)
-        if own is not None and np.isfinite(own.mean):
-            config = override(config, {"seconds": min(config.seconds, PATIENCE * own.mean)})
+    others = [one for one in contenders if one.name != reference.name]
+    best: dict[str, float] = {}
+    for group in ([reference], others):
+        rates = {one.name: _rates(centre / per_update(one, ratio), COARSE) for one in group}
+        seconds = _trained(group, rates, 1, config, workdir, execute)
+        best |= {name: _best(found).rate for name, found in seconds.items()}
+        if group[0] is reference and reference.name in seconds:
+            arrived = _best(seconds[reference.name]).mean
+            config = override(config, {"seconds": min(config.seconds, PATIENCE * arrived)})
+    group = [one for one in (reference, *others) if one.name in best]
+    rates = {one.name: _rates(best[one.name], FINE) for one in group}
+    seconds = _trained(group, rates, SEEDS, config, workdir, execute)
+    return {name: _best(found) for name, found in seconds.items()}
+
+
+def _trained(
+    group: Sequence[ranking.Contender],
+    rates: Mapping[str, Sequence[float]],
+    seeds: int,
+    config: ConfigDict,
+    workdir: Path,
+    execute: executors.Executor,
+) -> dict[str, dict[float, tuple[float, ...]]]:
+    """By the name of a contender and its rates, the seconds to target of every seed."""
+    arms, places = [], {}
+    budget = f"{config.seconds:.4g}s"
+    for one in group:
+        for rate in rates[one.name]:
+            for repeat in range(seeds):
+                seed = config.seed + repeat
+                path = f"{ARMS}/{one.name}/{budget}/rate={rate:g}/seed_{seed}"
+                delay = {"name": "trace", "path": str(workdir / place(repeat))}
+                arms.append(Arm(path, _config(one, config, delay, rate, seed)))
+                places.setdefault((one.name, rate), []).append(path)
+    failures = sweep.run(arms, str(workdir), False, True, execute) if arms else {}
+    found: dict[str, dict[float, tuple[float, ...]]] = {}
+    for (name, rate), paths in places.items():
+        if not failures.keys() & set(paths):
+            seconds = tuple(_to_target(workdir / path) for path in paths)
+            found.setdefault(name, {})[rate] = seconds
     return found
 
 
-def _rates(centre: float) -> list[float]:
-    return [float(f"{centre * factor:.3g}") for factor in FACTORS]
+def _rates(centre: float, factors: Sequence[float]) -> list[float]:
+    return [float(f"{centre * factor:.3g}") for factor in factors]
 
 
 def _config(

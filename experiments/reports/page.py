@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments import files, parts, provenance, records
 from experiments.reports import figure, markup, panels, strip_chart, table, timeline, workdirs
 from stragglers import schedule
@@ -32,6 +34,7 @@ def write(root: str | os.PathLike) -> Path:
         *(_claims(told["claims"]) if told.get("claims") else ()),
         *(_curves(arms, looks) if arms else ()),
         *(_strip(root, arms, looks) if looks else ()),
+        *(_schedules(looks) if looks else ()),
         *_pictures(root),
         *(_compared(arms) if arms else ()),
     ]
@@ -178,6 +181,43 @@ def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator
         '<p class="quiet">Event by event: open a timeline.json, which lies beside each '
         "schedule.npz, in ui.perfetto.dev.</p>"
     )
+
+
+def _schedules(looks: Mapping[str, panels.Look]) -> Iterator[str]:
+    """How far off gradients land, and who does how much and is waited for how often."""
+    rows = []
+    for name, look in looks.items():
+        found = look.found
+        limits = int(found.limits.argmax())
+        rows.append(
+            (
+                name,
+                f"{found.tree_distance:,}",
+                f"{found.mean_distance:,.1f}",
+                f"{found.staleness:.2f}",
+                _shares(found.share),
+                _shares(found.sent),
+                f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else table.NONE,
+            )
+        )
+    headings = (
+        "arm", "largest tree\ndistance", "mean tree\ndistance", "effective\nstaleness",
+        "workers' shares\nof mini-batches [%]", "workers' shares\nof bytes [%]",
+        "waits most\nfor worker",
+    )  # fmt: skip
+    yield "<h2>Schedules</h2>"
+    yield markup.table("numbers", headings, [rows])
+    yield (
+        '<p class="quiet">Tree distance (Birch SGD, arXiv 2505.09218): mini-batches between where '
+        "a gradient was taken and where it lands, which bounds the learning rate; staleness: "
+        "updates between the two, averaged over mini-batches; shares: of the worker with the "
+        "least and of the one with the most; waits most for: the worker that others were waiting "
+        "for in the most updates. Of each arm's first seed.</p>"
+    )
+
+
+def _shares(shares: np.ndarray) -> str:
+    return f"{100 * shares.min():.1f} to {100 * shares.max():.1f}"
 
 
 def _pictures(root: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from experiments.reports import figure
 from experiments.reports.timeline import Stretches, stretches
+from stragglers.diagnostics import Diagnostics, diagnose
 from stragglers.schedule import Event, Schedule
 
 SIZE = (4.6, 3.0)  # inches of a panel, which a phone shows at about this size
@@ -31,6 +32,7 @@ class Look(NamedTuple):
     idle: np.ndarray  # [workers] share of the run in which nothing is done for any update
     first: Stretches  # the first ones
     events: tuple[Event, ...]  # all of them
+    found: Diagnostics
 
 
 class Panel(NamedTuple):
@@ -51,7 +53,8 @@ def look(schedule: Schedule, workers: int, most: int) -> Look:
     whole = schedule.time[-1] - schedule.start[lasting].min(initial=np.inf)
     idle = np.clip(1 - used / whole, 0.0, 1.0) if whole > 0 else np.zeros(workers)
     staleness = counts / max(1, counts.sum())
-    return Look(staleness, idle, stretches(schedule, most), schedule.events)
+    found = diagnose(schedule, workers)
+    return Look(staleness, idle, stretches(schedule, most), schedule.events, found)
 
 
 def panels(

@@ -18,6 +18,7 @@ def test_a_barrier_is_as_far_off_as_its_update_is_large():
     assert found.mean_distance == 2.5
     assert found.staleness == 0
     np.testing.assert_allclose(found.share, 1 / 3)
+    np.testing.assert_allclose(found.sent, 1 / 3)
 
 
 def test_equal_workers_of_async_sgd_are_one_round_behind():
@@ -65,3 +66,11 @@ def test_where_nobody_waits_nobody_is_waited_for():
     assert not found.limits.any()
     assert not found.waits.any()
     np.testing.assert_array_equal(found.share.argsort(), [2, 1, 0])
+    np.testing.assert_allclose(found.sent, found.share)
+
+
+def test_mini_batches_and_messages_are_shared_out_apart():
+    """Of rounds that stop after 4 s with 4, 2 and 1 mini-batches, everybody sends one message."""
+    found = diagnose(planned.plan("deadline", UNEQUAL, 3, 10, 4, seconds=4.0), 3)
+    np.testing.assert_allclose(found.share, [4 / 7, 2 / 7, 1 / 7])
+    np.testing.assert_allclose(found.sent, 1 / 3)
