@@ -71,7 +71,9 @@ def explain(config: ConfigDict) -> Study:
             arm.algorithm, arm.shapes, config.workers
         ):
             continue
-        codec = max(0.0, codec_times.step_seconds(arm, simulated)[1] - plain)
+        # As a method for one worker, whose exchange is with nobody.
+        alone, _ = deciding.prepared(override(simulated, {"algorithm": spec, "workers": 1}))
+        codec = max(0.0, codec_times.step_seconds(alone, simulated)[1] - plain)
         lines.append(_line(name, arm, config.workers, latency, codec))
     costs = in_records()
     rows = [_row(line, reference, gradient, networks, costs) for line in lines]

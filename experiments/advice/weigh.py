@@ -53,7 +53,7 @@ def weigh(source: sources.Source, named: Sequence[parts.Part] = ()) -> tuple[Adv
     order = [ranking.resampled(one, source.measured) for one in order[:most]] + order[most:]
     reference = ranking.resampled(reference, source.measured)
     if reference.name not in [one.name for one in order]:
-        order.append(reference)
+        order = ranking.ranked([*order, reference], ratio)
     decided = verdict.predicted(order, ratio, reference)
     changes = verdict.changes(order, source.measured, ratio)
     seconds = {"played": time.monotonic() - began}
