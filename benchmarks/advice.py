@@ -21,14 +21,14 @@ import numpy as np
 from absl import app, flags
 from scipy import stats
 
-from configs import slow_and_stale
 from experiments.advice import sources, trained, verdict, weigh
-from experiments.config_files import override
+from experiments.config_files import override, read
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/advice_benchmark", "Where runs are kept.")
 _TRACES = flags.DEFINE_multi_string("traces", [], "Delays instead of the generated ones.")
 _WORKERS = flags.DEFINE_integer("workers", 8, "Of the simulator.")
 _MESH = flags.DEFINE_bool("mesh", True, "Record a run on a mesh, too.")
+CONFIG = Path(__file__).parent.parent / "configs" / "slow_and_stale.py"
 GENERATED = {
     "one_slow": "persistent(law=jitter(mean=1.0, sigma=0.1), factors={0: 4.0})",
     "heavy_tail": "pareto(minimum=0.5, shape=2.0)",
@@ -54,7 +54,7 @@ def main(_) -> None:
     named = {f"trace {n}": text for n, text in enumerate(_TRACES.value)} or GENERATED
     for name, text in named.items():
         changes = CHANGES | {"workers": _WORKERS.value, "delay": GENERATED["one_slow"]}
-        config = override(slow_and_stale.get_config(), changes)
+        config = override(read(str(CONFIG)).config, changes)
         compare(name, sources.read(text, config, []), root / name.replace(" ", "_"))
     if _MESH.value:
         run = root / "mesh"

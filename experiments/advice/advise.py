@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments import executors, files, locks, manifest, parts, provenance, records
+from experiments import files, locks, manifest, parts, provenance, records
 from experiments.advice import page, sources, trained, verdict
 from experiments.advice.weigh import Advice, to_train, weigh
 
@@ -39,7 +39,6 @@ def advise(
     training: bool = True,
     overwrite: bool = False,
     command: str = "",
-    execute: executors.Executor = executors.here,
 ) -> Advice:
     """Weigh all rules, train those that are not dominated, write and print what came out.
 
@@ -56,9 +55,8 @@ def advise(
         if training:
             began = time.monotonic()
             results = trained.train(
-                to_train(advice), advice.reference, config, source.measured, advice.ratio, root,
-                execute,
-            )  # fmt: skip
+                to_train(advice), advice.reference, config, source.measured, advice.ratio, root
+            )
             advice = advice._replace(
                 results=results,
                 verdict=verdict.trained(advice.order, results, advice.reference),

@@ -88,7 +88,8 @@ def explain(config: ConfigDict) -> Study:
         ],
         "methods": rows,
     }
-    return Study(summary, [_table(summary), *_sentences(summary), *_left_out(refused)])
+    tables = [*_tables(summary), *_sentences(summary), *_left_out(refused)]
+    return Study(summary, tables)
 
 
 def _methods(config: ConfigDict) -> Iterator[Mapping[str, Any]]:
@@ -187,29 +188,13 @@ def in_records() -> dict[str, tuple[float, str]]:
     return found
 
 
-def _table(summary: Mapping[str, Any]) -> Table:
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        caption=(
-            "ms: codec and exchange of an update; x: how many times faster the exchange is; update "
-            "x: a whole update whose exchange hides behind the gradient as far as it can"
-        ),
-    )
-    shown.add_column("method", overflow="fold")
-    for heading in ("MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]"):
+def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
+    """What does not depend on the network, then a table for each network."""
+    shown = _empty("breaks even: the bandwidth below which it is faster than all-reduce")
+    headings = ("MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]", "loss")
+    for heading in headings:
         shown.add_column(heading, justify="right")
-    for entry in summary["dense"]:
-        shown.add_column(f"{entry['network']}\n[ms]   x   update x", justify="right")
-    shown.add_column("loss in records", justify="right")
-    dense = [f"{1e3 * entry['seconds']:.3g}" for entry in summary["dense"]]
-    shown.add_row("all_reduce", f"{1e-6 * summary['model_bytes']:.3g}*", *[NONE] * 3, *dense, NONE)
     for row in summary["methods"]:
-        cells = [
-            f"{1e3 * one['seconds']:.3g}   {one['gain']:.2f}   "
-            f"{one['gain_of_overlapped_update']:.2f}"
-            for one in row["networks"]
-        ]
         loss = NONE if row["loss"] is None else f"{row['loss'][0]:.3f}x ({row['loss'][1]})"
         shown.add_row(
             row["method"],
@@ -217,9 +202,29 @@ def _table(summary: Mapping[str, Any]) -> Table:
             f"{1e3 * row['codec_seconds']:.3g}",
             _gigabits(row["break_even"]),
             _gigabits(row["break_even_overlapped"]),
-            *cells,
             loss,
         )
+    yield shown
+    for number, entry in enumerate(summary["dense"]):
+        name = entry["network"]
+        shown = _empty(
+            f"on {name}; overlapped: where an exchange hides behind the gradient as far as it can"
+        )
+        headings = ("codec and\nexchange [ms]", "exchange", "update", "overlapped\nupdate")
+        for heading in headings:
+            shown.add_column(heading, justify="right")
+        shown.add_row("all_reduce", f"{1e3 * entry['seconds']:.3g}", *["1.00x"] * 3)
+        for row in summary["methods"]:
+            one = row["networks"][number]
+            gains = (one["gain"], one["gain_of_update"], one["gain_of_overlapped_update"])
+            cells = [f"{gain:.2f}x" for gain in gains]
+            shown.add_row(row["method"], f"{1e3 * one['seconds']:.3g}", *cells)
+        yield shown
+
+
+def _empty(caption: str) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption)
+    shown.add_column("method", overflow="fold")
     return shown
 
 
@@ -233,7 +238,7 @@ def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     """The verdict for every network."""
     gradient = 1e3 * summary["gradient_seconds"]
     yield (
-        f"* {1e-6 * summary['model_bytes']:.3g} MB of parameters; a gradient takes {gradient:.3g} "
+        f"{1e-6 * summary['model_bytes']:.3g} MB of parameters; a gradient takes {gradient:.3g} "
         "ms on this device, on which codecs were measured, too"
     )
     for number, entry in enumerate(summary["dense"]):

@@ -57,19 +57,17 @@ def _local_steps(scale: Scale) -> list[int]:
     return sorted({1, max(1, scale.mini_batches // 2), scale.mini_batches})
 
 
-# Name of a parameter -> its values; the second ones also where the parameter has a default.
-REQUIRED: dict[str, Callable[[Scale], list]] = {
-    "k": _counts,
-    "limit": _limits,
-    "seconds": _seconds,
-}
-ALWAYS: dict[str, Callable[[Scale], list]] = {
-    "gamma": lambda scale: [0.1, 0.5],
-    "c": lambda scale: [0.0, 1.0, 3.0, 6.0],
-    "calibration": lambda scale: [20, 50],
-    "local_steps": _local_steps,
-    "share": lambda scale: [0.25, 0.5, 0.75],
-    "in_flight": lambda scale: ["finish", "cut"],
+# Name of a parameter -> its values, and whether also where the parameter has a default.
+GRIDS: dict[str, tuple[Callable[[Scale], list], bool]] = {
+    "k": (_counts, False),
+    "limit": (_limits, False),
+    "seconds": (_seconds, False),
+    "gamma": (lambda scale: [0.1, 0.5], True),
+    "c": (lambda scale: [0.0, 1.0, 3.0, 6.0], True),
+    "calibration": (lambda scale: [20, 50], True),
+    "local_steps": (_local_steps, True),
+    "share": (lambda scale: [0.25, 0.5, 0.75], True),
+    "in_flight": (lambda scale: ["finish", "cut"], True),
 }
 
 
@@ -98,8 +96,8 @@ def candidates(kind: Kind, wait: parts.Part, scale: Scale) -> Iterator[dict[str,
 
 def _gridded(kind: Kind, name: str) -> dict[str, Callable[[Scale], list]]:
     own = inspect.signature(kind.factory(name)).parameters
-    needed = {key: REQUIRED[key] for key in _required(kind, name) if key in REQUIRED}
-    return needed | {key: ALWAYS[key] for key in own if key in ALWAYS}
+    needed = _required(kind, name)
+    return {key: GRIDS[key][0] for key in own if key in GRIDS and (key in needed or GRIDS[key][1])}
 
 
 def _required(kind: Kind, name: str) -> Mapping[str, inspect.Parameter]:

@@ -1,5 +1,6 @@
 """Contenders trained on the task of a config, each at several learning rates."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +16,10 @@ from experiments.executors import Arm
 
 # Of the rate at which the contender's predicted noise and staleness cost as much as the config's,
 # and of the best of these.
-COARSE, FINE = (0.25, 0.5, 1.0, 2.0, 4.0), (0.7, 1.0, 1.4)
+COARSE, FINE = (0.35, 0.7, 1.4, 2.8), (0.7, 1.0, 1.4)
 SEEDS = 2
-EVALUATIONS = 80  # within the budget
+EVALUATIONS = 60  # within the budget
+CHECKPOINT_SECONDS = 600.0  # a run is short, and there are many
 PATIENCE = 1.5  # times the reference's time to target, which the others have
 DURATIONS, ARMS = "durations.csv", "trained"
 
@@ -52,7 +54,6 @@ def train(
     measured: Measured,
     ratio: float,
     workdir: Path,
-    execute: executors.Executor = executors.here,
 ) -> dict[str, Trained]:
     """Train the reference and every contender below `workdir`; by its name what came out.
 
@@ -70,14 +71,14 @@ def train(
     best: dict[str, float] = {}
     for group in ([reference], others):
         rates = {one.name: _rates(centre / per_update(one, ratio), COARSE) for one in group}
-        seconds = _trained(group, rates, 1, config, workdir, execute)
+        seconds = _trained(group, rates, 1, config, workdir)
         best |= {name: _best(found).rate for name, found in seconds.items()}
         if group[0] is reference and reference.name in seconds:
             arrived = _best(seconds[reference.name]).mean
             config = override(config, {"seconds": min(config.seconds, PATIENCE * arrived)})
     group = [one for one in (reference, *others) if one.name in best]
     rates = {one.name: _rates(best[one.name], FINE) for one in group}
-    seconds = _trained(group, rates, SEEDS, config, workdir, execute)
+    seconds = _trained(group, rates, SEEDS, config, workdir)
     return {name: _best(found) for name, found in seconds.items()}
 
 
@@ -87,7 +88,6 @@ def _trained(
     seeds: int,
     config: ConfigDict,
     workdir: Path,
-    execute: executors.Executor,
 ) -> dict[str, dict[float, tuple[float, ...]]]:
     """By the name of a contender and its rates, the seconds to target of every seed."""
     arms, places = [], {}
@@ -100,6 +100,7 @@ def _trained(
                 delay = {"name": "trace", "path": str(workdir / place(repeat))}
                 arms.append(Arm(path, _config(one, config, delay, rate, seed)))
                 places.setdefault((one.name, rate), []).append(path)
+    execute = functools.partial(executors.here, checkpoint_seconds=CHECKPOINT_SECONDS)
     failures = sweep.run(arms, str(workdir), False, True, execute) if arms else {}
     found: dict[str, dict[float, tuple[float, ...]]] = {}
     for (name, rate), paths in places.items():
