@@ -6,7 +6,7 @@ correlation of predicted and trained seconds to target, and how much longer the 
 than the best one, or that the advice was not sure.
 
     python -m benchmarks.advice --workdir=runs/advice_benchmark
-    python -m benchmarks.advice --traces='trace(path=job.csv, duration=batch_time_norm, mean=1.0)'
+    python -m benchmarks.advice --traces="trace(path='job.csv', duration=batch_time_norm, mean=1.0)"
 """
 
 import json
