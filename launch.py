@@ -179,28 +179,19 @@ def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> Non
 def advise() -> None:
     """Weigh waiting rules for what --advise names; write a page and print the advice."""
     keep_compiled_programs()
-    from experiments.advice import advise, sources
+    from experiments.advice import advise
 
-    config, start = None, []
-    if _CONFIG.value:
-        config = config_files.read(_CONFIG.value, _ENTRIES).config
-        start = ["python", "launch.py", f"--config={_CONFIG.value}"]
-        start += [f"--config.{name}={value}" for name, value in _ENTRIES.items() if name != "wait"]
-    elif _ENTRIES:
-        raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
     endings.raising()
-    source = sources.read(_ADVISE.value, config, start)
-    place = _WORKDIR.value or f"{_ADVISE.value.rstrip('/')}-advice"
-    command = shlex.join(["python", *sys.argv])
-    made = advise.advise(
-        source,
-        place,
+    advise.launch(
+        _ADVISE.value,
+        _CONFIG.value,
+        _ENTRIES,
+        _WORKDIR.value,
         named=_RULE.value,
         training=not _NO_TRAINING.value,
         overwrite=_OVERWRITE.value,
-        command=command,
+        command=shlex.join(["python", *sys.argv]),
     )
-    advise.show(made, place)
 
 
 def plan() -> Callable[[], int] | None:

@@ -2,33 +2,62 @@
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments import files, locks, manifest, parts, provenance, records
+from experiments import config_files, files, locks, manifest, parts, provenance, records
 from experiments.advice import page, sources, trained, verdict
+from experiments.advice.durations import Measured
 from experiments.advice.weigh import Advice, to_train, weigh
 
 ADVICE = "advice.json"
 
 
-def check(workdir: str, overwrite: bool) -> None:
-    """Raise ValueError for a workdir that holds something else than an advice."""
-    manifest.check_path(workdir, "workdir")
+def launch(
+    text: str,
+    config: str | None,
+    entries: Mapping[str, str | bool],
+    workdir: str | None,
+    **how: Any,
+) -> None:
+    """Advise on what a text names and print it; the other arguments as on the command line.
+
+    how: as of `advise`. Raises ValueError, with nothing written, for what cannot be weighed.
+    """
+    if entries and not config:
+        raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
+    given, start = None, []
+    if config:
+        given = config_files.read(config, entries).config
+        kept = [f"--config.{name}={value}" for name, value in entries.items() if name != "wait"]
+        start = ["python", "launch.py", f"--config={config}", *kept]
+    place = workdir or f"{text.rstrip('/')}-advice"
+    manifest.check_path(place, "workdir")
+    show(advise(sources.read(text, given, start), place, **how), place)
+
+
+def check(workdir: str, measured: Measured, overwrite: bool) -> None:
+    """Raise ValueError for a workdir that holds anything but an advice on the same durations."""
     root = Path(workdir)
-    ours = (root / ADVICE).is_file() or not root.exists() or not any(root.iterdir())
-    if not ours:
+    there = root / ADVICE
+    if not there.is_file() and root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(
             f"workdir {root} holds something else than an advice; choose another --workdir"
         )
     if overwrite:
-        for name in (trained.DURATIONS, *map(trained.place, range(1, trained.SEEDS))):
-            files.remove(root / name)
+        for repeat in range(trained.SEEDS):
+            files.remove(root / trained.place(repeat))
         files.remove_tree(root / trained.ARMS)
+    elif there.is_file() and records.read_json(there).get("digest") != measured.digest:
+        raise ValueError(
+            f"workdir {root} holds an advice on other durations; choose another --workdir, or "
+            "--overwrite it"
+        )
 
 
 def advise(
@@ -45,7 +74,7 @@ def advise(
     named: rules to weigh beside those of the registry. Raises ValueError, with nothing written,
     for what cannot be weighed.
     """
-    check(workdir, overwrite)
+    check(workdir, source.measured, overwrite)
     advice, config = weigh(source, named)
     root = Path(workdir)
     files.make(root)

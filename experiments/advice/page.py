@@ -21,6 +21,7 @@ def told(advice: Advice) -> dict[str, Any]:
     unit = ranking.predicted(advice.reference, advice.ratio)
     return {
         "source": advice.source.measured.source,
+        "digest": advice.source.measured.digest,
         "durations": sum(map(len, advice.source.measured.seconds)),
         "censored": advice.source.measured.censored,
         "ratio": advice.ratio,

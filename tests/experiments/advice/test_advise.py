@@ -75,6 +75,16 @@ def test_without_training_nothing_is_trained(here, call, quick):
     assert predicted == sorted(predicted)
 
 
+def test_a_workdir_of_other_durations_is_left_alone(here, call, quick):
+    flags = ["--config=config.py:workers=3", "--no_training", "--workdir=advice"]
+    assert call("--advise=exponential(scale=0.02)", *flags)[0] == 0
+    before = launcher.files(here)
+    code, _, err = call("--advise=exponential(scale=0.03)", *flags)
+    assert code == 2 and "holds an advice on other durations" in err
+    assert launcher.files(here) == before
+    assert call("--advise=exponential(scale=0.03)", *flags, "--overwrite")[0] == 0
+
+
 def recorded(name="barrier", workers=3, updates=40, **own):
     return planned.plan(name, delays.exponential(0.02), workers, updates, **own)
 
