@@ -3,6 +3,7 @@
 python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
 python launch.py --report=runs/y
+python launch.py --advise=runs/x
 python launch.py --list
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 another process of
@@ -47,6 +48,14 @@ flags.register_validator(
 _LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 _LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
 _REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
+_ADVISE = flags.DEFINE_string(
+    "advise", None, "Advise on a waiting rule from a run's workdir, a schedule, a trace or a law."
+)
+_RULE = flags.DEFINE_multi_string("rule", [], "Of --advise: weigh this rule, too.")
+_NO_TRAINING = flags.DEFINE_bool("no_training", False, "Of --advise: play rules, train nothing.")
+_EXPLAIN = flags.DEFINE_bool(
+    "explain_compression", False, "Say whether compressing pays for the config, and train nothing."
+)
 # How arms are started; a command that starts one of them has none of these.
 _JOBS = flags.DEFINE_integer("jobs", 1, "Run so many arms at once.", lower_bound=1)
 _EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
@@ -105,8 +114,12 @@ def parse(argv: list[str]) -> list[str]:
     others = given("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
     if _REPORT.value and others:
         refuse(f"--report only writes the report again; leave out {others}")
+    if _ADVISE.value and given(*_ABOUT_ARMS):
+        refuse(f"--advise trains arms of its own; leave out {given(*_ABOUT_ARMS)}")
+    if not _ADVISE.value and given("rule", "no_training"):
+        refuse(f"{given('rule', 'no_training')} belongs to --advise; give it, too")
     for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
-        if not value and not _REPORT.value and not _LIST.value:
+        if not value and not _REPORT.value and not _LIST.value and not _ADVISE.value:
             refuse(f"--{name} is missing; see the examples in README.md")
     if _SLURM.value and _EXECUTOR.value != "slurm":
         refuse("--slurm has settings for --executor=slurm; give both or neither")
@@ -153,8 +166,8 @@ def executor() -> Callable:
     )
 
 
-def analyse(file: config_files.ConfigFile) -> None:
-    """Run what a config file analyses, or print the command; its workdir is that of a run."""
+def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> None:
+    """Run an analysis of a config, or print the command; its workdir is that of a run."""
     from rich.console import Console
 
     from experiments import executors, provenance
@@ -163,16 +176,34 @@ def analyse(file: config_files.ConfigFile) -> None:
     others = given(*_ABOUT_ARMS)
     if others:
         raise ValueError(
-            f"{file.path} is an analysis, without arms and without training; leave out {others}"
+            f"{name} is an analysis, without arms and without training; leave out {others}"
         )
     study.check(_WORKDIR.value, file.config, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
-        found = file.module.analyse(file.config)
+        found = analysis(file.config)
         study.write(found, file.config, _WORKDIR.value, Console())
         provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
         provenance.claim(_WORKDIR.value, found.claims)
+
+
+def advise() -> None:
+    """Weigh waiting rules for what --advise names; write a page and print the advice."""
+    keep_compiled_programs()
+    from experiments.advice import advise
+
+    endings.raising()
+    advise.launch(
+        _ADVISE.value,
+        _CONFIG.value,
+        _ENTRIES,
+        _WORKDIR.value,
+        named=_RULE.value,
+        training=not _NO_TRAINING.value,
+        overwrite=_OVERWRITE.value,
+        command=shlex.join(["python", *sys.argv]),
+    )
 
 
 def plan() -> Callable[[], int] | None:
@@ -190,8 +221,12 @@ def plan() -> Callable[[], int] | None:
     from runtimes import crew
 
     endings.raising()
+    if _EXPLAIN.value:
+        from experiments.advice import compression
+
+        return analyse(file, compression.explain, "--explain_compression")
     if hasattr(file.module, "analyse"):
-        return analyse(file)
+        return analyse(file, file.module.analyse, file.path)
     swept = file.module if _SWEEP.value else None
     arms = sweep.expand(file.config, swept, file.values, _SEEDS.value)
     if _ARM.value:
@@ -293,6 +328,8 @@ def main(_) -> None:
             return list_parts()
         if _REPORT.value:
             return report_again()
+        if _ADVISE.value:
+            return advise()
         rest = plan()
         code = rest() if rest else 0
     except (ValueError, OSError) as error:

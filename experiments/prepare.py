@@ -40,6 +40,7 @@ class Prepared(NamedTuple):
     algorithm: Algorithm
     shapes: Any  # of the parameters
     runtime: Runtime
+    exchange: Cost  # what a round's exchange takes
 
 
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
@@ -102,7 +103,7 @@ def prepare(config: ConfigDict) -> Prepared:
         exchange = _exchange(config, algorithm, shapes)
         ranges.check_memory(config, algorithm, shapes)
         runtime = RUNTIMES[config.runtime].build(config, task, algorithm, sampler, exchange)
-        return Prepared(task, algorithm, shapes, runtime)
+        return Prepared(task, algorithm, shapes, runtime, exchange)
 
     if not METHOD.wants(config.algorithm, "profile"):
         return assembled()
@@ -189,6 +190,18 @@ def _exchange(config, algorithm, shapes) -> Cost:
     if entries.is_number(config.communication):
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     return messages.exchange_transfers(algorithm, shapes, config.workers, network(config, shapes))
+
+
+def rule(
+    config: ConfigDict, prepared: Prepared, delay: delays.Law | processes.Process | None = None
+) -> Rule:
+    """The waiting rule of an arm, with another delay than the config's if one is given."""
+    config = parts.canonical(config)
+    if delay is None:
+        own = config.delay.name == NO_DELAY
+        delay = ANY_SPEED if own else build_delay(config.delay)
+    algorithm = prepared.algorithm
+    return _rule(config, delay, prepared.exchange, algorithm.graph, algorithm.links)
 
 
 def _rule(config, delay, communication, graph=None, links=None) -> Rule:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stragglers.processes import as_process
+from stragglers.round_parts import seconds_each
 from stragglers.rule import Cost, Sight, Transfer, Trigger, checked_transfers, hides, per_round
 from stragglers.schedule import Schedule
 
@@ -82,6 +83,7 @@ class Injector:
         self._attempts = np.zeros(self.workers, np.int64)
         self._mark = np.zeros(self.workers)  # when the current mini-batch began
         self._rounds: dict[int, _Round] = {}
+        self._past = np.empty((0, self.workers))  # s of a mini-batch in rounds that have landed
         self._elapsed, self._resumed_at = 0.0, None
 
     def now(self) -> float:
@@ -160,7 +162,14 @@ class Injector:
             record.finish[worker] = self.now()
             record.landed += 1
             self._consumed[worker] += self._used(record.finished)[worker]
+            if self.trigger.remembers and record.landed == len(self._here):
+                self._remember(record)
         return np.float32(0)
+
+    def _remember(self, record: _Round) -> None:
+        whole = self.trigger.mini_batches
+        each = seconds_each(record.busy, record.finished, whole, self.trigger.cuts)
+        self._past = np.concatenate([self._past, each[None]])[-self.trigger.remembers :]
 
     def _left(self, record: _Round, worker: int, transfers: Sequence[Transfer]) -> float:
         """Seconds of the exchange that are left of a worker's round."""
@@ -178,7 +187,9 @@ class Injector:
     def _signalled(self, record: _Round, worker: int, now: float) -> bool:
         if self.trigger.stop is None:
             return False
-        return self.trigger.stop(Sight(record.finished, now - record.start[worker]))
+        begun = record.start[worker]
+        sight = Sight(record.finished, now - begun, record.ready - begun, self._past)
+        return self.trigger.stop(sight)
 
     def _counted(self, finished: np.ndarray) -> np.ndarray:
         """The finished mini-batches that belong to whole contributions."""
@@ -234,9 +245,10 @@ class Injector:
             "consumed": self._consumed.copy(),
             "attempts": self._attempts.copy(),
             "elapsed": np.array([self._elapsed]),
-        }
+        } | ({"past": self._past} if self.trigger.remembers else {})
 
     def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
         """Go on, after `reset`, from where the packed run stood."""
         self._consumed, self._attempts = packed["consumed"].copy(), packed["attempts"].copy()
         self._elapsed = float(packed["elapsed"][0])
+        self._past = packed.get("past", self._past).copy()

@@ -71,6 +71,8 @@ class Sight(NamedTuple):
 
     finished: np.ndarray  # [workers] mini-batches finished in this round
     elapsed: float  # seconds since this worker began the round
+    ready: np.ndarray  # [workers] s from then until each finished what it has finished
+    past: np.ndarray  # [n, workers] s of a mini-batch in the last rounds, at least, or nan
 
 
 class Trigger(NamedTuple):
@@ -83,6 +85,7 @@ class Trigger(NamedTuple):
     sees_all: `stop` looks at other workers than the one that asks.
     whole: [workers] mini-batches of a contribution, of which a part counts for nothing; None: every
         finished mini-batch counts.
+    remembers: rounds before the present one that `stop` looks at.
     """
 
     stop: Callable[[Sight], bool] | None
@@ -91,6 +94,7 @@ class Trigger(NamedTuple):
     carries: bool = True
     sees_all: bool = True
     whole: np.ndarray | None = None
+    remembers: int = 0
 
 
 class Reaction(NamedTuple):

@@ -29,7 +29,8 @@ from stragglers.rule import Rule, Setting, Sight, Trigger
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
 
-DATA = ("seconds", "k", "calibration")  # own parameters that only the rows of a schedule know
+# Nothing of a rule in rounds is a constant of a compiled program, not even which of them it is.
+DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
 
 
 def _rule(clock: RoundClock, stop: Callable[[Sight], bool] | None, sees_all: bool = True) -> Rule:
@@ -92,6 +93,41 @@ def quorum(
     """The k-th finished mini-batch stops everybody."""
     clock = RoundClock(setting, round_parts.until_quorum(k), landing, leftovers, in_flight)
     return _rule(clock, lambda sight: bool(sight.finished.sum() >= k))
+
+
+def quorum_grace(
+    setting: Setting,
+    *,
+    k: int,
+    gamma: float = 0.25,
+    landing: str = "neighbours",
+    leftovers: str = "carry",
+    in_flight: str = "finish",
+) -> Rule:
+    """k workers with all M mini-batches, then `gamma` times as long again for the others.
+
+    A round that took q seconds until k workers were full stops everybody gamma q seconds later,
+    with what they have finished by then; each worker counts from its own beginning of the round.
+    The grace after a quorum is that of Decoupled DiLoCo (2604.21428), whose length follows from
+    the slack of a step; here it follows from the quorum itself.
+    """
+    if not 1 <= k <= setting.workers:
+        raise ValueError(
+            f"quorum_grace: needs 1 <= k <= {setting.workers} workers, got k={k}; set k in it"
+        )
+    if not 0 <= gamma < np.inf:
+        raise ValueError(f"quorum_grace: needs gamma >= 0, got {gamma}; 0 grants no grace")
+    signal = round_parts.until_grace(k, gamma)
+    clock = RoundClock(setting, signal, landing, leftovers, in_flight)
+
+    def stop(sight: Sight) -> bool:
+        full = sight.ready[sight.finished >= clock.mini_batches]
+        if full.size < k:
+            return False
+        reached = np.partition(full, k - 1)[k - 1]
+        return bool(sight.elapsed >= reached + gamma * max(reached, 0.0))
+
+    return _rule(clock, stop)
 
 
 def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") -> Rule:
