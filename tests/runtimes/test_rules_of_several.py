@@ -16,7 +16,7 @@ def happened(tmp_path, count, devices, rows):
     """What the rows made on `count` processes, the same on all of them: {row: arrays}."""
     with started(tmp_path, count, devices, *rows) as (running, outputs):
         for rank, process in enumerate(running):
-            assert process.wait(240) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
+            assert process.wait(600) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
     told = [dict(np.load(output)) for output in outputs]
     for other in told[1:]:
         for name, array in told[0].items():
@@ -34,7 +34,9 @@ def check(name, arrays, workers):
     row, models = ROWS[name], arrays.pop("models")
     schedule = Schedule(**arrays)
     schedule.validate()
-    if row.method == "all_reduce":
+    if rule(row, workers).trigger.calibration is not None:
+        check_calibrated(schedule, row.own["calibration"])
+    elif row.method == "all_reduce":
         plan = whole(rule(row, workers), row.rounds)
         np.testing.assert_array_equal(counted(schedule, workers), counted(plan, workers))
     else:  # neighbours land apart in the plan, and on CPU together
@@ -49,6 +51,14 @@ def check(name, arrays, workers):
     )
     state, _ = runtime.advance(runtime.start(X0), np.inf)
     np.testing.assert_allclose(np.asarray(runtime.models(state)), models, rtol=2e-4, atol=2e-5)
+
+
+def check_calibrated(schedule, rounds):
+    """Nobody is stopped in the first rounds; then the slowest worker decides no longer."""
+    lasted = (schedule.finish - schedule.start).max(1)
+    assert (schedule.batches[:rounds] == 3).all()
+    assert (schedule.batches[rounds:, 0] > schedule.batches[rounds:, 3]).all()
+    assert lasted[rounds:].max() < lasted[:rounds].min()
 
 
 @pytest.mark.slow
