@@ -35,11 +35,14 @@ class SharedTally:
 
     def add(self, round_index: int, points: int) -> bool:
         """Add to a round; whether it was not yet over before. Who completes it ends it for all."""
-        total = coordination.add(f"{self._place}/{round_index}/points", points)
+        try:
+            total = coordination.add(f"{self._place}/{round_index}/points", points)
+            if total - points < self._needed <= total:
+                coordination.put(self._key(round_index), "over")
+        except jax.errors.JaxRuntimeError:  # process 0 is gone, and soon JAX ends this one, too
+            total = self._needed
         if total >= self._needed:
             self._over.add(round_index)
-            if total - points < self._needed:
-                coordination.put(self._key(round_index), "over")
         return total - points < self._needed
 
     def over(self, round_index: int) -> bool:
