@@ -13,6 +13,7 @@ network namespace of its own, and the link of one is taken down.
 import concurrent.futures
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -307,7 +308,7 @@ def main(_) -> None:
         same = MOMENTS[trial.moment].wait == "barrier"
         return tried(trial, expected.get(trial.processes) if same else None)
 
-    for row in (*pool.map(row_of, signals), *map(row_of, links)):
+    for row in itertools.chain(pool.map(row_of, signals), map(row_of, links)):
         rows.append(row)
         seconds = "none" if row["seconds"] is None else row["seconds"]
         rest = {k: v for k, v in row.items() if k not in (*Trial._fields, "seconds", "said")}

@@ -17,7 +17,7 @@ from algorithms.base import scale_by_samples
 from comms import topology
 from experiments import coordination, distributed
 from experiments.shared_tally import PLACE, SharedTally
-from runtimes import mesh
+from runtimes import mesh, placement
 from stragglers import delays, inject, processes
 from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
@@ -134,7 +134,7 @@ def main(output, workers, coordinator, count, rank, *rows) -> None:
         for name in rows
         for key, array in run(ROWS[name], int(workers)).items()
     }
-    distributed.agreed(None)
+    placement.of_all(np.zeros(1))  # all have closed their rounds
     np.savez(output, keys=coordination.keys(PLACE), **happened)
 
 
