@@ -61,6 +61,9 @@ _ABOUT_ARMS = ["sweep", "seeds", "together", "loggers", "jobs", "executor", "slu
 _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", lower_bound=0)
+_RESTARTS = flags.DEFINE_integer(
+    "restarts", 0, "Start so often again when a process of the run has gone.", lower_bound=0
+)
 
 
 _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line gives
@@ -106,6 +109,8 @@ def parse(argv: list[str]) -> list[str]:
         refuse("--slurm has settings for --executor=slurm; give both or neither")
     if _ARM.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--arm runs arms in this process; leave out --jobs and --executor")
+    if _RESTARTS.value and (_JOBS.value > 1 or _EXECUTOR.value == "slurm"):
+        refuse("--restarts is for the processes of one run; leave out --jobs and --executor")
     if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value == "slurm"):
         refuse("--num_processes is for one arm on many machines; leave out --jobs and --executor")
     return rest
@@ -264,6 +269,10 @@ def main(_) -> None:
             return list_parts()
         if _REPORT.value:
             return report_again()
+        if _RESTARTS.value:
+            from experiments import restarts
+
+            sys.exit(restarts.run_again(sys.argv, _RESTARTS.value))
         rest = plan()
         code = rest() if rest else 0
     except (ValueError, OSError) as error:
