@@ -9,6 +9,7 @@ import time
 import pytest
 
 from experiments import restarts
+from stragglers import schedule
 from tests import launcher, two_processes
 from tests.launcher import ROOT, summary
 from tests.two_processes import said, wait_for
@@ -82,8 +83,9 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_both_start_again_when_one_is_killed_and_finish_the_run(here):
-    """At the same address, with the checkpoint of the first start."""
-    flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=1500")
+    """At the same address, with the checkpoint of the first start, under a rule that counts."""
+    flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=600")
+    flags = (*flags, "--config.wait=first_finisher", "--config.delay=exponential(scale=0.004)")
     flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.05", "--workdir=out")
     with two_processes.started(here, *flags) as both:
         wait_for(here / "out" / "metrics.jsonl", 4)
@@ -93,7 +95,11 @@ def test_both_start_again_when_one_is_killed_and_finish_the_run(here):
             assert process.wait(240) == 0, said(here, name)
     assert "was ended by SIGKILL; it starts again, 1 of 2 times" in said(here, 1)
     assert "has ended with 3; it starts again, 1 of 2 times" in said(here, 0)
-    assert summary(here / "out")["updates"] == 1500
+    assert summary(here / "out")["updates"] == 600
+    happened = schedule.load(here / "out" / "schedule.npz")
+    happened.validate()
+    assert happened.updates == 600 and (happened.batches.max(1) == 2).all()
+    assert (happened.batches < 2).any()
     assert not (here / "out" / "checkpoint").exists()
 
 
