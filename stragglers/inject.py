@@ -141,17 +141,25 @@ class Injector:
         time.sleep(max(0.0, began + lasts - self.now()))
         with self._lock:
             now = self.now()
+            # Only now, under the lock, is it certain that no other worker here has made it stop.
             cut = self.trigger.cuts and self._signalled(round_index, worker, now)
             self._worked(record, worker, began, now)
-            points = 0 if cut else self._points(record, worker, done)
+            if cut:
+                return np.int32(CUT)
             if record.durations.size:
                 record.durations[worker, done - 1] = now - began
-        # The order in which points are added decides, and may be that of another process.
-        if cut or (points and not self._tally.add(round_index, points) and self.trigger.cuts):
+            points = self._points(record, worker, done)
+            if not points:
+                return self._finished(round_index, worker, done, now)
+        # The order of additions decides, and without the lock, as this may take a while.
+        if not self._tally.add(round_index, points) and self.trigger.cuts:
             return np.int32(CUT)
         with self._lock:
-            record.finished[worker] = done
-            return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
+            return self._finished(round_index, worker, done, now)
+
+    def _finished(self, round_index: int, worker: int, done: int, now: float) -> np.int32:
+        self._rounds[round_index].finished[worker] = done
+        return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
 
     def _points(self, record: _Round, worker: int, done: int) -> int:
         """What a worker adds to the goal with its mini-batch number `done` of the round."""
