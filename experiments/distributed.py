@@ -42,6 +42,7 @@ _kept: list = []  # the handler of SIGABRT, which C does not keep alive
 _agreed = 0  # values exchanged so far
 _joining: list[str] = []  # the sentence of a process that still looks for the others
 _leaving = threading.Lock()  # whoever leaves first decides how
+_said = threading.Lock()  # whoever says first why this process ends is the only one
 _over = threading.Event()  # nobody needs to listen any more
 
 
@@ -245,7 +246,7 @@ def _hear() -> None:
         time.sleep(OWN_WORDS)  # what is refused or asked to end is often all of them
         _leaving.acquire()
         sys.stdout.flush()
-        os.write(2, _sentence(f"process {message['process']} has left ({message['why']})"))
+        _last_words(f"process {message['process']} has left ({message['why']})")
         _has_heard()
         if is_writer():
             _wait_for_hearers()  # as the service goes with this process
@@ -273,17 +274,21 @@ def _see(read: int) -> None:
         leave(endings.code(number), endings.sentence(number))
 
 
-def _sentence(
+def _last_words(
     why: str = "most likely because another one of this run has died, left or cannot be reached "
     "(what JAX knows is above)",
-) -> bytes:
+) -> None:
+    """Say why this process ends, unless it has been said; the main thread may say it, or JAX's."""
+    if not _said.acquire(blocking=False):
+        return
     me, count = process_id(), processes()
     if why.startswith("process"):
         why = f"as {why}"
-    return (
+    sentence = (
         f"\nerror: process {me} of {count} ends, {why}; start all of them again with "
         "the same command, and the run goes on from its last checkpoint\n"
-    ).encode()
+    )
+    os.write(2, sentence.encode())
 
 
 def _end_by_a_sentence() -> None:
@@ -294,7 +299,7 @@ def _end_by_a_sentence() -> None:
             os.write(2, _joining[0].encode())
             os._exit(REFUSED)
         if processes() > 1:
-            os.write(2, _sentence())
+            _last_words()
             os._exit(DEAD)
 
     # JAX aborts from a thread of its own, in which Python's own handlers never run.
@@ -312,7 +317,7 @@ def _end_by_a_sentence() -> None:
                 leave(1, f"{kind.__name__}: {' '.join(str(error).split())[:200]}")
             return
         time.sleep(4 * LISTENING)  # if it has said why it left, that is known by now
-        os.write(2, _sentence())
+        _last_words()
         leave(DEAD, "it has lost another one")
 
     sys.excepthook = uncaught
