@@ -214,7 +214,11 @@ def tried(trial: Trial, expected: np.ndarray | None) -> dict:
         try:
             running = launch(trial, here, address, on, disturbed=True)
             until = time.time() + STARTING
-            while not (here / "mark").exists() and time.time() < until:
+            while not (here / "mark").exists():
+                if time.time() > until or any(process.poll() is not None for process in running):
+                    row |= {"seconds": None, "wrong": ["the moment has not come"]}
+                    row["said"] = [path.read_text()[-1500:] for path in here.glob("*.txt")]
+                    return row
                 time.sleep(0.02)
             time.sleep(0.05)
             began = float((here / "mark").read_text())
@@ -308,7 +312,9 @@ def main(_) -> None:
         same = MOMENTS[trial.moment].wait == "barrier"
         return tried(trial, expected.get(trial.processes) if same else None)
 
-    for row in itertools.chain(pool.map(row_of, signals), map(row_of, links)):
+    doing = [pool.submit(row_of, trial) for trial in signals]
+    done = (future.result() for future in concurrent.futures.as_completed(doing))
+    for row in itertools.chain(done, map(row_of, links)):
         rows.append(row)
         seconds = "none" if row["seconds"] is None else row["seconds"]
         rest = {k: v for k, v in row.items() if k not in (*Trial._fields, "seconds", "said")}
