@@ -6,7 +6,7 @@ Every trial starts a run on several processes of this machine, and one of them d
 itself at the moment in question. A row says after how many seconds the last of the others has
 ended, with which exit codes, what is wrong with that, if anything, and whether the repeated command
 ends with the parameters of a run that nobody has disturbed. Who was stopped is let go on once the
-others have ended, and has to end as well. `--faults=link` takes root: every process lives in a
+others have ended, and has to end as well. `--faults=unplugged` takes root: every process lives in a
 network namespace of its own, and the link of one is taken down.
 """
 
@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import app, flags
 
-_FAULTS = flags.DEFINE_list("faults", ["SIGKILL", "SIGSTOP"], "Of SIGKILL, SIGSTOP and link.")
+_FAULTS = flags.DEFINE_list("faults", ["SIGKILL", "SIGSTOP"], "Of SIGKILL, SIGSTOP and unplugged.")
 _PROCESSES = flags.DEFINE_list("processes", ["2", "4"], "How many a run has; 1, 2 or 4.")
 _MOMENTS = flags.DEFINE_list("moments", [], "Only these of start, round, goal, ...")
 _VICTIMS = flags.DEFINE_list("victims", ["first", "last"], "Which process has the fault; or all.")
@@ -48,6 +48,7 @@ COMMAND = (
     "--config.seconds=1000", "--config.evaluate_every=0.2", "--config.rounds_per_dispatch=4",
     "--checkpoint_seconds=0",
 )  # fmt: skip
+CUT = "unplugged"  # the fault of a link
 LONGEST = 150.0  # s after which a process counts as hanging
 STARTING = 300.0  # s in which a run has to come to the moment
 
@@ -99,7 +100,7 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
         calls += 1
         if calls == where.call:
             pathlib.Path(mark).write_text(repr(time.time()))
-            if fault == "link":
+            if fault == CUT:
                 time.sleep(1.0)  # in which it is taken down
             else:
                 os.kill(os.getpid(), signal.Signals[fault])
@@ -209,7 +210,7 @@ def tried(trial: Trial, expected: np.ndarray | None) -> dict:
         here = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory())) / "trial"
         here.mkdir()
         on, address, cut = [[]] * trial.processes, "127.0.0.1", []
-        if trial.fault == "link":
+        if trial.fault == CUT:
             on, address, cut = opened.enter_context(network(trial.processes))
         try:
             running = launch(trial, here, address, on, disturbed=True)
@@ -304,9 +305,9 @@ def main(_) -> None:
         expected = {count: undisturbed(count) for count in {t.processes for t in everything}}
     rows = []
     print(f"{'fault':8} {'processes':>9} {'victim':>6} {'moment':11} {'seconds':>7}  codes, ...")
-    links = [trial for trial in everything if trial.fault == "link"]  # they share names
+    links = [trial for trial in everything if trial.fault == CUT]  # they share names
     pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE.value)
-    signals = [trial for trial in everything if trial.fault != "link"]
+    signals = [trial for trial in everything if trial.fault != CUT]
 
     def row_of(trial: Trial) -> dict:
         same = MOMENTS[trial.moment].wait == "barrier"
