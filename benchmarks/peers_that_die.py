@@ -61,12 +61,13 @@ class Moment(NamedTuple):
     call: int  # which one
     writer: tuple[str, str] | None = None  # what it is in the process that writes, if another one
     wait: str = "barrier"
+    repeats: bool = True  # an undisturbed run ends with the same parameters every time
 
 
 MOMENTS = {
     "start": Moment("experiments.agreement", "check", 1),
     "round": Moment("stragglers.inject", "Injector.tick", 20),
-    "goal": Moment("stragglers.inject", "Injector.tick", 20, wait="first_finisher"),
+    "goal": Moment("stragglers.inject", "Injector.tick", 20, wait="first_finisher", repeats=False),
     "checkpoint": Moment(
         "experiments.training_loop", "Arm.checkpoint", 2, ("experiments.checkpoints", "save")
     ),
@@ -310,7 +311,7 @@ def main(_) -> None:
     signals = [trial for trial in everything if trial.fault != CUT]
 
     def row_of(trial: Trial) -> dict:
-        same = MOMENTS[trial.moment].wait == "barrier"
+        same = MOMENTS[trial.moment].repeats
         return tried(trial, expected.get(trial.processes) if same else None)
 
     doing = [pool.submit(row_of, trial) for trial in signals]
