@@ -50,6 +50,7 @@ COMMAND = (
 )  # fmt: skip
 CUT = "unplugged"  # the fault of a link
 LONGEST = 150.0  # s after which a process counts as hanging
+_networks = itertools.count()
 STARTING = 300.0  # s in which a run has to come to the moment
 
 
@@ -115,7 +116,7 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
 @contextlib.contextmanager
 def network(count: int) -> Iterator[tuple[list[list[str]], str, list[list[str]]]]:
     """(how to start a program on each host, address of the first, how to cut the link of each)."""
-    name = f"gx{os.getpid() % 10_000}"
+    name = f"gx{os.getpid() % 1000}n{next(_networks)}"  # the last one may still be going away
     hosts = [f"{name}h{i}" for i in range(count)]
     places = [pathlib.Path("/etc/netns") / host for host in hosts]
 
