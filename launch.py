@@ -49,14 +49,20 @@ _LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and 
 _REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
 # How arms are started; a command that starts one of them has none of these.
 _JOBS = flags.DEFINE_integer("jobs", 1, "Run so many arms at once.", lower_bound=1)
-_EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm"], "Where arms run.")
+_EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
 _SLURM = flags.DEFINE_string("slurm", "", "As in partition=gpu,timeout_min=60,gpus_per_node=1.")
+_RAY = flags.DEFINE_string("ray", "", "What an arm takes of --executor=ray: cpus=1,gpus=0.25.")
 _PRINT_COMMANDS = flags.DEFINE_bool(
     "print_commands", False, "Only print a command per arm, for another scheduler."
 )
 _ARM = flags.DEFINE_multi_string("arm", [], "Run this arm alone, without table and report.")
+_CLUSTER = flags.DEFINE_string(
+    "cluster", None, "Ray cluster of runtime=actors: auto, or host:port; else one of its own here."
+)
 # About arms, which neither a report nor an analysis has.
-_ABOUT_ARMS = ["sweep", "seeds", "together", "loggers", "jobs", "executor", "slurm", "arm"]
+_ABOUT_ARMS = [
+    "sweep", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm", "cluster",
+]  # fmt: skip
 # Several processes of one run on a mesh; found in the environment of Slurm, Open MPI, GKE, TPUs.
 _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
@@ -107,11 +113,13 @@ def parse(argv: list[str]) -> list[str]:
             refuse(f"--{name} is missing; see the examples in README.md")
     if _SLURM.value and _EXECUTOR.value != "slurm":
         refuse("--slurm has settings for --executor=slurm; give both or neither")
+    if _RAY.value and _EXECUTOR.value != "ray":
+        refuse("--ray says what an arm takes of --executor=ray; give both or neither")
     if _ARM.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--arm runs arms in this process; leave out --jobs and --executor")
-    if _RESTARTS.value and (_JOBS.value > 1 or _EXECUTOR.value == "slurm"):
+    if _RESTARTS.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--restarts is for the processes of one run; leave out --jobs and --executor")
-    if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value == "slurm"):
+    if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--num_processes is for one arm on many machines; leave out --jobs and --executor")
     return rest
 
@@ -132,13 +140,17 @@ def keep_compiled_programs() -> None:
 
 def executor() -> Callable:
     """Where the arms run, as the flags say."""
-    from experiments import executors, slurm
+    from experiments import executors, ray_tasks, slurm
 
     command = functools.partial(executors.command, sys.argv)
     if _EXECUTOR.value == "slurm":
         slurm.check(_SLURM.value, _JOBS.value)
         settings = {"settings": _SLURM.value, "at_once": _JOBS.value}
         return functools.partial(slurm.run, command=command, **settings)
+    if _EXECUTOR.value == "ray":
+        ray_tasks.read(_RAY.value)
+        settings = {"settings": _RAY.value, "at_once": _JOBS.value}
+        return functools.partial(ray_tasks.run, command=command, **settings)
     if _JOBS.value > 1:
         return functools.partial(executors.local, command=command, jobs=_JOBS.value)
     return functools.partial(
@@ -178,8 +190,9 @@ def plan() -> Callable[[], int] | None:
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     keep_compiled_programs()
-    from experiments import agreement, executors, loggers, sweep
+    from experiments import agreement, executors, loggers, prepare, sweep
     from experiments.reports import comparison
+    from runtimes import crew
 
     endings.raising()
     if hasattr(file.module, "analyse"):
@@ -196,6 +209,14 @@ def plan() -> Callable[[], int] | None:
     loggers.check(_LOGGERS.value)
     sweep.provide_cpu_devices(arms)
     sweep.check(arms, place, _OVERWRITE.value)
+    if _CLUSTER.value:
+        used = any(prepare.RUNTIMES[arm.config.runtime].cluster for arm in arms)
+        if _EXECUTOR.value != "ray" and not used:
+            raise ValueError(
+                "--cluster is for runtime=actors and --executor=ray, and there is neither; leave "
+                "it out"
+            )
+        crew.SESSION.join(_CLUSTER.value)
     if _PRINT_COMMANDS.value:
         for group in sweep.groups(arms, _TOGETHER.value):
             print(shlex.join(executors.command(sys.argv, group)))
@@ -264,6 +285,9 @@ def main(_) -> None:
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     why = "it was done, and arms have failed"
+    from experiments import distributed
+    from runtimes.base import WorkersLost
+
     try:
         if _LIST.value:
             return list_parts()
@@ -277,14 +301,15 @@ def main(_) -> None:
         code = rest() if rest else 0
     except (ValueError, OSError) as error:
         refuse(error)
+    except WorkersLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = distributed.DEAD
     except (KeyboardInterrupt, endings.Asked) as asked:
         number = asked.number if isinstance(asked, endings.Asked) else signal.SIGINT
         why = endings.sentence(number, starts_over=_OVERWRITE.value)
         print(why, file=sys.stderr)
         code = endings.code(number)
-    from experiments.distributed import leave
-
-    leave(code, why)
+    distributed.leave(code, why)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def arm(**changes: Any) -> ConfigDict:
         "seed": 0,  # of initial parameters, samples, delays and whatever else is drawn
         "task": part("digits", model="mlp"),  # what is minimised, on which data
         "split": part("iid"),  # of the samples over the workers: iid | dirichlet(alpha=...)
-        "runtime": "simulate",  # simulate (virtual time) | mesh (a worker per device, real time)
+        # simulate (virtual time) | mesh (a worker per device, real time) | actors (a worker per
+        # process, which nobody marches in step)
+        "runtime": "simulate",
         "devices": 1,  # simulate: devices that the worker axis is sharded over
         "rounds_per_dispatch": 4,  # mesh: rounds between two looks of the host at the clock
         "workers": 8,

@@ -17,7 +17,18 @@ from typing import NamedTuple, Protocol
 
 from ml_collections import ConfigDict
 
-from experiments import distributed, endings, files, locks, loggers, progress, records, train
+from experiments import (
+    distributed,
+    endings,
+    files,
+    locks,
+    loggers,
+    prepare,
+    progress,
+    records,
+    train,
+)
+from runtimes.base import WorkersLost
 
 OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
 POLL_SECONDS = 0.5
@@ -90,8 +101,8 @@ def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: di
             with contextlib.suppress(files.NotWritten):  # as on a full disk
                 files.make(places[0])
                 files.write(places[0] / records.ERROR, f"{failure}\n\n{traceback.format_exc()}")
-        if distributed.processes() > 1:
-            raise  # the others wait in the middle of this arm
+        if distributed.processes() > 1 or isinstance(error, WorkersLost):
+            raise  # the others wait in the middle of this arm, or there is nobody left to run one
     for one in watched:
         one.ended(failure)
     return failure
@@ -105,11 +116,14 @@ def one_line(text: str) -> str:
 
 def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
     """The command line that runs only the arms of a group; `argv` runs all, in whatever way."""
+    others = {"jobs", "executor", "slurm", "ray", "arm"}
+    if not any(prepare.RUNTIMES[arm.config.runtime].cluster for arm in group):
+        others.add("cluster")
     kept, arguments = [], iter(argv[1:])
     for argument in arguments:
         name, equals, _ = argument.lstrip("-").partition("=")
         flag = name if argument.startswith("-") else None
-        if flag in ("jobs", "executor", "slurm", "arm"):
+        if flag in others:
             if not equals:
                 next(arguments)  # its value
         elif flag not in ("print_commands", "noprint_commands"):

@@ -17,7 +17,18 @@ from experiments import entries, limits, optimizers, parts, profiling, ranges, t
 from experiments.kinds import Kind
 from experiments.shared_tally import SharedTally
 from experiments.tasks import Task, data, sampling
-from runtimes import mesh, simulate, worker
+from runtimes import (
+    actors,
+    crew,
+    free_worker,
+    meetings,
+    mesh,
+    peers,
+    serving,
+    simulate,
+    worker,
+)
+from runtimes.base import Runtime
 from stragglers import delays, inject, processes, rules
 from stragglers.rule import Cost, Rule, Setting, Trigger, most_mini_batches
 from stragglers.rules import RULES
@@ -29,7 +40,7 @@ class Prepared(NamedTuple):
     task: Task
     algorithm: Algorithm
     shapes: Any  # of the parameters
-    runtime: simulate.Simulator | mesh.Mesh
+    runtime: Runtime
 
 
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
@@ -41,6 +52,7 @@ class Place(NamedTuple):
     build: Callable[..., Any]  # (config, task, algorithm, sampler, cost of an exchange)
     devices: Callable[[ConfigDict], int]  # how many a run wants
     together: bool = False  # runs that differ only in data can be one program
+    cluster: bool = False  # its workers are processes, which may live on a cluster
 
 
 def prepare(config: ConfigDict) -> Prepared:
@@ -246,6 +258,57 @@ def _mesh(config, task, algorithm, sampler, communication):
     )
 
 
+def _actors(config, task, algorithm, sampler, communication):
+    del communication
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"actors: the launching process starts its workers by itself, and there are "
+            f"{jax.process_count()}; start a single one"
+        )
+    if not entries.is_number(config.communication):
+        raise ValueError(
+            f"actors: config.communication={parts.text(config.communication)!r} models a network, "
+            "and the links between processes are real; set it to a number of seconds that "
+            "contributions take longer"
+        )
+    chosen = config.get("actors")
+    entries.check(config, () if chosen is None else ACTORS)
+    chosen = chosen or {}
+    delay = None if config.delay.name == NO_DELAY else build_delay(config.delay)
+    rule = _rule(config, delay or ANY_SPEED, config.communication, algorithm.graph, algorithm.links)
+    if rule.arrivals is None:
+        known = rules.showing(lambda rule: rule.arrivals is not None)
+        raise ValueError(
+            f"actors: its workers move freely, which {config.wait.name!r} does not; use "
+            f"runtime='mesh', or one of {', '.join(known)}"
+        )
+    parts_of_worker = free_worker.Parts(
+        algorithm,
+        task.losses,
+        task.train,
+        sampler,
+        most_mini_batches(config.mini_batches),
+        None if delay is None else processes.as_process(delay).seeded(config.seed),
+        float(config.communication),
+    )
+    resources = crew.Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0))
+    options = serving.Options(
+        resources,
+        chosen.get("least_workers", 1),
+        chosen.get("bad_contribution", "end") == "drop",
+    )
+    recipe = functools.partial(parts_in_process, json.dumps(config.to_dict()))
+    if algorithm.server is None:
+        parts_of_node = peers.PeerParts(parts_of_worker, rule, options.drops)
+        return meetings.Meetings(parts_of_node, recipe, options)
+    return actors.Actors(parts_of_worker, recipe, rule, options)
+
+
+def parts_in_process(text: str) -> free_worker.Parts | peers.PeerParts:
+    """The parts of a worker, built in its own process from the config of its run as JSON."""
+    return prepare(ConfigDict(json.loads(text))).runtime.parts
+
+
 def _trigger(config, algorithm, rule: Rule) -> Trigger:
     """The trigger of a rule, where devices can keep it; else ValueError."""
     name, trigger = config.wait.name, rule.trigger
@@ -290,4 +353,14 @@ NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
 RUNTIMES = {
     "simulate": Place(_simulate, devices=lambda config: config.devices, together=True),
     "mesh": Place(_mesh, devices=lambda config: config.workers),
+    "actors": Place(_actors, devices=lambda config: 1, cluster=True),
 }
+# Of config.actors, which a config may leave out.
+ACTORS: entries.Entries = (
+    ("a number of CPUs, 0 or more", lambda v: entries.is_number(v) and 0 <= v < 1e6,
+     ("actors.cpus",)),
+    ("a share of a GPU, or a number of them", lambda v: entries.is_number(v) and 0 <= v < 1e6,
+     ("actors.gpus",)),
+    ("a positive whole number", entries.is_count, ("actors.least_workers",)),
+    ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
+)  # fmt: skip

@@ -34,7 +34,11 @@ def run(
     """
     config = parts.canonical(config)
     prepared, decided = deciding.prepared(config)
-    with _opened(workdir, config, overwrite) as recorder, endings.deferred():
+    with (
+        _opened(workdir, config, overwrite) as recorder,
+        endings.deferred(),
+        contextlib.closing(prepared.runtime),
+    ):
         if recorder.finished:
             return recorder.summary
         (evaluation,) = distributed.agreed(checkpoints.resumable([workdir]))

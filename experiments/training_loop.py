@@ -116,6 +116,7 @@ class Arm:
             "communication_seconds": self._communicated,
             **self._method_metrics(),
             **self._fallbacks(),
+            **self._runtime.measured(self.state),
             "wall_seconds": time.monotonic() - self._began,
         }
         self.recorder.append(entry)

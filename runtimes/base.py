@@ -17,6 +17,10 @@ import numpy as np
 from stragglers.schedule import Schedule
 
 
+class WorkersLost(RuntimeError):
+    """Workers that a run needs have gone and do not come back."""
+
+
 class Run(Protocol):
     """A run between two dispatches, as a tuple of values; `Runtime.advance` makes the next one."""
 
@@ -68,6 +72,12 @@ class Runtime(Protocol):
 
     def memory(self, run: Run) -> Any:
         """The state of the method's exchange, with a leading axis of workers."""
+
+    def measured(self, run: Run) -> dict[str, float]:
+        """Columns of the records that this runtime measures, instead of what is worked out."""
+
+    def close(self) -> None:
+        """End what a run has started; the same runtime may start another one."""
 
     def pack(self, run: Run) -> dict[str, np.ndarray]:
         """What `resume` needs of a run, the same on every process."""

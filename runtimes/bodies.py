@@ -35,6 +35,8 @@ class Row(NamedTuple):
     # the first positions if the others never have finished mini-batches
     batches: jax.Array  # [k] int32, finished mini-batches
     worker: jax.Array  # [k] int32
+    version: jax.Array  # [k] int32, of the parameters each contribution was taken at
+    first: jax.Array  # [k] int32, counter of each contribution's first mini-batch
     staleness: jax.Array  # [k] int32
     samples: jax.Array  # [] float32, samples seen before the update
     seen: jax.Array | None  # [k] float32, when each contribution was taken; None: `samples`
@@ -43,6 +45,7 @@ class Row(NamedTuple):
     current: jax.Array  # [] int32, slot of the newest parameters before the update
     active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
     partner: jax.Array | None  # [k] int32, position of whom a participant meets; None: nobody
+    restored: jax.Array | None  # [k] int32, from whose model it has begun anew, -1 if it has not
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
@@ -61,7 +64,7 @@ def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
 
 def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
     """The schedule's extra arguments: (equal on all workers, one per participant)."""
-    own = {"worker": row.worker, "staleness": row.staleness}
+    own = {name: getattr(row, name) for name in ("worker", "version", "first", "staleness")}
     if row.partner is not None:
         own["partner"] = row.partner
     return {"samples": row.samples, "nominal": mini_batches, "active": row.active}, own
@@ -75,6 +78,15 @@ def _put(tree, index, values, everyone: bool):
     if everyone:
         return values
     return jax.tree.map(lambda a, v: a.at[index].set(v), tree, values)
+
+
+def _where(chosen, new, old):
+    """Leaves [k, ...] of `new` where chosen [k] holds, else of `old`."""
+
+    def leaf(a, b):
+        return jnp.where(chosen.reshape((-1, *[1] * (b.ndim - 1))), a, b)
+
+    return jax.tree.map(leaf, new, old)
 
 
 def run_rows(body, algorithm, losses, model: Model, rows: Row, count, examples, everyone) -> Model:
@@ -119,6 +131,11 @@ def _contributions(
     common, own = _given(row, row.indices.shape[1])
     common |= given
     state = _take(model.workers, row.worker, everyone)
+    if row.restored is not None:
+        fresh = jax.vmap(
+            lambda params: worker.init(algorithm, params), in_axes=axis, axis_size=len(row.worker)
+        )(points)
+        state = _where(row.restored >= 0, fresh, state)
     taken = jax.tree.map(lambda a: a[row.indices], examples)
     working = len(row.indices)
     taken_at = own if row.seen is None else own | {"samples": row.seen}
@@ -126,12 +143,6 @@ def _contributions(
     def contribute(params, state, examples, batches, own):
         return worker.contribute(
             algorithm, losses, params, state, examples, batches, {**common, **own}
-        )
-
-    def exchange(contribution, params, state, batches, own):
-        weight = algorithm.weight(batches)
-        return worker.exchange(
-            algorithm, contribution, params, state, batches, {**common, **own}, weight
         )
 
     def first(tree):
@@ -150,11 +161,39 @@ def _contributions(
             lambda c: jnp.concatenate([c, jnp.zeros((rest, *c.shape[1:]), c.dtype)]), contribution
         )
         worked = jax.tree.map(lambda a, b: jnp.concatenate([a, b[working:]]), worked, state)
-    with collectives.on_one_device():
-        updates, state = jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
-            contribution, points, worked, row.batches, own
-        )
+    updates, state = exchanged(
+        algorithm, contribution, points, axis, worked, row.batches, common, own
+    )
     return updates, _put(model.workers, row.worker, state, everyone)
+
+
+def exchanged(
+    algorithm, contribution, points, axis, state, batches, common: dict, own: dict
+) -> tuple[Any, worker.WorkerState]:
+    """The exchange of all participants, [k, ...]: (what comes out of it for each, their states).
+
+    points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
+    schedule's extra arguments that are equal on all workers, and those with a leading axis.
+    """
+
+    def exchange(contribution, params, state, batches, own):
+        weight = algorithm.weight(batches)
+        given = {**common, **own}
+        return worker.exchange(algorithm, contribution, params, state, batches, given, weight)
+
+    with collectives.on_one_device():
+        return jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
+            contribution, points, state, batches, own
+        )
+
+
+def served(algorithm, updates, current, server, batches, common: dict) -> tuple[Any, Any]:
+    """What came out of an exchange, applied to the one model: (parameters, server state).
+
+    batches: [k] finished mini-batches of the participants.
+    """
+    reduced = jax.tree.map(lambda u: u[0], updates)
+    return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
 
 
 def _reduced(algorithm, losses, points, axis, current, model, row, examples, everyone):
@@ -163,14 +202,7 @@ def _reduced(algorithm, losses, points, axis, current, model, row, examples, eve
         algorithm, losses, points, axis, model, row, examples, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
-    params, server = worker.serve(
-        algorithm,
-        jax.tree.map(lambda u: u[0], updates),
-        current,
-        model.server,
-        row.batches.sum(),
-        common,
-    )
+    params, server = served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 
@@ -191,6 +223,13 @@ def _stale(algorithm, losses, model: Model, row: Row, examples, everyone) -> Mod
 
 def _local(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
     params = _take(model.params, row.worker, everyone)
+    if row.restored is not None:
+        source = jnp.maximum(row.restored, 0)
+        theirs = _take(model.params, source, everyone=False)
+        if algorithm.public is not None:
+            state = _take(model.workers.exchange, source, everyone=False)
+            theirs = jax.vmap(algorithm.public)(state, theirs)
+        params = _where(row.restored >= 0, theirs, params)
     updates, workers = _contributions(algorithm, losses, params, 0, model, row, examples, everyone)
     params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
     return model._replace(params=params, workers=workers)

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from runtimes import packing, placement, rounds, worker
-from runtimes.rounds import Model
+from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
 from stragglers.schedule import Schedule, concatenate
 
@@ -151,6 +151,14 @@ class Mesh:
         """The exchange's state, with a leading axis of workers."""
         return self._remembered(run.model)
 
+    def measured(self, run: MeshRun) -> dict[str, float]:
+        """Nothing: all columns are worked out."""
+        del run
+        return {}
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
     def pack(self, run: MeshRun) -> dict[str, np.ndarray]:
         """All of a run as a flat dict, the same on every process."""
         counted = {
@@ -223,11 +231,12 @@ class Mesh:
             schedule,
         )
 
-    def _table(self, run: MeshRun):
-        """[workers, mini-batches of a dispatch, batch_size] indices of the next samples."""
+    def _table(self, run: MeshRun) -> Table:
+        """The next mini-batches of all workers, as many as a dispatch can take."""
         counters = run.consumed[:, None] + np.arange(self._rounds * self._mini_batches)
         ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
-        return placement.place(self._sampler.indices(ids, counters), self._stacked)
+        table = Table(self._sampler.indices(ids, counters), run.consumed.astype(np.int32))
+        return placement.place(table, self._stacked)
 
     def _placed(self, model: Model) -> Model:
         """A copy of every leaf for every worker, on its device."""

@@ -21,6 +21,8 @@ def pack(tree) -> dict[str, np.ndarray]:
 def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
     """The tree that `pack` has packed, with structure, types and devices of the arrays in `like`.
 
+    NumPy arrays stay on the host.
+
     ValueError if it was packed from a tree of other names or shapes.
     """
 
@@ -34,6 +36,8 @@ def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
                 f"unpack: {name} should have the shape {np.shape(old) or (1,)} but there is "
                 f"{found}; resume with the program that began, or start over"
             )
+        if isinstance(old, np.ndarray | np.generic):
+            return packed[name].reshape(np.shape(old)).astype(old.dtype)
         # Copied, because the arrays of a run are given away when it goes on.
         value = jnp.array(packed[name].reshape(np.shape(old)), old.dtype)
         return jax.device_put(value, old.sharding)

@@ -110,6 +110,8 @@ class Planner:
             ),
             batches=pad(done.batches, np.int32),
             worker=ids,
+            version=pad(done.version, np.int32),
+            first=pad(done.first, np.int32),
             staleness=pad(done.staleness, np.int32),
             samples=pad(turn.samples, np.float32),
             seen=pad(done.samples, np.float32),
@@ -118,6 +120,7 @@ class Planner:
             current=pad(turn.current, np.int32),
             active=None if done.matchings is None else _lengthened(done.matchings, updates),
             partner=pad(done.partner, np.int32),
+            restored=pad(done.restored, np.int32, filler=-1),
         )
 
     def observe(self, plan: Plan, seconds: float, loss: float) -> Plan:
@@ -151,7 +154,7 @@ class Planner:
         if planned.updates == 0:
             return plan._replace(clock=clock)
         if plan.remembers:
-            _refuse_lost_memory(planned, self._rule.workers)
+            refuse_lost_memory(planned, self._rule.workers)
         rows = (np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32))
         held = plan.slots
         if self._stale:
@@ -182,13 +185,17 @@ def _lengthened(matchings: np.ndarray, updates: int) -> np.ndarray:
     return np.pad(matchings.astype(bool), [(0, updates - len(matchings)), (0, 0)])
 
 
-def _refuse_lost_memory(schedule: Schedule, workers: int) -> None:
+def refuse_lost_memory(schedule: Schedule, workers: int) -> None:
     """A worker that delivers twice in one update would keep only one of its two new states."""
     rows = [row[row < workers] for row in schedule.workers]
     repeated = [t for t, row in enumerate(rows) if len(set(row.tolist())) < len(row)]
     if repeated:
-        raise ValueError(
-            f"simulate: a worker delivers twice in update {repeated[0]}, but the method keeps "
-            "memory per worker; use a method without per-worker memory or a waiting rule with "
-            "distinct workers"
-        )
+        raise ValueError(lost_memory(schedule.offset + repeated[0]))
+
+
+def lost_memory(update: int) -> str:
+    """Why a method with memory cannot take two contributions of one worker in an update."""
+    return (
+        f"a worker delivers twice in update {update}, but the method keeps memory per worker; use "
+        "a method without per-worker memory or a waiting rule with distinct workers"
+    )

@@ -29,6 +29,13 @@ class Model(NamedTuple):
     samples: Any  # float32, seen by all workers so far
 
 
+class Table(NamedTuple):
+    """The mini-batches of a dispatch; between dispatches with a leading axis of workers."""
+
+    indices: Any  # [mini-batches, batch_size] int32, samples in the training set
+    first: Any  # [] int32, counter of the worker's first one
+
+
 def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
     """Exchange and step, the same for every kind of round."""
     updates, state = worker.exchange(
@@ -45,23 +52,25 @@ def _advanced(model: Model, samples) -> Model:
     return model._replace(round=model.round + 1, samples=model.samples + samples)
 
 
-def _given(samples, mini_batches: int, active) -> dict:
+def _given(model: Model, mini_batches: int, first, active) -> dict:
     return {
         "active": active,
-        "samples": samples,
+        "samples": model.samples,
         "nominal": mini_batches,
         "worker": jax.lax.axis_index(AXIS),
+        "version": model.round,
+        "first": first,
         "staleness": jnp.int32(0),
     }
 
 
 def plain(
-    algorithm, losses, mini_batches, carry, table, examples, active
+    algorithm, losses, mini_batches, carry, table: Table, examples, active
 ) -> tuple[Model, jax.Array, jax.Array]:
     """Everybody takes `mini_batches`; nothing is counted at run time."""
     model, offset, token = carry
-    given = _given(model.samples, mini_batches, active)
-    taken = jax.lax.dynamic_slice_in_dim(table, offset, mini_batches)
+    given = _given(model, mini_batches, table.first + offset, active)
+    taken = jax.lax.dynamic_slice_in_dim(table.indices, offset, mini_batches)
     batch = jax.tree.map(lambda a: a[taken], examples)
     contribution, state = worker.contribute(
         algorithm, losses, model.params, model.worker, batch, mini_batches, given
@@ -70,7 +79,7 @@ def plain(
     model = _finish_round(
         algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
     )
-    return _advanced(model, total * table.shape[1]), offset + mini_batches, token
+    return _advanced(model, total * table.indices.shape[1]), offset + mini_batches, token
 
 
 def _touch(tree):
@@ -96,18 +105,18 @@ class Watched:
         self._algorithm, self._losses = algorithm, losses
         self._mini_batches, self._injector = mini_batches, injector
 
-    def __call__(self, carry, table, examples, active):
+    def __call__(self, carry, table: Table, examples, active):
         algorithm, trigger = self._algorithm, self._injector.trigger
         model, offset, token = carry
         me = jax.lax.axis_index(AXIS)
-        given = _given(model.samples, self._mini_batches, active)
+        given = _given(model, self._mini_batches, table.first + offset, active)
         begun = io_callback(self._injector.begin, _ANSWER, me, model.round, token)
         most = self._mini_batches
         if np.ndim(trigger.mini_batches):
             most = jnp.asarray(trigger.mini_batches, jnp.int32)[me]
 
         def batch(taken):
-            return jax.tree.map(lambda a: a[table[offset + taken]], examples)
+            return jax.tree.map(lambda a: a[table.indices[offset + taken]], examples)
 
         batches, contribution, state = self._until_stopped(model, begun, most, batch, given)
         total = jax.lax.psum(batches, AXIS)
@@ -117,16 +126,14 @@ class Watched:
         touched = _touch(landed.params)
         token = io_callback(self._injector.land, answer, me, model.round, touched)
         used = batches if trigger.carries else most
-        return _advanced(landed, total * table.shape[1]), offset + used, token
+        return _advanced(landed, total * table.indices.shape[1]), offset + used, token
 
     def _until_stopped(self, model: Model, begun, most, batch, given):
         """(mini-batches that count, the contribution that they make, the worker's new state)."""
         algorithm, injector = self._algorithm, self._injector
         trigger, me = injector.trigger, given["worker"]
         whole = None if trigger.whole is None else jnp.asarray(trigger.whole, jnp.int32)[me]
-        point = model.params
-        if algorithm.grad_params is not None:
-            point = algorithm.grad_params(model.worker.exchange, model.params)
+        point, gathered = worker.begin(algorithm, model.params, model.worker)
 
         def going(loop):
             taken, verdict, *_ = loop
@@ -134,7 +141,7 @@ class Watched:
 
         def take(loop):
             taken, _, done, kept = loop
-            new = self._one_more(point, *done, batch(taken), model.samples, given)
+            new = worker.one_more(algorithm, self._losses, point, *done, batch(taken), given)
             ticked = (me, model.round, taken + 1, _touch(new[0]))
             verdict = io_callback(injector.tick, _ANSWER, *ticked)
             counts = verdict != inject.CUT if trigger.cuts else True
@@ -145,7 +152,6 @@ class Watched:
                 kept = _where(taken % whole == 0, new, kept)
             return taken, verdict, new, kept
 
-        gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
         begin = gathered, model.worker.work
         batches, _, done, kept = jax.lax.while_loop(
             going, take, (jnp.int32(0), begun, begin, () if whole is None else begin)
@@ -153,19 +159,5 @@ class Watched:
         if whole is not None:  # what is left of a contribution that was cut counts for nothing
             batches, done = batches // whole * whole, kept
         gathered, work_state = done
-        if algorithm.work is None:
-            contribution = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
-        else:
-            contribution = worker.progress(point, gathered)
+        contribution = worker.contribution_of(algorithm, point, gathered, batches)
         return batches, contribution, model.worker._replace(work=work_state)
-
-    def _one_more(self, point, gathered, work_state, batch, samples, given):
-        """One more gradient at `point`, or one more local step."""
-        if self._algorithm.work is not None:
-            return worker.local_step(
-                self._algorithm, self._losses, gathered, work_state, batch, given
-            )
-        size = jax.tree.leaves(batch)[0].shape[0]
-        weights = jnp.full(size, 1.0 / size)
-        gradient = worker.gradient(self._losses, point, batch, weights, samples)
-        return jax.tree.map(jnp.add, gathered, gradient), work_state

@@ -152,6 +152,14 @@ class Simulator:
         """The exchange's state, with a leading axis of workers."""
         return simulation.model.workers.exchange
 
+    def measured(self, simulation: Simulation) -> dict[str, float]:
+        """Nothing: all columns are worked out."""
+        del simulation
+        return {}
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
     def pack(self, simulation: Simulation) -> dict[str, np.ndarray]:
         """The model as a flat dict; `resume` takes a fresh clock to the same place."""
         return packing.pack(simulation.model)
@@ -189,12 +197,8 @@ class Simulator:
         if rows.worker.shape[1] % self._devices == 0:
             spread = self._by_participant
         common = Row(*[self._everywhere] * len(Row._fields))
-        return jax.device_put(
-            rows,
-            common._replace(
-                indices=spread, batches=spread, worker=spread, staleness=spread, seen=spread
-            ),
-        )
+        by_participant = ("indices", "batches", "worker", "version", "first", "staleness", "seen")
+        return jax.device_put(rows, common._replace(**dict.fromkeys(by_participant, spread)))
 
 
 def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:

@@ -81,6 +81,37 @@ def contribute(
     return progress(point, carry[0]), state._replace(work=carry[1])
 
 
+def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Params, Any]:
+    """Where a worker that takes its mini-batches one by one begins: (its point, what it gathers).
+
+    What it gathers is the sum of its gradients at the point, or where its local steps have led.
+    """
+    point = params
+    if algorithm.grad_params is not None:
+        point = algorithm.grad_params(state.exchange, params)
+    gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
+    return point, gathered
+
+
+def one_more(
+    algorithm: Algorithm, losses, point, gathered, work_state, mini_batch, given
+) -> tuple[Any, optax.OptState]:
+    """What is gathered after one more gradient at `point`, or one more local step."""
+    if algorithm.work is not None:
+        return local_step(algorithm, losses, gathered, work_state, mini_batch, given)
+    size = jax.tree.leaves(mini_batch)[0].shape[0]
+    weights = jnp.full(size, 1.0 / size)
+    new = gradient(losses, point, mini_batch, weights, given["samples"])
+    return jax.tree.map(jnp.add, gathered, new), work_state
+
+
+def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Updates:
+    """What the worker brings to the exchange after `batches` mini-batches one by one."""
+    if algorithm.work is not None:
+        return progress(point, gathered)
+    return jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
+
+
 def local_step(
     algorithm: Algorithm, losses, live, work_state, mini_batch, given
 ) -> tuple[optax.Params, optax.OptState]:

@@ -32,7 +32,8 @@ class Meetings:
 
     def face(self) -> Arrivals:
         """The reaction as a rule shows it."""
-        return Arrivals(self.init, self.on_arrival, self.mini_batches)
+        apart = not self._clock.blocking
+        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
 
     def init(self) -> MeetingState:
         """Everybody does its first local steps."""
@@ -43,6 +44,13 @@ class Meetings:
     def mini_batches(self, state: MeetingState, worker: int) -> int:
         """Local steps that the node is about to do."""
         return int(self._clock.steps(worker, state.rounds[worker]))
+
+    def begun(self, state: MeetingState, worker: int, version: int) -> MeetingState:
+        """The node does its local steps once more, and waits for nobody meanwhile."""
+        del version
+        waits = state.waits.copy()
+        waits[worker] = -1
+        return state._replace(waits=waits)
 
     def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Reaction:
         """Let the node meet its partner, or wait for it where both have to stop."""

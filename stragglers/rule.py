@@ -142,13 +142,19 @@ class Arrivals(NamedTuple):
     on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Reaction.
         Every arrival is reported, also one whose worker has been restarted in the meantime.
     mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
+    begun: (state, worker, version) -> state in which the worker's contribution in flight is taken
+        at that version: what it had in flight is lost, as its process has died or the run resumes.
     observe: as in `Rule`.
+    apart: every arrival makes an update at once, whatever the others have done, so that each worker
+        can keep a state of its own and report nothing but its own arrivals to it.
     """
 
     init: Callable[[], Any]
     on_arrival: Callable[[Any, int, int, float], Reaction]
     mini_batches: Callable[[Any, int], int]
+    begun: Callable[[Any, int, int], Any]
     observe: Callable[[Any, float, float], Any] | None = None
+    apart: bool = False
 
 
 class Rule(NamedTuple):

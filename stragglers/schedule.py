@@ -5,6 +5,7 @@
     0  (no `format` in the file) the columns from `time` to `communication`, `held`, `partner`,
        `matchings`, `offset`, `population`
     1  also `samples`, and the events as `event_time`, `event_worker`, `event_kind`, `event_source`
+    2  also `restored`
 
 `load` reads all of them.
 """
@@ -19,14 +20,16 @@ import numpy as np
 
 from stragglers import reading, validity
 
-FORMAT = 1  # of the files that `Schedule.save` writes
+FORMAT = 2  # of the files that `Schedule.save` writes
 SCALARS = ("offset", "population")  # the fields of a Schedule that are whole numbers
 # Of the arrays of a file: the kind of their types, as NumPy calls it, and how many axes they have.
 _KINDS = {
     **dict.fromkeys(SCALARS, ("i", 0)),
     **{"time": ("f", 1), "held": ("i", 1), "matchings": ("b", 2)},
     **dict.fromkeys(validity.TIMES[1:], ("f", 2)),
-    **dict.fromkeys(("workers", "batches", "first", "version", "partner", "samples"), ("i", 2)),
+    **dict.fromkeys(
+        ("workers", "batches", "first", "version", "partner", "samples", "restored"), ("i", 2)
+    ),
 }
 
 
@@ -65,6 +68,9 @@ class Schedule:
     samples: np.ndarray | None = None  # [T, k] int64, seen by all workers when the contribution was
     # taken, of runs in which a worker cannot know its row; None: as many as before its row
     events: tuple[Event, ...] = ()  # in the order of time
+    restored: np.ndarray | None = None  # [T, k] int32, the worker whose model this one has begun
+    # from, with a fresh state, before its contribution, as its process was lost; under a server
+    # itself; -1: it has gone on. None: all have
 
     @property
     def updates(self) -> int:
@@ -179,7 +185,7 @@ def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
         return schedule
     time = np.repeat(schedule.time[:, None], missing, axis=1)
     row = np.repeat(schedule.offset + np.arange(schedule.updates)[:, None], missing, axis=1)
-    filler = {"workers": nobody, "start": time, "finish": time, "version": row}
+    filler = {"workers": nobody, "start": time, "finish": time, "version": row, "restored": -1}
     if schedule.partner is not None:
         filler["partner"] = width - missing + np.zeros_like(row) + np.arange(missing)
     kept = {name: getattr(schedule, name) for name in _columns(schedule)}

@@ -30,7 +30,7 @@ class Server:
 
     def face(self) -> Arrivals:
         """The reaction as a rule shows it."""
-        return Arrivals(self.init, self.on_arrival, self.mini_batches)
+        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun)
 
     def init(self) -> ServerState:
         """Everybody is at version 0."""
@@ -40,6 +40,12 @@ class Server:
         """Mini-batches of the worker's next contribution."""
         del state
         return int(self._mini_batches[worker])
+
+    def begun(self, state: ServerState, worker: int, version: int) -> ServerState:
+        """The worker's contribution in flight is taken at this version, whatever it was at."""
+        versions = state.version.copy()
+        versions[worker] = version
+        return state._replace(version=versions)
 
     def on_arrival(
         self, state: ServerState, worker: int, version: int, now: float, k: int | None = None

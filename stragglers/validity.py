@@ -80,6 +80,9 @@ def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
     if schedule.partner is not None:
         width = schedule.workers.shape[1]
         yield "partner must be a position", (schedule.partner >= 0) & (schedule.partner < width)
+    if schedule.restored is not None:
+        known = (schedule.restored >= -1) & (schedule.restored < schedule.all_workers)
+        yield "restored must be a worker or -1", known
     if schedule.samples is not None:
         yield "samples must be >= 0", schedule.samples >= 0
 

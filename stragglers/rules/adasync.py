@@ -155,6 +155,7 @@ class _Adaptive:
                 lambda: self._begun(self._server.init()),
                 self.on_arrival,
                 lambda state, worker: self._server.mini_batches(state.protocol, worker),
+                self.begun,
                 self.observe,
             ),
             data=(*k_protocols.ALL_DATA, "protocol", "interval", "lowest_loss"),
@@ -172,6 +173,10 @@ class _Adaptive:
         """The protocol's reaction, with the K of the state."""
         reaction = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
         return reaction._replace(state=state._replace(protocol=reaction.state))
+
+    def begun(self, state: AdaState, worker: int, version: int) -> AdaState:
+        """The protocol's state in which the worker has begun anew."""
+        return state._replace(protocol=self._server.begun(state.protocol, worker, version))
 
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
         """Take note of the first loss; choose K anew by a later one once the interval is over."""

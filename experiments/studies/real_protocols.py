@@ -1,0 +1,170 @@
+"""The four protocols with real processes: seconds per update and staleness against theory.
+
+Theory is that of `stragglers.theory.k_protocols` (arXiv 1803.01113). A simulated arm has the same
+delays as the real one, so that what is left between them is no luck of the draw.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments import prepare, records
+from experiments.reports.figure import COLOURS, save
+from experiments.studies import axes as look
+from stragglers.theory import k_protocols
+
+PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
+K = (1, 2, 4)
+WITHIN = 0.05  # of theory, which a real update may take more
+
+
+def claims(arms: Sequence[dict]) -> Iterator[tuple[str, str]]:
+    """Seconds per update, staleness, and what asynchrony gains, each real, simulated and known."""
+    real, simulated = (_kind(arms, kind) for kind in ("real", "simulated"))
+    lines, within = [], 0
+    for place, arm in real.items():
+        low, high = _theory(arm)
+        twin, own = _per_update(simulated[place]), _per_update(arm)
+        over = own / twin - 1
+        within += over <= WITHIN
+        known = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        lines.append(
+            f"{place}: {own:.4g} s, simulated {twin:.4g} s ({over:+.1%}), theory {known} s"
+        )
+    yield (
+        "seconds of a real update are those of the formulas (arXiv 1803.01113, Section 3)",
+        "\n".join(lines) + f"\n{within} of {len(real)} within {WITHIN:.0%} of the simulation of "
+        "the same delays",
+    )
+    lines = []
+    for place, arm in real.items():
+        expected = k_protocols.mean_staleness(*_protocol(arm), arm["workers"])
+        lines.append(
+            f"{place}: {arm['staleness_mean']:.3g}, simulated "
+            f"{simulated[place]['staleness_mean']:.3g}, theory {expected:.3g}"
+        )
+    yield "staleness is P / K - 1 for K-async and (P - 1) / K for K-batch-async", "\n".join(lines)
+    lines = []
+    for law in dict.fromkeys(place.split("/")[0] for place in real):
+        sync, free = (f"{law}/{protocol}" for protocol in ("k_sync/K=4", "k_async/K=1"))
+        if sync not in real or free not in real:
+            continue
+        workers = real[sync]["workers"]
+        gains = [_per_update(found[sync]) / _per_update(found[free]) for found in (real, simulated)]
+        expected = k_protocols.sync_over_async(_law(real[sync]), workers)
+        lines.append(
+            f"{law}: {gains[0]:.3g} times, simulated {gains[1]:.3g}, theory {expected:.3g}"
+        )
+    if lines:
+        yield (
+            "an update of Async-SGD is P H_P times as quick as a synchronous one, for exponential "
+            "delays",
+            "\n".join(lines),
+        )
+
+
+def figures(workdir: str | Path) -> None:
+    """Write runtimes.png, seconds per update by K, and curves.png, error against wall-clock."""
+    workdir = Path(workdir)
+    arms = [
+        arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
+        for arm in records.read_json(workdir / records.SUMMARY)["arms"]
+    ]
+    real, simulated = (_kind(arms, kind) for kind in ("real", "simulated"))
+    laws = list(dict.fromkeys(place.split("/")[0] for place in real))
+    _draw_runtimes(real, simulated, laws, workdir / "runtimes.png")
+    _draw_curves(workdir, real, simulated, laws, workdir / "curves.png")
+
+
+def _draw_runtimes(real, simulated, laws: Sequence[str], path: Path) -> None:
+    canvas = Figure(figsize=(10, 4), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, len(laws), squeeze=False, sharey=True)[0]
+    for axes, law in zip(panels, laws, strict=True):
+        for n, protocol in enumerate(PROTOCOLS):
+            places = [f"{law}/{protocol}/K={k}" for k in K]
+            known = [place for place in places if place in real]
+            ks = [int(place.rpartition("=")[2]) for place in known]
+            shifted = [k * 1.06 ** (n - 1.5) for k in ks]  # markers side by side
+            bounds = [_theory(real[place]) for place in known]
+            middle = [(low + min(high, 9 * low)) / 2 for low, high in bounds]
+            spans = [[m - low for m, (low, _) in zip(middle, bounds, strict=True)]] * 2
+            axes.errorbar(shifted, middle, spans, fmt="_", color=COLOURS[n], markersize=14)
+            for found, marker, filled in ((simulated, "o", "none"), (real, "x", COLOURS[n])):
+                axes.plot(
+                    shifted,
+                    [_per_update(found[place]) for place in known],
+                    marker,
+                    color=COLOURS[n],
+                    markerfacecolor=filled,
+                    markersize=6,
+                )
+        axes.set_title(law.replace("_", " "), fontsize=9)
+        axes.set(xscale="log", yscale="log")
+        look.logarithmic(axes)
+        look.ticks(axes, K)
+    canvas.supxlabel("contributions of an update K", fontsize=9)
+    canvas.supylabel("seconds per update", fontsize=9)
+    handles = [Line2D([], [], color=COLOURS[n], label=p) for n, p in enumerate(PROTOCOLS)]
+    for marker, label in (("_", "theory or its bounds"), ("o", "simulated"), ("x", "processes")):
+        handles.append(
+            Line2D([], [], color="0.2", linestyle="", marker=marker, markerfacecolor="none",
+                   label=label)
+        )  # fmt: skip
+    canvas.legend(handles=handles, loc="outside upper center", ncols=7, fontsize=8, frameon=False)
+    save(canvas, path)
+
+
+def _draw_curves(workdir: Path, real, simulated, laws: Sequence[str], path: Path) -> None:
+    canvas = Figure(figsize=(10, 5.5), dpi=150, layout="constrained")
+    panels = canvas.subplots(len(laws), len(PROTOCOLS), squeeze=False, sharex=True, sharey=True)
+    for row, law in zip(panels, laws, strict=True):
+        for axes, protocol in zip(row, PROTOCOLS, strict=True):
+            for k, colour in zip(K, COLOURS, strict=False):
+                place = f"{law}/{protocol}/K={k}"
+                for kind, found, line in (("real", real, "-"), ("simulated", simulated, ":")):
+                    if place not in found:
+                        continue
+                    entries = records.read_metrics(workdir / kind / place)
+                    points = [(e["seconds"], e["train_loss"]) for e in entries]
+                    axes.plot(*zip(*points, strict=True), line, color=colour, linewidth=1.4)
+            axes.set_title(f"{protocol}, {law.replace('_', ' ')}", fontsize=8)
+            axes.set_yscale("log")
+            look.logarithmic(axes)
+    canvas.supxlabel("seconds, of the wall or virtual", fontsize=9)
+    canvas.supylabel("training loss", fontsize=9)
+    handles = [
+        Line2D([], [], color=colour, label=f"K={k}") for k, colour in zip(K, COLOURS, strict=False)
+    ]
+    handles += [
+        Line2D([], [], color="0.2", label="processes"),
+        Line2D([], [], color="0.2", linestyle=":", label="simulated"),
+    ]
+    canvas.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=8, frameon=False)
+    save(canvas, path)
+
+
+def _kind(arms: Sequence[dict], kind: str) -> dict[str, dict]:
+    """The arms of one kind, by law, protocol and K."""
+    own = [arm for arm in arms if arm["name"].startswith(f"{kind}/")]
+    return {arm["name"].removeprefix(f"{kind}/"): arm for arm in own}
+
+
+def _per_update(arm: dict) -> float:
+    """Seconds of an update in the mean over the run."""
+    return arm["seconds"] / max(1, arm["updates"])
+
+
+def _protocol(arm: dict) -> tuple[str, int]:
+    return arm["config"].wait.name, arm["config"].wait.k
+
+
+def _law(arm: dict):
+    return prepare.build_delay(arm["config"].delay)
+
+
+def _theory(arm: dict) -> tuple[float, float]:
+    """Bounds of the expected seconds of an update, equal where it is known."""
+    protocol, k = _protocol(arm)
+    return k_protocols.runtime_bounds(protocol, _law(arm), k, arm["workers"])

@@ -1,0 +1,175 @@
+"""What lives in the process of a worker that nobody marches in step, under a server.
+
+It takes the mini-batches of an order one by one, each as long as its delay says, and answers with
+their contribution. A call from aside stops it between two mini-batches or inside a delay.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.base import Algorithm
+from runtimes import worker
+from stragglers.processes import Process
+
+
+class Parts(NamedTuple):
+    """What a worker computes with."""
+
+    algorithm: Algorithm
+    losses: Callable[[Any, Any], jax.Array]
+    examples: Any  # the training set, a pytree with leading axis [samples]
+    sampler: Any  # `indices(workers, counters)`
+    mini_batches: int  # of a full contribution
+    delay: Process | None  # seconds of a mini-batch, seeded; None: as long as it takes
+    communication: float = 0.0  # s that a contribution takes beyond its real way
+
+
+class Order(NamedTuple):
+    """A contribution that a worker is asked for."""
+
+    number: int  # of this worker's orders, from 1
+    after: int  # the order whose state it goes on from, 0 for the initial one
+    keep: int  # an older order whose state may be asked for still
+    version: int  # of the parameters that come with it
+    first: int  # counter of its first mini-batch
+    batches: int  # mini-batches
+    attempt: int  # durations drawn before
+    samples: int  # seen by all workers so far
+    seconds: float  # on the clock of the run, at the dispatch
+
+
+class Delivery(NamedTuple):
+    """What a worker answers to an order."""
+
+    number: int
+    contribution: Any  # arrays on the host; None if it was stopped
+    busy: float  # s of computing
+    finite: bool
+
+
+class FreeWorker:
+    """One worker under a server; `recipe` builds its parts in the process where it lives."""
+
+    def __init__(self, recipe: Callable[[], Parts], me: int):
+        self._parts, self._me = recipe(), me
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._current = self._stopped = 0  # orders: under way, and the last that shall not be
+        self._computing_since: float | None = None
+        self._states: dict[int, Any] = {}
+        parts = self._parts
+        programs = _programs(parts.algorithm, parts.losses, parts.mini_batches)
+        self._begin, self._one_more, self._end = programs
+
+    def ready(self, params: Any) -> int:
+        """Compile all that an order takes; returns the bytes of a contribution."""
+        algorithm = self._parts.algorithm
+        self._examples = jax.tree.map(jnp.asarray, self._parts.examples)
+        params = jax.tree.map(jnp.asarray, params)
+        self._states[0] = worker.init(algorithm, params).work
+        order = Order(0, 0, 0, 0, 0, 1, 0, 0, 0.0)
+        contribution, *_ = self._computed(order, params, delayed=False)
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(contribution))
+
+    def step(self, order: Order, params: Any) -> Delivery:
+        """Make the contribution of an order at `params`; its state is kept for the next one."""
+        with self._lock:
+            self._current = order.number
+            if order.number <= self._stopped:
+                return Delivery(order.number, None, 0.0, True)
+            self._stop.clear()
+        for number in [n for n in self._states if n < order.after and n != order.keep]:
+            del self._states[number]
+        contribution, state, busy = self._computed(order, params)
+        if contribution is None or self._stop.wait(self._parts.communication):
+            return Delivery(order.number, None, busy, True)
+        self._states[order.number] = state
+        contribution = jax.tree.map(np.asarray, contribution)
+        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(contribution))
+        return Delivery(order.number, contribution, busy, finite)
+
+    def interrupt(self, number: int) -> None:
+        """Stop the order of this number, now or when it comes."""
+        with self._lock:
+            self._stopped = max(self._stopped, number)
+            if self._current <= self._stopped:
+                self._stop.set()
+
+    def computing(self) -> float:
+        """Seconds for which the mini-batch under way is being computed; 0 in a delay."""
+        since = self._computing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def state(self, number: int) -> Any:
+        """The state of local steps after an order, on the host."""
+        return jax.device_get(self._states[number])
+
+    def restore(self, number: int, state: Any) -> None:
+        """Take this state of local steps for that after the order of this number."""
+        self._states[number] = jax.tree.map(jnp.asarray, state)
+
+    def _computed(self, order: Order, params: Any, delayed: bool = True):
+        """(contribution, state of local steps, busy seconds); None, None where it was stopped."""
+        parts, begun = self._parts, time.monotonic()
+        params = jax.tree.map(jnp.asarray, params)
+        carry = self._begin(params, self._states[order.after])
+        given = {
+            "samples": np.float32(order.samples),
+            "worker": np.int32(self._me),
+            "version": np.int32(order.version),
+            "first": np.int32(order.first),
+            "staleness": np.int32(0),
+        }
+        counters = np.arange(order.first, order.first + order.batches)
+        table = parts.sampler.indices(np.full(counters.shape, self._me), counters)
+        mark = begun
+        for step in range(order.batches):
+            self._computing_since = mark
+            carry = jax.block_until_ready(
+                self._one_more(carry, self._examples, np.asarray(table[step]), given)
+            )
+            self._computing_since = None
+            if delayed and parts.delay is not None:
+                at = order.seconds + mark - begun
+                lasts = float(parts.delay.duration(self._me, at, order.attempt + step))
+                self._stop.wait(max(0.0, mark + lasts - time.monotonic()))
+            mark = time.monotonic()
+            if self._stop.is_set() and order.number:
+                return None, None, mark - begun
+        contribution, state = self._end(carry, np.int32(order.batches))
+        return contribution, state, mark - begun
+
+
+@functools.cache
+def _programs(
+    algorithm: Algorithm, losses: Callable, nominal: int
+) -> tuple[Callable, Callable, Callable]:
+    """What a contribution is made of, each compiled once: its beginning, a mini-batch, its end."""
+
+    @jax.jit
+    def begin(params, work):
+        state = worker.WorkerState(work, algorithm.exchange.init(params))
+        return (*worker.begin(algorithm, params, state), work)
+
+    @jax.jit
+    def one_more(carry, examples, taken, given):
+        point, gathered, work = carry
+        mini_batch = jax.tree.map(lambda a: a[taken], examples)
+        given = given | {"active": None, "nominal": nominal}
+        gathered, work = worker.one_more(
+            algorithm, losses, point, gathered, work, mini_batch, given
+        )
+        return point, gathered, work
+
+    @jax.jit
+    def end(carry, batches):
+        point, gathered, work = carry
+        return worker.contribution_of(algorithm, point, gathered, batches), work
+
+    return begin, one_more, end

@@ -1,0 +1,292 @@
+"""Nodes at work: their processes, the log of their meetings, and what happens when one has gone."""
+
+import concurrent.futures
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtimes.base import WorkersLost
+from runtimes.crew import ASIDE, Crew, News, Session, reason
+from runtimes.local_steps import Holding
+from runtimes.matchmaking import Matchmaker
+from runtimes.nodes import Step
+from runtimes.peers import MEET, NEWS, Arrival, Failure, Peer, PeerParts, Report, begins
+from runtimes.pulse import Pulse
+from runtimes.serving import DEATHS, LOOK, MISSED, STARTING, Options
+from stragglers.pair_log import PairLog
+from stragglers.schedule import Event, Schedule
+
+CATCHING_UP = 30.0  # s that the log may be behind nodes that have stopped to meet
+
+
+class Gathering:
+    """The nodes of a run from when their processes start until they are ended.
+
+    `turn` guards the log; it is notified whenever something has happened. What goes wrong in a
+    thread stands in `error`.
+    """
+
+    def __init__(self, parts: PeerParts, log: PairLog, options: Options):
+        self.turn = threading.Condition()
+        self.log, self.error = log, None
+        self.deaths = 0
+        self._parts, self._options, self._workers = parts, options, parts.rule.workers
+        self._matchmaker = Matchmaker(parts.rule.arrivals, self._say)
+        self._freezing = threading.Lock()  # of all nodes together: for a cut, or to mend
+        self._alive: set[int] = set()
+        self._heard: dict[int, float] = {}
+        self._died = dict.fromkeys(range(self._workers), 0)
+        self._missed_since: float | None = None
+        self._pulse, self._closing = Pulse(), False
+        self._mending = concurrent.futures.ThreadPoolExecutor(1)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._elapsed, self._resumed_at = 0.0, None
+        self._crew: Crew | None = None
+
+    def open(
+        self,
+        session: Session,
+        recipe: Callable[[], PeerParts],
+        holdings: Sequence[Holding],
+        elapsed: float,
+    ) -> None:
+        """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""
+        import ray
+
+        workers, resources = self._workers, self._options.resources
+        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(holdings[0].params))
+        session.open(workers, resources, int(1.2 * size * (6 * workers + 2)) + 2**24)
+        self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))
+        first = None  # the others find what it has compiled
+        for node, holding in enumerate(holdings):
+            batches = self._batches(node, holding)
+            reference = self._crew.start(node, ray.put(holding), batches, first)
+            first = first or reference
+        self._crew.wait_until_ready(STARTING)
+        self._elapsed, self._resumed_at = elapsed, time.monotonic()
+        peers = {node: self._crew.handle(node) for node in range(workers)}
+        for node in range(workers):
+            self._crew.call(node, "go", peers, elapsed)
+            self._entered(node)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the threads and all processes."""
+        with self.turn:
+            self._closing = True
+            self.turn.notify_all()
+        if self._crew is not None:
+            self._crew.close()
+        if self._thread.is_alive():
+            self._thread.join(10)
+        self._mending.shutdown(wait=False, cancel_futures=True)
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
+        return self._elapsed + running
+
+    def cut(self) -> Schedule | None:
+        """The rows since the last cut; `of_all` then returns what belongs to exactly these."""
+        while True:
+            with self.turn:
+                self._wait(lambda: len(self._alive) == self._workers, np.inf)
+            with self._freezing, self._frozen(range(self._workers)) as counts:
+                if counts is None:
+                    continue  # somebody has died meanwhile
+                with self.turn:
+                    self._wait(lambda: self._caught_up(counts), CATCHING_UP)
+                    return self.log.take()
+
+    def of_all(self, what: str) -> list:
+        """What all nodes held at the last cut: "held", "memory" or "public" of each."""
+        return self._asked(range(self._workers), what)
+
+    def traffic(self) -> list:
+        """What all nodes have counted."""
+        return self._asked(range(self._workers), "traffic")
+
+    def _asked(self, nodes: Sequence[int], what: str, *arguments: Any) -> list:
+        import ray
+
+        return ray.get([self._crew.call(node, what, *arguments) for node in nodes])
+
+    @contextlib.contextmanager
+    def _frozen(self, nodes: Sequence[int]):
+        """The meetings of these nodes, which have none meanwhile; None if one of them is gone."""
+        import ray
+
+        asked = {node: self._crew.call(node, "freeze") for node in nodes}
+        counts = {}
+        for node, reference in asked.items():
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                counts[node] = ray.get(reference)
+        try:
+            yield counts if len(counts) == len(asked) else None
+        finally:
+            for node in counts:
+                self._crew.call(node, "thaw")
+
+    def _caught_up(self, counts: Mapping[int, int]) -> bool:
+        known = self.log.counts()
+        return all(known[node] == count for node, count in counts.items())
+
+    def _wait(self, until: Callable[[], bool], seconds: float) -> None:
+        """Wait under `turn`; raise what has gone wrong meanwhile."""
+        end = time.monotonic() + seconds
+        while not until():
+            if self.error is not None:
+                raise self.error
+            if time.monotonic() > end:
+                raise WorkersLost(
+                    "several workers have gone at once, with what they had said to each other; "
+                    "give the same command again to go on from the last checkpoint"
+                )
+            self.turn.wait(LOOK)
+
+    def _serve(self) -> None:
+        looked = time.monotonic()
+        while not self._closing and self.error is None:
+            with contextlib.suppress(queue.Empty):
+                news = self._crew.news.get(timeout=LOOK / 2)
+                self._try(self._react, news)
+            if time.monotonic() - looked > LOOK:
+                looked = time.monotonic()
+                self._try(self._look)
+
+    def _try(self, what: Callable, *arguments: Any) -> None:
+        try:
+            what(*arguments)
+        except BaseException as error:  # it belongs to whoever waits for the run
+            with self.turn:
+                self.error = self.error or error
+                self.turn.notify_all()
+
+    def _react(self, news: News) -> None:
+        node = news.member
+        if news.kind == "lost":
+            self._lost(node)
+        elif news.kind == "ready":
+            self._returned(node)
+        elif news.kind == "failed":
+            raise RuntimeError(f"worker {node} fails with {reason(news.value)}")
+        elif news.tag == NEWS:
+            self._reported(node, news.value)
+
+    def _reported(self, node: int, report: Report) -> None:
+        self._heard[node] = time.monotonic()
+        if report.computing > self._pulse.patience:
+            self._crew.kill(node)
+            return
+        self._crew.call(node, "news", tag=NEWS, aside=NEWS)
+        with self.turn:
+            for item in report.items:
+                if isinstance(item, Failure):
+                    raise RuntimeError(
+                        f"{item.reason} after {self.log.updates} meetings; correct the task or the "
+                        "learning rate, or set config.actors.bad_contribution='drop'"
+                    )
+                if isinstance(item, Arrival):
+                    self._matchmaker.arrived(item.worker, item.seconds)
+                    continue
+                self._died[node] = 0
+                self._pulse.delivered(item.ends[0].busy)
+                self.log.add(item)
+            self.turn.notify_all()
+
+    def _say(self, node: int, step: Step) -> None:
+        self._crew.call(node, "do", step)
+
+    def _lost(self, node: int) -> None:
+        self._alive.discard(node)
+        self.deaths += 1
+        self._died[node] += 1
+        if self._died[node] > DEATHS:
+            raise WorkersLost(
+                f"the process of worker {node} has died {DEATHS} times in a row without a meeting; "
+                "see its memory, then give the same command again"
+            )
+        with self.turn:
+            self.log.happened(Event(self.now(), node, "lost"))
+        self._mending.submit(self._try, self._mend, node)
+
+    def _mend(self, node: int) -> None:
+        """Begin the process of a node anew, from what a neighbour would show others."""
+        import ray
+
+        while not self._closing:
+            others = sorted(self._alive)
+            if not others:
+                raise WorkersLost(
+                    "all workers have gone at once; give the same command again to go on from the "
+                    "last checkpoint"
+                )
+            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
+                reports = self._asked(others, "absent", node)
+                with self._frozen(others) as counts:
+                    if counts is None:
+                        continue
+                    holding = self._found(node, others, reports, counts)
+                break
+        self._crew.start(node, ray.put(holding), self._batches(node, holding))
+
+    def _found(self, node: int, others: Sequence[int], reports, counts) -> Holding:
+        """What a node that has gone is to begin with, between the rows so far and those to come."""
+        graph = self._parts.worker.algorithm.graph
+        near = [o for o in others if graph is None or o in graph[node]]
+        source = (near or others)[0]
+        (public,) = self._asked([source], "public")
+        with self.turn:
+            for met in (met for report in reports for met in report):
+                self.log.add(met)
+            self._wait(lambda: self._caught_up(counts), CATCHING_UP)
+            self.log.restored(node, source, self.now())
+            known = self.log.known(node)
+        self._matchmaker.anew(node)
+        return begins(self._parts, node, public, **known)
+
+    def _returned(self, node: int) -> None:
+        """Let a node that is ready again work, and the others meet it."""
+        peers = {other: self._crew.handle(other) for other in range(self._workers)}
+        for other in self._alive:
+            self._crew.call(other, "present", node, peers[node])
+        self._crew.call(node, "go", peers, self.now())
+        self._entered(node)
+
+    def _entered(self, node: int) -> None:
+        self._heard[node] = time.monotonic()
+        self._crew.call(node, "news", tag=NEWS, aside=NEWS)
+        with self.turn:
+            self._alive.add(node)
+            self.turn.notify_all()
+
+    def _batches(self, node: int, holding: Holding) -> int:
+        """Mini-batches of the local steps that a node does next."""
+        arrivals = self._parts.rule.arrivals
+        if arrivals.apart:
+            return arrivals.mini_batches(holding.rule, node)
+        return self._matchmaker.batches(node)
+
+    def _look(self) -> None:
+        """Replace who does not answer any more, and end the run with too few workers."""
+        now = time.monotonic()
+        for node in list(self._alive):
+            if now - self._heard[node] > self._pulse.patience:
+                self._heard[node] = now
+                self._crew.kill(node)
+        if len(self._alive) >= self._options.least_workers:
+            self._missed_since = None
+        elif self._missed_since is None:
+            self._missed_since = now
+        elif now - self._missed_since > MISSED:
+            raise WorkersLost(
+                f"only {len(self._alive)} of {self._workers} workers are left and no more have "
+                f"come for {MISSED:g} s; give the same command again where there are "
+                f"{self._options.least_workers} or more"
+            )

@@ -1,0 +1,388 @@
+"""The server of workers that nobody marches in step: what it knows, and what an arrival changes.
+
+Here is no process, no thread and no clock: arrivals come with their times, and what is to be done
+is answered as orders. The waiting rule decides through its face `stragglers.rule.Arrivals`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.base import Algorithm
+from runtimes import bodies, planning, worker
+from runtimes.free_worker import Delivery, Order
+from stragglers.rule import Arrivals, Reaction
+from stragglers.schedule import Event, Schedule, concatenate
+
+
+class Begin(NamedTuple):
+    """A worker shall make a contribution at the parameters of the order's version."""
+
+    worker: int
+    order: Order
+
+
+class Stop(NamedTuple):
+    """A worker shall give up its order of this number."""
+
+    worker: int
+    number: int
+
+
+Command = Begin | Stop
+
+
+class Held(NamedTuple):
+    """A contribution that has arrived and waits for its update."""
+
+    worker: int
+    order: Order
+    contribution: Any
+    busy: float  # s
+    arrived: float  # s
+    restored: bool  # its worker had begun with a fresh state, as it had lost its process
+
+
+class State(NamedTuple):
+    """What training changes, on the device of the server."""
+
+    params: Any
+    server: Any  # optimizer state
+    memory: Any  # exchange state, [P, ...]
+
+
+class Row(NamedTuple):
+    """One update as it happened, with its contributions in order."""
+
+    time: float  # s
+    held: tuple[Held, ...]  # without their arrays
+    finish: Sequence[float]  # s, when each contributor was free again
+    busy: Sequence[float]  # s of each, with what it has gone on to until the update
+
+
+class ParameterServer:
+    """The server of a replicated method.
+
+    arrivals: the waiting rule. mini_batches: of a full contribution. batch_size: samples in one.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        arrivals: Arrivals,
+        params: Any,
+        *,
+        workers: int,
+        mini_batches: int,
+        batch_size: int,
+    ):
+        self._algorithm, self._arrivals = algorithm, arrivals
+        self._mini_batches, self._batch_size, self.workers = mini_batches, batch_size, workers
+        params = jax.tree.map(jnp.asarray, params)
+        memory = jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), algorithm.exchange.init(params)
+        )
+        self.state = State(params, algorithm.server.init(params), memory)
+        self.remembers = bool(jax.tree.leaves(worker.init(algorithm, params)))
+        self.rule: Any = arrivals.init()
+        self.update = self.samples = self.dropped = 0
+        self.points = {0: params}  # version -> parameters that somebody has in use
+        self.consumed, self.attempts, self.numbers, self.counted, self.kept = np.zeros(
+            (5, workers), np.int64
+        )
+        self.events: list[Event] = []
+        self._more = np.zeros(workers, np.int64)  # the order beside a contribution that waits
+        self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
+        self._in_flight: dict[int, Order] = {}
+        self._held: list[Held] = []
+        self._rows: list[Row] = []
+        self._history: list[tuple[float, list[int], list[int]]] = []  # time, workers, versions
+        self._observed: list[int] = []  # updates made before each loss
+        self._apply = _program(algorithm, mini_batches)
+
+    def compile(self, most: int) -> None:
+        """Run an update of `most` contributions that changes nothing, so that it is compiled."""
+        order = Order(0, 0, 0, self.update, 0, 1, 0, 0, 0.0)
+        zeros = jax.tree.map(np.zeros_like, self.state.params)
+        held = [Held(w % self.workers, order, zeros, 0.0, 0.0, False) for w in range(most)]
+        jax.block_until_ready(self._applied(held))
+
+    def begin(self, now: float) -> Iterator[Command]:
+        """Everybody begins a contribution at the newest version."""
+        for one in range(self.workers):
+            self.rule = self._arrivals.begun(self.rule, one, self.update)
+            yield self._begun(one, self.update, now)
+
+    def arrived(self, who: int, delivery: Delivery, now: float) -> list[Command]:
+        """React to a delivery."""
+        order = self._in_flight.get(who)
+        if order is None or delivery.number != order.number:
+            return []  # it was sent for something newer in the meantime
+        del self._in_flight[who]
+        reaction = self._arrivals.on_arrival(self.rule, who, order.version, now)
+        self.rule = reaction.state
+        if reaction.counts:
+            own = (delivery.contribution, delivery.busy, now, who in self._renewed)
+            self._held.append(Held(who, order, *own))
+            self._renewed.discard(who)
+            self.consumed[who] += order.batches
+            self.counted[who] = order.number
+        if reaction.update:
+            self._update(reaction, now)
+        commands = list(self._sent(reaction.restart, self.update, now))
+        commands += self._sent(reaction.proceed, order.version, now)
+        for one in reaction.proceed:
+            self._more[one] = self._in_flight[one].number
+        self._forget()
+        return commands
+
+    def drop(self, who: int, now: float) -> list[Command]:
+        """Leave out the samples of the worker's order, and let it begin another one."""
+        order = self._in_flight[who]
+        self.consumed[who] += order.batches
+        self.dropped += 1
+        return self.again(who, now)
+
+    def again(self, who: int, now: float) -> list[Command]:
+        """Let a worker whose order is lost begin it anew, at the newest version; [] without one."""
+        if self._in_flight.pop(who, None) is None:
+            return []  # it waits for an update that will have what it has sent
+        self.rule = self._arrivals.begun(self.rule, who, self.update)
+        return [self._begun(who, self.update, now)]
+
+    def waits_for(self, who: int) -> Order | None:
+        """The worker's order under way."""
+        return self._in_flight.get(who)
+
+    def lost(self, who: int, now: float) -> None:
+        """Note that the worker's process has gone, and the state of its local steps with it."""
+        self.events.append(Event(now, who, "lost"))
+        self._renewed.add(who)
+        self.counted[who] = self.kept[who] = 0
+
+    def returned(self, who: int, now: float) -> list[Command]:
+        """Note that the worker has a new process, and send it to work if it was at any."""
+        self.events.append(Event(now, who, "restored"))
+        return self.again(who, now)
+
+    def rows(self) -> Schedule | None:
+        """What has happened since the last call; None for no update."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return None
+        first = self.update - len(rows)
+        events, self.events = tuple(self.events), []
+        schedule = concatenate([self._schedule(first + t, row) for t, row in enumerate(rows)])
+        return replace(schedule, events=events)
+
+    def counters(self) -> dict[str, np.ndarray]:
+        """What is counted; a contribution that waits or is under way counts for nothing."""
+        consumed = self.consumed.copy()
+        for held in self._held:
+            consumed[held.worker] -= held.order.batches
+        return {
+            "consumed": consumed,
+            "attempts": self.attempts.copy(),
+            "numbers": self.numbers.copy(),
+            "counted": self.counted.copy(),
+            "samples": np.array([self.samples]),
+            "dropped": np.array([self.dropped]),
+        }
+
+    def history(self, updates: int) -> dict[str, np.ndarray]:
+        """Who made the first updates and when losses came, as `resume` wants to know it."""
+        rows = self._history[:updates]
+        return {
+            "time": np.array([time for time, *_ in rows]),
+            "width": np.array([len(workers) for _, workers, _ in rows], np.int64),
+            "workers": np.array([w for _, workers, _ in rows for w in workers], np.int64),
+            "version": np.array([v for *_, versions in rows for v in versions], np.int64),
+            "observed": np.array(self._observed, np.int64),
+        }
+
+    def resume(
+        self,
+        state: State,
+        counters: Mapping[str, np.ndarray],
+        history: Mapping[str, np.ndarray],
+        observed: Sequence[tuple[float, float]],
+    ) -> None:
+        """Go on from where another one stood, whose rule has seen the losses `observed`."""
+        self.state = state
+        for name in ("consumed", "attempts", "numbers", "counted"):
+            setattr(self, name, counters[name].copy())
+        self.kept = self.counted.copy()
+        lost = (self.counted == 0) & (self.consumed > 0)
+        self._renewed = set(np.flatnonzero(lost).tolist())
+        self.samples, self.dropped = (int(counters[n][0]) for n in ("samples", "dropped"))
+        ends = np.cumsum(history["width"]).tolist()
+        self._history = [
+            (time, *(history[name][end - width : end].tolist() for name in ("workers", "version")))
+            for time, width, end in zip(
+                history["time"].tolist(), history["width"].tolist(), ends, strict=True
+            )
+        ]
+        self.update = len(self._history)
+        self.points = {self.update: state.params}
+        after = history["observed"].tolist()
+        losses = list(zip(after, observed[: len(after)], strict=True))
+        for update, (time, workers, versions) in enumerate(self._history):
+            while losses and losses[0][0] <= update:
+                self.observe(*losses.pop(0)[1])
+            for who, version in zip(workers, versions, strict=True):
+                self.rule = self._arrivals.begun(self.rule, who, version)
+                self.rule = self._arrivals.on_arrival(self.rule, who, version, time).state
+        for _, loss in losses:
+            self.observe(*loss)
+        self._observed = after
+
+    def observe(self, seconds: float, loss: float) -> None:
+        """Pass a training loss to a rule that follows it."""
+        self._observed.append(self.update)
+        if self._arrivals.observe is not None:
+            self.rule = self._arrivals.observe(self.rule, seconds, loss)
+
+    def _sent(self, workers: Sequence[int], version: int, now: float) -> Iterator[Command]:
+        for who in workers:
+            under_way = self._in_flight.get(who)
+            if under_way is not None:
+                yield Stop(who, under_way.number)
+            yield self._begun(who, version, now)
+
+    def _begun(self, who: int, version: int, now: float) -> Begin:
+        """The order of a worker's next contribution, which is under way from now on."""
+        batches = self._arrivals.mini_batches(self.rule, who)
+        self.numbers[who] += 1
+        order = Order(
+            number=int(self.numbers[who]),
+            after=int(self.counted[who]),
+            keep=int(self.kept[who]),
+            version=version,
+            first=int(self.consumed[who]),
+            batches=batches,
+            attempt=int(self.attempts[who]),
+            samples=self.samples,
+            seconds=now,
+        )
+        self.attempts[who] += batches
+        self._in_flight[who] = order
+        return Begin(who, order)
+
+    def _update(self, reaction: Reaction, now: float) -> None:
+        """Apply the contributions of the workers in `reaction.update`, in their order."""
+        taken = []
+        for who in reaction.update:
+            at = next(n for n, held in enumerate(self._held) if held.worker == who)
+            taken.append(self._held.pop(at))
+        if self.remembers and len(set(reaction.update)) < len(reaction.update):
+            raise ValueError(planning.lost_memory(self.update))
+        self.state = self._applied(taken)
+        self.update += 1
+        self.samples += self._batch_size * sum(held.order.batches for held in taken)
+        self.points[self.update] = self.state.params
+        last = {held.worker: n for n, held in enumerate(taken)}
+        finish, busy = [], []
+        for n, held in enumerate(taken):
+            order = self._in_flight.get(held.worker)
+            more = order is not None and order.number == self._more[held.worker]
+            # Its last push lands with the update, for which it has waited or has gone on.
+            lands = last[held.worker] == n and (order is None or more)
+            finish.append(now if lands else held.arrived)
+            busy.append(held.busy + (now - held.arrived if lands and more else 0.0))
+        versions = [held.order.version for held in taken]
+        self._history.append((now, list(reaction.update), versions))
+        self._rows.append(
+            Row(now, tuple(held._replace(contribution=None) for held in taken), finish, busy)
+        )
+
+    def _applied(self, taken: Sequence[Held]) -> State:
+        orders = [held.order for held in taken]
+        own = {
+            "worker": np.array([held.worker for held in taken], np.int32),
+            "version": np.array([o.version for o in orders], np.int32),
+            "first": np.array([o.first for o in orders], np.int32),
+            "staleness": np.array([self.update - o.version for o in orders], np.int32),
+        }
+        fresh = np.array([held.restored for held in taken])
+        return self._apply(
+            self.state,
+            tuple(held.contribution for held in taken),
+            tuple(self.points[o.version] for o in orders),
+            np.array([o.batches for o in orders], np.int32),
+            fresh,
+            own,
+            np.float32(self.samples),
+        )
+
+    def _forget(self) -> None:
+        """Keep only the parameters that an order or an update to come needs."""
+        used = {order.version for order in self._in_flight.values()}
+        used |= {held.order.version for held in self._held} | {self.update}
+        self.points = {version: self.points[version] for version in used}
+
+    def _schedule(self, update: int, row: Row) -> Schedule:
+        """One row as a schedule."""
+        orders = [held.order for held in row.held]
+        start = np.array([[order.seconds for order in orders]])
+        arrived = np.array([[held.arrived for held in row.held]])
+        finish = np.array([row.finish])
+        busy = np.minimum([row.busy], finish - start)
+        communication = np.minimum(
+            arrived - start - [[held.busy for held in row.held]], finish - start - busy
+        )
+        return Schedule(
+            time=np.array([row.time]),
+            workers=np.array([[held.worker for held in row.held]], np.int32),
+            start=start,
+            finish=finish,
+            batches=np.array([[order.batches for order in orders]], np.int32),
+            first=np.array([[order.first for order in orders]], np.int64),
+            version=np.array([[order.version for order in orders]], np.int32),
+            busy=busy,
+            communication=np.maximum(communication, 0.0),
+            offset=update,
+            population=self.workers,
+            samples=np.array([[order.samples for order in orders]], np.int64),
+            restored=np.array([[h.worker if h.restored else -1 for h in row.held]], np.int32),
+        )
+
+
+def _program(algorithm: Algorithm, mini_batches: int) -> Callable[..., State]:
+    """Compiled for every number of contributions: (state, contributions, points, ...) -> state."""
+
+    @jax.jit
+    def apply(state, contributions, points, batches, fresh, own, samples):
+        common = {
+            "samples": samples,
+            "nominal": mini_batches,
+            "active": None,
+            "current": state.params,
+        }
+        contribution, points = (
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+            for trees in (contributions, points)
+        )
+        first = algorithm.exchange.init(state.params)
+        held = jax.tree.map(
+            lambda a, new: jnp.where(
+                jnp.expand_dims(fresh, range(1, a.ndim)), new, a[own["worker"]]
+            ),
+            state.memory,
+            first,
+        )
+        updates, after = bodies.exchanged(
+            algorithm, contribution, points, 0, worker.WorkerState((), held), batches, common, own
+        )
+        memory = jax.tree.map(
+            lambda a, new: a.at[own["worker"]].set(new), state.memory, after.exchange
+        )
+        params, server = bodies.served(
+            algorithm, updates, state.params, state.server, batches, common
+        )
+        return State(params, server, memory)
+
+    return apply

@@ -1,0 +1,183 @@
+"""The schedule of meetings that have happened, put in order by what each node has counted.
+
+Nodes on different machines have no common clock, so a row is written when its meeting is the next
+one of both its ends. Every node's own order is kept, and the rows so far are always a run that is
+whole. A row is one meeting: who asked, and its partner at the second position, or nobody there.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from stragglers.schedule import Event, Schedule
+
+
+class Entry(NamedTuple):
+    """One end of a meeting."""
+
+    worker: int
+    count: int  # of its meetings before this one
+    batches: int  # that it brings along, 0 of who goes on
+    first: int  # their counter
+    samples: int  # of all workers before them, by the node's own estimate
+    start: float  # s
+    busy: float  # s
+    unheard: tuple["Meeting", ...] = ()  # it was alone in them, and they may be unknown so far
+
+
+class Meeting(NamedTuple):
+    """A meeting of two, of which the first has asked, or a node that was alone."""
+
+    ends: tuple[Entry, ...]
+    asked: float  # s, when it began, on the clock of who reports it
+    landed: float  # s
+    source: int = (
+        -1
+    )  # the worker whose model a node alone has begun from, after its process was lost
+
+
+class PairLog:
+    """Meetings in any order, as rows in a consistent one."""
+
+    def __init__(self, workers: int):
+        self._workers = workers
+        # Of each node: its meetings that have rows, those of them to which it has brought local
+        # steps, and the counter of the mini-batch that comes next.
+        self._counts, self._rounds, self._counters = np.zeros((3, workers), np.int64)
+        self._update, self._time = 0, 0.0
+        self._early: dict[tuple[int, int], Meeting] = {}  # (worker, its count) -> not written yet
+        self._lines: list[Meeting | Event] = []  # written, not taken yet
+
+    @property
+    def updates(self) -> int:
+        """Rows so far."""
+        return self._update + sum(isinstance(line, Meeting) for line in self._lines)
+
+    def counts(self) -> np.ndarray:
+        """[workers] meetings of each node that have rows."""
+        return self._counts.copy()
+
+    def known(self, worker: int) -> dict[str, int]:
+        """Of a node's rows: its `meetings`, its `rounds` of local steps, the `counter` to come."""
+        columns = {"meetings": self._counts, "rounds": self._rounds, "counter": self._counters}
+        return {name: int(column[worker]) for name, column in columns.items()}
+
+    def add(self, meeting: Meeting) -> None:
+        """Write the meeting, and all that have waited for it, or keep it until its turn has come.
+
+        One that has been added before is left out.
+        """
+        for end in meeting.ends:
+            for before in end.unheard:
+                self.add(before)
+        if any(end.count < self._counts[end.worker] for end in meeting.ends):
+            return
+        self._early.update({(end.worker, end.count): meeting for end in meeting.ends})
+        next_ones = [meeting]
+        while next_ones:
+            row = next_ones.pop()
+            if any(end.count != self._counts[end.worker] for end in row.ends):
+                continue
+            self._lines.append(row)
+            for end in row.ends:
+                if end.batches:
+                    self._rounds[end.worker] += 1
+                    self._counters[end.worker] = end.first + end.batches
+                del self._early[end.worker, end.count]
+                self._counts[end.worker] += 1
+                following = self._early.get((end.worker, end.count + 1))
+                next_ones += [] if following is None else [following]
+
+    def happened(self, event: Event) -> None:
+        """Note what has happened between the rows so far and those to come.
+
+        Its time is moved to where it stands among theirs.
+        """
+        self._lines.append(event)
+
+    def restored(self, worker: int, source: int, seconds: float) -> None:
+        """Write a row in which a node takes what `source` shows to others, and does nothing else.
+
+        It stands between the rows so far and those to come.
+        """
+        self._lines.append(Event(seconds, worker, "restored", source))
+        nothing = Entry(worker, int(self._counts[worker]), 0, 0, 0, seconds, 0.0)
+        self.add(Meeting((nothing,), seconds, seconds, source))
+
+    def take(self) -> Schedule | None:
+        """The rows since the last call, None if there are none; events wait for a row to follow."""
+        rows, times, events = [], [], []
+        last = max(
+            (i for i, line in enumerate(self._lines) if isinstance(line, Meeting)), default=-1
+        )
+        for line in self._lines[: last + 1]:
+            if isinstance(line, Meeting):
+                self._time = max(self._time, *_finishes(line))
+                rows.append(line)
+                times.append(self._time)
+            else:
+                self._time = max(line.time, float(np.nextafter(self._time, np.inf)))
+                events.append(line._replace(time=self._time))
+        self._lines = self._lines[last + 1 :]
+        if not rows:
+            return None
+        offset, self._update = self._update, self._update + len(rows)
+        version = np.arange(offset, self._update, dtype=np.int32)[:, None]
+        listed = [self._columns(row) for row in rows]
+        columns = {
+            name: np.array([column[name] for column in listed], dtype)
+            for name, dtype in _TYPES.items()
+        }
+        return Schedule(
+            time=np.array(times),
+            version=np.tile(version, (1, 2)),
+            offset=offset,
+            population=self._workers,
+            events=tuple(events),
+            **columns,
+        )
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """What `unpack` needs, once all rows are taken and no meeting waits for another one."""
+        return {
+            "nodes": np.stack([self._counts, self._rounds, self._counters]),
+            "update": np.array([self._update]),
+            "seconds": np.array([self._time]),
+        }
+
+    def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
+        """Go on from where the packed log stood."""
+        self._counts, self._rounds, self._counters = packed["nodes"].astype(np.int64)
+        self._update, self._time = int(packed["update"][0]), float(packed["seconds"][0])
+
+    def _columns(self, row: Meeting) -> dict[str, list]:
+        asker, *others = row.ends
+        partner = others[0] if others else Entry(self._workers, 0, 0, 0, 0, row.landed, 0.0)
+        ends, finishes = (asker, partner), [*_finishes(row), row.landed][:2]
+        start = [f if not e.batches else e.start for e, f in zip(ends, finishes, strict=True)]
+        spare = finishes[0] - asker.start - asker.busy
+        return {
+            "workers": [end.worker for end in ends],
+            "start": start,
+            "finish": finishes,
+            "batches": [end.batches for end in ends],
+            "first": [end.first for end in ends],
+            "busy": [end.busy for end in ends],
+            "communication": [max(0.0, min(row.landed - row.asked, spare)), 0.0],
+            "partner": [1, 0] if others else [0, 1],
+            "samples": [end.samples for end in ends],
+            "restored": [row.source, -1],
+        }
+
+
+_TYPES = {
+    **dict.fromkeys(("workers", "batches", "partner", "restored"), "int32"),
+    **dict.fromkeys(("first", "samples"), "int64"),
+    **dict.fromkeys(("start", "finish", "busy", "communication"), "float64"),
+}
+
+
+def _finishes(row: Meeting) -> list[float]:
+    """When it landed at each end; clocks may differ, but nobody lands before its work is done."""
+    return [max(row.landed, e.start + e.busy) if e.batches else row.landed for e in row.ends]

@@ -1,0 +1,129 @@
+"""Free workers as real processes: they run, die, hang and come back; the simulator repeats it."""
+
+import functools
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from runtimes import crew, pulse
+from runtimes.base import Runtime
+from stragglers.schedule import concatenate
+from tests.runtimes.free import N, actors, replayed
+from tests.runtimes.toy import X0
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
+PATIENCE = 120.0  # s, for a machine that has other things to do
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session():
+    yield crew.SESSION
+    crew.SESSION.close()
+
+
+@pytest.fixture
+def started():
+    """Runtimes whose processes end with the test."""
+    made = []
+
+    def start(*arguments, **knobs):
+        made.append(actors(*arguments, **knobs))
+        return made[-1], made[-1].start(X0)
+
+    yield start
+    for runtime in made:
+        runtime.close()
+
+
+def until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.1)
+
+
+def same_as_replay(runtime, run, method, mini_batches, schedule):
+    schedule.validate()
+    simulator = replayed(method, schedule, mini_batches)
+    replay, _ = simulator.advance(simulator.start(X0), np.inf)
+    ours, theirs = (np.asarray(r.models(s)) for r, s in ((runtime, run), (simulator, replay)))
+    np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6 * np.abs(theirs).max())
+
+
+def used_once(schedule, mini_batches):
+    for who in range(N):
+        first = np.sort(schedule.first[schedule.workers == who])
+        np.testing.assert_array_equal(first, mini_batches * np.arange(first.size))
+
+
+def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, monkeypatch):
+    monkeypatch.setattr(pulse, "SILENCE", 2.0)
+    runtime, run = started("local_sgd", "k_async", 2, k=2)
+    assert isinstance(runtime, Runtime) and runtime.clock == "wall" and not runtime.replays
+    run, first = runtime.advance(run, np.inf, 20)
+    assert run.update == 20 and np.isfinite(run.seconds)
+    pieces = [first]
+
+    def go_on(updates=10):
+        nonlocal run
+        run, piece = runtime.advance(run, np.inf, updates)
+        pieces.append(piece)
+
+    for number, sent in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
+        pid = runtime.pids()[number]
+        os.kill(pid, sent)
+        deaths = run.deaths
+
+        def replaced(before=deaths, who=number, old=pid):
+            go_on()
+            return run.deaths > before and runtime.pids().get(who, old) != old
+
+        until(replaced)
+    go_on(20)
+    schedule = concatenate(pieces)
+    kinds = [event.kind for event in schedule.events if event.worker in (1, 2)]
+    assert kinds.count("lost") == kinds.count("restored") == 2
+    used_once(schedule, 2)
+    same_as_replay(runtime, run, "local_sgd", 2, schedule)
+    assert runtime.measured(run)["deaths"] == 2
+
+
+def test_a_run_goes_on_from_what_it_has_packed(started):
+    runtime, run = started("local_sgd", "k_async", 2, k=2)
+    run = runtime.observe(run, 0.0, 1.0)
+    run, first = runtime.advance(run, np.inf, 30)
+    run = runtime.observe(run, run.seconds, 0.5)
+    packed, observed = runtime.pack(run), [(0.0, 1.0), (run.seconds, 0.5)]
+    runtime.close()
+    other, fresh = started("local_sgd", "k_async", 2, k=2)
+    resumed, nothing = other.resume(fresh, packed, observed)
+    assert nothing is None
+    for name in ("update", "samples", "seconds"):
+        assert getattr(resumed, name) == getattr(run, name)
+    resumed, second = other.advance(resumed, np.inf, 30)
+    schedule = concatenate([first, second])
+    used_once(schedule, 2)
+    same_as_replay(other, resumed, "local_sgd", 2, schedule)
+
+
+def test_a_worker_that_computes_nonsense_ends_the_run_or_is_left_out(started):
+    runtime, run = started("diverging", "k_async", 1, k=1)
+    with pytest.raises(RuntimeError, match=r"contribution of worker . at update .* is not finite"):
+        runtime.advance(run, np.inf, 200)
+
+
+def test_a_process_that_cannot_start_is_a_sentence(started):
+    runtime, run = started("all_reduce", "k_async", 1, k=1)
+    runtime._recipe = functools.partial(int, "no number")
+    with pytest.raises(ValueError, match=r"process of worker . cannot start .*no number"):
+        runtime.advance(run, np.inf, 1)
+    assert runtime._serving is None
+
+
+def test_more_than_the_cluster_has_is_refused(started, session):
+    session.open(1, crew.Resources(), 0)
+    with pytest.raises(ValueError, match=r"4 workers want 2 GPUs and the cluster has 0"):
+        session.open(4, crew.Resources(gpus=0.5), 0)

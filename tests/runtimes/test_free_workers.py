@@ -1,0 +1,220 @@
+"""Workers under a server, without processes: the server's orders are carried out at once.
+
+Their arrivals come in the order of a virtual clock, so that the rows are those of the rule's plan.
+"""
+
+import functools
+import heapq
+import threading
+
+import numpy as np
+import pytest
+
+from runtimes.actors import Actors, check
+from runtimes.free_worker import FreeWorker, Order
+from runtimes.parameter_server import Begin, ParameterServer, Stop
+from runtimes.pulse import SILENCE, Pulse
+from stragglers import delays
+from stragglers.processes import as_process
+from stragglers.schedule import concatenate
+from tests import planned
+from tests.runtimes.free import LAW, METHODS, N, parts, replayed
+from tests.runtimes.toy import SAMPLES, X0
+
+RULES = {
+    "k_sync": {"k": 2},
+    "k_batch_sync": {"k": 3},
+    "k_async": {"k": 2},
+    "k_batch_async": {"k": 2},
+    "ringmaster": {"limit": 2, "interrupt": True},
+    "rennala": {"k": 3},
+}
+REPEATING = ("k_batch_sync", "k_batch_async", "rennala")  # a worker may deliver twice in an update
+
+
+class World:
+    """A server and workers on a virtual clock, in which processes can be lost."""
+
+    def __init__(self, method, wait, mini_batches=1, **knobs):
+        built = parts(method, mini_batches, None)
+        self.rule = planned.rule(wait, LAW, N, mini_batches, 3, **knobs)
+        self.recipe, self._delay = lambda: built, as_process(LAW).seeded(3)
+        self.server = ParameterServer(
+            built.algorithm,
+            self.rule.arrivals,
+            X0,
+            workers=N,
+            mini_batches=mini_batches,
+            batch_size=SAMPLES.batch_size,
+        )
+        self.workers = {who: self.process(who) for who in range(N)}
+        self.queue, self.seconds = [], 0.0
+        self.carry_out(self.server.begin(0.0))
+
+    def process(self, who):
+        worker = FreeWorker(self.recipe, who)
+        worker.ready(X0)
+        return worker
+
+    def carry_out(self, commands):
+        for command in commands:
+            if isinstance(command, Stop):
+                self.workers[command.worker].interrupt(command.number)
+                self.queue = [e for e in self.queue if e[1:3] != (command.worker, command.number)]
+                heapq.heapify(self.queue)
+            else:
+                self.begin(command)
+
+    def begin(self, command: Begin):
+        order, now = command.order, self.seconds
+        for step in range(order.batches):
+            now += float(self._delay.duration(command.worker, now, order.attempt + step))
+        params = self.server.points[order.version]
+        delivery = self.workers[command.worker].step(order, params)
+        heapq.heappush(self.queue, (now, command.worker, order.number, delivery))
+
+    def run(self, updates):
+        while self.server.update < updates:
+            self.seconds, who, _, delivery = heapq.heappop(self.queue)
+            self.carry_out(self.server.arrived(who, delivery, self.seconds))
+        return self.server.rows()
+
+    def lose(self, who):
+        """The process of a worker goes, and another one comes at once."""
+        self.queue = [event for event in self.queue if event[1] != who]
+        heapq.heapify(self.queue)
+        self.server.lost(who, self.seconds)
+        self.workers[who] = self.process(who)
+        self.carry_out(self.server.returned(who, self.seconds))
+
+
+def difference(world, method, schedule, mini_batches):
+    """Between the server's parameters and those of a simulated replay, relative."""
+    simulator = replayed(method, schedule, mini_batches)
+    run, _ = simulator.advance(simulator.start(X0), np.inf)
+    ours, theirs = world.server.state.params, np.asarray(simulator.models(run))[0]
+    return np.abs(ours - theirs).max() / np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("wait", RULES)
+def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait, method, mini_batches):
+    if method != "all_reduce" and wait in REPEATING:
+        pytest.skip("a worker delivers twice, and the method has a memory")
+    world = World(method, wait, mini_batches, **RULES[wait])
+    schedule = world.run(40)
+    schedule.validate()
+    plan = world.rule.extend(world.rule.init(), 40)[1]
+    for column in ("workers", "batches", "first", "version"):
+        np.testing.assert_array_equal(getattr(schedule, column), getattr(plan, column))
+    for column in ("time", "start", "finish"):
+        np.testing.assert_allclose(getattr(schedule, column), getattr(plan, column), atol=1e-9)
+    assert difference(world, method, schedule, mini_batches) < 2e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lost_processes_lose_their_state_and_no_sample(method):
+    world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
+    pieces = []
+    for updates in range(5, 60, 5):
+        pieces.append(world.run(updates))
+        world.lose(int(rng.integers(N)))
+    schedule = concatenate([*pieces, world.run(65)])
+    schedule.validate()
+    assert (schedule.restored >= 0).sum() >= 8
+    assert [event.kind for event in schedule.events] == ["lost", "restored"] * 11
+    for who in range(N):
+        first = np.sort(schedule.first[schedule.workers == who])
+        np.testing.assert_array_equal(first, 2 * np.arange(first.size))
+    assert difference(world, method, schedule, 2) < 2e-6
+
+
+def test_a_server_keeps_the_parameters_that_somebody_reads_and_no_others():
+    world = World("all_reduce", "k_batch_async", k=1)
+    world.run(200)
+    assert len(world.server.points) <= N + 1
+
+
+def test_a_server_that_resumes_stands_where_it_stood():
+    observed = []
+    knobs = {"protocol": "k_async", "interval": 0.1, "k": 1, "lowest_loss": 0.0}
+    world, other = (World("all_reduce", "adasync", **knobs) for _ in range(2))
+    for until, loss in ((0.0, 4.0), (0.3, 1.0), (0.5, 0.2)):
+        while world.seconds < until:
+            world.run(world.server.update + 1)
+        observed.append((until, loss))  # the server has gone on in the meantime
+        world.server.observe(*observed[-1])
+    counters, history = world.server.counters(), world.server.history(world.server.update)
+    other.server.resume(world.server.state, counters, history, observed)
+    assert other.server.update == world.server.update
+    assert other.server.samples == world.server.samples
+    other.queue.clear()
+    for who, number in enumerate(counters["counted"].tolist()):
+        other.workers[who].restore(number, ())
+    other.carry_out(other.server.begin(world.seconds))
+    assert other.server.rule.k == world.server.rule.k > 1
+    before = other.server.update
+    schedule = other.run(before + 30)
+    assert schedule.offset == before and (schedule.version >= before).all()
+
+
+def test_a_dropped_contribution_is_left_out_with_its_samples():
+    world = World("all_reduce", "k_async", k=1)
+    world.run(10)
+    consumed, who = world.server.consumed.copy(), world.queue[0][1]
+    world.carry_out(world.server.drop(who, world.seconds))
+    assert world.server.dropped == 1 and world.server.consumed[who] == consumed[who] + 1
+
+
+def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
+    worker = FreeWorker(functools.partial(parts, "all_reduce", 1, LAW), 0)
+    worker.ready(X0)
+    order = Order(1, 0, 0, 0, 0, 1, 0, 0, 0.0)
+    worker.interrupt(1)
+    assert worker.step(order, X0).contribution is None
+    assert worker.step(order._replace(number=2), X0).contribution is not None
+    slow = FreeWorker(functools.partial(parts, "all_reduce", 1, delays.deterministic(60.0)), 0)
+    slow.ready(X0)
+    threading.Timer(0.2, slow.interrupt, [1]).start()
+    assert slow.step(order, X0).contribution is None
+
+
+def test_a_contribution_goes_on_from_the_state_that_its_order_names():
+    worker = FreeWorker(functools.partial(parts, "local_sgd", 2, None), 0)
+    worker.ready(X0)
+    first = worker.step(Order(1, 0, 0, 0, 0, 2, 0, 0, 0.0), X0).contribution
+    later = worker.step(Order(2, 1, 0, 0, 0, 2, 0, 0, 0.0), X0).contribution
+    again = worker.step(Order(3, 0, 0, 0, 0, 2, 0, 0, 0.0), X0).contribution
+    assert np.abs(first - later).max() > 0  # it has momentum
+    np.testing.assert_array_equal(first, again)
+
+
+def test_a_delivery_that_is_not_finite_says_so():
+    worker = FreeWorker(functools.partial(parts, "all_reduce", 1, None), 0)
+    worker.ready(X0)
+    assert not worker.step(Order(1, 0, 0, 0, 0, 1, 0, 0, 0.0), X0 * np.nan).finite
+
+
+def test_who_is_silent_is_asked_and_then_given_up():
+    pulse = Pulse()
+    for _ in range(10):
+        pulse.delivered(4.0)
+    assert pulse.patience == 20.0
+    assert pulse.look({0: 0.0, 1: 15.0}, 19.0) == ([], [])
+    assert pulse.look({0: 0.0, 1: 15.0}, 21.0) == ([0], [])
+    assert pulse.answered(0, 3.0, 22.0)  # it sleeps: so it has until 42 s
+    assert pulse.look({0: 0.0, 1: 15.0}, 36.0) == ([1], [])
+    assert pulse.look({0: 0.0, 1: 15.0}, 36.0 + SILENCE + 1) == ([0], [1])
+    assert not pulse.answered(0, 21.0, 48.0)  # its device hangs
+
+
+def test_refusals_come_before_any_process():
+    recipe = functools.partial(parts, "all_reduce", 1, LAW)
+    for wait, words in (("barrier", "no form for workers"), ("first_finisher", "no form")):
+        with pytest.raises(ValueError, match=words):
+            Actors(recipe(), recipe, planned.rule(wait, LAW, N, 1, 3))
+    with pytest.raises(ValueError, match="delivers twice"):
+        top_k = functools.partial(parts, "top_k", 1, LAW)
+        Actors(top_k(), top_k, planned.rule("k_batch_async", LAW, N, 1, 3, k=4)).start(X0)
+    assert check(recipe().algorithm, planned.rule("k_async", LAW, N, 1, 3, k=2)).updates > 1

@@ -1,0 +1,102 @@
+"""Nodes in processes of their own: what they do is recorded, repeated, and survives a death."""
+
+import os
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from runtimes import crew
+from stragglers.schedule import concatenate
+from tests.runtimes import meeters
+from tests.runtimes.meeters import X0, B, H, N
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session():
+    """Ray's own processes, for all tests of this module."""
+    yield
+    crew.SESSION.close()
+
+
+def held(runtime):
+    """What all nodes hold at the last cut, [workers, ...]: parameters, work and exchange state."""
+    nodes = [(node.params, node.work, node.exchange) for node in runtime._gathering.of_all("held")]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *nodes)
+
+
+def assert_replayed(name, runtime, schedule):
+    schedule.validate()
+    simulator = meeters.replayed(name, schedule)
+    simulation, _ = simulator.advance(simulator.start(X0), np.inf)
+    model = simulation.model
+    simulated = (model.params, model.workers.work, model.workers.exchange)
+    jax.tree.map(np.testing.assert_array_equal, held(runtime), simulated)
+
+
+@pytest.mark.parametrize(
+    "name", ["float32", *(pytest.param(n, marks=pytest.mark.slow) for n in [*meeters.METHODS][1:])]
+)
+def test_replay_gives_the_same_bits(name):
+    runtime = meeters.meetings(name)
+    run = runtime.start(X0)
+    schedules = []
+    for _ in range(2):
+        run, schedule = runtime.advance(run, np.inf, 30)
+        schedules.append(schedule)
+    schedule = concatenate(schedules)
+    assert run.update == schedule.updates >= 60
+    assert run.samples == schedule.batches.sum() * B
+    assert_replayed(name, runtime, schedule)
+    assert jax.tree.leaves(runtime.models(run))[0].shape == (N, *X0.shape)
+    sent = run.measured["sent_bytes_per_worker"]
+    runtime.close()
+
+    sizes = [meeters.message_bytes(name)] * int((schedule.workers[:, 1] < N).sum())
+    assert sent * N >= 2 * sum(sizes) > 0  # and what was sent again, or to who was busy
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_begins_anew_from_a_neighbour_and_replay_repeats_it():
+    name = "float32"
+    runtime = meeters.meetings(name)
+    run, first = runtime.advance(runtime.start(X0), np.inf, 40)
+    gathering = runtime._gathering
+    victim = gathering._crew.place(2).pid
+    os.kill(victim, signal.SIGKILL)
+    alive = [first]
+    for _ in range(100):
+        run, schedule = runtime.advance(run, run.seconds + 1.0)
+        alive += [] if schedule is None else [schedule]
+        found = concatenate(alive)
+        again = found.time > max((event.time for event in found.events), default=np.inf)
+        if (found.workers[again] == 2).sum() > 5:
+            break
+        time.sleep(0.1)
+    kinds = [(event.kind, event.worker) for event in found.events]
+    assert kinds == [("lost", 2), ("restored", 2)] and found.events[1].source in (1, 3)
+    assert run.measured["deaths"] == 1
+    assert_replayed(name, runtime, found)
+    for node in range(N):  # each mini-batch once, none skipped
+        mine = (found.workers == node) & (found.batches > 0)
+        assert found.first[mine].tolist() == [*range(0, H * mine.sum(), H)]
+    runtime.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["8 bits", "blocking"])
+def test_a_run_goes_on_from_what_it_has_packed(name):
+    runtime = meeters.meetings(name)
+    run, before = runtime.advance(runtime.start(X0), np.inf, 30)
+    packed = runtime.pack(run)
+    runtime.close()
+    later = meeters.meetings(name)
+    resumed, happened = later.resume(later.start(X0), packed, [(0.0, 1.0)])
+    assert happened is None
+    assert (resumed.update, resumed.samples) == (run.update, run.samples)
+    jax.tree.map(np.testing.assert_array_equal, later.models(resumed), runtime.models(run))
+    resumed, after = later.advance(resumed, np.inf, 30)
+    assert_replayed(name, later, concatenate([before, after]))
+    later.close()
