@@ -279,6 +279,10 @@ def report_again() -> None:
 
 
 def main(_) -> None:
+    if _RESTARTS.value:  # this process only watches over the one that does the work
+        from experiments import restarts
+
+        sys.exit(restarts.run_again(sys.argv, _RESTARTS.value))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -293,10 +297,6 @@ def main(_) -> None:
             return list_parts()
         if _REPORT.value:
             return report_again()
-        if _RESTARTS.value:
-            from experiments import restarts
-
-            sys.exit(restarts.run_again(sys.argv, _RESTARTS.value))
         rest = plan()
         code = rest() if rest else 0
     except (ValueError, OSError) as error:
