@@ -76,6 +76,9 @@ _ABOUT_ARMS = [
 _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", lower_bound=0)
+_RESTARTS = flags.DEFINE_integer(
+    "restarts", 0, "Start so often again when a process of the run has gone.", lower_bound=0
+)
 
 
 _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line gives
@@ -127,6 +130,8 @@ def parse(argv: list[str]) -> list[str]:
         refuse("--ray says what an arm takes of --executor=ray; give both or neither")
     if _ARM.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--arm runs arms in this process; leave out --jobs and --executor")
+    if _RESTARTS.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
+        refuse("--restarts is for the processes of one run; leave out --jobs and --executor")
     if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--num_processes is for one arm on many machines; leave out --jobs and --executor")
     return rest
@@ -314,6 +319,10 @@ def report_again() -> None:
 
 
 def main(_) -> None:
+    if _RESTARTS.value:  # this process only watches over the one that does the work
+        from experiments import restarts
+
+        sys.exit(restarts.run_again(sys.argv, _RESTARTS.value))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

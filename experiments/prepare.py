@@ -15,6 +15,7 @@ from algorithms.reducers import REDUCERS
 from comms import cost, messages, topology
 from experiments import entries, limits, optimizers, parts, profiling, ranges, tasks
 from experiments.kinds import Kind
+from experiments.shared_tally import SharedTally
 from experiments.tasks import Task, data, sampling
 from runtimes import (
     actors,
@@ -247,7 +248,7 @@ def _mesh(config, task, algorithm, sampler, communication):
         algorithm.links,
     )
     trigger = _trigger(config, algorithm, rule)
-    watched = delay is not None or config.communication != 0 or trigger.stop is not None
+    watched = delay is not None or config.communication != 0 or trigger.stops
     return mesh.Mesh(
         algorithm,
         task.losses,
@@ -262,6 +263,7 @@ def _mesh(config, task, algorithm, sampler, communication):
             delay=delay,
             draw=config.draw,
             communication=communication,
+            tally=SharedTally() if jax.process_count() > 1 else None,
         )
         if watched
         else None,
@@ -329,11 +331,11 @@ def _trigger(config, algorithm, rule: Rule) -> Trigger:
             f"mesh: its devices move in rounds, which {name!r} does not or not with a trigger; use "
             f"runtime='simulate', or one of {', '.join(known)}"
         )
-    if jax.process_count() > 1 and trigger.sees_all:
+    if jax.process_count() > 1 and trigger.stop is not None and trigger.sees_all:
         known = rules.showing(lambda rule: rule.trigger is not None and not rule.trigger.sees_all)
         raise ValueError(
-            f"mesh: {name!r} has to see the workers of all {jax.process_count()} processes at "
-            "once, and delays and triggers live in each of them; use a single process, or one of "
+            f"mesh: {name!r} looks at single workers of all {jax.process_count()} processes, of "
+            "which a round only knows a sum of points; use a single process, or one of "
             f"{', '.join(known)}"
         )
     several = trigger.whole is not None and (trigger.mini_batches > trigger.whole).any()

@@ -1,6 +1,7 @@
 """Processes that find each other, and end when one of them does."""
 
 import socket
+import threading
 
 import pytest
 
@@ -81,3 +82,12 @@ def test_an_environment_that_names_no_coordinator_is_refused(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="has started 2 but names no coordinator; give --coord"):
         distributed.initialize()
+
+
+def test_the_last_words_are_said_once(capfd, monkeypatch):
+    """Of the main thread and JAX's, which notice a death at the same time."""
+    monkeypatch.setattr(distributed, "_said", threading.Lock())
+    distributed._last_words("process 1 has left (refused)")
+    distributed._last_words()
+    (sentence,) = capfd.readouterr().err.strip().splitlines()
+    assert sentence.startswith("error: process 0 of 1 ends, as process 1 has left (refused); start")

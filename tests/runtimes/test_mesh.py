@@ -170,3 +170,11 @@ def test_a_parameter_without_elements_is_watched_too():
     state, _ = runtime.advance(runtime.start(params), np.inf, 2)
     alone, _ = run(METHODS["all_reduce"](), injector(), 2)
     np.testing.assert_array_equal(runtime.models(state)["w"], alone)
+
+
+def test_a_deadline_follows_from_the_rounds_of_its_calibration():
+    """It holds from the dispatch on that comes after them."""
+    watched = injector("drop_compute", uneven(), calibration=4)
+    _, schedule = run(METHODS["all_reduce"](), watched, 16)
+    schedule.validate()
+    assert (schedule.batches[:8] == M).all() and (schedule.batches[8:, 0] < M).all()
