@@ -16,7 +16,7 @@ from runtimes.crew import ASIDE, Crew, News, Session, reason
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker
 from runtimes.nodes import Step
-from runtimes.peers import MEET, NEWS, Arrival, Failure, Peer, PeerParts, Report, begins
+from runtimes.peers import MEET, NEWS, Arrival, Failure, Held, Peer, PeerParts, Report, begins
 from runtimes.pulse import Pulse
 from runtimes.serving import DEATHS, LOOK, MISSED, STARTING, Options
 from stragglers.pair_log import PairLog
@@ -92,8 +92,10 @@ class Gathering:
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
 
-    def cut(self) -> Schedule | None:
-        """The rows since the last cut; `of_all` then returns what belongs to exactly these."""
+    def cut(self) -> tuple[Schedule | None, list[Held]]:
+        """The rows since the last cut, and what all nodes hold after exactly these."""
+        import ray
+
         while True:
             with self.turn:
                 self._wait(lambda: len(self._alive) == self._workers, np.inf)
@@ -102,15 +104,12 @@ class Gathering:
                     continue  # somebody has died meanwhile
                 with self.turn:
                     self._wait(lambda: self._caught_up(counts), CATCHING_UP)
-                    return self.log.take()
-
-    def of_all(self, what: str) -> list:
-        """What all nodes held at the last cut: "held", "memory" or "public" of each."""
-        return self._asked(range(self._workers), what)
-
-    def traffic(self) -> list:
-        """What all nodes have counted."""
-        return self._asked(range(self._workers), "traffic")
+                    lines = self.log.lines
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                held = self._asked(range(self._workers), "held")
+                if all(one is not None for one in held):  # nobody has been replaced since
+                    with self.turn:
+                        return self.log.take(lines), held
 
     def _asked(self, nodes: Sequence[int], what: str, *arguments: Any) -> list:
         import ray

@@ -18,7 +18,8 @@ import numpy as np
 from runtimes import crew, meeting, packing
 from runtimes.actors import check
 from runtimes.gathering import Gathering
-from runtimes.peers import PeerParts, begins
+from runtimes.local_steps import Holding
+from runtimes.peers import Held, PeerParts, begins
 from runtimes.serving import Options
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Schedule
@@ -27,9 +28,9 @@ DEFAULTS = Options()
 
 
 class MeetingsRun(NamedTuple):
-    """All nodes between the same rows."""
+    """All nodes between the same rows, on the host."""
 
-    models: Any  # public copies [workers, ...]
+    holdings: Sequence[Holding]
     seconds: float
     update: int
     samples: int
@@ -68,10 +69,10 @@ class Meetings:
     def start(self, params: Any) -> MeetingsRun:
         """A run of no updates from `params`; processes come with the first `advance`."""
         self.close()
-        self._log, self._elapsed = PairLog(self.parts.rule.workers), 0.0
-        first = begins(self.parts, 0, params)
-        self._holdings = [first] * self.parts.rule.workers
-        return self._of_holdings(0.0, 0)
+        self._log = PairLog(self.parts.rule.workers)
+        holdings = [begins(self.parts, 0, params)] * self.parts.rule.workers
+        self._run = MeetingsRun(holdings, 0.0, 0, 0, {})
+        return self._run
 
     def advance(
         self, run: MeetingsRun, seconds: float, updates: float = np.inf
@@ -86,14 +87,14 @@ class Meetings:
                 if gathering.error is not None:
                     raise gathering.error
                 gathering.turn.wait(min(0.2, max(0.0, seconds - gathering.now())))
-        schedule = gathering.cut()
-        now, models = gathering.now(), _stacked(gathering.of_all("public"))
-        samples = run.samples
+        schedule, held = gathering.cut()
+        update, samples, now = run.update, run.samples, gathering.now()
         if schedule is not None:
-            now = float(schedule.time[-1]) if self._log.updates >= enough else now
+            update += schedule.updates
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
-        run = MeetingsRun(models, now, self._log.updates, samples, self._measured())
-        return run, schedule
+            now = float(schedule.time[-1]) if update >= enough else now
+        holdings = [one.holding for one in held]
+        return MeetingsRun(holdings, now, update, samples, self._measured(held)), schedule
 
     def observe(self, run: MeetingsRun, seconds: float, loss: float) -> MeetingsRun:
         """Nothing: no node knows the loss of all."""
@@ -102,26 +103,22 @@ class Meetings:
 
     def models(self, run: MeetingsRun) -> Any:
         """The public copies, with a leading axis of workers."""
-        return run.models
+        public = self.parts.worker.algorithm.public or (lambda exchange, params: params)
+        return _stacked([public(held.exchange, held.params) for held in run.holdings])
 
     def memory(self, run: MeetingsRun) -> Any:
         """The exchange's state, with a leading axis of workers."""
-        del run
-        if self._gathering is None:
-            return _stacked([holding.exchange for holding in self._holdings])
-        return _stacked(self._gathering.of_all("memory"))
+        return _stacked([held.exchange for held in run.holdings])
 
     def measured(self, run: MeetingsRun) -> dict[str, float]:
         """What has really travelled, and what has gone wrong."""
         return run.measured
 
     def pack(self, run: MeetingsRun) -> dict[str, np.ndarray]:
-        """All that the nodes held at the last cut."""
-        held = self._holdings if self._gathering is None else self._gathering.of_all("held")
-        return packing.pack(dict(enumerate(held))) | {
-            **{f"log/{name}": value for name, value in self._log.pack().items()},
+        """All that the nodes held, and where the clock stood."""
+        return packing.pack(dict(enumerate(run.holdings))) | {
             "clock": np.array([run.seconds]),
-            "samples": np.array([run.samples]),
+            "counted": np.array([run.update, run.samples]),
         }
 
     def resume(
@@ -131,12 +128,14 @@ class Meetings:
         observed: Sequence[tuple[float, float]],
     ) -> tuple[MeetingsRun, None]:
         """The packed run; local steps that were under way then are made anew."""
-        del run, observed
-        held = dict(enumerate(self._holdings))
-        self._holdings = list(packing.unpack(held, packed).values())
-        self._log.unpack({n[4:]: value for n, value in packed.items() if n.startswith("log/")})
-        self._elapsed = float(packed["clock"][0])
-        return self._of_holdings(self._elapsed, int(packed["samples"][0])), None
+        del observed
+        holdings = packing.unpack(dict(enumerate(run.holdings)), packed)
+        update, samples = packed["counted"].tolist()
+        seconds = float(packed["clock"][0])
+        self._run = MeetingsRun(list(holdings.values()), seconds, update, samples, {})
+        nodes = [(held.meetings, held.counter) for held in self._run.holdings]
+        self._log = PairLog(len(nodes), update, seconds, *np.array(nodes, np.int64).T)
+        return self._run, None
 
     def close(self) -> None:
         """End the processes of the run."""
@@ -147,18 +146,14 @@ class Meetings:
     def _open(self) -> None:
         self._gathering = Gathering(self.parts, self._log, self._options)
         try:
-            self._gathering.open(self._session, self._recipe, self._holdings, self._elapsed)
+            start = self._run.holdings, self._run.seconds
+            self._gathering.open(self._session, self._recipe, *start)
         except BaseException:
             self.close()
             raise
 
-    def _of_holdings(self, seconds: float, samples: int) -> MeetingsRun:
-        public = self.parts.worker.algorithm.public or (lambda exchange, params: params)
-        models = _stacked([public(h.exchange, h.params) for h in self._holdings])
-        return MeetingsRun(models, seconds, self._log.updates, samples, {})
-
-    def _measured(self) -> dict[str, float]:
-        counted = self._gathering.traffic()
+    def _measured(self, held: Sequence[Held]) -> dict[str, float]:
+        counted = [one.traffic for one in held]
         asked = max(1, sum(node.asked for node in counted))
         return {
             "sent_bytes_per_worker": float(np.mean([node.sent_bytes for node in counted])),

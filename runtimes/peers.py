@@ -51,6 +51,13 @@ class Report(NamedTuple):
     computing: float  # s, of the local steps under way
 
 
+class Held(NamedTuple):
+    """A node at one moment between its meetings."""
+
+    holding: Holding
+    traffic: Traffic
+
+
 class Peer:
     """One node; `recipe` builds its parts in the process where it lives."""
 
@@ -61,6 +68,7 @@ class Peer:
         self._heard_of: deque[Meeting] = deque(maxlen=REMEMBERED)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._peers: dict[int, Any] = {}
+        self._cut: Held | None = None
         self._began, self._elapsed = time.monotonic(), 0.0
 
     def ready(self, holding: Holding, batches: int, after: Any = None) -> None:
@@ -130,29 +138,22 @@ class Peer:
 
     def freeze(self) -> int:
         """Let no meeting begin or end, until `thaw`; returns how many there were."""
-        self._cut = self._node.freeze()
-        return int(self._cut.meetings)
+        self._cut = Held(self._node.freeze(), self._node.traffic())
+        return int(self._cut.holding.meetings)
 
     def thaw(self) -> None:
         """Meet again; what `held` and `public` return stays as it was before."""
         self._node.thaw()
 
-    def held(self) -> Holding:
-        """What the node held when it was frozen, on the host."""
-        return jax.device_get(self._cut)
-
-    def memory(self) -> Any:
-        """The state of the exchange when it was frozen, on the host."""
-        return jax.device_get(self._cut.exchange)
+    def held(self) -> Held | None:
+        """What there was when the node was frozen, on the host; None if it never was."""
+        return None if self._cut is None else jax.device_get(self._cut)
 
     def public(self) -> Any:
-        """The model that others would be given when it was frozen, on the host."""
-        public, cut = self._parts.worker.algorithm.public, self._cut
-        return jax.device_get(cut.params if public is None else public(cut.exchange, cut.params))
-
-    def traffic(self) -> Traffic:
-        """What the node has counted."""
-        return self._node.traffic()
+        """The model that others would have been given when it was frozen, on the host."""
+        holding, public = self._cut.holding, self._parts.worker.algorithm.public
+        params, exchange = holding.params, holding.exchange
+        return jax.device_get(params if public is None else public(exchange, params))
 
     def _run(self) -> None:
         try:
@@ -197,16 +198,16 @@ class Peer:
             self._happened.notify()
 
 
-def begins(parts: PeerParts, me: int, params: Any, **counted: Any) -> Holding:
+def begins(parts: PeerParts, me: int, params: Any, counter: int = 0, meetings: int = 0) -> Holding:
     """What a node holds that begins from a model, remembering nothing; on the host.
 
-    counted: how many `counter` mini-batches, `meetings` and `rounds` of its own it has had.
+    counter: of its next mini-batch; meetings: that it has had, none of whose draws comes again.
     """
     state = jax.device_get(jax.jit(lambda p: worker.init(parts.worker.algorithm, p))(params))
     arrivals, rule = parts.rule.arrivals, ()
     if arrivals.apart:
         rule = arrivals.init()
-        for _ in range(counted.get("rounds", 0)):
+        for _ in range(meetings):
             rule = arrivals.on_arrival(rule, me, 0, 0.0).state
-    number = {name: np.int64(counted.get(name, 0)) for name in ("counter", "meetings")}
-    return Holding(jax.device_get(params), state.work, state.exchange, rule, **number)
+    counted = np.int64(counter), np.int64(meetings)
+    return Holding(jax.device_get(params), state.work, state.exchange, rule, *counted)

@@ -5,7 +5,7 @@ one of both its ends. Every node's own order is kept, and the rows so far are al
 whole. A row is one meeting: who asked, and its partner at the second position, or nobody there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,20 +32,27 @@ class Meeting(NamedTuple):
     ends: tuple[Entry, ...]
     asked: float  # s, when it began, on the clock of who reports it
     landed: float  # s
-    source: int = (
-        -1
-    )  # the worker whose model a node alone has begun from, after its process was lost
+    source: int = -1  # whose model a node alone begins from, as its own process was lost
 
 
 class PairLog:
     """Meetings in any order, as rows in a consistent one."""
 
-    def __init__(self, workers: int):
-        self._workers = workers
-        # Of each node: its meetings that have rows, those of them to which it has brought local
-        # steps, and the counter of the mini-batch that comes next.
-        self._counts, self._rounds, self._counters = np.zeros((3, workers), np.int64)
-        self._update, self._time = 0, 0.0
+    def __init__(
+        self,
+        workers: int,
+        update: int = 0,
+        seconds: float = 0.0,
+        counts: Sequence[int] = (),
+        counters: Sequence[int] = (),
+    ):
+        """A log whose rows begin with `update`, after `seconds`.
+
+        counts, counters: of each node, its meetings until then and its next mini-batch; (): 0.
+        """
+        self._workers, self._update, self._time = workers, update, seconds
+        self._counts, self._counters = np.zeros((2, workers), np.int64)
+        self._counts[: len(counts)], self._counters[: len(counters)] = counts, counters
         self._early: dict[tuple[int, int], Meeting] = {}  # (worker, its count) -> not written yet
         self._lines: list[Meeting | Event] = []  # written, not taken yet
 
@@ -59,9 +66,8 @@ class PairLog:
         return self._counts.copy()
 
     def known(self, worker: int) -> dict[str, int]:
-        """Of a node's rows: its `meetings`, its `rounds` of local steps, the `counter` to come."""
-        columns = {"meetings": self._counts, "rounds": self._rounds, "counter": self._counters}
-        return {name: int(column[worker]) for name, column in columns.items()}
+        """How many `meetings` of a node have rows, and the `counter` of its next mini-batch."""
+        return {"meetings": int(self._counts[worker]), "counter": int(self._counters[worker])}
 
     def add(self, meeting: Meeting) -> None:
         """Write the meeting, and all that have waited for it, or keep it until its turn has come.
@@ -82,7 +88,6 @@ class PairLog:
             self._lines.append(row)
             for end in row.ends:
                 if end.batches:
-                    self._rounds[end.worker] += 1
                     self._counters[end.worker] = end.first + end.batches
                 del self._early[end.worker, end.count]
                 self._counts[end.worker] += 1
@@ -105,12 +110,19 @@ class PairLog:
         nothing = Entry(worker, int(self._counts[worker]), 0, 0, 0, seconds, 0.0)
         self.add(Meeting((nothing,), seconds, seconds, source))
 
-    def take(self) -> Schedule | None:
-        """The rows since the last call, None if there are none; events wait for a row to follow."""
+    @property
+    def lines(self) -> int:
+        """Rows and events that have not been taken."""
+        return len(self._lines)
+
+    def take(self, lines: int | None = None) -> Schedule | None:
+        """The rows since the last call, None if there are none; events wait for a row to follow.
+
+        lines: only these of `lines`; None: all.
+        """
         rows, times, events = [], [], []
-        last = max(
-            (i for i, line in enumerate(self._lines) if isinstance(line, Meeting)), default=-1
-        )
+        kinds = [isinstance(line, Meeting) for line in self._lines[:lines]]
+        last = max(np.flatnonzero(kinds), default=-1)
         for line in self._lines[: last + 1]:
             if isinstance(line, Meeting):
                 self._time = max(self._time, *_finishes(line))
@@ -137,19 +149,6 @@ class PairLog:
             events=tuple(events),
             **columns,
         )
-
-    def pack(self) -> dict[str, np.ndarray]:
-        """What `unpack` needs, once all rows are taken and no meeting waits for another one."""
-        return {
-            "nodes": np.stack([self._counts, self._rounds, self._counters]),
-            "update": np.array([self._update]),
-            "seconds": np.array([self._time]),
-        }
-
-    def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
-        """Go on from where the packed log stood."""
-        self._counts, self._rounds, self._counters = packed["nodes"].astype(np.int64)
-        self._update, self._time = int(packed["update"][0]), float(packed["seconds"][0])
 
     def _columns(self, row: Meeting) -> dict[str, list]:
         asker, *others = row.ends

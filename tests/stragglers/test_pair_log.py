@@ -64,17 +64,46 @@ def test_a_row_waits_for_those_before_it():
     assert log.counts().tolist() == [1, 2, 1]
 
 
-def test_a_packed_log_goes_on():
+def test_a_log_goes_on_from_what_the_nodes_have_counted():
     happened = meetings(20)
     whole, log = PairLog(N), PairLog(N)
     for meeting in happened:
         whole.add(meeting)
     for meeting in happened[:9]:
         log.add(meeting)
-    first, later = log.take(), PairLog(N)
-    later.unpack(log.pack())
+    first, nodes = log.take(), [log.known(node) for node in range(N)]
+    counted = ([node[name] for node in nodes] for name in ("meetings", "counter"))
+    later = PairLog(N, first.updates, first.time[-1], *counted)
     for meeting in happened[9:]:
         later.add(meeting)
     joined, expected = concatenate([first, later.take()]), whole.take()
     for name in ("workers", "time", "first", "finish", "samples"):
         np.testing.assert_array_equal(getattr(joined, name), getattr(expected, name))
+
+
+def test_lines_that_came_later_are_not_taken():
+    log = PairLog(N)
+    happened = meetings(6)
+    for meeting in happened[:3]:
+        log.add(meeting)
+    lines = log.lines
+    for meeting in happened[3:]:
+        log.add(meeting)
+    assert log.take(lines).updates == 3
+    assert log.take().updates == 3
+
+
+def test_a_node_that_begins_anew_has_a_row_of_its_own_between_the_others():
+    log, happened = PairLog(N), meetings(8)
+    for meeting in happened:
+        log.add(meeting)
+    before = log.known(2)
+    log.restored(2, 4, 1.0)
+    rows = log.take()
+    rows.validate()
+    assert rows.workers[-1].tolist() == [2, N] and rows.restored[-1].tolist() == [4, -1]
+    assert rows.batches[-1].tolist() == [0, 0] and (rows.restored[:-1] == -1).all()
+    assert log.known(2) == before | {"meetings": before["meetings"] + 1}
+    (event,) = rows.events
+    assert (event.worker, event.kind, event.source) == (2, "restored", 4)
+    assert rows.time[-2] < event.time <= rows.time[-1]

@@ -1,0 +1,68 @@
+"""SwarmSGD and AD-PSGD with nodes that are processes, each beside its simulation.
+
+Four nodes train an MLP on scikit-learn's digits and meet in pairs, without a server. They sleep for
+the delays that the simulated arms have, one of them for four times as long; what is left between
+both is what a real meeting takes beside, and how often a busy partner is asked in vain.
+
+    --config=configs/swarm_real.py                          one arm, 30 s and half a minute to start
+    --config=configs/swarm_real.py --sweep                  8 arms, about 8 minutes
+    --config=configs/swarm_real.py:nodes=8,graph=ring
+
+A process takes about 400 MB of memory. Seconds are those of the wall for real arms. What has
+happened can be trained once more, to the same bits, from the folder of a real run:
+
+    --config=configs/swarm_real.py --config.runtime=simulate --config.wait="replay(path=...)"
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs import arguments, base
+from experiments.parts import part
+
+MEAN = 0.1  # s of a mini-batch
+DELAY = part("persistent", law=part("exponential", scale=MEAN), factors={0: 4.0})
+FORMS = {
+    "float32": {"algorithm": part("swarm")},
+    "8 bits": {"algorithm": part("swarm", bits=8)},
+    "blocking": {
+        "algorithm": part("swarm", blocking=True),
+        "wait": part("random_pairs", blocking=True, width=1),
+    },
+    # Its active and passive nodes need a bipartite graph.
+    "ad_psgd": {
+        "algorithm": part("ad_psgd"),
+        "wait": part("bipartite_pairs", width=1),
+        "graph": part("ring"),
+        "mini_batches": 1,
+    },
+}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """One arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget on the clock)."""
+    a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
+    return base.arm(
+        name="real/8 bits",
+        task=part("digits", model="mlp"),
+        runtime="actors",
+        workers=a["nodes"],
+        batch_size=8,
+        mini_batches=2,  # local steps between two meetings that a node asks for
+        **FORMS["8 bits"],
+        graph=part(a["graph"]),
+        optimizer=part("momentum", decay=0.9, learning_rate=0.05),
+        wait=part("random_pairs", width=1),
+        delay=DELAY,
+        seconds=a["seconds"],
+        evaluate_every=a["seconds"] / 30,
+        target_loss=0.5,
+    )
+
+
+def sweep() -> Iterator[tuple[str, dict]]:
+    """Three forms of Swarm and AD-PSGD, each once with processes and once simulated."""
+    for name, form in FORMS.items():
+        yield f"simulated/{name}", form | {"runtime": "simulate"}
+        yield f"real/{name}", form
