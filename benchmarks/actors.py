@@ -111,7 +111,7 @@ def kill(kills: int) -> Killed:
         for _ in range(kills):
             run, piece = runtime.advance(run, run.seconds + draw.uniform(1, 4))
             pieces.append(piece)
-            os.kill(runtime.pids()[draw.randrange(WORKERS)], signal.SIGKILL)
+            os.kill(draw.choice(list(runtime.pids().values())), signal.SIGKILL)
         run, piece = runtime.advance(run, run.seconds + 20.0)
         pieces.append(piece)
     finally:
@@ -135,7 +135,7 @@ def main(_) -> None:
     console = Console()
 
     def say(line: str) -> None:
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
     say(f"{WORKERS} workers, K-async with K = 1, {_SECONDS.value:g} s each")
     for case in CASES:
