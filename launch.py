@@ -3,6 +3,7 @@
 python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
 python launch.py --report=runs/y
+python launch.py --advise=runs/x
 python launch.py --list
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 another process of
@@ -47,6 +48,14 @@ flags.register_validator(
 _LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 _LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
 _REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
+_ADVISE = flags.DEFINE_string(
+    "advise", None, "Advise on a waiting rule from a run's workdir, a schedule, a trace or a law."
+)
+_RULE = flags.DEFINE_multi_string("rule", [], "Of --advise: weigh this rule, too.")
+_NO_TRAINING = flags.DEFINE_bool("no_training", False, "Of --advise: play rules, train nothing.")
+_EXPLAIN = flags.DEFINE_bool(
+    "explain_compression", False, "Say whether compressing pays for the config, and train nothing."
+)
 # How arms are started; a command that starts one of them has none of these.
 _JOBS = flags.DEFINE_integer("jobs", 1, "Run so many arms at once.", lower_bound=1)
 _EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
@@ -67,6 +76,9 @@ _ABOUT_ARMS = [
 _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", lower_bound=0)
+_RESTARTS = flags.DEFINE_integer(
+    "restarts", 0, "Start so often again when a process of the run has gone.", lower_bound=0
+)
 
 
 _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line gives
@@ -105,8 +117,12 @@ def parse(argv: list[str]) -> list[str]:
     others = given("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
     if _REPORT.value and others:
         refuse(f"--report only writes the report again; leave out {others}")
+    if _ADVISE.value and given(*_ABOUT_ARMS):
+        refuse(f"--advise trains arms of its own; leave out {given(*_ABOUT_ARMS)}")
+    if not _ADVISE.value and given("rule", "no_training"):
+        refuse(f"{given('rule', 'no_training')} belongs to --advise; give it, too")
     for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
-        if not value and not _REPORT.value and not _LIST.value:
+        if not value and not _REPORT.value and not _LIST.value and not _ADVISE.value:
             refuse(f"--{name} is missing; see the examples in README.md")
     if _SLURM.value and _EXECUTOR.value != "slurm":
         refuse("--slurm has settings for --executor=slurm; give both or neither")
@@ -114,6 +130,8 @@ def parse(argv: list[str]) -> list[str]:
         refuse("--ray says what an arm takes of --executor=ray; give both or neither")
     if _ARM.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--arm runs arms in this process; leave out --jobs and --executor")
+    if _RESTARTS.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
+        refuse("--restarts is for the processes of one run; leave out --jobs and --executor")
     if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--num_processes is for one arm on many machines; leave out --jobs and --executor")
     return rest
@@ -153,8 +171,8 @@ def executor() -> Callable:
     )
 
 
-def analyse(file: config_files.ConfigFile) -> None:
-    """Run what a config file analyses, or print the command; its workdir is that of a run."""
+def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> None:
+    """Run an analysis of a config, or print the command; its workdir is that of a run."""
     from rich.console import Console
 
     from experiments import executors, provenance
@@ -163,16 +181,34 @@ def analyse(file: config_files.ConfigFile) -> None:
     others = given(*_ABOUT_ARMS)
     if others:
         raise ValueError(
-            f"{file.path} is an analysis, without arms and without training; leave out {others}"
+            f"{name} is an analysis, without arms and without training; leave out {others}"
         )
     study.check(_WORKDIR.value, file.config, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
-        found = file.module.analyse(file.config)
+        found = analysis(file.config)
         study.write(found, file.config, _WORKDIR.value, Console())
         provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
         provenance.claim(_WORKDIR.value, found.claims)
+
+
+def advise() -> None:
+    """Weigh waiting rules for what --advise names; write a page and print the advice."""
+    keep_compiled_programs()
+    from experiments.advice import advise
+
+    endings.raising()
+    advise.launch(
+        _ADVISE.value,
+        _CONFIG.value,
+        _ENTRIES,
+        _WORKDIR.value,
+        named=_RULE.value,
+        training=not _NO_TRAINING.value,
+        overwrite=_OVERWRITE.value,
+        command=shlex.join(["python", *sys.argv]),
+    )
 
 
 def plan() -> Callable[[], int] | None:
@@ -190,8 +226,12 @@ def plan() -> Callable[[], int] | None:
     from runtimes import crew
 
     endings.raising()
+    if _EXPLAIN.value:
+        from experiments.advice import compression
+
+        return analyse(file, compression.explain, "--explain_compression")
     if hasattr(file.module, "analyse"):
-        return analyse(file)
+        return analyse(file, file.module.analyse, file.path)
     swept = file.module if _SWEEP.value else None
     arms = sweep.expand(file.config, swept, file.values, _SEEDS.value)
     if _ARM.value:
@@ -244,13 +284,18 @@ def begin(arms, left) -> None:
 
 
 def compare(outcome) -> int:
-    """Write the report of arms that have run."""
-    from experiments import distributed, provenance
+    """Write the report of arms that have run; 1 if some have failed, even without a report."""
+    from experiments import distributed, files, provenance
     from experiments.reports import page
 
     if distributed.is_writer():
-        provenance.claim(_WORKDIR.value, outcome.claims)
-        print(f"report: {page.write(_WORKDIR.value)}")
+        try:
+            provenance.claim(_WORKDIR.value, outcome.claims)
+            print(f"report: {page.write(_WORKDIR.value)}")
+        except files.NotWritten as error:
+            if not outcome.failures:
+                raise
+            print(f"error: {error}", file=sys.stderr)
     return 1 if outcome.failures else 0
 
 
@@ -274,6 +319,10 @@ def report_again() -> None:
 
 
 def main(_) -> None:
+    if _RESTARTS.value:  # this process only watches over the one that does the work
+        from experiments import restarts
+
+        sys.exit(restarts.run_again(sys.argv, _RESTARTS.value))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -288,6 +337,8 @@ def main(_) -> None:
             return list_parts()
         if _REPORT.value:
             return report_again()
+        if _ADVISE.value:
+            return advise()
         rest = plan()
         code = rest() if rest else 0
     except (ValueError, OSError) as error:

@@ -1,9 +1,12 @@
 """The compressed mean over the workers: some parameters by reducers, the rest by another method.
 
-Random bits are addressed, not consumed: they follow from (seed, samples seen before the update,
-parameter, worker), so that every runtime draws the same and no state has to be kept for them.
+Random bits are addressed, not consumed, so that every runtime draws the same and no state has to
+be kept for them. What a worker draws for itself follows from (seed, worker, version that its
+contribution was taken at, counter of its first mini-batch, parameter), all of which it knows before
+the update; what all workers of an update draw alike from (seed, samples seen before it, parameter).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
+from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle, proportional
 from algorithms.compression import Draw, Reducer, counters, times_fallen
 from algorithms.mean import mean_messages, mean_over_workers
 from comms.collectives import divide, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
+
+SHARED, OWN = 0, 1  # whether a key is for what all workers draw alike or for what each draws itself
 
 
 class CompressionState(NamedTuple):
@@ -32,16 +37,19 @@ def compressed_mean(
     reducer_of: Callable[[str, Any], Reducer | None],
     rest: optax.GradientTransformationExtraArgs,
     *,
+    weight_of: Callable[[jax.Array], jax.Array] = proportional,
     counts_updates: bool = False,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Replace contributions by their weighted mean over the workers, as reducers find it.
 
     reducer_of: ("module/kernel", array or its shape) -> how it is reduced; None: by `rest`.
+    weight_of: finished mini-batches -> the weight that a worker with them has.
     counts_updates: whether reducers want to know how many there were.
 
     Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
-    0. The extra argument `samples` is needed, `worker` where reducers round at random.
+    0. The extra arguments `samples` and `version` are needed, `worker` and `first` where reducers
+    round at random, `nominal` where they round for others.
     """
 
     def init_fn(params):
@@ -51,29 +59,46 @@ def compressed_mean(
         fallen = jnp.int32(0) if counters(states) else ()
         return CompressionState(update, states, rest.init(_others(params, reducer_of)), fallen)
 
-    def update_fn(updates, state, params=None, *, samples, weight=None, worker=0, **extra):
+    def update_fn(
+        updates,
+        state,
+        params=None,
+        *,
+        samples,
+        version,
+        weight=None,
+        worker=0,
+        first=0,
+        nominal=1,
+        **extra,
+    ):
         leaves, reducers, structure = _parts(updates, reducer_of)
-        given = {"samples": samples, "weight": weight, "worker": worker} | extra
         others = _others(updates, reducer_of)
         rest_state = state.rest
         if jax.tree.leaves(others):
+            given = {"samples": samples, "version": version, "worker": worker, "first": first}
+            given |= {"weight": weight, "nominal": nominal}
             of_rest = None if params is None else _others(params, reducer_of)
-            others, rest_state = rest.update(others, state.rest, of_rest, **given)
+            others, rest_state = rest.update(others, state.rest, of_rest, **given, **extra)
         others = iter(jax.tree.leaves(others))
 
-        size = jnp.float32(jax.lax.axis_size(AXIS))
-        total = size if weight is None else jax.lax.psum(jnp.asarray(weight, jnp.float32), AXIS)
-        busy = jnp.bool_(True) if weight is None else jnp.asarray(weight) > 0
+        own_weight = full = jnp.float32(1)
+        total = jnp.float32(jax.lax.axis_size(AXIS))
+        if weight is not None:
+            own_weight = jnp.asarray(weight, jnp.float32)
+            full = weight_of(nominal)
+            total = jax.lax.psum(own_weight, AXIS)
         update = state.update if counts_updates else jnp.int32(0)
         bits = jax.lax.bitcast_convert_type(jnp.asarray(samples, jnp.float32), jnp.uint32)
-        root = jax.random.fold_in(jax.random.key(seed), bits)
+        root = jax.random.key(seed)
         states, means, new_states = iter(state.reducers), [], []
         for index, (x, reducer) in enumerate(zip(leaves, reducers, strict=True)):
             if reducer is None:
                 means.append(next(others))
                 continue
-            shared, own = jax.random.split(jax.random.fold_in(root, index))
-            draw = Draw(shared, jax.random.fold_in(own, worker), busy, total, update)
+            shared = _addressed(root, bits, index, SHARED)
+            own = _addressed(root, worker, version, first, index, OWN)
+            draw = Draw(shared, own, own_weight, full, total, update)
             held = x.astype(jnp.float32)  # before it is weighed: the memory must see all of it
             held = held if weight is None else weigh(held, weight)
             summed, _, new = reducer.reduce(held, next(states), draw)
@@ -135,6 +160,8 @@ def compressed(
         updates = float(jax.device_get(state.fallen.mean())) if found else 0.0
         return Fallbacks(updates, tuple(found))
 
+    weight_of = choose("weighting", WEIGHTINGS, weighting)
+
     def check(workers, row):
         if rest.check is not None:
             rest.check(workers, row)
@@ -147,12 +174,16 @@ def compressed(
 
     return Algorithm(
         exchange=compressed_mean(
-            reducer_of, rest.exchange, counts_updates=warmup_updates > 0, seed=seed
+            reducer_of,
+            rest.exchange,
+            weight_of=weight_of,
+            counts_updates=warmup_updates > 0,
+            seed=seed,
         ),
         messages=messages,
         settled=warmup_updates,
         server=freeze_when_idle(optimizer),
-        weight=choose("weighting", WEIGHTINGS, weighting),
+        weight=weight_of,
         metrics=_metrics,
         fallbacks=fallbacks,
         check=check,
@@ -169,6 +200,11 @@ def reduced_by(
             "reduced; leave one of them out"
         )
     return lambda path, leaf: exchange
+
+
+def _addressed(key, *numbers) -> jax.Array:
+    """The key at this address; numbers: whole, below 2^32."""
+    return functools.reduce(jax.random.fold_in, numbers, key)
 
 
 def _planned(leaf, reducer: Reducer, workers: int, row: Row) -> tuple[Payload, ...]:

@@ -25,9 +25,20 @@ class Draw(NamedTuple):
 
     shared: jax.Array  # key, equal on all workers
     own: jax.Array  # key, other on every worker
-    busy: jax.Array  # [] bool, False where the worker finished nothing and its array is 0
+    weight: jax.Array  # [] float32, by which the array was multiplied; 0: it finished nothing
+    full: jax.Array  # [] float32, weight of a worker that has finished a full round
     total: jax.Array  # [] float32, sum of the workers' weights, by which the sum will be divided
     update: jax.Array  # [] int32, updates done before; always 0 in methods without warm-up
+
+    @property
+    def busy(self) -> jax.Array:
+        """[] bool, whether the worker has finished anything; if not, its array is 0."""
+        return self.weight > 0
+
+    @property
+    def unit(self) -> jax.Array:
+        """[] float32, what in a weighed array is worth 1 to this worker's memory."""
+        return jnp.where(self.busy, self.weight, self.full)
 
 
 class Encoder(NamedTuple):
@@ -72,7 +83,7 @@ class Fallbacks(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a worker has not sent yet, in units of the mean: divided by the sum of weights."""
+    """What a worker has not sent yet, in units of its contributions: before they are weighed."""
 
     residual: jax.Array  # shape of the parameter, float32
     inner: Any
@@ -157,17 +168,20 @@ def with_seed(inner: Reducer, seed: int) -> Reducer:
 
 
 def with_error_feedback(inner: Reducer) -> Reducer:
-    """Add what was not sent to what is sent next: sum(sent) + residual = sum(gradient).
+    """Add what was not sent to what is sent next: sum(sent) + residual = sum(contribution).
 
-    Of a worker that finished nothing it is frozen, but for what the worker rounds for others.
-    Karimireddy et al., arXiv 1901.09847.
+    It holds for every worker by itself, whatever its weights are: the residual is unweighted, and
+    weighed with the contribution that it is added to. So a worker needs to know nothing of the
+    others. Of a worker that finished nothing it is frozen, but for what the worker rounds for
+    others, which is taken for that of a worker that has finished a full round. Karimireddy et al.,
+    arXiv 1901.09847.
     """
 
     def reduce(x, state, draw):
-        owed = jnp.where(draw.busy, x + draw.total * state.residual, 0)
+        owed = jnp.where(draw.busy, x + draw.weight * state.residual, 0)
         total, sent, inner_state = inner.reduce(owed, state.inner, draw)
         kept = jnp.where(draw.busy, 0, state.residual)
-        left = kept + divide(owed - sent, draw.total)
+        left = kept + (owed - sent) / draw.unit
         return total, sent, Memory(left, inner_state)
 
     return Reducer(
@@ -187,11 +201,11 @@ def with_momentum_correction(inner: Reducer, decay: float) -> Reducer:
     """
 
     def reduce(x, state, draw):
-        velocity = decay * state.velocity + x / draw.total
+        velocity = decay * state.velocity + x / draw.unit
         residual = state.residual + velocity
-        owed = jnp.where(draw.busy, draw.total * residual, 0)
+        owed = jnp.where(draw.busy, draw.weight * residual, 0)
         total, sent, inner_state = inner.reduce(owed, state.inner, draw)
-        new = jnp.where(sent != 0, 0, velocity), (owed - sent) / draw.total
+        new = jnp.where(sent != 0, 0, velocity), (owed - sent) / draw.unit
         kept = (jnp.where(draw.busy, a, b) for a, b in zip(new, state[:2], strict=True))
         return total, sent, Velocity(*kept, inner_state)
 
@@ -239,10 +253,9 @@ def of_elements(inner: Reducer) -> Reducer:
     )
 
 
-def even_share(total, draw: Draw) -> jax.Array:
-    """The busy workers' equal shares of a sum that is no sum of what each of them sent."""
-    busy = draw.busy.astype(jnp.float32)
-    return total * (busy / jnp.maximum(jax.lax.psum(busy, AXIS), 1))
+def share(total, draw: Draw) -> jax.Array:
+    """A worker's share, by its weight, of a sum that is no sum of what each of them sent."""
+    return total * divide(draw.weight, draw.total)
 
 
 def no_fallbacks(alternatives: int) -> Fallbacks:

@@ -20,7 +20,7 @@ def low_rank(rank: int, seed: int) -> Reducer:
 
     def reduce(x, q, draw):
         total, q = codec.all_reduce(x, q, AXIS)
-        return total, compression.even_share(total, draw), q
+        return total, compression.share(total, draw), q
 
     def payload(leaf, workers, update):
         n, m, r = codec.factor_shape(leaf.shape, rank)

@@ -77,7 +77,7 @@ def sketched(
             lambda x: compact.dense_sum(x, chosen > 0, AXIS),
         ]
         total = _first_that_fits(branches, chosen, x)
-        sent = x if peel else jnp.where(chosen > 0, x, compression.even_share(total, draw))
+        sent = x if peel else jnp.where(chosen > 0, x, compression.share(total, draw))
         return total, sent, compression.count_fallback(state, chosen, unresolved)
 
     def payload(leaf, workers, update):

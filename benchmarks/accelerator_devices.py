@@ -24,6 +24,7 @@ from benchmarks.accelerator_rows import Sizes
 from comms import collectives, gossip, mixing, topology
 from experiments import profiling, tasks
 from runtimes import mesh
+from runtimes.rounds import Table
 
 ROUND = 1.03  # goal of a plain round
 PLANS = ("wfbp", "single", "optimal")
@@ -111,9 +112,9 @@ def _bucketed(task, method, devices: int, options: dict) -> tuple[Callable, str]
         rounds_per_dispatch=1,
     )
     model = runtime.start(task.init(jax.random.key(0))).model
-    table = sampler.indices(np.arange(devices)[:, None], np.zeros((devices, 1), np.int64))
+    indices = sampler.indices(np.arange(devices)[:, None], np.zeros((devices, 1), np.int64))
     mesh_of_all, stacked = _stacked(devices)
-    table = jax.device_put(table, stacked)
+    table = jax.device_put(Table(indices, np.zeros(devices, np.int32)), stacked)
     examples = jax.device_put(task.train, NamedSharding(mesh_of_all, P()))
     count = np.int32(1)
     lowered = runtime.dispatch.lower(model, table, examples, None, count)

@@ -22,6 +22,8 @@ RULES = {
     "first_finisher(leftovers=drop, in_flight=cut)": GOSSIP | {"algorithm": "matcha(budget=0.5)"},
     "deadline(seconds=1.5)": GOSSIP | {"draw": "round"},
     "quorum(k=9)": {"mini_batches": 3},
+    "quorum_grace(k=5, gamma=0.5)": {"mini_batches": 3},
+    "adaptive_deadline(c=2)": {"mini_batches": 3},
     "drop_compute(calibration=20)": {"mini_batches": 3},
     "anytime(seconds=2.5)": {"mini_batches": 3},
     "k_sync(k=3)": SERVER,

@@ -28,6 +28,7 @@ from comms import topology
 from experiments import tasks
 from experiments.tasks import data, dense_tasks, models, sampling
 from runtimes import mesh, placement, simulate
+from runtimes.rounds import Table
 from stragglers import delays
 from stragglers.rule import Rule, Setting
 from stragglers.rules import RULES
@@ -188,8 +189,8 @@ def mesh_sides(
     params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
     model = runtime.start(params).model
     counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)
-    table = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
-    table = placement.place(table, stacked)
+    indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
+    table = placement.place(Table(indices, np.zeros(workers, np.int32)), stacked)
     examples = placement.place(jax.tree.map(np.asarray, task.train), everywhere)
     count = np.int32(1)
     ours = runtime.dispatch.lower(model, table, examples, None, count).compile()
@@ -199,7 +200,7 @@ def mesh_sides(
     carry = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), carry)
     carry = placement.place(carry, stacked)
     step = hand_written(task.losses, plain, workers, mini_batches)
-    by_hand = step.lower(*carry, table, examples, count).compile()
+    by_hand = step.lower(*carry, table.indices, examples, count).compile()
 
     def our_turn():
         nonlocal model
@@ -210,7 +211,7 @@ def mesh_sides(
     def hand_turn():
         nonlocal carry
         for _ in range(rounds):
-            carry = jax.block_until_ready(by_hand(*carry, table, examples, count))
+            carry = jax.block_until_ready(by_hand(*carry, table.indices, examples, count))
         return carry
 
     return {"ours": our_turn, "by hand": hand_turn}

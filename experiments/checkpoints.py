@@ -20,6 +20,7 @@ from experiments import files, records, texts
 from stragglers.schedule import Schedule, load
 
 DIGESTS = "digests.json"  # of all other files of a checkpoint; older ones have none
+BLOCK = 4096  # bytes that a small file takes, of which the store writes some per array
 PACKED = "run/"  # prefix of what the runtime has packed
 
 
@@ -44,6 +45,10 @@ def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
         file = io.BytesIO()
         checkpoint.schedule.save(file)
         stored["schedule"] = np.frombuffer(file.getvalue(), np.uint8)
+    # Asked before: where the disk is full the store's own threads print what they meet.
+    size = sum(value.nbytes for value in stored.values())
+    files.make(_directory(workdir))
+    files.check_room(_directory(workdir), size + BLOCK * (2 * len(stored) + 8))
     try:
         with _checkpointer() as checkpointer:
             checkpointer.save(unfinished.absolute(), stored)
@@ -132,7 +137,8 @@ def _checkpointer() -> Iterator:
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
     )
     told = logging.get_verbosity()
-    logging.set_verbosity(logging.WARNING)  # it tells of every step that it takes
+    # It tells of every step, and of what its threads throw, which it raises here as well.
+    logging.set_verbosity(logging.FATAL)
     try:
         with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
             yield checkpointer

@@ -92,7 +92,9 @@ def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, floa
     @jax.jit
     def step(updates, state, params):
         def alone(updates, state):
-            return arm.algorithm.exchange.update(updates, state, params, samples=0.0, weight=1.0)
+            return arm.algorithm.exchange.update(
+                updates, state, params, samples=0.0, version=0, weight=1.0
+            )
 
         lead = jax.tree.map(lambda a: jnp.asarray(a)[None], (updates, state[0]))
         met, _ = jax.tree.map(lambda a: a[0], jax.vmap(alone, axis_name=AXIS)(*lead))

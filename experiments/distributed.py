@@ -24,15 +24,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax._src.distributed import global_state  # what jax.process_index() knows, without a backend
 
-from experiments import endings
+from experiments import coordination, endings
+from experiments.coordination import process_id, processes
 from experiments.joining import BIND, check_address, is_alone
 
-JOINING = 300  # s that a process waits for the others to start
+JOINING = 60  # s that a process waits for the others, one of which may have been refused
 HEARTBEAT = 30  # s without one after which a process counts as dead
 FAREWELL = 30  # s that a process which ends waits for the others to end
-LISTENING = 500  # ms of one question whether somebody has left
+LISTENING = 0.5  # s of one question whether somebody has left
 OWN_WORDS = 0.7  # s in which a process that hears of it may leave for a reason of its own
 HEARING = 2.0  # s that a process which leaves waits for the others to hear why
 REFUSED, DEAD = 2, 3  # exit codes: the input was at fault; another process has gone
@@ -42,6 +42,7 @@ _kept: list = []  # the handler of SIGABRT, which C does not keep alive
 _agreed = 0  # values exchanged so far
 _joining: list[str] = []  # the sentence of a process that still looks for the others
 _leaving = threading.Lock()  # whoever leaves first decides how
+_said = threading.Lock()  # whoever says first why this process ends is the only one
 _over = threading.Event()  # nobody needs to listen any more
 
 
@@ -131,30 +132,19 @@ def _waiting_for_others(where: str, count: int | None) -> Iterator[None]:
         _joining.clear()
 
 
-def processes() -> int:
-    """How many processes there are; unlike `jax.process_count` it starts no backend."""
-    return global_state.num_processes
-
-
 def is_writer() -> bool:
     """Whether this process prints and writes: process 0."""
-    return global_state.process_id == 0
-
-
-def process_id() -> int:
-    """Which process this is, from 0."""
-    return global_state.process_id
+    return process_id() == 0
 
 
 def say(name: str, text: str) -> None:
     """Put a text where every process can `hear` it."""
-    global_state.client.key_value_set(name, text)
+    coordination.put(name, text)
 
 
 def hear(name: str) -> str:
     """The text that a process says under this name; waits for it."""
-    minute = 60_000  # ms; a process that dies ends this one before
-    return global_state.client.blocking_key_value_get(name, 60 * minute)
+    return coordination.get(name, seconds=3600)  # a process that dies ends this one before
 
 
 def agreed(value: Any) -> Any:
@@ -178,8 +168,8 @@ def asked_to_end() -> int | None:
     if processes() == 1:
         return number
     if is_writer() and number is None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody has set it
-            number = int(global_state.client.key_value_try_get(ASKED))
+        noted = coordination.get_now(ASKED)
+        number = None if noted is None else int(noted)
     return agreed(number)
 
 
@@ -204,7 +194,7 @@ def leave(code: int, why: str = "") -> None:
             _leaving.acquire()  # never given back: who comes second waits for the end
             sys.stdout.flush()
             sys.stderr.flush()
-            _tell({"process": global_state.process_id, "code": code, "why": why})
+            _tell({"process": process_id(), "code": code, "why": why})
             os._exit(code)
     sys.exit(code)
 
@@ -212,7 +202,7 @@ def leave(code: int, why: str = "") -> None:
 def _tell(message: dict) -> None:
     """Leave a message for the others and wait until they have heard it, but not for long."""
     try:
-        global_state.client.key_value_set(LEFT, json.dumps(message))
+        coordination.put(LEFT, json.dumps(message))
     except jax.errors.JaxRuntimeError:  # another one was quicker, or the service is gone
         _has_heard()
         if not is_writer():
@@ -223,15 +213,14 @@ def _tell(message: dict) -> None:
 def _wait_for_hearers() -> None:
     until = time.monotonic() + HEARING
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        client = global_state.client
-        while client.key_value_increment(HEARD, 0) < processes() - 1 and time.monotonic() < until:
+        while coordination.add(HEARD, 0) < processes() - 1 and time.monotonic() < until:
             time.sleep(0.05)
         time.sleep(0.1 * is_writer())  # the service goes with this process, the others first
 
 
 def _has_heard() -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        global_state.client.key_value_increment(HEARD, 1)
+        coordination.add(HEARD, 1)
 
 
 def _watch_signals() -> None:
@@ -243,12 +232,12 @@ def _watch_signals() -> None:
 
 
 def _hear() -> None:
-    client, me = global_state.client, global_state.process_id
+    me = process_id()
     while not _over.is_set():
         try:
-            message = json.loads(client.blocking_key_value_get(LEFT, LISTENING))
+            message = json.loads(coordination.get(LEFT, LISTENING))
         except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error):
+            if coordination.is_late(error):
                 continue
             return  # the service is gone, as JAX will say
         if message["process"] == me or _over.is_set():
@@ -257,7 +246,7 @@ def _hear() -> None:
         time.sleep(OWN_WORDS)  # what is refused or asked to end is often all of them
         _leaving.acquire()
         sys.stdout.flush()
-        os.write(2, _sentence(f"process {message['process']} has left ({message['why']})"))
+        _last_words(f"process {message['process']} has left ({message['why']})")
         _has_heard()
         if is_writer():
             _wait_for_hearers()  # as the service goes with this process
@@ -275,7 +264,7 @@ def _see(read: int) -> None:
         if endings.is_deferred() and number not in seen:
             seen.add(number)
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                global_state.client.key_value_set(ASKED, str(number), allow_overwrite=True)
+                coordination.put(ASKED, str(number), again=True)
             continue
         if not _joining:
             time.sleep(HEARING)  # in which the main thread may tidy up
@@ -285,17 +274,21 @@ def _see(read: int) -> None:
         leave(endings.code(number), endings.sentence(number))
 
 
-def _sentence(
+def _last_words(
     why: str = "most likely because another one of this run has died, left or cannot be reached "
     "(what JAX knows is above)",
-) -> bytes:
-    me, count = global_state.process_id, global_state.num_processes
+) -> None:
+    """Say why this process ends, unless it has been said; the main thread may say it, or JAX's."""
+    if not _said.acquire(blocking=False):
+        return
+    me, count = process_id(), processes()
     if why.startswith("process"):
         why = f"as {why}"
-    return (
+    sentence = (
         f"\nerror: process {me} of {count} ends, {why}; start all of them again with "
         "the same command, and the run goes on from its last checkpoint\n"
-    ).encode()
+    )
+    os.write(2, sentence.encode())
 
 
 def _end_by_a_sentence() -> None:
@@ -306,7 +299,7 @@ def _end_by_a_sentence() -> None:
             os.write(2, _joining[0].encode())
             os._exit(REFUSED)
         if processes() > 1:
-            os.write(2, _sentence())
+            _last_words()
             os._exit(DEAD)
 
     # JAX aborts from a thread of its own, in which Python's own handlers never run.
@@ -323,8 +316,8 @@ def _end_by_a_sentence() -> None:
             if processes() > 1:
                 leave(1, f"{kind.__name__}: {' '.join(str(error).split())[:200]}")
             return
-        time.sleep(4 * LISTENING / 1000)  # if it has said why it left, that is known by now
-        os.write(2, _sentence())
+        time.sleep(4 * LISTENING)  # if it has said why it left, that is known by now
+        _last_words()
         leave(DEAD, "it has lost another one")
 
     sys.excepthook = uncaught

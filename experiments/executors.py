@@ -80,6 +80,7 @@ def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: di
     watched = [shown.arm(arm.config) for arm in group]
     places = [root / arm.path for arm in group]
     configs = [arm.config for arm in group]
+    names = names if distributed.is_writer() else ()  # one log of a run
     failure = None
     for place in places:
         (place / records.ERROR).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ error is one sentence, `NotWritten`. Reading takes ordinary files alone, see `st
 """
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -125,6 +126,12 @@ def make(folder: str | os.PathLike) -> None:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise NotWritten(folder, error) from error
+
+
+def check_room(folder: str | os.PathLike, size: int) -> None:
+    """Raise NotWritten where a disk has fewer bytes left than something will take."""
+    if shutil.disk_usage(folder).free < size:
+        raise NotWritten(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def read(path: str | os.PathLike) -> bytes:

@@ -24,6 +24,8 @@ def check_address(address: str, listens: bool) -> None:
             host.strip("[]"), int(port), type=socket.SOCK_STREAM
         )
         with socket.socket(family, kind) as probe:
+            # A port whose last connections are only being forgotten is free, as for JAX.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

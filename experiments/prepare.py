@@ -15,6 +15,7 @@ from algorithms.reducers import REDUCERS
 from comms import cost, messages, topology
 from experiments import entries, limits, optimizers, parts, profiling, ranges, tasks
 from experiments.kinds import Kind
+from experiments.shared_tally import SharedTally
 from experiments.tasks import Task, data, sampling
 from runtimes import (
     actors,
@@ -40,6 +41,7 @@ class Prepared(NamedTuple):
     algorithm: Algorithm
     shapes: Any  # of the parameters
     runtime: Runtime
+    exchange: Cost  # what a round's exchange takes
 
 
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
@@ -102,7 +104,7 @@ def prepare(config: ConfigDict) -> Prepared:
         exchange = _exchange(config, algorithm, shapes)
         ranges.check_memory(config, algorithm, shapes)
         runtime = RUNTIMES[config.runtime].build(config, task, algorithm, sampler, exchange)
-        return Prepared(task, algorithm, shapes, runtime)
+        return Prepared(task, algorithm, shapes, runtime, exchange)
 
     if not METHOD.wants(config.algorithm, "profile"):
         return assembled()
@@ -191,6 +193,18 @@ def _exchange(config, algorithm, shapes) -> Cost:
     return messages.exchange_transfers(algorithm, shapes, config.workers, network(config, shapes))
 
 
+def rule(
+    config: ConfigDict, prepared: Prepared, delay: delays.Law | processes.Process | None = None
+) -> Rule:
+    """The waiting rule of an arm, with another delay than the config's if one is given."""
+    config = parts.canonical(config)
+    if delay is None:
+        own = config.delay.name == NO_DELAY
+        delay = ANY_SPEED if own else build_delay(config.delay)
+    algorithm = prepared.algorithm
+    return _rule(config, delay, prepared.exchange, algorithm.graph, algorithm.links)
+
+
 def _rule(config, delay, communication, graph=None, links=None) -> Rule:
     ranges.check_delay(config, processes.as_process(delay))
     setting = Setting(
@@ -234,7 +248,7 @@ def _mesh(config, task, algorithm, sampler, communication):
         algorithm.links,
     )
     trigger = _trigger(config, algorithm, rule)
-    watched = delay is not None or config.communication != 0 or trigger.stop is not None
+    watched = delay is not None or config.communication != 0 or trigger.stops
     return mesh.Mesh(
         algorithm,
         task.losses,
@@ -249,6 +263,7 @@ def _mesh(config, task, algorithm, sampler, communication):
             delay=delay,
             draw=config.draw,
             communication=communication,
+            tally=SharedTally() if jax.process_count() > 1 else None,
         )
         if watched
         else None,
@@ -316,11 +331,11 @@ def _trigger(config, algorithm, rule: Rule) -> Trigger:
             f"mesh: its devices move in rounds, which {name!r} does not or not with a trigger; use "
             f"runtime='simulate', or one of {', '.join(known)}"
         )
-    if jax.process_count() > 1 and trigger.sees_all:
+    if jax.process_count() > 1 and trigger.stop is not None and trigger.sees_all:
         known = rules.showing(lambda rule: rule.trigger is not None and not rule.trigger.sees_all)
         raise ValueError(
-            f"mesh: {name!r} has to see the workers of all {jax.process_count()} processes at "
-            "once, and delays and triggers live in each of them; use a single process, or one of "
+            f"mesh: {name!r} looks at single workers of all {jax.process_count()} processes, of "
+            "which a round only knows a sum of points; use a single process, or one of "
             f"{', '.join(known)}"
         )
     several = trigger.whole is not None and (trigger.mini_batches > trigger.whole).any()

@@ -114,9 +114,9 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
         jax.config.update("jax_num_cpu_devices", wanted)
     try:
         jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # where it skips the one that was asked for
         raise ValueError(
-            f"JAX finds no device ({error}); correct JAX_PLATFORMS="
+            f"JAX finds no device ({str(error) or 'of that kind'}); correct JAX_PLATFORMS="
             f"{os.environ.get('JAX_PLATFORMS', '')}, or unset it"
         ) from error
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from experiments import checkpoints, deciding, distributed, endings, parts, records
@@ -75,30 +76,48 @@ def run_together(
         ]
         going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
         evaluations = checkpoints.resumable([workdirs[r] for r in going]) if going else []
-        arms = [
-            _begun(configs[r], *made[r], recorders[r], hooks[r], evaluation)
+        arms = {
+            r: _begun(configs[r], *made[r], recorders[r], hooks[r], evaluation)
             for r, evaluation in zip(going, evaluations, strict=True)
-        ]
+        }
         if arms:
-            _train(arms, Batched([made[r][0].runtime for r in going]), checkpoint_seconds)
+            states = [
+                arms[r].state if r in arms else _start(configs[r], prepared)
+                for r, (prepared, _) in enumerate(made)
+            ]
+            together = Batched([prepared.runtime for prepared, _ in made])
+            _train(arms, together, states, checkpoint_seconds)
         return [recorder.summary for recorder in recorders]
 
 
-def _train(arms: Sequence[Arm], together: Batched, checkpoint_seconds: float) -> None:
-    """Train all arms to their ends, side by side; each writes its summary when it is there."""
-    batch, due = together.stack([arm.state for arm in arms]), _due(checkpoint_seconds)
-    budgets = [_budget_or_end(arm) for arm in arms]
-    while any(budgets):
-        batch = together.observed(batch, [arm.state for arm in arms])
-        seconds, updates = zip(*(budget or (0.0, 0) for budget in budgets), strict=True)
-        batch, schedules = together.advance(batch, seconds, updates)
-        for n, arm in enumerate(arms):
+def _start(config: ConfigDict, prepared: Prepared) -> Any:
+    """A run of no updates, in the place of an arm that has finished before.
+
+    It trains nothing: how many runs a program has changes how it rounds, so that what goes on from
+    a checkpoint needs as many as there were.
+    """
+    return prepared.runtime.start(prepared.task.init(jax.random.key(config.seed)))
+
+
+def _train(
+    arms: Mapping[int, Arm], together: Batched, states: list, checkpoint_seconds: float
+) -> None:
+    """Train all arms to their ends, side by side; each writes its summary when it is there.
+
+    arms: those that are left, by their places among the `states` of all.
+    """
+    batch, due = together.stack(states), _due(checkpoint_seconds)
+    budgets = {n: _budget_or_end(arm) for n, arm in arms.items()}
+    while any(budgets.values()):
+        batch = together.observed(batch, states)
+        limits = [budgets.get(n) or (0.0, 0) for n in range(len(states))]
+        batch, schedules = together.advance(batch, *zip(*limits, strict=True))
+        for n, arm in arms.items():
             if budgets[n] is not None:
                 arm.take(together.one(batch, n), schedules[n])
-                budgets[n] = _budget_or_end(arm)
-        if any(budgets):
-            left = [arm for arm, budget in zip(arms, budgets, strict=True) if budget is not None]
-            _save(left, due)
+                states[n], budgets[n] = arm.state, _budget_or_end(arm)
+        if any(budgets.values()):
+            _save([arm for n, arm in arms.items() if budgets[n] is not None], due)
 
 
 def _budget_or_end(arm: Arm) -> tuple[float, int] | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import crew, packing, planning, worker
-from runtimes.free_worker import Parts
+from runtimes.free_worker import Parts, first_state
 from runtimes.parameter_server import ParameterServer, State
 from runtimes.serving import Options, Serving
 from stragglers.rule import Rule
@@ -83,7 +83,7 @@ class Actors:
             planning.refuse_lost_memory(self._planned, self._rule.workers)
         self._params, self._elapsed = params, 0.0
         self._sent_before, self._deaths_before = 0, 0  # in the run that this one resumes
-        self._states: dict[int, tuple[int, Any]] = {}
+        self._states: dict[int, tuple[int, worker.WorkerState]] = {}
         return self._snapshot(0.0)
 
     def advance(
@@ -115,8 +115,16 @@ class Actors:
         return jax.tree.map(lambda a: a[None], run.state.params)
 
     def memory(self, run: ActorsRun) -> Any:
-        """The exchange's state, with a leading axis of workers."""
-        return run.state.memory
+        """The exchange's state, with a leading axis of workers.
+
+        Where workers encode what they send it is asked of them; who has died since has a fresh one.
+        """
+        first = self._first_state()
+        if not jax.tree.leaves(first.exchange):
+            return run.state.memory
+        kept = self._kept(run)
+        states = [kept.get(who, first).exchange for who in range(self._rule.workers)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
     def measured(self, run: ActorsRun) -> dict[str, float]:
         """What has really travelled to the server, and what has gone wrong."""
@@ -147,10 +155,10 @@ class Actors:
         counters, history = (_inside(f"{what}/", packed) for what in ("counters", "history"))
         self._elapsed = float(packed["clock/seconds"][0])
         self._sent_before, self._deaths_before = packed["sent"].tolist()
-        first = jax.tree.map(jnp.asarray, worker.init(self.parts.algorithm, self._params).work)
+        first = self._first_state()
         forgotten = []
         for who, number in enumerate(counters["counted"].tolist()):
-            kept = _inside(f"work/{who}/", packed)
+            kept = _inside(f"worker/{who}/", packed)
             if not kept and jax.tree.leaves(first):
                 forgotten.append(who)
             else:
@@ -160,6 +168,10 @@ class Actors:
             self._server.lost(who, self._elapsed)
             self._server.returned(who, self._elapsed)
         return self._snapshot(self._elapsed), None
+
+    def pids(self) -> dict[int, int]:
+        """The processes of the workers that are ready, by their numbers on their machines."""
+        return {} if self._serving is None else self._serving.pids()
 
     def close(self) -> None:
         """End the processes of the run."""
@@ -190,22 +202,31 @@ class Actors:
             self._deaths_before + (0 if serving is None else serving.deaths),
         )
 
-    def _packed_states(self, run: ActorsRun) -> dict[str, np.ndarray]:
-        """What the workers' local steps go on from; nothing of one that has died since."""
-        work = self.parts.algorithm.work
-        if work is None or self._serving is None or not jax.tree.leaves(work.init(self._params)):
+    def _first_state(self) -> worker.WorkerState:
+        """What a worker remembers at first."""
+        parts = self.parts
+        state = first_state(parts.algorithm, self._params, parts.mini_batches)
+        return jax.tree.map(jnp.asarray, state)
+
+    def _kept(self, run: ActorsRun) -> dict[int, worker.WorkerState]:
+        """What the workers remembered at the snapshot, but for those that have died since."""
+        if self._serving is None or not jax.tree.leaves(self._first_state()):
             return {}
         import ray
 
-        asked, packed = {}, {}
+        asked, found = {}, {}
         for who, number in enumerate(run.kept.tolist()):
             with contextlib.suppress(ray.exceptions.RayError):
                 asked[who] = self._serving.state_of(who, number)
         for who, reference in asked.items():
             with contextlib.suppress(ray.exceptions.RayError):
-                state = packing.pack(ray.get(reference, timeout=60))
-                packed |= _under(f"work/{who}/", state)
-        return packed
+                found[who] = ray.get(reference, timeout=60)
+        return found
+
+    def _packed_states(self, run: ActorsRun) -> dict[str, np.ndarray]:
+        states = {who: packing.pack(state) for who, state in self._kept(run).items()}
+        packed = (_under(f"worker/{who}/", state) for who, state in states.items())
+        return {name: value for one in packed for name, value in one.items()}
 
 
 def check(algorithm: Algorithm, rule: Rule) -> Schedule:

@@ -35,6 +35,8 @@ class Row(NamedTuple):
     # the first positions if the others never have finished mini-batches
     batches: jax.Array  # [k] int32, finished mini-batches
     worker: jax.Array  # [k] int32
+    version: jax.Array  # [k] int32, of the parameters each contribution was taken at
+    first: jax.Array  # [k] int32, counter of each contribution's first mini-batch
     staleness: jax.Array  # [k] int32
     samples: jax.Array  # [] float32, samples seen before the update
     seen: jax.Array | None  # [k] float32, when each contribution was taken; None: `samples`
@@ -62,7 +64,7 @@ def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
 
 def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
     """The schedule's extra arguments: (equal on all workers, one per participant)."""
-    own = {"worker": row.worker, "staleness": row.staleness}
+    own = {name: getattr(row, name) for name in ("worker", "version", "first", "staleness")}
     if row.partner is not None:
         own["partner"] = row.partner
     return {"samples": row.samples, "nominal": mini_batches, "active": row.active}, own

@@ -28,6 +28,7 @@ import numpy as np
 
 ASIDE = "aside"  # the group of calls that an actor answers while it works
 _WATCH = "watch"  # the group of the one call that never returns while the process lives
+_SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
 _SHARED = (  # settings of JAX
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -65,7 +66,8 @@ class Session:
     def __init__(self):
         """A cluster of its own, until `join` names another one."""
         self.address: str | None = None
-        self._folder: str | None = None
+        self._folder: str | None = None  # of the files of a cluster of its own
+        self._store = 0  # bytes of its store
 
     def join(self, address: str) -> None:
         """Use the cluster at this address, which is joined at once; ValueError if none answers."""
@@ -86,20 +88,37 @@ class Session:
     def open(self, members: int, resources: Resources, store_bytes: int) -> None:
         """Start Ray if need be; ValueError where the cluster is too small."""
         ray = self._loaded()
+        if self._folder is not None and store_bytes > self._store:
+            self.close()  # what does not fit into its store would go through the disk
         if not ray.is_initialized():
             self._folder = tempfile.mkdtemp(prefix="gossax-")
+            self._store = max(_LEAST_STORE, store_bytes)
+            if self._store > (room := shutil.disk_usage(_SHARED_MEMORY).free):
+                self.close()
+                raise ValueError(
+                    f"actors: {members} workers need {self._store / 1e6:.0f} MB of shared memory "
+                    f"for their parameters and gradients and {_SHARED_MEMORY} has "
+                    f"{room / 1e6:.0f} MB free; set fewer workers or a smaller model"
+                )
             with warnings.catch_warnings():
                 # JAX warns of every fork; the process that Ray forks becomes another program.
                 warnings.filterwarnings("ignore", message="os.fork")
-                ray.init(
-                    address="local",
-                    num_cpus=max(os.cpu_count() or 1, int(np.ceil(members * resources.cpus))),
-                    object_store_memory=max(_LEAST_STORE, store_bytes),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    _temp_dir=self._folder,
-                )
+                try:
+                    ray.init(
+                        address="local",
+                        num_cpus=max(os.cpu_count() or 1, int(np.ceil(members * resources.cpus))),
+                        object_store_memory=self._store,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level="ERROR",
+                        _temp_dir=self._folder,
+                    )
+                except Exception as error:  # as above
+                    self.close()
+                    raise ValueError(
+                        f"actors: Ray does not start ({' '.join(str(error).split())[:160]}); free "
+                        f"memory, {tempfile.gettempdir()} or processors of this machine"
+                    ) from error
         there = ray.cluster_resources()
         for what, share in (("GPU", resources.gpus), ("CPU", resources.cpus)):
             if members * share > there.get(what, 0.0) + 1e-9:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
-from runtimes import worker
+from runtimes import uplink, worker
+from runtimes.uplink import Uplink
 from stragglers.processes import Process
 
 
@@ -49,7 +50,7 @@ class Delivery(NamedTuple):
     """What a worker answers to an order."""
 
     number: int
-    contribution: Any  # arrays on the host; None if it was stopped
+    contribution: Any  # arrays on the host, encoded where it can be; None if it was stopped
     busy: float  # s of computing
     finite: bool
 
@@ -62,17 +63,17 @@ class FreeWorker:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._current = self._stopped = 0  # orders: under way, and the last that shall not be
         self._computing_since: float | None = None
-        self._states: dict[int, Any] = {}
-        parts = self._parts
-        programs = _programs(parts.algorithm, parts.losses, parts.mini_batches)
-        self._begin, self._one_more, self._end = programs
+        self._states: dict[int, worker.WorkerState] = {}
 
     def ready(self, params: Any) -> int:
         """Compile all that an order takes; returns the bytes of a contribution."""
-        algorithm = self._parts.algorithm
-        self._examples = jax.tree.map(jnp.asarray, self._parts.examples)
+        parts = self._parts
+        self._examples = jax.tree.map(jnp.asarray, parts.examples)
         params = jax.tree.map(jnp.asarray, params)
-        self._states[0] = worker.init(algorithm, params).work
+        self._states[0] = first_state(parts.algorithm, params, parts.mini_batches)
+        encodes = uplink_of(parts.algorithm, params, parts.mini_batches)
+        programs = _programs(parts.algorithm, parts.losses, parts.mini_batches, encodes)
+        self._begin, self._one_more, self._end = programs
         order = Order(0, 0, 0, 0, 0, 1, 0, 0, 0.0)
         contribution, *_ = self._computed(order, params, delayed=False)
         return sum(leaf.nbytes for leaf in jax.tree.leaves(contribution))
@@ -106,22 +107,24 @@ class FreeWorker:
         since = self._computing_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def state(self, number: int) -> Any:
-        """The state of local steps after an order, on the host."""
+    def state(self, number: int) -> worker.WorkerState:
+        """What the worker remembers after an order, on the host."""
         return jax.device_get(self._states[number])
 
-    def restore(self, number: int, state: Any) -> None:
-        """Take this state of local steps for that after the order of this number."""
+    def restore(self, number: int, state: worker.WorkerState) -> None:
+        """Take this for what the worker remembers after the order of this number."""
         self._states[number] = jax.tree.map(jnp.asarray, state)
 
     def _computed(self, order: Order, params: Any, delayed: bool = True):
-        """(contribution, state of local steps, busy seconds); None, None where it was stopped."""
+        """(contribution, the worker's new state, busy seconds); None, None where it was stopped."""
         parts, begun = self._parts, time.monotonic()
         params = jax.tree.map(jnp.asarray, params)
-        carry = self._begin(params, self._states[order.after])
+        carry = self._begin(params, self._states[order.after].work)
         given = {
             "samples": np.float32(order.samples),
             "worker": np.int32(self._me),
+            "version": np.int32(order.version),
+            "first": np.int32(order.first),
             "staleness": np.int32(0),
         }
         counters = np.arange(order.first, order.first + order.batches)
@@ -140,13 +143,34 @@ class FreeWorker:
             mark = time.monotonic()
             if self._stop.is_set() and order.number:
                 return None, None, mark - begun
-        contribution, state = self._end(carry, np.int32(order.batches))
-        return contribution, state, mark - begun
+        own = {name: given[name] for name in ("worker", "version", "first")}
+        state = self._states[order.after].exchange
+        return *self._end(carry, state, params, np.int32(order.batches), own), mark - begun
+
+
+def uplink_of(algorithm: Algorithm, params: Any, mini_batches: int) -> Uplink | None:
+    """How a worker encodes what it sends, the same at both ends; None: it sends all of it."""
+    leaves, structure = jax.tree.flatten(params)
+    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    return _uplink(algorithm, shapes, structure, mini_batches)
+
+
+@functools.cache
+def _uplink(algorithm: Algorithm, shapes, structure, mini_batches: int) -> Uplink | None:
+    leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    return uplink.uplink(algorithm, jax.tree.unflatten(structure, leaves), mini_batches)
+
+
+def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.WorkerState:
+    """What a worker remembers at first; of its exchange nothing where the server runs that."""
+    state = worker.init(algorithm, params)
+    encodes = uplink_of(algorithm, params, mini_batches) is not None
+    return state if encodes else state._replace(exchange=())
 
 
 @functools.cache
 def _programs(
-    algorithm: Algorithm, losses: Callable, nominal: int
+    algorithm: Algorithm, losses: Callable, nominal: int, encodes: Uplink | None
 ) -> tuple[Callable, Callable, Callable]:
     """What a contribution is made of, each compiled once: its beginning, a mini-batch, its end."""
 
@@ -166,8 +190,12 @@ def _programs(
         return point, gathered, work
 
     @jax.jit
-    def end(carry, batches):
+    def end(carry, exchange, params, batches, own):
         point, gathered, work = carry
-        return worker.contribution_of(algorithm, point, gathered, batches), work
+        contribution = worker.contribution_of(algorithm, point, gathered, batches)
+        if encodes is not None:
+            known = {"weight": algorithm.weight(batches), "batches": batches, **own}
+            contribution, exchange = encodes.encode(contribution, exchange, params, **known)
+        return contribution, worker.WorkerState(work, exchange)
 
     return begin, one_more, end

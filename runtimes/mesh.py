@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from runtimes import packing, placement, rounds, worker
-from runtimes.rounds import Model
+from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
 from stragglers.schedule import Schedule, concatenate
 
@@ -231,11 +231,12 @@ class Mesh:
             schedule,
         )
 
-    def _table(self, run: MeshRun):
-        """[workers, mini-batches of a dispatch, batch_size] indices of the next samples."""
+    def _table(self, run: MeshRun) -> Table:
+        """The next mini-batches of all workers, as many as a dispatch can take."""
         counters = run.consumed[:, None] + np.arange(self._rounds * self._mini_batches)
         ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
-        return placement.place(self._sampler.indices(ids, counters), self._stacked)
+        table = Table(self._sampler.indices(ids, counters), run.consumed.astype(np.int32))
+        return placement.place(table, self._stacked)
 
     def _placed(self, model: Model) -> Model:
         """A copy of every leaf for every worker, on its device."""

@@ -14,7 +14,8 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import bodies, planning, worker
-from runtimes.free_worker import Delivery, Order
+from runtimes.free_worker import Delivery, Order, uplink_of
+from runtimes.uplink import Uplink
 from stragglers.rule import Arrivals, Reaction
 from stragglers.schedule import Event, Schedule, concatenate
 
@@ -52,7 +53,7 @@ class State(NamedTuple):
 
     params: Any
     server: Any  # optimizer state
-    memory: Any  # exchange state, [P, ...]
+    memory: Any  # exchange state, [P, ...]; () where workers encode what they send
 
 
 class Row(NamedTuple):
@@ -83,9 +84,10 @@ class ParameterServer:
         self._algorithm, self._arrivals = algorithm, arrivals
         self._mini_batches, self._batch_size, self.workers = mini_batches, batch_size, workers
         params = jax.tree.map(jnp.asarray, params)
-        memory = jax.tree.map(
-            lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), algorithm.exchange.init(params)
-        )
+        uplink = uplink_of(algorithm, params, mini_batches)
+        self.expected = params if uplink is None else uplink.message  # the shapes of a contribution
+        memory = () if uplink else worker.init(algorithm, params).exchange
+        memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), memory)
         self.state = State(params, algorithm.server.init(params), memory)
         self.remembers = bool(jax.tree.leaves(worker.init(algorithm, params)))
         self.rule: Any = arrivals.init()
@@ -102,12 +104,12 @@ class ParameterServer:
         self._rows: list[Row] = []
         self._history: list[tuple[float, list[int], list[int]]] = []  # time, workers, versions
         self._observed: list[int] = []  # updates made before each loss
-        self._apply = _program(algorithm, mini_batches)
+        self._apply = _program(algorithm, mini_batches, uplink)
 
     def compile(self, most: int) -> None:
         """Run an update of `most` contributions that changes nothing, so that it is compiled."""
         order = Order(0, 0, 0, self.update, 0, 1, 0, 0, 0.0)
-        zeros = jax.tree.map(np.zeros_like, self.state.params)
+        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.expected)
         held = [Held(w % self.workers, order, zeros, 0.0, 0.0, False) for w in range(most)]
         jax.block_until_ready(self._applied(held))
 
@@ -303,6 +305,8 @@ class ParameterServer:
         orders = [held.order for held in taken]
         own = {
             "worker": np.array([held.worker for held in taken], np.int32),
+            "version": np.array([o.version for o in orders], np.int32),
+            "first": np.array([o.first for o in orders], np.int32),
             "staleness": np.array([self.update - o.version for o in orders], np.int32),
         }
         fresh = np.array([held.restored for held in taken])
@@ -349,7 +353,9 @@ class ParameterServer:
         )
 
 
-def _program(algorithm: Algorithm, mini_batches: int) -> Callable[..., State]:
+def _program(
+    algorithm: Algorithm, mini_batches: int, uplink: Uplink | None
+) -> Callable[..., State]:
     """Compiled for every number of contributions: (state, contributions, points, ...) -> state."""
 
     @jax.jit
@@ -364,6 +370,13 @@ def _program(algorithm: Algorithm, mini_batches: int) -> Callable[..., State]:
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
             for trees in (contributions, points)
         )
+        if uplink is not None:
+            update = {"samples": samples, "current": state.params}
+            reduced = uplink.reduce(contribution, own["staleness"], **update)
+            params, server = worker.serve(
+                algorithm, reduced, state.params, state.server, batches.sum(), common
+            )
+            return State(params, server, ())
         first = algorithm.exchange.init(state.params)
         held = jax.tree.map(
             lambda a, new: jnp.where(

@@ -110,6 +110,8 @@ class Planner:
             ),
             batches=pad(done.batches, np.int32),
             worker=ids,
+            version=pad(done.version, np.int32),
+            first=pad(done.first, np.int32),
             staleness=pad(done.staleness, np.int32),
             samples=pad(turn.samples, np.float32),
             seen=pad(done.samples, np.float32),

@@ -29,6 +29,13 @@ class Model(NamedTuple):
     samples: Any  # float32, seen by all workers so far
 
 
+class Table(NamedTuple):
+    """The mini-batches of a dispatch; between dispatches with a leading axis of workers."""
+
+    indices: Any  # [mini-batches, batch_size] int32, samples in the training set
+    first: Any  # [] int32, counter of the worker's first one
+
+
 def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
     """Exchange and step, the same for every kind of round."""
     updates, state = worker.exchange(
@@ -45,23 +52,25 @@ def _advanced(model: Model, samples) -> Model:
     return model._replace(round=model.round + 1, samples=model.samples + samples)
 
 
-def _given(samples, mini_batches: int, active) -> dict:
+def _given(model: Model, mini_batches: int, first, active) -> dict:
     return {
         "active": active,
-        "samples": samples,
+        "samples": model.samples,
         "nominal": mini_batches,
         "worker": jax.lax.axis_index(AXIS),
+        "version": model.round,
+        "first": first,
         "staleness": jnp.int32(0),
     }
 
 
 def plain(
-    algorithm, losses, mini_batches, carry, table, examples, active
+    algorithm, losses, mini_batches, carry, table: Table, examples, active
 ) -> tuple[Model, jax.Array, jax.Array]:
     """Everybody takes `mini_batches`; nothing is counted at run time."""
     model, offset, token = carry
-    given = _given(model.samples, mini_batches, active)
-    taken = jax.lax.dynamic_slice_in_dim(table, offset, mini_batches)
+    given = _given(model, mini_batches, table.first + offset, active)
+    taken = jax.lax.dynamic_slice_in_dim(table.indices, offset, mini_batches)
     batch = jax.tree.map(lambda a: a[taken], examples)
     contribution, state = worker.contribute(
         algorithm, losses, model.params, model.worker, batch, mini_batches, given
@@ -70,7 +79,7 @@ def plain(
     model = _finish_round(
         algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
     )
-    return _advanced(model, total * table.shape[1]), offset + mini_batches, token
+    return _advanced(model, total * table.indices.shape[1]), offset + mini_batches, token
 
 
 def _touch(tree):
@@ -96,18 +105,18 @@ class Watched:
         self._algorithm, self._losses = algorithm, losses
         self._mini_batches, self._injector = mini_batches, injector
 
-    def __call__(self, carry, table, examples, active):
+    def __call__(self, carry, table: Table, examples, active):
         algorithm, trigger = self._algorithm, self._injector.trigger
         model, offset, token = carry
         me = jax.lax.axis_index(AXIS)
-        given = _given(model.samples, self._mini_batches, active)
+        given = _given(model, self._mini_batches, table.first + offset, active)
         begun = io_callback(self._injector.begin, _ANSWER, me, model.round, token)
         most = self._mini_batches
         if np.ndim(trigger.mini_batches):
             most = jnp.asarray(trigger.mini_batches, jnp.int32)[me]
 
         def batch(taken):
-            return jax.tree.map(lambda a: a[table[offset + taken]], examples)
+            return jax.tree.map(lambda a: a[table.indices[offset + taken]], examples)
 
         batches, contribution, state = self._until_stopped(model, begun, most, batch, given)
         total = jax.lax.psum(batches, AXIS)
@@ -117,7 +126,7 @@ class Watched:
         touched = _touch(landed.params)
         token = io_callback(self._injector.land, answer, me, model.round, touched)
         used = batches if trigger.carries else most
-        return _advanced(landed, total * table.shape[1]), offset + used, token
+        return _advanced(landed, total * table.indices.shape[1]), offset + used, token
 
     def _until_stopped(self, model: Model, begun, most, batch, given):
         """(mini-batches that count, the contribution that they make, the worker's new state)."""

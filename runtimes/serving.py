@@ -100,6 +100,10 @@ class Serving:
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
 
+    def pids(self) -> dict[int, int]:
+        """The processes of the workers that are ready."""
+        return {who: self._crew.place(who).pid for who in sorted(self._alive)}
+
     def state_of(self, who: int, number: int) -> Any:
         """A reference to the worker's state of local steps after an order."""
         return self._crew.call(who, "state", number, aside=True)
@@ -152,8 +156,8 @@ class Serving:
             return []
         if not delivery.finite:
             return self._bad(who, "is not finite", now)
-        if _shapes(delivery.contribution) != _shapes(self._params):
-            return self._bad(who, "has other shapes than the parameters", now)
+        if _shapes(delivery.contribution) != _shapes(self._server.expected):
+            return self._bad(who, "has other shapes than it should", now)
         self._died[who] = 0
         self._pulse.delivered(now - order.seconds)
         self.sent += sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))

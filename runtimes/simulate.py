@@ -197,12 +197,8 @@ class Simulator:
         if rows.worker.shape[1] % self._devices == 0:
             spread = self._by_participant
         common = Row(*[self._everywhere] * len(Row._fields))
-        return jax.device_put(
-            rows,
-            common._replace(
-                indices=spread, batches=spread, worker=spread, staleness=spread, seen=spread
-            ),
-        )
+        by_participant = ("indices", "batches", "worker", "version", "first", "staleness", "seen")
+        return jax.device_put(rows, common._replace(**dict.fromkeys(by_participant, spread)))
 
 
 def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:

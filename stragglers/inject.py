@@ -19,8 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stragglers.processes import as_process
+from stragglers.round_parts import seconds_each
 from stragglers.rule import Cost, Sight, Transfer, Trigger, checked_transfers, hides, per_round
 from stragglers.schedule import Schedule
+from stragglers.tally import Alone, Tally
+from stragglers.thresholds import Measured
 
 GO, STOP, CUT = range(3)  # what a callback tells its device
 LOOK = 1e-3  # s between two looks at the trigger of a worker that can be cut
@@ -29,7 +32,9 @@ LOOK = 1e-3  # s between two looks at the trigger of a worker that can be cut
 class _Round:
     """The records of one round, an entry per worker."""
 
-    def __init__(self, workers: int):
+    def __init__(self, workers: int, measured: int = 0):
+        """measured: mini-batches of a worker whose durations are kept."""
+        self.durations = np.zeros((workers, measured))
         self.first = np.zeros(workers, np.int64)
         self.finished = np.zeros(workers, np.int32)
         self.start, self.ready, self.finish, self.busy = np.zeros((4, workers))
@@ -42,8 +47,8 @@ class Injector:
     """Delays, trigger and logbook of one process's devices; thread-safe.
 
     Of several processes each has an injector of its own, which knows what its own workers do, and
-    what the others did when a dispatch is over, see `schedule`. A trigger must not need to know
-    more, see `Trigger.sees_all`.
+    what the others did when a dispatch is over, see `schedule`. In a round they share `tally`, the
+    points of the trigger's goal. A trigger's `stop` must not need to know more.
 
     trigger: how the workers keep a waiting rule. Where it cuts, the rest of a delay is not waited
     for and the result, which the device has computed all the same, does not count.
@@ -53,6 +58,7 @@ class Injector:
         The collective itself follows the work. What travels beside the work is slept for only as
         far as it lasts longer than that, from when this worker knew it: its neighbours may have
         begun the round later. What need not be there until a later round is slept for in full.
+    tally: of the workers of all processes; None: all of them live in this one.
     """
 
     def __init__(
@@ -64,8 +70,10 @@ class Injector:
         delay=None,
         draw: str = "mini_batch",
         communication: Cost = 0.0,
+        tally: Tally | None = None,
     ):
         self.workers, self.trigger = workers, trigger
+        self._tally = tally or Alone()
         self._delay = None if delay is None else as_process(delay).seeded(seed)
         self._per_round = per_round("mesh", draw)
         self._transfers = checked_transfers("mesh", communication, workers)
@@ -82,7 +90,14 @@ class Injector:
         self._attempts = np.zeros(self.workers, np.int64)
         self._mark = np.zeros(self.workers)  # when the current mini-batch began
         self._rounds: dict[int, _Round] = {}
+        self._past = np.empty((0, self.workers))  # s of a mini-batch in rounds that have landed
         self._elapsed, self._resumed_at = 0.0, None
+        self._measured = None
+        if self.trigger.calibration is not None:
+            most = int(np.max(self.trigger.mini_batches))
+            self._measured = Measured(self.trigger.calibration, self.workers, most)
+        if self.trigger.goal is not None:
+            self._tally.begin(self.trigger.goal.needed)
 
     def now(self) -> float:
         """Seconds of training so far; the clock runs from `resume` to `pause`."""
@@ -103,11 +118,14 @@ class Injector:
         del token  # ties the callback to what must come before it
         worker, round_index = int(worker), int(round_index)
         with self._lock:
-            record = self._rounds.setdefault(round_index, _Round(self.workers))
+            if round_index not in self._rounds:
+                measured = 0 if self._measured is None else self._measured.mini_batches
+                self._rounds[round_index] = _Round(self.workers, measured)
+            record = self._rounds[round_index]
             now = self.now()
             record.first[worker] = self._consumed[worker]
             record.start[worker] = record.ready[worker] = self._mark[worker] = now
-            return np.int32(STOP if self._signalled(record, worker, now) else GO)
+            return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
 
     def tick(self, worker, round_index, done, token) -> np.int32:
         del token
@@ -120,26 +138,47 @@ class Injector:
                 lasts = float(self._delay.duration(worker, began, count))
             self._attempts[worker] += 1
         record = self._rounds[round_index]
-        if self.trigger.cuts and self._cut_before(record, worker, began + lasts):
+        if self.trigger.cuts and self._cut_before(round_index, worker, began + lasts):
             return np.int32(CUT)
         time.sleep(max(0.0, began + lasts - self.now()))
         with self._lock:
             now = self.now()
-            # Only now, under the lock, is it certain that nobody else has given the signal.
-            cut = self.trigger.cuts and self._signalled(record, worker, now)
+            # Only now, under the lock, is it certain that no other worker here has made it stop.
+            cut = self.trigger.cuts and self._signalled(round_index, worker, now)
             self._worked(record, worker, began, now)
             if cut:
                 return np.int32(CUT)
-            record.finished[worker] = done
-            return np.int32(STOP if self._signalled(record, worker, now) else GO)
+            if record.durations.size:
+                record.durations[worker, done - 1] = now - began
+            points = self._points(record, worker, done)
+            if not points:
+                return self._finished(round_index, worker, done, now)
+        # The order of additions decides, and without the lock, as this may take a while.
+        if not self._tally.add(round_index, points) and self.trigger.cuts:
+            return np.int32(CUT)
+        with self._lock:
+            return self._finished(round_index, worker, done, now)
 
-    def _cut_before(self, record: _Round, worker: int, end: float) -> bool:
+    def _finished(self, round_index: int, worker: int, done: int, now: float) -> np.int32:
+        self._rounds[round_index].finished[worker] = done
+        return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
+
+    def _points(self, record: _Round, worker: int, done: int) -> int:
+        """What a worker adds to the goal with its mini-batch number `done` of the round."""
+        if self.trigger.goal is None:
+            return 0
+        after = record.finished.copy()
+        after[worker] = done
+        points = self.trigger.goal.points
+        return int(np.sum(points(after), dtype=int) - np.sum(points(record.finished), dtype=int))
+
+    def _cut_before(self, round_index: int, worker: int, end: float) -> bool:
         """Wait until `end` or for the signal, and say whether that came first."""
         while (left := end - self.now()) > 0:
             with self._lock:
                 now = self.now()
-                if self._signalled(record, worker, now):
-                    self._worked(record, worker, self._mark[worker], now)
+                if self._signalled(round_index, worker, now):
+                    self._worked(self._rounds[round_index], worker, self._mark[worker], now)
                     return True
             time.sleep(min(left, LOOK))
         return False
@@ -160,7 +199,14 @@ class Injector:
             record.finish[worker] = self.now()
             record.landed += 1
             self._consumed[worker] += self._used(record.finished)[worker]
+            if self.trigger.remembers and record.landed == len(self._here):
+                self._remember(record)
         return np.float32(0)
+
+    def _remember(self, record: _Round) -> None:
+        whole = self.trigger.mini_batches
+        each = seconds_each(record.busy, record.finished, whole, self.trigger.cuts)
+        self._past = np.concatenate([self._past, each[None]])[-self.trigger.remembers :]
 
     def _left(self, record: _Round, worker: int, transfers: Sequence[Transfer]) -> float:
         """Seconds of the exchange that are left of a worker's round."""
@@ -175,10 +221,17 @@ class Injector:
             left = max(left, -passed) + float(seconds)
         return max(0.0, left)
 
-    def _signalled(self, record: _Round, worker: int, now: float) -> bool:
-        if self.trigger.stop is None:
+    def _signalled(self, round_index: int, worker: int, now: float) -> bool:
+        record, trigger = self._rounds[round_index], self.trigger
+        begun = record.start[worker]
+        if self._measured is not None and now - begun >= self._measured.deadline:
+            return True
+        if trigger.goal is not None and self._tally.over(round_index):
+            return True
+        if trigger.stop is None:
             return False
-        return self.trigger.stop(Sight(record.finished, now - record.start[worker]))
+        sight = Sight(record.finished, now - begun, record.ready - begun, self._past)
+        return trigger.stop(sight)
 
     def _counted(self, finished: np.ndarray) -> np.ndarray:
         """The finished mini-batches that belong to whole contributions."""
@@ -207,13 +260,22 @@ class Injector:
             raise RuntimeError("Injector.schedule: a round has not landed on every worker yet")
         columns = ("start", "finish", "busy", "finished", "first", "slept")
         told = [getattr(record, column) for column in columns for record in rounds]
-        told = np.stack([*told, self._attempts, np.full(self.workers, self._elapsed)])
+        told += [record.durations.T for record in rounds]
+        told = np.vstack([*told, self._attempts, np.full(self.workers, self._elapsed)])
         others = np.setdiff1d(np.arange(self.workers), self._here)
         told[:, others] = 0  # for the sum
         told = of_all(told).sum(0)
-        start, finish, busy, finished, begun, slept = told[:-2].reshape(len(columns), updates, -1)
+        if self.trigger.goal is not None:
+            self._tally.close(range(first, first + updates))
+        known = len(columns) * updates
+        start, finish, busy, finished, begun, slept = told[:known].reshape(
+            -1, updates, self.workers
+        )
         self._consumed = (begun[-1] + self._used(finished[-1])).astype(np.int64)
         self._attempts, self._elapsed = told[-2].astype(np.int64), float(told[-1].max())
+        if known < len(told) - 2:
+            durations = told[known:-2].reshape(updates, -1, self.workers)
+            self._measured.add(durations.swapaxes(1, 2), slept.max(1))
         rows = np.arange(first, first + updates, dtype=np.int32)
         return Schedule(
             time=np.maximum.accumulate(finish.max(1)),
@@ -234,9 +296,14 @@ class Injector:
             "consumed": self._consumed.copy(),
             "attempts": self._attempts.copy(),
             "elapsed": np.array([self._elapsed]),
+            **({} if self._measured is None else self._measured.pack()),
+            **({"past": self._past} if self.trigger.remembers else {}),
         }
 
     def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
         """Go on, after `reset`, from where the packed run stood."""
         self._consumed, self._attempts = packed["consumed"].copy(), packed["attempts"].copy()
         self._elapsed = float(packed["elapsed"][0])
+        self._past = packed.get("past", self._past).copy()
+        if self._measured is not None:
+            self._measured.unpack(packed)

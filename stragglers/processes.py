@@ -10,7 +10,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -36,6 +36,9 @@ class Process:
     workers: int = field(default=0, kw_only=True)  # there have to be, as it names them
     bind: Callable[[int], Draw] = field(repr=False, compare=False)  # seed -> draw
     draw: Draw | None = field(default=None, repr=False, compare=False)
+    records: tuple[np.ndarray, ...] = field(
+        default=(), repr=False, compare=False
+    )  # that it replays
 
     def seeded(self, seed: int) -> "Process":
         """A copy whose durations are a pure function of `seed` and their address."""
@@ -196,17 +199,22 @@ def trace(
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
     records = _read_trace(path, worker, time, duration)
     scale = scale if mean is None else mean / np.mean(list(itertools.chain(*records)))
+    return replayed(f"trace({path})", [scale * np.asarray(values) for values in records])
+
+
+def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
+    """Durations [s] per worker as they are listed, cyclic; workers beyond reuse them in turn."""
     lengths = np.array([len(row) for row in records])
     table = np.zeros((len(records), lengths.max()))
     for row, values in zip(table, records, strict=True):
-        row[: len(values)] = scale * np.asarray(values)
+        row[: len(values)] = values
 
     def draw(worker: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
         row = worker % len(lengths)
         return table[row, count % lengths[row]]
 
-    shortest = scale * min(map(min, records))
-    return Process(f"trace({path})", float(shortest), False, lambda seed: draw)
+    shortest = min(float(values.min()) for values in records)
+    return Process(name, shortest, False, lambda seed: draw, records=tuple(records))
 
 
 PROCESSES: dict[str, Callable[..., Process]] = {

@@ -45,6 +45,26 @@ def until_quorum(k: int) -> Signal:
     return signal
 
 
+def until_grace(k: int, gamma: float) -> Signal:
+    """Stop all gamma times as long after k workers have finished all M as that has taken."""
+
+    def signal(begin: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        reached = np.partition(ends[:, -1], k - 1)[k - 1]
+        return reached + gamma * np.maximum(reached - begin, 0.0)
+
+    return signal
+
+
+def seconds_each(busy: np.ndarray, batches: np.ndarray, whole: int, cuts: bool) -> np.ndarray:
+    """What a mini-batch of each worker has taken in a round, [P] s; nan where it took none.
+
+    busy: [P] s of computing; batches: [P] finished; whole: of a full round. Of a worker that was
+    cut it is the least that its mini-batches, with the one in flight, would have taken on average.
+    """
+    begun = batches + (cuts & (batches < whole))
+    return np.where(busy > 0, busy / np.maximum(begun, 1), np.nan)
+
+
 def ends_by_mini_batch(process: Process, workers: int, mini_batches: int) -> Callable:
     """Ends [P, M] of a round's mini-batches, each with a duration of its own."""
     worker, offsets = np.arange(workers), np.arange(mini_batches)

@@ -71,18 +71,46 @@ class Sight(NamedTuple):
 
     finished: np.ndarray  # [workers] mini-batches finished in this round
     elapsed: float  # seconds since this worker began the round
+    ready: np.ndarray  # [workers] s from then until each finished what it has finished
+    past: np.ndarray  # [n, workers] s of a mini-batch in the last rounds, at least, or nan
+
+
+class Goal(NamedTuple):
+    """What all workers together have to reach in a round, which is then over for all of them.
+
+    points: mini-batches finished [workers] -> points [workers], whole numbers that grow with them.
+    needed: points of all workers. The order in which they are made decides whose come too late.
+    """
+
+    points: Callable[[np.ndarray], np.ndarray]
+    needed: int
+
+
+class Calibration(NamedTuple):
+    """Rounds that nobody stops, from which follows when all later ones end.
+
+    rounds: how many.
+    choose: (seconds of their mini-batches [rounds, workers, M], seconds of their exchanges
+        [rounds]) -> seconds after which every worker stops.
+    """
+
+    rounds: int
+    choose: Callable[[np.ndarray, np.ndarray], float]
 
 
 class Trigger(NamedTuple):
     """How workers that move in rounds on devices keep a rule.
 
-    stop: whether the round is over for the worker that sees this; None: nobody is ever stopped.
+    stop: whether the round is over for the worker that sees this; None: it never is.
     mini_batches: that a worker may take in a round, scalar or [workers].
     cuts: the mini-batch in flight is cut, instead of finished.
     carries: unfinished mini-batches go on in the next round, instead of being skipped.
-    sees_all: `stop` looks at other workers than the one that asks.
+    sees_all: `stop` looks at other workers than the one that asks, which takes a single process.
     whole: [workers] mini-batches of a contribution, of which a part counts for nothing; None: every
         finished mini-batch counts.
+    remembers: rounds before the present one that `stop` looks at.
+    goal: what ends the round for all workers, wherever they live.
+    calibration: of a deadline that is not known before.
     """
 
     stop: Callable[[Sight], bool] | None
@@ -91,6 +119,14 @@ class Trigger(NamedTuple):
     carries: bool = True
     sees_all: bool = True
     whole: np.ndarray | None = None
+    remembers: int = 0
+    goal: Goal | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether anybody is ever stopped."""
+        return (self.stop, self.goal, self.calibration) != (None, None, None)
 
 
 class Reaction(NamedTuple):

@@ -1,7 +1,11 @@
 """How long to compute before a deadline, chosen from measured durations."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import ArrayLike
+
+from stragglers.rule import Calibration
 
 
 def drop_compute_threshold(
@@ -36,3 +40,34 @@ def drop_compute_threshold(
     rate = kept / seconds
     # At equal speed more samples are better, and equal rates differ by rounding.
     return float(taus[np.argmax(rate >= rate.max() * (1 - 1e-9))])
+
+
+class Measured:
+    """A calibration under way: what its rounds have taken, and the deadline that follows.
+
+    mini_batches: of a worker's round that are still measured, 0 once the deadline is known.
+    deadline: seconds after which a worker stops, inf before.
+    """
+
+    def __init__(self, calibration: Calibration, workers: int, mini_batches: int):
+        self.mini_batches, self.deadline = mini_batches, np.inf
+        self._calibration = calibration
+        self._durations = np.zeros((0, workers, mini_batches))  # s
+        self._exchanges = np.zeros(0)  # s
+
+    def add(self, durations: np.ndarray, exchanges: np.ndarray) -> None:
+        """Take further rounds, [rounds, workers, M] and [rounds] s; with enough of them choose."""
+        rounds = self._calibration.rounds
+        self._durations = np.concatenate([self._durations, durations])[:rounds]
+        self._exchanges = np.concatenate([self._exchanges, exchanges])[:rounds]
+        if len(self._durations) == rounds:
+            self.deadline = self._calibration.choose(self._durations, self._exchanges)
+            self.mini_batches = 0
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """What `unpack` needs."""
+        return {"durations": self._durations, "exchanges": self._exchanges}
+
+    def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
+        """Go on from where a packed one stood."""
+        self.add(packed["durations"], packed["exchanges"])

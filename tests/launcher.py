@@ -10,6 +10,9 @@ from absl.testing import flagsaver
 
 import launch
 from experiments import distributed
+from stragglers import delays
+from stragglers.rule import Setting, whole
+from stragglers.rules import RULES
 
 ROOT = pathlib.Path(launch.__file__).parent
 
@@ -73,6 +76,8 @@ def directory(tmp_path, monkeypatch):
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "nothing.py").write_text("def get_config():\n    pass\n")
     (tmp_path / "file").write_text("mine")
+    rule = RULES["barrier"](Setting(delays.deterministic(1.0), 2, 1, 0))
+    whole(rule, 1).slice(0, 0).save(tmp_path / "none.npz")
     (tmp_path / "trace.csv").write_text("worker,time\n0,1\n")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(OTHER))

@@ -91,6 +91,7 @@ BAD = [
     ((*OK, "--config.algorithm=reduce"), "algorithm: unknown name 'reduce'; known names: "),
     ((*OK, "--config.wait=barrier)"), "cannot read the part 'barrier)'"),
     ((*OK, "--config.delay=trace(path='none.csv')"), "trace: cannot read none.csv"),
+    ((*OK, "--config.wait=replay(path='none.npz')"), "none.npz has no updates; give the schedule"),
     ((*OK, "--config.delay=trace(path='trace.csv')"), "trace.csv has no column 'batch_time'"),
     ((*OK, "--config.workers=0"), "config.workers must be a positive whole number, got 0"),
     ((*OK, "--config.workers=257"), "cannot share 256 samples among workers=257"),
@@ -126,6 +127,9 @@ def test_bad_input_is_answered_in_one_sentence(call, here, flags, words):
     assert not compilations
 
 
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "here", "SLURM_PROCID": "0"}
+
+
 @pytest.mark.parametrize(
     ("flags", "words", "environment"),
     [
@@ -137,6 +141,12 @@ def test_bad_input_is_answered_in_one_sentence(call, here, flags, words):
             "there are 6 devices but config.workers=8; set config.workers=6",
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
         ),
+        *(
+            (OK, f"correct JAX_PLATFORMS={name}, or unset it", {"JAX_PLATFORMS": name})
+            for name in ("nope", "tpu", "cuda")
+        ),
+        (OK, "SLURM_NTASKS='two' in the environment", SLURM | {"SLURM_NTASKS": "two"}),
+        (OK, "OMPI_COMM_WORLD_SIZE='x' in the environment", {"OMPI_COMM_WORLD_SIZE": "x"}),
     ],
 )
 def test_so_it_is_in_a_process_of_its_own(here, flags, words, environment):

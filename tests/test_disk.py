@@ -27,10 +27,13 @@ def call(here, monkeypatch, capsys):
 
 
 class Full:
-    """Lets one call of the system fail, as on a full disk: the n-th of some functions."""
+    """Lets calls of the system fail, as on a full disk: the n-th of some functions.
 
-    def __init__(self, monkeypatch, names, fails_at):
-        self.calls, self.fails_at = 0, fails_at
+    stays: whether all later ones fail, too.
+    """
+
+    def __init__(self, monkeypatch, names, fails_at, stays=False):
+        self.calls, self.fails_at, self.stays = 0, fails_at, stays
         for name in names:
             monkeypatch.setattr(disk.os, name, self.counted(getattr(os, name)))
 
@@ -39,7 +42,7 @@ class Full:
             if str(disk.__file__) not in str(caller_file()):
                 return function(*given, **more)
             self.calls += 1
-            if self.calls == self.fails_at:
+            if self.calls == self.fails_at or (self.stays and self.calls > self.fails_at):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return function(*given, **more)
 
@@ -87,6 +90,29 @@ def test_a_disk_that_is_full_at_some_moment_loses_nothing(call, here, monkeypatc
         assert not left_over(here / "out")
         shutil.rmtree(here / "out")
     assert codes == {1, 2}
+
+
+ALL = ("fsync", "replace", "write")
+
+
+def test_a_disk_that_stays_full_says_which_arms_have_failed(call, here, monkeypatch):
+    """Even where it is full again at the figure and the report, the code is that of an arm."""
+    sweep = ("--config=config.py", "--sweep", "--config.updates=8", "--workdir=out")
+    with monkeypatch.context() as patch:
+        full = Full(patch, ALL, 10**9)
+        assert call(*sweep)[0] == 0
+    shutil.rmtree(here / "out")
+    codes, failed = [], []
+    for fails_at in range(10, full.calls, full.calls // 8):
+        with monkeypatch.context() as patch:
+            Full(patch, ALL, fails_at, stays=True)
+            code, shown, err = call(*sweep)
+        codes.append(code)
+        failed.append(shown.count("failed: all_reduce") + shown.count("failed: dpsgd"))
+        assert code == (1 if failed[-1] else 2), (code, shown, err)
+        assert "Traceback" not in err + shown and "No space left" in err
+        shutil.rmtree(here / "out")
+    assert set(codes) == {1, 2} and {1, 2} <= set(failed)
 
 
 def test_an_old_file_stays_whatever_fails(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from absl import flags
 import algorithms
 from algorithms import reducers
 from experiments import distributed, executors, profiling, slurm
+from experiments.advice import play
 from stragglers import rules
 from tests import launcher
 from tests.algorithms import test_contract as of_methods
@@ -58,6 +59,8 @@ def shell(tmp_path, monkeypatch, capsys):
     rows = [f"{worker},{time},{1 + worker}" for worker in range(16) for time in range(2)]
     (tmp_path / "trace.csv").write_text("\n".join(["worker,time,batch_time_norm", *rows]))
     monkeypatch.setattr(profiling, "measure", made_up_profile)
+    monkeypatch.setattr(play, "ROUNDS", 4)  # of a minute's work; what they say is not read
+    monkeypatch.setattr(play, "REPEATS", 1)
     call = launcher.caller(monkeypatch, capsys)
     monkeypatch.setattr(distributed, "initialize", join_nobody)
     arms = {}  # by their workdirs: the words of a command that runs one of them
@@ -66,7 +69,7 @@ def shell(tmp_path, monkeypatch, capsys):
         value = dict(word.partition("=")[::2] for word in words)
         for place in [place for place in arms if re.search(rf"{place}(?!\w)", shlex.join(words))]:
             started(arms.pop(place), *TINY)  # what it leaves is read by this command
-        if "--report" in value:
+        if value.keys() & {"--report", "--advise"}:
             started(words)
             return
         if "--slurm" in value:
@@ -120,7 +123,7 @@ def importable(module, *arguments):
         assert (ROOT / arguments[0]).exists(), arguments
         return
     text = pathlib.Path(found.origin).read_text()
-    known = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', text)
+    known = re.findall(r'(?:DEFINE_\w+|add_argument)\(\s*"(?:--)?(\w+)"', text)
     given = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
     assert '__name__ == "__main__"' in text and set(given) <= set(known), (module, arguments)
 

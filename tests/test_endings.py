@@ -96,6 +96,14 @@ def test_what_sigterm_ends_has_a_checkpoint_and_goes_on_to_the_same_end(here):
     assert {**told[0], "wall_seconds": 0} == {**told[1], "wall_seconds": 0}
 
 
+@pytest.mark.parametrize("text", ["{}", "def get_config():\n    {}"])
+def test_ctrl_c_in_a_config_file_is_a_sentence(here, monkeypatch, capsys, text):
+    (here / "pressed.py").write_text(text.format("raise KeyboardInterrupt"))
+    call = launcher.caller(monkeypatch, capsys)
+    answer = call("--config=pressed.py", "--workdir=out")
+    assert answer == (130, "", "interrupted; the same command goes on from here\n")
+
+
 def test_signals_that_were_ignored_stay_ignored():
     script = (
         "import signal; from experiments import endings\n"
@@ -198,12 +206,14 @@ def test_who_is_refused_alone_tells_the_others(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [0, 1])
-def test_who_finds_nobody_says_so(here, name):
+@pytest.mark.parametrize(
+    ("host", "name"), [("127.0.0.1", 0), ("127.0.0.1", 1), ("no-such-host.invalid", 1)]
+)
+def test_who_finds_nobody_says_so(here, host, name):
     script = (
         "import sys; from experiments import distributed; distributed.JOINING = 12\n"
         "try:\n"
-        f"    distributed.initialize('127.0.0.1:{two_processes.free_port()}', 2, {name})\n"
+        f"    distributed.initialize('{host}:{two_processes.free_port()}', 2, {name})\n"
         "except ValueError as error:\n"
         "    print('error:', error, file=sys.stderr); sys.exit(2)\n"
     )
@@ -211,8 +221,19 @@ def test_who_finds_nobody_says_so(here, name):
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 2, done.stderr
-    assert "error: several processes: they have not found each other at 127.0.0.1:" in done.stderr
+    assert f"error: several processes: they have not found each other at {host}:" in done.stderr
     assert "waiting up to 12 s for all 2 processes" in done.stderr
+
+
+@pytest.mark.slow
+def test_who_is_refused_before_it_joins_leaves_the_others_a_minute(here):
+    """It knows no way to reach them; they do not wait for ever."""
+    with two_processes.started(here, *ENDLESS, "--workdir=out", own=((), ("--nope",))) as both:
+        assert both[1].wait(30) == 2 and "Unknown command line flag 'nope'" in said(here, 1)
+        assert both[0].wait(120) == 2, said(here, 0)
+    (sentence,) = re.findall("^error: .*", said(here, 0), re.MULTILINE)
+    assert "they have not found each other" in sentence and "within 60 s" in sentence
+    assert not (here / "out").exists()
 
 
 @pytest.mark.slow

@@ -6,7 +6,16 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments import aggregates, codec_times, distributed, executors, formats, records, sweep
+from experiments import (
+    aggregates,
+    codec_times,
+    distributed,
+    executors,
+    files,
+    formats,
+    records,
+    sweep,
+)
 from experiments.executors import Arm
 
 
@@ -48,7 +57,12 @@ def launch(
     console = Console()
     finished = [arm for arm in arms if arm.path not in failures]
     if finished:
-        summaries = _compare(finished, root, console)
+        try:
+            summaries = _compare(finished, root, console)
+        except files.NotWritten as error:
+            if not failures:
+                raise
+            console.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
     if not failures:
         if claims is not None:
             told += _attempted(lambda: claims(summaries), "claims()")

@@ -4,21 +4,19 @@ It needs neither a network nor JavaScript. Beside it lies strip.png, and beside 
 timeline.json, see `experiments.reports.timeline`.
 """
 
-import base64
 import datetime
-import html
 import os
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import files, parts, provenance, records, texts
-from experiments.reports import figure, panels, strip_chart, table, timeline, workdirs
+import numpy as np
+
+from experiments import files, parts, provenance, records
+from experiments.reports import figure, markup, panels, strip_chart, table, timeline, workdirs
 from stragglers import schedule
 
 REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
-TEMPLATE = Path(__file__).with_name("page.html.in")
 
 
 def write(root: str | os.PathLike) -> Path:
@@ -36,16 +34,12 @@ def write(root: str | os.PathLike) -> Path:
         *(_claims(told["claims"]) if told.get("claims") else ()),
         *(_curves(arms, looks) if arms else ()),
         *(_strip(root, arms, looks) if looks else ()),
+        *(_schedules(looks) if looks else ()),
         *_pictures(root),
         *(_compared(arms) if arms else ()),
     ]
     title = root.resolve().name
-    page = string.Template(files.read_text(TEMPLATE)).substitute(
-        title=_text(title),
-        subtitle=_text(" · ".join(_facts(arms, unfinished, told))),
-        again=_again(told),
-        sections="\n".join(sections),
-    )
+    page = markup.page(title, " · ".join(_facts(arms, unfinished, told)), _again(told), sections)
     path = root / REPORT
     files.write(path, page, durable=False)
     return path
@@ -95,7 +89,9 @@ def _again(told: Mapping) -> str:
     if not told:
         return ""
     versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
-    return f'<pre>{_text(told["command"])}</pre>\n<p class="quiet">{_text(versions)}</p>'
+    return (
+        f'<pre>{markup.text(told["command"])}</pre>\n<p class="quiet">{markup.text(versions)}</p>'
+    )
 
 
 def _results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
@@ -110,22 +106,23 @@ def _results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
         if row.end_section:
             bodies.append([])
     yield "<h2>Results</h2>"
-    yield _table("numbers", headings, bodies, shown.caption)
+    yield markup.table("numbers", headings, bodies, shown.caption)
     for arm in arms:
         for summary in arm.summaries:
             if summary.get("stopped"):
-                who = _text(_named(arm, summary))
-                yield f"<p><strong>{who}</strong> stopped early: {_text(summary['stopped'])}</p>"
+                who = markup.text(_named(arm, summary))
+                why = markup.text(summary["stopped"])
+                yield f"<p><strong>{who}</strong> stopped early: {why}</p>"
 
 
 def _unfinished(unfinished: Sequence[workdirs.Unfinished]) -> Iterator[str]:
     yield "<h2>Not finished</h2>"
-    yield _table("words", ("run", "state"), [unfinished])
+    yield markup.table("words", ("run", "state"), [unfinished])
 
 
 def _claims(claims: Sequence[Sequence[str]]) -> Iterator[str]:
     yield "<h2>Claims and measurements</h2>"
-    yield _table("words", ("claim", "measured"), [claims])
+    yield markup.table("words", ("claim", "measured"), [claims])
 
 
 def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> Iterator[str]:
@@ -145,7 +142,7 @@ def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> I
     yield panels.legend(names, target)
     yield '<div class="panels">'
     for panel in panels.panels(curves, looks, target, clock):
-        yield (f"<figure>\n{panel.svg}\n<figcaption>{_text(panel.caption)}</figcaption>\n</figure>")
+        yield panels.figure_of(panel)
     yield "</div>"
 
 
@@ -173,7 +170,7 @@ def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator
     files.write(root / STRIP, png, durable=False)
     several = f" of {len(strips)} of the arms" if len(strips) < len(arms) else ""
     yield "<h2>The first rounds</h2>"
-    yield _image("strip", png, "What every worker does at the beginning" + several + ".")
+    yield markup.image("strip", png, "What every worker does at the beginning" + several + ".")
     if any(strip_chart.has_gaps(strip.first) for strip in strips):
         yield (
             '<p class="quiet">Where there is no bar, nothing of a worker\'s time counted: its '
@@ -186,6 +183,43 @@ def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator
     )
 
 
+def _schedules(looks: Mapping[str, panels.Look]) -> Iterator[str]:
+    """How far off gradients land, and who does how much and is waited for how often."""
+    rows = []
+    for name, look in looks.items():
+        found = look.found
+        limits = int(found.limits.argmax())
+        rows.append(
+            (
+                name,
+                f"{found.tree_distance:,}",
+                f"{found.mean_distance:,.1f}",
+                f"{found.staleness:.2f}",
+                _shares(found.share),
+                _shares(found.sent),
+                f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else table.NONE,
+            )
+        )
+    headings = (
+        "arm", "largest tree\ndistance", "mean tree\ndistance", "effective\nstaleness",
+        "workers' shares\nof mini-batches [%]", "workers' shares\nof bytes [%]",
+        "waits most\nfor worker",
+    )  # fmt: skip
+    yield "<h2>Schedules</h2>"
+    yield markup.table("numbers", headings, [rows])
+    yield (
+        '<p class="quiet">Tree distance (Birch SGD, arXiv 2505.09218): mini-batches between where '
+        "a gradient was taken and where it lands, which bounds the learning rate; staleness: "
+        "updates between the two, averaged over mini-batches; shares: of the worker with the "
+        "least and of the one with the most; waits most for: the worker that others were waiting "
+        "for in the most updates. Of each arm's first seed.</p>"
+    )
+
+
+def _shares(shares: np.ndarray) -> str:
+    return f"{100 * shares.min():.1f} to {100 * shares.max():.1f}"
+
+
 def _pictures(root: Path) -> Iterator[str]:
     """Figures that the config has drawn by itself."""
     paths = [
@@ -196,7 +230,7 @@ def _pictures(root: Path) -> Iterator[str]:
     if paths:
         yield "<h2>Figures of this experiment</h2>"
     for path in paths:
-        yield _image("picture", files.read(path), path.stem.replace("_", " "))
+        yield markup.image("picture", files.read(path), path.stem.replace("_", " "))
 
 
 def _compared(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
@@ -207,10 +241,10 @@ def _compared(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
     if differing:
         rows = zip((arm.name for arm in arms), *(columns[key] for key in differing), strict=True)
         caption = "the entries of the configs in which arms differ"
-        yield _table("settings", ("arm", *differing), [list(rows)], caption)
+        yield markup.table("settings", ("arm", *differing), [list(rows)], caption)
     common = [(key, cells[0]) for key, cells in columns.items() if key not in differing]
     yield f"<details><summary>{len(common)} common settings</summary>"
-    yield _table("words", ("entry", "value"), [common])
+    yield markup.table("words", ("entry", "value"), [common])
     yield "</details>"
 
 
@@ -232,36 +266,3 @@ def _columns(configs: Sequence[Mapping]) -> dict[str, list[str]]:
 def _value(value: Any) -> str:
     """An entry of a config, as one would write it on the command line."""
     return table.NONE if value is None else parts.text(value)
-
-
-def _table(
-    kind: str, headings: Sequence[str], bodies: Sequence[Sequence], caption: str | None = None
-) -> str:
-    """A table in a box of its own to scroll in; the first cell of a row is its heading."""
-    below = f"<caption>{_text(caption)}</caption>" if caption else ""
-    head = "".join(f'<th scope="col">{_text(heading)}</th>' for heading in headings)
-    return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}">{below}'
-        f"<thead><tr>{head}</tr></thead>\n"
-        + "\n".join(f"<tbody>{''.join(map(_row, rows))}</tbody>" for rows in bodies if rows)
-        + "</table></div>"
-    )
-
-
-def _row(cells: Sequence[str]) -> str:
-    first, *rest = map(_text, cells)
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
-
-
-def _image(kind: str, png: bytes, caption: str) -> str:
-    data = base64.b64encode(png).decode()
-    return (
-        f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{_text(caption)}">'
-        f"<figcaption>{_text(caption)}</figcaption></figure>"
-    )
-
-
-def _text(text: str) -> str:
-    """Text as it stands in a page, whatever it holds; line breaks of headings are not kept."""
-    lines = str(text).split("\n")
-    return html.escape("\n".join(texts.visible(line) for line in lines))

@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from experiments.reports import figure
 from experiments.reports.timeline import Stretches, stretches
+from stragglers.diagnostics import Diagnostics, diagnose
 from stragglers.schedule import Event, Schedule
 
 SIZE = (4.6, 3.0)  # inches of a panel, which a phone shows at about this size
@@ -31,6 +32,7 @@ class Look(NamedTuple):
     idle: np.ndarray  # [workers] share of the run in which nothing is done for any update
     first: Stretches  # the first ones
     events: tuple[Event, ...]  # all of them
+    found: Diagnostics
 
 
 class Panel(NamedTuple):
@@ -51,7 +53,8 @@ def look(schedule: Schedule, workers: int, most: int) -> Look:
     whole = schedule.time[-1] - schedule.start[lasting].min(initial=np.inf)
     idle = np.clip(1 - used / whole, 0.0, 1.0) if whole > 0 else np.zeros(workers)
     staleness = counts / max(1, counts.sum())
-    return Look(staleness, idle, stretches(schedule, most), schedule.events)
+    found = diagnose(schedule, workers)
+    return Look(staleness, idle, stretches(schedule, most), schedule.events, found)
 
 
 def panels(
@@ -68,9 +71,7 @@ def panels(
     made = []
 
     def add(caption: str, draw: Callable[[Axes], None]):
-        canvas = Figure(figsize=SIZE)
-        draw(canvas.subplots(gridspec_kw=MARGINS))
-        made.append(Panel(caption, _svg(canvas, caption, f"panel{len(made)}")))
+        made.append(drawn(caption, draw, f"panel{len(made)}"))
 
     def peak(column: str) -> float:
         values = [r.get(column) or 0.0 for _, runs in curves for run in runs for r in run]
@@ -98,6 +99,19 @@ def panels(
         caption = "Share of the run in which a worker does nothing for any update"
         add(caption, functools.partial(_idle, idle, lines))
     return made
+
+
+def drawn(caption: str, draw: Callable[[Axes], None], prefix: str) -> Panel:
+    """A panel of what `draw` draws; prefix: of ids, which no other panel of the page has."""
+    canvas = Figure(figsize=SIZE)
+    draw(canvas.subplots(gridspec_kw=MARGINS))
+    return Panel(caption, _svg(canvas, caption, prefix))
+
+
+def figure_of(panel: Panel) -> str:
+    """A panel as a figure of a page."""
+    caption = html.escape(panel.caption)
+    return f"<figure>\n{panel.svg}\n<figcaption>{caption}</figcaption>\n</figure>"
 
 
 _X = {

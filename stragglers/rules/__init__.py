@@ -9,6 +9,7 @@ import networkx as nx
 
 from stragglers.delays import deterministic
 from stragglers.rule import Rule, Setting
+from stragglers.rules.adaptive import adaptive_deadline
 from stragglers.rules.adasync import adasync
 from stragglers.rules.k_protocols import k_async, k_batch_async, k_batch_sync, k_sync
 from stragglers.rules.pairs import bipartite_pairs, random_pairs
@@ -21,6 +22,7 @@ from stragglers.rules.rounds import (
     first_finisher,
     neighbour_barrier,
     quorum,
+    quorum_grace,
 )
 from stragglers.rules.staleness import rennala, ringmaster
 
@@ -28,6 +30,7 @@ from stragglers.rules.staleness import rennala, ringmaster
 RULES: dict[str, Callable[..., Rule]] = {
     rule.__name__: rule
     for rule in (
+        adaptive_deadline,
         adasync,
         anytime,
         barrier,
@@ -41,6 +44,7 @@ RULES: dict[str, Callable[..., Rule]] = {
         k_sync,
         neighbour_barrier,
         quorum,
+        quorum_grace,
         random_pairs,
         rennala,
         replay,

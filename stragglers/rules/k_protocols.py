@@ -17,7 +17,7 @@ update, then scalar or [workers]. Bad values raise ValueError.
 """
 
 from stragglers.event_clock import EventClock, Protocol
-from stragglers.rule import Rule, Setting, Sight, Trigger
+from stragglers.rule import Goal, Rule, Setting, Trigger
 from stragglers.server_arrivals import Server
 
 # Nothing of a server's rule is a constant of a compiled program, not even which of them it is.
@@ -43,13 +43,10 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
 def _trigger(clock: EventClock) -> Trigger:
     """Of a protocol in which an update restarts everybody: that is a round."""
     each, k = clock.mini_batches, clock.k
-
-    def stop(sight: Sight) -> bool:
-        return bool((sight.finished // each).sum() >= k)
-
+    goal = Goal(lambda finished: finished // each, k)
     # Who idles after its push takes one contribution, else one fast worker may push all k.
     most = each if clock.protocol.idle else k * each
-    return Trigger(stop, most, cuts=True, whole=each)
+    return Trigger(None, most, cuts=True, sees_all=False, whole=each, goal=goal)
 
 
 def k_sync(setting: Setting, *, k: int) -> Rule:

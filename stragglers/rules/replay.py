@@ -34,6 +34,10 @@ def recorded(schedule: Schedule) -> Rule:
 def replay(setting: Setting, *, path: str) -> Rule:
     """The rule of a file that `Schedule.save` wrote, for a run with these numbers and links."""
     schedule = load(path)
+    if not schedule.updates:
+        raise ValueError(
+            f"replay: {path} has no updates; give the schedule of a run that made some"
+        )
     most, taken = int(schedule.batches.max()), most_mini_batches(setting.mini_batches)
     if most > taken:
         raise ValueError(

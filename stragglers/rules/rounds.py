@@ -25,23 +25,44 @@ import numpy as np
 from stragglers import round_parts
 from stragglers.round_clock import ClockState, RoundClock
 from stragglers.round_parts import Signal
-from stragglers.rule import Rule, Setting, Sight, Trigger
+from stragglers.rule import Calibration, Goal, Rule, Setting, Sight, Trigger
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
 
-DATA = ("seconds", "k", "calibration")  # own parameters that only the rows of a schedule know
+# Nothing of a rule in rounds is a constant of a compiled program, not even which of them it is.
+DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
 
 
-def _rule(clock: RoundClock, stop: Callable[[Sight], bool] | None, sees_all: bool = True) -> Rule:
-    """The rule with this clock; stop, sees_all: of its trigger."""
-    trigger = Trigger(stop, clock.mini_batches, clock.cuts, clock.carries, sees_all)
-    return Rule(clock.workers, clock.init, clock.extend, trigger=trigger, data=DATA)
+def _rule(
+    clock: RoundClock, stop: Callable[[Sight], bool] | None = None, goal: Goal | None = None
+) -> Rule:
+    """The rule with this clock; stop, goal: of its trigger."""
+    return Rule(
+        clock.workers, clock.init, clock.extend, trigger=_trigger(clock, stop, goal), data=DATA
+    )
+
+
+def _trigger(
+    clock: RoundClock,
+    stop: Callable[[Sight], bool] | None = None,
+    goal: Goal | None = None,
+    calibration: Calibration | None = None,
+) -> Trigger:
+    return Trigger(
+        stop,
+        clock.mini_batches,
+        clock.cuts,
+        clock.carries,
+        sees_all=False,
+        goal=goal,
+        calibration=calibration,
+    )
 
 
 def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
     """Everybody waits for everybody's M mini-batches."""
     clock = RoundClock(setting, round_parts.until_full(), "all", leftovers, in_flight)
-    return _rule(clock, None, sees_all=False)
+    return _rule(clock)
 
 
 def neighbour_barrier(
@@ -53,7 +74,7 @@ def neighbour_barrier(
             "neighbour_barrier: got neither graph nor links; pass the graph, or use barrier"
         )
     clock = RoundClock(setting, round_parts.until_full(), "neighbours", leftovers, in_flight)
-    return _rule(clock, None, sees_all=False)
+    return _rule(clock)
 
 
 def first_finisher(
@@ -65,7 +86,7 @@ def first_finisher(
 ) -> Rule:
     """The first to finish M mini-batches stops the others (2211.00889)."""
     clock = RoundClock(setting, round_parts.until_first_finisher(), landing, leftovers, in_flight)
-    return _rule(clock, lambda sight: bool(sight.finished.max() >= clock.mini_batches))
+    return _rule(clock, goal=Goal(lambda finished: finished >= clock.mini_batches, 1))
 
 
 def deadline(
@@ -78,7 +99,7 @@ def deadline(
 ) -> Rule:
     """Everybody computes for `seconds`, at most M mini-batches."""
     clock = RoundClock(setting, round_parts.until_deadline(seconds), landing, leftovers, in_flight)
-    return _rule(clock, lambda sight: sight.elapsed >= seconds, sees_all=False)
+    return _rule(clock, lambda sight: sight.elapsed >= seconds)
 
 
 def quorum(
@@ -91,7 +112,42 @@ def quorum(
 ) -> Rule:
     """The k-th finished mini-batch stops everybody."""
     clock = RoundClock(setting, round_parts.until_quorum(k), landing, leftovers, in_flight)
-    return _rule(clock, lambda sight: bool(sight.finished.sum() >= k))
+    return _rule(clock, goal=Goal(lambda finished: finished, k))
+
+
+def quorum_grace(
+    setting: Setting,
+    *,
+    k: int,
+    gamma: float = 0.25,
+    landing: str = "neighbours",
+    leftovers: str = "carry",
+    in_flight: str = "finish",
+) -> Rule:
+    """k workers with all M mini-batches, then `gamma` times as long again for the others.
+
+    A round that took q seconds until k workers were full stops everybody gamma q seconds later,
+    with what they have finished by then; each worker counts from its own beginning of the round.
+    The grace after a quorum is that of Decoupled DiLoCo (2604.21428), whose length follows from
+    the slack of a step; here it follows from the quorum itself.
+    """
+    if not 1 <= k <= setting.workers:
+        raise ValueError(
+            f"quorum_grace: needs 1 <= k <= {setting.workers} workers, got k={k}; set k in it"
+        )
+    if not 0 <= gamma < np.inf:
+        raise ValueError(f"quorum_grace: needs gamma >= 0, got {gamma}; 0 grants no grace")
+    signal = round_parts.until_grace(k, gamma)
+    clock = RoundClock(setting, signal, landing, leftovers, in_flight)
+
+    def stop(sight: Sight) -> bool:
+        full = sight.ready[sight.finished >= clock.mini_batches]
+        if full.size < k:
+            return False
+        reached = np.partition(full, k - 1)[k - 1]
+        return bool(sight.elapsed >= reached + gamma * max(reached, 0.0))
+
+    return _rule(clock, stop)
 
 
 def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") -> Rule:
@@ -110,13 +166,17 @@ def drop_compute(
 
     What is unfinished at the deadline is lost. The threshold is chosen for work that is cut there,
     as in the paper. It is a pure function of the delays in those rounds, so any segment can work
-    it out.
+    it out. On devices it follows from what these rounds have really taken.
     """
     if calibration < 1:
         raise ValueError(
             f"drop_compute: needs calibration >= 1 rounds, got {calibration}; set at least 1"
         )
     clock = RoundClock(setting, round_parts.until_full(), landing, "drop", in_flight)
+
+    def choose(durations: np.ndarray, communication: np.ndarray) -> float:
+        # What ends at the threshold exactly shall count.
+        return drop_compute_threshold(durations, communication) * (1 + 1e-9)
 
     @functools.cache
     def calibrated() -> Signal:
@@ -128,8 +188,7 @@ def drop_compute(
 
         _, schedule = clock.extend(clock.init(), calibration, signal=watch)
         durations = np.stack(seen[-calibration:])  # a signal is tried out before the first round
-        tau = drop_compute_threshold(durations, schedule.communication.max(axis=1))
-        return round_parts.until_deadline(tau * (1 + 1e-9))  # what ends at tau exactly shall count
+        return round_parts.until_deadline(choose(durations, schedule.communication.max(axis=1)))
 
     def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:
         if state.update >= calibration:
@@ -141,4 +200,5 @@ def drop_compute(
         state, rest = extend(state, updates - before)
         return state, concatenate([schedule, rest])
 
-    return Rule(clock.workers, clock.init, extend, data=DATA)
+    trigger = _trigger(clock, calibration=Calibration(calibration, choose))
+    return Rule(clock.workers, clock.init, extend, trigger=trigger, data=DATA)

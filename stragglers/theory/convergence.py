@@ -143,7 +143,7 @@ def stationary_loss(rate: float, k: int, variance: float) -> float:
     return rate * variance / (2 * k * (2 - rate))
 
 
-def stability_limit(delay: int) -> float:
+def stability_limit(delay: float) -> float:
     """Largest stable rate times curvature if every gradient is `delay` updates old.
 
     2 sin(pi / (2 (2 d + 1))): there a root of z^(d+1) - z^d + eta l reaches the unit circle.

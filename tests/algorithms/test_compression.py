@@ -50,10 +50,11 @@ def gradients(seed=0, occupied=4):
 
 @functools.partial(jax.jit, static_argnums=0)
 def exchange(update, states, updates, weights, samples):
-    """One exchange of all workers: (what each gets, states), stacked."""
+    """One exchange of all workers, at version `samples`: (what each gets, states), stacked."""
 
     def one(updates, state, weight, worker):
-        return update(updates, state, PARAMS, weight=weight, samples=samples, worker=worker)
+        given = {"samples": samples, "version": samples.astype(jnp.int32), "worker": worker}
+        return update(updates, state, PARAMS, weight=weight, **given)
 
     return jax.vmap(one, axis_name=AXIS)(updates, states, weights, jnp.arange(N))
 
@@ -102,15 +103,16 @@ def built(name):
 
 @pytest.mark.parametrize("name", REMEMBERING)
 def test_error_feedback_conserves_sums(name):
-    """All that was sent and the residuals of all workers are the sum of the dense means."""
-    weights = np.array([[1, 1, 1, 1], [2, 0, 1, 3], [0, 1, 0, 0], [4, 1, 2, 1], [1, 0, 1, 1]])
+    """All that was sent and the weighed residuals of all workers are the sum of the dense means."""
+    weights = np.float32([3, 1, 2, 2])  # of which 5 take part in every update
+    taking_part = np.array([[0, 1, 1, 1], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 1, 1], [1, 0, 0, 1]])
     method = built(name)
-    wanted, got, states = run(method, 5, weights.astype(np.float32))
+    wanted, got, states = run(method, 5, taking_part * weights)
     leaves, structure = jax.tree.flatten(got)
     # The last leaf is the one that some methods compress alone: the table.
     first = len(leaves) - len(states.reducers)
     for i, memory in enumerate(states.reducers, first):
-        leaves[i] = leaves[i] + np.asarray(memory.residual, np.float64).sum(0)
+        leaves[i] = leaves[i] + np.tensordot(weights / 5.0, memory.residual, 1)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, atol=2e-4),
         jax.tree.unflatten(structure, leaves),
@@ -139,7 +141,7 @@ def test_momentum_correction_by_hand():
     @jax.jit
     def step(gradient, state):
         def one(gradient, state):
-            return method.exchange.update(gradient, state, params, samples=0.0)
+            return method.exchange.update(gradient, state, params, samples=0.0, version=0)
 
         return jax.vmap(one, axis_name=AXIS)(gradient, state)
 
@@ -156,7 +158,8 @@ def test_memory_of_short_floats_is_not_rounded():
     state = jax.tree.map(lambda a: a[None], method.exchange.init(params))
 
     def one(gradient, state):
-        return method.exchange.update(gradient, state, params, samples=0.0, weight=3.0)
+        given = {"samples": 0.0, "version": 0, "weight": 3.0}
+        return method.exchange.update(gradient, state, params, **given)
 
     gradient = jnp.array([[4.0, 1 + 2.0**-7]], jnp.bfloat16)
     out, state = jax.vmap(one, axis_name=AXIS)(gradient, state)
@@ -320,6 +323,38 @@ def test_workers_round_apart_and_parameters_are_drawn_apart():
     matrix, table = (leaf[0].ravel() for leaf in jax.tree.leaves(jax.device_get(out)))
     assert {2.5, 3.0, 3.5} <= set(matrix.tolist())
     assert (matrix != table[:64]).any()
+
+
+ADDRESS = {"samples": 64.0, "version": 3, "first": 12, "worker": 1}
+# Of `ALL`: all that round at random draw for themselves alone, `random_k` for all workers alike.
+FOLLOWS = {
+    "qsgd": ("version", "first", "worker"),
+    "natural_compression": ("version", "first", "worker"),
+    "int8_all_reduce": ("version", "first", "worker"),
+    "random_k": ("samples",),
+    "s2_reducer/unbiased": ("samples",),
+    "ef_sign": (),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWS)
+def test_draws_follow_from_what_is_known_where_they_are_made(name):
+    """A worker that nobody waits for knows the version that it has read, and its own counters."""
+    method, given = built(name), gradients()
+
+    @jax.jit
+    def drawn(address):
+        def one(updates, state):
+            return method.exchange.update(updates, state, PARAMS, weight=1.0, **address)[0]
+
+        return jax.vmap(one, axis_name=AXIS)(given, start(method))
+
+    before = jax.tree.leaves(jax.device_get(drawn(ADDRESS)))
+    changed = {}
+    for part, value in ADDRESS.items():
+        after = jax.tree.leaves(jax.device_get(drawn(ADDRESS | {part: value + 1})))
+        changed[part] = any((a != b).any() for a, b in zip(after, before, strict=True))
+    assert {part for part, change in changed.items() if change} == set(FOLLOWS[name])
 
 
 # --- bytes ---

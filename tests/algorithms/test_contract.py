@@ -219,8 +219,16 @@ def draw(seed=0):
 
 def one_update(method, params, server, state, me, row):
     """One worker's update, with collectives over AXIS; the same text for every runtime."""
-    batches, examples, samples, active = row
-    given = {"samples": samples, "nominal": M, "worker": me, "staleness": 0, "active": active}
+    batches, examples, first, version, samples, active = row
+    given = {
+        "samples": samples,
+        "nominal": M,
+        "worker": me,
+        "version": version,
+        "first": first,
+        "staleness": 0,
+        "active": active,
+    }
     updates, state = worker.update(method, losses, params, state, examples, batches, given)
     if method.server is None:
         return optax.apply_updates(params, updates), server, state
@@ -239,6 +247,7 @@ def trajectory(method, axis):
     batches, examples = draw()
     samples = np.cumsum(batches.sum(1)).astype(np.float32) * B
     active = activations(method, 0, UPDATES)
+    version = np.arange(UPDATES)
 
     def whole(me, batches, examples):
         """All updates of one worker: arrays without the worker axis."""
@@ -249,7 +258,8 @@ def trajectory(method, axis):
         def step(carry, row):
             return one_update(method, *carry, me, row), None
 
-        return jax.lax.scan(step, carry, (batches, examples, samples, active))[0][0]
+        rows = (batches, examples, M * version, version, samples, active)
+        return jax.lax.scan(step, carry, rows)[0][0]
 
     by_worker = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (batches, examples))
     arguments = (jnp.arange(N), *by_worker)
@@ -328,7 +338,8 @@ def stacked_start(method):
 def stacked_step(method):
     """One update of all workers under vmap; the activations are common to them."""
     body = functools.partial(one_update, method)
-    return jax.jit(jax.vmap(body, in_axes=(0, 0, 0, 0, (0, 0, None, None)), axis_name=AXIS))
+    rows = (0, 0, 0, 0, None, None)
+    return jax.jit(jax.vmap(body, in_axes=(0, 0, 0, 0, rows), axis_name=AXIS))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -343,7 +354,8 @@ def test_the_simulator_runs_the_method(name):
         indices = Counters().indices(np.arange(N)[:, None], counters)
         examples = jax.tree.map(lambda a, i=indices: a[i], DATA)
         active = None if schedule.matchings is None else schedule.matchings[t]
-        carry = step(*carry, np.arange(N), (schedule.batches[t], examples, samples, active))
+        taken = schedule.batches[t], examples, schedule.first[t], schedule.version[t]
+        carry = step(*carry, np.arange(N), (*taken, samples, active))
         samples += float(schedule.batches[t].sum()) * B
     expected = carry[0] if method.server is None else jax.tree.map(lambda a: a[:1], carry[0])
     if method.public is not None:
@@ -370,13 +382,13 @@ def test_a_worker_that_finished_nothing_adds_nothing(name):
     """Its samples do not matter, and nothing becomes NaN."""
     method = METHODS[name]()
     batches, examples = jax.tree.map(lambda a: a[0], draw())
-    batches[1] = 0
+    batches[1], nothing = 0, np.zeros(N, np.int32)
     changed = {**examples, "x": examples["x"].copy()}
     changed["x"][1] = 1e3
     active = None if method.links is None else np.ones(len(method.links.partners), bool)
     step = stacked_step(method)
     one, two = (
-        step(*stacked_start(method), np.arange(N), (batches, e, 0.0, active))
+        step(*stacked_start(method), np.arange(N), (batches, e, nothing, nothing, 0.0, active))
         for e in (examples, changed)
     )
     jax.tree.map(np.testing.assert_array_equal, one, two)
@@ -443,6 +455,8 @@ def exchange_program(method, update, active):
             "samples": update * 64.0,
             "nominal": M,
             "worker": jax.lax.axis_index(AXIS),
+            "version": update,
+            "first": update * M,
             "staleness": 0,
             "active": active,
         }
@@ -492,10 +506,9 @@ def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
     payloads = method.messages(LARGE, N, Row(0, active))
 
     def sent(contribution, params, state):
-        given = {"samples": 0.0, "nominal": M, "worker": 0, "staleness": 0, "active": active}
-        return method.exchange.update(
-            contribution, state, params, weight=1.0, batches=jnp.int32(M), **given
-        )
+        given = {"samples": 0.0, "nominal": M, "worker": 0, "version": 0, "first": 0}
+        given |= {"weight": 1.0, "batches": jnp.int32(M), "staleness": 0, "active": active}
+        return method.exchange.update(contribution, state, params, **given)
 
     arguments = LARGE, LARGE, method.exchange.init(LARGE)
     waits = traced.sends_what_depends(sent, *arguments, axis_env=[(AXIS, N)])

@@ -135,7 +135,7 @@ def test_the_dense_mean_in_every_runtime(spmd, name):
 
     def body(x):
         state = method.exchange.init(PARAMS)
-        out, state = method.exchange.update(x, state, PARAMS, samples=jnp.float32(0))
+        out, state = method.exchange.update(x, state, PARAMS, samples=jnp.float32(0), version=0)
         return out, state.fallen
 
     for occupied, fell in ((4, 0), (16, 1)):

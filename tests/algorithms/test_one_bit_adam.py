@@ -42,7 +42,8 @@ def start(method):
 @functools.lru_cache
 def program(method):
     def of_worker(gradient, state, weight, samples):
-        return method.exchange.update(gradient, state, samples=samples, weight=weight)
+        given = {"samples": samples, "version": 0, "weight": weight}
+        return method.exchange.update(gradient, state, **given)
 
     return jax.jit(jax.vmap(of_worker, in_axes=(0, 0, 0, None), axis_name=AXIS))
 
@@ -102,11 +103,10 @@ def test_after_it_both_sides_remember_what_signs_leave_out():
         given = gradients(update)
         direction, state = exchange(method, given, state, weights)
         local = 0.9 * momentum + 0.1 * given["w"].reshape(N, N, -1)
-        owed = weights[:, None, None] / weights.sum() * local + of_workers
-        owed[weights == 0] = 0
-        sent = signs(owed)
+        owed = local + of_workers
+        sent = signs(owed)  # of an entry, whatever weight its worker has
         of_workers = np.where(weights[:, None, None] > 0, owed - sent, of_workers)
-        total = sent.sum(0) + of_sums
+        total = np.tensordot(weights / weights.sum(), sent, 1) + of_sums
         momentum = signs(total)
         of_sums = total - momentum
         found = np.asarray(direction["w"])

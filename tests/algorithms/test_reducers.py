@@ -35,21 +35,21 @@ KEY = jax.random.key(3)
 
 @functools.lru_cache
 def program(reducer):
-    """(x [N, ...], states, workers) -> what `reduced` gives; compiled once for all updates."""
+    """(x [N, ...], states, workers, weights) -> what `reduced` gives; compiled once."""
 
-    def of_worker(x, state, me):
+    def of_worker(x, state, me, weight):
         own = jax.random.fold_in(KEY, me)
-        draw = Draw(KEY, own, jnp.bool_(True), jnp.float32(N), jnp.int32(0))
+        draw = Draw(KEY, own, weight, jnp.float32(3), jax.lax.psum(weight, AXIS), jnp.int32(0))
         return reducer.reduce(x, state, draw)
 
     return jax.jit(jax.vmap(of_worker, axis_name=AXIS))
 
 
-def reduced(reducer, x, states=None):
-    """(sums [N, ...], what was sent [N, ...], states) of x [N, ...] under `vmap`."""
+def reduced(reducer, x, states=None, weights=(1, 1, 1, 1)):
+    """(sums [N, ...], what was sent [N, ...], states) of x [N, ...], weighed, under `vmap`."""
     if states is None:
         states = jax.vmap(reducer.init)(jnp.asarray(x))
-    return program(reducer)(jnp.asarray(x), states, jnp.arange(N))
+    return program(reducer)(jnp.asarray(x), states, jnp.arange(N), jnp.float32(weights))
 
 
 def seeded(key, seed=0):
@@ -135,9 +135,34 @@ def test_error_feedback_loses_nothing(build):
         x = rng.standard_normal((N, 40)).astype(np.float32)
         total, _, states = reduced(reducer, x, states)
         due, done = due + x.sum(0), done + np.asarray(total[0])
-    owed = N * np.asarray(states.residual).sum(0)
+    owed = np.asarray(states.residual).sum(0)
     np.testing.assert_allclose(done + owed, due, atol=2e-5)
     assert np.abs(owed).max() > 0.1
+
+
+WEIGHTS = np.float32([[1, 3, 2, 1], [3, 0, 1, 1], [0, 2, 1, 3], [2, 1, 0, 1], [1, 3, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [sign, natural, lambda: top_k(0.1), lambda: random_k(0.1), lambda: int8(bucket=4), bf16],
+    ids=["sign", "natural", "top_k", "random_k", "int8", "bf16"],
+)
+def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
+    """Per worker: what was sent, divided by the weight then, and what is owed make up what it had.
+
+    A worker of weight 0 bears the rounding of others with the weight of a full round, 3.
+    """
+    reducer, states = error_feedback(build()), None
+    rng, had, sent = np.random.default_rng(1), np.zeros((N, 40)), np.zeros((N, 40))
+    for weights in WEIGHTS:
+        x = rng.standard_normal((N, 40)).astype(np.float32) * (weights[:, None] > 0)
+        total, became, states = reduced(reducer, weights[:, None] * x, states, weights)
+        np.testing.assert_allclose(total[0], np.asarray(became).sum(0), atol=2e-5)
+        had += x
+        sent += np.asarray(became) / np.where(weights > 0, weights, 3)[:, None]
+    np.testing.assert_allclose(sent + states.residual, had, atol=2e-5)
+    assert (np.abs(states.residual).max(1) > 1e-3).all()
 
 
 SHORT = {"bf16": bf16, "fp16": fp16, "int8": lambda: int8(bucket=16)}
@@ -156,7 +181,7 @@ def test_a_memory_of_short_types_stays_as_small_as_their_rounding(name):
     unit = {"bf16": 2.0**-8, "fp16": 2.0**-11, "int8": 1 / 127}[name]
     assert 0 < max(owed) < 3 * unit * np.abs(x).max()
     missing = 60 * x.sum(0, dtype=np.float64) - done
-    np.testing.assert_allclose(missing, N * np.asarray(states.residual).sum(0), atol=1e-3)
+    np.testing.assert_allclose(missing, np.asarray(states.residual).sum(0), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -164,22 +189,16 @@ def test_a_worker_that_finished_nothing_keeps_what_it_rounds_for_others(name):
     reducer = error_feedback(SHORT[name]())
     x = np.random.default_rng(3).standard_normal((N, 40)).astype(np.float32)
     x[1] = 0
-
-    def of_worker(x, state, me):
-        draw = Draw(KEY, jax.random.fold_in(KEY, me), me != 1, jnp.float32(N - 1), jnp.int32(0))
-        return reducer.reduce(x, state, draw)
-
-    run = jax.jit(jax.vmap(of_worker, axis_name=AXIS))
     states = jax.vmap(reducer.init)(jnp.asarray(x))
     before = 1.0 + np.arange(40, dtype=np.float32)
     states = states._replace(residual=states.residual.at[1].set(before))
-    total, _, states = run(x, states, jnp.arange(N))
+    total, _, states = reduced(reducer, x, states, (3, 0, 3, 3))
     residual = np.asarray(states.residual, np.float64)
     residual[1] -= before
     assert (residual[1, 10:20] != 0).any()  # its chunk
     np.testing.assert_array_equal(np.delete(residual[1], np.s_[10:20]), 0)
     done = np.asarray(total[0], np.float64)
-    np.testing.assert_allclose(done + (N - 1) * residual.sum(0), x.sum(0), atol=1e-5)
+    np.testing.assert_allclose(done + 3 * residual.sum(0), x.sum(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])

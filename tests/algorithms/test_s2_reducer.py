@@ -43,7 +43,8 @@ def reduced_by(method, size, width):
         states = jax.vmap(lambda _: method.exchange.init(table))(jnp.arange(N))
 
         def one(x, state):
-            return method.exchange.update({"embedding": x}, state, table, samples=samples)
+            given = {"samples": samples, "version": 0}
+            return method.exchange.update({"embedding": x}, state, table, **given)
 
         out, states = jax.vmap(one, axis_name=AXIS)(x, states)
         return out["embedding"][0], states

@@ -56,7 +56,7 @@ def test_what_is_chosen_sends_less():
             state = jax.tree.map(lambda a: jnp.asarray(a)[None], method.exchange.init(table))
 
             def alone(x, state, update=method.exchange.update):
-                return update({"embedding": x}, state, samples=0.0)[1]
+                return update({"embedding": x}, state, samples=0.0, version=0)[1]
 
             states.append(jax.vmap(alone, axis_name="workers")(x[None], state))
         return states
@@ -80,7 +80,7 @@ def test_nothing_runs_undecided():
     table = {"embedding": jnp.ones((4, 2))}
     state = method.exchange.init(table)
     with pytest.raises(ValueError, match="left to a gradient cannot run; build it"):
-        method.exchange.update(table, state, samples=0.0)
+        method.exchange.update(table, state, samples=0.0, version=0)
     with pytest.raises(ValueError, match="granularity: unknown choice 'cell'"):
         s2_reducer(SGD, granularity="cell")
 

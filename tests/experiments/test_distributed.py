@@ -1,5 +1,8 @@
 """Processes that find each other, and end when one of them does."""
 
+import socket
+import threading
+
 import pytest
 
 from experiments import distributed, joining
@@ -47,6 +50,19 @@ def test_what_leaves_something_open_is_refused(arguments, message):
         distributed.initialize(*arguments)
 
 
+def test_a_port_at_which_somebody_listens_is_refused():
+    """As where two processes are both given the number 0."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match="another process listens there; give a free port"):
+            joining.check_address(address, listens=True)
+        joining.check_address(address, listens=False)
+    with pytest.raises(ValueError, match="process 0 cannot listen there"):
+        joining.check_address("no-such-host.invalid:7777", listens=True)
+
+
 @pytest.mark.parametrize(
     ("environment", "alone"),
     [
@@ -66,3 +82,12 @@ def test_an_environment_that_names_no_coordinator_is_refused(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="has started 2 but names no coordinator; give --coord"):
         distributed.initialize()
+
+
+def test_the_last_words_are_said_once(capfd, monkeypatch):
+    """Of the main thread and JAX's, which notice a death at the same time."""
+    monkeypatch.setattr(distributed, "_said", threading.Lock())
+    distributed._last_words("process 1 has left (refused)")
+    distributed._last_words()
+    (sentence,) = capfd.readouterr().err.strip().splitlines()
+    assert sentence.startswith("error: process 0 of 1 ends, as process 1 has left (refused); start")

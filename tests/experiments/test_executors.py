@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import json
 import os
@@ -8,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import endings, executors, progress, slurm
+from experiments import endings, executors, loggers, progress, slurm
 from experiments.executors import Arm
 
 SHOWN = progress._Lines(Console(), 9)
@@ -51,6 +52,24 @@ def child(root, group, *flags):
     """Every arm is named after what its process does."""
     (arm,) = group
     return [sys.executable, "-c", CHILD, str(root / arm.path), arm.path.partition("/")[0], *flags]
+
+
+def test_only_the_process_that_writes_opens_loggers(tmp_path, monkeypatch):
+    logged = []
+
+    @contextlib.contextmanager
+    def kept(workdir, config):
+        yield logged.append
+
+    def train(config, place, on_record, **how):
+        on_record({"update": 1, "seconds": 0.5, "train_loss": 0.25})
+
+    monkeypatch.setitem(loggers.LOGGERS, "kept", (kept, "json"))
+    monkeypatch.setattr(executors.train, "run", train)
+    for writes in (True, False):
+        monkeypatch.setattr(executors.distributed, "is_writer", lambda writes=writes: writes)
+        assert executors.here([group("a")], tmp_path, False, SHOWN, log_to=["kept"]) == {}
+        assert len(logged) == 1
 
 
 def summary(place):

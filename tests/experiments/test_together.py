@@ -1,12 +1,14 @@
 """Arms that train as one compiled program end as they do alone."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from configs import adasync, nonblocking
 from experiments import prepare, records, sweep, train
+from runtimes.batched import Batched
 
 
 def arms(base, *changes):
@@ -68,6 +70,32 @@ def test_finished_arms_are_not_run_again(tmp_path):
     both = train.run_together(configs, places)
     assert json.dumps(both[0], sort_keys=True) == json.dumps(first, sort_keys=True)
     assert both[1]["updates"] > 0
+
+
+def test_a_smaller_group_rounds_as_the_whole_one(tmp_path, monkeypatch):
+    """Arms that have finished keep their place, as the number of runs changes how one rounds."""
+    sizes = []
+
+    class Counted(Batched):
+        def __init__(self, simulators):
+            sizes.append(len(simulators))
+            super().__init__(simulators)
+
+    monkeypatch.setattr(train, "Batched", Counted)
+    configs = gossip()
+    places = [tmp_path / f"a{n}" for n in range(len(configs))]
+    train.run_together(configs, places)
+    whole = left(places[1])
+    shutil.rmtree(places[1])
+    train.run_together(configs, places)
+    assert left(places[1]) == whole and sizes == [3, 3]
+
+
+def left(place):
+    """The trained model and the losses of a run."""
+    with np.load(place / "parameters.npz") as file:
+        arrays = {name: array.tobytes() for name, array in file.items()}
+    return arrays, [record["train_loss"] for record in records.read_metrics(place)]
 
 
 def test_arms_of_other_programs_run_apart():

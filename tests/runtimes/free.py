@@ -25,7 +25,7 @@ def optimizer():
 
 METHODS = {
     "all_reduce": lambda: all_reduce(optimizer()),
-    "top_k": lambda: top_k(optimizer(), ratio=0.5),
+    "top_k": lambda: top_k(optimizer(), ratio=0.3),
     "local_sgd": lambda: local_sgd(optimizer()),
 }
 DIVERGING = {"diverging": lambda: all_reduce(optax.sgd(1e15))}

@@ -65,7 +65,6 @@ def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, m
     assert isinstance(runtime, Runtime) and runtime.clock == "wall" and not runtime.replays
     run, first = runtime.advance(run, np.inf, 20)
     assert run.update == 20 and np.isfinite(run.seconds)
-    places = runtime._serving._crew
     pieces = [first]
 
     def go_on(updates=10):
@@ -74,14 +73,13 @@ def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, m
         pieces.append(piece)
 
     for number, sent in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
-        pid = places.place(number).pid
+        pid = runtime.pids()[number]
         os.kill(pid, sent)
         deaths = run.deaths
 
         def replaced(before=deaths, who=number, old=pid):
             go_on()
-            alive = runtime._serving._alive
-            return run.deaths > before and who in alive and places.place(who).pid != old
+            return run.deaths > before and runtime.pids().get(who, old) != old
 
         until(replaced)
     go_on(20)

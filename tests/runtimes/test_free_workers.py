@@ -7,6 +7,7 @@ import functools
 import heapq
 import threading
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from runtimes.actors import Actors, check
 from runtimes.free_worker import FreeWorker, Order
 from runtimes.parameter_server import Begin, ParameterServer, Stop
 from runtimes.pulse import SILENCE, Pulse
+from runtimes.worker import WorkerState
 from stragglers import delays
 from stragglers.processes import as_process
 from stragglers.schedule import concatenate
@@ -130,6 +132,16 @@ def test_lost_processes_lose_their_state_and_no_sample(method):
     assert difference(world, method, schedule, 2) < 2e-6
 
 
+def test_a_worker_encodes_what_it_sends_where_it_can():
+    sent = {}
+    for method in METHODS:
+        world = World(method, "k_async", k=1)
+        delivery = world.queue[0][-1]
+        sent[method] = sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))
+        assert bool(jax.tree.leaves(world.server.state.memory)) is False
+    assert sent["top_k"] < sent["all_reduce"] == sent["local_sgd"] == X0.nbytes
+
+
 def test_a_server_keeps_the_parameters_that_somebody_reads_and_no_others():
     world = World("all_reduce", "k_batch_async", k=1)
     world.run(200)
@@ -151,7 +163,7 @@ def test_a_server_that_resumes_stands_where_it_stood():
     assert other.server.samples == world.server.samples
     other.queue.clear()
     for who, number in enumerate(counters["counted"].tolist()):
-        other.workers[who].restore(number, ())
+        other.workers[who].restore(number, WorkerState((), ()))
     other.carry_out(other.server.begin(world.seconds))
     assert other.server.rule.k == world.server.rule.k > 1
     before = other.server.update

@@ -14,6 +14,7 @@ from algorithms.base import scale_by_samples
 from benchmarks.floors import hand_written
 from comms import topology
 from runtimes import mesh, simulate
+from runtimes.rounds import Table
 from stragglers import delays, inject, processes
 from stragglers.rules.replay import recorded
 from tests import planned
@@ -138,7 +139,8 @@ def test_the_plain_step_has_the_collectives_of_the_hand_written_one():
     runtime = mesh.Mesh(all_reduce(optimizer()), losses, DATA, SAMPLES, workers=N, mini_batches=M)
     state = runtime.start(X0)
     table = SAMPLES.indices(np.arange(N)[:, None], np.arange(8 * M)[None] + np.zeros((N, 1), int))
-    ours = runtime.dispatch.lower(state.model, table, DATA, None, np.int32(1)).compile()
+    rows = Table(table, np.zeros(N, np.int32))
+    ours = runtime.dispatch.lower(state.model, rows, DATA, None, np.int32(1)).compile()
     plain = optimizer()
     params = jnp.tile(X0, (N, 1))
     memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *a.shape)), plain.init(jnp.asarray(X0)))
@@ -168,3 +170,11 @@ def test_a_parameter_without_elements_is_watched_too():
     state, _ = runtime.advance(runtime.start(params), np.inf, 2)
     alone, _ = run(METHODS["all_reduce"](), injector(), 2)
     np.testing.assert_array_equal(runtime.models(state)["w"], alone)
+
+
+def test_a_deadline_follows_from_the_rounds_of_its_calibration():
+    """It holds from the dispatch on that comes after them."""
+    watched = injector("drop_compute", uneven(), calibration=4)
+    _, schedule = run(METHODS["all_reduce"](), watched, 16)
+    schedule.validate()
+    assert (schedule.batches[:8] == M).all() and (schedule.batches[8:, 0] < M).all()

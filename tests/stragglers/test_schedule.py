@@ -105,6 +105,41 @@ def test_bad_segments_and_files(tmp_path):
         load(tmp_path / "other.npz")
 
 
+class Runs:
+    """Would run code if it were unpickled."""
+
+    def __reduce__(self):
+        return exec, ("import pathlib; pathlib.Path('ran').touch()",)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("workers", lambda a: a.astype(float)),
+        ("workers", lambda a: a[..., None]),
+        ("workers", lambda a: a.astype("S3")),
+        ("time", lambda a: a + 1j),
+        ("time", lambda a: a + np.inf),
+        ("time", lambda a: a * np.nan),
+        ("first", lambda a: a + 2**62),
+        ("partner", lambda a: a + 2),
+        ("partner", lambda a: a - 1),
+        ("batches", lambda a: np.full(a.shape, Runs())),
+    ],
+)
+@pytest.mark.filterwarnings("error")  # none of NumPy's above the sentence
+def test_a_file_with_an_array_of_another_kind_is_refused(tmp_path, monkeypatch, name, change):
+    monkeypatch.chdir(tmp_path)
+    replace(worked_out(), partner=np.array([[1, 0], [1, 0]], np.int32)).save("whole.npz")
+    assert load("whole.npz").updates == 2
+    with np.load("whole.npz") as file:
+        arrays = dict(file)
+    np.savez("other.npz", **arrays | {name: change(arrays[name])})
+    with pytest.raises(ValueError, match=r"other\.npz") as caught:
+        load("other.npz").validate()
+    assert "\n" not in str(caught.value) and not (tmp_path / "ran").exists()
+
+
 def test_rules_write_valid_schedules():
     planned.plan(
         "first_finisher", delays.exponential(1.0), 4, 50, 3, 0, communication=0.1

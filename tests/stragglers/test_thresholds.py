@@ -6,7 +6,7 @@ import pytest
 from stragglers import delays
 from stragglers.processes import persistent
 from stragglers.schedule import Schedule
-from stragglers.thresholds import drop_compute_threshold
+from stragglers.thresholds import Measured, drop_compute_threshold
 from tests import planned
 
 FIVE_TIMES = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)
@@ -146,3 +146,22 @@ def test_anytime_computes_until_the_deadline_and_drops_the_rest():
 def test_bad_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_calibration_that_is_cut_off_goes_on_to_the_same_deadline():
+    rng = np.random.default_rng(0)
+    durations, exchanges = rng.exponential(size=(6, 3, 4)), rng.exponential(size=6)
+    calibration = planned.rule("drop_compute", FIVE_TIMES, 3, 4, calibration=5).trigger.calibration
+    whole = Measured(calibration, 3, 4)
+    whole.add(durations, exchanges)
+    begun, resumed = Measured(calibration, 3, 4), Measured(calibration, 3, 4)
+    begun.add(durations[:3], exchanges[:3])
+    assert begun.deadline == np.inf and begun.mini_batches == 4
+    resumed.unpack(begun.pack())
+    resumed.add(durations[3:], exchanges[3:])
+    assert resumed.deadline == whole.deadline < np.inf and resumed.mini_batches == 0
+    finished = Measured(calibration, 3, 4)
+    finished.unpack(resumed.pack())
+    assert finished.deadline == whole.deadline
+    threshold = drop_compute_threshold(durations[:5], exchanges[:5])
+    np.testing.assert_allclose(whole.deadline, threshold, rtol=1e-8)

@@ -1,0 +1,110 @@
+"""How good an advice is: its ranking without training against what training comes to.
+
+Traces are drawn, or taken from files, and a mesh records one run; every rule is trained at its
+predicted best parameter, at several rates. Prints, for each source of durations, Spearman's
+correlation of predicted and trained seconds to target, and how much longer the advised rule took
+than the best one, or that the advice was not sure.
+
+    python -m benchmarks.advice --workdir=runs/advice_benchmark
+    python -m benchmarks.advice --traces="trace(path='job.csv', duration=batch_time_norm, mean=1.0)"
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+from scipy import stats
+
+from experiments.advice import sources, trained, verdict, weigh
+from experiments.config_files import override, read
+
+_WORKDIR = flags.DEFINE_string("workdir", "runs/advice_benchmark", "Where runs are kept.")
+_TRACES = flags.DEFINE_multi_string("traces", [], "Delays instead of the generated ones.")
+_WORKERS = flags.DEFINE_integer("workers", 8, "Of the simulator.")
+_MESH = flags.DEFINE_bool("mesh", True, "Record a run on a mesh, too.")
+CONFIG = Path(__file__).parent.parent / "configs" / "slow_and_stale.py"
+GENERATED = {
+    "one_slow": "persistent(law=jitter(mean=1.0, sigma=0.1), factors={0: 4.0})",
+    "heavy_tail": "pareto(minimum=0.5, shape=2.0)",
+    "spells": "markov(law=jitter(mean=1.0, sigma=0.1), factor=5, mean_normal=40, mean_slow=10)",
+}
+CHANGES = {
+    "mini_batches": 4,
+    "wait": "barrier",
+    "target_loss": 0.8,
+    "seconds": 800.0,
+    "optimizer.learning_rate": 2.0,  # of the barrier
+}
+RECORDED = [
+    "--config=configs/slow_and_stale.py:seconds=8", "--config.runtime=mesh", "--config.workers=4",
+    "--config.mini_batches=4", "--config.wait=barrier", "--config.optimizer.learning_rate=2.0",
+    "--config.target_loss=0.8",
+    "--config.delay=persistent(law=jitter(mean=0.02, sigma=0.3), factors={0: 3.0})",
+]  # fmt: skip
+
+
+def main(_) -> None:
+    root = Path(_WORKDIR.value)
+    named = {f"trace {n}": text for n, text in enumerate(_TRACES.value)} or GENERATED
+    for name, text in named.items():
+        changes = CHANGES | {"workers": _WORKERS.value, "delay": GENERATED["one_slow"]}
+        config = override(read(str(CONFIG)).config, changes)
+        compare(name, sources.read(text, config, []), root / name.replace(" ", "_"))
+    if _MESH.value:
+        run = root / "mesh"
+        flags_of_run = [*RECORDED, f"--workdir={run}"]
+        if not (run / "summary.json").exists():
+            environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+            command = [sys.executable, "launch.py", *flags_of_run]
+            print(shlex.join(command), flush=True)
+            subprocess.run(command, check=True, env=environment, timeout=600)
+        compare("mesh recording", sources.read(str(run), None, []), root / "of_mesh")
+
+
+def compare(name: str, source: sources.Source, workdir: Path) -> None:
+    """Weigh all rules, train each of them, and print how well the two agree."""
+    began, computed = time.monotonic(), time.process_time()
+    advice, config = weigh.weigh(source)
+    weighed, weighed_cpu = time.monotonic() - began, time.process_time() - computed
+    best = [one for one in advice.order if one.rule != advice.reference.rule]
+    workdir.mkdir(parents=True, exist_ok=True)
+    results = trained.train(
+        [*best, advice.reference], advice.reference, config, source.measured, advice.ratio, workdir
+    )
+    order = [one for one in advice.order if one.name in results]
+    unit = weigh.ranking.predicted(advice.reference, advice.ratio)
+    predicted = [weigh.ranking.predicted(one, advice.ratio) / unit for one in order]
+    seconds = [results[one.name].mean for one in order]
+    late = max(second for second in seconds if np.isfinite(second)) * 2
+    ranked = np.where(np.isfinite(seconds), seconds, late)  # those that never arrive are last
+    agreement = stats.spearmanr(predicted, ranked).statistic
+    fastest = int(np.argmin(ranked))
+    after = verdict.trained(advice.order, results, advice.reference)
+    print(
+        f"\n{name}: {source.measured.workers} workers, {len(advice.found)} contenders of ", end=""
+    )
+    print(f"{len(order)} rules played in {weighed:.1f} s ({weighed_cpu:.1f} s of CPU), ", end="")
+    print(f"noise {advice.ratio:.3g}")
+    print(f"  Spearman {agreement:.3f}")
+    print(f"  advised without training: {advice.verdict.reason}")
+    print(f"  it took {ranked[0] / ranked[fastest]:.3f} times as long as {order[fastest].name}")
+    print(f"  advised with training: {after.reason}")
+    for one, guess, second in sorted(
+        zip(order, predicted, seconds, strict=True), key=lambda r: r[2]
+    ):
+        result = results[one.name]
+        edge = "*" if result.edge else ""
+        print(
+            f"    {second:9.2f} s  predicted {guess:5.2f}  rate {result.rate:g}{edge}  {one.name}"
+        )
+    print(json.dumps({"source": name, "spearman": agreement, "rules": len(order)}), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

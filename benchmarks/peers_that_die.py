@@ -1,0 +1,337 @@
+"""How long the processes of a run go on after one of them has died, stopped or lost its link.
+
+    python -m benchmarks.peers_that_die --faults=SIGKILL,SIGSTOP --processes=2,4
+
+Every trial starts a run on several processes of this machine, and one of them does the fault to
+itself at the moment in question. A row says after how many seconds the last of the others has
+ended, with which exit codes, what is wrong with that, if anything, and whether the repeated command
+ends with the parameters of a run that nobody has disturbed. Who was stopped is let go on once the
+others have ended, and has to end as well. `--faults=unplugged` takes root: every process lives in a
+network namespace of its own, and the link of one is taken down.
+"""
+
+import concurrent.futures
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import pathlib
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from absl import app, flags
+
+_FAULTS = flags.DEFINE_list("faults", ["SIGKILL", "SIGSTOP"], "Of SIGKILL, SIGSTOP and unplugged.")
+_PROCESSES = flags.DEFINE_list("processes", ["2", "4"], "How many a run has; 1, 2 or 4.")
+_MOMENTS = flags.DEFINE_list("moments", [], "Only these of start, round, goal, ...")
+_VICTIMS = flags.DEFINE_list("victims", ["first", "last"], "Which process has the fault; or all.")
+_AT_ONCE = flags.DEFINE_integer("at_once", 2, "Trials at the same time.", lower_bound=1)
+_RESUME = flags.DEFINE_bool("resume", True, "Repeat the command of every trial.")
+_OUTPUT = flags.DEFINE_string("output", None, "A file for the rows, as JSON.")
+
+ROOT = pathlib.Path(__file__).parents[1]
+WORKERS, UPDATES = 4, 120
+COMMAND = (
+    sys.executable, "launch.py", "--config=configs/nonblocking.py", "--config.runtime=mesh",
+    f"--config.workers={WORKERS}", "--config.algorithm=all_reduce", "--config.mini_batches=2",
+    "--config.task=synthetic_logistic(samples=256, dimension=8)", "--config.communication=0",
+    "--config.delay=deterministic(value=0.01)", f"--config.updates={UPDATES}",
+    "--config.seconds=1000", "--config.evaluate_every=0.2", "--config.rounds_per_dispatch=4",
+    "--checkpoint_seconds=0",
+)  # fmt: skip
+CUT = "unplugged"  # the fault of a link
+LONGEST = 150.0  # s after which a process counts as hanging
+_networks = itertools.count()
+STARTING = 300.0  # s in which a run has to come to the moment
+
+
+class Moment(NamedTuple):
+    """Where in a run the fault happens: before a call of a function."""
+
+    module: str
+    function: str
+    call: int  # which one
+    writer: tuple[str, str] | None = None  # what it is in the process that writes, if another one
+    wait: str = "barrier"
+    repeats: bool = True  # an undisturbed run ends with the same parameters every time
+
+
+MOMENTS = {
+    "start": Moment("experiments.agreement", "check", 1),
+    "round": Moment("stragglers.inject", "Injector.tick", 20),
+    "goal": Moment("stragglers.inject", "Injector.tick", 20, wait="first_finisher", repeats=False),
+    "checkpoint": Moment(
+        "experiments.training_loop", "Arm.checkpoint", 2, ("experiments.checkpoints", "save")
+    ),
+    "evaluation": Moment("experiments.training_loop", "Arm.evaluate", 3),
+}
+
+
+class Trial(NamedTuple):
+    """A fault of one process."""
+
+    fault: str
+    processes: int
+    victim: int
+    moment: str
+
+
+def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None:
+    """Be a process of a run that has the fault; `mark` is written right before it."""
+    where = MOMENTS[moment]
+    module, function = where.module, where.function
+    if where.writer is not None and rank == "0":
+        module, function = where.writer
+    owner = importlib.import_module(module)
+    *inner, name = function.split(".")
+    for part in inner:
+        owner = getattr(owner, part)
+    usual, calls = getattr(owner, name), 0
+
+    def disturbed(*arguments, **keywords):
+        nonlocal calls
+        calls += 1
+        if calls == where.call:
+            pathlib.Path(mark).write_text(repr(time.time()))
+            if fault == CUT:
+                time.sleep(1.0)  # in which it is taken down
+            else:
+                os.kill(os.getpid(), signal.Signals[fault])
+        return usual(*arguments, **keywords)
+
+    setattr(owner, name, disturbed)
+    sys.argv = list(argv)
+    runpy.run_path(argv[0], run_name="__main__")
+
+
+@contextlib.contextmanager
+def network(count: int) -> Iterator[tuple[list[list[str]], str, list[list[str]]]]:
+    """(how to start a program on each host, address of the first, how to cut the link of each)."""
+    name = f"gx{os.getpid() % 1000}n{next(_networks)}"  # the last one may still be going away
+    hosts = [f"{name}h{i}" for i in range(count)]
+    places = [pathlib.Path("/etc/netns") / host for host in hosts]
+
+    def ip(*words: str, check: bool = True) -> None:
+        subprocess.run(["ip", *words], check=check, capture_output=not check)
+
+    try:
+        ip("link", "add", name, "type", "bridge")
+        ip("link", "set", name, "up")
+        for i, (host, place) in enumerate(zip(hosts, places, strict=True)):
+            ip("netns", "add", host)
+            link = ("link", "add", f"{name}v{i}", "type", "veth", "peer", "name", "eth0")
+            ip(*link, "netns", host)
+            ip("link", "set", f"{name}v{i}", "master", name, "up")
+            ip("-n", host, "addr", "add", f"10.78.0.{i + 1}/24", "dev", "eth0")
+            ip("-n", host, "link", "set", "eth0", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+            place.mkdir(parents=True)
+            own = f"127.0.0.1 localhost\n10.78.0.{i + 1} {socket.gethostname()}\n"
+            (place / "hosts").write_text(own)  # gloo listens where the host's name leads to
+        cut = [["ip", "link", "set", f"{name}v{i}", "down"] for i in range(count)]
+        yield [["ip", "netns", "exec", host] for host in hosts], "10.78.0.1", cut
+    finally:
+        for host, place in zip(hosts, places, strict=True):
+            ip("netns", "del", host, check=False)
+            (place / "hosts").unlink(missing_ok=True)
+            if place.exists():
+                place.rmdir()
+        ip("link", "del", name, check=False)
+
+
+def free_port() -> int:
+    """A port where nobody listens now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def launch(
+    trial: Trial, here: pathlib.Path, address: str, on: list[list[str]], disturbed: bool
+) -> list[subprocess.Popen]:
+    """The processes of a run, with what they print in PROCESS.txt."""
+    devices = WORKERS // trial.processes
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XDG_CACHE_HOME": str(here.parent),
+        "PYTHONPATH": str(ROOT),
+    }
+    where = f"--coordinator_address={address}:{free_port()}"
+    running = []
+    for rank in range(trial.processes):
+        own = (f"--num_processes={trial.processes}", f"--process_id={rank}", where)
+        wait = f"--config.wait={MOMENTS[trial.moment].wait}"
+        command = [*COMMAND, wait, f"--workdir={here / 'run'}", *own]
+        if disturbed and rank == trial.victim:
+            victim = ["victim", trial.moment, trial.fault, str(rank), str(here / "mark")]
+            command[1:1] = ["-m", "benchmarks.peers_that_die", *victim]
+        with (here / f"{rank}.txt").open("w" if disturbed else "a") as output:
+            running.append(
+                subprocess.Popen(
+                    [*on[rank], *command],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    return running
+
+
+def ended(running: list[subprocess.Popen], seconds: float) -> dict[int, float]:
+    """{position: when} of the processes that end within this time."""
+    until, found = time.time() + seconds, {}
+    while len(found) < len(running) and time.time() < until:
+        for position, process in enumerate(running):
+            if position not in found and process.poll() is not None:
+                found[position] = time.time()
+        time.sleep(0.02)
+    return found
+
+
+def faults_of(text: str) -> list[str]:
+    """What is wrong with the last words of a process that has lost another one."""
+    wrong = [] if text.count("\nerror: process ") == 1 else ["not one sentence"]
+    return wrong + ["a traceback"] * ("Traceback" in text)
+
+
+def tried(trial: Trial, expected: np.ndarray | None) -> dict:
+    """The row of a trial; expected: parameters of an undisturbed run."""
+    row, running = {**trial._asdict()}, []
+    with contextlib.ExitStack() as opened:
+        here = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory())) / "trial"
+        here.mkdir()
+        on, address, cut = [[]] * trial.processes, "127.0.0.1", []
+        if trial.fault == CUT:
+            on, address, cut = opened.enter_context(network(trial.processes))
+        try:
+            running = launch(trial, here, address, on, disturbed=True)
+            until = time.time() + STARTING
+            while not (here / "mark").exists():
+                if time.time() > until or any(process.poll() is not None for process in running):
+                    row |= {"seconds": None, "wrong": ["the moment has not come"]}
+                    row["said"] = [path.read_text()[-1500:] for path in here.glob("*.txt")]
+                    return row
+                time.sleep(0.02)
+            time.sleep(0.05)
+            began = float((here / "mark").read_text())
+            if cut:
+                subprocess.run(cut[trial.victim], check=True)
+                began = time.time()
+            others = [p for rank, p in enumerate(running) if rank != trial.victim or cut]
+            left = ended(others, LONGEST)
+            row["seconds"] = round(max(left.values()) - began, 1) if left else None
+            row["hanging"] = len(others) - len(left)
+            row["codes"] = [process.poll() for process in others]
+            said = [(here / f"{running.index(p)}.txt").read_text() for p in others]
+            row["wrong"] = sorted({fault for text in said for fault in faults_of(text)})
+            if row["wrong"] or row["hanging"] or set(row["codes"]) != {3}:
+                row["said"] = [text[-1500:] for text in said]
+            if trial.fault == "SIGSTOP":
+                again = time.time()
+                running[trial.victim].send_signal(signal.SIGCONT)
+                back = ended([running[trial.victim]], LONGEST)
+                row["stopped one"] = [
+                    round(back[0] - again, 1) if back else None,
+                    running[trial.victim].poll(),
+                ]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        if _RESUME.value and not cut:
+            row["resumed"] = resumed(trial, here, expected)
+    return row
+
+
+def resumed(trial: Trial, here: pathlib.Path, expected: np.ndarray | None) -> str:
+    """How the repeated command ends."""
+    running = launch(trial, here, "127.0.0.1", [[]] * trial.processes, disturbed=False)
+    try:
+        left = ended(running, 2 * LONGEST)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    codes = [process.poll() for process in running]
+    if len(left) < len(running) or any(codes):
+        return f"codes {codes}: {(here / '0.txt').read_text()[-500:]}"
+    if expected is None:
+        return "done"
+    return "the same" if np.array_equal(parameters(here), expected) else "OTHER PARAMETERS"
+
+
+def parameters(here: pathlib.Path) -> np.ndarray:
+    """The trained model, flat."""
+    with np.load(here / "run" / "parameters.npz") as file:
+        return np.concatenate([file[name].ravel() for name in sorted(file.files)])
+
+
+def undisturbed(processes: int) -> np.ndarray:
+    """The parameters of a run that nobody disturbs."""
+    with tempfile.TemporaryDirectory() as place:
+        here = pathlib.Path(place) / "trial"
+        here.mkdir()
+        trial = Trial("none", processes, 0, "round")
+        running = launch(trial, here, "127.0.0.1", [[]] * processes, disturbed=False)
+        assert len(ended(running, STARTING)) == processes, "a run does not come to its end"
+        return parameters(here)
+
+
+def trials() -> list[Trial]:
+    """All that the flags ask for."""
+    found = []
+    for fault in _FAULTS.value:
+        for processes in map(int, _PROCESSES.value):
+            ends = {"first": [0], "last": [processes - 1], "all": range(processes)}
+            victims = sorted({rank for name in _VICTIMS.value for rank in ends[name]})
+            for moment in _MOMENTS.value or MOMENTS:
+                found += [Trial(fault, processes, victim, moment) for victim in victims]
+    return found
+
+
+def main(_) -> None:
+    everything = trials()
+    expected = {}
+    if _RESUME.value:
+        expected = {count: undisturbed(count) for count in {t.processes for t in everything}}
+    rows = []
+    print(f"{'fault':8} {'processes':>9} {'victim':>6} {'moment':11} {'seconds':>7}  codes, ...")
+    links = [trial for trial in everything if trial.fault == CUT]  # they share names
+    pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE.value)
+    signals = [trial for trial in everything if trial.fault != CUT]
+
+    def row_of(trial: Trial) -> dict:
+        same = MOMENTS[trial.moment].repeats
+        return tried(trial, expected.get(trial.processes) if same else None)
+
+    doing = [pool.submit(row_of, trial) for trial in signals]
+    done = (future.result() for future in concurrent.futures.as_completed(doing))
+    for row in itertools.chain(done, map(row_of, links)):
+        rows.append(row)
+        seconds = "none" if row["seconds"] is None else row["seconds"]
+        rest = {k: v for k, v in row.items() if k not in (*Trial._fields, "seconds", "said")}
+        print(
+            f"{row['fault']:8} {row['processes']:9} {row['victim']:6} {row['moment']:11} "
+            f"{seconds:>7}  {rest}",
+            flush=True,
+        )
+        if _OUTPUT.value:
+            pathlib.Path(_OUTPUT.value).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["victim"]:
+        as_victim(*sys.argv[2:])
+    else:
+        app.run(main)

@@ -1,0 +1,115 @@
+"""Where durations come from: what `--advise` names, and the config that goes with it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments import parts, prepare, provenance, records
+from experiments.advice import durations
+from experiments.config_files import override
+from stragglers import schedule
+
+SAMPLED = 1000  # durations of the config's own delay, for its mean
+
+
+class Source(NamedTuple):
+    """Durations with the config that rules are weighed for."""
+
+    measured: durations.Measured
+    config: ConfigDict  # as it was given or recorded
+    command: list[str]  # that starts the config, to which a rule is added
+
+
+def read(text: str, config: ConfigDict | None, command: Sequence[str]) -> Source:
+    """The source that a text names: the workdir of a run, a schedule, a trace, a law or a process.
+
+    config: for anything but a run, which has its own; given, it replaces the run's. command: that
+    starts it. Raises ValueError for what cannot be read, or has too little in it.
+    """
+    path = Path(text)
+    recorded = path / records.CONFIG
+    if path.is_dir() and not recorded.exists():
+        arms = [str(one.parent) for one in sorted(path.rglob(records.SCHEDULE))]
+        several = f"; give one of its runs, as {arms[0]}" if arms else ""
+        raise ValueError(
+            f"--advise={text} is a directory without a run's {records.CONFIG}{several}"
+        )
+    if path.is_dir():
+        return _of_run(path, config, command)
+    if config is None:
+        raise ValueError(
+            f"--advise={text} has durations and no config; give --config=..., whose task, method "
+            "and number of workers the advice is for"
+        )
+    if path.suffix == ".npz":
+        done = schedule.load(path)
+        _check_workers(text, done.all_workers, config)
+        return Source(durations.of_schedule(done, text), config, list(command))
+    try:
+        delay = prepare.build_delay(parts.part("trace", path=text) if path.is_file() else text)
+    except ValueError as error:
+        if path.is_file() or "(" in text:
+            raise
+        raise ValueError(
+            f"--advise={text} is no directory, no file and no law ({error}); give the workdir of a "
+            "run, a schedule.npz, a trace.csv, or a law as 'pareto(minimum=0.1, shape=2)'"
+        ) from error
+    measured = durations.of_delay(delay, config.workers, config.seed, text)
+    return Source(measured, config, list(command))
+
+
+def _of_run(path: Path, config: ConfigDict | None, command: Sequence[str]) -> Source:
+    there = records.read_config(path / records.CONFIG)
+    if not (path / records.SCHEDULE).exists():
+        raise ValueError(
+            f"--advise={path}: the run has no {records.SCHEDULE} yet, which is written as it goes "
+            "on; wait for it, or give another run"
+        )
+    done = schedule.load(path / records.SCHEDULE)
+    _check_workers(str(path), done.all_workers, config or there)
+    simulated = as_simulated(there)
+    trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
+    measured = durations.of_schedule(done, str(path), trigger, there.seed)
+    return Source(measured, config or there, list(command) if config else _command(path))
+
+
+def _command(path: Path) -> list[str]:
+    """The command that made the run, without its rule and its place."""
+    note = provenance.known(path)
+    told = shlex.split(note["command"]) if note else ["python", "launch.py", "--config=..."]
+    dropped = ("--config.wait", "--workdir", "--config.optimizer.learning_rate")
+    return [one for one in told if not one.startswith(dropped)]
+
+
+def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
+    if workers != config.workers:
+        raise ValueError(
+            f"--advise={source} has {workers} workers, the config asks for {config.workers}; set "
+            f"config.workers={workers}"
+        )
+
+
+def as_simulated(config: ConfigDict) -> ConfigDict:
+    """The config for the simulator, whatever it ran on; its delay is any, where it had none."""
+    changes = {"runtime": "simulate", "devices": 1, "draw": "mini_batch"}
+    if config.delay.name == prepare.NO_DELAY:
+        changes["delay"] = parts.part("deterministic", value=1.0)
+    return override(config, changes)
+
+
+def budget(source: Source) -> float:
+    """The config's budget [s], in proportion to the durations if it has a delay of its own."""
+    config = source.config
+    if config.delay.name == prepare.NO_DELAY:
+        return config.seconds
+    workers = min(config.workers, source.measured.workers)
+    own = durations.of_delay(prepare.build_delay(config.delay), workers, config.seed, "delay")
+    means = [
+        np.mean([values[:SAMPLED].mean() for values in measured.seconds[:workers]])
+        for measured in (source.measured, own)
+    ]
+    return float(config.seconds * means[0] / means[1])

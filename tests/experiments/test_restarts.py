@@ -1,0 +1,115 @@
+"""Who has lost another process is started again, and nobody else is."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import restarts
+from stragglers import schedule
+from tests import launcher, two_processes
+from tests.launcher import ROOT, summary
+from tests.two_processes import said, wait_for
+
+# Ends with the code that is next in a file; a negative one is a signal to itself.
+SCRIPT = """
+import json, os, pathlib, sys
+path = pathlib.Path(sys.argv[1])
+code, *codes = json.loads(path.read_text())
+path.write_text(json.dumps(codes))
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+KILLED = -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("codes", "count", "expected", "left"),
+    [
+        ([0, 0], 3, 0, 1),
+        ([3, 0, 0], 3, 0, 1),
+        ([3, 2, 0], 2, 0, 0),  # the others were not back yet
+        ([2, 0], 3, 2, 1),  # a command that makes no sense
+        ([1, 0], 3, 1, 1),
+        ([143, 0], 3, 143, 1),
+        ([KILLED, KILLED, 0], 2, 0, 0),
+        ([3, 3, 0], 1, 3, 1),
+        ([KILLED, KILLED, 0], 1, 137, 1),
+    ],
+)
+def test_losses_are_started_again(tmp_path, monkeypatch, codes, count, expected, left):
+    monkeypatch.setattr(restarts, "PAUSE", 0.0)
+    path, told = tmp_path / "codes.json", []
+    path.write_text(json.dumps(codes))
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *restarts.endings.OTHERS)}
+    try:
+        code = restarts.run([sys.executable, "-c", SCRIPT, str(path)], count, told.append)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    remaining = json.loads(path.read_text())
+    assert code == expected and len(remaining) == left
+    assert len(told) == len(codes) - left - 1
+
+
+def test_a_signal_goes_to_the_command_and_nothing_starts_again():
+    child = "import time; print('begun', flush=True); time.sleep(60)"
+    parent = (
+        "import sys; from experiments import restarts\n"
+        f"sys.exit(restarts.run([sys.executable, '-c', {child!r}], 5))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.stdout.read() == ""
+
+
+def test_the_flag_is_taken_off_the_command():
+    argv = ["launch.py", "--a=1", "--restarts=3", "-restarts", "4", "--b", "--restarts", "5"]
+    assert restarts.without_flag(argv, "restarts") == ["launch.py", "--a=1", "--b"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    return launcher.directory(tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_both_start_again_when_one_is_killed_and_finish_the_run(here):
+    """At the same address, with the checkpoint of the first start, under a rule that counts."""
+    flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=600")
+    flags = (*flags, "--config.wait=first_finisher", "--config.delay=exponential(scale=0.004)")
+    flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.05", "--workdir=out")
+    with two_processes.started(here, *flags) as both:
+        wait_for(here / "out" / "metrics.jsonl", 4)
+        (child,) = children(both[1].pid)
+        subprocess.run(["kill", "-KILL", child], check=True)
+        for name, process in enumerate(both):
+            assert process.wait(240) == 0, said(here, name)
+    assert "was ended by SIGKILL; it starts again, 1 of 2 times" in said(here, 1)
+    assert "has ended with 3; it starts again, 1 of 2 times" in said(here, 0)
+    assert summary(here / "out")["updates"] == 600
+    happened = schedule.load(here / "out" / "schedule.npz")
+    happened.validate()
+    assert happened.updates == 600 and (happened.batches.max(1) == 2).all()
+    assert (happened.batches < 2).any()
+    assert not (here / "out" / "checkpoint").exists()
+
+
+def children(pid):
+    """The processes that a process has started, once there are some."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        path = f"/proc/{pid}/task/{pid}/children"
+        with open(path, encoding="ascii") as file:
+            if found := file.read().split():
+                return found
+        time.sleep(0.05)
+    raise AssertionError(f"{pid} has started nothing")

@@ -1,0 +1,142 @@
+"""Waiting rules whose workers live in several processes; as a program, one of the processes.
+
+python -m tests.runtimes.rules_of_several OUTPUT WORKERS COORDINATOR PROCESSES RANK ROW ...
+"""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms import all_reduce, dpsgd, matcha
+from algorithms.base import scale_by_samples
+from comms import topology
+from experiments import coordination, distributed
+from experiments.shared_tally import PLACE, SharedTally
+from runtimes import mesh, placement
+from stragglers import delays, inject, processes
+from tests import planned
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+from tests.two_processes import free_port
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Seconds of a mini-batch, of whose first ends no two are within 150 ms.
+APART = (0.3, 0.75, 1.2, 1.6)
+COLUMNS = (
+    "time", "workers", "start", "finish", "batches", "first", "version", "busy", "communication",
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A rule, and what is run under it."""
+
+    wait: str
+    own: dict[str, Any]  # its parameters
+    mini_batches: int = 3
+    method: str = "all_reduce"
+    pace: float = 1.0  # of the delays
+    rounds: int = 2
+
+
+ROWS = {
+    "first_finisher": Row("first_finisher", {}),
+    "first_finisher/cut": Row("first_finisher", {"in_flight": "cut"}),
+    "first_finisher/drop": Row("first_finisher", {"leftovers": "drop"}, pace=0.5),
+    "first_finisher/dpsgd": Row("first_finisher", {}, method="dpsgd", rounds=4),
+    "first_finisher/matcha": Row("first_finisher", {}, method="matcha", rounds=4),
+    "quorum": Row("quorum", {"k": 4}),
+    "quorum/dpsgd": Row("quorum", {"k": 4}, method="dpsgd", rounds=4),
+    "k_sync": Row("k_sync", {"k": 2}, 1),
+    "k_sync/several": Row("k_sync", {"k": 1}, 3),
+    "k_batch_sync": Row("k_batch_sync", {"k": 3}, 1),
+    "deadline": Row("deadline", {"seconds": 1.05}),
+    "anytime": Row("anytime", {"seconds": 1.05}),
+    "drop_compute": Row("drop_compute", {"calibration": 2}, 3, pace=0.25, rounds=6),
+}
+METHODS = {
+    "all_reduce": lambda workers: all_reduce(scale_by_samples(0.05)),
+    "dpsgd": lambda workers: dpsgd(scale_by_samples(0.05), topology.ring(workers)),
+    "matcha": lambda workers: matcha(scale_by_samples(0.05), topology.ring(workers)),
+}
+
+
+def delay(row, workers):
+    """Of the first four workers as above; of others five times as long as the first."""
+    factors = [row.pace * (APART + 4 * (1.5,))[i] for i in range(workers)]
+    return processes.persistent(delays.deterministic(1.0), factors)
+
+
+def rule(row, workers):
+    return planned.rule(row.wait, delay(row, workers), workers, row.mini_batches, **row.own)
+
+
+def most(row, workers):
+    """Mini-batches of a worker's round at most."""
+    return int(np.max(rule(row, workers).trigger.mini_batches))
+
+
+def run(row, workers) -> dict[str, np.ndarray]:
+    """What happened in the rounds of a row, and where they led."""
+    trigger = rule(row, workers).trigger
+    watch = inject.Injector(workers, trigger, 0, delay=delay(row, workers), tally=SharedTally())
+    runtime = mesh.Mesh(
+        METHODS[row.method](workers),
+        losses,
+        DATA,
+        SAMPLES,
+        workers=workers,
+        mini_batches=most(row, workers),
+        injector=watch,
+        rounds_per_dispatch=2,
+    )
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, row.rounds)
+    told = {name: getattr(schedule, name) for name in COLUMNS}
+    if schedule.matchings is not None:
+        told["matchings"] = schedule.matchings
+    return told | {"models": np.asarray(runtime.models(state))}
+
+
+@contextlib.contextmanager
+def started(tmp_path, count, devices, *rows):
+    """The processes, with where they write; whatever happens, none is left at the end."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
+    environment = os.environ | {"XLA_FLAGS": flags}
+    outputs = [tmp_path / f"{rank}.npz" for rank in range(count)]
+    common = (str(count * devices), f"127.0.0.1:{free_port()}", str(count))
+    running = []
+    try:
+        for rank, output in enumerate(outputs):
+            command = [sys.executable, "-m", "tests.runtimes.rules_of_several", str(output)]
+            running.append(
+                subprocess.Popen(
+                    [*command, *common, str(rank), *rows],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=(tmp_path / f"{rank}.txt").open("w"),
+                )
+            )
+        yield running, outputs
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def main(output, workers, coordinator, count, rank, *rows) -> None:
+    distributed.initialize(coordinator, int(count), int(rank))
+    happened = {
+        f"{name}:{key}": array
+        for name in rows
+        for key, array in run(ROWS[name], int(workers)).items()
+    }
+    placement.of_all(np.zeros(1))  # all have closed their rounds
+    np.savez(output, keys=coordination.keys(PLACE), **happened)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

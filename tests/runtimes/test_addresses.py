@@ -1,0 +1,109 @@
+"""What an exchange learns of its contribution: the version and the counter of the schedule."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce
+from algorithms.base import scale_by_samples
+from runtimes.batched import Batched
+from runtimes.mesh import Mesh
+from runtimes.simulate import Simulator
+from stragglers import delays, processes
+from stragglers.inject import Injector
+from tests import planned
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+N, M, ROOM = 4, 3, 64  # workers, mini-batches, updates that a log can hold
+
+
+class Log(NamedTuple):
+    """The exchange's state: what a worker was handed, update by update."""
+
+    count: jax.Array  # [] int32
+    entries: jax.Array  # [ROOM, 3] int32: worker, version, first
+
+
+def logging():
+    """All-reduce SGD whose workers write down what they are handed."""
+    method = all_reduce(scale_by_samples(0.02))
+
+    def update_fn(updates, state, params=None, *, worker, version, first, **extra):
+        entry = jnp.stack([jnp.asarray(a, jnp.int32) for a in (worker, version, first)])
+        updates, _ = method.exchange.update(updates, optax.EmptyState(), params, **extra)
+        return updates, Log(state.count + 1, state.entries.at[state.count].set(entry))
+
+    exchange = optax.GradientTransformationExtraArgs(
+        lambda params: Log(jnp.int32(0), jnp.zeros((ROOM, 3), jnp.int32)), update_fn
+    )
+    return method._replace(exchange=exchange, mean_only=False)
+
+
+def agree(log, schedule):
+    """Whether every worker was handed what the rows in which it takes part say."""
+    assert (schedule.first > 0).any() and (schedule.version > 0).any()
+    for worker in range(N):
+        rows, positions = np.nonzero(schedule.workers == worker)
+        columns = (a[rows, positions] for a in (schedule.version, schedule.first))
+        expected = np.stack([np.full(len(rows), worker), *columns], axis=1)
+        assert log.count[worker] == len(rows)
+        np.testing.assert_array_equal(log.entries[worker, : len(rows)], expected)
+
+
+WAITS = {"barrier": {}, "first_finisher": {}, "k_async": {"k": 2, "mini_batches": 1}}
+
+
+def simulator(wait, mini_batches=M, **own):
+    rule = planned.rule(wait, delays.exponential(0.3), N, mini_batches, 3, **own)
+    return Simulator(logging(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_the_simulator_hands_on_what_the_schedule_says(wait):
+    runtime = simulator(wait, **WAITS[wait])
+    run, schedule = runtime.advance(runtime.start(X0), np.inf, 25)
+    agree(runtime.memory(run), schedule)
+
+
+def test_runs_as_one_program_hand_on_their_own_schedules():
+    simulators = [simulator("k_async", 1, k=k) for k in (1, 3)]
+    together = Batched(simulators)
+    batch = together.stack([runtime.start(X0) for runtime in simulators])
+    batch, schedules = together.advance(batch, (np.inf, np.inf), (25, 18))
+    for r, schedule in enumerate(schedules):
+        agree(simulators[r].memory(together.one(batch, r)), schedule)
+
+
+def injector(leftovers):
+    """Worker 0 is four times slower, the others finish first."""
+    law = processes.persistent(delays.deterministic(0.004), {0: 4.0})
+    rule = planned.rule("first_finisher", law, N, M, leftovers=leftovers)
+    return Injector(N, rule.trigger, 0, delay=law)
+
+
+@pytest.mark.parametrize("watched", [None, "carry", "drop"])
+def test_a_mesh_hands_on_what_it_writes_down(watched):
+    """Over several dispatches, and after going on from what was packed."""
+
+    def mesh():
+        chosen = None if watched is None else injector(watched)
+        return Mesh(
+            logging(), losses, DATA, SAMPLES,
+            workers=N, mini_batches=M, injector=chosen, rounds_per_dispatch=4,
+        )  # fmt: skip
+
+    runtime, other = mesh(), mesh()
+    run, begun = runtime.advance(runtime.start(X0), np.inf, 7)
+    agree(runtime.memory(run), begun)
+    if watched == "carry":
+        assert len(set(begun.first[-1])) > 1
+    resumed, _ = other.resume(other.start(np.zeros_like(X0)), runtime.pack(run), [(0.0, 1.0)])
+    resumed, schedule = other.advance(resumed, np.inf, 6)
+    log = other.memory(resumed)
+    assert (log.count == 13).all()
+    np.testing.assert_array_equal(np.asarray(log.entries)[:, 7:13, 1], schedule.version.T)
+    np.testing.assert_array_equal(np.asarray(log.entries)[:, 7:13, 2], schedule.first.T)

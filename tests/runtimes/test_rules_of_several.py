@@ -1,0 +1,82 @@
+"""Waiting rules whose workers live in several processes: the counts of the plan, and a replay."""
+
+import numpy as np
+import pytest
+
+from runtimes import simulate
+from stragglers.rule import whole
+from stragglers.rules.replay import recorded
+from stragglers.schedule import Schedule
+from tests.runtimes.rules_of_several import METHODS, ROWS, most, rule, started
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+from tests.stragglers.test_contract import counted
+
+
+def happened(tmp_path, count, devices, rows):
+    """What the rows made on `count` processes, the same on all of them: {row: arrays}."""
+    with started(tmp_path, count, devices, *rows) as (running, outputs):
+        for rank, process in enumerate(running):
+            assert process.wait(600) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
+    told = [dict(np.load(output)) for output in outputs]
+    for other in told[1:]:
+        for name, array in told[0].items():
+            np.testing.assert_array_equal(other[name], array, err_msg=name)
+    assert not told[0].pop("keys").size  # of rounds, in the service
+    found = {name: {} for name in rows}
+    for name, array in told[0].items():
+        row, _, key = name.partition(":")
+        found[row][key] = array
+    return found
+
+
+def check(name, arrays, workers):
+    """The mini-batches of the plan where all land together, and the models of a replay."""
+    row, models = ROWS[name], arrays.pop("models")
+    schedule = Schedule(**arrays)
+    schedule.validate()
+    if rule(row, workers).trigger.calibration is not None:
+        check_calibrated(schedule, row.own["calibration"])
+    elif row.method == "all_reduce":
+        plan = whole(rule(row, workers), row.rounds)
+        np.testing.assert_array_equal(counted(schedule, workers), counted(plan, workers))
+    else:  # neighbours land apart in the plan, and on CPU together
+        assert (schedule.batches[0] == [3, 2, 1, 1]).all() and (schedule.batches > 0).all()
+    runtime = simulate.Simulator(
+        METHODS[row.method](workers),
+        losses,
+        DATA,
+        SAMPLES,
+        recorded(schedule),
+        mini_batches=most(row, workers),
+    )
+    state, _ = runtime.advance(runtime.start(X0), np.inf)
+    np.testing.assert_allclose(np.asarray(runtime.models(state)), models, rtol=2e-4, atol=2e-5)
+
+
+def check_calibrated(schedule, rounds):
+    """Nobody is stopped in the first rounds; then the slowest worker decides no longer."""
+    lasted = (schedule.finish - schedule.start).max(1)
+    assert (schedule.batches[:rounds] == 3).all()
+    assert (schedule.batches[rounds:, 0] > schedule.batches[rounds:, 3]).all()
+    assert lasted[rounds:].max() < lasted[:rounds].min()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "devices", "rows"),
+    [
+        (2, 2, list(ROWS)),
+        (4, 1, ["first_finisher", "quorum", "k_batch_sync"]),
+    ],
+    ids=["2 processes", "4 processes"],
+)
+def test_rules_count_across_processes_what_the_plan_counts(tmp_path, processes, devices, rows):
+    found = happened(tmp_path, processes, devices, rows)
+    for name in rows:
+        check(name, found[name], 4)
+
+
+@pytest.mark.slow
+def test_a_process_for_every_device(tmp_path):
+    """As on GPUs: eight processes, one worker each."""
+    check("first_finisher", happened(tmp_path, 8, 1, ["first_finisher"])["first_finisher"], 8)
