@@ -10,7 +10,7 @@ Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 
 this run has gone, 130 interrupted, 143 ended by SIGTERM.
 """
 
-from experiments import endings
+from experiments import endings, places
 
 if __name__ == "__main__":
     endings.begin()  # before the rest is loaded, which takes a while
@@ -221,7 +221,7 @@ def plan() -> Callable[[], int] | None:
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     keep_compiled_programs()
-    from experiments import agreement, executors, loggers, prepare, sweep
+    from experiments import agreement, executors, loggers, sweep
     from experiments.reports import comparison
     from runtimes import crew
 
@@ -245,7 +245,7 @@ def plan() -> Callable[[], int] | None:
     sweep.provide_cpu_devices(arms)
     sweep.check(arms, place, _OVERWRITE.value)
     if _CLUSTER.value:
-        used = any(prepare.RUNTIMES[arm.config.runtime].cluster for arm in arms)
+        used = any(places.RUNTIMES[arm.config.runtime].cluster for arm in arms)
         if _EXECUTOR.value != "ray" and not used:
             raise ValueError(
                 "--cluster is for runtime=actors and --executor=ray, and there is neither; leave "

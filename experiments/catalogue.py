@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from experiments import optimizers, prepare
+from experiments import optimizers, prepare, waiting
 from experiments.kinds import Kind
 from experiments.tasks import TASK, dense_tasks, sparse_tasks
 
@@ -16,8 +16,8 @@ from experiments.tasks import TASK, dense_tasks, sparse_tasks
 SECTIONS: tuple[tuple[str, str, Kind], ...] = (
     ("Methods", "algorithm", prepare.METHOD),
     ("Codecs of methods that take an exchange", "algorithm.exchange", prepare.REDUCER),
-    ("Waiting rules", "wait", prepare.RULE),
-    ("Delays", "delay", prepare.DELAY),
+    ("Waiting rules", "wait", waiting.RULE),
+    ("Delays", "delay", waiting.DELAY),
     ("Tasks", "task", TASK),
     ("Models of images", "task.model", dense_tasks.MODEL),
     ("Models of words", "task.model", sparse_tasks.LANGUAGE_MODEL),

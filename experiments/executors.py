@@ -23,7 +23,7 @@ from experiments import (
     files,
     locks,
     loggers,
-    prepare,
+    places,
     progress,
     records,
     train,
@@ -118,7 +118,7 @@ def one_line(text: str) -> str:
 def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
     """The command line that runs only the arms of a group; `argv` runs all, in whatever way."""
     others = {"jobs", "executor", "slurm", "ray", "arm"}
-    if not any(prepare.RUNTIMES[arm.config.runtime].cluster for arm in group):
+    if not any(places.RUNTIMES[arm.config.runtime].cluster for arm in group):
         others.add("cluster")
     kept, arguments = [], iter(argv[1:])
     for argument in arguments:

@@ -54,7 +54,7 @@ def run(
     left = unfinished(groups, root, overwrite, shown)
     if not left:
         return {}
-    crew.SESSION.open(1, resources, 0)
+    crew.SESSION.provide(1, resources, 0)
     task = _task(resources)
 
     def start(group: Sequence[Arm]) -> "_Job":

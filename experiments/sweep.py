@@ -21,6 +21,7 @@ from experiments import (
     locks,
     manifest,
     parts,
+    places,
     prepare,
     progress,
     provenance,
@@ -99,7 +100,7 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
     Of several processes each has its share of them.
     """
-    wanted = max(prepare.devices(arm.config) for arm in arms)
+    wanted = max(places.devices(arm.config) for arm in arms)
     wanted //= distributed.processes()
     if wanted > MOST_CPU_DEVICES and jax.config.jax_platforms in (None, "", "cpu"):
         raise ValueError(

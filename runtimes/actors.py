@@ -139,7 +139,7 @@ class Actors:
         return (
             packing.pack(run.state)
             | _under("counters/", run.counters)
-            | _under("history/", self._server.history(run.update))
+            | _under("history/", self._server.log.pack(run.update))
             | self._packed_states(run)
             | {"clock/seconds": np.array([run.seconds]), "sent": np.array([run.sent, run.deaths])}
         )

@@ -85,7 +85,7 @@ class Session:
                 "or leave out --cluster"
             ) from error
 
-    def open(self, members: int, resources: Resources, store_bytes: int) -> None:
+    def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
         """Start Ray if need be; ValueError where the cluster is too small."""
         ray = self._loaded()
         if self._folder is not None and store_bytes > self._store:

@@ -63,7 +63,7 @@ class Gathering:
 
         workers, resources = self._workers, self._options.resources
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(holdings[0].params))
-        session.open(workers, resources, int(1.2 * size * (6 * workers + 2)) + 2**24)
+        session.provide(workers, resources, int(1.2 * size * (6 * workers + 2)) + 2**24)
         self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))
         first = None  # the others find what it has compiled
         for node, holding in enumerate(holdings):

@@ -5,7 +5,6 @@ is answered as orders. The waiting rule decides through its face `stragglers.rul
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +14,10 @@ import numpy as np
 from algorithms.base import Algorithm
 from runtimes import bodies, planning, worker
 from runtimes.free_worker import Delivery, Order, uplink_of
+from runtimes.update_log import Held, Made, UpdateLog
 from runtimes.uplink import Uplink
 from stragglers.rule import Arrivals, Reaction
-from stragglers.schedule import Event, Schedule, concatenate
+from stragglers.schedule import Event, Schedule
 
 
 class Begin(NamedTuple):
@@ -37,32 +37,12 @@ class Stop(NamedTuple):
 Command = Begin | Stop
 
 
-class Held(NamedTuple):
-    """A contribution that has arrived and waits for its update."""
-
-    worker: int
-    order: Order
-    contribution: Any
-    busy: float  # s
-    arrived: float  # s
-    restored: bool  # its worker had begun with a fresh state, as it had lost its process
-
-
 class State(NamedTuple):
     """What training changes, on the device of the server."""
 
     params: Any
     server: Any  # optimizer state
     memory: Any  # exchange state, [P, ...]; () where workers encode what they send
-
-
-class Row(NamedTuple):
-    """One update as it happened, with its contributions in order."""
-
-    time: float  # s
-    held: tuple[Held, ...]  # without their arrays
-    finish: Sequence[float]  # s, when each contributor was free again
-    busy: Sequence[float]  # s of each, with what it has gone on to until the update
 
 
 class ParameterServer:
@@ -96,14 +76,11 @@ class ParameterServer:
         self.consumed, self.attempts, self.numbers, self.counted, self.kept = np.zeros(
             (5, workers), np.int64
         )
-        self.events: list[Event] = []
+        self.log = UpdateLog(workers)
         self._more = np.zeros(workers, np.int64)  # the order beside a contribution that waits
         self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
         self._in_flight: dict[int, Order] = {}
         self._held: list[Held] = []
-        self._rows: list[Row] = []
-        self._history: list[tuple[float, list[int], list[int]]] = []  # time, workers, versions
-        self._observed: list[int] = []  # updates made before each loss
         self._apply = _program(algorithm, mini_batches, uplink)
 
     def compile(self, most: int) -> None:
@@ -162,24 +139,18 @@ class ParameterServer:
 
     def lost(self, who: int, now: float) -> None:
         """Note that the worker's process has gone, and the state of its local steps with it."""
-        self.events.append(Event(now, who, "lost"))
+        self.log.events.append(Event(now, who, "lost"))
         self._renewed.add(who)
         self.counted[who] = self.kept[who] = 0
 
     def returned(self, who: int, now: float) -> list[Command]:
         """Note that the worker has a new process, and send it to work if it was at any."""
-        self.events.append(Event(now, who, "restored"))
+        self.log.events.append(Event(now, who, "restored"))
         return self.again(who, now)
 
     def rows(self) -> Schedule | None:
         """What has happened since the last call; None for no update."""
-        rows, self._rows = self._rows, []
-        if not rows:
-            return None
-        first = self.update - len(rows)
-        events, self.events = tuple(self.events), []
-        schedule = concatenate([self._schedule(first + t, row) for t, row in enumerate(rows)])
-        return replace(schedule, events=events)
+        return self.log.take()
 
     def counters(self) -> dict[str, np.ndarray]:
         """What is counted; a contribution that waits or is under way counts for nothing."""
@@ -193,17 +164,6 @@ class ParameterServer:
             "counted": self.counted.copy(),
             "samples": np.array([self.samples]),
             "dropped": np.array([self.dropped]),
-        }
-
-    def history(self, updates: int) -> dict[str, np.ndarray]:
-        """Who made the first updates and when losses came, as `resume` wants to know it."""
-        rows = self._history[:updates]
-        return {
-            "time": np.array([time for time, *_ in rows]),
-            "width": np.array([len(workers) for _, workers, _ in rows], np.int64),
-            "workers": np.array([w for _, workers, _ in rows for w in workers], np.int64),
-            "version": np.array([v for *_, versions in rows for v in versions], np.int64),
-            "observed": np.array(self._observed, np.int64),
         }
 
     def resume(
@@ -221,30 +181,21 @@ class ParameterServer:
         lost = (self.counted == 0) & (self.consumed > 0)
         self._renewed = set(np.flatnonzero(lost).tolist())
         self.samples, self.dropped = (int(counters[n][0]) for n in ("samples", "dropped"))
-        ends = np.cumsum(history["width"]).tolist()
-        self._history = [
-            (time, *(history[name][end - width : end].tolist() for name in ("workers", "version")))
-            for time, width, end in zip(
-                history["time"].tolist(), history["width"].tolist(), ends, strict=True
-            )
-        ]
-        self.update = len(self._history)
+        self.log.resume(history)
+        self.update = self.log.updates
         self.points = {self.update: state.params}
-        after = history["observed"].tolist()
-        losses = list(zip(after, observed[: len(after)], strict=True))
-        for update, (time, workers, versions) in enumerate(self._history):
-            while losses and losses[0][0] <= update:
-                self.observe(*losses.pop(0)[1])
-            for who, version in zip(workers, versions, strict=True):
-                self.rule = self._arrivals.begun(self.rule, who, version)
-                self.rule = self._arrivals.on_arrival(self.rule, who, version, time).state
-        for _, loss in losses:
-            self.observe(*loss)
-        self._observed = after
+        for happened in self.log.repeated(observed):
+            if isinstance(happened, Made):
+                for who, version in zip(happened.workers, happened.versions, strict=True):
+                    self.rule = self._arrivals.begun(self.rule, who, version)
+                    arrival = (who, version, happened.time)
+                    self.rule = self._arrivals.on_arrival(self.rule, *arrival).state
+            elif self._arrivals.observe is not None:
+                self.rule = self._arrivals.observe(self.rule, *happened)
 
     def observe(self, seconds: float, loss: float) -> None:
         """Pass a training loss to a rule that follows it."""
-        self._observed.append(self.update)
+        self.log.observed()
         if self._arrivals.observe is not None:
             self.rule = self._arrivals.observe(self.rule, seconds, loss)
 
@@ -286,20 +237,11 @@ class ParameterServer:
         self.update += 1
         self.samples += self._batch_size * sum(held.order.batches for held in taken)
         self.points[self.update] = self.state.params
-        last = {held.worker: n for n, held in enumerate(taken)}
-        finish, busy = [], []
-        for n, held in enumerate(taken):
-            order = self._in_flight.get(held.worker)
-            more = order is not None and order.number == self._more[held.worker]
-            # Its last push lands with the update, for which it has waited or has gone on.
-            lands = last[held.worker] == n and (order is None or more)
-            finish.append(now if lands else held.arrived)
-            busy.append(held.busy + (now - held.arrived if lands and more else 0.0))
-        versions = [held.order.version for held in taken]
-        self._history.append((now, list(reaction.update), versions))
-        self._rows.append(
-            Row(now, tuple(held._replace(contribution=None) for held in taken), finish, busy)
-        )
+        busy_on = {  # who has gone on to another contribution at the same parameters
+            who for who, order in self._in_flight.items() if order.number == self._more[who]
+        }
+        elsewhere = self._in_flight.keys() - busy_on
+        self.log.add(now, taken, busy_on, elsewhere)
 
     def _applied(self, taken: Sequence[Held]) -> State:
         orders = [held.order for held in taken]
@@ -325,32 +267,6 @@ class ParameterServer:
         used = {order.version for order in self._in_flight.values()}
         used |= {held.order.version for held in self._held} | {self.update}
         self.points = {version: self.points[version] for version in used}
-
-    def _schedule(self, update: int, row: Row) -> Schedule:
-        """One row as a schedule."""
-        orders = [held.order for held in row.held]
-        start = np.array([[order.seconds for order in orders]])
-        arrived = np.array([[held.arrived for held in row.held]])
-        finish = np.array([row.finish])
-        busy = np.minimum([row.busy], finish - start)
-        communication = np.minimum(
-            arrived - start - [[held.busy for held in row.held]], finish - start - busy
-        )
-        return Schedule(
-            time=np.array([row.time]),
-            workers=np.array([[held.worker for held in row.held]], np.int32),
-            start=start,
-            finish=finish,
-            batches=np.array([[order.batches for order in orders]], np.int32),
-            first=np.array([[order.first for order in orders]], np.int64),
-            version=np.array([[order.version for order in orders]], np.int32),
-            busy=busy,
-            communication=np.maximum(communication, 0.0),
-            offset=update,
-            population=self.workers,
-            samples=np.array([[order.samples for order in orders]], np.int64),
-            restored=np.array([[h.worker if h.restored else -1 for h in row.held]], np.int32),
-        )
 
 
 def _program(

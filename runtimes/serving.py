@@ -68,7 +68,7 @@ class Serving:
         """
         workers, resources = self._server.workers, self._options.resources
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(self._params))
-        session.open(workers, resources, int(1.2 * size * (3 * workers + 2)) + 2**24)
+        session.provide(workers, resources, int(1.2 * size * (3 * workers + 2)) + 2**24)
         self._elapsed = elapsed
         self._crew = Crew(FreeWorker, lambda me: (recipe, me), workers, resources)
         first = _put(self._server.points[self._server.update])

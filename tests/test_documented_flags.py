@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments import config_files, entries, optimizers, prepare
+from experiments import config_files, entries, optimizers, prepare, waiting
 from experiments.kinds import Kind
 from tests.launcher import ROOT
 
@@ -108,7 +108,7 @@ def test_documents_are_searched():
 
 
 KINDS = {
-    "wait": prepare.RULE, "delay": prepare.DELAY, "graph": prepare.GRAPH, "split": prepare.SPLIT,
+    "wait": waiting.RULE, "delay": waiting.DELAY, "graph": prepare.GRAPH, "split": prepare.SPLIT,
     "algorithm": prepare.METHOD, "communication": prepare.NETWORK,
     "optimizer": optimizers.TRANSFORM,
 }  # fmt: skip

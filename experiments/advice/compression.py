@@ -21,7 +21,7 @@ from rich.table import Table
 
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
-from experiments import codec_times, deciding, entries, formats, optimizers, parts, prepare
+from experiments import codec_times, deciding, entries, formats, optimizers, parts, prepare, waiting
 from experiments.config_files import override
 from experiments.reports import published, quoted
 from experiments.reports.table import NONE
@@ -51,7 +51,7 @@ def explain(config: ConfigDict) -> Study:
     defaults. Raises ValueError for a config that cannot run.
     """
     simulated = override(config, {"runtime": "simulate", "devices": 1, "wait": "barrier"})
-    if config.delay.name == prepare.NO_DELAY:
+    if config.delay.name == waiting.NO_DELAY:
         simulated = override(simulated, {"delay": parts.part("deterministic", value=1.0)})
     own, _ = deciding.prepared(simulated)
     dense = own._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import files, prepare, provenance
+from experiments import files, provenance, waiting
 from experiments.advice import grids, pictures, ranking, trained
 from experiments.advice.ranking import Contender
 from experiments.advice.weigh import Advice
@@ -212,7 +212,7 @@ def _curves(advice: Advice) -> Iterator[str]:
     yield "<h2>Around every rule's best parameter</h2>"
     yield '<div class="panels">'
     for rule, points in ranking.curves(advice.found, advice.ratio).items():
-        name = grids.parameter(prepare.RULE, rule)
+        name = grids.parameter(waiting.RULE, rule)
         panel = pictures.curve(rule, name, points, unit)
         yield panels.figure_of(panel)
     yield "</div>"

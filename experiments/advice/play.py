@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import parts, prepare
+from experiments import parts, prepare, waiting
 from experiments.advice import grids
 from experiments.advice.durations import Measured
 from experiments.config_files import override
@@ -63,12 +63,12 @@ def rules(
     """
     given = [parts.spec(wait) for wait in named]
     known = {spec["name"] for spec in given}
-    specs = [*given, *({"name": name} for name in prepare.RULE.factories if name not in known)]
+    specs = [*given, *({"name": name} for name in waiting.RULE.factories if name not in known)]
     arms, refused = [], []
     for spec in specs:
         found, reason = [], None
         try:
-            for wait in grids.candidates(prepare.RULE, spec, scale):
+            for wait in grids.candidates(waiting.RULE, spec, scale):
                 arm = override(config, {"wait": wait})
                 try:
                     prepared = found[0][1] if found else prepare.prepare(arm)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import prepare
+from experiments import prepare, waiting
 from experiments.advice import grids, play
 from experiments.advice.durations import Measured
 from stragglers.theory.convergence import stability_limit
@@ -137,7 +137,7 @@ def curves(found: Sequence[Contender], ratio: float) -> Mapping[str, list[tuple[
     """Rule -> (value of its parameter, predicted seconds), the other parameters at their best."""
     drawn: dict[str, dict[float, float]] = {}
     for one in found:
-        name = grids.parameter(prepare.RULE, one.rule)
+        name = grids.parameter(waiting.RULE, one.rule)
         value = one.arm.wait.get(name) if name else None
         if isinstance(value, int | float):
             at = drawn.setdefault(one.rule, {})

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import parts, prepare, provenance, records
+from experiments import parts, prepare, provenance, records, waiting
 from experiments.advice import durations
 from experiments.config_files import override
 from stragglers import schedule
@@ -50,7 +50,7 @@ def read(text: str, config: ConfigDict | None, command: Sequence[str]) -> Source
         _check_workers(text, done.all_workers, config)
         return Source(durations.of_schedule(done, text), config, list(command))
     try:
-        delay = prepare.build_delay(parts.part("trace", path=text) if path.is_file() else text)
+        delay = waiting.build_delay(parts.part("trace", path=text) if path.is_file() else text)
     except ValueError as error:
         if path.is_file() or "(" in text:
             raise
@@ -96,7 +96,7 @@ def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
 def as_simulated(config: ConfigDict) -> ConfigDict:
     """The config for the simulator, whatever it ran on; its delay is any, where it had none."""
     changes = {"runtime": "simulate", "devices": 1, "draw": "mini_batch"}
-    if config.delay.name == prepare.NO_DELAY:
+    if config.delay.name == waiting.NO_DELAY:
         changes["delay"] = parts.part("deterministic", value=1.0)
     return override(config, changes)
 
@@ -104,10 +104,10 @@ def as_simulated(config: ConfigDict) -> ConfigDict:
 def budget(source: Source) -> float:
     """The config's budget [s], in proportion to the durations if it has a delay of its own."""
     config = source.config
-    if config.delay.name == prepare.NO_DELAY:
+    if config.delay.name == waiting.NO_DELAY:
         return config.seconds
     workers = min(config.workers, source.measured.workers)
-    own = durations.of_delay(prepare.build_delay(config.delay), workers, config.seed, "delay")
+    own = durations.of_delay(waiting.build_delay(config.delay), workers, config.seed, "delay")
     means = [
         np.mean([values[:SAMPLED].mean() for values in measured.seconds[:workers]])
         for measured in (source.measured, own)

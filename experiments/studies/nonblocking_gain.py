@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
 
-from experiments import entries, parts, prepare
+from experiments import entries, parts, waiting
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from experiments.studies.study import Study
@@ -84,7 +84,7 @@ def compare_gains(config: ConfigDict) -> Gains:
     first long simulation, for what makes no sense.
     """
     entries.check(config, ENTRIES)
-    built = {name: prepare.build_delay(part) for name, part in config.delays.items()}
+    built = {name: waiting.build_delay(part) for name, part in config.delays.items()}
     brief = ConfigDict(config)
     brief.update(rounds=1, rounds_in_time=1)
     for name, delay in built.items():
@@ -113,7 +113,7 @@ def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
         "in_flight": config.in_flight,
     }
     part = parts.spec(config.delays[name])
-    law = prepare.build_delay(part["law"]) if "factors" in part else None
+    law = waiting.build_delay(part["law"]) if "factors" in part else None
     source = "closed form"
     if isinstance(delay, delays.Law):
         expected = theory.throughput_gain(

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
 
-from experiments import entries, prepare
+from experiments import entries, waiting
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from experiments.studies.study import Study
@@ -81,7 +81,7 @@ def compare_runtimes(config: ConfigDict) -> list[Runtime]:
     words = f"a whole number from 1 to {fewest}, the fewest workers"
     few = words, lambda v: entries.is_count(v) and v <= fewest, ("k",)
     entries.check(config, [few, *ENTRIES])
-    laws = {name: prepare.build_delay(part) for name, part in config.delays.items()}
+    laws = {name: waiting.build_delay(part) for name, part in config.delays.items()}
     for name, law in laws.items():
         if not isinstance(law, Law) or math.isinf(law.mean()):
             raise ValueError(

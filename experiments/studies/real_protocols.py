@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments import prepare, records
+from experiments import records, waiting
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from stragglers.theory import k_protocols
@@ -161,7 +161,7 @@ def _protocol(arm: dict) -> tuple[str, int]:
 
 
 def _law(arm: dict):
-    return prepare.build_delay(arm["config"].delay)
+    return waiting.build_delay(arm["config"].delay)
 
 
 def _theory(arm: dict) -> tuple[float, float]:

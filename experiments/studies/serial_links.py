@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
-from experiments import entries, parts, prepare
+from experiments import entries, parts, waiting
 from stragglers import wavefront
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
@@ -174,7 +174,7 @@ def _in_rounds(busy, exchange) -> np.ndarray:
 
 def _by_pairs(rule: str, graph_of):
     def simulate(config, workers, steps, payload):
-        law = prepare.build_delay(config.delay)
+        law = waiting.build_delay(config.delay)
         width = max(1, workers // 8)
         setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
         schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
@@ -189,7 +189,7 @@ def _by_pairs(rule: str, graph_of):
 
 def _by_rounds(seconds_of, sent):
     def simulate(config, workers, steps, payload):
-        law = prepare.build_delay(config.delay)
+        law = waiting.build_delay(config.delay)
         waits = RULES["barrier"](Setting(law, workers, steps, config.seed))
         busy = whole(waits, config.rounds).busy
         spent = seconds_of(busy, payload, cost.AlphaBeta(config.alpha, config.beta))

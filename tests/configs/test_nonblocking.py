@@ -3,7 +3,7 @@
 import pytest
 
 from configs import nonblocking, nonblocking_tuned
-from experiments import prepare, sweep
+from experiments import prepare, sweep, waiting
 
 
 def told(name, seconds_to_target, **changed):
@@ -60,7 +60,7 @@ def test_tuned_rounds_of_any_length_meet_the_same_spells(delay):
     config = nonblocking_tuned.get_config(f"delay={delay}")
     assert (config.batch_size, config.draw) == (8, "mini_batch")
     assert (config.delay.get("mini_batches") == 16) == (delay == "pause")
-    law = prepare.build_delay(config.delay).seeded(0)
+    law = waiting.build_delay(config.delay).seeded(0)
     first, last, other = (float(law.duration(1, 0.0, count)) for count in (0, 15, 16))
     assert (first == last) == (delay == "pause")
     assert min(first, last, other) == pytest.approx(nonblocking.NOMINAL / 16, rel=0.5)

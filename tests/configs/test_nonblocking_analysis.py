@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from configs import nonblocking_analysis
-from experiments import prepare, train
+from experiments import train, waiting
 from experiments.studies import nonblocking_gain
 from tests import launcher
 
@@ -93,7 +93,7 @@ def test_mini_batches_leave_a_nominal_round_at_a_second():
     config = nonblocking_analysis.get_config("mini_batches=4,workers=16,communication=1")
     assert (config.mini_batches, config.at_workers, config.at_communication) == (4, 16, 1.0)
     for name in ("exponential", "shifted_exponential", "pareto", "log_normal"):
-        assert prepare.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
+        assert waiting.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
 
 
 def test_theory_and_simulation_agree():

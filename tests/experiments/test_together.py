@@ -35,7 +35,25 @@ def gossip():
     return arms(base, {}, {"seed": 3}, {"optimizer.learning_rate": 0.1, "communication": 0.0})
 
 
-@pytest.mark.parametrize("make", [slow_and_stale, pytest.param(gossip, marks=pytest.mark.slow)])
+def fresh_rules():
+    """Rules in rounds and of a server, under none of which a gradient is stale."""
+    base = adasync.get_config("rate=0.2")
+    base.seconds, base.evaluate_every, base.mini_batches = 12.0, 4.0, 2
+    waits = (
+        "barrier",
+        "quorum_grace(k=3, in_flight=cut)",
+        "adaptive_deadline(c=1.0, leftovers=drop)",
+        "k_sync(k=5)",
+    )
+    return arms(base, *({"wait": wait} for wait in waits))
+
+
+FRESH = pytest.param(fresh_rules, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "make", [slow_and_stale, pytest.param(gossip, marks=pytest.mark.slow), FRESH]
+)
 def test_together_is_alone_side_by_side(tmp_path, make):
     configs = make()
     assert len({prepare.alike(config) for config in configs}) == 1

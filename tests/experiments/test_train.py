@@ -7,7 +7,17 @@ import pytest
 from algorithms import ALGORITHMS
 from comms import topology
 from configs import nonblocking
-from experiments import optimizers, prepare, records, sweep, tasks, train, training_loop
+from experiments import (
+    optimizers,
+    places,
+    prepare,
+    records,
+    sweep,
+    tasks,
+    train,
+    training_loop,
+    waiting,
+)
 from experiments.tasks import data
 from stragglers.rules import RULES
 
@@ -152,9 +162,9 @@ def test_the_simulator_does_not_run_on_several_processes(monkeypatch):
         ("graph", topology.GRAPHS),
         ("task", tasks.TASKS),
         ("split", data.SPLITS),
-        ("delay", prepare.DELAYS),
+        ("delay", waiting.DELAYS),
         ("optimizer", optimizers.TRANSFORMS),
-        ("runtime", prepare.RUNTIMES),
+        ("runtime", places.RUNTIMES),
     ],
 )
 def test_an_unknown_name_is_answered_with_all_known_ones(entry, known):

@@ -124,6 +124,6 @@ def test_a_process_that_cannot_start_is_a_sentence(started):
 
 
 def test_more_than_the_cluster_has_is_refused(started, session):
-    session.open(1, crew.Resources(), 0)
+    session.provide(1, crew.Resources(), 0)
     with pytest.raises(ValueError, match=r"4 workers want 2 GPUs and the cluster has 0"):
-        session.open(4, crew.Resources(gpus=0.5), 0)
+        session.provide(4, crew.Resources(gpus=0.5), 0)

@@ -157,7 +157,7 @@ def test_a_server_that_resumes_stands_where_it_stood():
             world.run(world.server.update + 1)
         observed.append((until, loss))  # the server has gone on in the meantime
         world.server.observe(*observed[-1])
-    counters, history = world.server.counters(), world.server.history(world.server.update)
+    counters, history = world.server.counters(), world.server.log.pack(world.server.update)
     other.server.resume(world.server.state, counters, history, observed)
     assert other.server.update == world.server.update
     assert other.server.samples == world.server.samples

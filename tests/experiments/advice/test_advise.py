@@ -38,6 +38,7 @@ def call(monkeypatch, capsys):
 @pytest.mark.slow
 def test_from_a_run_to_a_page(here, call, quick):
     flags = ["--config=config.py:workers=3", SLOW, "--config.wait=barrier", "--workdir=run"]
+    flags.append("--config.seconds=8")
     assert call(*flags)[0] == 0
     code, out, err = call("--advise=run")
     assert code == 0, err

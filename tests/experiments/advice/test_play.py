@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs import slow_and_stale
-from experiments import prepare
+from experiments import prepare, waiting
 from experiments.advice import durations, grids, play, ranking
 from experiments.config_files import override
 from stragglers import delays
@@ -69,9 +69,9 @@ def test_a_grid_goes_with_the_name_of_a_parameter(all_rules):
 def test_a_parameter_without_a_grid_has_to_be_given():
     scale = grids.scale_of(measured(), 4, 2)
     with pytest.raises(ValueError, match="nothing says which colour to weigh"):
-        list(grids.candidates(prepare.RULE, f"{__name__}:unknown", scale))
+        list(grids.candidates(waiting.RULE, f"{__name__}:unknown", scale))
     named = f"{__name__}:unknown(colour=red)"
-    assert list(grids.candidates(prepare.RULE, named, scale)) == [
+    assert list(grids.candidates(waiting.RULE, named, scale)) == [
         {"name": f"{__name__}:unknown", "colour": "red"}
     ]
 

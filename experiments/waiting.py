@@ -1,0 +1,51 @@
+"""The waiting rule of an arm and the delays of its mini-batches, built from a config."""
+
+import networkx as nx
+from ml_collections import ConfigDict
+
+from experiments import parts, ranges
+from experiments.kinds import Kind
+from stragglers import delays, processes
+from stragglers.rule import Cost, Links, Rule, Setting
+from stragglers.rules import RULES
+
+DELAYS = delays.LAWS | processes.PROCESSES
+DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process))
+RULE = Kind("wait", RULES, Rule, ("setting",))
+NO_DELAY = "none"  # of workers that take as long as they take
+ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
+
+
+def build_delay(part) -> delays.Law | processes.Process:
+    """The law or process of delays that a part describes; its `law` may be a part itself."""
+    spec = parts.spec(part)
+    if "law" in spec:
+        spec["law"] = build_delay(spec["law"])
+    return DELAY.build(spec)
+
+
+def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
+    """The delay of a config, or None where workers take as long as they take."""
+    return None if config.delay.name == NO_DELAY else build_delay(config.delay)
+
+
+def rule(
+    config: ConfigDict,
+    delay: delays.Law | processes.Process,
+    communication: Cost,
+    graph: nx.Graph | None = None,
+    links: Links | None = None,
+) -> Rule:
+    """The waiting rule of a config under a delay; communication: what an exchange takes."""
+    ranges.check_delay(config, processes.as_process(delay))
+    setting = Setting(
+        delay,
+        config.workers,
+        config.mini_batches,
+        config.seed,
+        graph=graph,
+        links=links,
+        communication=communication,
+        draw=config.draw,
+    )
+    return RULE.build(config.wait, setting=setting)
