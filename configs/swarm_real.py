@@ -8,7 +8,7 @@ both is what a real meeting takes beside, and how often a busy partner is asked 
     --config=configs/swarm_real.py --sweep                  8 arms, about 8 minutes
     --config=configs/swarm_real.py:nodes=8,graph=ring
 
-A process takes about 400 MB of memory. Seconds are those of the wall for real arms. What has
+A process takes about 350 MB of memory. Seconds are those of the wall for real arms. What has
 happened can be trained once more, to the same bits, from the folder of a real run:
 
     --config=configs/swarm_real.py --config.runtime=simulate --config.wait="replay(path=...)"

@@ -23,6 +23,8 @@ from stragglers.pair_log import PairLog
 from stragglers.schedule import Event, Schedule
 
 CATCHING_UP = 30.0  # s that the log may be behind nodes that have stopped to meet
+_NOBODY_CAME = f"a worker has gone, and no process has taken its place within {STARTING:g} s"
+_FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 
 
 class Gathering:
@@ -98,12 +100,12 @@ class Gathering:
 
         while True:
             with self.turn:
-                self._wait(lambda: len(self._alive) == self._workers, np.inf)
+                self._wait(lambda: len(self._alive) == self._workers, STARTING, _NOBODY_CAME)
             with self._freezing, self._frozen(range(self._workers)) as counts:
                 if counts is None:
                     continue  # somebody has died meanwhile
                 with self.turn:
-                    self._wait(lambda: self._caught_up(counts), CATCHING_UP)
+                    self._wait(lambda: self._caught_up(counts), CATCHING_UP, _FORGOTTEN)
                     lines = self.log.lines
             with contextlib.suppress(ray.exceptions.RayActorError):
                 held = self._asked(range(self._workers), "held")
@@ -136,17 +138,14 @@ class Gathering:
         known = self.log.counts()
         return all(known[node] == count for node, count in counts.items())
 
-    def _wait(self, until: Callable[[], bool], seconds: float) -> None:
-        """Wait under `turn`; raise what has gone wrong meanwhile."""
+    def _wait(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        """Wait under `turn`, or raise what has gone wrong meanwhile."""
         end = time.monotonic() + seconds
         while not until():
             if self.error is not None:
                 raise self.error
             if time.monotonic() > end:
-                raise WorkersLost(
-                    "several workers have gone at once, with what they had said to each other; "
-                    "give the same command again to go on from the last checkpoint"
-                )
+                raise WorkersLost(f"{otherwise}; give the same command again to go on")
             self.turn.wait(LOOK)
 
     def _serve(self) -> None:
@@ -222,10 +221,7 @@ class Gathering:
         while not self._closing:
             others = sorted(self._alive)
             if not others:
-                raise WorkersLost(
-                    "all workers have gone at once; give the same command again to go on from the "
-                    "last checkpoint"
-                )
+                raise WorkersLost("all workers have gone at once; give the same command again")
             with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
                 reports = self._asked(others, "absent", node)
                 with self._frozen(others) as counts:
@@ -244,7 +240,7 @@ class Gathering:
         with self.turn:
             for met in (met for report in reports for met in report):
                 self.log.add(met)
-            self._wait(lambda: self._caught_up(counts), CATCHING_UP)
+            self._wait(lambda: self._caught_up(counts), CATCHING_UP, _FORGOTTEN)
             self.log.restored(node, source, self.now())
             known = self.log.known(node)
         self._matchmaker.anew(node)

@@ -59,8 +59,8 @@ def test_replay_gives_the_same_bits(name):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_begins_anew_from_a_neighbour_and_replay_repeats_it():
-    name = "float32"
+@pytest.mark.parametrize("name", ["float32", "blocking"])
+def test_a_node_that_is_killed_begins_anew_from_a_neighbour_and_replay_repeats_it(name):
     runtime = meeters.meetings(name)
     run, first = runtime.advance(runtime.start(X0), np.inf, 40)
     gathering = runtime._gathering
