@@ -34,29 +34,19 @@ DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", 
 
 
 def _rule(
-    clock: RoundClock, stop: Callable[[Sight], bool] | None = None, goal: Goal | None = None
-) -> Rule:
-    """The rule with this clock; stop, goal: of its trigger."""
-    return Rule(
-        clock.workers, clock.init, clock.extend, trigger=_trigger(clock, stop, goal), data=DATA
-    )
-
-
-def _trigger(
     clock: RoundClock,
     stop: Callable[[Sight], bool] | None = None,
     goal: Goal | None = None,
-    calibration: Calibration | None = None,
-) -> Trigger:
-    return Trigger(
-        stop,
-        clock.mini_batches,
-        clock.cuts,
-        clock.carries,
-        sees_all=False,
-        goal=goal,
-        calibration=calibration,
-    )
+    sees_all: bool = False,
+) -> Rule:
+    """The rule with this clock; stop, goal, sees_all: of its trigger."""
+    trigger = _trigger(clock)._replace(stop=stop, goal=goal, sees_all=sees_all)
+    return Rule(clock.workers, clock.init, clock.extend, trigger=trigger, data=DATA)
+
+
+def _trigger(clock: RoundClock) -> Trigger:
+    """One that stops nobody."""
+    return Trigger(None, clock.mini_batches, clock.cuts, clock.carries, sees_all=False)
 
 
 def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
@@ -147,7 +137,7 @@ def quorum_grace(
         reached = np.partition(full, k - 1)[k - 1]
         return bool(sight.elapsed >= reached + gamma * max(reached, 0.0))
 
-    return _rule(clock, stop)
+    return _rule(clock, stop, sees_all=True)
 
 
 def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") -> Rule:
@@ -200,5 +190,5 @@ def drop_compute(
         state, rest = extend(state, updates - before)
         return state, concatenate([schedule, rest])
 
-    trigger = _trigger(clock, calibration=Calibration(calibration, choose))
+    trigger = _trigger(clock)._replace(calibration=Calibration(calibration, choose))
     return Rule(clock.workers, clock.init, extend, trigger=trigger, data=DATA)

@@ -17,7 +17,7 @@ from runtimes import mesh
 from stragglers import delays, rules
 from stragglers.inject import Injector
 from stragglers.processes import as_process, from_law, markov, persistent
-from stragglers.rule import Transfer, whole
+from stragglers.rule import Sight, Transfer, whole
 from stragglers.rules import RULES
 from stragglers.schedule import Schedule, concatenate
 from stragglers.wavefront import interactions
@@ -435,3 +435,29 @@ def test_an_overlapped_message_is_there_a_round_later():
     finish = whole(rule, 3).finish
     # Ready at 1 and 3, nothing was sent before; then at 2 and 6, sent at 3 for 8; then at 9 and 11.
     np.testing.assert_array_equal(finish, [[1, 3], [8, 8], [11, 11]])
+
+
+@row_marks(WITH_TRIGGER)
+def test_who_stops_by_what_others_do_says_so(name):
+    """On several processes nobody sees them; else the stop is the same whatever they have done."""
+    trigger = made(name).trigger
+    if trigger.stop is None or trigger.sees_all:
+        return
+    for elapsed in (0.0, 1.0, 4.5, 100.0):
+        whole_round = np.full(P, np.max(trigger.mini_batches))
+        sights = [
+            Sight(finished, elapsed, finished * seconds, np.full((n, P), seconds))
+            for finished in (np.zeros(P, int), whole_round)
+            for n, seconds in ((0, 0.1), (3, 0.1), (3, 9.0))
+        ]
+        assert len({bool(trigger.stop(sight)) for sight in sights}) == 1
+
+
+def test_rules_that_look_at_single_workers_are_known():
+    """Of the others every one runs on several processes."""
+    alone = {n.split("/")[0] for n in WITH_TRIGGER if looks_around(made(n).trigger)}
+    assert alone == {"quorum_grace", "adaptive_deadline"}
+
+
+def looks_around(trigger):
+    return trigger.stop is not None and trigger.sees_all
