@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ import numpy as np
 
 ASIDE = "aside"  # the group of calls that an actor answers while it works
 _WATCH = "watch"  # the group of the one call that never returns while the process lives
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
 _SHARED = (  # settings of JAX
     "jax_compilation_cache_dir",
@@ -77,7 +78,8 @@ class Session:
             if ":" in address:  # Ray itself asks for half a minute
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=5).close()
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            with _own_signals():
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # Ray has no common ancestor of what goes wrong here
             raise ValueError(
                 f"actors: no Ray cluster answers at {address!r} "
@@ -100,7 +102,7 @@ class Session:
                     f"for their parameters and gradients and {_SHARED_MEMORY} has "
                     f"{room / 1e6:.0f} MB free; set fewer workers or a smaller model"
                 )
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _own_signals():
                 # JAX warns of every fork; the process that Ray forks becomes another program.
                 warnings.filterwarnings("ignore", message="os.fork")
                 try:
@@ -152,6 +154,20 @@ class Session:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of signals, which Ray would replace by its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 SESSION = Session()  # of this process

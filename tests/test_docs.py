@@ -13,12 +13,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import yaml
 from absl import flags
+from ray.scripts.scripts import cli as ray_commands
 
 import algorithms
 from algorithms import reducers
-from experiments import distributed, executors, profiling, slurm
+from experiments import distributed, executors, places, profiling, slurm
 from experiments.advice import play
+from runtimes import crew
 from stragglers import rules
 from tests import launcher
 from tests.algorithms import test_contract as of_methods
@@ -63,6 +66,9 @@ def shell(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(play, "REPEATS", 1)
     call = launcher.caller(monkeypatch, capsys)
     monkeypatch.setattr(distributed, "initialize", join_nobody)
+    monkeypatch.setattr(crew.SESSION, "join", lambda address: None)
+    simulated = places.RUNTIMES["simulate"]._replace(cluster=True)  # at once, without processes
+    monkeypatch.setitem(places.RUNTIMES, "actors", simulated)
     arms = {}  # by their workdirs: the words of a command that runs one of them
 
     def launched(words):
@@ -105,6 +111,10 @@ def shell(tmp_path, monkeypatch, capsys):
         elif program in STARTERS:
             (given,) = (word for word in rest if word.startswith("--command="))
             run(shlex.split(given.partition("=")[2]))
+        elif program == "ray":
+            assert rest[0] in ray_commands.commands, rest
+            if "python" in rest:
+                run(rest[rest.index("python") :])
         elif words[:2] == ["python", "launch.py"]:
             launched(rest[1:])
         elif words[:2] == ["python", "-m"]:
@@ -157,12 +167,31 @@ def test_every_block_runs(page, shell):
         for registry in (*REGISTRIES, sys.modules):
             unchanged.enter_context(mock.patch.dict(registry))
         for number, (language, body) in enumerate(BLOCK.findall(page.read_text())):
-            assert language in ("", "python"), f"{page.name}: what is {language}?"
-            if language:
+            assert language in ("", "python", "yaml"), f"{page.name}: what is {language}?"
+            if language == "yaml":
+                manifest(yaml.safe_load(body))
+            elif language:
                 exec(compile(body, f"{page.name}, block {number}", "exec"), names)
             else:
                 for words in commands(body):
                     shell(words)
+
+
+def manifest(text):
+    """A cluster of Ray for Kubernetes, of the version that is required, with a head and workers."""
+    assert (text["apiVersion"], text["kind"]) == ("ray.io/v1", "RayCluster")
+    required = re.search(r"^ray>=(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    spec = text["spec"]
+    assert spec["rayVersion"].startswith(required[1])
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    for group in groups:
+        pod = group["template"]["spec"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    assert len(groups) > 1 and {
+        group["template"]["spec"]["containers"][0]["image"] for group in groups
+    } == {"registry.example/gossax:latest"}
 
 
 def literals():

@@ -1,16 +1,23 @@
 """Free workers as real processes: they run, die, hang and come back; the simulator repeats it."""
 
+import contextlib
 import functools
 import os
+import pathlib
+import re
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
+from experiments import records
 from runtimes import crew, pulse
 from runtimes.base import Runtime
-from stragglers.schedule import concatenate
+from stragglers.schedule import concatenate, load
+from tests.launcher import ROOT
 from tests.runtimes.free import N, actors, replayed
 from tests.runtimes.toy import X0
 
@@ -127,3 +134,42 @@ def test_more_than_the_cluster_has_is_refused(started, session):
     session.provide(1, crew.Resources(), 0)
     with pytest.raises(ValueError, match=r"4 workers want 2 GPUs and the cluster has 0"):
         session.provide(4, crew.Resources(gpus=0.5), 0)
+
+
+def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
+    workdir = tmp_path / "run"
+    command = [
+        sys.executable, "launch.py", "--config=configs/slow_and_stale_real.py:seconds=4",
+        f"--workdir={workdir}", "--checkpoint_seconds=0", "--config.delay=exponential(scale=0.02)",
+    ]  # fmt: skip
+
+    def metrics():
+        path = workdir / "metrics.jsonl"
+        return path.read_text().count("\n") if path.exists() else 0
+
+    for sent, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (None, 0)):
+        before = metrics()
+        launched = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        if sent is not None:
+            until(lambda before=before: metrics() >= before + 3)
+            launched.send_signal(sent)
+        _, said = launched.communicate(timeout=PATIENCE)
+        assert launched.returncode == code, said
+        assert "Traceback" not in said and "SIGTERM received" not in said
+        until(lambda: not left_of(launched.pid))
+    summary = records.read_json(workdir / records.SUMMARY)
+    assert summary["clock"] == "wall" and summary["seconds"] >= 4
+    schedule = load(workdir / records.SCHEDULE)
+    assert schedule.offset == 0 and schedule.updates == summary["updates"]
+    used_once(schedule, 1)
+
+
+def left_of(launcher):
+    """Processes of Ray that a launcher with this number has started."""
+    found = []
+    for place in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if b"ray" in place.with_name("cmdline").read_bytes():
+                status = place.with_name("status").read_text()
+                found += [place] if re.search(rf"^PPid:\t{launcher}$", status, re.M) else []
+    return found
