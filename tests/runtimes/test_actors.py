@@ -156,7 +156,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
         _, said = launched.communicate(timeout=PATIENCE)
         assert launched.returncode == code, said
         assert "Traceback" not in said and "SIGTERM received" not in said
-        until(lambda: not left_of(launched.pid))
+        until(lambda pid=launched.pid: not left_of(pid))
     summary = records.read_json(workdir / records.SUMMARY)
     assert summary["clock"] == "wall" and summary["seconds"] >= 4
     schedule = load(workdir / records.SCHEDULE)
