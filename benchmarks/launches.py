@@ -5,6 +5,7 @@ so that each of its children is `launch.py` as a fresh interpreter runs it.
 """
 
 import atexit
+import contextlib
 import os
 import pathlib
 import re
@@ -14,6 +15,8 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from benchmarks.endurance import children
 
 LIMIT = 900.0  # s that a launch may take
 CONFIG = """
@@ -102,13 +105,18 @@ class Process:
             os.kill(self.pid, number)
 
     def worked(self, seconds: float) -> bool:
-        """Whether it has computed for so long, on a machine that others may use, or has ended."""
+        """Whether it and its children have computed for so long, or it has ended.
+
+        CPU time, as others may use the machine; it is what `cpu_seconds` adds up in the end.
+        """
         if self.code() is not None:
             return True
-        user, system = (
-            pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        )
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") >= seconds
+        ticks = 0
+        for pid in (self.pid, *children(self.pid)):
+            with contextlib.suppress(OSError):  # it has ended in the meantime
+                stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+                ticks += sum(map(int, stat.split()[11:15]))  # with those of ended children
+        return ticks / os.sysconf("SC_CLK_TCK") >= seconds
 
     def listens(self) -> bool:
         """Whether it has a handler for SIGTERM, or has ended."""
