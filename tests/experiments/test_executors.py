@@ -44,7 +44,7 @@ told["preallocates"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE")
 
 
 def group(*paths):
-    budget = {"seed": 0, "seconds": 1.0, "updates": 9}
+    budget = {"seed": 0, "seconds": 1.0, "updates": 9, "runtime": "simulate"}
     return [Arm(path, ConfigDict(budget | {"name": path})) for path in paths]
 
 
@@ -152,6 +152,7 @@ def test_failing_processes_do_not_stop_the_others(tmp_path, capsys):
         ["--jobs=2", "--print_commands"],
         ["--jobs", "2", "-executor=slurm", "--slurm", "partition=gpu"],
         ["--print_commands=True", "--arm=b", "-arm", "c"],
+        ["--executor=ray", "--ray=cpus=1", "--cluster", "auto"],
     ],
 )
 def test_a_command_of_one_group_has_no_flags_about_the_others(how):
@@ -159,6 +160,14 @@ def test_a_command_of_one_group_has_no_flags_about_the_others(how):
     kept = ["launch.py", "--config=c.py", "--workdir", "jobs", "--config.wait=quorum(k=1)"]
     arms = ["--arm=a/x", "--arm=b"]
     assert executors.command(argv, group("a/x", "b")) == [sys.executable, *kept, *arms]
+
+
+def test_a_command_of_workers_on_a_cluster_says_where_it_is():
+    (arm,) = group("a")
+    arm.config.runtime = "actors"
+    argv = ["launch.py", "--config=c.py", "--jobs=2", "--cluster=auto"]
+    kept = ["launch.py", "--config=c.py", "--cluster=auto", "--arm=a"]
+    assert executors.command(argv, [arm]) == [sys.executable, *kept]
 
 
 # --- this process ---
