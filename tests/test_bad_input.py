@@ -46,7 +46,7 @@ BAD = [
     ((*OK, "--config.seconds=long"), "config.seconds must be a positive number, got 'long'"),
     ((*OK, "--config.optimizer.learning_rate=x"), "learning_rate must be a number, got 'x'"),
     ((*OK, "--jobs=0"), "--jobs=0: 0 is not a positive integer"),
-    ((*OK, "--executor=cloud"), "--executor=cloud: value should be one of <local|slurm>"),
+    ((*OK, "--executor=cloud"), "--executor=cloud: value should be one of <local|slurm|ray>"),
     ((*OK, "--executor=slurm"), "finds no sbatch; start it where jobs are submitted, or use"),
     ((*OK, "--slurm=partition=gpu"), "--slurm has settings for --executor=slurm; give both"),
     ((*OK, "--loggers=neptune"), "unknown logger 'neptune'; known loggers: tensorboard, wandb"),

@@ -17,6 +17,7 @@ from experiments import profiling, tasks
 from experiments.profiling import Profile
 from experiments.tasks import data, sampling
 from runtimes import mesh
+from runtimes.rounds import Table
 from stragglers import delays
 from tests import planned
 
@@ -63,7 +64,7 @@ def trained(task, method, updates=20):
 def compiled(task, method) -> str:
     built = runtime(task, method)
     state = built.start(task.init(jax.random.key(0)))
-    table = np.zeros((N, 20, B), np.int32)
+    table = Table(np.zeros((N, 20, B), np.int32), np.zeros(N, np.int32))
     return (
         built.dispatch.lower(state.model, table, task.train, None, np.int32(1)).compile().as_text()
     )

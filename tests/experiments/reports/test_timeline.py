@@ -33,6 +33,8 @@ KNOBS = {
     "first_finisher cut": {"mini_batches": 3, "in_flight": "cut", "leftovers": "drop"},
     "deadline": {"mini_batches": 3, "seconds": 0.2},
     "quorum": {"mini_batches": 3, "k": 7},
+    "quorum_grace": {"mini_batches": 3, "k": 4, "gamma": 0.5},
+    "adaptive_deadline": {"mini_batches": 3},
     "drop_compute": {"mini_batches": 3, "calibration": 5},
     "anytime": {"mini_batches": 3, "seconds": 0.3},
     "k_sync": {"k": 3},
