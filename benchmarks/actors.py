@@ -73,7 +73,7 @@ def parts(sleep: float) -> Parts:
 
 
 def server(sleep: float, k: int = 1) -> Actors:
-    """The runtime of K-async with gradients of so many seconds."""
+    """The runtime of K-async whose gradients take `sleep` seconds."""
     recipe = functools.partial(parts, sleep)
     setting = Setting(delays.deterministic(sleep or 1.0), WORKERS, 1, 0)
     return Actors(recipe(), recipe, RULES["k_async"](setting, k=k))

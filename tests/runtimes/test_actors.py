@@ -4,7 +4,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -148,15 +147,17 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
         return path.read_text().count("\n") if path.exists() else 0
 
     for sent, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (None, 0)):
-        before = metrics()
+        before, theirs = metrics(), []
         launched = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         if sent is not None:
             until(lambda before=before: metrics() >= before + 3)
+            theirs = [pid for pid in descendants(launched.pid) if serves(pid)]
+            assert len(theirs) > 4  # workers and services
             launched.send_signal(sent)
         _, said = launched.communicate(timeout=PATIENCE)
         assert launched.returncode == code, said
         assert "Traceback" not in said and "SIGTERM received" not in said
-        until(lambda pid=launched.pid: not left_of(pid))
+        until(lambda theirs=theirs: not any(map(serves, theirs)))
     summary = records.read_json(workdir / records.SUMMARY)
     assert summary["clock"] == "wall" and summary["seconds"] >= 4
     schedule = load(workdir / records.SCHEDULE)
@@ -164,12 +165,19 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     used_once(schedule, 1)
 
 
-def left_of(launcher):
-    """Processes of Ray that a launcher with this number has started."""
-    found = []
-    for place in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if b"ray" in place.with_name("cmdline").read_bytes():
-                status = place.with_name("status").read_text()
-                found += [place] if re.search(rf"^PPid:\t{launcher}$", status, re.M) else []
-    return found
+def descendants(pid):
+    """The processes that a process has started, and those that they have."""
+    path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+    for child in path.read_text().split() if path.exists() else ():
+        yield int(child)
+        yield from descendants(int(child))
+
+
+def serves(pid):
+    """Whether a process is there that is a worker of ours or a service of Ray, not an agent."""
+    with contextlib.suppress(OSError):
+        command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(name in command for name in (b"ray::", b"raylet", b"gcs")) and (
+            b"Agent" not in command
+        )
+    return False
