@@ -26,7 +26,7 @@ _PROCESSES = flags.DEFINE_integer("processes", 2, "To compare with one.", lower_
 _WORKERS = flags.DEFINE_integer("workers", 8, "Devices, all together.")
 _ROUNDS = flags.DEFINE_integer("rounds", 300, "Of first_finisher; of the barrier a third.")
 _SECONDS = flags.DEFINE_float("seconds", 0.06, "Of a mini-batch on average.")
-_ENDURANCE = flags.DEFINE_integer("endurance", 0, "Only this number of quick rounds on all processes.")
+_ENDURANCE = flags.DEFINE_integer("endurance", 0, "Only this many quick rounds on all processes.")
 _OUTPUT = flags.DEFINE_string("output", None, "A file for what was measured, as JSON.")
 
 MINI_BATCHES = 4
