@@ -223,7 +223,7 @@ def plan() -> Callable[[], int] | None:
     keep_compiled_programs()
     from experiments import agreement, executors, loggers, sweep
     from experiments.reports import comparison
-    from runtimes import crew
+    from runtimes import session
 
     endings.raising()
     if _EXPLAIN.value:
@@ -251,7 +251,7 @@ def plan() -> Callable[[], int] | None:
                 "--cluster is for runtime=actors and --executor=ray, and there is neither; leave "
                 "it out"
             )
-        crew.SESSION.join(_CLUSTER.value)
+        session.SESSION.join(_CLUSTER.value)
     if _PRINT_COMMANDS.value:
         for group in sweep.groups(arms, _TOGETHER.value):
             print(shlex.join(executors.command(sys.argv, group)))

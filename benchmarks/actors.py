@@ -21,7 +21,7 @@ from absl import app, flags
 from rich.console import Console
 
 from algorithms import all_reduce
-from runtimes import crew
+from runtimes import session
 from runtimes.actors import Actors
 from runtimes.free_worker import Parts
 from stragglers import delays
@@ -160,7 +160,7 @@ def main(_) -> None:
             f"{'used once' if found.counters_once else 'NOT used once'}; "
             f"{time.monotonic() - began:.0f} s"
         )
-    crew.SESSION.close()
+    session.SESSION.close()
 
 
 if __name__ == "__main__":

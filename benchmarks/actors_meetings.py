@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms import swarm
-from runtimes import crew
+from runtimes import session
 from runtimes.free_worker import Parts
 from runtimes.meetings import Meetings
 from runtimes.peers import PeerParts
@@ -130,7 +130,7 @@ def main(_) -> None:
                 f"{slowed(schedule):.1%}",
                 f"{measured['bytes'] / 1e6:.2f}",
             )
-    crew.SESSION.close()
+    session.SESSION.close()
     console.print(table)
     console.print(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
 

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from experiments import entries, parts, waiting
 from experiments.shared_tally import SharedTally
-from runtimes import actors, crew, free_worker, meetings, mesh, peers, serving, simulate
+from runtimes import actors, free_worker, meetings, mesh, overseer, peers, session, simulate
 from runtimes.base import Runtime
 from stragglers import inject, processes, rules
 from stragglers.rule import Rule, Trigger, most_mini_batches
@@ -132,8 +132,8 @@ def _actors(config, task, algorithm, sampler, communication, again):
         None if delay is None else processes.as_process(delay).seeded(config.seed),
         float(config.communication),
     )
-    resources = crew.Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0))
-    options = serving.Options(
+    resources = session.Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0))
+    options = overseer.Options(
         resources,
         chosen.get("least_workers", 1),
         chosen.get("bad_contribution", "end") == "drop",

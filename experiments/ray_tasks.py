@@ -10,8 +10,7 @@ from typing import Any
 
 from experiments import endings, files, progress
 from experiments.executors import OUTPUT, Arm, Groups, follow, one_line, unfinished
-from runtimes import crew
-from runtimes.crew import Resources
+from runtimes.session import SESSION, Resources, environment
 
 SETTINGS = ("cpus", "gpus")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -54,7 +53,7 @@ def run(
     left = unfinished(groups, root, overwrite, shown)
     if not left:
         return {}
-    crew.SESSION.provide(1, resources, 0)
+    SESSION.provide(1, resources, 0)
     task = _task(resources)
 
     def start(group: Sequence[Arm]) -> "_Job":
@@ -98,7 +97,7 @@ def _task(resources: Resources) -> Any:
         num_cpus=resources.cpus,
         num_gpus=resources.gpus,
         max_retries=-1,  # of nodes that are lost; a command that fails has an exit code
-        runtime_env={"env_vars": crew.environment(resources)},
+        runtime_env={"env_vars": environment(resources)},
     )(_execute)
 
 

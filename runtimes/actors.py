@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
-from runtimes import crew, packing, planning, worker
+from runtimes import packing, planning, worker
 from runtimes.free_worker import Parts, first_state
+from runtimes.overseer import Options
 from runtimes.parameter_server import ParameterServer, State
-from runtimes.serving import Options, Serving
+from runtimes.serving import Serving
+from runtimes.session import SESSION, Session
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
@@ -57,7 +59,7 @@ class Actors:
         recipe: Callable[[], Parts],
         rule: Rule,
         options: Options = DEFAULTS,
-        session: crew.Session = crew.SESSION,
+        session: Session = SESSION,
     ):
         """Check the parts; no process is started before the first update.
 

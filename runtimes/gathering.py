@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +11,13 @@ import jax
 import numpy as np
 
 from runtimes.base import WorkersLost
-from runtimes.crew import ASIDE, Crew, News, Session, reason
+from runtimes.crew import ASIDE, Crew, News, reason
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker
 from runtimes.nodes import Step
+from runtimes.overseer import LOOK, STARTING, Options, Overseer
 from runtimes.peers import MEET, NEWS, Arrival, Failure, Held, Peer, PeerParts, Report, begins
-from runtimes.pulse import Pulse
-from runtimes.serving import DEATHS, LOOK, MISSED, STARTING, Options
+from runtimes.session import Session
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Event, Schedule
 
@@ -27,29 +26,17 @@ _NOBODY_CAME = f"a worker has gone, and no process has taken its place within {S
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 
 
-class Gathering:
-    """The nodes of a run from when their processes start until they are ended.
-
-    `turn` guards the log; it is notified whenever something has happened. What goes wrong in a
-    thread stands in `error`.
-    """
+class Gathering(Overseer):
+    """The nodes of a run, and the log of their meetings."""
 
     def __init__(self, parts: PeerParts, log: PairLog, options: Options):
-        self.turn = threading.Condition()
-        self.log, self.error = log, None
-        self.deaths = 0
-        self._parts, self._options, self._workers = parts, options, parts.rule.workers
+        super().__init__(parts.rule.workers, options)
+        self.log = log
+        self._parts = parts
         self._matchmaker = Matchmaker(parts.rule.arrivals, self._say)
         self._freezing = threading.Lock()  # of all nodes together: for a cut, or to mend
-        self._alive: set[int] = set()
-        self._heard: dict[int, float] = {}
-        self._died = dict.fromkeys(range(self._workers), 0)
-        self._missed_since: float | None = None
-        self._pulse, self._closing = Pulse(), False
+        self._heard: dict[int, float] = {}  # when a node has said something
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._elapsed, self._resumed_at = 0.0, None
-        self._crew: Crew | None = None
 
     def open(
         self,
@@ -80,19 +67,8 @@ class Gathering:
 
     def close(self) -> None:
         """End the threads and all processes."""
-        with self.turn:
-            self._closing = True
-            self.turn.notify_all()
-        if self._crew is not None:
-            self._crew.close()
-        if self._thread.is_alive():
-            self._thread.join(10)
+        super().close()
         self._mending.shutdown(wait=False, cancel_futures=True)
-
-    def now(self) -> float:
-        """Seconds of the run."""
-        running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
-        return self._elapsed + running
 
     def cut(self) -> tuple[Schedule | None, list[Held]]:
         """The rows since the last cut, and what all nodes hold after exactly these."""
@@ -148,24 +124,6 @@ class Gathering:
                 raise WorkersLost(f"{otherwise}; give the same command again to go on")
             self.turn.wait(LOOK)
 
-    def _serve(self) -> None:
-        looked = time.monotonic()
-        while not self._closing and self.error is None:
-            with contextlib.suppress(queue.Empty):
-                news = self._crew.news.get(timeout=LOOK / 2)
-                self._try(self._react, news)
-            if time.monotonic() - looked > LOOK:
-                looked = time.monotonic()
-                self._try(self._look)
-
-    def _try(self, what: Callable, *arguments: Any) -> None:
-        try:
-            what(*arguments)
-        except BaseException as error:  # it belongs to whoever waits for the run
-            with self.turn:
-                self.error = self.error or error
-                self.turn.notify_all()
-
     def _react(self, news: News) -> None:
         node = news.member
         if news.kind == "lost":
@@ -202,14 +160,7 @@ class Gathering:
         self._crew.call(node, "do", step)
 
     def _lost(self, node: int) -> None:
-        self._alive.discard(node)
-        self.deaths += 1
-        self._died[node] += 1
-        if self._died[node] > DEATHS:
-            raise WorkersLost(
-                f"the process of worker {node} has died {DEATHS} times in a row without a meeting; "
-                "see its memory, then give the same command again"
-            )
+        self._died_again(node, "a meeting")
         with self.turn:
             self.log.happened(Event(self.now(), node, "lost"))
         self._mending.submit(self._try, self._mend, node)
@@ -269,19 +220,8 @@ class Gathering:
         return self._matchmaker.batches(node)
 
     def _look(self) -> None:
-        """Replace who does not answer any more, and end the run with too few workers."""
         now = time.monotonic()
         for node in list(self._alive):
             if now - self._heard[node] > self._pulse.patience:
                 self._heard[node] = now
                 self._crew.kill(node)
-        if len(self._alive) >= self._options.least_workers:
-            self._missed_since = None
-        elif self._missed_since is None:
-            self._missed_since = now
-        elif now - self._missed_since > MISSED:
-            raise WorkersLost(
-                f"only {len(self._alive)} of {self._workers} workers are left and no more have "
-                f"come for {MISSED:g} s; give the same command again where there are "
-                f"{self._options.least_workers} or more"
-            )

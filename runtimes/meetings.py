@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from runtimes import crew, meeting, packing
+from runtimes import meeting, packing
 from runtimes.actors import check
 from runtimes.gathering import Gathering
 from runtimes.local_steps import Holding
+from runtimes.overseer import Options
 from runtimes.peers import Held, PeerParts, begins
-from runtimes.serving import Options
+from runtimes.session import SESSION, Session
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Schedule
 
@@ -55,7 +56,7 @@ class Meetings:
         parts: PeerParts,
         recipe: Callable[[], PeerParts],
         options: Options = DEFAULTS,
-        session: crew.Session = crew.SESSION,
+        session: Session = SESSION,
     ):
         """Check the parts; no process is started before the first update.
 

@@ -21,7 +21,7 @@ import algorithms
 from algorithms import reducers
 from experiments import distributed, executors, places, profiling, slurm
 from experiments.advice import play
-from runtimes import crew
+from runtimes import session
 from stragglers import rules
 from tests import launcher
 from tests.algorithms import test_contract as of_methods
@@ -66,7 +66,7 @@ def shell(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(play, "REPEATS", 1)
     call = launcher.caller(monkeypatch, capsys)
     monkeypatch.setattr(distributed, "initialize", join_nobody)
-    monkeypatch.setattr(crew.SESSION, "join", lambda address: None)
+    monkeypatch.setattr(session.SESSION, "join", lambda address: None)
     simulated = places.RUNTIMES["simulate"]._replace(cluster=True)  # at once, without processes
     monkeypatch.setitem(places.RUNTIMES, "actors", simulated)
     arms = {}  # by their workdirs: the words of a command that runs one of them

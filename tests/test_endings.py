@@ -1,13 +1,16 @@
 """However a launch is asked to end: a sentence, its exit code, a checkpoint to go on from."""
 
+import contextlib
 import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from experiments import endings
@@ -255,3 +258,37 @@ def test_the_coordinator_listens_on_its_address_only(here):
                 if state == "0A" and inode in inodes and local.startswith(zero):
                     anywhere.append(local)
         assert not anywhere
+
+
+@pytest.mark.slow
+def test_garbage_at_the_coordinators_port_changes_nothing(here):
+    """Neither what no client would say, nor many connections that say nothing."""
+    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
+        port = int(re.search(r"--coordinator_address=[^:]+:(\d+)", " ".join(both[0].args))[1])
+        wait_for(here / "out" / "metrics.jsonl", 1)
+        with contextlib.ExitStack() as open_ones:
+            for number in range(100):
+                silent = socket.create_connection(("127.0.0.1", port), timeout=10)
+                open_ones.enter_context(silent)
+                if number % 5 == 0:
+                    silent.sendall(np.random.default_rng(number).bytes(4096))
+            seen = len((here / "out" / "metrics.jsonl").read_text().splitlines())
+            wait_for(here / "out" / "metrics.jsonl", seen + 3)
+        both[0].send_signal(signal.SIGTERM)
+        assert [process.wait(60) for process in both] == [143, 143], said(here, 0) + said(here, 1)
+    assert "Traceback" not in said(here, 0) + said(here, 1)
+
+
+@pytest.mark.slow
+def test_a_damaged_compilation_cache_changes_no_result(here):
+    flags = ("--config=config.py", "--config.updates=50")
+    assert launcher.start(here, *flags, "--workdir=whole", XDG_CACHE_HOME=".").returncode == 0
+    kept = sorted(path for path in (here / "gossax").rglob("*-cache"))
+    assert kept
+    for number, path in enumerate(kept):
+        text = path.read_bytes()
+        damaged = (b"", text[: len(text) // 2], bytes(len(text)), text[::-1])
+        path.write_bytes(damaged[number % len(damaged)])
+    done = launcher.start(here, *flags, "--workdir=out", XDG_CACHE_HOME=".")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert metrics(here / "out") == metrics(here / "whole")

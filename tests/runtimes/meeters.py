@@ -48,13 +48,15 @@ METHODS = {
     "ad_psgd": (lambda rate: ad_psgd(optimizer(rate), GRAPH), "bipartite_pairs", {}),
 }
 
+BROKEN = {"diverging": (lambda rate: swarm(optimizer(1e9 * rate), GRAPH), "random_pairs", {})}
+
 
 def method(name, rate=0.02):
-    return METHODS[name][0](rate)
+    return (METHODS | BROKEN)[name][0](rate)
 
 
 def rule(name):
-    _, wait, options = METHODS[name]
+    _, wait, options = (METHODS | BROKEN)[name]
     return planned.rule(wait, LAW, N, H, 0, graph=GRAPH, **options)
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from experiments import records
-from runtimes import crew, pulse
+from runtimes import pulse
 from runtimes.base import Runtime
+from runtimes.session import SESSION, Resources
 from stragglers.schedule import concatenate, load
 from tests.launcher import ROOT
 from tests.runtimes.free import N, actors, replayed
@@ -26,8 +27,8 @@ PATIENCE = 120.0  # s, for a machine that has other things to do
 
 @pytest.fixture(scope="module", autouse=True)
 def session():
-    yield crew.SESSION
-    crew.SESSION.close()
+    yield SESSION
+    SESSION.close()
 
 
 @pytest.fixture
@@ -130,9 +131,9 @@ def test_a_process_that_cannot_start_is_a_sentence(started):
 
 
 def test_more_than_the_cluster_has_is_refused(started, session):
-    session.provide(1, crew.Resources(), 0)
+    session.provide(1, Resources(), 0)
     with pytest.raises(ValueError, match=r"4 workers want 2 GPUs and the cluster has 0"):
-        session.provide(4, crew.Resources(gpus=0.5), 0)
+        session.provide(4, Resources(gpus=0.5), 0)
 
 
 def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):

@@ -8,17 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-from runtimes import crew
+from runtimes import pulse
+from runtimes.session import SESSION
 from stragglers.schedule import concatenate
 from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 
 
 @pytest.fixture(scope="module", autouse=True)
-def session():
+def rays_own():
     """Ray's own processes, for all tests of this module."""
     yield
-    crew.SESSION.close()
+    SESSION.close()
 
 
 def held(run):
@@ -59,13 +60,22 @@ def test_replay_gives_the_same_bits(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["float32", "blocking"])
-def test_a_node_that_is_killed_begins_anew_from_a_neighbour_and_replay_repeats_it(name):
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("float32", signal.SIGKILL),
+        ("blocking", signal.SIGKILL),
+        ("float32", signal.SIGSTOP),
+    ],
+)
+def test_a_node_that_dies_or_hangs_begins_anew_from_a_neighbour(name, sent, monkeypatch):
+    """And replay repeats it."""
+    monkeypatch.setattr(pulse, "SILENCE", 3.0)
     runtime = meeters.meetings(name)
     run, first = runtime.advance(runtime.start(X0), np.inf, 40)
     gathering = runtime._gathering
     victim = gathering._crew.place(2).pid
-    os.kill(victim, signal.SIGKILL)
+    os.kill(victim, sent)
     alive = [first]
     for _ in range(100):
         run, schedule = runtime.advance(run, run.seconds + 1.0)
@@ -100,3 +110,11 @@ def test_a_run_goes_on_from_what_it_has_packed(name):
     resumed, after = later.advance(resumed, np.inf, 30)
     assert_replayed(name, resumed, concatenate([before, after]))
     later.close()
+
+
+@pytest.mark.slow
+def test_a_node_that_diverges_ends_the_run():
+    runtime = meeters.meetings("diverging")
+    with pytest.raises(RuntimeError, match=r"is not finite .*bad_contribution='drop'"):
+        runtime.advance(runtime.start(X0), np.inf, 1000)
+    runtime.close()
