@@ -30,9 +30,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from benchmarks.endurance import children, kill
 from benchmarks.kill_and_resume import left
 from benchmarks.launches import CONFIG, WAYS, Process, Way, load
+from benchmarks.processes import children, kill
 
 # Entries in which two processes may differ, with values that each of them can have.
 ENTRIES = {

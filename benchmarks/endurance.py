@@ -24,11 +24,8 @@ from collections import Counter
 
 from absl import app, flags
 
-from benchmarks.kill_and_resume import (
-    ROOT,
-    Left,
-    left,
-)  # and its flag --seed, here of the accidents
+from benchmarks.kill_and_resume import ROOT, Left, left  # and its --seed, here of the accidents
+from benchmarks.processes import children, kill
 
 _MINUTES = flags.DEFINE_float("minutes", 10.0, "How long it may take, about.", lower_bound=1)
 _FULL = flags.DEFINE_bool("full", False, "1,000 arms and 100 kills, however long that takes.")
@@ -139,17 +136,6 @@ def rounded(one: Left, other: Left) -> bool:
         if not math.isclose(mine["train_loss"], its["train_loss"], rel_tol=1e-4):
             return False
     return True
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()] if path.exists() else []
-
-
-def kill(pid: int) -> bool:
-    """SIGKILL a process; whether it was still there."""
-    return subprocess.run(["kill", "-9", str(pid)], stderr=subprocess.DEVNULL).returncode == 0
 
 
 def endure(root: pathlib.Path, way: str, arms: int, kills: int, until: float) -> bool:

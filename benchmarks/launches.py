@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.endurance import children
+from benchmarks.processes import children
 
 LIMIT = 900.0  # s that a launch may take
 CONFIG = """

@@ -30,6 +30,8 @@ from typing import NamedTuple
 import numpy as np
 from absl import app, flags
 
+from benchmarks.processes import free_port
+
 _FAULTS = flags.DEFINE_list("faults", ["SIGKILL", "SIGSTOP"], "Of SIGKILL, SIGSTOP and unplugged.")
 _PROCESSES = flags.DEFINE_list("processes", ["2", "4"], "How many a run has; 1, 2 or 4.")
 _MOMENTS = flags.DEFINE_list("moments", [], "Only these of start, round, goal, ...")
@@ -146,13 +148,6 @@ def network(count: int) -> Iterator[tuple[list[list[str]], str, list[list[str]]]
             if place.exists():
                 place.rmdir()
         ip("link", "del", name, check=False)
-
-
-def free_port() -> int:
-    """A port where nobody listens now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def launch(
