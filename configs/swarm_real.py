@@ -1,11 +1,13 @@
-"""SwarmSGD and AD-PSGD with nodes that are processes, each beside its simulation.
+"""SwarmSGD and AD-PSGD with nodes that are processes, beside simulations and methods that wait.
 
 Four nodes train an MLP on scikit-learn's digits and meet in pairs, without a server. They sleep for
 the delays that the simulated arms have, one of them for four times as long; what is left between
-both is what a real meeting takes beside, and how often a busy partner is asked in vain.
+both is what a real meeting takes beside, and how often a busy partner is asked in vain. D-PSGD and
+all-reduce, which wait for the slow one, run on a mesh of devices with the same delays. Each method
+has the learning rate of its shortest simulated time to the target.
 
     --config=configs/swarm_real.py                          one arm, 30 s and half a minute to start
-    --config=configs/swarm_real.py --sweep                  8 arms, about 8 minutes
+    --config=configs/swarm_real.py --sweep                  48 arms, about 8 minutes
     --config=configs/swarm_real.py:nodes=8,graph=ring
 
 A process takes about 350 MB of memory. Seconds are those of the wall for real arms. What has
@@ -20,6 +22,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments.parts import part
+from experiments.studies import real_gossip as study
 
 MEAN = 0.1  # s of a mini-batch
 DELAY = part("persistent", law=part("exponential", scale=MEAN), factors={0: 4.0})
@@ -37,6 +40,17 @@ FORMS = {
         "graph": part("ring"),
         "mini_batches": 1,
     },
+    "dpsgd": {"algorithm": part("dpsgd"), "wait": part("barrier"), "mini_batches": 1},
+    "all_reduce": {"algorithm": part("all_reduce"), "wait": part("barrier"), "mini_batches": 1},
+}
+GRID = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)  # learning rates, all of which are simulated
+RATES = {
+    "float32": 0.05,
+    "8 bits": 0.05,
+    "blocking": 0.05,
+    "ad_psgd": 0.05,
+    "dpsgd": 0.05,
+    "all_reduce": 0.05,
 }
 
 
@@ -52,7 +66,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         mini_batches=2,  # local steps between two meetings that a node asks for
         **FORMS["8 bits"],
         graph=part(a["graph"]),
-        optimizer=part("momentum", decay=0.9, learning_rate=0.05),
+        optimizer=part("momentum", decay=0.9, learning_rate=RATES["8 bits"]),
         wait=part("random_pairs", width=1),
         delay=DELAY,
         seconds=a["seconds"],
@@ -62,7 +76,16 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Three forms of Swarm and AD-PSGD, each once with processes and once simulated."""
+    """Three forms of Swarm, AD-PSGD and two methods that wait: at all rates, then with its twin."""
     for name, form in FORMS.items():
-        yield f"simulated/{name}", form | {"runtime": "simulate"}
-        yield f"real/{name}", form
+        for rate in GRID:
+            tried = {"optimizer.learning_rate": rate, "runtime": "simulate"}
+            yield f"tuning/{name}/rate={rate}", form | tried
+    for name, form in FORMS.items():
+        arm = form | {"optimizer.learning_rate": RATES[name]}
+        yield f"simulated/{name}", arm | {"runtime": "simulate"}
+        yield f"real/{name}", arm | {"runtime": "mesh" if name in study.WAITING else "actors"}
+
+
+claims = study.claims
+figures = study.figures

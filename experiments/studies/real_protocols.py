@@ -10,9 +10,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments import records, waiting
+from experiments import waiting
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
+from experiments.studies import twins
 from stragglers.theory import k_protocols
 
 PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
@@ -22,7 +23,7 @@ WITHIN = 0.05  # of theory, which a real update may take more
 
 def claims(arms: Sequence[dict]) -> Iterator[tuple[str, str]]:
     """Seconds per update, staleness, and what asynchrony gains, each real, simulated and known."""
-    real, simulated = (_kind(arms, kind) for kind in ("real", "simulated"))
+    real, simulated = (twins.of_kind(arms, kind) for kind in ("real", "simulated"))
     lines, within = [], 0
     for place, arm in real.items():
         low, high = _theory(arm)
@@ -68,11 +69,7 @@ def claims(arms: Sequence[dict]) -> Iterator[tuple[str, str]]:
 def figures(workdir: str | Path) -> None:
     """Write runtimes.png, seconds per update by K, and curves.png, error against wall-clock."""
     workdir = Path(workdir)
-    arms = [
-        arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
-        for arm in records.read_json(workdir / records.SUMMARY)["arms"]
-    ]
-    real, simulated = (_kind(arms, kind) for kind in ("real", "simulated"))
+    real, simulated = twins.read(workdir)
     laws = list(dict.fromkeys(place.split("/")[0] for place in real))
     _draw_runtimes(real, simulated, laws, workdir / "runtimes.png")
     _draw_curves(workdir, real, simulated, laws, workdir / "curves.png")
@@ -123,12 +120,7 @@ def _draw_curves(workdir: Path, real, simulated, laws: Sequence[str], path: Path
         for axes, protocol in zip(row, PROTOCOLS, strict=True):
             for k, colour in zip(K, COLOURS, strict=False):
                 place = f"{law}/{protocol}/K={k}"
-                for kind, found, line in (("real", real, "-"), ("simulated", simulated, ":")):
-                    if place not in found:
-                        continue
-                    entries = records.read_metrics(workdir / kind / place)
-                    points = [(e["seconds"], e["train_loss"]) for e in entries]
-                    axes.plot(*zip(*points, strict=True), line, color=colour, linewidth=1.4)
+                twins.draw(axes, workdir, place, colour, {"real": real, "simulated": simulated})
             axes.set_title(f"{protocol}, {law.replace('_', ' ')}", fontsize=8)
             axes.set_yscale("log")
             look.logarithmic(axes)
@@ -137,18 +129,9 @@ def _draw_curves(workdir: Path, real, simulated, laws: Sequence[str], path: Path
     handles = [
         Line2D([], [], color=colour, label=f"K={k}") for k, colour in zip(K, COLOURS, strict=False)
     ]
-    handles += [
-        Line2D([], [], color="0.2", label="processes"),
-        Line2D([], [], color="0.2", linestyle=":", label="simulated"),
-    ]
+    handles += twins.handles()
     canvas.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=8, frameon=False)
     save(canvas, path)
-
-
-def _kind(arms: Sequence[dict], kind: str) -> dict[str, dict]:
-    """The arms of one kind, by law, protocol and K."""
-    own = [arm for arm in arms if arm["name"].startswith(f"{kind}/")]
-    return {arm["name"].removeprefix(f"{kind}/"): arm for arm in own}
 
 
 def _per_update(arm: dict) -> float:
