@@ -102,7 +102,7 @@ class Killed(NamedTuple):
 
 
 def kill(kills: int) -> Killed:
-    """Kill workers at random moments; every 1 to 4 s one that is there."""
+    """Kill workers at random moments; every 1 to 4 s one that is there beside others."""
     draw, runtime = random.Random(0), server(0.1)
     pieces = []
     try:
@@ -111,6 +111,9 @@ def kill(kills: int) -> Killed:
         for _ in range(kills):
             run, piece = runtime.advance(run, run.seconds + draw.uniform(1, 4))
             pieces.append(piece)
+            while len(runtime.pids()) < 2:  # else nobody is left to go on
+                run, piece = runtime.advance(run, run.seconds + 0.5)
+                pieces.append(piece)
             os.kill(draw.choice(list(runtime.pids().values())), signal.SIGKILL)
         run, piece = runtime.advance(run, run.seconds + 20.0)
         pieces.append(piece)

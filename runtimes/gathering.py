@@ -46,11 +46,11 @@ class Gathering(Overseer):
         elapsed: float,
     ) -> None:
         """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""
-        import ray
-
         workers, resources = self._workers, self._options.resources
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(holdings[0].params))
         session.provide(workers, resources, int(1.2 * size * (6 * workers + 2)) + 2**24)
+        import ray  # the session has set what it reads when it is loaded
+
         self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))
         first = None  # the others find what it has compiled
         for node, holding in enumerate(holdings):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from runtimes import freed_memory
 from runtimes.base import WorkersLost
 from runtimes.crew import Crew, News
 from runtimes.pulse import Pulse
@@ -34,6 +35,7 @@ class Overseer:
     """
 
     def __init__(self, workers: int, options: Options):
+        freed_memory.keep()
         self.turn = threading.Condition()
         self.error: BaseException | None = None
         self.deaths = 0  # of processes, since the start

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from runtimes import freed_memory
+
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
 _SHARED = (  # settings of JAX
@@ -157,6 +159,7 @@ def environment(resources: Resources) -> dict[str, str]:
     found = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),
         "XLA_FLAGS": " ".join(kept),
+        **freed_memory.VARIABLES,
     }
     for name in _SHARED:  # so that a program is compiled by one of them
         value = getattr(jax.config, name)

@@ -8,6 +8,7 @@ import pytest
 
 from tests import launcher
 from tests.launcher import files, start
+from tests.marks import slow
 
 
 @pytest.fixture
@@ -134,19 +135,19 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "here", "SLURM_PROCID": "0"
     ("flags", "words", "environment"),
     [
         ((*OK, "--config.foo=1"), "the config has no entry 'foo'; known entries: algorithm", {}),
-        (("--config=raises.py", "--workdir=out"), "KeyError: 'nothing'", {}),
-        (("--config=bad_arm.py", "--workdir=out", "--sweep"), "local_sgd/bad: ", {}),
+        slow(("--config=raises.py", "--workdir=out"), "KeyError: 'nothing'", {}),
+        slow(("--config=bad_arm.py", "--workdir=out", "--sweep"), "local_sgd/bad: ", {}),
         (
             (*OK, "--config.runtime=mesh", "--config.workers=8"),
             "there are 6 devices but config.workers=8; set config.workers=6",
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
         ),
         *(
-            (OK, f"correct JAX_PLATFORMS={name}, or unset it", {"JAX_PLATFORMS": name})
+            slow(OK, f"correct JAX_PLATFORMS={name}, or unset it", {"JAX_PLATFORMS": name})
             for name in ("nope", "tpu", "cuda")
         ),
-        (OK, "SLURM_NTASKS='two' in the environment", SLURM | {"SLURM_NTASKS": "two"}),
-        (OK, "OMPI_COMM_WORLD_SIZE='x' in the environment", {"OMPI_COMM_WORLD_SIZE": "x"}),
+        slow(OK, "SLURM_NTASKS='two' in the environment", SLURM | {"SLURM_NTASKS": "two"}),
+        slow(OK, "OMPI_COMM_WORLD_SIZE='x' in the environment", {"OMPI_COMM_WORLD_SIZE": "x"}),
     ],
 )
 def test_so_it_is_in_a_process_of_its_own(here, flags, words, environment):

@@ -95,6 +95,7 @@ def test_a_disk_that_is_full_at_some_moment_loses_nothing(call, here, monkeypatc
 ALL = ("fsync", "replace", "write")
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_says_which_arms_have_failed(call, here, monkeypatch):
     """Even where it is full again at the figure and the report, the code is that of an arm."""
     sweep = ("--config=config.py", "--sweep", "--config.updates=8", "--workdir=out")

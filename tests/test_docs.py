@@ -26,9 +26,11 @@ from stragglers import rules
 from tests import launcher
 from tests.algorithms import test_contract as of_methods
 from tests.launcher import ROOT
+from tests.marks import slow_but
 from tests.stragglers import test_contract as of_rules
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+QUICK = [ROOT / "docs" / name for name in ("method.md", "nonblocking.md")]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 # Commands are checked as they stand, with all of their arms. Those whose records another command
@@ -160,7 +162,7 @@ def commands(body):
             yield shlex.split(line, comments=True)
 
 
-@named(PAGES)
+@named(slow_but(QUICK, PAGES))
 def test_every_block_runs(page, shell):
     names = {"__name__": page.stem}
     with contextlib.ExitStack() as unchanged:

@@ -47,6 +47,7 @@ def ended(process, number, seconds=60):
     return err
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_loads_is_a_sentence(here):
     for seconds in (0.1, 0.3, 0.8, 1.5):
         process = launched(here, *LONG)
@@ -80,6 +81,7 @@ def handled(pid):
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.slow
 def test_what_sigterm_ends_has_a_checkpoint_and_goes_on_to_the_same_end(here):
     flags = [flag for flag in LONG if "updates" not in flag] + ["--config.updates=6000"]
     process = launched(here, *flags)

@@ -104,6 +104,7 @@ def test_a_sweep_has_a_directory_per_arm_and_seed(call, here):
     }
 
 
+@pytest.mark.slow
 def test_arms_run_in_processes_of_their_own(call, here):
     flags = ("--config=config.py", "--sweep", "--config.seconds=0.5", "--loggers=tensorboard")
     code, _, err = call(*flags, "--workdir=one")
@@ -197,6 +198,7 @@ def test_ctrl_c_is_answered_in_a_sentence(call, here, monkeypatch):
     assert call(*OK)[0] == 130
 
 
+@pytest.mark.slow
 def test_a_mesh_gets_its_devices_and_the_simulator_replays_what_happened(call, here):
     budget = ("--config.updates=12", "--config.seconds=60")
     mesh = ("--config=config.py:pace=0.005", "--config.runtime=mesh", "--workdir=mesh")

@@ -193,6 +193,7 @@ def test_names_that_no_directory_can_have(call, here):
             assert everything(here) == before
 
 
+@pytest.mark.slow
 def test_names_that_look_like_formulas_are_drawn(call, here):
     names = ["$$", "a/$x_{$", r"b\$c$", "$\\frac$"]
     arms = "".join(f"    yield {name!r}, {{}}\n" for name in names)
@@ -211,6 +212,7 @@ def test_long_texts_are_not_repeated(call, here):
         assert "x" * 100 in err and "x" * 201 not in err
 
 
+@pytest.mark.slow
 def test_another_locale_and_a_terminal_without_utf_8_are_fine(here):
     text = launcher.CONFIG.replace('"all_reduce/nonblocking"', '"all_reduce/\\u00b5\\u4e2d"')
     (here / "config.py").write_text(text, encoding="utf-8")
@@ -221,6 +223,7 @@ def test_another_locale_and_a_terminal_without_utf_8_are_fine(here):
     assert files(here / "out")
 
 
+@pytest.mark.slow
 def test_delays_too_short_to_be_drawn_have_a_report(call, here):
     for delay in ("deterministic(value=2e-9)", "exponential(scale=2e-9)"):
         flags = (f"--config.delay={delay}", "--config.communication=0", "--overwrite")
@@ -265,6 +268,7 @@ def test_damaged_records_of_a_finished_run_are_named(call, here):
     assert call(*OK)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_note_is_written_anew(call, here):
     assert call(*OK)[0] == 0
     note, finished = here / "out" / "report.json", (here / "out" / "summary.json").read_bytes()

@@ -27,6 +27,7 @@ from comms.messages import Row, fallback_bytes, sent_bytes
 from runtimes import mesh, simulate
 from stragglers import delays
 from tests import planned
+from tests.marks import slow_but
 
 N, ROWS, WIDTH = 4, 64, 3
 SGD = optax.sgd(0.1)
@@ -101,7 +102,7 @@ def built(name):
     return ALL[name]()
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize("name", slow_but(("top_k", "powersgd"), REMEMBERING))
 def test_error_feedback_conserves_sums(name):
     """All that was sent and the weighed residuals of all workers are the sum of the dense means."""
     weights = np.float32([3, 1, 2, 2])  # of which 5 take part in every update
@@ -152,6 +153,7 @@ def test_momentum_correction_by_hand():
     assert sent == [[4, 0], [4, 0], [0, 4.25]]
 
 
+@pytest.mark.slow
 def test_memory_of_short_floats_is_not_rounded():
     """Three mini-batches of 1 + 2^-7 weigh what bfloat16 cannot hold."""
     method, params = top_k(SGD, ratio=0.5), jnp.zeros(2, jnp.bfloat16)
@@ -182,6 +184,7 @@ def test_warm_up_is_dense_for_so_many_updates():
     assert equal == [True, True, False]
 
 
+@pytest.mark.slow
 def test_the_ratio_of_top_k_falls_in_five_stages():
     """From 0.01^(1/5) = 0.4 on; what a worker has just sent it does not owe."""
     method = top_k(SGD, ratio=0.01, warmup_updates=4)
@@ -241,6 +244,7 @@ def test_a_sketch_touches_no_row_outside_the_union_and_leaves_the_rest_exact():
     np.testing.assert_array_equal(got["matrix"], wanted["matrix"])
 
 
+@pytest.mark.slow
 def test_peeling_finds_all_rows():
     """Of up to 16 rows in 3 x 12 buckets."""
     wanted, got, _ = run(s2_reducer(SGD, rows=3, ratio=0.57))
@@ -263,6 +267,7 @@ UNBIASED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNBIASED)
 def test_the_mean_over_updates_is_that_of_the_gradient(name):
     """By a t-test per entry, over the draws of 200 updates; of 256 entries 5 sigma."""
@@ -443,6 +448,7 @@ def mean_loss(model):
     return float(losses(model, examples()).mean())
 
 
+@pytest.mark.slow
 def test_s2_trains_without_blocking_and_in_planned_buckets():
     """As well as the dense method, and its exact variant exactly as well.
 
@@ -476,6 +482,7 @@ def test_all_train_on_eight_devices(name):
     assert mean_loss(jax.tree.map(lambda a: np.asarray(a[0]), runtime.models(state))) < 0.67
 
 
+@pytest.mark.slow
 def test_losses_that_draw_see_the_samples_before_the_update():
     """The third argument is equal on all workers, and grows from update to update."""
 

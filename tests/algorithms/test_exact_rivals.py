@@ -12,6 +12,7 @@ from comms import cost, recursive_doubling
 from comms.messages import Row, collective_bytes, exchange_seconds, fallback_bytes, fallback_seconds
 from tests.algorithms import test_compression as small
 from tests.algorithms.test_compression import PARAMS, PATHS, ROWS, SGD, WIDTH, N
+from tests.marks import slow
 
 WHOLE = 4 * ROWS * WIDTH  # bytes of the table
 RIVALS = {
@@ -39,6 +40,7 @@ def test_the_dense_mean_whether_or_not_it_fits(name):
         assert told["fallbacks"] == (0 if fits else 2) and (told["unresolved"] > 0) == (not fits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sparcml", "omnireduce", "parallax"])
 def test_the_simulator_trains_as_with_the_dense_mean(name):
     """Non-blocking, with workers that finish more and fewer mini-batches."""
@@ -128,7 +130,9 @@ def test_refusals():
     assert recursive_doubling.steps(1, 10, 2, 4) == []
 
 
-@pytest.mark.parametrize("name", ["sparcml", "omnireduce", "parallax", "s2_reducer"])
+@pytest.mark.parametrize(
+    "name", ["sparcml", slow("omnireduce"), slow("parallax"), slow("s2_reducer")]
+)
 def test_the_dense_mean_in_every_runtime(spmd, name):
     """Of whole numbers; on devices too, whose types say what is equal on all of them."""
     method = RIVALS[name](4)

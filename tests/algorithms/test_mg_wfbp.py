@@ -70,6 +70,7 @@ def compiled(task, method) -> str:
     )
 
 
+@pytest.mark.slow
 def test_parameters_are_those_of_plain_pmean_bit_for_bit(task):
     """With momentum, which a compiler fuses with the taking apart of a bucket."""
     expected = trained(task, all_reduce(momentum()))

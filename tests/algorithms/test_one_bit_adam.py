@@ -182,6 +182,7 @@ def test_partial_schedules_and_bad_numbers_are_refused():
         )
 
 
+@pytest.mark.slow
 def test_a_mesh_trains_through_both_phases(tmp_path):
     config = configured(
         "one_bit_adam(warmup_updates=3)", task="digits(model=logistic)", runtime="mesh", updates=6,

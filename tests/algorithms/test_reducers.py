@@ -28,6 +28,7 @@ from comms import sparse
 from comms.messages import Payload, Row
 from configs import nonblocking
 from experiments import prepare, sweep, train
+from tests.marks import slow
 
 N = 4
 KEY = jax.random.key(3)
@@ -76,6 +77,7 @@ def test_the_largest_entries_go_as_signs_of_their_own_mean():
     np.testing.assert_array_equal(total[0], np.float32(expected).sum(0))
 
 
+@pytest.mark.slow
 def test_random_entries_are_the_same_for_all_and_those_are_quantised():
     """The chain is the codec applied to the vector of what random-k keeps."""
     x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
@@ -92,6 +94,7 @@ def test_random_entries_are_the_same_for_all_and_those_are_quantised():
     assert (np.abs(sent) > 0).sum() > N  # not everything was rounded to 0
 
 
+@pytest.mark.slow
 def test_three_in_a_chain_pick_of_what_was_picked():
     x = 2.0 ** np.random.default_rng(0).integers(0, 9, (N, 40)).astype(np.float32)
     total, sent, _ = reduced(chain(random_k(0.5), top_k(0.2), natural()), x)
@@ -261,6 +264,7 @@ def test_what_makes_no_sense_is_refused(build, words):
         build()
 
 
+@pytest.mark.slow
 def test_seeds_draw_other_entries():
     x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
     one, other = (reduced(random_k(0.1, seed=seed), x)[1] for seed in (0, 1))
@@ -289,11 +293,11 @@ def configured(algorithm, **changes):
     "algorithm",
     [
         "local_sgd(exchange=top_k(ratio=0.01), server=adam(learning_rate=0.01))",
-        "local_sgd(exchange=chain(random_k(ratio=0.1), quantise(bits=4)))",
-        "local_sgd(server=adam(learning_rate=0.01))",
-        "local_sgd(server_learning_rate=0.7, server_momentum=0.9)",
-        "all_reduce(exchange=error_feedback(chain(top_k, natural)))",
-        "local_sgd(exchange=error_feedback(bf16), server=momentum(decay=0.9, learning_rate=0.7))",
+        slow("local_sgd(exchange=chain(random_k(ratio=0.1), quantise(bits=4)))"),
+        slow("local_sgd(server=adam(learning_rate=0.01))"),
+        slow("local_sgd(server_learning_rate=0.7, server_momentum=0.9)"),
+        slow("all_reduce(exchange=error_feedback(chain(top_k, natural)))"),
+        slow("local_sgd(exchange=error_feedback(bf16), server=momentum(learning_rate=0.7))"),
     ],
 )
 def test_a_config_names_codecs_and_servers(tmp_path, algorithm):

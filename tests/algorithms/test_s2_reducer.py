@@ -81,6 +81,7 @@ def test_peeling_is_exact_and_falls_back_only_beyond_its_load(fallback):
                 assert 1 < sent <= 1 + bitmap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 def test_estimates_are_in_the_mean_never_worse_than_nothing(rows):
     """Of the paper's decoder; an update whose estimates would be mostly noise is exact."""
@@ -97,6 +98,7 @@ def planned_bytes(method, table):
     return sum(payload.size for payload in method.messages({"embedding": table}, N, Row(0)))
 
 
+@pytest.mark.slow
 def test_elements_are_found_where_rows_are_dense():
     """1 % of the elements of rows 64 wide: 47 % of the rows are occupied.
 

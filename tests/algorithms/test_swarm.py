@@ -16,6 +16,7 @@ from comms.messages import exchange_seconds, lasting, sent_bytes
 from runtimes import simulate
 from stragglers import delays, processes, wavefront
 from tests import planned
+from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 N, RATE, DECAY, STEPS = 8, 0.05, 0.7, 2
@@ -65,7 +66,7 @@ def run(method, rule, updates):
     return runtime, state, schedule
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("blocking", [slow(False), True])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_wavefronts_train_as_meetings_one_after_the_other(graph, blocking):
     """To float32 rounding for 300 meetings and more."""
@@ -245,6 +246,7 @@ def test_models_meet_in_few_bits_without_gradients(quantised, most):
     np.testing.assert_array_equal(found.state.codec.failed, 4)  # all buckets of a node, once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "rounding"), [(2, "nearest"), (3, "unbiased")])
 def test_bits_with_which_models_do_not_meet_are_refused(bits, rounding):
     assert pure_gossip(Quantised(bits, rounding), 300).rounds is None
@@ -324,6 +326,7 @@ def test_seconds_are_those_of_the_links_in_use():
     assert seconds(method, 40) == (method.links.active(0, 40) @ slowest).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "rounding"), [(4, "nearest"), (8, "nearest"), (8, "unbiased")])
 def test_a_quantised_swarm_stays_near_the_exact_one(bits, rounding):
     """The codec learns its range, counts its failures, and costs fewer bytes."""
@@ -439,6 +442,7 @@ def test_overlapping_pushes_cost_no_time_and_come_an_update_later():
                 np.testing.assert_allclose(schedule.time[-1], seconds)
 
 
+@pytest.mark.slow
 def test_doubling_the_rate_quadruples_the_steady_distance_and_a_ring_is_farther_than_complete():
     def steady(graph, rate):
         rule = planned.rule("random_pairs", LAW, N, 1, 0, graph=graph)

@@ -17,6 +17,7 @@ from runtimes import mesh, simulate, worker
 from stragglers import delays
 from tests import planned
 from tests.algorithms import traced
+from tests.marks import slow
 
 N, D, UPDATES = 8, 2_500, 12
 # Three buckets: one that is read at once, one that starts to differ, one that differs by far.
@@ -86,7 +87,7 @@ def by_hand(method):
 @pytest.mark.parametrize(
     ("rounding", "blocking"),
     [
-        ("nearest", False),
+        slow("nearest", False),
         pytest.param("nearest", True, marks=pytest.mark.slow),
         pytest.param("unbiased", False, marks=pytest.mark.slow),
     ],
@@ -128,7 +129,7 @@ def compiled_exchange(method, size):
     return jax.jit(exchange).lower(params, state).compile().as_text(), active
 
 
-@pytest.mark.parametrize("bits", [8, 3])
+@pytest.mark.parametrize("bits", [8, slow(3)])
 def test_a_mesh_sends_the_codes_that_are_counted(bits):
     """Per worker the message and the answer, and nothing as wide as the model in float32."""
     size = 32_832

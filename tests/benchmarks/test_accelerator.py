@@ -221,6 +221,7 @@ def test_the_share_of_communication_beside_computation():
 # --- candidates ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["all-reduce", "gossip"])
 def test_both_sides_of_a_step_train_the_same_model(family):
     task, sampler = sides.task_and_sampler(4)

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from comms import bitmap, compact, powersgd, quantise, sketch, sparse
 from comms.cost import payload_bytes
+from tests.marks import slow
 
 SHAPE = (40, 3)
 SIZE = 120
@@ -122,7 +123,7 @@ def mapped(x):
 @pytest.mark.parametrize(
     ("run", "workers"),
     [
-        (sharded, 3),
+        slow(sharded, 3),
         pytest.param(sharded, 1, marks=pytest.mark.slow),
         pytest.param(mapped, 3, marks=pytest.mark.slow),
     ],
@@ -138,7 +139,7 @@ def test_runtimes_agree_and_workers_hold_the_same_bits(run, workers):
         np.testing.assert_allclose(found, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [slow(1), 3])
 def test_without_loss_where_nothing_is_left_out(workers):
     x = gradients(workers)
     found = vmapped(x)
@@ -146,7 +147,9 @@ def test_without_loss_where_nothing_is_left_out(workers):
         np.testing.assert_allclose(found[name][0], x.sum(0), rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", [slow(jnp.bfloat16), pytest.param(jnp.float16, marks=pytest.mark.slow)]
+)
 def test_short_floats_are_coded_in_float32(dtype):
     x = jnp.asarray(gradients(3), dtype)
     long = vmapped(np.asarray(x, np.float32))

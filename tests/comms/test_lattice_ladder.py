@@ -7,6 +7,7 @@ import pytest
 
 from comms import gossip, lattice, lattice_ladder
 from comms.lattice_ladder import Wire
+from tests.marks import slow
 
 AXIS = "workers"
 
@@ -64,8 +65,11 @@ def test_a_first_try_is_one_message_each():
         np.testing.assert_allclose(report.bound[i], np.maximum(2 * distance, 0.9 * 0.11), rtol=1e-6)
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize("bits", [3, 8, 9, 16])
+@pytest.mark.parametrize(
+    ("bits", "stochastic"),
+    [(8, False), (9, True), *(slow(bits, False) for bits in (3, 9, 16)),
+     *(slow(bits, True) for bits in (3, 8, 16))],
+)  # fmt: skip
 def test_every_rung_by_hand(bits, stochastic):
     """Six buckets: read at once, with more levels twice, in full twice, and left out."""
     side, wide, n = 0.01, min(2 * bits, 16), 64
@@ -94,7 +98,7 @@ def test_every_rung_by_hand(bits, stochastic):
         assert 0 < error <= 2 * resolved * (1 if stochastic else 0.5) * 1.001 + 1e-5
 
 
-@pytest.mark.parametrize("bits", [3, 8, 16])
+@pytest.mark.parametrize("bits", [slow(3), 8, slow(16)])
 def test_whatever_the_distance_the_difference_is_right_and_opposite(bits):
     """400 pairs from 1e-3 to 1e7 apart, at a bound of 0.1."""
     rng = np.random.default_rng(bits)
@@ -169,8 +173,10 @@ def test_pairs_in_lockstep_send_again_as_much_as_the_neediest(stochastic):
         assert counts(report) == expected
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize(
+    ("stochastic", "lockstep"),
+    [(True, False), slow(False, False), slow(False, True), slow(True, True)],
+)
 def test_simulated_workers_converse_as_devices_do_bit_for_bit(spmd, stochastic, lockstep):
     rows, bound, partner, keys = crowd(stochastic)
     expected = converse(rows, bound, partner, keys, bits=8, lockstep=lockstep)
@@ -184,6 +190,7 @@ def test_simulated_workers_converse_as_devices_do_bit_for_bit(spmd, stochastic, 
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_unbiased_rounding_is_unbiased_on_every_rung():
     """The mean over 4,000 draws of a difference that is read at once, or only with more levels."""
     rng, draws = np.random.default_rng(5), 4_000
@@ -221,6 +228,7 @@ def test_bounds_by_hand():
     np.testing.assert_allclose(following, [0.9, 1.8, 6, 3.6, 0.9], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_bounds_stay_usable():
     bound, x = np.ones(1, np.float32), np.zeros((1, 4), np.float32)
     update = jax.jit(lattice_ladder.next_bound)
@@ -269,6 +277,7 @@ def test_a_sudden_distance_is_met_and_forgotten():
     assert bound[0] == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_equal_vectors_never_fail_however_small_the_bound_becomes():
     """At 1e4 float32 resolves a thousandth, and no side below that is used."""
     rows = np.full((2, 1, 32), 1e4, np.float32)

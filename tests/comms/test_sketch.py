@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from comms import bitmap, hashing, sketch, sketch_error
+from tests.marks import slow
 
 
 def sparse(size, nonzeros, seed=0, row_shape=()):
@@ -58,6 +59,7 @@ def test_linear(row_shape):
     np.testing.assert_allclose(2 * one + other, both, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 5])
 def test_zero_outside_the_union_and_as_decoded_within(rows):
     x = sparse(2000, 300)
@@ -66,6 +68,7 @@ def test_zero_outside_the_union_and_as_decoded_within(rows):
     np.testing.assert_array_equal(found, np.where(x != 0, sketch.decode(table, 2000, 3), 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rows_of_a_matrix_are_vectors_of_one_hash(rows):
     x = sparse(300, 60, row_shape=(2, 3))
@@ -171,7 +174,7 @@ def peeled(table, nonzero, size, seed):
     return found, len(left)
 
 
-@pytest.mark.parametrize("rows, columns, some_left", [(2, 60, True), (3, 60, False)])
+@pytest.mark.parametrize("rows, columns, some_left", [slow(2, 60, True), (3, 60, False)])
 def test_recover_peels_and_leaves_the_rest_at_zero(rows, columns, some_left):
     x = sparse(500, 100)
     table = encode(x, rows, columns, 3)
@@ -206,6 +209,7 @@ def error(found, x):
     return np.linalg.norm(np.asarray(found) - x) / np.linalg.norm(x)
 
 
+@pytest.mark.slow
 def test_recover_is_never_worse_than_nothing_and_says_what_it_leaves():
     for load in LOADS:
         entries = int(load * 720)
@@ -222,6 +226,7 @@ def test_recover_is_never_worse_than_nothing_and_says_what_it_leaves():
             assert unknown == 0 if load <= 0.7 else unknown > 0
 
 
+@pytest.mark.slow
 def test_a_seed_that_resolves_is_found_where_the_first_does_not():
     """Of 12 entries in 3 x 5 buckets; the seeds are tried one by one here."""
     moved = 0

@@ -39,6 +39,7 @@ def test_every_kind_of_buckets_has_an_arm(arms):
     assert mg_wfbp.get_config("workers=4").workers == 4
 
 
+@pytest.mark.slow
 def test_claims_tell_which_parameters_are_those_of_pmean(arms, tmp_path):
     by_name = {arm["name"]: arm["config"] for arm in arms}
     by_name["single"].seed = 1

@@ -157,6 +157,7 @@ def test_an_arm_that_never_arrives_has_no_ratio():
     assert all(text.endswith("swarm/H=2: a target was not reached by every seed") for text in slow)
 
 
+@pytest.mark.slow
 def test_a_sweep_tells_who_met_whom(tmp_path, capsys):
     """40 rows of two meetings; the slow node makes fewer rounds, but is met as often as any."""
     arms = [

@@ -9,6 +9,7 @@ import pytest
 from configs import adasync, nonblocking
 from experiments import checkpoints, files, records, sweep, train
 from stragglers.schedule import load
+from tests.marks import slow
 
 TINY = {
     "task": "synthetic_logistic(samples=64, dimension=4)",
@@ -75,7 +76,14 @@ def left(workdir):
 
 @pytest.mark.parametrize(
     ("name", "kills"),
-    [("sync", 1), ("async", 2), ("adaptive", 1), ("top_k", 1), ("gossip", 1), ("swarm", 1)],
+    [
+        ("sync", 1),
+        ("async", 2),
+        slow("adaptive", 1),
+        slow("top_k", 1),
+        ("gossip", 1),
+        slow("swarm", 1),
+    ],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills):
     config = configured(**CONFIGS[name])

@@ -85,6 +85,7 @@ def test_nothing_runs_undecided():
         s2_reducer(SGD, granularity="cell")
 
 
+@pytest.mark.slow
 def test_a_run_decides_and_says_so(monkeypatch, tmp_path):
     auto = configured(monkeypatch, "s2_reducer(granularity=auto, ratio=0.3)", communication=NETWORK)
     summary = train.run(auto, tmp_path)
@@ -107,6 +108,7 @@ def test_the_gradient_is_that_of_all_workers_first_update(monkeypatch):
     assert rows and all(0 < count <= 4 * 2 * 4 * 8 for count in rows)
 
 
+@pytest.mark.slow
 def test_fallbacks_of_a_run_are_in_its_records(monkeypatch, tmp_path):
     """All that was sent counts as sent; what was planned, and the seconds, stand beside it."""
     config = configured(
@@ -125,6 +127,7 @@ def test_fallbacks_of_a_run_are_in_its_records(monkeypatch, tmp_path):
     assert first["fallback_share"] == first["fallback_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_counts_fallbacks_once(monkeypatch, tmp_path):
     config = configured(monkeypatch, "s2_reducer(exact=true, ratio=0.002)", evaluate_every=1.0)
 
@@ -144,6 +147,7 @@ def test_a_run_that_goes_on_counts_fallbacks_once(monkeypatch, tmp_path):
     assert whole["fallback_share"] == 1.0 and whole["fallback_seconds"] is None  # no network
 
 
+@pytest.mark.slow
 def test_the_share_counts_updates_of_a_few_workers(monkeypatch, tmp_path):
     """Two of four workers push to a server, and each of their pushes is too large for its list."""
     config = configured(

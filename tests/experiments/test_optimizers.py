@@ -178,6 +178,7 @@ def test_misfits_are_explained(part, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_every_optimizer_that_is_said_to_scale_with_its_rate_does():
     for factory in optimizers.SCALED:
         for steady in (False, True):

@@ -9,6 +9,7 @@ import pytest
 from configs import adasync, nonblocking
 from experiments import prepare, records, sweep, train
 from runtimes.batched import Batched
+from tests.marks import slow
 
 
 def arms(base, *changes):
@@ -51,9 +52,7 @@ def fresh_rules():
 FRESH = pytest.param(fresh_rules, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    "make", [slow_and_stale, pytest.param(gossip, marks=pytest.mark.slow), FRESH]
-)
+@pytest.mark.parametrize("make", [slow(slow_and_stale), slow(gossip), FRESH])
 def test_together_is_alone_side_by_side(tmp_path, make):
     configs = make()
     assert len({prepare.alike(config) for config in configs}) == 1

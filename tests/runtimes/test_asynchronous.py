@@ -23,6 +23,7 @@ from stragglers.processes import from_law
 from stragglers.rules.replay import recorded
 from stragglers.schedule import concatenate
 from tests import planned
+from tests.marks import slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 P, UPDATES, RATE = 6, 500, 0.04
@@ -168,7 +169,7 @@ CORRECTIONS = {
 
 
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("name", slow_but(("dc_asgd", "inverse_staleness"), CORRECTIONS))
 def test_every_correction_is_what_its_formula_says(name, k):
     make, correct = CORRECTIONS[name]
     rule = planned.rule("k_batch_async", LAW, P, 1, 2, k=k)
@@ -179,6 +180,7 @@ def test_every_correction_is_what_its_formula_says(name, k):
     assert np.abs(ours - plain).max() > 1e-3  # it makes a difference here
 
 
+@pytest.mark.slow
 def test_one_rate_for_all_comes_from_the_mean_distance():
     """With k = 1 the two forms of the compensated rate are the same, with k = 3 they are not."""
 
@@ -198,6 +200,7 @@ def test_one_rate_for_all_comes_from_the_mean_distance():
     assert np.abs(one - mean).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_compensation_trains_at_a_rate_at_which_the_fixed_rate_diverges():
     rule = planned.rule("k_async", LAW, P, 1, 2, k=1)
     fixed, _ = simulated(all_reduce(optimizer(rate=0.25)), rule)

@@ -72,6 +72,7 @@ def floor(protocol, k, rate, law=EXPONENTIAL, looks=40):
     return np.mean([0.5 * np.mean(advance(apart)[0] ** 2) for _ in range(looks)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("rate", [0.2, 0.8])
 def test_k_sync_has_the_stationary_loss_of_theory(k, rate):

@@ -13,6 +13,7 @@ from algorithms.base import AXIS
 from comms import collectives, topology
 from runtimes import worker
 from runtimes.conversation import Conversation
+from tests.marks import slow_but
 
 RNG = np.random.default_rng(0)
 # Three buckets: one that is read at once, one that starts to differ, one that differs by far.
@@ -71,13 +72,7 @@ def random_tree():
     return {"w": vector[20:].reshape(124, 20), "b": vector[:20]}
 
 
-SLOW = ("4 bits", "unbiased", "blocking 8 bits")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in METHODS],
-)
+@pytest.mark.parametrize("name", slow_but(("float32", "8 bits", "blocking", "ad_psgd"), METHODS))
 def test_two_halves_are_one_program(name):
     """Parameters and states over several meetings, in which all rungs are climbed."""
     method = METHODS[name]()

@@ -20,6 +20,7 @@ from stragglers import delays
 from stragglers.processes import as_process
 from stragglers.schedule import concatenate
 from tests import planned
+from tests.marks import slow
 from tests.runtimes.free import LAW, METHODS, N, parts, replayed
 from tests.runtimes.toy import SAMPLES, X0
 
@@ -98,7 +99,7 @@ def difference(world, method, schedule, mini_batches):
     return np.abs(ours - theirs).max() / np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("mini_batches", [1, 2])
+@pytest.mark.parametrize("mini_batches", [slow(1), 2])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("wait", RULES)
 def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait, method, mini_batches):

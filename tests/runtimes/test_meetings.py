@@ -14,6 +14,8 @@ from stragglers.schedule import concatenate
 from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def rays_own():
@@ -37,9 +39,7 @@ def assert_replayed(name, run, schedule):
     jax.tree.map(np.testing.assert_array_equal, held(run), simulated)
 
 
-@pytest.mark.parametrize(
-    "name", ["float32", *(pytest.param(n, marks=pytest.mark.slow) for n in [*meeters.METHODS][1:])]
-)
+@pytest.mark.parametrize("name", meeters.METHODS)
 def test_replay_gives_the_same_bits(name):
     runtime = meeters.meetings(name)
     run = runtime.start(X0)
@@ -59,7 +59,6 @@ def test_replay_gives_the_same_bits(name):
     assert sent * N >= 2 * sum(sizes) > 0  # and what was sent again, or to who was busy
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sent"),
     [
@@ -95,7 +94,6 @@ def test_a_node_that_dies_or_hangs_begins_anew_from_a_neighbour(name, sent, monk
     runtime.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["8 bits", "blocking"])
 def test_a_run_goes_on_from_what_it_has_packed(name):
     runtime = meeters.meetings(name)
@@ -112,7 +110,6 @@ def test_a_run_goes_on_from_what_it_has_packed(name):
     later.close()
 
 
-@pytest.mark.slow
 def test_a_node_that_diverges_ends_the_run():
     runtime = meeters.meetings("diverging")
     with pytest.raises(RuntimeError, match=r"is not finite .*bad_contribution='drop'"):

@@ -18,6 +18,7 @@ from runtimes.rounds import Table
 from stragglers import delays, inject, processes
 from stragglers.rules.replay import recorded
 from tests import planned
+from tests.marks import slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 N, M = 8, 4
@@ -54,7 +55,7 @@ def uneven():
     return processes.persistent(delays.deterministic(0.005), {0: 6.0})
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(("all_reduce", "matcha", "swarm"), METHODS))
 @pytest.mark.parametrize("leftovers", ["carry", pytest.param("drop", marks=pytest.mark.slow)])
 def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers):
     """To float32 rounding: the mesh adds up mini-batches, the simulator takes them at once."""
@@ -69,7 +70,7 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
     np.testing.assert_allclose(np.asarray(runtime.models(state)), real, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(("all_reduce", "matcha", "swarm"), METHODS))
 def test_the_plain_round_and_the_watched_round_agree(name):
     plain, schedule = run(METHODS[name](), None)
     schedule.validate()
@@ -113,6 +114,7 @@ def test_triggers_stop_the_workers():
     assert (schedule.batches[:, 0] == 1).all()  # the one in flight at the deadline is finished
 
 
+@pytest.mark.slow
 def test_a_round_lasts_as_long_as_its_delays_at_least():
     watched = injector("barrier", uneven(), communication=0.003)
     _, schedule = run(METHODS["all_reduce"](), watched, 8)
@@ -172,6 +174,7 @@ def test_a_parameter_without_elements_is_watched_too():
     np.testing.assert_array_equal(runtime.models(state)["w"], alone)
 
 
+@pytest.mark.slow
 def test_a_deadline_follows_from_the_rounds_of_its_calibration():
     """It holds from the dispatch on that comes after them."""
     watched = injector("drop_compute", uneven(), calibration=4)

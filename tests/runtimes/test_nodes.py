@@ -15,6 +15,7 @@ from runtimes import meeting, nodes, worker
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker, by_itself
 from stragglers.pair_log import PairLog
+from tests.marks import slow, slow_but
 from tests.runtimes import meeters
 from tests.runtimes.meeters import H, N
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, losses
@@ -117,7 +118,7 @@ class Together:
         )
 
 
-@pytest.mark.parametrize("name", meeters.METHODS)
+@pytest.mark.parametrize("name", slow_but(("float32", "blocking"), meeters.METHODS))
 def test_replay_gives_the_same_bits(name):
     """Parameters, momentum, public copies and what the codec has learnt, after 200 meetings."""
     run = Together(name, 200)
@@ -135,7 +136,7 @@ def scattered(i, exchange):
     return exchange._replace(comm=jnp.asarray(np.random.default_rng(i).normal(size=X0.shape), "f"))
 
 
-@pytest.mark.parametrize("name", ["float32", "8 bits"])
+@pytest.mark.parametrize("name", ["float32", slow("8 bits")])
 def test_the_sum_is_kept_over_a_thousand_meetings_with_turns_that_come_twice(name):
     """Without steps of their own, as these change it."""
     run = Together(name, 1000, repeated=0.2, begin=scattered, rate=0.0)
@@ -146,6 +147,7 @@ def test_the_sum_is_kept_over_a_thousand_meetings_with_turns_that_come_twice(nam
     assert np.ptp(after, axis=0).max() < 1e-3 < np.ptp(before, axis=0).max()  # they have met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "partner", [lambda i: (i + 1) % N, lambda i: i ^ 1], ids=["a cycle", "each other"]
 )
@@ -156,7 +158,7 @@ def test_nodes_that_ask_in_a_cycle_or_each_other_all_get_to_meet(name, partner):
     assert sum(node.traffic().refused for node in run.nodes) > 0
 
 
-@pytest.mark.parametrize("name", ["float32", "8 bits"])
+@pytest.mark.parametrize("name", ["float32", slow("8 bits")])
 def test_as_many_bytes_are_sent_as_the_method_says(name):
     """And what it says that it has sent again; the number on which two agree has four bytes."""
     run = Together(name, 200)

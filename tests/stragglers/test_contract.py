@@ -22,6 +22,7 @@ from stragglers.rules import RULES
 from stragglers.schedule import Schedule, concatenate
 from stragglers.wavefront import interactions
 from tests import planned
+from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 P = 6
@@ -363,21 +364,21 @@ def counted(schedule, workers):
     ("name", "own", "each"),
     [
         ("barrier", {}, 3),
-        ("neighbour_barrier", {}, 2),
+        slow("neighbour_barrier", {}, 2),
         ("first_finisher", {}, 3),
-        ("first_finisher", {"in_flight": "cut"}, 3),
+        slow("first_finisher", {"in_flight": "cut"}, 3),
         ("deadline", {"seconds": 0.45}, 3),
-        ("quorum", {"k": 4}, 3),
-        ("anytime", {"seconds": 0.45}, 3),
-        ("quorum_grace", {"k": 1, "gamma": 0.5}, 3),
-        ("quorum_grace", {"k": 1, "gamma": 0.5, "in_flight": "cut"}, 3),
-        ("adaptive_deadline", {"c": 0.5, "in_flight": "cut"}, 3),
-        ("k_sync", {"k": 2}, 1),
-        ("k_sync", {"k": 2}, 3),
+        slow("quorum", {"k": 4}, 3),
+        slow("anytime", {"seconds": 0.45}, 3),
+        slow("quorum_grace", {"k": 1, "gamma": 0.5}, 3),
+        slow("quorum_grace", {"k": 1, "gamma": 0.5, "in_flight": "cut"}, 3),
+        slow("adaptive_deadline", {"c": 0.5, "in_flight": "cut"}, 3),
+        slow("k_sync", {"k": 2}, 1),
+        slow("k_sync", {"k": 2}, 3),
         ("k_sync", {"k": 2}, [3, 1, 1]),
-        ("k_batch_sync", {"k": 3}, 1),
+        slow("k_batch_sync", {"k": 3}, 1),
         ("k_batch_sync", {"k": 2}, 3),
-        ("rennala", {"k": 3, "interrupt": True}, 1),
+        slow("rennala", {"k": 3, "interrupt": True}, 1),
     ],
     ids=str,
 )

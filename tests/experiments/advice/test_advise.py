@@ -76,6 +76,7 @@ def test_without_training_nothing_is_trained(here, call, quick):
     assert predicted == sorted(predicted)
 
 
+@pytest.mark.slow
 def test_a_workdir_of_other_durations_is_left_alone(here, call, quick):
     flags = ["--config=config.py:workers=3", "--no_training", "--workdir=advice"]
     assert call("--advise=exponential(scale=0.02)", *flags)[0] == 0

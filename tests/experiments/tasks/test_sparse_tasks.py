@@ -155,6 +155,7 @@ def test_draws_are_shared_by_workers_and_change_between_updates(name):
     assert means == tasks.evaluate(task, params)  # evaluation does not draw
 
 
+@pytest.mark.slow
 def test_candidates_follow_the_log_uniform_law():
     vocabulary, draws, keys = 50, 20, jax.random.split(jax.random.key(3), 4000)
     word, again = jax.vmap(lambda key: sparse_models.candidates(key, vocabulary, draws))(keys)
@@ -187,6 +188,7 @@ def test_full_softmax_is_cross_entropy():
     )
 
 
+@pytest.mark.slow
 def test_sampled_softmax_is_the_full_one_once_every_word_is_drawn():
     problem = softmax_problem()
     drawn = sparse_models.candidates(jax.random.key(1), 8, 2000)
@@ -221,6 +223,7 @@ def test_a_target_without_competitors_has_no_loss_and_no_gradient():
     assert value == 0 and gradient == 0
 
 
+@pytest.mark.slow
 def test_the_mean_over_noise_is_what_evaluation_reports():
     task, params, *_ = small("skip-gram")
     examples = take(task, np.arange(6))

@@ -11,6 +11,7 @@ from stragglers.round_parts import until_deadline
 from stragglers.rules import RULES
 from stragglers.schedule import Schedule, concatenate
 from tests import planned
+from tests.marks import slow
 
 EXPONENTIAL = delays.shifted_exponential(1.0, 1.0)
 RING = nx.cycle_graph(8)
@@ -220,10 +221,10 @@ def test_time_dependent_delays_meet_every_mini_batch_at_its_start():
     "delay, workers, draw, share, gain",
     [
         (EXPONENTIAL.scaled(1 / 8), 8, "round", 0.61, 1.99),
-        (EXPONENTIAL.scaled(1 / 8), 8, "mini_batch", 0.74, 1.21),
+        slow(EXPONENTIAL.scaled(1 / 8), 8, "mini_batch", 0.74, 1.21),
         (persistent(delays.deterministic(1 / 8), {0: 2.0}), 8, "round", 0.94, 1.88),
-        (FIVE_TIMES, 8, "round", 0.91, 2.99),
-        (EXPONENTIAL.scaled(1 / 8), 16, "round", 0.57, 2.34),
+        slow(FIVE_TIMES, 8, "round", 0.91, 2.99),
+        slow(EXPONENTIAL.scaled(1 / 8), 16, "round", 0.57, 2.34),
     ],
 )
 def test_throughput_gains_of_the_run_time_model(delay, workers, draw, share, gain):
@@ -235,6 +236,7 @@ def test_throughput_gains_of_the_run_time_model(delay, workers, draw, share, gai
     assert throughput(nonblocking) / throughput(blocking) == pytest.approx(gain, rel=0.02)
 
 
+@pytest.mark.slow
 def test_throughput_gains_when_the_mini_batch_in_flight_finishes():
     nonblocking = planned.plan("first_finisher", FIVE_TIMES, 8, 12000, 8, 0, draw="round")
     blocking = planned.plan("barrier", FIVE_TIMES, 8, 12000, 8, 0, draw="round")

@@ -8,6 +8,7 @@ from stragglers.order_statistics import moments
 from stragglers.processes import markov, persistent, trace
 from stragglers.theory import rounds as theory
 from tests import planned
+from tests.marks import slow
 
 LAWS = [
     delays.deterministic(0.125),
@@ -31,7 +32,7 @@ def test_infinite_means():
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-@pytest.mark.parametrize("draw", ["round", "mini_batch"])
+@pytest.mark.parametrize("draw", [slow("round"), "mini_batch"])
 def test_rules_reach_the_theory(law, draw):
     """Round times E[max] and E[min], finished shares and gains, in both in-flight policies."""
     # The minimum of exponentials varies as much as it is long: it takes more rounds.
@@ -111,6 +112,7 @@ def test_the_gain_is_that_of_rounds_times_what_is_finished_in_one():
     assert theory.throughput_gain(law, 8, 8, 3.0) == pytest.approx(share * expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", ["round", "mini_batch"])
 @pytest.mark.parametrize("in_flight", ["cut", "finish"])
 def test_estimates_of_iid_delays_reach_the_theory(draw, in_flight):
@@ -148,6 +150,7 @@ def test_slowness_in_time_gains_less_than_slowness_by_round():
     assert 1.2 < gain < theory.throughput_gain(by_round, 8, 8, in_flight="finish")
 
 
+@pytest.mark.slow
 def test_estimates_on_a_graph():
     """The gain over D-PSGD on a ring, 5x slower with p = .1 per round."""
     law = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)
