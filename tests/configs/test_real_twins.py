@@ -55,7 +55,7 @@ def test_gossip_is_compared_with_its_simulation_and_with_methods_that_wait():
     )
     assert lines[3].startswith("ad_psgd: never there (20.0 updates/s)")
     # All rates are equally quick, and the first of them counts.
-    assert tuned[1].splitlines()[0] == "float32: 0.05; the best is 0.0125 at the grid's end, 5.0 s"
+    assert tuned[1].splitlines()[0] == "float32: 0.2; the best is 0.05 at the grid's end, 5.0 s"
     assert tuned[1].splitlines()[3] == "ad_psgd: no rate reaches the target"
     for _, text in (over_dpsgd, over_all_reduce):
         assert text.splitlines() == [
