@@ -74,7 +74,9 @@ class FreeWorker:
         encodes = uplink_of(parts.algorithm, params, parts.mini_batches)
         programs = _programs(parts.algorithm, parts.losses, parts.mini_batches, encodes)
         self._begin, self._one_more, self._end = programs
-        order = Order(0, 0, 0, 0, 0, 1, 0, 0, 0.0)
+        order = Order(0, 0, 0, 0, 0, parts.mini_batches, 0, 0, 0.0)
+        if parts.delay is not None:
+            parts.delay.duration(self._me, 0.0, 0)  # it may compile as well
         contribution, *_ = self._computed(order, params, delayed=False)
         return sum(leaf.nbytes for leaf in jax.tree.leaves(contribution))
 

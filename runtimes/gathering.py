@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from runtimes.base import WorkersLost
 from runtimes.crew import ASIDE, Crew, News, reason
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker
-from runtimes.nodes import Step
+from runtimes.nodes import Step, Traffic
 from runtimes.overseer import LOOK, STARTING, Options, Overseer
 from runtimes.peers import MEET, NEWS, Arrival, Failure, Held, Peer, PeerParts, Report, begins
 from runtimes.session import Session
@@ -24,6 +24,22 @@ from stragglers.schedule import Event, Schedule
 CATCHING_UP = 30.0  # s that the log may be behind nodes that have stopped to meet
 _NOBODY_CAME = f"a worker has gone, and no process has taken its place within {STARTING:g} s"
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
+
+
+class Counted(NamedTuple):
+    """What has been counted since a run has begun."""
+
+    traffic: Traffic  # of all nodes
+    deaths: int  # of processes
+    moved: float  # how far restored nodes have moved the sum of the models, over its length
+
+    def and_then(self, later: "Counted") -> "Counted":
+        """Both after each other."""
+        return Counted(_both(self.traffic, later.traffic), self.deaths + later.deaths,
+                       self.moved + later.moved)  # fmt: skip
+
+
+NOTHING = Counted(Traffic(0, 0, 0, 0), 0, 0.0)
 
 
 class Gathering(Overseer):
@@ -37,6 +53,8 @@ class Gathering(Overseer):
         self._freezing = threading.Lock()  # of all nodes together: for a cut, or to mend
         self._heard: dict[int, float] = {}  # when a node has said something
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
+        self._last: list[Held] = []  # what each node held when all were frozen last
+        self._gone, self._moved = NOTHING.traffic, 0.0  # of processes that have gone
 
     def open(
         self,
@@ -52,6 +70,7 @@ class Gathering(Overseer):
         import ray  # the session has set what it reads when it is loaded
 
         self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))
+        self._last = [Held(holding, NOTHING.traffic) for holding in holdings]
         first = None  # the others find what it has compiled
         for node, holding in enumerate(holdings):
             batches = self._batches(node, holding)
@@ -86,8 +105,20 @@ class Gathering(Overseer):
             with contextlib.suppress(ray.exceptions.RayActorError):
                 held = self._asked(range(self._workers), "held")
                 if all(one is not None for one in held):  # nobody has been replaced since
+                    self._last = list(held)
                     with self.turn:
                         return self.log.take(lines), held
+
+    def counted(self, held: Sequence[Held]) -> Counted:
+        """What has been counted by the nodes that there are, and by those that have gone.
+
+        Of the latter until all were frozen last; the models that restored nodes have replaced are
+        of then as well.
+        """
+        traffic = self._gone
+        for node in held:
+            traffic = _both(traffic, node.traffic)
+        return Counted(traffic, self.deaths, self._moved)
 
     def _asked(self, nodes: Sequence[int], what: str, *arguments: Any) -> list:
         import ray
@@ -195,6 +226,14 @@ class Gathering(Overseer):
             self.log.restored(node, source, self.now())
             known = self.log.known(node)
         self._matchmaker.anew(node)
+        last = self._last[node]
+        models = [held.holding.params for held in self._last]
+        difference = jax.tree.map(np.subtract, public, last.holding.params)
+        self._moved += _length(difference) / _length(
+            jax.tree.map(lambda *leaves: sum(leaves), *models)
+        )
+        self._gone = _both(self._gone, last.traffic)
+        self._last[node] = Held(last.holding._replace(params=public), NOTHING.traffic)
         return begins(self._parts, node, public, **known)
 
     def _returned(self, node: int) -> None:
@@ -225,3 +264,11 @@ class Gathering(Overseer):
             if now - self._heard[node] > self._pulse.patience:
                 self._heard[node] = now
                 self._crew.kill(node)
+
+
+def _both(one: Traffic, other: Traffic) -> Traffic:
+    return Traffic(*map(sum, zip(one, other, strict=True)))
+
+
+def _length(model: Any) -> float:
+    return float(np.sqrt(sum(np.vdot(leaf, leaf) for leaf in jax.tree.leaves(model))))

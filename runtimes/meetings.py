@@ -17,10 +17,11 @@ import numpy as np
 
 from runtimes import meeting, packing
 from runtimes.actors import check
-from runtimes.gathering import Gathering
+from runtimes.gathering import NOTHING, Counted, Gathering
 from runtimes.local_steps import Holding
+from runtimes.nodes import Traffic
 from runtimes.overseer import Options
-from runtimes.peers import Held, PeerParts, begins
+from runtimes.peers import PeerParts, begins
 from runtimes.session import SESSION, Session
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Schedule
@@ -35,7 +36,19 @@ class MeetingsRun(NamedTuple):
     seconds: float
     update: int
     samples: int
-    measured: dict[str, float]
+    counted: Counted
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """What has really travelled, and what has gone wrong."""
+        traffic = self.counted.traffic
+        return {
+            "sent_bytes_per_worker": traffic.sent_bytes / len(self.holdings),
+            "refusals_per_meeting": traffic.refused / max(1, traffic.asked),
+            "dropped_contributions": float(traffic.dropped),
+            "deaths": float(self.counted.deaths),
+            "sum_moved": self.counted.moved,
+        }
 
     @property
     def exhausted(self) -> bool:
@@ -70,9 +83,9 @@ class Meetings:
     def start(self, params: Any) -> MeetingsRun:
         """A run of no updates from `params`; processes come with the first `advance`."""
         self.close()
-        self._log = PairLog(self.parts.rule.workers)
+        self._log, self._before = PairLog(self.parts.rule.workers), NOTHING
         holdings = [begins(self.parts, 0, params)] * self.parts.rule.workers
-        self._run = MeetingsRun(holdings, 0.0, 0, 0, {})
+        self._run = MeetingsRun(holdings, 0.0, 0, 0, NOTHING)
         return self._run
 
     def advance(
@@ -95,7 +108,8 @@ class Meetings:
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
             now = float(schedule.time[-1]) if update >= enough else now
         holdings = [one.holding for one in held]
-        return MeetingsRun(holdings, now, update, samples, self._measured(held)), schedule
+        counted = self._before.and_then(gathering.counted(held))
+        return MeetingsRun(holdings, now, update, samples, counted), schedule
 
     def observe(self, run: MeetingsRun, seconds: float, loss: float) -> MeetingsRun:
         """Nothing: no node knows the loss of all."""
@@ -120,6 +134,8 @@ class Meetings:
         return packing.pack(dict(enumerate(run.holdings))) | {
             "clock": np.array([run.seconds]),
             "counted": np.array([run.update, run.samples]),
+            "traffic": np.array(run.counted.traffic),
+            "deaths": np.array([run.counted.deaths, run.counted.moved]),
         }
 
     def resume(
@@ -133,7 +149,9 @@ class Meetings:
         holdings = packing.unpack(dict(enumerate(run.holdings)), packed)
         update, samples = packed["counted"].tolist()
         seconds = float(packed["clock"][0])
-        self._run = MeetingsRun(list(holdings.values()), seconds, update, samples, {})
+        deaths, moved = packed["deaths"].tolist()
+        self._before = Counted(Traffic(*packed["traffic"].tolist()), int(deaths), moved)
+        self._run = MeetingsRun(list(holdings.values()), seconds, update, samples, self._before)
         nodes = [(held.meetings, held.counter) for held in self._run.holdings]
         self._log = PairLog(len(nodes), update, seconds, *np.array(nodes, np.int64).T)
         return self._run, None
@@ -152,16 +170,6 @@ class Meetings:
         except BaseException:
             self.close()
             raise
-
-    def _measured(self, held: Sequence[Held]) -> dict[str, float]:
-        counted = [one.traffic for one in held]
-        asked = max(1, sum(node.asked for node in counted))
-        return {
-            "sent_bytes_per_worker": float(np.mean([node.sent_bytes for node in counted])),
-            "refusals_per_meeting": sum(node.refused for node in counted) / asked,
-            "deaths": float(self._gathering.deaths),
-            "dropped_contributions": float(sum(node.dropped for node in counted)),
-        }
 
 
 def _stacked(trees: Sequence[Any]) -> Any:

@@ -87,6 +87,9 @@ class Peer:
             parts.sampler.batch_size,
             goes_on=rule.arrivals.apart,
         )
+        parts.sampler.indices(np.int64(self._me), np.arange(parts.mini_batches))  # compiles
+        if parts.delay is not None:
+            parts.delay.duration(self._me, 0.0, 0)  # may compile
         params, work, exchange = jax.tree.map(jnp.asarray, holding[:3])
         apart = rule.arrivals.apart
         self._node = Node(

@@ -105,6 +105,22 @@ def test_a_sweep_has_a_directory_per_arm_and_seed(call, here):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("actors")
+def test_arms_run_as_tasks_of_ray(here):
+    """With the same records as here, and those that are done are not run again."""
+    flags = ("--config=config.py", "--sweep", "--config.seconds=0.5")
+    assert launcher.start(here, *flags, "--workdir=one").returncode == 0
+    tasks = (*flags, "--workdir=two", "--executor=ray", "--ray=cpus=1")
+    done = launcher.start(here, *tasks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for arm in ("all_reduce/blocking", "dpsgd/nonblocking"):
+        assert metrics(here / "one" / arm) == metrics(here / "two" / arm)
+    before = files(here / "two" / "all_reduce")
+    again = launcher.start(here, *tasks)
+    assert again.returncode == 0 and files(here / "two" / "all_reduce") == before, again.stderr
+
+
+@pytest.mark.slow
 def test_arms_run_in_processes_of_their_own(call, here):
     flags = ("--config=config.py", "--sweep", "--config.seconds=0.5", "--loggers=tensorboard")
     code, _, err = call(*flags, "--workdir=one")
