@@ -25,7 +25,9 @@ from absl import app, flags
 
 from benchmarks.processes import children, descendants, free_port, kill
 
-_SECONDS = flags.DEFINE_float("seconds", 60.0, "On the wall, from the first evaluation on.")
+_SECONDS = flags.DEFINE_float(
+    "seconds", 60.0, "On the wall, from the first evaluation after an update on."
+)
 _EVERY = flags.DEFINE_list("every", ["5", "30"], "Seconds between two kills, for each a row.")
 _OUTPUT = flags.DEFINE_string("output", None, "A file for the rows, as JSON.")
 
@@ -113,10 +115,10 @@ def workers_of(system: System, running: list[subprocess.Popen]) -> list[int]:
 
 
 def samples_of(workdir: pathlib.Path) -> int | None:
-    """Samples in the model at the last evaluation, once there was one."""
+    """Samples in the model at the last evaluation, once there was an update."""
     try:
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
-        return json.loads(lines[-1])["samples"]
+        return json.loads(lines[-1])["samples"] or None
     except (OSError, IndexError, json.JSONDecodeError):
         return None
 

@@ -115,18 +115,25 @@ class Crew:
         with self._lock:
             return self._places.get(member)
 
-    def wait_until_ready(self, seconds: float) -> None:
-        """Wait for news "ready" of all; ValueError if one fails, or is not ready by then."""
+    def wait_until_ready(self, seconds: float, again: Callable[[int], Any]) -> None:
+        """Wait for news "ready" of all; ValueError if one fails, or is not ready by then.
+
+        again: starts the process of a member once more, whose last one has been killed.
+        """
         until, alive = time.monotonic() + seconds, set()
         while len(alive) < self.members:
             with contextlib.suppress(queue.Empty):
                 news = self.news.get(timeout=1.0)
-                if news.kind != "ready":
+                if news.kind == "ready":
+                    alive.add(news.member)
+                elif news.kind == "lost" and not news.value.actor_init_failed:
+                    alive.discard(news.member)
+                    again(news.member)
+                else:
                     raise ValueError(
                         f"actors: the process of worker {news.member} cannot start "
                         f"({reason(news.value)}); correct the config"
                     )
-                alive.add(news.member)
             if time.monotonic() > until:
                 raise ValueError(
                     f"actors: only {len(alive)} of {self.members} processes have started within "

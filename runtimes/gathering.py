@@ -71,12 +71,15 @@ class Gathering(Overseer):
 
         self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))
         self._last = [Held(holding, NOTHING.traffic) for holding in holdings]
-        first = None  # the others find what it has compiled
-        for node, holding in enumerate(holdings):
-            batches = self._batches(node, holding)
-            reference = self._crew.start(node, ray.put(holding), batches, first)
-            first = first or reference
-        self._crew.wait_until_ready(STARTING)
+        held = [ray.put(holding) for holding in holdings]
+
+        def start(node: int, after: Any = None) -> Any:
+            return self._crew.start(node, held[node], self._batches(node, holdings[node]), after)
+
+        first = start(0)  # the others find what it has compiled
+        for node in range(1, workers):
+            start(node, first)
+        self._crew.wait_until_ready(STARTING, start)
         self._elapsed, self._resumed_at = elapsed, time.monotonic()
         peers = {node: self._crew.handle(node) for node in range(workers)}
         for node in range(workers):

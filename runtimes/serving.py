@@ -49,7 +49,7 @@ class Serving(Overseer):
         for who in range(workers):
             self._crew.start(who, first)
         self._server.compile(planned)
-        self._crew.wait_until_ready(STARTING)
+        self._crew.wait_until_ready(STARTING, lambda who: self._crew.start(who, first))
         self._alive.update(range(workers))
         for who, state in states.items():
             self._crew.call(who, "restore", *state)

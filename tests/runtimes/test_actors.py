@@ -11,10 +11,12 @@ import time
 
 import numpy as np
 import pytest
+import ray
 
 from experiments import records
 from runtimes import pulse
 from runtimes.base import Runtime
+from runtimes.crew import Crew
 from runtimes.session import SESSION, Resources
 from stragglers.schedule import concatenate, load
 from tests.launcher import ROOT
@@ -120,6 +122,22 @@ def test_a_worker_that_computes_nonsense_ends_the_run_or_is_left_out(started):
     runtime, run = started("diverging", "k_async", 1, k=1)
     with pytest.raises(RuntimeError, match=r"contribution of worker . at update .* is not finite"):
         runtime.advance(run, np.inf, 200)
+
+
+def test_a_process_that_is_killed_while_it_starts_is_replaced(started, monkeypatch):
+    runtime, run = started("all_reduce", "k_async", 1, k=1)
+    begin, killed = Crew.start, []
+
+    def start(self, member, *ready):
+        reference = begin(self, member, *ready)
+        if member == 2 and not killed:
+            killed.append(member)
+            ray.kill(self.handle(member))
+        return reference
+
+    monkeypatch.setattr(Crew, "start", start)
+    run, schedule = runtime.advance(run, np.inf, 20)
+    assert killed and set(schedule.workers.ravel()) == set(range(N))
 
 
 def test_a_process_that_cannot_start_is_a_sentence(started):
