@@ -5,7 +5,8 @@
 Four workers of three systems sleep for the same delays. A worker of K-batch-async or of SwarmSGD is
 a process of its own, whose place another one takes. The processes of a synchronous mesh all end
 with one of them, start again (`--restarts`) and go on from their last checkpoint. Goodput is what
-stands in the models after the same time on the wall, over that of the same system undisturbed.
+stands in the models at the first evaluation after the same time on the wall, in samples per second,
+over that of the same system undisturbed.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ _SECONDS = flags.DEFINE_float(
     "seconds", 60.0, "On the wall, from the first evaluation after an update on."
 )
 _EVERY = flags.DEFINE_list("every", ["5", "30"], "Seconds between two kills, for each a row.")
+_SYSTEMS = flags.DEFINE_list("systems", [], "Only these.")
 _OUTPUT = flags.DEFINE_string("output", None, "A file for the rows, as JSON.")
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -142,15 +144,20 @@ def measure(name: str, every: float | None, seconds: float, workdir: pathlib.Pat
                 if there:
                     kills += kill(draw.choice(there))
             time.sleep(0.05)
-        after = samples_of(workdir) or before
-        took = time.monotonic() - begin
+        # Gossip evaluates when all nodes are there: what was gained shows at the next evaluation.
+        ended = time.time()
+        while (workdir / "metrics.jsonl").stat().st_mtime < ended:
+            if time.monotonic() > begin + seconds + STARTING:
+                raise RuntimeError(f"{name} has not come back within {STARTING:g} s")
+            time.sleep(0.05)
+        after, took = samples_of(workdir) or before, time.monotonic() - begin
     return Row(name, every, kills, (after - before) / took)
 
 
 def main(_) -> None:
     rows, seconds = [], _SECONDS.value
     with tempfile.TemporaryDirectory() as folder:
-        for name in SYSTEMS:
+        for name in _SYSTEMS.value or SYSTEMS:
             for every in (None, *map(float, _EVERY.value)):
                 workdir = pathlib.Path(folder) / f"{len(rows)}"
                 rows.append(measure(name, every, seconds, workdir))

@@ -16,6 +16,7 @@ happened can be trained once more, to the same bits, from the folder of a real r
     --config=configs/swarm_real.py --config.runtime=simulate --config.wait="replay(path=...)"
 """
 
+import functools
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
@@ -40,9 +41,20 @@ FORMS = {
         "graph": part("ring"),
         "mini_batches": 1,
     },
-    "dpsgd": {"algorithm": part("dpsgd"), "wait": part("barrier"), "mini_batches": 1},
-    "all_reduce": {"algorithm": part("all_reduce"), "wait": part("barrier"), "mini_batches": 1},
+    "dpsgd": {
+        "algorithm": part("dpsgd"),
+        "wait": part("barrier"),
+        "mini_batches": 1,
+        "runtime": "mesh",
+    },
+    "all_reduce": {
+        "algorithm": part("all_reduce"),
+        "wait": part("barrier"),
+        "mini_batches": 1,
+        "runtime": "mesh",
+    },
 }
+WAITING = tuple(name for name, form in FORMS.items() if "runtime" in form)
 GRID = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simulated
 RATES = {
     "float32": 0.2,
@@ -84,8 +96,8 @@ def sweep() -> Iterator[tuple[str, dict]]:
     for name, form in FORMS.items():
         arm = form | {"optimizer.learning_rate": RATES[name]}
         yield f"simulated/{name}", arm | {"runtime": "simulate"}
-        yield f"real/{name}", arm | {"runtime": "mesh" if name in study.WAITING else "actors"}
+        yield f"real/{name}", {"runtime": "actors"} | arm
 
 
-claims = study.claims
+claims = functools.partial(study.claims, waiting=WAITING)
 figures = study.figures

@@ -241,9 +241,10 @@ class Gathering(Overseer):
 
     def _returned(self, node: int) -> None:
         """Let a node that is ready again work, and the others meet it."""
-        peers = {other: self._crew.handle(other) for other in range(self._workers)}
         for other in self._alive:
-            self._crew.call(other, "present", node, peers[node])
+            self._crew.call(other, "present", node, self._crew.handle(node))
+        # Who is still to return itself will be presented to this one then.
+        peers = {other: self._crew.handle(other) for other in self._alive}
         self._crew.call(node, "go", peers, self.now())
         self._entered(node)
 

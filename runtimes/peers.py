@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtimes import matchmaking, meeting, worker
+from runtimes.crew import reason
 from runtimes.desk import Reply, Turn
 from runtimes.free_worker import Parts
 from runtimes.local_steps import Holding
@@ -109,8 +110,10 @@ class Peer:
         )
 
     def go(self, peers: Mapping[int, Any], elapsed: float) -> None:
-        """Begin to work and meet, with the clock at `elapsed` seconds."""
+        """Begin to work and meet, with the clock at `elapsed` seconds; who is no peer is absent."""
         self._peers = dict(peers)
+        for other in set(range(self._parts.rule.workers)) - {self._me, *peers}:
+            self._node.absent(other)
         self._began, self._elapsed = time.monotonic(), elapsed
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -162,7 +165,7 @@ class Peer:
         try:
             self._node.run()
         except BaseException as error:  # there is nobody else to hear of it
-            self._tell(Failure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]))
+            self._tell(Failure(f"{type(error).__name__}: {reason(error)}"))
 
     def _turn(self, partner: int, turn: Turn) -> Reply | None:
         """Carry a turn to another process; again, if it may be there and has not answered."""

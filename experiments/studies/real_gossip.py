@@ -9,12 +9,14 @@ from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from experiments.studies import twins
 
-WAITING = ("dpsgd", "all_reduce")  # arms whose rounds wait for neighbours, or for everybody
 COLUMNS = 3  # panels of a row
 
 
-def claims(arms: Sequence[dict]) -> Iterator[tuple[str, str]]:
-    """Seconds to the target and updates per second, real and simulated; gains over waiting."""
+def claims(arms: Sequence[dict], waiting: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Seconds to the target and updates per second, real and simulated; gains over waiting.
+
+    waiting: the arms whose rounds wait for neighbours, or for everybody.
+    """
     kinds = {kind: twins.of_kind(arms, kind) for kind in twins.LINES}
     lines = []
     for place, arm in kinds["real"].items():
@@ -31,10 +33,10 @@ def claims(arms: Sequence[dict]) -> Iterator[tuple[str, str]]:
         for place, arm in kinds["real"].items()
     ]
     yield "each learning rate is the best of those that were tried", "\n".join(lines)
-    for rival in WAITING:
+    for rival in waiting:
         lines = []
         for place in kinds["real"]:
-            if place in WAITING or rival not in kinds["real"]:
+            if place in waiting or rival not in kinds["real"]:
                 continue
             gains = [_gain(found[place], found[rival]) for found in kinds.values()]
             lines.append(f"{place}: {gains[0]}, simulated {gains[1]}")

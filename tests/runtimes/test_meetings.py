@@ -94,6 +94,23 @@ def test_a_node_that_dies_or_hangs_begins_anew_from_a_neighbour(name, sent, monk
     runtime.close()
 
 
+def test_a_node_that_returns_while_another_one_is_away_meets_the_rest():
+    runtime = meeters.meetings("float32")
+    run, first = runtime.advance(runtime.start(X0), np.inf, 40)
+    gathering, pieces = runtime._gathering, [first]
+    for victim in (2, 0):
+        os.kill(gathering.pids()[victim], signal.SIGKILL)
+        until = time.monotonic() + 30
+        while victim in gathering.pids() and time.monotonic() < until:
+            time.sleep(0.01)
+    for _ in range(3):  # an evaluation waits for all of them
+        run, schedule = runtime.advance(run, run.seconds + 1.0)
+        pieces += [] if schedule is None else [schedule]
+    assert run.measured["deaths"] == 2
+    assert_replayed("float32", run, concatenate(pieces))
+    runtime.close()
+
+
 @pytest.mark.parametrize("name", ["8 bits", "blocking"])
 def test_a_run_goes_on_from_what_it_has_packed(name):
     runtime = meeters.meetings(name)
