@@ -131,6 +131,9 @@ class Trials:
             for pid in young:  # of --jobs, which would finish their arms
                 kill(pid)
         codes = [process.wait() for process in running]
+        if "in use by" in self.printed():  # children of the last one, which finish their arms
+            time.sleep(1)
+            return self.shoot(place, number)
         if not any(codes):
             self.seconds = max(running[victim].cpu_seconds, self.longest / 4)
             return None
