@@ -126,7 +126,7 @@ def samples_of(workdir: pathlib.Path) -> int | None:
 
 
 def measure(name: str, every: float | None, seconds: float, workdir: pathlib.Path) -> Row:
-    """Run a system for so long, with a kill of one of its workers `every` so many seconds."""
+    """Run a system for these seconds, and kill one of its workers every `every` of them."""
     system, draw, kills = SYSTEMS[name], random.Random(0), 0
     with started(system, workdir) as running:
         patience = time.monotonic() + STARTING
