@@ -266,7 +266,9 @@ def test_the_coordinator_listens_on_its_address_only(here):
 def test_garbage_at_the_coordinators_port_changes_nothing(here):
     """Neither what no client would say, nor many connections that say nothing."""
     with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
-        port = int(re.search(r"--coordinator_address=[^:]+:(\d+)", " ".join(both[0].args))[1])
+        port = int(
+            re.search(r"--coordinator_address=[^:]+:(\d+)", " ".join(map(str, both[0].args)))[1]
+        )
         wait_for(here / "out" / "metrics.jsonl", 1)
         with contextlib.ExitStack() as open_ones:
             for number in range(100):
@@ -283,14 +285,15 @@ def test_garbage_at_the_coordinators_port_changes_nothing(here):
 
 @pytest.mark.slow
 def test_a_damaged_compilation_cache_changes_no_result(here):
-    flags = ("--config=config.py", "--config.updates=50")
-    assert launcher.start(here, *flags, "--workdir=whole", XDG_CACHE_HOME=".").returncode == 0
-    kept = sorted(path for path in (here / "gossax").rglob("*-cache"))
+    flags, kept_in = ("--config=config.py", "--config.updates=50"), str(here / "programs")
+    whole = launcher.start(here, *flags, "--workdir=whole", JAX_COMPILATION_CACHE_DIR=kept_in)
+    assert whole.returncode == 0
+    kept = sorted((here / "programs").glob("*-cache"))
     assert kept
     for number, path in enumerate(kept):
         text = path.read_bytes()
         damaged = (b"", text[: len(text) // 2], bytes(len(text)), text[::-1])
         path.write_bytes(damaged[number % len(damaged)])
-    done = launcher.start(here, *flags, "--workdir=out", XDG_CACHE_HOME=".")
+    done = launcher.start(here, *flags, "--workdir=out", JAX_COMPILATION_CACHE_DIR=kept_in)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert metrics(here / "out") == metrics(here / "whole")
