@@ -111,7 +111,7 @@ def workers_of(system: System, running: list[subprocess.Popen]) -> list[int]:
     for pid in descendants(running[0].pid):
         with contextlib.suppress(OSError):
             line = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-            if line.startswith((b"ray::FreeWorker", b"ray::Peer", b"ray::Member")):
+            if line.startswith(b"ray::Member"):
                 named.append(pid)
     return named
 

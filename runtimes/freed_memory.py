@@ -2,7 +2,7 @@
 
 Parameters and gradients of tens of megabytes are allocated anew with every update. The C library
 gives blocks of this size back to the system when they are freed, and every page of the next one has
-to be cleared again, which takes longer than to write it.
+to be cleared again.
 """
 
 import contextlib

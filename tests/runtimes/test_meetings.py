@@ -121,11 +121,10 @@ def test_a_run_goes_on_from_what_it_has_packed(name):
     resumed, happened = later.resume(later.start(X0), packed, [(0.0, 1.0)])
     assert happened is None
     assert (resumed.update, resumed.samples) == (run.update, run.samples)
+    assert resumed.measured == run.measured and run.measured["sent_bytes_per_worker"] > 0
     jax.tree.map(np.testing.assert_array_equal, later.models(resumed), runtime.models(run))
     resumed, after = later.advance(resumed, np.inf, 30)
     assert_replayed(name, resumed, concatenate([before, after]))
-    sent = [seen.measured["sent_bytes_per_worker"] for seen in (run, resumed)]
-    assert 0 < sent[0] < sent[1]  # what was sent before counts
     later.close()
 
 
