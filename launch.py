@@ -34,7 +34,7 @@ _CONFIG = flags.DEFINE_string(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the records; made if need be.")
 _SWEEP = flags.DEFINE_bool("sweep", False, "Run all arms of the config's sweep().")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Repeat every arm with so many seeds.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds repeat every arm.", lower_bound=1)
 _TOGETHER = flags.DEFINE_bool(
     "together", False, "Run arms that differ only in data as one program."
 )
@@ -57,7 +57,7 @@ _EXPLAIN = flags.DEFINE_bool(
     "explain_compression", False, "Say whether compressing pays for the config, and train nothing."
 )
 # How arms are started; a command that starts one of them has none of these.
-_JOBS = flags.DEFINE_integer("jobs", 1, "Run so many arms at once.", lower_bound=1)
+_JOBS = flags.DEFINE_integer("jobs", 1, "How many arms run at once.", lower_bound=1)
 _EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
 _SLURM = flags.DEFINE_string("slurm", "", "As in partition=gpu,timeout_min=60,gpus_per_node=1.")
 _RAY = flags.DEFINE_string("ray", "", "What an arm takes of --executor=ray: cpus=1,gpus=0.25.")
@@ -77,7 +77,7 @@ _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of pr
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", lower_bound=0)
 _RESTARTS = flags.DEFINE_integer(
-    "restarts", 0, "Start so often again when a process of the run has gone.", lower_bound=0
+    "restarts", 0, "How often to start again when a process of the run has gone.", lower_bound=0
 )
 
 
@@ -98,7 +98,7 @@ def refuse(error: Exception | str) -> NoReturn:
 
 
 def given(*names: str) -> str:
-    """Those of the flags that are not at their defaults."""
+    """The given flags whose value differs from the default, as text."""
     known = flags.FLAGS
     return ", ".join(f"--{name}" for name in names if known[name].value != known[name].default)
 

@@ -5,11 +5,11 @@ Algorithms*, arXiv 1811.11141 and 1912.09268. One step is exactly one of `all_re
 travels together differs. Which buckets: "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
 (ASC-WFBP), "wfbp" (a bucket per layer), "single" (all at the end), or "fixed:25MB".
 
-What keeps the buckets apart is a data dependence (`comms.bucketed`): no all-reduce combiner, be it
-of CPU, GPU or TPU, can merge an all-reduce with one that it waits for, so no compile option is
-needed. Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a GPU
-program a low `xla_gpu_all_reduce_combine_threshold_bytes`. Whether an all-reduce then runs beside
-the backward pass is up to the scheduler of the backend.
+What keeps the buckets apart is a data dependence (`comms.bucketed`): no all-reduce combiner,
+of CPU, GPU or TPU alike, can merge an all-reduce with one that it waits for, so no compile option
+is needed. Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a
+GPU program a low `xla_gpu_all_reduce_combine_threshold_bytes`. Whether an all-reduce then runs
+beside the backward pass is up to the scheduler of the backend.
 """
 
 import functools

@@ -31,7 +31,7 @@ def through_owners(
 ) -> Reducer:
     """Sum of arrays [n, ...] by owners of rows, or else dense; see `comms.owners`.
 
-    own_of, union_of: n -> non-zero rows of a worker, and of all; None: n times those of a worker.
+    own_of, union_of: n -> non-zero rows of a worker, and of all; None: n times a worker's.
     """
 
     def room(size, workers):

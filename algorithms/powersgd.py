@@ -40,7 +40,7 @@ def powersgd(
     """All-reduce a low-rank approximation, keep what it misses for later, then step.
 
     rank: of every matrix; parameters that would not get smaller are all-reduced as they are.
-    warmup_updates: the first so many are all-reduced dense.
+    warmup_updates: this number of updates at the start are all-reduced dense.
     Every update needs all workers: a rule in rounds.
     """
     codec.factor_shape((), rank)  # refuses a rank of 0

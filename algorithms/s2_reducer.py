@@ -81,7 +81,7 @@ def s2_reducer(
     budget: instead, the rows or elements expected in the union. A sketch that is peeled gets 1.44
         buckets for each (with 3 rows), one that estimates 3 columns.
     exact: send the rows of the union themselves.
-    warmup_updates: the first so many are all-reduced dense.
+    warmup_updates: this number of updates at the start are all-reduced dense.
     buckets: all other parameters travel in buckets, as in `mg_wfbp` without a profile ("wfbp",
         "single", "fixed:SIZE"); None: all at once.
     weighting: as in `all_reduce`. seed: of the hashes, the same on all workers.

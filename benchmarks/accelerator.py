@@ -79,8 +79,8 @@ def name_of(found: dict) -> str:
 
 
 def versions() -> dict[str, str]:
-    told = {"python": platform.python_version()}
-    return told | {library: importlib.metadata.version(library) for library in LIBRARIES}
+    numbers = {"python": platform.python_version()}
+    return numbers | {library: importlib.metadata.version(library) for library in LIBRARIES}
 
 
 def rows(sizes: of_one.Sizes, found: dict, path: Path, measured: list) -> Iterator[Row]:

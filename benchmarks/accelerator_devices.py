@@ -79,7 +79,7 @@ def alone(budget: float) -> Iterator[Line]:
 
 
 def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
-    """All-reduces in the compiled program over those of the plan; then what runs beside them."""
+    """All-reduces in the compiled program over the plan's; then what runs beside them."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": HIDDEN}})
     steps = int(np.clip(10 * budget, 3, 40))
     profile = profiling.measure(task, BATCH, jax.devices()[:devices], steps)

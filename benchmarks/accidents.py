@@ -251,7 +251,7 @@ def main() -> None:
     several = [name for name in names if WAYS[name].processes > 1]
 
     def share(tries: int, ways: list[str], name: str) -> int:
-        """Of the tries, those of one of some ways."""
+        """How many of the tries one of the ways gets."""
         return tries // len(ways) + (ways.index(name) < tries % len(ways)) if name in ways else 0
 
     try:

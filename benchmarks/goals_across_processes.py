@@ -1,11 +1,11 @@
 """Whether a goal that is counted across processes does what it does in one.
 
     python -m benchmarks.goals_across_processes                      # 2 x 4 devices against 1 x 8
-    python -m benchmarks.goals_across_processes --endurance=2000     # so many rounds on 2 processes
+    python -m benchmarks.goals_across_processes --endurance=2000     # 2,000 rounds on 2 processes
 
 The same workers with the same delays keep first_finisher, as one process and as several. Compared
-are the mini-batches of a round, per worker, and the gain: mini-batches per second over those of
-the barrier. Differences of means are in standard errors, from the rounds of either.
+are the mini-batches of a round, per worker, and the gain: mini-batches per second over the
+barrier's. Differences of means are in standard errors, from the rounds of either.
 """
 
 import json
@@ -157,9 +157,9 @@ def endure() -> dict:
 
 
 def main(_) -> None:
-    told = endure() if _ENDURANCE.value else compare()
+    outcome = endure() if _ENDURANCE.value else compare()
     if _OUTPUT.value:
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps(told, indent=1))
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps(outcome, indent=1))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class Process:
         for pid in (self.pid, *children(self.pid)):
             with contextlib.suppress(OSError):  # it has ended in the meantime
                 stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-                ticks += sum(map(int, stat.split()[11:15]))  # with those of ended children
+                ticks += sum(map(int, stat.split()[11:15]))  # ended children included
         return ticks / os.sysconf("SC_CLK_TCK") >= seconds
 
     def listens(self) -> bool:

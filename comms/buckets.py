@@ -19,7 +19,7 @@ the start of the backward pass) at which their gradients are ready:
 >>> print(f"{1e3 * plan.finish:.1f} ms, {1e3 * plan.exposed:.1f} ms of it after the backward pass")
 13.7 ms, 1.7 ms of it after the backward pass
 
-A cost is an object with `.seconds(payload)`, as those of `comms.cost`, or a function from bytes to
+A cost is an object with `.seconds(payload)`, such as `comms.cost` has, or a function from bytes to
 seconds, of a number or an array; it includes the start-up of every message.
 """
 

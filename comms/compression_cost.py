@@ -18,10 +18,10 @@ class Gain(NamedTuple):
 
 def verdict(gained: Gain) -> str:
     """One line that says what was found: by how much it is faster, or not to compress."""
-    told = (
+    compared = (
         f"{1e3 * gained.dense:.2f} ms dense, {1e3 * gained.compressed:.2f} ms compressed, of them "
         f"{1e3 * gained.codec:.2f} ms to encode and decode"
     )
     if gained.factor > 1:
-        return f"{gained.factor:.2f}x faster: {told}"
-    return f"do not compress: {told}"
+        return f"{gained.factor:.2f}x faster: {compared}"
+    return f"do not compress: {compared}"

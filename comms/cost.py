@@ -192,7 +192,7 @@ class Network(NamedTuple):
 def uniform_network(
     latency: float, bandwidth: float, slow: dict[int, float] | None = None, workers: int = 1
 ) -> Network:
-    """A network of equal links, but for those of `slow` workers, which take a factor longer.
+    """A network of equal links, except that links of `slow` workers take a factor longer.
 
     latency: seconds per message; bandwidth: bytes per second; slow: {worker: factor}.
     """

@@ -33,7 +33,7 @@ class Scaling(NamedTuple):
 
     workers: np.ndarray  # [points]
     seconds: np.ndarray  # [points] of an iteration
-    speedup: np.ndarray  # [points] samples per second over those of one worker
+    speedup: np.ndarray  # [points] samples per second over one worker's
     efficiency: np.ndarray  # [points] speed-up per worker
 
 

@@ -31,7 +31,7 @@ _LIMIT = 2.0**22  # |x / s| from which float32 steps of x are no longer small ag
 _FINEST = 2.0**-21  # side, against the largest |x| of the bucket: below _LIMIT with room
 _SIDES = (2.0**-126, 2.0**126)  # both s and 1 / s are normal numbers
 _SEEDS = (0x9E3779B9, 0x3C6EF372)
-_INFINITE = np.uint32(0x7F800000)  # bits of a float32; those of NaN are above
+_INFINITE = np.uint32(0x7F800000)  # bits of a float32; the bits of NaN are above
 
 
 def buckets(size: int, bucket: int = BUCKET) -> int:
@@ -132,7 +132,7 @@ def decode(message, rows, bits: int) -> tuple[jax.Array, jax.Array]:
     """(points [buckets, n], ok [buckets]): the lattice points of these colours nearest to `rows`.
 
     rows: float32 [buckets, n], the receiver's own. ok: whether the bucket's points are exactly
-    those of the sender; where they are not, they are `rows`. A wrong bucket passes once in about
+    the sender's; where they are not, they are `rows`. A wrong bucket passes once in about
     2^(62 - 2 bits). Raises ValueError if the message is of another size.
     """
     count, n = rows.shape

@@ -266,7 +266,7 @@ def exchange_seconds(
 def lasting(method: Sender, params, workers: int, total: float) -> tuple[Transfer, ...]:
     """The exchange of every round if it takes `total` seconds, shared out by bytes.
 
-    The bytes are those of a settled update over all links.
+    The bytes are what a settled update sends over all links.
     """
     payloads = method.messages(params, workers, Row(method.settled))
     whole = sum(payload.size for payload in payloads)

@@ -53,7 +53,7 @@ def all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
 
 
 def orthonormal(p) -> jax.Array:
-    """Orthonormal columns that span those of p [n, r], r <= n; NaN if p is not finite.
+    """Orthonormal columns with the span of p's [n, r], r <= n; NaN if p is not finite.
 
     By QR: unlike Gram-Schmidt it stays orthonormal where p has a lower rank, or is zero.
     """

@@ -67,7 +67,7 @@ def decode_at(sketch, words, size: int, seed) -> jax.Array:
 
 
 def recover(sketch, words, size: int, seed) -> jax.Array:
-    """As `decode_at`, but exact to rounding where entries can be told apart, and 0 elsewhere.
+    """As `decode_at`, but exact to rounding where entries can be separated, and 0 elsewhere.
 
     The bitmap says which entries share a bucket. One that is alone in any of its buckets is read
     there and taken out of the others, where it leaves further entries alone: peeling, M. Goodrich,

@@ -63,7 +63,7 @@ def sidco_threshold(x, ratio: float, stages: int = 2) -> jax.Array:
 def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
     """Entries whose magnitude exceeds the threshold, and their number, int32 scalar.
 
-    If they are more than `capacity`, the first so many are sent, whatever their magnitude.
+    If they are more than `capacity`, the first `capacity` are sent, whatever their magnitude.
     """
     x = jnp.ravel(x)
     words = bitmap.pack(~(jnp.abs(x).astype(jnp.float32) <= threshold))

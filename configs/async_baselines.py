@@ -1,6 +1,6 @@
 """Asynchronous SGD's baselines against each other, each at its best learning rate and setting.
 
-The task, the samples and the delays are those of `configs/slow_and_stale.py`, with one worker that
+The task, the samples and the delays come from `configs/slow_and_stale.py`, with one worker that
 is always ten times slower unless `law` names another kind of straggler. The target is so low that
 at a fixed rate the noise of the gradients limits every method.
 
@@ -55,7 +55,7 @@ METHODS = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: Async-SGD; the arguments are those of `configs/slow_and_stale.py`."""
+    """One arm: Async-SGD, with the arguments of `configs/slow_and_stale.py`."""
     c = slow_and_stale.get_config(",".join(filter(None, ("law=slow10,seconds=400", arg))))
     c.name = f"async_sgd/rate={slow_and_stale.COMMON}"  # method/rate, or method/parameter/rate
     logistic = c.task == slow_and_stale.MODELS["logistic"]

@@ -1,6 +1,6 @@
 """The demo: blocking against non-blocking SGD with one worker that is four times slower.
 
-Eight workers on a ring; the arms are those of Ring All-Reduce and D-PSGD. See
+Eight workers on a ring; the arms use Ring All-Reduce and D-PSGD. See
 `configs/nonblocking.py` for all values and for more mixers, delays and rivals.
 """
 
@@ -13,7 +13,7 @@ from experiments.parts import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm; the arguments are those of `configs/nonblocking.py`."""
+    """One arm, with the arguments of `configs/nonblocking.py`."""
     c = nonblocking.get_config(arg)
     c.graph = part("ring")
     return c

@@ -22,7 +22,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.traces = every if a["trace"] == "all" else (a["trace"],)
     c.schedules = ("wfbp", "single", "fixed", "greedy", "asc", "optimal", "dear", "byte_scheduler")
     c.workers = tuple(2**power for power in range(2, 12))
-    c.at_workers = a["at_workers"]  # those of the printed table, one of workers
+    c.at_workers = a["at_workers"]  # of the printed table; one of workers
     c.collective = a["collective"]  # a name of bucket_scaling.COLLECTIVES
 
     # A worker, but for googlenet, whose times were measured on a K80 with 64 images.

@@ -22,7 +22,7 @@ LEARNING_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm; the arguments are those of `configs/nonblocking.py`."""
+    """One arm, with the arguments of `configs/nonblocking.py`."""
     c = nonblocking.get_config(",".join(filter(None, (f"batch={BATCH}", arg))))
     if DRAWS[c.draw]:
         # A slow spell lasts for the work of a nominal round, however short a method's rounds are.

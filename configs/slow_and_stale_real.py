@@ -7,7 +7,7 @@ update takes beside: a gradient on its way to the server, the update, parameters
     --config=configs/slow_and_stale_real.py                          one arm, 30 s and 10 s to start
     --config=configs/slow_and_stale_real.py --sweep                  36 arms, about 15 minutes
 
-A process takes about 270 MB of memory. Seconds are those of the wall for real arms.
+A process takes about 270 MB of memory. Real arms count seconds of the wall.
 """
 
 from collections.abc import Iterator

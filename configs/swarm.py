@@ -27,7 +27,7 @@ from experiments.studies import swarm as study
 EACH = 0.1  # seconds of a mini-batch
 BATCH = 8  # samples of a mini-batch
 MINI_BATCHES = 600  # of a node, in the mean over nodes
-EIGHTHS = 8  # a row of a schedule of pairs holds a meeting for every so many nodes
+EIGHTHS = 8  # a row of a schedule of pairs holds one meeting per 8 nodes
 
 JITTER = part("jitter", mean=EACH, sigma=0.1)
 DELAYS = {
@@ -48,7 +48,7 @@ NODES = 16  # of the sweep
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm: non-blocking, 8 bits, two local steps.
 
-    Arguments: nodes, a multiple of 8 (the sweep's rates are those of 16); graph, a name of
+    Arguments: nodes, a multiple of 8 (the sweep's rates were tuned at 16); graph, a name of
     `comms.topology.GRAPHS` without parameters; split, a key of SPLITS; delay, a key of DELAYS;
     model, mlp or logistic.
     """

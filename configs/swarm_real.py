@@ -10,7 +10,7 @@ has the learning rate of its shortest simulated time to the target.
     --config=configs/swarm_real.py --sweep                  42 arms, about 7 minutes
     --config=configs/swarm_real.py:nodes=8,graph=ring
 
-A process takes about 350 MB of memory. Seconds are those of the wall for real arms. What has
+A process takes about 350 MB of memory. Real arms count seconds of the wall. What has
 happened can be trained once more, to the same bits, from the folder of a real run:
 
     --config=configs/swarm_real.py --config.runtime=simulate --config.wait="replay(path=...)"

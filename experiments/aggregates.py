@@ -34,7 +34,7 @@ def at_target(
 
 
 def aggregate(summaries: Sequence[Mapping]) -> dict:
-    """One summary of an arm from those of its seeds.
+    """One summary of an arm from the summaries of its seeds.
 
     Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
     standard deviation of the fields of WITH_SPREAD, null for a single seed. `seeds` lists the

@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
-    """Add a checkpoint to those of a run; when it returns, no kill can take it away."""
+    """Add a checkpoint to a run's; when it returns, no kill can take it away."""
     unfinished = _directory(workdir) / records.UNFINISHED
     files.remove_tree(unfinished)
     stored = {PACKED + name: value for name, value in checkpoint.packed.items()}
@@ -136,11 +136,11 @@ def _checkpointer() -> Iterator:
     options = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
     )
-    told = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     # It tells of every step, and of what its threads throw, which it raises here as well.
     logging.set_verbosity(logging.FATAL)
     try:
         with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
             yield checkpointer
     finally:
-        logging.set_verbosity(told)
+        logging.set_verbosity(verbosity)

@@ -20,14 +20,14 @@ def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
     """What each method that compresses would gain over all-reduce: a line for each of them.
 
     On the config's network, if it has one, else on links of 1 and 10 Gbit/s. Arms that differ in
-    other things are told about once.
+    other things are reported once.
     """
-    told = set()
+    reported = set()
     for config in configs:
         subject = parts.text(config.task), parts.text(config.algorithm), config.workers
-        if subject in told:
+        if subject in reported:
             continue
-        told.add(subject)
+        reported.add(subject)
         arm, _ = deciding.prepared(config)
         if not _compresses(arm, config.workers):
             continue
@@ -66,7 +66,7 @@ def _compresses(arm: prepare.Prepared, workers: int) -> bool:
 
 
 def link(gigabits: float, workers: int) -> cost.Network:
-    """Links of so many Gbit/s."""
+    """Links of this number of Gbit/s."""
     return cost.uniform_network(LATENCY, gigabits * GIGABIT, workers=workers)
 
 

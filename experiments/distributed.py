@@ -120,15 +120,15 @@ def _waiting_for_others(where: str, count: int | None) -> Iterator[None]:
     """Say who is waited for if that takes long, and, should JAX abort, that nobody has come."""
     _joining.append(f"error: {_not_found(where, f'within {JOINING} s')}\n")
     others = "the other processes" if count is None else f"all {count} processes"
-    told = threading.Timer(
+    reminder = threading.Timer(
         10, print, [f"waiting up to {JOINING} s for {others} at {where}"], {"file": sys.stderr}
     )
-    told.daemon = True
-    told.start()
+    reminder.daemon = True
+    reminder.start()
     try:
         yield
     finally:
-        told.cancel()
+        reminder.cancel()
         _joining.clear()
 
 

@@ -1,6 +1,6 @@
 """What the JSON files of a workdir must hold to be read back, from tables, checked in one place.
 
-A table lists fields as those of `experiments.entries` do: in words what they must be, a test, their
+A table lists fields as in `experiments.entries`: in words what they must be, a test, their
 names. A field that is there must pass its test; only some must be there. What is damaged is named
 in a sentence with the way out that loses least.
 """
@@ -209,7 +209,7 @@ SWEEP = Format(
             lambda arm: complaint(arm, _OF_ARM, ("name",)) is None), ("arms",)),
     ),
     (),
-    "remove it, and the same command writes it again from those of its arms",
+    "remove it, and the same command writes it again from its arms' summaries",
 )  # fmt: skip
 WHOLE_SWEEP = SWEEP._replace(
     fields=(

@@ -122,12 +122,12 @@ def attach(
 ) -> Iterator[ON_RECORD]:
     """`on_record` and, after it, every logger of these names; they open at the first record."""
     with contextlib.ExitStack() as opened:
-        told = [on_record] + [
+        receivers = [on_record] + [
             opened.enter_context(LOGGERS[name][0](Path(workdir), config)) for name in names
         ]
 
         def tell(record: dict) -> None:
-            for one in told:
+            for one in receivers:
                 one(record)
 
         yield tell

@@ -20,7 +20,7 @@ RUN_FILES = (
     "timeline.json", "error.txt", "output.txt", "wandb_id.txt", "run.lock",
 )  # fmt: skip
 RUN_FOLDERS = ("checkpoint", "tensorboard", "wandb")
-# Of a launch, beside those of its one run or above those of its arms.
+# Of a launch, beside the files of its one run or above the folders of its arms.
 LAUNCH_FILES = (
     "summary.json", "figure.png", "strip.png", "report.html", "report.json", "launch.lock",
     # what the configs draw that have figures of their own

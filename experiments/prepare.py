@@ -165,7 +165,7 @@ def network(config: ConfigDict, shapes) -> cost.Network:
 
 
 def _exchange(config, algorithm, shapes) -> Cost:
-    """What a round's exchange costs: the number of seconds in the config, or those of a network."""
+    """What a round's exchange costs: seconds from the config, or on its network."""
     if entries.is_number(config.communication):
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     return messages.exchange_transfers(algorithm, shapes, config.workers, network(config, shapes))

@@ -217,7 +217,7 @@ def measure_all_reduce(
 
 
 def _agreed(values: np.ndarray) -> np.ndarray:
-    """Those of process 0."""
+    """The values of process 0, on every process."""
     if jax.process_count() == 1:
         return values
     return np.asarray(multihost_utils.broadcast_one_to_all(np.float32(values)), float)

@@ -93,7 +93,7 @@ Shown = _Bars | _Lines
 
 @contextlib.contextmanager
 def show(console: Console, arms: int) -> Iterator[Shown]:
-    """Progress of so many arms, as fits the console."""
+    """Progress of this number of arms, as fits the console."""
     if not console.is_terminal:
         yield _Lines(console, arms)
         return

@@ -1,7 +1,7 @@
 """What a run leaves behind: its records in strict JSON, its schedule and the trained model.
 
 config.json, metrics.jsonl, summary.json, schedule.npz (`stragglers.schedule.load` reads it) and
-parameters.npz, the model that the losses and accuracies of the summary are those of: arrays by
+parameters.npz, the model whose losses and accuracies the summary has: arrays by
 their path, such as params/layers_2/kernel; where workers have models of their own the mean of them.
 
 A metrics line is written when it is measured, a summary when the run is complete; until then there

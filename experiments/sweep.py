@@ -131,7 +131,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
         manifest.check_links(root, arm.path)
     if any(arm.path for arm in arms) and (root / records.CONFIG).exists():
         raise ValueError(
-            f"workdir {root} holds a single run, whose summary those of several would replace; "
+            f"workdir {root} holds a single run, whose summary that of a sweep would replace; "
             "choose another --workdir"
         )
     there = next(place for place in (root, *root.absolute().parents) if place.exists())

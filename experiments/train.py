@@ -64,7 +64,7 @@ def run_together(
 ) -> list[dict]:
     """Train arms that differ only in data as one compiled program; otherwise as `run` does.
 
-    See `alike` for which arms these are. Times on the wall are those of all together.
+    See `alike` for which arms these are. Times on the wall count all of them together.
     """
     configs = [parts.canonical(config) for config in configs]
     made = [deciding.prepared(config) for config in configs]
@@ -129,7 +129,7 @@ def _budget_or_end(arm: Arm) -> tuple[float, int] | None:
 
 
 def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
-    """The records of a run, which the first process writes; those of a finished one are tidy."""
+    """The records of a run, which the first process writes; a finished run's are tidy."""
     recorder = records.start(workdir, config, overwrite, writes=distributed.is_writer())
     if recorder.finished and recorder.writes:
         checkpoints.remove(workdir)  # the run was cut off just before it would have done so

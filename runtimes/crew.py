@@ -1,6 +1,6 @@
 """Processes that work for one run, each an actor on Ray: started, watched, replaced, ended.
 
-Calls of one actor are answered in order, those of its group `ASIDE` beside them, at any time.
+Calls of one actor are answered in order, calls of its group `ASIDE` beside them, at any time.
 Whatever happens comes out of one queue: answers, deaths, and processes that are ready to work.
 """
 

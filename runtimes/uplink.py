@@ -76,7 +76,7 @@ class Uplink:
         return jax.tree.unflatten(part.reduced, [leaf[0] for leaf in reduced])
 
     def _among(self, contributions: int) -> "_Cut":
-        """The parts among so many, of which the worker's is the same whatever their number."""
+        """The parts among `contributions` of them; the worker's part is the same for any number."""
         part = self._cut(contributions)
         if not _same(part.worker, self._part.worker):
             raise ValueError(

@@ -2,7 +2,7 @@
 
 What a worker does after a push and what an update does to the others are the parameters, see
 `stragglers.rules.k_protocols`. A row of the schedule lists the k contributions in the order of
-their pushes, ties by worker. Times are those of a worker: `start` of the contribution, and `finish`
+their pushes, ties by worker. Times belong to a worker: `start` of the contribution, and `finish`
 when the worker is free to begin another, which is the update's landing where it waits for that.
 Cancelled and ignored contributions have no row: they count as idle, except that whoever contributed
 to a row and began another is busy until it is cut. Their samples are drawn again, in another time.
@@ -38,8 +38,8 @@ class Protocol(NamedTuple):
     """What a worker does after its push, and which gradients are too old."""
 
     idle: bool  # a worker waits for the update after its push
-    limit: int = ANY_AGE  # a gradient that is so many updates old does not count
-    interrupt: bool = False  # its worker begins anew as soon as it is so old, not after its push
+    limit: int = ANY_AGE  # a gradient that is this number of updates old does not count
+    interrupt: bool = False  # its worker begins anew at that age, not after its push
 
     @property
     def cancels(self) -> bool:

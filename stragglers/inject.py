@@ -259,22 +259,22 @@ class Injector:
         if any(record.landed != len(self._here) for record in rounds):
             raise RuntimeError("Injector.schedule: a round has not landed on every worker yet")
         columns = ("start", "finish", "busy", "finished", "first", "slept")
-        told = [getattr(record, column) for column in columns for record in rounds]
-        told += [record.durations.T for record in rounds]
-        told = np.vstack([*told, self._attempts, np.full(self.workers, self._elapsed)])
+        gathered = [getattr(record, column) for column in columns for record in rounds]
+        gathered += [record.durations.T for record in rounds]
+        gathered = np.vstack([*gathered, self._attempts, np.full(self.workers, self._elapsed)])
         others = np.setdiff1d(np.arange(self.workers), self._here)
-        told[:, others] = 0  # for the sum
-        told = of_all(told).sum(0)
+        gathered[:, others] = 0  # for the sum
+        gathered = of_all(gathered).sum(0)
         if self.trigger.goal is not None:
             self._tally.close(range(first, first + updates))
         known = len(columns) * updates
-        start, finish, busy, finished, begun, slept = told[:known].reshape(
+        start, finish, busy, finished, begun, slept = gathered[:known].reshape(
             -1, updates, self.workers
         )
         self._consumed = (begun[-1] + self._used(finished[-1])).astype(np.int64)
-        self._attempts, self._elapsed = told[-2].astype(np.int64), float(told[-1].max())
-        if known < len(told) - 2:
-            durations = told[known:-2].reshape(updates, -1, self.workers)
+        self._attempts, self._elapsed = gathered[-2].astype(np.int64), float(gathered[-1].max())
+        if known < len(gathered) - 2:
+            durations = gathered[known:-2].reshape(updates, -1, self.workers)
             self._measured.add(durations.swapaxes(1, 2), slept.max(1))
         rows = np.arange(first, first + updates, dtype=np.int32)
         return Schedule(

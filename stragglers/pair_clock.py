@@ -34,7 +34,7 @@ class PairClock:
     """The plan of pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
 
     name: of the rule, for errors; asks: [P] bool, the nodes that meet neighbours, while the others
-    only meet themselves. The other parameters are those of `stragglers.rules.pairs`. Bad values
+    only meet themselves. The other parameters are as in `stragglers.rules.pairs`. Bad values
     raise ValueError.
     """
 

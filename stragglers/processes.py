@@ -188,8 +188,8 @@ def trace(
     """Replay of recorded durations from a CSV file, per worker in the order of `time`, cyclic.
 
     `worker`, `time` and `duration` name the columns. Recorded numbers times `scale` are
-    seconds; `mean` scales them instead so that they have this mean. Workers beyond those of the
-    file reuse them in turn; the seed has no effect. Unreadable files raise ValueError.
+    seconds; `mean` scales them instead so that they have this mean. Workers beyond the file's
+    reuse its workers in turn; the seed has no effect. Unreadable files raise ValueError.
     """
     if not scale > 0 or (mean is not None and not mean > 0):
         raise ValueError(

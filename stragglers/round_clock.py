@@ -46,7 +46,7 @@ class Work(NamedTuple):
     def known(self, leaves: float) -> np.ndarray:
         """[P] when what leaves after this share of the last mini-batch is known; 0: at the start.
 
-        The last mini-batch of a whole round is known to be it, another one when the signal comes.
+        A whole round's last mini-batch is known from the start; another one when the signal comes.
         """
         if leaves == 0:
             return self.start
@@ -62,7 +62,7 @@ class Work(NamedTuple):
 class RoundClock:
     """The plan of rounds: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
 
-    signal: when a round stops. The other parameters are those of the rules in
+    signal: when a round stops. The other parameters are as for the rules in
     `stragglers.rules.rounds`. Bad values raise ValueError.
     Source: arXiv 2211.00889, the trigger and its in-flight and leftover policies.
     """

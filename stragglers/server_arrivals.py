@@ -50,7 +50,7 @@ class Server:
     def on_arrival(
         self, state: ServerState, worker: int, version: int, now: float, k: int | None = None
     ) -> Reaction:
-        """React to a contribution; k: how many make an update, default: those of the rule."""
+        """React to a contribution; k: how many make an update; default: the rule's number."""
         del now  # a server counts, whatever the time
         if version != state.version[worker]:
             return Reaction(state, counts=False)  # its worker has begun anew in the meantime

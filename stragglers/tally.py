@@ -1,6 +1,6 @@
 """Points that workers make in a round, and whether they are enough to end it.
 
-The workers of one process share memory, see `Alone`. Those of several share whatever the program
+The workers of one process share memory, see `Alone`. Workers of several share whatever the program
 that has started them offers: `stragglers.inject` only asks for what a `Tally` can do.
 """
 

@@ -226,7 +226,7 @@ def test_every_quoted_sentence_is_one_of_the_program():
 
 @named(PAGES)
 def test_what_is_named_exists(page):
-    """Files, pages and flags; those of a run are no files of ours."""
+    """Files, pages and flags; a run's files are not ours."""
     text = BLOCK.sub("", page.read_text())
     for target in re.findall(r"\]\(([^)#]+)", text):
         file = target.partition(' "')[0]  # a title may follow

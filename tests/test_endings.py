@@ -97,8 +97,8 @@ def test_what_sigterm_ends_has_a_checkpoint_and_goes_on_to_the_same_end(here):
     again = launcher.start(here, *flags)
     assert whole.returncode == again.returncode == 0, again.stderr
     assert metrics(out) == metrics(here / "whole") and left < len(metrics(out))
-    told = [summary(place) for place in (out, here / "whole")]
-    assert {**told[0], "wall_seconds": 0} == {**told[1], "wall_seconds": 0}
+    summaries = [summary(place) for place in (out, here / "whole")]
+    assert {**summaries[0], "wall_seconds": 0} == {**summaries[1], "wall_seconds": 0}
 
 
 @pytest.mark.parametrize("text", ["{}", "def get_config():\n    {}"])

@@ -46,35 +46,35 @@ def test_a_run_leaves_its_records(here):
     config = json.loads((run / "config.json").read_text())
     assert config["workers"] == 3 and config["seed"] == 4 and config["optimizer"]["decay"] == 0.9
     assert [line["seconds"] for line in metrics(run)] == [0, 0.5, 1.0, 1.5, 2.0]
-    told = summary(run)
-    assert set(told) >= KEYS
-    assert (told["algorithm"], told["wait"]) == ("all_reduce", "first_finisher")
-    assert (told["workers"], told["seed"], told["clock"]) == (3, 4, "virtual")
-    assert 0 < told["seconds_to_target"] < 2 and told["train_loss"] < 0.6
+    made = summary(run)
+    assert set(made) >= KEYS
+    assert (made["algorithm"], made["wait"]) == ("all_reduce", "first_finisher")
+    assert (made["workers"], made["seed"], made["clock"]) == (3, 4, "virtual")
+    assert 0 < made["seconds_to_target"] < 2 and made["train_loss"] < 0.6
     assert (run / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_command_again_finds_its_work_done(call, here):
     code, first, err = call(*OK)
     assert code == 0 and err == ""
-    told, lines = summary(here / "out"), metrics(here / "out")
+    made, lines = summary(here / "out"), metrics(here / "out")
     note = here / "out" / "report.json"
     noted = json.loads(note.read_text())
     note.write_text(json.dumps(noted | {"date": "2001-02-03T04:05:06+00:00"}))
     code, again, err = call(*OK)
-    assert code == 0 and "already finished" in again and summary(here / "out") == told
+    assert code == 0 and "already finished" in again and summary(here / "out") == made
     table = again.index(" arm ")
     assert again[table:] == first[first.index(" arm ") :]
     assert "03 February 2001" in (here / "out" / "report.html").read_text()  # when it ran
 
     code, _, err = call(*OK, "--config.seconds=1")
     assert code == 2 and "seconds (2.0 there, 1.0 here)" in err
-    assert summary(here / "out") == told
+    assert summary(here / "out") == made
 
     code, out, _ = call(*OK, "--overwrite")
     assert code == 0 and "already finished" not in out
     assert json.loads(note.read_text())["date"] >= noted["date"]
-    assert summary(here / "out")["wall_seconds"] != told["wall_seconds"]
+    assert summary(here / "out")["wall_seconds"] != made["wall_seconds"]
     assert metrics(here / "out") == lines  # the same seed, the same numbers
 
 
@@ -86,9 +86,9 @@ def test_a_sweep_has_a_directory_per_arm_and_seed(call, here):
     arms = ("all_reduce/blocking", "dpsgd/nonblocking")
     for arm in arms:
         for seed in (0, 1):
-            told = summary(out / arm / f"seed_{seed}")
-            assert (told["name"], told["seed"]) == (arm, seed)
-            assert (told["wait"], told["updates"]) == ("barrier", 5)  # the user's, not the sweep's
+            made = summary(out / arm / f"seed_{seed}")
+            assert (made["name"], made["seed"]) == (arm, seed)
+            assert (made["wait"], made["updates"]) == ("barrier", 5)  # the user's, not the sweep's
             config = json.loads((out / arm / f"seed_{seed}" / "config.json").read_text())
             assert config["delay"] == {"name": "exponential", "scale": 0.04}
     together = summary(out)["arms"]
@@ -201,8 +201,8 @@ def test_ctrl_c_is_answered_in_a_sentence(call, here, monkeypatch):
     monkeypatch.setattr(executors.train, "run", interrupted)
     command = (*OK, "--sweep", "--config.updates=2")
     assert call(*command) == (130, ANY, "interrupted; the same command goes on from here\n")
-    told = "interrupted; the same command starts over, without --overwrite it goes on\n"
-    assert call(*command, "--overwrite") == (130, ANY, told)
+    sentence = "interrupted; the same command starts over, without --overwrite it goes on\n"
+    assert call(*command, "--overwrite") == (130, ANY, sentence)
     assert call("--report=out")[0] == 0
     report = (here / "out" / "report.html").read_text()
     assert "1 arm " in report and f"{command[-1]} --overwrite<" in report

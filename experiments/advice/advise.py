@@ -71,7 +71,7 @@ def advise(
 ) -> Advice:
     """Weigh all rules, train those that are not dominated, write and print what came out.
 
-    named: rules to weigh beside those of the registry. Raises ValueError, with nothing written,
+    named: rules to weigh beside the registry's. Raises ValueError, with nothing written,
     for what cannot be weighed.
     """
     check(workdir, source.measured, overwrite)
@@ -79,7 +79,7 @@ def advise(
     root = Path(workdir)
     files.make(root)
     with locks.held(root / locks.LAUNCH):
-        records.write_json(root / ADVICE, page.told(advice))
+        records.write_json(root / ADVICE, page.as_json(advice))
         provenance.begin(root, command)
         if training:
             began = time.monotonic()
@@ -91,7 +91,7 @@ def advise(
                 verdict=verdict.trained(advice.order, results, advice.reference),
                 seconds={**advice.seconds, "trained": time.monotonic() - began},
             )
-            records.write_json(root / ADVICE, page.told(advice))
+            records.write_json(root / ADVICE, page.as_json(advice))
         page.write(advice, root)
     return advice
 

@@ -147,12 +147,12 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
 def _row(
     line: Line, dense: Line, gradient: float, networks: Sequence, costs: Mapping[str, tuple]
 ) -> dict[str, Any]:
-    told = []
+    verdicts = []
     for name, network in networks:
         bandwidth = _bandwidth(network)
         alone, sent = dense.seconds(bandwidth), line.seconds(bandwidth)
         overlapped = max(gradient, alone) / (line.codec + max(gradient, sent))
-        told.append(
+        verdicts.append(
             {
                 "network": name,
                 "seconds": line.codec + sent,
@@ -167,7 +167,7 @@ def _row(
         "codec_seconds": line.codec,
         "break_even": break_even(line, dense),
         "break_even_overlapped": break_even(line, dense, gradient),
-        "networks": told,
+        "networks": verdicts,
         "loss": costs.get(line.method.partition("(")[0]),
     }
 

@@ -129,7 +129,7 @@ def of_schedule(
 
 
 def _refuse(schedule: Schedule, source: str, trigger: Trigger | None, workers: int) -> None:
-    """Raise ValueError for a schedule from which durations cannot be told."""
+    """Raise ValueError for a schedule that does not give durations."""
     several = trigger is not None and trigger.whole is not None
     if several and (np.asarray(trigger.mini_batches) > trigger.whole).any():
         raise ValueError(

@@ -16,7 +16,7 @@ from experiments.reports import markup, panels, table
 PAGE, RANKED, STRIP = "advice.html", "ranked.png", "strip.png"
 
 
-def told(advice: Advice) -> dict[str, Any]:
+def as_json(advice: Advice) -> dict[str, Any]:
     """All numbers of an advice, for advice.json."""
     unit = ranking.predicted(advice.reference, advice.ratio)
     return {

@@ -88,7 +88,7 @@ def rules(
 
 
 def played(config: ConfigDict, rule: Rule, seconds: float) -> Played:
-    """Play the rule of an arm for so many seconds, or until MOST_UPDATES."""
+    """Play the rule of an arm for this number of seconds, or until MOST_UPDATES."""
     state, pieces, until, updates = rule.init(), [], 0.0, 0
     while until < seconds and updates < MOST_UPDATES:
         state, piece = rule.extend(state, SEGMENT)

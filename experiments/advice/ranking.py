@@ -11,7 +11,7 @@ gradients (`stragglers.theory.convergence.stability_limit`); in Birch SGD (arXiv
 the tree distance in updates. The second term is the noise, in which updates of few mini-batches
 weigh more (`varying_batches_bound`). Their common factor, smoothness times what is to be descended
 over the squared gradient that is wanted, is unknown without training, so that seconds are relative
-to those of another rule. A method's momentum, codec and local steps are not in it, nor how the
+to another rule's. A method's momentum, codec and local steps are not in it, nor how the
 noise grows during training: the spread has the ratio at several sizes.
 """
 

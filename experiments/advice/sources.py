@@ -80,9 +80,9 @@ def _of_run(path: Path, config: ConfigDict | None, command: Sequence[str]) -> So
 def _command(path: Path) -> list[str]:
     """The command that made the run, without its rule and its place."""
     note = provenance.known(path)
-    told = shlex.split(note["command"]) if note else ["python", "launch.py", "--config=..."]
+    arguments = shlex.split(note["command"]) if note else ["python", "launch.py", "--config=..."]
     dropped = ("--config.wait", "--workdir", "--config.optimizer.learning_rate")
-    return [one for one in told if not one.startswith(dropped)]
+    return [one for one in arguments if not one.startswith(dropped)]
 
 
 def _check_workers(source: str, workers: int, config: ConfigDict) -> None:

@@ -82,14 +82,14 @@ def changes(order: Sequence[Contender], measured: Measured, ratio: float) -> lis
             for values, median in zip(measured.seconds, medians, strict=True)
         )
     )
-    told = [("all workers were as fast as the middle one", _first(order, even, ratio))]
+    worlds = [("all workers were as fast as the middle one", _first(order, even, ratio))]
     config = order[0].arm
     if config.communication != 0:
-        told.append(("an exchange took no time", _first(order, measured, ratio, 0.0)))
+        worlds.append(("an exchange took no time", _first(order, measured, ratio, 0.0)))
     for words, times in (("a tenth as", 0.1), ("ten times as", 10.0)):
         again = ranking.ranked(order, ratio * times)[0]
-        told.append((f"a gradient was {words} noisy", again.name))
-    return told
+        worlds.append((f"a gradient was {words} noisy", again.name))
+    return worlds
 
 
 def _first(

@@ -51,9 +51,9 @@ def launch(
     # Late: drawing takes a second to load, and arms can start now.
     from experiments.reports import table
 
-    told: list[tuple[str, str]] = []
+    claimed: list[tuple[str, str]] = []
     if not distributed.is_writer():
-        return Outcome(failures, told)
+        return Outcome(failures, claimed)
     console = Console()
     finished = [arm for arm in arms if arm.path not in failures]
     if finished:
@@ -65,11 +65,11 @@ def launch(
             console.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
     if not failures:
         if claims is not None:
-            told += _attempted(lambda: claims(summaries), "claims()")
+            claimed += _attempted(lambda: claims(summaries), "claims()")
         if figures is not None:
-            told += _attempted(lambda: figures(root) or (), "figures()")
-    if told:
-        table.print_claims(console, told)
+            claimed += _attempted(lambda: figures(root) or (), "figures()")
+    if claimed:
+        table.print_claims(console, claimed)
     for path, reason in failures.items():
         where = root / path / records.ERROR
         seen = f"; see {where}" if where.exists() else ""
@@ -78,17 +78,17 @@ def launch(
         )
     drawn = f"   figure: {root / 'figure.png'}" if finished else ""
     console.print(f"records: {root}{drawn}", highlight=False, markup=False, soft_wrap=True)
-    return Outcome(failures, told)
+    return Outcome(failures, claimed)
 
 
 def _attempted(tell: Callable[[], Iterable[tuple[str, str]]], what: str) -> list[tuple[str, str]]:
     """What `tell` says; that it fails, as of an arm that has diverged, loses nothing else."""
-    told = []
+    claimed = []
     try:
-        told.extend(tell())
+        claimed.extend(tell())
     except Exception as error:  # a config file is code and can raise anything
-        told.append((what, f"failed with {type(error).__name__}: {error}"))
-    return told
+        claimed.append((what, f"failed with {type(error).__name__}: {error}"))
+    return claimed
 
 
 def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:

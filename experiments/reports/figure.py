@@ -16,7 +16,7 @@ from experiments import files
 from experiments.aggregates import at_target
 
 MOST_CURVES = 16  # as many as a reader can tell apart
-# Okabe and Ito's colours, told apart with any colour vision; the lightest left out.
+# Okabe and Ito's colours, which differ for any colour vision; the lightest left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
 
@@ -102,7 +102,7 @@ def _arrival(runs: Sequence[Sequence[Mapping]], target_loss: float | None) -> tu
 def styles(names: Sequence[str]) -> dict[str, dict]:
     """A line for every arm: the part of its name before "/" chooses the colour, the rest the dash.
 
-    Where that gives two arms the same line, variants are told apart within their method alone, or
+    Where that gives two arms the same line, variants differ within their method alone, or
     else every arm has its own combination, up to 35 arms.
     """
     methods, variants = ([name.partition("/")[place] for name in names] for place in (0, 2))

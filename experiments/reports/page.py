@@ -26,12 +26,12 @@ def write(root: str | os.PathLike) -> Path:
     """
     root = Path(root)
     arms, unfinished = workdirs.gather(root)
-    told = provenance.known(root)
+    note = provenance.known(root)
     looks = {arm.name: look for arm in arms if (look := _look(arm)) is not None}
     sections = [
         *(_results(arms) if arms else ()),
         *(_unfinished(unfinished) if unfinished else ()),
-        *(_claims(told["claims"]) if told.get("claims") else ()),
+        *(_claims(note["claims"]) if note.get("claims") else ()),
         *(_curves(arms, looks) if arms else ()),
         *(_strip(root, arms, looks) if looks else ()),
         *(_schedules(looks) if looks else ()),
@@ -39,7 +39,7 @@ def write(root: str | os.PathLike) -> Path:
         *(_compared(arms) if arms else ()),
     ]
     title = root.resolve().name
-    page = markup.page(title, " · ".join(_facts(arms, unfinished, told)), _again(told), sections)
+    page = markup.page(title, " · ".join(_facts(arms, unfinished, note)), _again(note), sections)
     path = root / REPORT
     files.write(path, page, durable=False)
     return path
@@ -71,7 +71,7 @@ def _named(arm: workdirs.Arm, summary: Mapping) -> str:
     return f"{arm.name}, seed {summary['seed']}" if len(arm.runs) > 1 else arm.name
 
 
-def _facts(arms: Sequence[workdirs.Arm], unfinished: Sequence, told: Mapping) -> Iterator[str]:
+def _facts(arms: Sequence[workdirs.Arm], unfinished: Sequence, note: Mapping) -> Iterator[str]:
     yield f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}"
     seeds = sorted({len(arm.runs) for arm in arms})
     if seeds and seeds[-1] > 1:
@@ -80,17 +80,17 @@ def _facts(arms: Sequence[workdirs.Arm], unfinished: Sequence, told: Mapping) ->
         yield f"{len(unfinished)} not finished"
     for clock in sorted({arm.summary["clock"] for arm in arms}):
         yield f"{clock} time"
-    if told:
-        yield datetime.datetime.fromisoformat(told["date"]).strftime("%d %B %Y, %H:%M %Z")
+    if note:
+        yield datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z")
 
 
-def _again(told: Mapping) -> str:
+def _again(note: Mapping) -> str:
     """How to repeat it."""
-    if not told:
+    if not note:
         return ""
-    versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in note["versions"].items())
     return (
-        f'<pre>{markup.text(told["command"])}</pre>\n<p class="quiet">{markup.text(versions)}</p>'
+        f'<pre>{markup.text(note["command"])}</pre>\n<p class="quiet">{markup.text(versions)}</p>'
     )
 
 
@@ -137,7 +137,7 @@ def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> I
     if max(len(runs) for _, runs in curves) > 1:
         yield (
             "<p>Means over seeds, with a band of one standard deviation; staleness and idle time "
-            "are those of the first seed.</p>"
+            "come from the first seed.</p>"
         )
     yield panels.legend(names, target)
     yield '<div class="panels">'

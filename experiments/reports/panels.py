@@ -43,7 +43,7 @@ class Panel(NamedTuple):
 
 
 def look(schedule: Schedule, workers: int, most: int) -> Look:
-    """Look at a schedule of so many workers; `most`: how many of its first stretches to keep."""
+    """Look at a schedule of `workers` workers; `most`: how many of its first stretches to keep."""
     real = schedule.batches > 0
     counts = np.bincount(schedule.staleness[real])
     # Who is only met, and nobody, has not spent any time.

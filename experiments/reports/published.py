@@ -31,7 +31,7 @@ FIELDS = (
     "test_accuracy_std", "final_train_loss", "idle_fraction", "bytes_per_worker", "fallback_share",
     "fallback_bytes", "fallback_seconds", "stopped",
 )  # fmt: skip
-MOST_ARMS = 20  # of a table; of more only the claims are told
+MOST_ARMS = 20  # of a table; of more only the claims are shown
 OPENING = """\
 # Results
 
@@ -61,9 +61,9 @@ def take_in(root: str | os.PathLike, folder: Path = FOLDER) -> Path:
     note = provenance.read(root)
     files.make(folder)
     path = folder / f"{root.resolve().name}.json"
-    told = {key: note[key] for key in ("command", "versions", "date", "claims")}
+    noted = {key: note[key] for key in ("command", "versions", "date", "claims")}
     found = _of_sweep(summary) if "arms" in summary else _of_run(summary)
-    files.write(path, _dumps(told | found))
+    files.write(path, _dumps(noted | found))
     return path
 
 

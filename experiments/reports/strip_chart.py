@@ -62,15 +62,17 @@ def draw(strips: Sequence[Strip]) -> bytes:
     return figure.png(canvas)
 
 
-def _lay(axes: Axes, told: Stretches, lanes: np.ndarray, until: float):
+def _lay(axes: Axes, drawn: Stretches, lanes: np.ndarray, until: float):
     """Draw the stretches of the workers `lanes` in the first `until` seconds."""
-    lane = np.full(1 + max(told.worker.max(), lanes.max()), -1)
+    lane = np.full(1 + max(drawn.worker.max(), lanes.max()), -1)
     lane[lanes] = np.arange(lanes.size)
-    inside = (told.begin < until * NANOSECONDS) & (lane[told.worker] >= 0)
+    inside = (drawn.begin < until * NANOSECONDS) & (lane[drawn.worker] >= 0)
     for kind, name in enumerate(KINDS):
         for place in range(lanes.size):
-            at = np.flatnonzero(inside & (told.kind == kind) & (lane[told.worker] == place))
-            spans = np.stack([told.begin[at], told.end[at] - told.begin[at]], axis=1) / NANOSECONDS
+            at = np.flatnonzero(inside & (drawn.kind == kind) & (lane[drawn.worker] == place))
+            spans = (
+                np.stack([drawn.begin[at], drawn.end[at] - drawn.begin[at]], axis=1) / NANOSECONDS
+            )
             axes.broken_barh(
                 spans,
                 (place - 0.42, 0.84),
@@ -108,36 +110,36 @@ def _mark(axes: Axes, events: Sequence[Event], lanes: np.ndarray, until: float) 
     return marked
 
 
-def _landed(told: Stretches, until: float) -> int:
-    """How many updates have landed at all their workers after so many seconds."""
-    last = np.zeros(1 + told.update.max(), np.int64)
-    np.maximum.at(last, told.update, told.end)
-    last = last[np.unique(told.update)]
+def _landed(drawn: Stretches, until: float) -> int:
+    """How many updates have landed at all their workers by `until` [s]."""
+    last = np.zeros(1 + drawn.update.max(), np.int64)
+    np.maximum.at(last, drawn.update, drawn.end)
+    last = last[np.unique(drawn.update)]
     return int((last <= until * NANOSECONDS).sum())
 
 
-def has_gaps(told: Stretches) -> bool:
+def has_gaps(drawn: Stretches) -> bool:
     """Whether a worker has spent time on something that no contribution tells."""
-    order = np.lexsort((told.begin, told.worker))
-    worker, begin, end = (column[order] for column in (told.worker, told.begin, told.end))
+    order = np.lexsort((drawn.begin, drawn.worker))
+    worker, begin, end = (column[order] for column in (drawn.worker, drawn.begin, drawn.end))
     return bool(((begin[1:] > end[:-1] + 1) & (worker[1:] == worker[:-1])).any())
 
 
-def _computing(told: Stretches) -> tuple[np.ndarray, np.ndarray]:
+def _computing(drawn: Stretches) -> tuple[np.ndarray, np.ndarray]:
     """How often each worker computes and the seconds that it spends on a mini-batch, or nan."""
-    at = told.kind == KINDS.index("compute")
-    worker, size = told.worker[at], told.worker.max() + 1
-    spent = np.bincount(worker, (told.end - told.begin)[at], size) / NANOSECONDS
-    mini_batches = np.bincount(worker, told.mini_batches[at], size)
+    at = drawn.kind == KINDS.index("compute")
+    worker, size = drawn.worker[at], drawn.worker.max() + 1
+    spent = np.bincount(worker, (drawn.end - drawn.begin)[at], size) / NANOSECONDS
+    mini_batches = np.bincount(worker, drawn.mini_batches[at], size)
     each = np.where(mini_batches > 0, spent / np.maximum(mini_batches, 1), np.nan)
     return np.bincount(worker, minlength=size), each
 
 
-def lanes_of(told: Stretches, workers: int) -> np.ndarray:
+def lanes_of(drawn: Stretches, workers: int) -> np.ndarray:
     """The workers to show: all of them, or some that are evenly spread and the slowest."""
     if workers <= MOST_LANES:
         return np.arange(workers)
-    _, each = _computing(told)
+    _, each = _computing(drawn)
     some = np.linspace(0, workers - 1, MOST_LANES - 1).astype(int)
     slowest = np.nan_to_num(each, nan=-1.0).argmax()
     return np.union1d(some, [slowest])
@@ -146,16 +148,16 @@ def lanes_of(told: Stretches, workers: int) -> np.ndarray:
 def _window(strips: Sequence[Stretches]) -> float:
     """Seconds to show: some cycles of the slowest worker of all strips, but not too many at all."""
     cycles, known = [], []
-    for told in strips:
-        times, _ = _computing(told)
+    for drawn in strips:
+        times, _ = _computing(drawn)
         often = np.flatnonzero(times > 0)
         last = np.zeros(times.size)
-        np.maximum.at(last, told.worker, told.end / NANOSECONDS)
+        np.maximum.at(last, drawn.worker, drawn.end / NANOSECONDS)
         if often.size:  # no mini-batch takes a nanosecond otherwise
             cycles.append((last[often] / times[often]).max())
-        # Of a run that is not told to its end, nothing is known any later.
-        whole = told.begin.size < MOST_STRETCHES
-        known.append(np.inf if whole else told.begin.max() / NANOSECONDS)
-    ends = max(told.end.max() for told in strips) / NANOSECONDS
+        # Of a run that is not drawn to its end, nothing is known any later.
+        whole = drawn.begin.size < MOST_STRETCHES
+        known.append(np.inf if whole else drawn.begin.max() / NANOSECONDS)
+    ends = max(drawn.end.max() for drawn in strips) / NANOSECONDS
     few = (CYCLES * max(cycles), MOST_CYCLES * min(cycles)) if cycles else ()
     return min(*few, ends, *known)

@@ -13,7 +13,7 @@ NONE = "–"
 def of_arms(arms: Sequence[Mapping]) -> Table:
     """Summaries of arms, of one seed or aggregated over several, as a table of 120 columns.
 
-    Speed-up: seconds to target of the arm that `baseline` names over those of this arm. Fell back:
+    Speed-up: seconds to target of the arm that `baseline` names over this arm's. Fell back:
     share of the updates in which a method sent something else than it plans, whose bytes count; the
     column is there if any of the methods can.
     """
@@ -98,7 +98,7 @@ def _spread(arm: Mapping, field: str, spec: str, scale: float = 1.0) -> str:
 
 
 def _digits(value: float | None, digits: int) -> str:
-    """The format that shows so many digits of `value`; its spread then has the same decimals."""
+    """The format with `digits` digits of `value`; its spread then has the same decimals."""
     if not value:
         return ".0f"
     magnitude = math.floor(math.log10(abs(value)))

@@ -24,7 +24,7 @@ KINDS = ("compute", "wait", "communicate")
 MOST_STRETCHES = 4000  # about half a megabyte, and more than a reader looks through
 NANOSECONDS = 1e9  # per second; times are whole ones, so that no two stretches overlap by rounding
 
-LATEST = 2.0**62  # ns; what is later, 146 years after the start, is told as of then
+LATEST = 2.0**62  # ns; what is later, 146 years after the start, is drawn at that time
 
 
 class Stretches(NamedTuple):
@@ -54,7 +54,7 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
 
     worker, start, finish = of(schedule.workers), of(schedule.start), of(schedule.finish)
     met = worker if schedule.partner is None else schedule.workers[row, of(schedule.partner)]
-    told = (schedule.offset + row, of(schedule.batches), of(schedule.staleness), met)
+    drawn = (schedule.offset + row, of(schedule.batches), of(schedule.staleness), met)
     computed = np.minimum(start + of(schedule.busy), finish)
     sent = np.maximum(finish - of(schedule.communication), computed)
     # An update over cheaper links may restart a worker before an earlier one has landed there.
@@ -66,7 +66,7 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
     begin, end = edges[:-1].ravel(), edges[1:].ravel()
     order = np.flatnonzero(end > begin)
     order = order[np.argsort(begin[order], kind="stable")][:most]
-    columns = [np.tile(column, kinds)[order] for column in (worker, *told)]
+    columns = [np.tile(column, kinds)[order] for column in (worker, *drawn)]
     kind = np.repeat(np.arange(kinds), worker.size)[order]
     return Stretches(columns[0], kind, begin[order], end[order], *columns[1:])
 
@@ -84,23 +84,23 @@ def trace(schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES)
     """A run as a process with a thread per worker, in the JSON object format of trace events.
 
     name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
-    stretches are told, and `otherData` says so.
+    stretches are drawn, and `otherData` says so.
     """
-    told = stretches(schedule, most)
-    whole, shown = float(schedule.time[-1]), told.begin.max(initial=0) / NANOSECONDS
+    drawn = stretches(schedule, most)
+    whole, shown = float(schedule.time[-1]), drawn.begin.max(initial=0) / NANOSECONDS
     contents, until = "all of the run", np.inf
-    if told.begin.size == most:
+    if drawn.begin.size == most:
         until = shown
         contents = (
             f"the first {most} events, which begin within {shown:.4g} s of {whole:.4g} s; "
             "schedule.npz has all"
         )
     instants = [event for event in schedule.events if event.time <= until]
-    workers = sorted({*told.worker.tolist(), *(event.worker for event in instants)})
+    workers = sorted({*drawn.worker.tolist(), *(event.worker for event in instants)})
     return {
         "traceEvents": [
             *_names(workers, name, contents),
-            *_events(told),
+            *_events(drawn),
             *_instants(instants),
         ],
         "displayTimeUnit": "ms",
@@ -127,10 +127,10 @@ def _names(workers: Iterable[int], name: str, contents: str) -> Iterator[dict]:
         yield about("thread_sort_index", worker + 1, {"sort_index": worker})
 
 
-def _events(told: Stretches) -> Iterator[dict]:
+def _events(drawn: Stretches) -> Iterator[dict]:
     """Complete events, in microseconds; thread 0 is special to viewers, workers begin at 1."""
     for worker, kind, begin, end, update, mini_batches, staleness, partner in zip(
-        *(column.tolist() for column in told), strict=True
+        *(column.tolist() for column in drawn), strict=True
     ):
         told_of = {"update": update, "mini_batches": mini_batches, "staleness": staleness}
         if partner != worker:

@@ -58,7 +58,7 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
 
 
 def _check(name: str, places: Sequence[Path], configs: Sequence[Mapping]) -> None:
-    """Runs of one name may be those of several sweeps, of which no mean makes sense."""
+    """Runs of one name may belong to several sweeps, whose mean makes no sense."""
     for (one, its), (other, theirs) in pairwise(zip(places, configs, strict=True)):
         if its.get("seed") == theirs.get("seed"):
             clash = "the same seed"

@@ -65,7 +65,7 @@ _PRODUCTS = {
     "dot_general": lambda eqn: (
         2 * np.prod([eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]])
     ),
-    # The kernel without its output channels; its input channels are those of one group.
+    # The kernel without its output channels; its input channels belong to one group.
     "conv_general_dilated": lambda eqn: (
         2
         * eqn.invars[1].aval.size
@@ -75,9 +75,9 @@ _PRODUCTS = {
 
 
 def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times: int):
-    """Add the FLOPs of a program, run so many times, to the layers, which are in order of use.
+    """Add the FLOPs of a program, run `times` times, to the layers, which are in order of use.
 
-    origins: for each input the layer whose parameter it is, or None. Returns those of the outputs.
+    origins: for each input the layer whose parameter it is, or None. Returns the outputs' layers.
     """
     known = dict(zip(jaxpr.invars, origins, strict=True))
 
@@ -245,6 +245,6 @@ def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
 
 
 def at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:
-    """The trace on a device on which forward and backward together take so many seconds."""
+    """The trace on a device on which forward and backward together take `seconds`."""
     factor = seconds / trace.compute
     return trace._replace(forward=factor * trace.forward, backward=factor * trace.backward)

@@ -19,11 +19,11 @@ def claims(arms) -> Iterator[tuple[str, str]]:
         same = all(_same_parameters(*pair) for pair in pairs)
         (equal if same else differ).append(arm)
     names = ", ".join(arm["name"] for arm in equal) or "none"
-    told = [f"parameters equal to plain pmean, bit for bit: {names}"]
+    sentences = [f"parameters equal to plain pmean, bit for bit: {names}"]
     if differ:
         names = ", ".join(f"{arm['name']} after {arm['updates']} updates" for arm in differ)
-        told.append(f"not equal: {names}")
-    yield f"buckets change no result (after {plain['updates']} updates)", "\n".join(told)
+        sentences.append(f"not equal: {names}")
+    yield f"buckets change no result (after {plain['updates']} updates)", "\n".join(sentences)
     yield "merging hides communication (predicted from the profile)", _plans(bucketed)
 
 

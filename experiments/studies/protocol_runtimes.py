@@ -1,6 +1,6 @@
 """How long an update of the four protocols takes, in theory and simulated.
 
-The protocols and their expected runtimes are those of "Slow and Stale Gradients", arXiv 1803.01113.
+The protocols and their expected runtimes come from "Slow and Stale Gradients", arXiv 1803.01113.
 """
 
 import functools

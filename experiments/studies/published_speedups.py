@@ -116,7 +116,7 @@ class Error(NamedTuple):
 
 
 def errors(ratios: Sequence[Ratio]) -> list[Error]:
-    """The model's errors beside those of a constant: a model that knows nothing of a run."""
+    """The model's errors beside a constant's: a model that knows nothing of a run."""
     found = []
     for baseline in dict.fromkeys(ratio.baseline for ratio in ratios):
         ours = [ratio for ratio in ratios if ratio.baseline == baseline]

@@ -35,7 +35,7 @@ def claims(arms: Sequence[dict]) -> Iterator[tuple[str, str]]:
             f"{place}: {own:.4g} s, simulated {twin:.4g} s ({over:+.1%}), theory {known} s"
         )
     yield (
-        "seconds of a real update are those of the formulas (arXiv 1803.01113, Section 3)",
+        "seconds of a real update follow the formulas (arXiv 1803.01113, Section 3)",
         "\n".join(lines) + f"\n{within} of {len(real)} within {WITHIN:.0%} of the simulation of "
         "the same delays",
     )

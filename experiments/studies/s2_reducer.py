@@ -40,12 +40,12 @@ def claims(arms) -> Iterator[tuple[str, str]]:
     yield "81 % less sparse communication at the same accuracy (arXiv 2110.02140)", "\n".join(lines)
 
     ours, theirs = by_name["s2/exact"]["train_loss"], dense["train_loss"]
-    told = "equal bit for bit" if ours == theirs else "not the same"
+    answer = "equal bit for bit" if ours == theirs else "not the same"
     clock = arms[0]["clock"]
     if clock == "virtual":  # where dense training takes one gradient of all workers' samples
-        told += " (not expected bit for bit of simulated workers)"
+        answer += " (not expected bit for bit of simulated workers)"
     worse = _worse(by_name["s2/exact"], dense)
-    yield "the exact variant loses nothing", f"{told}; {worse} ({clock} clock)"
+    yield "the exact variant loses nothing", f"{answer}; {worse} ({clock} clock)"
 
     seconds = {
         name: codec_times.step_seconds(arm, by_name[name]["config"])
@@ -68,8 +68,8 @@ def claims(arms) -> Iterator[tuple[str, str]]:
             _against_rivals(steps),
         )
 
-    told = _against_all_gather(prepared["dense"].task, arms[0]["config"].batch_size)
-    yield "all-reduce scales where all-gather does not", told
+    answer = _against_all_gather(prepared["dense"].task, arms[0]["config"].batch_size)
+    yield "all-reduce scales where all-gather does not", answer
 
 
 def _against_rivals(steps: dict[str, float]) -> str:
@@ -95,8 +95,8 @@ def _worse(arm, dense) -> str:
 
 def _quality(arm) -> str:
     """What else the task is judged by, if anything."""
-    told = {words: arm.get(name) for name, words in QUALITY.items()}
-    return "".join(f", {words} {value:.4g}" for words, value in told.items() if value is not None)
+    answer = {words: arm.get(name) for name, words in QUALITY.items()}
+    return "".join(f", {words} {value:.4g}" for words, value in answer.items() if value is not None)
 
 
 def _table_bytes(arm: prepare.Prepared, workers: int) -> float:
@@ -149,5 +149,5 @@ def _against_all_gather(task: tasks.Task, batch: int) -> str:
                 f"{workers} workers: {1e-6 * exact:.3f} MB through the union, "
                 f"{1e-6 * gathered:.3f} MB gathered"
             )
-    told = f"pays from {pays} workers on" if pays else f"does not pay for up to {most} workers"
-    return "\n".join([*lines, f"the all-reduce {told}"])
+    answer = f"pays from {pays} workers on" if pays else f"does not pay for up to {most} workers"
+    return "\n".join([*lines, f"the all-reduce {answer}"])

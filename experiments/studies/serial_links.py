@@ -32,7 +32,7 @@ QUANTILE = 0.99
 
 
 class Point(NamedTuple):
-    """Communication of one method on so many nodes, over all nodes and updates."""
+    """Communication of one method on some number of nodes, over all nodes and updates."""
 
     method: str
     workers: int
@@ -232,7 +232,7 @@ def simulate(config: ConfigDict) -> list[Point]:
     """Every method of config.methods on every number of config.workers.
 
     config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
-    between two exchanges and bits those of a coordinate; `size` of the model in coordinates;
+    between two exchanges and bits are sent per coordinate; `size` of the model in coordinates;
     `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
     Raises ValueError for what cannot be simulated.
     """

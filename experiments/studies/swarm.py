@@ -88,7 +88,7 @@ def _record(arm) -> str:
     def mean(name):
         return float(np.mean([record.get(name, 0.0) for record in last]))
 
-    told = [
+    sentences = [
         f"{arm['samples'] / arm['config'].workers:,.0f} samples per node",
         f"accuracy of the mean model {100 * arm['test_accuracy']:.2f} %, of the nodes' "
         f"{100 * arm['test_accuracy_worst_worker']:.2f} to "
@@ -97,14 +97,14 @@ def _record(arm) -> str:
         f"{np.mean([record['bytes_per_worker'] for record in last]) / 1e6:.2f} MB sent per node",
     ]
     if "decode_failures" in last[0]:
-        told.append(
+        sentences.append(
             f"{mean('decode_failures'):.1f} buckets failed to decode, "
             f"{mean('full_precision_buckets'):.1f} went in full precision, "
             f"{mean('skipped_buckets'):.1f} were skipped; "
             f"{mean('extra_bytes_per_worker') / 1e3:.1f} kB sent again per node in "
             f"{mean('extra_seconds_per_worker'):.2g} s, {_resent_share(last):.1%} of all bytes"
         )
-    return "; ".join(told)
+    return "; ".join(sentences)
 
 
 def _resent_share(last: list[dict]) -> float:
@@ -119,7 +119,7 @@ def figures(workdir) -> None:
     Of the first seed of every arm that meets in pairs, but Gamma of all local methods.
     """
     workdir = Path(workdir)
-    told, curves = {}, {}
+    meetings, curves = {}, {}
     for path in sorted(workdir.rglob(records.SCHEDULE)):
         summary, place = records.read_summary(path.parent), path.parent
         if summary["name"] in curves:
@@ -128,12 +128,15 @@ def figures(workdir) -> None:
         done = schedule.load(path)
         if done.partner is not None:
             config = records.read_json(place / records.CONFIG)
-            told[summary["name"]] = _met(done, summary["workers"], config["batch_size"])
+            meetings[summary["name"]] = _met(done, summary["workers"], config["batch_size"])
     records.write_json(
         workdir / "meetings.json",
-        {name: {k: v for k, v in met.items() if k != "staleness"} for name, met in told.items()},
+        {
+            name: {k: v for k, v in met.items() if k != "staleness"}
+            for name, met in meetings.items()
+        },
     )
-    _draw(curves, told, workdir / "meetings.png")
+    _draw(curves, meetings, workdir / "meetings.png")
 
 
 def _met(done: schedule.Schedule, workers: int, batch_size: int) -> dict:
@@ -154,7 +157,7 @@ def _met(done: schedule.Schedule, workers: int, batch_size: int) -> dict:
     }
 
 
-def _draw(curves: dict, told: dict, path: Path):
+def _draw(curves: dict, meetings: dict, path: Path):
     canvas = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
     gamma, stale, samples = canvas.subplots(1, 3)
     for number, (name, metrics) in enumerate(curves.items()):
@@ -164,10 +167,10 @@ def _draw(curves: dict, told: dict, path: Path):
         points = [(x, y) for x, y in points if y and x]
         if points:
             gamma.plot(*zip(*points, strict=True), label=name, **line)
-        if name in told:
-            stale.plot(told[name]["staleness"], np.linspace(1, 0, told[name]["staleness"].size),
-                       **line)  # fmt: skip
-            samples.plot(told[name]["samples"], **line)
+        if name in meetings:
+            ages = meetings[name]["staleness"]
+            stale.plot(ages, np.linspace(1, 0, ages.size), **line)
+            samples.plot(meetings[name]["samples"], **line)
     gamma.set(yscale="log", xlabel="samples seen by all nodes", ylabel="Gamma / n")
     stale.set(xlabel="age of the partner's copy [s]", ylabel="share of meetings with an older one")
     samples.set(xlabel="node", ylabel="samples", ylim=(0, None))

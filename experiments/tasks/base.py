@@ -26,7 +26,7 @@ class Task(NamedTuple):
     metrics: what else to report, from the parameters and the losses that `evaluate` found.
     sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
         of what is in the mini-batch.
-    evaluated: `evaluate` takes so many training and test examples, evenly spread; None: all.
+    evaluated: how many training and test examples `evaluate` takes, evenly spread; None: all.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tasks on text whose gradients are row-sparse, as those of S2 Reducer (arXiv 2110.02140).
+"""Tasks on text whose gradients are row-sparse, as in S2 Reducer (arXiv 2110.02140).
 
 Every factory is a row of TASKS and returns a `Task` that names its row-sparse parameters. Nothing
 here depends on how examples are dealt to workers or put into batches: what is drawn in an update

@@ -68,7 +68,7 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
 def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
     """(F_0 / F) -> the K that minimises F E[X_{K:P}] + c / K over 1..P, for any law.
 
-    X is the time of so many mini-batches.
+    X is the time of this number of mini-batches.
     """
     seconds = sums_means(law, workers, mini_batches)
     finite = np.isfinite(seconds)

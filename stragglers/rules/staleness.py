@@ -2,7 +2,7 @@
 
 A gradient that is `limit` updates old when it is pushed does not count, and its worker goes on from
 the newest version. It is ignored then, which costs the time until it is pushed, or its worker is
-interrupted as soon as it is so old. Settings and times are those of `stragglers.rules.k_protocols`.
+interrupted as soon as it is so old. Settings and times are as in `stragglers.rules.k_protocols`.
 """
 
 from stragglers.event_clock import ANY_AGE, Protocol

@@ -1,8 +1,8 @@
 """How far SGD with few or stale gradients gets: error bounds, exact small cases, complexities.
 
-The bounds are those of Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113, at a fixed learning
-rate eta, for a server that updates on k gradients of m samples each. The time complexities are
-those of Rennala SGD, arXiv 2305.12387, for workers of fixed speeds. How long an update takes and
+The bounds come from Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113, at a fixed learning
+rate eta, for a server that updates on k gradients of m samples each. The time complexities come
+from Rennala SGD, arXiv 2305.12387, for workers of fixed speeds. How long an update takes and
 how stale its gradients are is in `stragglers.theory.k_protocols`.
 """
 
@@ -58,7 +58,7 @@ def convex_bound(
     factor: float = 1.0,
     growth: float = 0.0,
 ) -> np.ndarray:
-    """Bound on F - F* after so many updates of a strongly convex F, from F_0 - F* = `gap`.
+    """Bound on F - F* after `updates` updates of a strongly convex F, from F_0 - F* = `gap`.
 
     The floor plus (1 - eta c gamma')^J (gap - floor); against seconds, J = t / expected_runtime.
     growth: M_G, by which the variance grows with the squared gradient. A rate beyond

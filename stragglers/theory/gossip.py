@@ -4,7 +4,7 @@ Workers i = 1..n descend on f_i with gradients of variance at most `variance`, a
 Their mean x has the loss f = mean_i f_i, all f_i are L-smooth, and mean_i ||grad f_i - grad f||^2
 is at most `heterogeneity`. The papers are X. Lian et al., D-PSGD, arXiv 1705.09056; J. Wang et al.,
 MATCHA, 1905.09435; G. Nadiradze et al., SwarmSGD, 1910.12308. The arguments are theirs; constants
-follow from the lines that stand in the docstrings, and are not those of the papers.
+follow from the lines that stand in the docstrings, and differ from the papers' constants.
 """
 
 from typing import NamedTuple

@@ -78,7 +78,7 @@ def fresh_share(rule: str, k: int, workers: int) -> float:
 
 
 def sync_over_async(law: Law, workers: int) -> float:
-    """Seconds per update of fully synchronous over those of Async-SGD, P E[X_{P:P}] / E[X].
+    """Seconds per update of fully synchronous SGD over Async-SGD's, P E[X_{P:P}] / E[X].
 
     For exponential durations P H_P, roughly P log P. A law without a mean raises ValueError.
     Source: 1803.01113, runtime of fully synchronous against asynchronous SGD.

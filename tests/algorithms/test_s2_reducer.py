@@ -129,8 +129,8 @@ def test_what_does_not_fit_is_counted_in_rows():
     method = s2_reducer(SGD, ratio=0.18)
     total = with_rows(400, 0)
     _, states = reduced_by(method, SIZE, WIDTH)(split_over_workers(total, 0), 0.0)
-    told = method.metrics(states)
-    assert told["fallbacks"] == 1 and 300 < told["unresolved"] <= 400
+    counts = method.metrics(states)
+    assert counts["fallbacks"] == 1 and 300 < counts["unresolved"] <= 400
 
 
 def test_options_that_exclude_each_other_are_refused():

@@ -155,10 +155,10 @@ def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
 def test_utilisation_on_worked_numbers():
     """2e12 FLOPs in 10 ms are 200 TFLOP/s: 40.4 % of an H100's 494.7 in TF32."""
     peak = peaks.peak_of("NVIDIA H100 80GB HBM3")
-    told = peaks.utilisation(2e12, 0.01, peak)
-    assert told["TFLOP/s"] == pytest.approx(200.0)
-    assert told["utilisation"] == pytest.approx(200 / 494.7)
-    assert told["peak"] == "494.7 TF32"
+    use = peaks.utilisation(2e12, 0.01, peak)
+    assert use["TFLOP/s"] == pytest.approx(200.0)
+    assert use["utilisation"] == pytest.approx(200 / 494.7)
+    assert use["peak"] == "494.7 TF32"
     assert peaks.utilisation(2e12, 0.01, None) == {
         "TFLOP/s": pytest.approx(200.0),
         "utilisation": None,

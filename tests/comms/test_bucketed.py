@@ -1,4 +1,4 @@
-"""Means in buckets: those of plain `pmean`, in as many all-reduces as there are buckets."""
+"""Means in buckets: equal to plain `pmean`, in as many all-reduces as there are buckets."""
 
 import functools
 

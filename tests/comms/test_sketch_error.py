@@ -26,11 +26,11 @@ def test_the_error_of_estimates_is_the_simulated_one(rows, columns):
         entries = int(load * rows * columns)
         wrong, whole = (v.sum() for v in squares(jnp.arange(60, dtype=jnp.uint32), entries))
         simulated = float(jnp.sqrt(wrong / whole))
-        told = sketch_error.estimate_error(entries, rows, columns)
+        estimated = sketch_error.estimate_error(entries, rows, columns)
         if rows % 2:
-            assert told == pytest.approx(simulated, rel=0.05)
+            assert estimated == pytest.approx(simulated, rel=0.05)
         else:
-            assert 1 < told / simulated < 1.4
+            assert 1 < estimated / simulated < 1.4
 
 
 def test_one_row_is_the_closed_form():

@@ -57,7 +57,7 @@ def test_claims_say_what_is_not_so():
 
 
 def metrics(seconds, floor):
-    """A loss that falls from 2 by the factor e in so many seconds, down to a floor."""
+    """A loss that falls from 2 by the factor e in `seconds`, down to a floor."""
     return [
         {"seconds": t, "train_loss": max(2 * math.exp(-t / seconds), floor)}
         for t in (0.0, 10.0, 100.0)
@@ -66,13 +66,13 @@ def metrics(seconds, floor):
 
 def test_adasync_is_compared_with_the_best_fixed_k_that_reaches_the_target():
     pace = {"fixed/K=1": (5.0, 0.32), "fixed/K=2": (8.0, 0.0), "adasync": (10.0, 0.0)}
-    told = [{"name": name, "metrics": 2 * [metrics(*p)]} for name, p in pace.items()]
-    loose, _, tight, tightest = adasync.claims(told)
+    summaries = [{"name": name, "metrics": 2 * [metrics(*p)]} for name, p in pace.items()]
+    loose, _, tight, tightest = adasync.claims(summaries)
     assert loose[1].startswith("1.83x: 6.9 s against K=1 3.8 s, K=2 5.5 s")
     assert tight[1].startswith("1.83x") and "train loss 0.35" in tight[0]
     assert tightest[1].startswith("1.25x: 19.0 s against K=1 never, K=2 15.2 s")
-    told[-1]["metrics"][1] = metrics(5.0, 0.32)
-    assert [*adasync.claims(told)][-1][1] == "a target was not reached by every seed"
+    summaries[-1]["metrics"][1] = metrics(5.0, 0.32)
+    assert [*adasync.claims(summaries)][-1][1] == "a target was not reached by every seed"
 
 
 def test_the_best_of_every_baseline_is_ranked():

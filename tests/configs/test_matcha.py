@@ -18,7 +18,7 @@ def run(tmp_path, arm, **changes):
     return train.run(config, tmp_path / arm)
 
 
-def told(name, updates, seconds, communication, config):
+def arm_of(name, updates, seconds, communication, config):
     return {
         "name": name,
         "updates_to_target": updates,
@@ -77,8 +77,8 @@ def test_half_the_budget_keeps_the_iterations_and_halves_the_communication(tmp_p
 
 
 def test_claims_stand_beside_what_was_measured(config):
-    arms = [told("vanilla", 200, 120.0, 100.0, config)]
-    arms += [told(f"matcha/{b}", 210, 70.0, 52.5, config) for b in ("0.2", "0.5")]
+    arms = [arm_of("vanilla", 200, 120.0, 100.0, config)]
+    arms += [arm_of(f"matcha/{b}", 210, 70.0, 52.5, config) for b in ("0.2", "0.5")]
     arms[1]["seconds_to_target"] = 60.0
     claims = list(matcha.claims(arms))
     assert claims[0][1] == "210 against 200, 1.05x vanilla's iterations"
@@ -91,7 +91,7 @@ def test_claims_stand_beside_what_was_measured(config):
 @pytest.mark.parametrize("workers", [8, 16])
 def test_on_a_ring_and_a_path_matcha_is_not_better(workers):
     config = matcha.get_config(f"graph={0 if workers == 8 else 4}")
-    arms = [told(name, 1, 1.0, 1.0, config) for name in ("vanilla", "matcha/0.5")]
+    arms = [arm_of(name, 1, 1.0, 1.0, config) for name in ("vanilla", "matcha/0.5")]
     ring, path = list(matcha.claims(arms))[3:]
     for (claim, measured), name in ((ring, "ring"), (path, "path")):
         assert name in claim
@@ -99,7 +99,7 @@ def test_on_a_ring_and_a_path_matcha_is_not_better(workers):
 
 
 def test_an_arm_that_never_arrives_has_no_ratio(config, capsys):
-    arms = [told("vanilla", None, None, None, config), told("matcha/0.5", 9, 9.0, 9.0, config)]
+    arms = [arm_of("vanilla", None, None, None, config), arm_of("matcha/0.5", 9, 9.0, 9.0, config)]
     claims = list(matcha.claims(arms))
     assert claims[0][1] == "target not reached, no ratio of iterations"
     table.print_claims(table.Console(), claims)

@@ -45,8 +45,8 @@ def test_the_simulation_writes_its_numbers_and_its_figure(tmp_path):
     study.write(mg_wfbp_scale.analyse(config), config, tmp_path / "out", Console(file=out))
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"config.json", "summary.json", "figure.png"}
-    told = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert len(told["curves"]) == 3 * 8 and len(told["curves"][0]["efficiency"]) == 10
+    written = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert len(written["curves"]) == 3 * 8 and len(written["curves"][0]["efficiency"]) == 10
     assert "scaling efficiency, 64 workers" in out.getvalue()
 
 

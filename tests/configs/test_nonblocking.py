@@ -6,7 +6,7 @@ from configs import nonblocking, nonblocking_tuned
 from experiments import prepare, sweep, waiting
 
 
-def told(name, seconds_to_target, **changed):
+def arm_of(name, seconds_to_target, **changed):
     """A summary of 100 updates and 1,000 samples in 50 s."""
     summary = {"updates": 100, "samples": 1000, "seconds": 50.0, "test_accuracy": 0.9}
     return summary | {"name": name, "seconds_to_target": seconds_to_target} | changed
@@ -15,9 +15,9 @@ def told(name, seconds_to_target, **changed):
 def test_claims_tell_the_gain_and_what_the_schedules_expect():
     arms = []
     for mixer in nonblocking.MIXERS:
-        arms.append(told(f"{mixer}/blocking", 9.0))
+        arms.append(arm_of(f"{mixer}/blocking", 9.0))
         faster = {"updates": 150, "samples": 1200, "seconds": 25.0, "test_accuracy": 0.915}
-        arms.append(told(f"{mixer}/nonblocking", 3.0, **faster))
+        arms.append(arm_of(f"{mixer}/nonblocking", 3.0, **faster))
     arms[-1]["seconds_to_target"] = None
     dense, _, lost = dict(nonblocking.claims(arms)).values()
     assert dense == (
@@ -31,7 +31,7 @@ def grid(**seconds):
     """Summaries of the tuned sweep: `{method/variant/M/rate: s}` reach the target, others never."""
     config = nonblocking_tuned.get_config()
     return [
-        told(name, seconds.get(name), config=sweep.override(config, changes))
+        arm_of(name, seconds.get(name), config=sweep.override(config, changes))
         for name, changes in nonblocking_tuned.sweep()
     ]
 

@@ -41,15 +41,15 @@ def test_an_analysis_writes_its_numbers_and_its_figure_and_trains_nothing(call, 
     }  # fmt: skip
     assert json.loads((place / "report.json").read_text())["command"].startswith("python ")
     assert (place / "figure.png").read_bytes().startswith(b"\x89PNG")
-    told = json.loads((place / "summary.json").read_text())
-    assert len(told["by_workers"]) == len(told["by_communication"]) == 7 * 2
-    for point in told["by_workers"]:
+    written = json.loads((place / "summary.json").read_text())
+    assert len(written["by_workers"]) == len(written["by_communication"]) == 7 * 2
+    for point in written["by_workers"]:
         assert point["communication"] == 0.5 and point["workers"] in (2, 8)
         assert point["error"] == pytest.approx(point["simulated"] / point["expected"] - 1)
     assert json.loads((place / "config.json").read_text())["rounds"] == 40
 
     assert call(*BRIEF)[0] == 0  # again, to the same numbers
-    assert json.loads((place / "summary.json").read_text()) == told
+    assert json.loads((place / "summary.json").read_text()) == written
 
 
 def test_the_command_of_an_analysis_can_be_printed(call, tmp_path):

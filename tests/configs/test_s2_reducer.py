@@ -37,12 +37,12 @@ def claims(monkeypatch, of_exact):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def claimed(monkeypatch):
     return dict(claims(monkeypatch, {"fallback_share": 0.0, "fallback_bytes": 0.0}))
 
 
-def test_claims_are_figures_of_the_arms(told):
-    lines = {claim: text.splitlines() for claim, text in told.items()}
+def test_claims_are_figures_of_the_arms(claimed):
+    lines = {claim: text.splitlines() for claim, text in claimed.items()}
     saved, loss, at_1, rivals, at_10, _, gathered = lines.values()
     dense = "dense: 0.0 % fewer bytes for the tables, loss +0.00 %, test hit rate at 10 0.25"
     assert saved[0] == f"{dense}, 0.0 % of updates fell back"

@@ -16,7 +16,7 @@ def config_of(arm, argument=None, **changes):
     return sweep.override(swarm.get_config(argument), ARMS[arm] | {"name": arm} | changes)
 
 
-def told(arm, accuracy=0.97, megabytes=10.0, seconds=20.0, **last):
+def arm_of(arm, accuracy=0.97, megabytes=10.0, seconds=20.0, **last):
     """A summary of one seed that halves its loss, down to the target of the config at the end."""
     config = config_of(arm, last.pop("argument", None))
     start = {"train_loss": 2 * config.target_loss, "bytes_per_worker": 0.0, "seconds": 0.0}
@@ -40,7 +40,7 @@ def told(arm, accuracy=0.97, megabytes=10.0, seconds=20.0, **last):
 
 def some(**changed):
     """All arms alike, but those that are given."""
-    return [changed.get(name) or told(name) for name in ARMS]
+    return [changed.get(name) or arm_of(name) for name in ARMS]
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -97,9 +97,11 @@ def test_bad_arguments_are_refused(argument, words):
 def test_claims_stand_beside_what_was_measured(capsys):
     arms = some(
         **{
-            "dpsgd/ring": told("dpsgd/ring", megabytes=20.0, seconds=40.0, argument="delay=slow4"),
-            "swarm/H=2": told("swarm/H=2", accuracy=0.96),
-            "swarm/H=2/8 bits": told(
+            "dpsgd/ring": arm_of(
+                "dpsgd/ring", megabytes=20.0, seconds=40.0, argument="delay=slow4"
+            ),
+            "swarm/H=2": arm_of("swarm/H=2", accuracy=0.96),
+            "swarm/H=2/8 bits": arm_of(
                 "swarm/H=2/8 bits",
                 accuracy=0.954,
                 megabytes=2.5,
@@ -145,7 +147,7 @@ def test_claims_stand_beside_what_was_measured(capsys):
 
 
 def test_an_arm_that_never_arrives_has_no_ratio():
-    lost = told("swarm/H=2") | {"seconds_to_target": None}
+    lost = arm_of("swarm/H=2") | {"seconds_to_target": None}
     lost["metrics"][0].pop()
     lost["metrics"][0][0]["consensus_distance"] = 0.0
     measured = dict(swarm.claims(some(**{"swarm/H=2": lost})))
@@ -166,9 +168,9 @@ def test_a_sweep_tells_who_met_whom(tmp_path, capsys):
     ]
     comparison.launch(arms, str(tmp_path), False, figures=swarm.figures)
     capsys.readouterr()
-    told = json.loads((tmp_path / "meetings.json").read_text())
-    assert list(told) == ["swarm/H=2"]
-    met = told["swarm/H=2"]
+    arm_of = json.loads((tmp_path / "meetings.json").read_text())
+    assert list(arm_of) == ["swarm/H=2"]
+    met = arm_of["swarm/H=2"]
     assert sum(met["samples"]) == 80 * 2 * 8 and met["samples"][0] < min(met["samples"][1:])
     least, mean, most = met["meetings_of_a_pair"]
     assert 1 <= least <= mean <= most and mean * met["pairs"] == pytest.approx(80)

@@ -43,7 +43,7 @@ class Killed(BaseException):
 
 
 def killer(records_left: int):
-    """Ends the run when so many records have been written."""
+    """Ends the run when this number of records has been written."""
 
     def on_record(record):
         nonlocal records_left

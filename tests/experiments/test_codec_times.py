@@ -15,7 +15,7 @@ def test_only_methods_that_compress_are_forecast_and_each_once(monkeypatch):
     top_k = {"name": "top", "algorithm": "top_k(ratio=0.01)", "communication": 0.0}
     configs = [configured(**changes) for changes in ({}, top_k, top_k | {"seed": 1})]
     (line,) = codec_times.forecasts(configs)
-    # 650 parameters: both times are those of 6 messages, and the codec is all that matters.
+    # 650 parameters: both times are what 6 messages take, and the codec is all that matters.
     assert line.startswith("top: at 1 Gbit/s do not compress: 0.33 ms dense, 10.")
     assert "; at 10 Gbit/s do not compress" in line and "10.00 ms to encode" in line
 

@@ -25,7 +25,7 @@ if what == "stay":
     time.sleep(60)
 if what == "once" and not (place / "begun").exists():
     (place / "begun").write_text(" ".join(sys.argv[3:]))
-    for process in (os.getpid(), os.getppid()):  # all of a job are told, as by Slurm
+    for process in (os.getpid(), os.getppid()):  # Slurm signals all of a job, too
         os.kill(process, signal.SIGUSR2)
     time.sleep(60)
 if what == "exit":
@@ -37,9 +37,9 @@ if what == "tells":
     (place / "error.txt").write_text("ValueError: no such luck\\n\\nTraceback")
     sys.exit(1)
 time.sleep(0.3)
-told = {"argv": sys.argv[3:], "began": began, "ended": time.monotonic()}
-told["preallocates"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE")
-(place / "summary.json").write_text(json.dumps(told))
+written = {"argv": sys.argv[3:], "began": began, "ended": time.monotonic()}
+written["preallocates"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE")
+(place / "summary.json").write_text(json.dumps(written))
 """
 
 

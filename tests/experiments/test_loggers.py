@@ -28,12 +28,12 @@ def events(place):
 
 
 def test_tensorboard_gets_every_metric_over_every_axis(tmp_path):
-    told = []
-    with loggers.attach(["tensorboard"], tmp_path, CONFIG, told.append) as on_record:
+    received = []
+    with loggers.attach(["tensorboard"], tmp_path, CONFIG, received.append) as on_record:
         assert not list(tmp_path.iterdir())  # a finished run, which tells nothing, opens nothing
         for record in RECORDS:
             on_record(record)
-    assert told == RECORDS
+    assert received == RECORDS
     names = {
         value.tag for event in events(tmp_path / "tensorboard") for value in event.summary.value
     }

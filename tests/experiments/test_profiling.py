@@ -79,14 +79,14 @@ def test_ready_times_are_those_of_every_layer_and_do_not_fall(task):
 
 def test_times_are_taken_apart_as_they_were_put_together(task, monkeypatch):
     """Less the forward pass, and per all-reduce of those that ran in a row."""
-    told = {"forward": 1.0, "whole": 5.0, 1: 4.0, 2: 3.0}  # the second layer before the first?
-    monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns: told)
+    timed = {"forward": 1.0, "whole": 5.0, 1: 4.0, 2: 3.0}  # the second layer before the first?
+    monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns: timed)
     measured = profiling.measure_backward(task, 16)
     assert measured.ready.tolist() == [2.5, 2.5]
     assert (measured.forward, measured.whole, measured.error) == (1.0, 4.0, -0.375)
-    told = {4096: 1.0, 2**20: 1.0, 2**23: 1.0}
-    monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns, warm_ups: told)
-    _, seconds = profiling.measure_all_reduce(jax.devices()[:2], tuple(told))
+    timed = {4096: 1.0, 2**20: 1.0, 2**23: 1.0}
+    monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns, warm_ups: timed)
+    _, seconds = profiling.measure_all_reduce(jax.devices()[:2], tuple(timed))
     assert seconds.tolist() == [1 / 32, 1 / 4, 1.0]
 
 

@@ -43,17 +43,17 @@ KILLED = -signal.SIGKILL
 )
 def test_losses_are_started_again(tmp_path, monkeypatch, codes, count, expected, left):
     monkeypatch.setattr(restarts, "PAUSE", 0.0)
-    path, told = tmp_path / "codes.json", []
+    path, sentences = tmp_path / "codes.json", []
     path.write_text(json.dumps(codes))
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *restarts.endings.OTHERS)}
     try:
-        code = restarts.run([sys.executable, "-c", SCRIPT, str(path)], count, told.append)
+        code = restarts.run([sys.executable, "-c", SCRIPT, str(path)], count, sentences.append)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     remaining = json.loads(path.read_text())
     assert code == expected and len(remaining) == left
-    assert len(told) == len(codes) - left - 1
+    assert len(sentences) == len(codes) - left - 1
 
 
 def test_a_signal_goes_to_the_command_and_nothing_starts_again():

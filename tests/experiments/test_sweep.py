@@ -155,13 +155,13 @@ def test_a_config_that_cannot_be_read_is_not_overwritten(config, tmp_path):
     ("flags", "devices"), [("", 4), ("--xla_force_host_platform_device_count=3", None)]
 )
 def test_processes_share_the_devices_that_an_arm_asks_for(config, monkeypatch, flags, devices):
-    told = {}
+    updated = {}
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(sweep.distributed, "processes", lambda: 2)
-    monkeypatch.setattr(sweep.jax.config, "update", told.__setitem__)
+    monkeypatch.setattr(sweep.jax.config, "update", updated.__setitem__)
     mesh = sweep.override(config, {"runtime": "mesh", "workers": 8})
     sweep.provide_cpu_devices([sweep.Arm("a", config), sweep.Arm("b", mesh)])
-    assert told.get("jax_num_cpu_devices") == devices
+    assert updated.get("jax_num_cpu_devices") == devices
 
 
 def test_some_arms_can_be_chosen(config, sweep_file):

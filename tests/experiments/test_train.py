@@ -257,8 +257,8 @@ def test_a_run_that_diverges_ends_early_and_says_null(tmp_path):
     summary = train.run(configured(optimizer__learning_rate=1e9, **changes), tmp_path)
     assert summary["train_loss"] is None and summary["seconds_to_target"] is None
     assert summary["seconds"] < 1
-    told = f"training loss is not finite at update {summary['updates']}, {summary['seconds']} s"
-    assert summary["stopped"] == told
+    expected = f"training loss is not finite at update {summary['updates']}, {summary['seconds']} s"
+    assert summary["stopped"] == expected
     assert records.read_metrics(tmp_path)[-1]["train_loss"] is None
     assert summary["test_accuracy"] is None  # nothing is predicted
 
@@ -267,8 +267,8 @@ def test_the_trained_model_is_the_one_that_was_evaluated(tmp_path):
     config = configured(algorithm="dpsgd", wait="neighbour_barrier")
     summary = train.run(config, tmp_path)
     with np.load(tmp_path / "parameters.npz") as model:
-        told = tasks.evaluate(tasks.build(config.task), model["params"])
-    assert {name: summary[name] for name in told} == told
+        expected = tasks.evaluate(tasks.build(config.task), model["params"])
+    assert {name: summary[name] for name in expected} == expected
 
 
 def test_gossip_has_a_consensus_distance_and_workers_that_differ(tmp_path):

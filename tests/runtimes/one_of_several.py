@@ -110,8 +110,8 @@ def injected() -> dict[str, np.ndarray]:
     }
 
 
-def flat(told) -> dict[str, np.ndarray]:
-    return {f"{name}/{key}": array for name, part in told.items() for key, array in part.items()}
+def flat(parts) -> dict[str, np.ndarray]:
+    return {f"{name}/{key}": array for name, part in parts.items() for key, array in part.items()}
 
 
 def undelayed() -> dict[str, np.ndarray]:
@@ -121,7 +121,7 @@ def undelayed() -> dict[str, np.ndarray]:
 def main(coordinator, rank, output, victim=None, its_signal=None) -> None:
     distributed.HEARTBEAT = 10
     distributed.initialize(coordinator, 2, int(rank))
-    assert distributed.agreed({"told by": int(rank)}) == {"told by": 0}
+    assert distributed.agreed({"sent by": int(rank)}) == {"sent by": 0}
     if victim is None:
         np.savez(output, **undelayed(), **flat({"injected": injected()}))
         return

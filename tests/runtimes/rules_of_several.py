@@ -94,10 +94,10 @@ def run(row, workers) -> dict[str, np.ndarray]:
         rounds_per_dispatch=2,
     )
     state, schedule = runtime.advance(runtime.start(X0), np.inf, row.rounds)
-    told = {name: getattr(schedule, name) for name in COLUMNS}
+    arrays = {name: getattr(schedule, name) for name in COLUMNS}
     if schedule.matchings is not None:
-        told["matchings"] = schedule.matchings
-    return told | {"models": np.asarray(runtime.models(state))}
+        arrays["matchings"] = schedule.matchings
+    return arrays | {"models": np.asarray(runtime.models(state))}
 
 
 @contextlib.contextmanager

@@ -216,7 +216,7 @@ TOLD = ((3.0, 2.0), (6.0, 1.0), (9.0, 0.3), (12.0, 0.1))  # seconds, training lo
 
 @pytest.mark.parametrize("protocol", ["k_sync", "k_async"])
 def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
-    """The updates after an observation are those of a clock that had not run ahead."""
+    """The updates after an observation equal a clock's that had not run ahead."""
 
     def make():
         return planned.rule("adasync", LAW, P, 1, 2, protocol=protocol, interval=3.0, k=1)

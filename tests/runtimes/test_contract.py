@@ -159,7 +159,7 @@ ADAPTIVE = {"protocol": "k_async", "interval": 1.0, "k": 1, "lowest_loss": 0.0}
     [("all_reduce", {"wait": "adasync", "mini_batches": 1, **ADAPTIVE}), ("dpsgd", {})],
 )
 def test_a_simulated_run_goes_on_bit_for_bit(method, wait):
-    """Its clock has followed losses, which are told once more to the clock of another run."""
+    """Its clock has followed losses, which the clock of another run gets once more."""
     runtime, other = (simulator(METHODS[method](), **wait) for _ in range(2))
     assert runtime.replays
     observed = [(0.0, 4.0), (2.0, 1.0), (2.1, 0.5), (5.0, 0.3)]
@@ -303,7 +303,7 @@ def gradient(w, worker, counters, seen):
 
 
 def with_samples(schedule):
-    """What every worker had been told when it began: two updates before, or nothing."""
+    """What every worker knew when it began: two updates before, or nothing."""
     before = np.concatenate([[0], schedule.samples_used(B)])
     return replace(schedule, samples=before[np.maximum(schedule.version - 2, 0)].astype(np.int64))
 

@@ -1,6 +1,6 @@
 """Workers under a server, without processes: the server's orders are carried out at once.
 
-Their arrivals come in the order of a virtual clock, so that the rows are those of the rule's plan.
+Their arrivals come in the order of a virtual clock, so that the rows equal the rule's plan.
 """
 
 import functools
@@ -92,7 +92,7 @@ class World:
 
 
 def difference(world, method, schedule, mini_batches):
-    """Between the server's parameters and those of a simulated replay, relative."""
+    """Between the parameters of the server and of a simulated replay, relative."""
     simulator = replayed(method, schedule, mini_batches)
     run, _ = simulator.advance(simulator.start(X0), np.inf)
     ours, theirs = world.server.state.params, np.asarray(simulator.models(run))[0]

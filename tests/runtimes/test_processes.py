@@ -20,8 +20,8 @@ def test_two_processes_make_the_trajectory_of_one(tmp_path):
         name: array.tobytes() for name, array in second.items()
     }
     for method, rtol in (("all_reduce", 2e-5), ("dpsgd", 0)):
-        for told in (first, alone):
-            np.testing.assert_array_equal(told[f"{method}/resumed"], told[f"{method}/straight"])
+        for arrays in (first, alone):
+            np.testing.assert_array_equal(arrays[f"{method}/resumed"], arrays[f"{method}/straight"])
         for name in alone:
             if name.startswith(method) and not name.endswith(("/time", "/clock/seconds")):
                 np.testing.assert_allclose(first[name], alone[name], rtol=rtol, err_msg=name)
@@ -32,13 +32,13 @@ def test_two_processes_make_the_trajectory_of_one(tmp_path):
     check_what_happened({name: array for (of, name), array in parts.items() if of == "injected"})
 
 
-def check_what_happened(told):
+def check_what_happened(arrays):
     """Every process's part is in the schedule, and the simulator replays it to the same model."""
-    shape = told["batches"].shape
+    shape = arrays["batches"].shape
     schedule = Schedule(
         workers=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
         communication=np.zeros(shape),
-        **{name: array for name, array in told.items() if name != "models"},
+        **{name: array for name, array in arrays.items() if name != "models"},
     )
     schedule.validate()
     assert (schedule.batches[:, 5] == 1).all() and (schedule.batches > 0).all()
@@ -48,4 +48,4 @@ def check_what_happened(told):
         method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=one_of_several.M
     )
     run, _ = runtime.advance(runtime.start(X0), np.inf)
-    np.testing.assert_allclose(runtime.models(run), told["models"], rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(runtime.models(run), arrays["models"], rtol=2e-4, atol=2e-5)

@@ -17,13 +17,13 @@ def happened(tmp_path, count, devices, rows):
     with started(tmp_path, count, devices, *rows) as (running, outputs):
         for rank, process in enumerate(running):
             assert process.wait(600) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
-    told = [dict(np.load(output)) for output in outputs]
-    for other in told[1:]:
-        for name, array in told[0].items():
+    results = [dict(np.load(output)) for output in outputs]
+    for other in results[1:]:
+        for name, array in results[0].items():
             np.testing.assert_array_equal(other[name], array, err_msg=name)
-    assert not told[0].pop("keys").size  # of rounds, in the service
+    assert not results[0].pop("keys").size  # of rounds, in the service
     found = {name: {} for name in rows}
-    for name, array in told[0].items():
+    for name, array in results[0].items():
         row, _, key = name.partition(":")
         found[row][key] = array
     return found

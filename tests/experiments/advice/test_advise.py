@@ -43,13 +43,13 @@ def test_from_a_run_to_a_page(here, call, quick):
     code, out, err = call("--advise=run")
     assert code == 0, err
     place = here / "run-advice"
-    told = json.loads((place / advise.ADVICE).read_text())
-    assert told["reference"] == "barrier" and len(told["rules"]) >= 10
-    seconds = {rule["wait"]: rule["trained_seconds"] for rule in told["rules"]}
+    written = json.loads((place / advise.ADVICE).read_text())
+    assert written["reference"] == "barrier" and len(written["rules"]) >= 10
+    seconds = {rule["wait"]: rule["trained_seconds"] for rule in written["rules"]}
     done = [name for name, found in seconds.items() if found is not None]
     assert "barrier" in done and len(done) in (2, 3)
     schedule = load(here / "run" / "schedule.npz")
-    assert told["durations"] == schedule.batches.sum()
+    assert written["durations"] == schedule.batches.sum()
     shown = Page((place / page.PAGE).read_text())
     for words in ("What would change the verdict", "Who waits for whom", "got no graph"):
         assert words in shown.text
@@ -66,13 +66,13 @@ def test_without_training_nothing_is_trained(here, call, quick):
     code, out, err = call("--advise=exponential(scale=0.02)", *flags)
     assert code == 0, err
     assert not (here / "advice" / trained.ARMS).exists()
-    told = json.loads((here / "advice" / advise.ADVICE).read_text())
-    assert all(rule["trained_seconds"] is None for rule in told["rules"])
+    written = json.loads((here / "advice" / advise.ADVICE).read_text())
+    assert all(rule["trained_seconds"] is None for rule in written["rules"])
     assert "page: advice/advice.html" in out
-    for rule in told["rules"]:
+    for rule in written["rules"]:
         low, high = rule["predicted_range"]
         assert 0 < low <= high
-    predicted = [rule["predicted"] for rule in told["rules"]]
+    predicted = [rule["predicted"] for rule in written["rules"]]
     assert predicted == sorted(predicted)
 
 

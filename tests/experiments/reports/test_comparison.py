@@ -22,11 +22,11 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     outcome = comparison.launch(arms, str(root), overwrite=False, claims=claims.append)
     assert outcome.failures == {"b": "RuntimeError: no memory left"}
     assert not claims  # they need all arms
-    told = capsys.readouterr().out
-    (stopped,) = [line for line in told.splitlines() if line.startswith("stopped: a seed 0: ")]
+    printed = capsys.readouterr().out
+    (stopped,) = [line for line in printed.splitlines() if line.startswith("stopped: a seed 0: ")]
     assert "not finite at update" in stopped
     where = root / "b" / "error.txt"
-    assert f"failed: b: RuntimeError: no memory left; see {where}\n" in told
+    assert f"failed: b: RuntimeError: no memory left; see {where}\n" in printed
     assert [arm["name"] for arm in records.read_summary(root)["arms"]] == ["a"]
 
     monkeypatch.setattr(executors.train, "run", run)
@@ -43,8 +43,8 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     def undrawn(place):
         raise OSError(f"no room in {place.name}")
 
-    told = comparison.launch(arms, str(root), False, claims=diverged, figures=undrawn).claims
-    assert told == [
+    claimed = comparison.launch(arms, str(root), False, claims=diverged, figures=undrawn).claims
+    assert claimed == [
         ("it", "is"),
         ("claims()", "failed with TypeError: no loss"),
         ("figures()", "failed with OSError: no room in out"),

@@ -87,7 +87,7 @@ def leave(place, name, wait="barrier", seed=0, finished=True, distance=0.0, **su
     (place / records.METRICS).write_text(lines)
     if finished:
         schedule_of(wait).save(place / records.SCHEDULE)
-        told = {
+        written = {
             "name": name,
             "baseline": None,
             "wait": wait,
@@ -100,8 +100,8 @@ def leave(place, name, wait="barrier", seed=0, finished=True, distance=0.0, **su
             "idle_fraction": 0.25,
             "stopped": None,
         }
-        told |= {k: v for k, v in metrics[-1].items() if k != "update"} | summary
-        records.write_json(place / records.SUMMARY, told)
+        written |= {k: v for k, v in metrics[-1].items() if k != "update"} | summary
+        records.write_json(place / records.SUMMARY, written)
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +155,10 @@ def test_words_of_others_are_escaped(sweep):
 def test_the_page_says_how_to_repeat_it_and_what_came_out(sweep):
     root, text = sweep
     page = Page(text)
-    told = json.loads((root / "report.json").read_text())
-    assert told["claims"] == [["it is <fast>", "yes:\n2x"]]
-    assert {"python", *provenance.LIBRARIES} <= set(told["versions"])
-    assert told["command"] in page.words and f"jax {told['versions']['jax']}" in page.text
+    written = json.loads((root / "report.json").read_text())
+    assert written["claims"] == [["it is <fast>", "yes:\n2x"]]
+    assert {"python", *provenance.LIBRARIES} <= set(written["versions"])
+    assert written["command"] in page.words and f"jax {written['versions']['jax']}" in page.text
     assert "training loss is not finite at update 12" in page.text
     assert "cut not finished: 30 updates until 3 s" in page.text
     rows = [name for name in page.words if name in ("pairs", NASTY, "sync")]
@@ -197,8 +197,8 @@ def test_strip_and_timelines_lie_beside_the_records(sweep):
         assert image.format == "PNG" and image.width == 1160
     finished = {path.parent for path in root.rglob(records.SCHEDULE)}
     assert {path.parent for path in root.rglob(TIMELINE)} == finished and len(finished) == 4
-    told = json.loads((root / "sync/seed_1" / TIMELINE).read_text())
-    assert told["otherData"]["run"] == "sync, seed 1"
+    written = json.loads((root / "sync/seed_1" / TIMELINE).read_text())
+    assert written["otherData"]["run"] == "sync, seed 1"
     assert not list(root.rglob("*.tmp"))
 
 

@@ -64,26 +64,26 @@ def test_the_cases_are_all_waiting_rules():
 @pytest.mark.parametrize("case", KNOBS)
 def test_a_worker_does_one_thing_at_a_time_and_computes_as_long_as_it_is_busy(case):
     schedule = schedule_of(case)
-    told = timeline.stretches(schedule)
+    drawn = timeline.stretches(schedule)
     for worker in range(P):
-        own = told.worker == worker
-        assert (told.begin[own][1:] >= told.end[own][:-1]).all()
+        own = drawn.worker == worker
+        assert (drawn.begin[own][1:] >= drawn.end[own][:-1]).all()
         real = (schedule.workers == worker) & (schedule.finish > schedule.start)
-        computing = own & (told.kind == KINDS.index("compute"))
-        seconds = (told.end - told.begin)[computing].sum() / NANOSECONDS
+        computing = own & (drawn.kind == KINDS.index("compute"))
+        seconds = (drawn.end - drawn.begin)[computing].sum() / NANOSECONDS
         np.testing.assert_allclose(seconds, schedule.busy[real].sum(), atol=1e-9 * real.sum())
-    assert set(told.worker) <= set(range(P))  # nobody is no worker
-    assert told.end.max() <= np.rint(NANOSECONDS * schedule.time[-1])
+    assert set(drawn.worker) <= set(range(P))  # nobody is no worker
+    assert drawn.end.max() <= np.rint(NANOSECONDS * schedule.time[-1])
 
 
 @pytest.mark.parametrize("case", sorted(set(KNOBS) - {"random_pairs", "bipartite_pairs"}))
 def test_all_of_communication_and_of_waiting_is_told_where_links_stay_the_same(case):
     schedule = schedule_of(case, communication=0.02)
-    told = timeline.stretches(schedule)
-    lengths = (told.end - told.begin) / NANOSECONDS
+    drawn = timeline.stretches(schedule)
+    lengths = (drawn.end - drawn.begin) / NANOSECONDS
     wanted = {"communicate": schedule.communication.sum(), "wait": schedule.idle.sum()}
     for kind, seconds in wanted.items():
-        found = lengths[told.kind == KINDS.index(kind)].sum()
+        found = lengths[drawn.kind == KINDS.index(kind)].sum()
         np.testing.assert_allclose(found, seconds, atol=1e-6)
 
 
@@ -118,21 +118,21 @@ def test_two_workers_with_a_barrier_by_hand():
 
 def test_whoever_asks_communicates_with_its_partner_who_goes_on_computing():
     schedule = schedule_of("random_pairs")
-    told = timeline.stretches(schedule)
-    sending = told.kind == KINDS.index("communicate")
-    assert sending.any() and (told.partner[sending] != told.worker[sending]).all()
-    assert all(RING.has_edge(*pair) for pair in zip(told.worker, told.partner, strict=True))
-    assert (told.kind != KINDS.index("wait")).all()
+    drawn = timeline.stretches(schedule)
+    sending = drawn.kind == KINDS.index("communicate")
+    assert sending.any() and (drawn.partner[sending] != drawn.worker[sending]).all()
+    assert all(RING.has_edge(*pair) for pair in zip(drawn.worker, drawn.partner, strict=True))
+    assert (drawn.kind != KINDS.index("wait")).all()
     shown = timeline.trace(schedule, "run", "virtual")["traceEvents"]
     met = [(e["tid"] - 1, e["args"]["partner"]) for e in shown if e["ph"] == "X"]
-    assert met == list(zip(told.worker, told.partner, strict=True))
+    assert met == list(zip(drawn.worker, drawn.partner, strict=True))
 
 
 def test_stale_gradients_say_how_old_they_are():
     schedule = schedule_of("k_async")
-    told = timeline.stretches(schedule)
-    pushed = told.kind == KINDS.index("compute")
-    assert sorted(told.staleness[pushed]) == sorted(schedule.staleness.ravel())
+    drawn = timeline.stretches(schedule)
+    pushed = drawn.kind == KINDS.index("compute")
+    assert sorted(drawn.staleness[pushed]) == sorted(schedule.staleness.ravel())
 
 
 @pytest.mark.parametrize("case", ["first_finisher", "k_batch_async", "random_pairs"])
@@ -142,8 +142,8 @@ def test_of_many_stretches_the_first_are_told(case):
     assert few.begin.size == 50
     assert set(zip(*few, strict=True)) <= set(zip(*every, strict=True))
     assert few.begin.max() <= np.sort(every.begin)[50]
-    told = timeline.trace(schedule, "run", "virtual", most=50)["otherData"]["contents"]
-    assert told.startswith("the first 50 events")
+    drawn = timeline.trace(schedule, "run", "virtual", most=50)["otherData"]["contents"]
+    assert drawn.startswith("the first 50 events")
 
 
 EVENTS = (
@@ -174,9 +174,9 @@ def test_events_after_the_stretches_that_are_told_are_left_out():
     schedule = replace(schedule_of("barrier"), events=EVENTS)
     shown = timeline.trace(schedule, "run", "wall", most=10)["traceEvents"]
     until = max(e["ts"] for e in shown if e["ph"] == "X")
-    told = [e["ts"] for e in shown if e["ph"] == "i"]
-    assert told == [1e6 * e.time for e in EVENTS if 1e6 * e.time <= until]
-    assert 0 < len(told) < len(EVENTS)
+    drawn = [e["ts"] for e in shown if e["ph"] == "i"]
+    assert drawn == [1e6 * e.time for e in EVENTS if 1e6 * e.time <= until]
+    assert 0 < len(drawn) < len(EVENTS)
 
 
 def test_a_replayed_schedule_has_the_timeline_of_the_first_run():
@@ -204,16 +204,16 @@ def test_measured_rounds_are_told_as_they_were():
     with ThreadPoolExecutor(2) as devices:
         list(devices.map(train, range(2)))
     schedule = watch.schedule(0, 3)
-    told = timeline.stretches(schedule)
-    lengths = (told.end - told.begin) / NANOSECONDS
+    drawn = timeline.stretches(schedule)
+    lengths = (drawn.end - drawn.begin) / NANOSECONDS
     for kind, seconds in zip(
         KINDS, (schedule.busy, schedule.idle, schedule.communication), strict=True
     ):
-        found = lengths[told.kind == KINDS.index(kind)].sum()
+        found = lengths[drawn.kind == KINDS.index(kind)].sum()
         np.testing.assert_allclose(found, seconds.sum(), atol=1e-6)
     for worker in range(2):
-        own = told.worker == worker
-        assert (told.begin[own][1:] >= told.end[own][:-1]).all()
+        own = drawn.worker == worker
+        assert (drawn.begin[own][1:] >= drawn.end[own][:-1]).all()
 
 
 def valid(event):

@@ -29,10 +29,10 @@ def test_products_agree_with_xla():
     model = cnn(10)
     x = jax.ShapeDtypeStruct((4, 16, 16, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), x)
-    told = jax.jit(model.apply).lower(variables, x).cost_analysis()["flops"]
+    compiled_flops = jax.jit(model.apply).lower(variables, x).cost_analysis()["flops"]
     counted = layer_traces.from_model(model, x.shape, 1.0).forward.sum()
     # XLA also counts what is free here, and leaves out products with the padding.
-    assert counted == pytest.approx(told, rel=0.2)
+    assert counted == pytest.approx(compiled_flops, rel=0.2)
 
 
 def test_parameters_are_counted_in_their_dtype():
