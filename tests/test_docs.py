@@ -239,8 +239,9 @@ def test_what_is_named_exists(page):
 
 
 def methods_table():
-    """Of the README's table of methods: the files of all rows."""
-    (table,) = re.findall(r"^\| method \|.*\n((?:\|.*\n)+)", PAGES[0].read_text(), re.MULTILINE)
+    """Of the table of methods: the files of all rows."""
+    text = (ROOT / "docs" / "methods.md").read_text()
+    (table,) = re.findall(r"^\| method \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     return {path for span in SPAN.findall(table) for path in spread(span) if path.endswith(".py")}
 
 
@@ -252,9 +253,21 @@ def spread(path):
 
 
 def test_the_table_of_methods_is_complete():
-    """It names the file of every method and every codec, and the README every waiting rule."""
+    """It names the file of every method and every codec, the README all methods and rules."""
     known = (*algorithms.ALGORITHMS.values(), *reducers.REDUCERS.values())
     files = {f"{inspect.unwrap(method).__module__.replace('.', '/')}.py" for method in known}
     assert len(files) > 10 and files <= methods_table()
     spans = {span.partition("(")[0] for span in SPAN.findall(PAGES[0].read_text())}
-    assert rules.RULES.keys() <= spans
+    assert rules.RULES.keys() | algorithms.ALGORITHMS.keys() <= spans
+
+
+def test_the_front_page_is_read_at_once():
+    """At most 130 lines, and sentences of at most 18 words on average."""
+    text = PAGES[0].read_text()
+    assert len(text.splitlines()) <= 130
+    prose = re.sub(r"^(\||#|!|- ).*$", "", BLOCK.sub("", text), flags=re.MULTILINE)
+    prose = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", prose)
+    paragraphs = [" ".join(lines.split()) for lines in prose.split("\n\n")]
+    sentences = [s for p in paragraphs for s in re.split(r"(?<=[.?!:])\s+(?=[A-Z`])", p) if s]
+    words = [len(sentence.split()) for sentence in sentences]
+    assert len(sentences) > 20 and np.mean(words) <= 18, max(sentences, key=len)
