@@ -2,7 +2,10 @@
 
 from algorithms.all_reduce import all_reduce
 from algorithms.base import Algorithm
+from algorithms.decentlam import decentlam
 from algorithms.dpsgd import dpsgd
+from algorithms.exact_diffusion import exact_diffusion
+from algorithms.gradient_tracking import gradient_tracking
 from algorithms.local_sgd import local_sgd
 from algorithms.matcha import matcha, periodic
 from algorithms.mg_wfbp import mg_wfbp
@@ -11,6 +14,7 @@ from algorithms.one_bit_adam import one_bit_adam
 from algorithms.parallax import parallax
 from algorithms.powersgd import powersgd
 from algorithms.push_sum import sgp
+from algorithms.qg_dsgdm import qg_dsgdm
 from algorithms.quantised import ef_sign, int8_all_reduce, natural_compression, qsgd
 from algorithms.s2_reducer import s2_reducer
 from algorithms.sketched_sgd import sketched_sgd
@@ -34,9 +38,12 @@ ALGORITHMS = {
         all_reduce,
         compensated_rate,
         dc_asgd,
+        decentlam,
         delay_adaptive,
         dpsgd,
         ef_sign,
+        exact_diffusion,
+        gradient_tracking,
         hinge_staleness,
         int8_all_reduce,
         inverse_staleness,
@@ -50,6 +57,7 @@ ALGORITHMS = {
         periodic,
         polynomial_staleness,
         powersgd,
+        qg_dsgdm,
         qsgd,
         random_k,
         s2_reducer,

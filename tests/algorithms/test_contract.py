@@ -15,9 +15,12 @@ from algorithms import (
     all_reduce,
     compensated_rate,
     dc_asgd,
+    decentlam,
     delay_adaptive,
     dpsgd,
     ef_sign,
+    exact_diffusion,
+    gradient_tracking,
     hinge_staleness,
     int8_all_reduce,
     inverse_staleness,
@@ -31,6 +34,7 @@ from algorithms import (
     periodic,
     polynomial_staleness,
     powersgd,
+    qg_dsgdm,
     qsgd,
     random_k,
     reducers,
@@ -43,7 +47,6 @@ from algorithms import (
     top_k,
 )
 from algorithms.base import AXIS, scale_by_samples
-from algorithms.links import Links, in_turn
 from algorithms.reducers import bf16, chain, error_feedback, fp16, int8, natural, quantise
 from comms import cost, topology
 from comms.messages import Row, collective_bytes, exchange_seconds, fallback_bytes, sent_bytes
@@ -64,14 +67,6 @@ def momentum(rate=0.05):
 # So slow a start-up that the two parameters are best sent together.
 PROFILE = Profile([["b"], ["w"]], np.array([1.0, 2.0]), np.array([0, 9]), np.array([5.0, 6.0]))
 
-# One peer at a time, 1, 2 and 4 places away (arXiv 2110.13363).
-ONE_PEER = Links(
-    (np.arange(N) - 2 ** np.arange(3)[:, None]) % N,
-    in_turn(3),
-    directed=True,
-    weights=np.full((3, N), 0.5),
-)
-
 METHODS = {
     "all_reduce": lambda: all_reduce(momentum()),
     "all_reduce/adam": lambda: all_reduce(optax.adam(0.05)),
@@ -85,7 +80,19 @@ METHODS = {
     "dpsgd/local_sum": lambda: dpsgd(
         momentum(), topology.ring(N), weighting="local_sum", mixing_matrix="best_constant"
     ),
-    "dpsgd/links": lambda: dpsgd(momentum(), topology.exponential(N), links=ONE_PEER),
+    "dpsgd/rounds": lambda: dpsgd(momentum(), topology.one_peer_exponential(N)),
+    "gradient_tracking": lambda: gradient_tracking(scale_by_samples(0.02), topology.ring(N)),
+    "gradient_tracking/rounds": lambda: gradient_tracking(
+        momentum(0.01), topology.one_peer_exponential(N)
+    ),
+    "exact_diffusion": lambda: exact_diffusion(scale_by_samples(0.02), topology.ring(N)),
+    "exact_diffusion/rounds": lambda: exact_diffusion(
+        scale_by_samples(0.02), topology.base_k(N, 2), mixing_matrix="best_constant"
+    ),
+    "qg_dsgdm": lambda: qg_dsgdm(scale_by_samples(0.02), topology.ring(N)),
+    "qg_dsgdm/rounds": lambda: qg_dsgdm(scale_by_samples(0.02), topology.hierarchical(N, 2)),
+    "decentlam": lambda: decentlam(scale_by_samples(0.02), topology.ring(N)),
+    "decentlam/rounds": lambda: decentlam(scale_by_samples(0.02), topology.base_k(N), momentum=0.5),
     "matcha": lambda: matcha(momentum(), topology.matcha_graph(0), budget=0.4),
     "matcha/confidence": lambda: matcha(
         optax.adam(0.05), topology.hypercube(N), budget=1.0, weighting="confidence", seed=3
@@ -187,8 +194,9 @@ METHODS = {
 EDGES = {"all_reduce/bf16": 2e-3, "all_reduce/fp16": 2e-4, "local_sgd/bf16": 2e-3}
 # Variants, "method/what is different", and close relatives of others take minutes together.
 RELATIVES = {
-    "delay_adaptive", "ef_sign", "hinge_staleness", "int8_all_reduce", "inverse_staleness",
-    "natural_compression", "periodic", "polynomial_staleness", "random_k",
+    "decentlam", "delay_adaptive", "ef_sign", "exact_diffusion", "hinge_staleness",
+    "int8_all_reduce", "inverse_staleness", "natural_compression", "periodic",
+    "polynomial_staleness", "qg_dsgdm", "random_k",
 }  # fmt: skip
 ROWS = [
     pytest.param(name, marks=[pytest.mark.slow] if "/" in name or name in RELATIVES else [])
