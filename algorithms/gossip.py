@@ -185,7 +185,7 @@ def needs_everybody(name: str, why: str) -> Callable[[int, Any], None]:
         if row.partner is not None or row.workers.shape[1] != workers:
             raise ValueError(
                 f"{name}: all workers {why} at every update, but the schedule has only some; wait "
-                "for a rule in rounds, as neighbour_barrier or first_finisher"
+                "for a rule in rounds, as barrier or first_finisher"
             )
 
     return check

@@ -55,8 +55,9 @@ def in_step(method, updates, finished=None) -> np.ndarray:
         def update(carry, row):
             x, state, server, t = carry
             count, active = row
-            given = {"batches": count, "weight": method.weight(count), "nominal": 1, "samples": 0.0}
-            given |= {"version": t, "first": t, "worker": jax.lax.axis_index(AXIS)}
+            given = {"batches": count, "weight": method.weight(count), "nominal": 1}
+            given |= {"version": t, "first": t, "samples": jnp.float32(N * t)}
+            given["worker"] = jax.lax.axis_index(AXIS)
             gradient = jnp.where(count > 0, a * (x - c), 0)
             moved, state = method.exchange.update(
                 gradient, state, x, active=active, staleness=0, **given

@@ -13,17 +13,22 @@ from algorithms import (
     ALGORITHMS,
     ad_psgd,
     all_reduce,
+    centred_clipping,
     compensated_rate,
+    coordinate_median,
     dc_asgd,
     decentlam,
     delay_adaptive,
     dpsgd,
+    ef21,
+    ef21_sgdm,
     ef_sign,
     exact_diffusion,
     gradient_tracking,
     hinge_staleness,
     int8_all_reduce,
     inverse_staleness,
+    krum,
     local_sgd,
     matcha,
     mg_wfbp,
@@ -45,6 +50,7 @@ from algorithms import (
     sparse_all_gather,
     swarm,
     top_k,
+    trimmed_mean,
 )
 from algorithms.base import AXIS, scale_by_samples
 from algorithms.reducers import bf16, chain, error_feedback, fp16, int8, natural, quantise
@@ -180,8 +186,17 @@ METHODS = {
     ),
     "qsgd": lambda: qsgd(momentum()),
     "natural_compression": lambda: natural_compression(momentum()),
+    "ef21": lambda: ef21(momentum(0.01), N, exchange=reducers.top_k(0.4)),
+    "ef21/chain": lambda: ef21(
+        momentum(0.01), N, exchange=chain(reducers.random_k(0.8), int8(bucket=2))
+    ),
+    "ef21_sgdm": lambda: ef21_sgdm(scale_by_samples(0.02), N, exchange=reducers.top_k(0.4)),
     "ef_sign": lambda: ef_sign(scale_by_samples(0.05)),
     "int8_all_reduce": lambda: int8_all_reduce(momentum()),
+    "coordinate_median": lambda: coordinate_median(momentum(0.02)),
+    "trimmed_mean": lambda: trimmed_mean(momentum(0.02)),
+    "krum": lambda: krum(scale_by_samples(0.02), keep=2),
+    "centred_clipping": lambda: centred_clipping(momentum(0.02), radius=1.0, iterations=2),
     # In lock-step nothing is stale, and these are all-reduce SGD.
     "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
     "dc_asgd": lambda: dc_asgd(momentum()),
@@ -194,9 +209,9 @@ METHODS = {
 EDGES = {"all_reduce/bf16": 2e-3, "all_reduce/fp16": 2e-4, "local_sgd/bf16": 2e-3}
 # Variants, "method/what is different", and close relatives of others take minutes together.
 RELATIVES = {
-    "decentlam", "delay_adaptive", "ef_sign", "exact_diffusion", "hinge_staleness",
-    "int8_all_reduce", "inverse_staleness", "natural_compression", "periodic",
-    "polynomial_staleness", "qg_dsgdm", "random_k",
+    "centred_clipping", "decentlam", "delay_adaptive", "ef21_sgdm", "ef_sign", "exact_diffusion",
+    "hinge_staleness", "int8_all_reduce", "inverse_staleness", "krum", "natural_compression",
+    "periodic", "polynomial_staleness", "qg_dsgdm", "random_k", "trimmed_mean",
 }  # fmt: skip
 ROWS = [
     pytest.param(name, marks=[pytest.mark.slow] if "/" in name or name in RELATIVES else [])
