@@ -187,9 +187,7 @@ METHODS = {
     "qsgd": lambda: qsgd(momentum()),
     "natural_compression": lambda: natural_compression(momentum()),
     "ef21": lambda: ef21(momentum(0.01), N, exchange=reducers.top_k(0.4)),
-    "ef21/chain": lambda: ef21(
-        momentum(0.01), N, exchange=chain(reducers.random_k(0.8), int8(bucket=2))
-    ),
+    "ef21/int8": lambda: ef21(momentum(0.01), N, exchange=int8(bucket=2)),
     "ef21_sgdm": lambda: ef21_sgdm(scale_by_samples(0.02), N, exchange=reducers.top_k(0.4)),
     "ef_sign": lambda: ef_sign(scale_by_samples(0.05)),
     "int8_all_reduce": lambda: int8_all_reduce(momentum()),
