@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import networkx as nx
-import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import prepare, records
@@ -102,7 +101,7 @@ def claims(arms) -> Iterator[tuple[str, str]]:
         "(not claimed) rates that end lowest lie inside of their grids",
         f"no: {', '.join(ends)}" if ends else f"yes: all of {len(best)}",
     )
-    sent = [_mean(arm, "bytes_per_worker") for arm in best.values()]
+    sent = [arm["bytes_per_worker"] for arm in best.values()]
     yield (
         "(not claimed) all of these have sent the same",
         f"{min(sent) / 1e6:.2f} to {max(sent) / 1e6:.2f} MB per worker",
@@ -173,9 +172,7 @@ def _below(ours: dict, theirs: dict) -> str:
     noise = max(arm.get("train_loss_std") or 0.0 for arm in (ours, theirs))
     verdict = "within the deviation" if abs(gain) <= noise else "yes" if gain > 0 else "no"
     points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
-    nodes = 100 * (
-        _mean(ours, "test_accuracy_worst_worker") - _mean(theirs, "test_accuracy_worst_worker")
-    )
+    nodes = 100 * (ours["test_accuracy_worst_worker"] - theirs["test_accuracy_worst_worker"])
     return (
         f"{verdict}: {_loss(ours):.3g} against {_loss(theirs):.3g}, {points:+.1f} points of the "
         f"mean model's accuracy, {nodes:+.1f} of the worst worker's"
@@ -191,13 +188,6 @@ def _record(arm) -> str:
         f"{100 * _mean(arm, 'test_accuracy_worst_worker'):.1f} %, consensus distance "
         f"{_mean(arm, 'consensus_distance'):.2g}"
     )
-
-
-def _mean(arm, field: str) -> float:
-    """Over the seeds, of the last evaluation."""
-    if "metrics" not in arm:
-        return float(arm[field])
-    return float(np.mean([repeat[-1][field] for repeat in arm["metrics"]]))
 
 
 def _in_megabytes(run: list[dict]) -> list[dict]:

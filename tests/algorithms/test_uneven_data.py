@@ -122,6 +122,15 @@ def test_quasi_global_momentum_and_decentlam_rest_where_dpsgd_rests_without(make
     assert distance(found) > 0.1  # the bias remains
 
 
+@pytest.mark.parametrize("graph", ROUNDS[:2], ids=["one_peer", "base_3"])
+def test_decentlam_wants_less_momentum_where_graphs_change(graph):
+    """Its momentum is of the mixing too: from .8 on that alone diverges, however small the rate."""
+    far = distance(in_step(decentlam(optax.sgd(0.0005), graph, momentum=0.8), 400))
+    assert far > 100
+    assert distance(in_step(decentlam(optax.sgd(0.02), graph, momentum=0.7), 400)) < 0.1
+    assert distance(in_step(qg_dsgdm(optax.sgd(0.02), graph, momentum=0.9), 400)) < 0.2
+
+
 SLOW = processes.persistent(delays.jitter(mean=1.0, sigma=0.1), factors={0: 4.0})
 
 
