@@ -185,8 +185,8 @@ def _record(arm) -> str:
         f"rate {rate:g}, {arm['updates']:,.0f} updates, loss {_loss(arm):.3g} ± "
         f"{arm.get('train_loss_std') or 0.0:.2g}, accuracy of the mean model "
         f"{100 * arm['test_accuracy']:.1f} %, of the worst worker "
-        f"{100 * _mean(arm, 'test_accuracy_worst_worker'):.1f} %, consensus distance "
-        f"{_mean(arm, 'consensus_distance'):.2g}"
+        f"{100 * arm['test_accuracy_worst_worker']:.1f} %, consensus distance "
+        f"{arm['consensus_distance']:.2g}"
     )
 
 
