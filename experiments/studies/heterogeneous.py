@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments import prepare, records
 from experiments.parts import part
 from experiments.reports import figure
-from experiments.studies import axes, graph_consensus
+from experiments.studies import graph_consensus, grids
 
 _SECOND_ORDER = part("dpsgd", order="adapt_then_combine")  # that of all its rivals
 METHODS = {
@@ -71,7 +71,7 @@ CLAIMS = (  # ours, theirs, what is said of them
     ("dpsgd/base_2", "matcha/ring", "finite-time consensus (arXiv 2305.11420)"),
     ("dpsgd/torus", "dpsgd/ring", "(not claimed) more links"),
     ("dpsgd/groups", "dpsgd/ring", "(not claimed) the mean within groups"),
-    ("gradient_tracking/base_2", "gradient_tracking/ring", "the same for gradient tracking"),
+    ("gradient_tracking/base_2", "gradient_tracking/ring", "the same graph, gradient tracking"),
     ("dpsgd/base_2", "gradient_tracking/base_2", "(not claimed) half the bytes count for more"),
     ("dpsgd/base_2", "exact_diffusion/ring", "(not claimed) a better graph, not a better method"),
 )
@@ -91,11 +91,11 @@ def claims(arms) -> Iterator[tuple[str, str]]:
     best = _best(arms)
     for ours, theirs, claim in CLAIMS:
         yield f"{claim}: {ours} ends below {theirs}", _below(best[ours], best[theirs])
-    grids = {group: axes.axes(members) for group, members in _members(arms).items()}
+    tried = {group: grids.axes(members) for group, members in _members(arms).items() if members}
     ends = [
         f"{group}: {arm['config'].optimizer.learning_rate:g}"
         for group, arm in best.items()
-        if any("end" in words for words in axes.place(arm, grids[group]))
+        if any("end" in words for words in grids.place(arm, tried[group]))
     ]
     yield (
         "(not claimed) rates that end lowest lie inside of their grids",
