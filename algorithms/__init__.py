@@ -2,7 +2,11 @@
 
 from algorithms.all_reduce import all_reduce
 from algorithms.base import Algorithm
+from algorithms.decentlam import decentlam
 from algorithms.dpsgd import dpsgd
+from algorithms.ef21 import ef21, ef21_sgdm
+from algorithms.exact_diffusion import exact_diffusion
+from algorithms.gradient_tracking import gradient_tracking
 from algorithms.local_sgd import local_sgd
 from algorithms.matcha import matcha, periodic
 from algorithms.mg_wfbp import mg_wfbp
@@ -11,7 +15,9 @@ from algorithms.one_bit_adam import one_bit_adam
 from algorithms.parallax import parallax
 from algorithms.powersgd import powersgd
 from algorithms.push_sum import sgp
+from algorithms.qg_dsgdm import qg_dsgdm
 from algorithms.quantised import ef_sign, int8_all_reduce, natural_compression, qsgd
+from algorithms.robust import centred_clipping, coordinate_median, krum, trimmed_mean
 from algorithms.s2_reducer import s2_reducer
 from algorithms.sketched_sgd import sketched_sgd
 from algorithms.sparcml import sparcml
@@ -32,14 +38,22 @@ ALGORITHMS = {
     for method in (
         ad_psgd,
         all_reduce,
+        centred_clipping,
         compensated_rate,
+        coordinate_median,
         dc_asgd,
+        decentlam,
         delay_adaptive,
         dpsgd,
+        ef21,
+        ef21_sgdm,
         ef_sign,
+        exact_diffusion,
+        gradient_tracking,
         hinge_staleness,
         int8_all_reduce,
         inverse_staleness,
+        krum,
         local_sgd,
         matcha,
         mg_wfbp,
@@ -50,6 +64,7 @@ ALGORITHMS = {
         periodic,
         polynomial_staleness,
         powersgd,
+        qg_dsgdm,
         qsgd,
         random_k,
         s2_reducer,
@@ -59,6 +74,7 @@ ALGORITHMS = {
         sparse_all_gather,
         swarm,
         top_k,
+        trimmed_mean,
     )
 }
 

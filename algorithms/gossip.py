@@ -8,7 +8,7 @@ exchanges the freshest models; same fixed points, other transients.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ import numpy as np
 import optax
 
 from algorithms.base import AXIS, choose
-from comms import cost, matching
+from algorithms.links import Links, of_rounds
+from comms import cost, gossip, matching, mixing
 from comms.messages import Messages, over_links
 
 
@@ -107,12 +108,90 @@ def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
     return matchings, partners.reshape(-1, workers)
 
 
-def gossip_messages(partners: np.ndarray, order: Order) -> Messages:
-    """The parameters once over every active one of the matchings `partners` [M, n]."""
+def gossip_messages(partners: np.ndarray, beside_gradient: bool, arrays: int = 1) -> Messages:
+    """The parameters over every active one of the matchings `partners` [M, n].
+
+    beside_gradient: they are known before the gradient. arrays: of the parameters' size, sent at
+    once.
+    """
 
     def messages(params, workers, row):
         del workers
-        size = cost.payload_bytes(params)
-        return (over_links(size, partners, row, beside_gradient=order.beside_gradient),)
+        size = arrays * cost.payload_bytes(params)
+        return (over_links(size, partners, row, beside_gradient=beside_gradient),)
 
     return messages
+
+
+class Mixing(NamedTuple):
+    """What an exchange over a graph is made of."""
+
+    mix: Callable  # (tree, active matchings or None) -> W tree
+    pull: Callable  # the same -> W tree - tree, free of the rounding of the tree itself
+    partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
+    links: Links | None  # which of the matchings an update uses; None: all, always
+
+
+def mixing_over(
+    graph: nx.Graph, mixing_matrix: str = "metropolis", links: Links | None = None
+) -> Mixing:
+    """Sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
+
+    mixing_matrix: a name in `comms.mixing.MIXINGS`. links: those of `graph` that an update uses,
+    and what they weigh; None: what the graph itself says, as a graph of rounds does (see
+    `comms.topology`), else all of them, always. Raises ValueError for links of another graph.
+    """
+    weights = choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
+    if links is None and "rounds" in graph.graph:
+        links = of_rounds(graph.graph["rounds"])
+    if links is None:
+        _, partners = graph_matchings(graph)
+        heard = weights[np.arange(len(weights)), partners]
+        return Mixing(
+            lambda tree, active: gossip.mix(tree, weights, partners, AXIS),
+            lambda tree, active: gossip.pull(tree, heard, partners, None, AXIS),
+            partners,
+            None,
+        )
+    partners, heard = links.partners, _weights(links, weights)
+    return Mixing(
+        lambda tree, active: gossip.mix_active(tree, heard, partners, active, AXIS),
+        lambda tree, active: gossip.pull(tree, heard, partners, active, AXIS),
+        partners,
+        links,
+    )
+
+
+def _weights(links: Links, mixing_matrix: np.ndarray) -> np.ndarray:
+    """[M, n] weight of what every worker hears: as the links say, or else the matrix."""
+    workers = len(mixing_matrix)
+    shape = (len(links.partners), workers)
+    weights = links.weights
+    if weights is None and links.partners.shape == shape:
+        weights = mixing_matrix[np.arange(workers), links.partners]
+    if links.partners.shape != shape or np.shape(weights) != shape:
+        raise ValueError(
+            f"links: the graph has {workers} workers, but partners of the links are "
+            f"{links.partners.shape} and their weights {np.shape(weights)}; give both as [M, "
+            f"{workers}]"
+        )
+    return weights
+
+
+def needs_everybody(name: str, why: str) -> Callable[[int, Any], None]:
+    """`Algorithm.check` of a method in which no worker may be missing; why: what each one does."""
+
+    def check(workers: int, row) -> None:
+        if row.partner is not None or row.workers.shape[1] != workers:
+            raise ValueError(
+                f"{name}: all workers {why} at every update, but the schedule has only some; wait "
+                "for a rule in rounds, as barrier or first_finisher"
+            )
+
+    return check
+
+
+def check_momentum(name: str, momentum: float) -> None:
+    """Raise ValueError for a momentum that does not decay."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{name}: needs 0 <= momentum < 1, got {momentum}; 0.9 is usual")

@@ -39,7 +39,7 @@ def _gossip_over(
         exchange=optax.chain(
             freeze_when_idle(optimizer), scale_by_finished(weighting), mixes.combine(exchange_of)
         ),
-        messages=gossip_messages(links.partners, mixes),
+        messages=gossip_messages(links.partners, mixes.beside_gradient),
         graph=graph,
         links=links,
     )

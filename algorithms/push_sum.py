@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from algorithms.base import AXIS, Algorithm, freeze_when_idle
+from algorithms.gossip import needs_everybody
 from algorithms.links import Links, in_turn
 from comms import cost, gossip, topology
 from comms.messages import over_links
@@ -92,13 +93,5 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
         public=debiased,
         graph=topology.exponential(workers),
         links=Links(sources, in_turn(len(hops)), directed=True),
-        check=_check_everybody,
+        check=needs_everybody("sgp", "push"),
     )
-
-
-def _check_everybody(workers: int, row) -> None:
-    if row.partner is not None or row.workers.shape[1] != workers:
-        raise ValueError(
-            "sgp: all workers push at every update, but the schedule has only some; wait for a "
-            "rule in rounds, as neighbour_barrier or first_finisher"
-        )

@@ -75,7 +75,7 @@ def int8(bucket: int = 1024, seed: int = 0) -> Reducer:
 def error_feedback(*reducers: Reducer) -> Reducer:
     """Keep what a chain of reducers has left out, and add it to what is sent next."""
     reducer = chain(*reducers)
-    if _remembers(reducer):
+    if remembers(reducer):
         raise ValueError("error_feedback: what it is given keeps a memory already; write it once")
     return compression.with_error_feedback(reducer)._replace(name="error_feedback")
 
@@ -95,7 +95,7 @@ def chain(*reducers: Reducer) -> Reducer:
         if names.count(name) > 1:
             raise ValueError(f"chain: has {name} {names.count(name)} times; leave one of them")
     for reducer in reducers:
-        if len(reducers) > 1 and _remembers(reducer):
+        if len(reducers) > 1 and remembers(reducer):
             raise ValueError(
                 f"chain: {reducer.name} keeps a memory of every entry, but the entries of a chain "
                 "are others in every update; write error_feedback(...) around all of it"
@@ -111,7 +111,7 @@ def chain(*reducers: Reducer) -> Reducer:
     )
 
 
-def _remembers(reducer: Reducer) -> bool:
+def remembers(reducer: Reducer) -> bool:
     """Whether workers keep anything for the reducer."""
     return bool(jax.tree.leaves(reducer.init(jax.ShapeDtypeStruct((8,), jnp.float32))))
 

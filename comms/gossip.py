@@ -5,6 +5,7 @@ Which to use:
   neighbours talk; under `vmap` it is a fused gather, faster than a dense [n, n] product from
   16 workers on.
 - `mix_active`: the same with matchings that are switched on and off as data.
+- `pull`: how far mixing moves the values, free of the rounding of the values themselves.
 - `exchange`: a partner's value where partners are data, for simulated workers; on a mesh it
   sends everything to everyone.
 - `exchange_matching`: a partner's value on a mesh, where the partners are one of a few fixed
@@ -60,13 +61,30 @@ def mix_active(tree: Tree, alpha, partners, active, axis: str = AXIS) -> Tree:
     on all workers; an inactive matching sends nothing.
     """
     mixed = jax.tree.map(lambda x: x.astype(_accumulator(x)), tree)
+    mixed = _pulled(mixed, tree, alpha, partners, active, axis)
+    return jax.tree.map(lambda m, x: m.astype(x.dtype), mixed, tree)
+
+
+def pull(tree: Tree, alpha, partners, active=None, axis: str = AXIS) -> Tree:
+    """The sums sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf, W x - x.
+
+    Arguments as in `mix_active`; `active` None: all. Where both ends of a link weigh it alike, what
+    one end gains is what the other loses, however large the values are.
+    """
+    moved = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator(x)), tree)
+    moved = _pulled(moved, tree, alpha, partners, active, axis)
+    return jax.tree.map(lambda m, x: m.astype(x.dtype), moved, tree)
+
+
+def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
+    """`start` plus what `pull` describes."""
 
     def of_worker(weight, like):
         if np.ndim(weight) == 0:
             return weight
         return jnp.asarray(weight, like.dtype)[jax.lax.axis_index(axis)]
 
-    def pull(mixed, partner, weight):
+    def pull_one(mixed, partner, weight):
         def leaf(m, x):
             received = jax.lax.ppermute(x, axis, _permutation(partner))
             return m + of_worker(weight, m) * (received.astype(m.dtype) - x.astype(m.dtype))
@@ -74,10 +92,14 @@ def mix_active(tree: Tree, alpha, partners, active, axis: str = AXIS) -> Tree:
         return jax.tree.map(leaf, mixed, tree)
 
     weights = [alpha] * len(partners) if np.ndim(alpha) == 0 else np.asarray(alpha)
+    mixed = start
     for m, (partner, weight) in enumerate(zip(np.asarray(partners), weights, strict=True)):
-        heard = functools.partial(pull, partner=partner, weight=weight)
-        mixed = jax.lax.cond(active[m], heard, lambda mixed: mixed, mixed)
-    return jax.tree.map(lambda m, x: m.astype(x.dtype), mixed, tree)
+        heard = functools.partial(pull_one, partner=partner, weight=weight)
+        if active is None:
+            mixed = heard(mixed)
+        else:
+            mixed = jax.lax.cond(active[m], heard, lambda mixed: mixed, mixed)
+    return mixed
 
 
 def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:

@@ -2,13 +2,18 @@
 
 Every function returns a connected `networkx.Graph` with nodes 0..n-1 (the workers), without
 self-loops, or raises a ValueError of one sentence. Random graphs depend on `seed` alone.
+
+A graph whose links come and go has all of them, and in its attribute `graph["rounds"]` the mixing
+matrices of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use all links.
 """
 
 import math
 from collections.abc import Iterable
 
 import networkx as nx
+import numpy as np
 
+from comms import rounds
 from comms.matcha_graphs import matcha_matchings
 
 Edge = tuple[int, int]
@@ -64,6 +69,31 @@ def exponential(n: int) -> nx.Graph:
     _check_workers("exponential", n)
     hops = [1 << k for k in range((n - 1).bit_length())]
     return _connected("exponential", n, ((i, (i + hop) % n) for i in range(n) for hop in hops))
+
+
+def one_peer_exponential(n: int) -> nx.Graph:
+    """One peer at a time, 1, 2, 4, ... places before; rounds of `comms.rounds` (2110.13363)."""
+    _check_workers("one_peer_exponential", n)
+    return _of_rounds("one_peer_exponential", n, rounds.one_peer_exponential(n))
+
+
+def base_k(n: int, k: int = 1) -> nx.Graph:
+    """Base-(k+1) graph: at most k peers at a time, then the exact mean (arXiv 2305.11420)."""
+    _check_workers("base_k", n)
+    if k < 1:
+        raise ValueError(f"base_k: needs k >= 1 peers, got {k}; 1 is the Base-2 graph")
+    return _of_rounds("base_k", n, rounds.base_k(n, k))
+
+
+def hierarchical(n: int, group: int) -> nx.Graph:
+    """The mean within groups of `group` workers, then gossip on a ring of groups, in turn."""
+    _check_workers("hierarchical", n)
+    if group < 1 or n % group:
+        raise ValueError(
+            f"hierarchical: needs groups of one size, got {n} workers and group={group}; let group "
+            "divide workers"
+        )
+    return _of_rounds("hierarchical", n, rounds.hierarchical(n, group))
 
 
 def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
@@ -143,6 +173,9 @@ GRAPHS = {
     "star": star,
     "hypercube": hypercube,
     "exponential": exponential,
+    "one_peer_exponential": one_peer_exponential,
+    "base_k": base_k,
+    "hierarchical": hierarchical,
     "random_regular": random_regular,
     "erdos_renyi": erdos_renyi,
     "geometric": geometric,
@@ -151,10 +184,16 @@ GRAPHS = {
 }
 
 
+def _of_rounds(name: str, n: int, matrices: list[np.ndarray]) -> nx.Graph:
+    graph = _connected(name, n, {(i, j) for W in matrices for i, j in np.argwhere(W) if i != j})
+    graph.graph["rounds"] = matrices
+    return graph
+
+
 def _connected(name: str, n: int, edges: Iterable[Edge], way_out: str = "") -> nx.Graph:
     graph = nx.empty_graph(n)
     # Sorted, so that iteration over the graph never depends on how its edges were found.
-    graph.add_edges_from(sorted((min(edge), max(edge)) for edge in edges))
+    graph.add_edges_from(sorted((int(min(edge)), int(max(edge))) for edge in edges))
     components = nx.number_connected_components(graph)
     if components > 1:
         raise ValueError(

@@ -13,14 +13,22 @@ from algorithms import (
     ALGORITHMS,
     ad_psgd,
     all_reduce,
+    centred_clipping,
     compensated_rate,
+    coordinate_median,
     dc_asgd,
+    decentlam,
     delay_adaptive,
     dpsgd,
+    ef21,
+    ef21_sgdm,
     ef_sign,
+    exact_diffusion,
+    gradient_tracking,
     hinge_staleness,
     int8_all_reduce,
     inverse_staleness,
+    krum,
     local_sgd,
     matcha,
     mg_wfbp,
@@ -31,6 +39,7 @@ from algorithms import (
     periodic,
     polynomial_staleness,
     powersgd,
+    qg_dsgdm,
     qsgd,
     random_k,
     reducers,
@@ -41,9 +50,9 @@ from algorithms import (
     sparse_all_gather,
     swarm,
     top_k,
+    trimmed_mean,
 )
 from algorithms.base import AXIS, scale_by_samples
-from algorithms.links import Links, in_turn
 from algorithms.reducers import bf16, chain, error_feedback, fp16, int8, natural, quantise
 from comms import cost, topology
 from comms.messages import Row, collective_bytes, exchange_seconds, fallback_bytes, sent_bytes
@@ -64,14 +73,6 @@ def momentum(rate=0.05):
 # So slow a start-up that the two parameters are best sent together.
 PROFILE = Profile([["b"], ["w"]], np.array([1.0, 2.0]), np.array([0, 9]), np.array([5.0, 6.0]))
 
-# One peer at a time, 1, 2 and 4 places away (arXiv 2110.13363).
-ONE_PEER = Links(
-    (np.arange(N) - 2 ** np.arange(3)[:, None]) % N,
-    in_turn(3),
-    directed=True,
-    weights=np.full((3, N), 0.5),
-)
-
 METHODS = {
     "all_reduce": lambda: all_reduce(momentum()),
     "all_reduce/adam": lambda: all_reduce(optax.adam(0.05)),
@@ -85,7 +86,19 @@ METHODS = {
     "dpsgd/local_sum": lambda: dpsgd(
         momentum(), topology.ring(N), weighting="local_sum", mixing_matrix="best_constant"
     ),
-    "dpsgd/links": lambda: dpsgd(momentum(), topology.exponential(N), links=ONE_PEER),
+    "dpsgd/rounds": lambda: dpsgd(momentum(), topology.one_peer_exponential(N)),
+    "gradient_tracking": lambda: gradient_tracking(scale_by_samples(0.02), topology.ring(N)),
+    "gradient_tracking/rounds": lambda: gradient_tracking(
+        momentum(0.01), topology.one_peer_exponential(N)
+    ),
+    "exact_diffusion": lambda: exact_diffusion(scale_by_samples(0.02), topology.ring(N)),
+    "exact_diffusion/rounds": lambda: exact_diffusion(
+        scale_by_samples(0.02), topology.base_k(N, 2), mixing_matrix="best_constant"
+    ),
+    "qg_dsgdm": lambda: qg_dsgdm(scale_by_samples(0.02), topology.ring(N)),
+    "qg_dsgdm/rounds": lambda: qg_dsgdm(scale_by_samples(0.02), topology.hierarchical(N, 2)),
+    "decentlam": lambda: decentlam(scale_by_samples(0.02), topology.ring(N)),
+    "decentlam/rounds": lambda: decentlam(scale_by_samples(0.02), topology.base_k(N), momentum=0.5),
     "matcha": lambda: matcha(momentum(), topology.matcha_graph(0), budget=0.4),
     "matcha/confidence": lambda: matcha(
         optax.adam(0.05), topology.hypercube(N), budget=1.0, weighting="confidence", seed=3
@@ -173,8 +186,15 @@ METHODS = {
     ),
     "qsgd": lambda: qsgd(momentum()),
     "natural_compression": lambda: natural_compression(momentum()),
+    "ef21": lambda: ef21(momentum(0.01), N, exchange=reducers.top_k(0.4)),
+    "ef21/int8": lambda: ef21(momentum(0.01), N, exchange=int8(bucket=2)),
+    "ef21_sgdm": lambda: ef21_sgdm(scale_by_samples(0.02), N, exchange=reducers.top_k(0.4)),
     "ef_sign": lambda: ef_sign(scale_by_samples(0.05)),
     "int8_all_reduce": lambda: int8_all_reduce(momentum()),
+    "coordinate_median": lambda: coordinate_median(momentum(0.02)),
+    "trimmed_mean": lambda: trimmed_mean(momentum(0.02)),
+    "krum": lambda: krum(scale_by_samples(0.02), keep=2),
+    "centred_clipping": lambda: centred_clipping(momentum(0.02), radius=1.0, iterations=2),
     # In lock-step nothing is stale, and these are all-reduce SGD.
     "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
     "dc_asgd": lambda: dc_asgd(momentum()),
@@ -187,8 +207,9 @@ METHODS = {
 EDGES = {"all_reduce/bf16": 2e-3, "all_reduce/fp16": 2e-4, "local_sgd/bf16": 2e-3}
 # Variants, "method/what is different", and close relatives of others take minutes together.
 RELATIVES = {
-    "delay_adaptive", "ef_sign", "hinge_staleness", "int8_all_reduce", "inverse_staleness",
-    "natural_compression", "periodic", "polynomial_staleness", "random_k",
+    "centred_clipping", "decentlam", "delay_adaptive", "ef21_sgdm", "ef_sign", "exact_diffusion",
+    "hinge_staleness", "int8_all_reduce", "inverse_staleness", "krum", "natural_compression",
+    "periodic", "polynomial_staleness", "qg_dsgdm", "random_k", "trimmed_mean",
 }  # fmt: skip
 ROWS = [
     pytest.param(name, marks=[pytest.mark.slow] if "/" in name or name in RELATIVES else [])

@@ -1,0 +1,123 @@
+"""EF21: workers send compressed changes of their gradients, not compressed gradients.
+
+P. Richtarik, I. Sokolov, I. Fatkhullin, *EF21: A New, Simpler, Theoretically Better, and
+Practically Faster Error Feedback*, arXiv 2106.05203, Algorithm 2; with momentum EF21-SGDM,
+I. Fatkhullin, A. Tyurin, P. Richtarik, *Momentum Provably Improves Error Feedback!*, arXiv
+2305.15155, Algorithm 1.
+
+C is any reducer of `algorithms.reducers`:
+
+    v_i <- (1 - eta) v_i + eta g_i          eta = 1: EF21
+    c_i <- C(v_i - h_i)
+    h_i <- h_i + c_i                        of the worker
+    G   <- G + 1/P sum_i c_i                of the server, the mean of all h_i
+    x   <- x - lr G
+
+Error feedback proper adds up what was not sent; here what is sent becomes small where the gradients
+do not change, however large they are and however much they differ between workers. So a compression
+as coarse as top-1 reaches the optimum at a constant rate. Where only K of P workers deliver, the
+others' h_i stay in G.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import reducers
+from algorithms.base import Algorithm
+from algorithms.compressed_mean import compressed
+from algorithms.compression import Reducer
+
+
+class Estimate(NamedTuple):
+    """What a reducer remembers of one parameter of one worker."""
+
+    known: jax.Array  # h_i, float32, shape of the parameter: what the server knows of v_i
+    momentum: jax.Array  # v_i, float32, shape of the parameter
+    begun: jax.Array  # [] bool, whether the worker has ever finished anything
+    inner: Any
+
+
+def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
+    """Reduce the changes of every worker's estimate; their mean is over all `workers`."""
+
+    def init(leaf):
+        known, momentum = (jnp.zeros(leaf.shape, jnp.float32) for _ in range(2))
+        return Estimate(known, momentum, jnp.bool_(False), inner.init(leaf))
+
+    def reduce(x, state, draw):
+        gradient = x / draw.unit
+        followed = state.momentum + eta * (gradient - state.momentum)
+        newest = jnp.where(state.begun, followed, gradient)
+        momentum = jnp.where(draw.busy, newest, state.momentum)
+        change = jnp.where(draw.busy, momentum - state.known, 0)
+        total, sent, inner_state = inner.reduce(change, state.inner, draw)
+        # Who finished nothing may still have rounded for others, which the server has added too.
+        known = state.known + sent
+        # It will be divided by the weight of those who take part, where all workers count.
+        scale = draw.total / workers
+        begun = state.begun | draw.busy
+        return scale * total, scale * sent, Estimate(known, momentum, begun, inner_state)
+
+    return Reducer(init, reduce, inner.payload, instead=inner.instead, pushed=inner.pushed)
+
+
+def add_up() -> optax.GradientTransformation:
+    """Turn changes into what they add up to, from zero."""
+
+    def update_fn(updates, state, params=None):
+        del params
+        total = jax.tree.map(jnp.add, state, updates)
+        return total, total
+
+    def init_fn(params):
+        return jax.tree.map(jnp.zeros_like, params)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def ef21(
+    optimizer: optax.GradientTransformation, workers: int, *, exchange: Reducer | None = None
+) -> Algorithm:
+    """Let `optimizer` take a step along the mean of all workers' estimates.
+
+    exchange: how the changes of every parameter are reduced, see `algorithms.reducers`; None:
+        top_k(ratio=0.01). Nothing is kept of what it leaves out: no error_feedback(...).
+    """
+    return _estimated("ef21", optimizer, workers, 1.0, exchange)
+
+
+def ef21_sgdm(
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    *,
+    eta: float = 0.1,
+    exchange: Reducer | None = None,
+) -> Algorithm:
+    """EF21 of every worker's momentum, which small batches need.
+
+    eta: weight of the newest gradient in the momentum, in (0, 1]. exchange: as in `ef21`.
+    """
+    if not 0 < eta <= 1:
+        raise ValueError(f"ef21_sgdm: needs 0 < eta <= 1, got {eta}; 1 is EF21, 0.1 is usual")
+    return _estimated("ef21_sgdm", optimizer, workers, eta, exchange)
+
+
+def _estimated(name, optimizer, workers, eta, exchange) -> Algorithm:
+    inner = reducers.top_k() if exchange is None else exchange
+    if reducers.remembers(inner):
+        raise ValueError(
+            f"{name}: {inner.name} keeps a memory of what was not sent, in place of which this "
+            "method keeps estimates; write what is inside of it"
+        )
+    reducer = with_estimates(inner, eta, workers)
+    return compressed(
+        name, optax.chain(add_up(), optimizer), _everywhere(reducer), weighting="equal"
+    )
+
+
+def _everywhere(reducer: Reducer) -> Callable[[str, Any], Reducer]:
+    return lambda path, leaf: reducer

@@ -1,0 +1,87 @@
+"""Exact diffusion, also known as D2: gossip corrected by what the last exchange has moved.
+
+K. Yuan, B. Ying, X. Zhao, A. H. Sayed, *Exact Diffusion for Distributed Optimization and Learning*,
+arXiv 1702.05122, Algorithm 1; with stochastic gradients D2, H. Tang, X. Lian, M. Yan, C. Zhang,
+J. Liu, arXiv 1803.07068. A worker adapts, corrects and combines:
+
+    psi_i <- x_i - lr g_i(x_i)
+    phi_i <- psi_i + x_i - (psi_i of the update before)
+    x_i   <- sum_j ((I + W) / 2)_ij phi_j
+
+At rest every x_i is the optimum, whatever data the workers hold: what the correction adds then
+takes back each worker's own step. One model is sent, as many bytes as D-PSGD's; the mean of W with
+the identity keeps the iteration stable where W has eigenvalues below -1/3. The same point is at
+rest whatever W is, so that links may come and go, for which the papers have no proof.
+
+The correction x_i - psi_i is kept as the sum of what exchanges have moved, sum_j W_ij (phi_j -
+phi_i) / 2. As a difference of models, or of phi and its mixture, it would gather the rounding of
+both, as if all gradients were wrong by it.
+
+A worker that finished nothing repeats its last step: with none the others' steps would not cancel
+at the optimum, and slow workers would bias it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import optax
+
+from algorithms.base import Algorithm, freeze_when_idle
+from algorithms.gossip import gossip_messages, mixing_over, needs_everybody
+from algorithms.links import Links
+
+
+class Diffusion(NamedTuple):
+    """The exchange's state of one worker; all but the last in the shapes of the parameters."""
+
+    correction: Any  # x_i - psi_i of the update before
+    step: Any  # psi_i - x_i of the last update in which the worker finished something
+    optimizer: Any
+
+
+def adapt_correct_combine(
+    optimizer: optax.GradientTransformation, pull
+) -> optax.GradientTransformationExtraArgs:
+    """Step, add what exchanges have moved so far, mix halfway.
+
+    pull: (tree, active matchings or None) -> W tree - tree.
+    """
+    optimizer = freeze_when_idle(optimizer)
+
+    def init_fn(params):
+        correction, step = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return Diffusion(correction, step, optimizer.init(params))
+
+    def update_fn(updates, state, params, *, batches, active=None, **extra):
+        new, inner = optimizer.update(updates, state.optimizer, params, batches=batches, **extra)
+        step = jax.tree.map(lambda u, old: jnp.where(batches > 0, u, old), new, state.step)
+        phi = jax.tree.map(lambda x, u, c: x + (u + c), params, step, state.correction)
+        correction = jax.tree.map(lambda c, p: c + p / 2, state.correction, pull(phi, active))
+        moved = jax.tree.map(jnp.add, step, correction)
+        return moved, Diffusion(correction, step, inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def exact_diffusion(
+    optimizer: optax.GradientTransformation,
+    graph: nx.Graph,
+    *,
+    mixing_matrix: str = "metropolis",
+    links: Links | None = None,
+) -> Algorithm:
+    """Local steps of `optimizer`, corrected, models averaged over the neighbours of `graph`.
+
+    mixing_matrix, links: as in `algorithms.dpsgd`. Every update needs all workers: a rule in
+    rounds.
+    """
+    over = mixing_over(graph, mixing_matrix, links)
+    return Algorithm(
+        exchange=adapt_correct_combine(optimizer, over.pull),
+        messages=gossip_messages(over.partners, beside_gradient=False),
+        graph=graph,
+        links=over.links,
+        check=needs_everybody("exact_diffusion", "mix their corrected models"),
+    )

@@ -1,0 +1,87 @@
+"""QG-DSGDm: gossip whose momentum follows what the models did, steps and mixing together.
+
+T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi, *Quasi-Global Momentum: Accelerating Decentralized
+Deep Learning on Heterogeneous Data*, arXiv 2102.04761, Algorithm 1:
+
+    y_i <- x_i - lr (momentum m_i + g_i)
+    x_i <- sum_j W_ij y_j
+    m_i <- momentum m_i + (1 - momentum) (old x_i - x_i) / lr
+
+Here lr m_i is kept, in the units of the parameters, so that any optimizer without a momentum of its
+own can make the step -lr g_i; with a constant rate that is the paper's. Momentum of own gradients
+grows along what differs between workers; this one vanishes where models rest, so that it neither
+adds to the bias of D-PSGD's second order, `adapt_then_combine`, nor removes it.
+
+A worker that finished nothing mixes; its momentum neither moves it nor changes.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import optax
+
+from algorithms.base import Algorithm, freeze_when_idle
+from algorithms.gossip import check_momentum, gossip_messages, mixing_over, needs_everybody
+from algorithms.links import Links
+
+
+class QuasiGlobal(NamedTuple):
+    """The exchange's state of one worker."""
+
+    momentum: Any  # lr m_i, shapes of the parameters
+    optimizer: Any
+
+
+def quasi_global(
+    optimizer: optax.GradientTransformation, mix, momentum: float
+) -> optax.GradientTransformationExtraArgs:
+    """Step with momentum and mix; the momentum then learns from the whole move.
+
+    mix: (tree, active matchings or None) -> W tree.
+    """
+    optimizer = freeze_when_idle(optimizer)
+
+    def init_fn(params):
+        return QuasiGlobal(jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
+
+    def update_fn(updates, state, params, *, batches, active=None, **extra):
+        busy = batches > 0
+        step, inner = optimizer.update(updates, state.optimizer, params, batches=batches, **extra)
+        stepped = jax.tree.map(
+            lambda x, u, m: jnp.where(busy, x + (u - momentum * m), x), params, step, state.momentum
+        )
+        moved = jax.tree.map(jnp.subtract, mix(stepped, active), params)
+        learned = jax.tree.map(
+            lambda m, d: jnp.where(busy, momentum * m - (1 - momentum) * d, m),
+            state.momentum,
+            moved,
+        )
+        return moved, QuasiGlobal(learned, inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def qg_dsgdm(
+    optimizer: optax.GradientTransformation,
+    graph: nx.Graph,
+    *,
+    momentum: float = 0.9,
+    mixing_matrix: str = "metropolis",
+    links: Links | None = None,
+) -> Algorithm:
+    """Local steps of `optimizer` with quasi-global momentum, over the neighbours of `graph`.
+
+    momentum: both of the paper's beta and mu, in [0, 1). mixing_matrix, links: as in
+    `algorithms.dpsgd`. Every update needs all workers: a rule in rounds.
+    """
+    check_momentum("qg_dsgdm", momentum)
+    over = mixing_over(graph, mixing_matrix, links)
+    return Algorithm(
+        exchange=quasi_global(optimizer, over.mix, momentum),
+        messages=gossip_messages(over.partners, beside_gradient=False),
+        graph=graph,
+        links=over.links,
+        check=needs_everybody("qg_dsgdm", "mix their models"),
+    )

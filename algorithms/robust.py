@@ -1,0 +1,179 @@
+"""Means that a few faulty workers cannot move far: median, trimmed mean, Krum, centred clipping.
+
+    coordinate_median, trimmed_mean   D. Yin et al., arXiv 1803.01498, Definitions 1 and 2
+    krum, Multi-Krum                  P. Blanchard et al., arXiv 1703.02757, Sections 4 and 5
+    centred_clipping                  S. P. Karimireddy, L. He, M. Jaggi, arXiv 2012.10333, Sec. 4
+
+A faulty worker may send anything: noise, the opposite direction, infinities. No sum of
+contributions tells it from the others, so that every worker gathers all of them, n - 1 times the
+bytes of one. A worker that finished nothing is not counted. Where data are uneven honest workers
+differ as well, and all of these rest beside the optimum of the mean.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.base import AXIS, Algorithm, equal, freeze_when_idle
+from algorithms.gossip import needs_everybody
+from comms import cost
+from comms.messages import Payload
+
+# (contributions [k, ...], bool [k] whether they count, centre) -> (what stands for all, centre)
+Aggregate = Callable[[Any, jax.Array, Any], tuple[Any, Any]]
+
+
+def coordinate_median(optimizer: optax.GradientTransformation) -> Algorithm:
+    """Let `optimizer` step along the median over the workers, of every coordinate by itself."""
+    return _robust(optimizer, _between(lambda count: (count - 1) // 2))
+
+
+def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> Algorithm:
+    """Let `optimizer` step along a mean without extremes, of every coordinate by itself.
+
+    trim: the largest and the smallest values that are left out, each; of few workers as many as
+    leave something.
+    """
+    if trim < 0:
+        raise ValueError(f"trimmed_mean: needs trim >= 0 workers, got {trim}; 0 is the mean")
+    return _robust(optimizer, _between(lambda count: jnp.minimum(trim, (count - 1) // 2)))
+
+
+def krum(optimizer: optax.GradientTransformation, *, faulty: int = 1, keep: int = 1) -> Algorithm:
+    """Let `optimizer` step along the contribution that is nearest to its n - faulty - 2 neighbours.
+
+    faulty: workers that may send anything; the proof wants 2 faulty + 2 < n. keep: mean of so many
+    of the nearest, Multi-Krum.
+    """
+    if faulty < 0 or keep < 1:
+        raise ValueError(
+            f"krum: needs faulty >= 0 and keep >= 1 workers, got {faulty} and {keep}; Krum itself "
+            "keeps 1"
+        )
+    return _robust(optimizer, _nearest(faulty, keep))
+
+
+def centred_clipping(
+    optimizer: optax.GradientTransformation, *, radius: float, iterations: int = 1
+) -> Algorithm:
+    """Let `optimizer` step along a centre that nobody pulls farther than `radius`.
+
+    v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|), from the v of the update before, so that
+    every update needs all workers. iterations: how often this is done in an update.
+    """
+    if not radius > 0 or iterations < 1:
+        raise ValueError(
+            f"centred_clipping: needs radius > 0 and iterations >= 1, got {radius} and "
+            f"{iterations}; a radius of the usual distance of honest gradients leaves them whole"
+        )
+    method = _robust(optimizer, _clipped(radius, iterations), init=_zeros)
+    check = needs_everybody("centred_clipping", "keep the same centre")
+    return method._replace(check=check)
+
+
+def _robust(
+    optimizer, aggregate: Aggregate, init: Callable[[Any], Any] = optax.init_empty_state
+) -> Algorithm:
+    def update_fn(updates, centre, params=None, *, weight, **extra):
+        del params, extra
+        counts = jax.lax.all_gather(weight, AXIS) > 0
+        everybodys = jax.tree.map(
+            lambda x: jax.lax.all_gather(x, AXIS).astype(jnp.float32), updates
+        )
+        found, centre = aggregate(everybodys, counts, centre)
+        return jax.tree.map(lambda f, x: f.astype(x.dtype), found, updates), centre
+
+    def messages(params, workers, row):
+        del workers, row
+        return (Payload(gathered=(cost.payload_bytes(params),)),)
+
+    return Algorithm(
+        exchange=optax.GradientTransformationExtraArgs(init, update_fn),
+        server=freeze_when_idle(optimizer),
+        messages=messages,
+        weight=equal,
+    )
+
+
+def _between(cut: Callable[[jax.Array], jax.Array]) -> Aggregate:
+    """The mean of the sorted values without the first and last `cut(count)`."""
+
+    def leaf(x, counts):
+        count = counts.sum()
+        # What is not a number sorts as the largest, next to what does not count.
+        ordered = jnp.sort(jnp.where(_aligned(counts, x) & ~jnp.isnan(x), x, jnp.inf), axis=0)
+        rank = jnp.arange(len(x))
+        kept = (rank >= cut(count)) & (rank < count - cut(count))
+        return _mean_of(ordered, kept)
+
+    def aggregate(everybodys, counts, centre):
+        return jax.tree.map(lambda x: leaf(x, counts), everybodys), centre
+
+    return aggregate
+
+
+def _nearest(faulty: int, keep: int) -> Aggregate:
+    """The mean of the `keep` contributions whose nearest neighbours are the nearest."""
+
+    def aggregate(everybodys, counts, centre):
+        count, workers = counts.sum(), len(counts)
+        rank = jnp.arange(workers)
+        apart = jax.lax.map(lambda i: _squared(_differences(everybodys, i)), rank)  # [k, k]
+        others = counts[:, None] & counts[None] & (rank[:, None] != rank[None])
+        apart = jnp.sort(jnp.where(others & ~jnp.isnan(apart), apart, jnp.inf), axis=1)
+        neighbours = jnp.maximum(count - faulty - 2, 1)
+        score = jnp.where(rank[None] < neighbours, apart, 0).sum(axis=1)
+        score = jnp.where(counts, jnp.minimum(score, jnp.finfo(jnp.float32).max), jnp.inf)
+        place = jnp.argsort(jnp.argsort(score))
+        kept = (place < keep) & counts
+        return jax.tree.map(lambda x: _mean_of(x, kept), everybodys), centre
+
+    return aggregate
+
+
+def _clipped(radius: float, iterations: int) -> Aggregate:
+    """The centre, pulled by everybody, by nobody farther than `radius`."""
+
+    def aggregate(everybodys, counts, centre):
+        for _ in range(iterations):
+            pulls = jax.tree.map(lambda x, v: x - v[None], everybodys, centre)
+            length = jnp.sqrt(_squared(pulls))
+            usable = counts & jnp.isfinite(length)
+            scale = jnp.minimum(1.0, radius / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
+            share = jnp.where(usable, scale, 0) / jnp.maximum(counts.sum(), 1)
+
+            def pulled(v, pull, share=share, usable=usable):
+                within = jnp.where(_aligned(usable, pull), pull, 0)
+                return v + (_aligned(share, pull) * within).sum(axis=0)
+
+            centre = jax.tree.map(pulled, centre, pulls)
+        return centre, centre
+
+    return aggregate
+
+
+def _zeros(params):
+    return jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
+
+
+def _differences(everybodys, index):
+    """How far everybody is from one of them, [k, ...]."""
+    return jax.tree.map(lambda x: x - x[index][None], everybodys)
+
+
+def _squared(tree) -> jax.Array:
+    """[k] squared lengths of vectors that are spread over the leaves [k, ...]."""
+    return sum((x.reshape(len(x), -1) ** 2).sum(axis=1) for x in jax.tree.leaves(tree))
+
+
+def _mean_of(x, kept) -> jax.Array:
+    """Mean of x [k, ...] over those that are kept [k]; 0 if none is."""
+    return jnp.where(_aligned(kept, x), x, 0).sum(axis=0) / jnp.maximum(kept.sum(), 1)
+
+
+def _aligned(values, like) -> jax.Array:
+    """[k] as [k, 1, ...] beside an array [k, ...]."""
+    return values.reshape((-1, *[1] * (like.ndim - 1)))

@@ -1,0 +1,49 @@
+"""Gossip on uneven data: methods and graphs at equal bytes.
+
+Workers on a graph train an MLP on scikit-learn's digits, of which each holds few classes: a
+Dirichlet split with alpha .1. Sending one model over one link takes a second, next to which the
+gradient takes hardly any time, so that all arms have sent about as many bytes when time is over: a
+method that sends two models, or a graph with many links, makes fewer updates.
+
+    --config=configs/heterogeneous.py:workers=64 --sweep
+
+The sweep goes over learning rates; the claims look at the rate of each method and graph that ends
+lowest.
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs import arguments, base
+from experiments.parts import part
+from experiments.studies import heterogeneous as study
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """One arm: gradient tracking on a ring. Arguments: workers, a multiple of 4; alpha of the
+    Dirichlet split; models, how many a worker sends."""
+    a = arguments.parse(arg, workers=16, alpha=0.1, models=400)
+    return base.arm(
+        name="gradient_tracking/ring",  # method/graph/rate
+        split=part("dirichlet", alpha=a["alpha"]),
+        workers=a["workers"],
+        batch_size=16,
+        algorithm=part("gradient_tracking"),
+        graph=part("ring"),
+        optimizer=part("sgd", learning_rate=0.2),
+        wait=part("neighbour_barrier"),
+        delay=part("deterministic", value=0.01),
+        communication=part("link", seconds=1.0),
+        seconds=float(a["models"]),
+        evaluate_every=a["models"] / 40,
+    )
+
+
+def sweep() -> Iterator[tuple[str, dict]]:
+    """Every method on every graph that it is asked about, at every rate of its grid."""
+    yield from study.arms()
+
+
+claims = study.claims
+figures = study.figures

@@ -1,0 +1,203 @@
+"""Gossip on uneven data: what its methods and graphs make of the same bytes."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import networkx as nx
+from matplotlib.figure import Figure
+
+from experiments import prepare, records
+from experiments.parts import part
+from experiments.reports import figure
+from experiments.studies import graph_consensus, grids
+
+_SECOND_ORDER = part("dpsgd", order="adapt_then_combine")  # that of all its rivals
+METHODS = {
+    "dpsgd": {"algorithm": _SECOND_ORDER},
+    "dpsgd_momentum": {
+        "algorithm": _SECOND_ORDER,
+        "optimizer": part("momentum", decay=0.9, learning_rate=0.1),
+    },
+    "gradient_tracking": {"algorithm": part("gradient_tracking")},
+    "exact_diffusion": {"algorithm": part("exact_diffusion")},
+    "qg_dsgdm": {"algorithm": part("qg_dsgdm", momentum=0.9)},
+    "decentlam": {"algorithm": part("decentlam", momentum=0.9)},
+    "matcha": {"algorithm": part("matcha", budget=0.5)},
+}
+GRAPHS = {
+    "ring": part("ring"),
+    "torus": part("torus"),
+    "one_peer": part("one_peer_exponential"),
+    "base_2": part("base_k", k=1),
+    "groups": part("hierarchical", group=4),
+}
+_LOW, _MIDDLE = (0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8, 1.6)
+_HIGH, _HIGHER = (0.2, 0.4, 0.8, 1.6, 3.2), (0.4, 0.8, 1.6, 3.2, 6.4)
+_WITH_MOMENTUM = (0.08, 0.16, 0.32, 0.64, 1.28)
+RATES = {
+    "dpsgd/ring": _HIGH,
+    "dpsgd/torus": _HIGHER,
+    "dpsgd/one_peer": _HIGH,
+    "dpsgd/base_2": _HIGHER,
+    "dpsgd/groups": _HIGHER,
+    "gradient_tracking/ring": _HIGH,
+    "gradient_tracking/torus": _MIDDLE,
+    "gradient_tracking/one_peer": _LOW,
+    "gradient_tracking/base_2": _LOW,
+    "gradient_tracking/groups": _LOW,
+    "exact_diffusion/ring": _MIDDLE,
+    "exact_diffusion/base_2": _MIDDLE,
+    "dpsgd_momentum/ring": _WITH_MOMENTUM,
+    "dpsgd_momentum/base_2": _WITH_MOMENTUM,
+    "qg_dsgdm/ring": (*_WITH_MOMENTUM, 2.56),
+    "qg_dsgdm/base_2": _WITH_MOMENTUM,
+    "decentlam/ring": _WITH_MOMENTUM,
+    "matcha/ring": _MIDDLE,
+}
+
+
+SIZES, MODELS, NEAR = (16, 64, 256), 60.0, 1e-3  # of gossip without training
+CLAIMS = (  # ours, theirs, what is said of them
+    ("gradient_tracking/ring", "dpsgd/ring", "uneven data leave no bias (arXiv 1805.09708)"),
+    ("exact_diffusion/ring", "dpsgd/ring", "uneven data leave no bias (arXiv 1803.07068)"),
+    ("exact_diffusion/ring", "gradient_tracking/ring", "one message is enough"),
+    ("qg_dsgdm/ring", "dpsgd_momentum/ring", "momentum of what models did (arXiv 2102.04761)"),
+    ("qg_dsgdm/base_2", "dpsgd_momentum/base_2", "the same on the best graph"),
+    ("decentlam/ring", "dpsgd_momentum/ring", "momentum without its bias (arXiv 2104.11981)"),
+    ("dpsgd/one_peer", "dpsgd/ring", "one peer is as good as many (arXiv 2110.13363)"),
+    ("dpsgd/base_2", "dpsgd/ring", "finite-time consensus (arXiv 2305.11420)"),
+    ("dpsgd/base_2", "dpsgd/one_peer", "finite-time consensus (arXiv 2305.11420)"),
+    ("dpsgd/base_2", "matcha/ring", "finite-time consensus (arXiv 2305.11420)"),
+    ("dpsgd/torus", "dpsgd/ring", "(not claimed) more links"),
+    ("dpsgd/groups", "dpsgd/ring", "(not claimed) the mean within groups"),
+    ("gradient_tracking/base_2", "gradient_tracking/ring", "the same graph, gradient tracking"),
+    ("dpsgd/base_2", "gradient_tracking/base_2", "(not claimed) half the bytes count for more"),
+    ("dpsgd/base_2", "exact_diffusion/ring", "(not claimed) a better graph, not a better method"),
+)
+
+
+def arms() -> Iterator[tuple[str, dict]]:
+    """(method/graph/rate, entries of its config)."""
+    for group, rates in RATES.items():
+        method, graph = group.split("/")
+        changes = METHODS[method] | {"graph": GRAPHS[graph]}
+        for rate in rates:
+            yield f"{group}/rate={rate}", changes | {"optimizer.learning_rate": rate}
+
+
+def claims(arms) -> Iterator[tuple[str, str]]:
+    """What is claimed of every method and graph, beside this sweep at the best rate of each."""
+    best = _best(arms)
+    for ours, theirs, claim in CLAIMS:
+        yield f"{claim}: {ours} ends below {theirs}", _below(best[ours], best[theirs])
+    tried = {group: grids.axes(members) for group, members in _members(arms).items() if members}
+    ends = [
+        f"{group}: {arm['config'].optimizer.learning_rate:g}"
+        for group, arm in best.items()
+        if any("end" in words for words in grids.place(arm, tried[group]))
+    ]
+    yield (
+        "(not claimed) rates that end lowest lie inside of their grids",
+        f"no: {', '.join(ends)}" if ends else f"yes: all of {len(best)}",
+    )
+    sent = [arm["bytes_per_worker"] for arm in best.values()]
+    yield (
+        "(not claimed) all of these have sent the same",
+        f"{min(sent) / 1e6:.2f} to {max(sent) / 1e6:.2f} MB per worker",
+    )
+    for group, arm in best.items():
+        yield f"{group} (for the record)", _record(arm)
+    for workers in SIZES:
+        yield (
+            f"(no training) models sent until the distance of {workers} workers to their mean is "
+            f"{NEAR:g} of what it was",
+            "; ".join(f"{name}: {_sent(graph)}" for name, graph in _graphs(workers).items()),
+        )
+
+
+def figures(workdir) -> None:
+    """Write heterogeneous.png, loss against bytes at the best rates, and consensus.png."""
+    workdir = Path(workdir)
+    members = [
+        arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
+        for arm in records.read_json(workdir / records.SUMMARY)["arms"]
+    ]
+    best = _best(members)
+    panels = {
+        "methods on the ring": [group for group in best if group.endswith("/ring")],
+        "D-PSGD and gradient tracking on graphs": [
+            group for group in best if group.startswith(("dpsgd/", "gradient_tracking/"))
+        ],
+    }
+    canvas = Figure(figsize=(9, 4.2), dpi=150, layout="constrained")
+    for panel, (title, groups) in zip(
+        canvas.subplots(1, 2, sharey=True), panels.items(), strict=True
+    ):
+        lines = figure.styles(groups)
+        for group in groups:
+            runs = [
+                _in_megabytes(records.read_metrics(path.parent))
+                for path in sorted((workdir / best[group]["name"]).rglob(records.METRICS))
+            ]
+            figure.plot(panel, runs, lines[group], "megabytes", label=group)
+        figure.logarithmic(panel)
+        panel.set_title(title, fontsize=9)
+        panel.legend(fontsize=7, frameon=False, handlelength=3)
+    canvas.supxlabel("MB that a worker has sent", fontsize=9)
+    canvas.supylabel("training loss of the mean model", fontsize=9)
+    figure.save(canvas, workdir / "heterogeneous.png")
+    sizes = {f"{workers} workers": _graphs(workers) for workers in SIZES}
+    graph_consensus.draw_consensus(sizes, MODELS, workdir / "consensus.png")
+
+
+def _members(arms) -> dict[str, list[dict]]:
+    return {group: [a for a in arms if a["name"].startswith(f"{group}/rate=")] for group in RATES}
+
+
+def _best(arms) -> dict[str, dict]:
+    """Of every method and graph that was run the arm that ends lowest."""
+    return {group: min(members, key=_loss) for group, members in _members(arms).items() if members}
+
+
+def _loss(arm) -> float:
+    """At the end, a mean over the last tenth of the evaluations; infinite if it diverged."""
+    loss = arm["final_train_loss"]
+    return math.inf if loss is None or not math.isfinite(loss) else loss
+
+
+def _below(ours: dict, theirs: dict) -> str:
+    """A difference counts where it is larger than either deviation over the seeds."""
+    gain = _loss(theirs) - _loss(ours)
+    noise = max(arm.get("train_loss_std") or 0.0 for arm in (ours, theirs))
+    verdict = "within the deviation" if abs(gain) <= noise else "yes" if gain > 0 else "no"
+    points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
+    nodes = 100 * (ours["test_accuracy_worst_worker"] - theirs["test_accuracy_worst_worker"])
+    return (
+        f"{verdict}: {_loss(ours):.3g} against {_loss(theirs):.3g}, {points:+.1f} points of the "
+        f"mean model's accuracy, {nodes:+.1f} of the worst worker's"
+    )
+
+
+def _record(arm) -> str:
+    rate = arm["config"].optimizer.learning_rate
+    return (
+        f"rate {rate:g}, {arm['updates']:,.0f} updates, loss {_loss(arm):.3g} ± "
+        f"{arm.get('train_loss_std') or 0.0:.2g}, accuracy of the mean model "
+        f"{100 * arm['test_accuracy']:.1f} %, of the worst worker "
+        f"{100 * arm['test_accuracy_worst_worker']:.1f} %, consensus distance "
+        f"{arm['consensus_distance']:.2g}"
+    )
+
+
+def _in_megabytes(run: list[dict]) -> list[dict]:
+    return [record | {"megabytes": record["bytes_per_worker"] / 1e6} for record in run]
+
+
+def _graphs(workers: int) -> dict[str, nx.Graph]:
+    return {name: prepare.GRAPH.build(graph, n=workers) for name, graph in GRAPHS.items()}
+
+
+def _sent(graph: nx.Graph) -> str:
+    models = graph_consensus.sent_until(graph_consensus.consensus(graph, MODELS), NEAR)
+    return f"more than {MODELS:g}" if models is None else f"{models:.3g}"

@@ -1,0 +1,174 @@
+"""Gossip on uneven data: which methods reach the optimum, and where the others rest."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from algorithms import decentlam, dpsgd, exact_diffusion, gradient_tracking, qg_dsgdm
+from algorithms.base import AXIS
+from algorithms.gossip import mixing_over
+from comms import mixing, topology
+from stragglers import delays, processes
+from tests.algorithms import quadratics
+from tests.algorithms.quadratics import D, N, distance, gradients, in_step
+
+RATE = 0.05
+STAR = topology.star(N)  # whose weights differ between workers
+UPDATES = 7
+FINISHED = np.random.default_rng(3).integers(0, 2, (UPDATES, N)).astype(np.int32)
+FINISHED[0, 2] = 0  # one that has finished nothing yet
+
+
+def matrices(graph):
+    """[UPDATES, n, n] of the updates: those of the graph's rounds in turn, or always the same."""
+    rounds = graph.graph.get("rounds", [mixing.metropolis(graph)])
+    return [rounds[t % len(rounds)] for t in range(UPDATES)]
+
+
+def track(graph):
+    x, tracker, old = np.zeros((3, N, D))
+    for W, finished in zip(matrices(graph), FINISHED, strict=True):
+        new = np.where(finished[:, None] > 0, gradients(x), old)
+        tracker += new - old
+        x, tracker, old = W @ (x - RATE * tracker), W @ tracker, new
+    return x
+
+
+def diffuse(graph):
+    x, gradient = np.zeros((2, N, D))
+    before = x
+    for W, finished in zip(matrices(graph), FINISHED, strict=True):
+        gradient = np.where(finished[:, None] > 0, gradients(x), gradient)
+        psi = x - RATE * gradient
+        x, before = (np.eye(N) + W) / 2 @ (psi + x - before), psi
+    return x
+
+
+def quasi_global(graph):
+    x, m = np.zeros((2, N, D))
+    for W, finished in zip(matrices(graph), FINISHED, strict=True):
+        busy = finished[:, None] > 0
+        new = W @ np.where(busy, x - RATE * (0.9 * m + gradients(x)), x)
+        m = np.where(busy, 0.9 * m + 0.1 * (x - new) / RATE, m)
+        x = new
+    return x
+
+
+def accelerate(graph):
+    x, m = np.zeros((2, N, D))
+    for W, finished in zip(matrices(graph), FINISHED, strict=True):
+        busy = finished[:, None] > 0
+        d = (x - W @ (x - RATE * busy * gradients(x))) / RATE
+        new = 0.9 * m + d
+        x, m = x - RATE * np.where(busy, new, d), np.where(busy, new, m)
+    return x
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [STAR, topology.one_peer_exponential(N), topology.base_k(N, 2)],
+    ids=["star", "one_peer", "base_3"],
+)
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [
+        (gradient_tracking, track),
+        (exact_diffusion, diffuse),
+        (qg_dsgdm, quasi_global),
+        (decentlam, accelerate),
+    ],
+)
+def test_updates_of_workers_some_of_which_finished_nothing(make, reference, graph):
+    found = in_step(make(optax.sgd(RATE), graph), UPDATES, FINISHED)
+    np.testing.assert_allclose(found, reference(graph), rtol=1e-5, atol=1e-6)
+
+
+RING = topology.ring(N)
+ROUNDS = (topology.one_peer_exponential(N), topology.base_k(N, 2), topology.hierarchical(N, 4))
+
+
+@pytest.mark.parametrize("graph", [RING, *ROUNDS], ids=["ring", "one_peer", "base_3", "groups"])
+def test_tracking_and_exact_diffusion_reach_the_optimum_on_every_graph(graph):
+    assert distance(in_step(gradient_tracking(optax.sgd(RATE), graph), 600)) < 1e-6
+    assert distance(in_step(exact_diffusion(optax.sgd(0.1), graph), 600)) < 1e-6
+
+
+@pytest.mark.parametrize("graph", ROUNDS, ids=["one_peer", "base_3", "groups"])
+def test_dpsgd_stays_off_the_optimum_on_graphs_that_change(graph):
+    assert distance(in_step(dpsgd(optax.sgd(RATE), graph), 600)) > 0.05
+
+
+def test_dpsgd_rests_where_it_has_a_bias_and_momentum_makes_it_larger():
+    """x = W (x - rate g) without momentum; with it as if the rate were rate / (1 - momentum)."""
+    W, rate = mixing.metropolis(RING), 0.02
+
+    def rests(momentum=None):
+        optimizer = optax.sgd(rate, momentum)
+        return in_step(dpsgd(optimizer, RING, order="adapt_then_combine"), 1500)
+
+    expected = quadratics.rest_of_dpsgd(W, rate)
+    np.testing.assert_allclose(rests(), expected, atol=1e-5)
+    with_momentum = quadratics.rest_of_dpsgd(W, rate / (1 - 0.8))
+    np.testing.assert_allclose(rests(0.8), with_momentum, atol=1e-5)
+    assert distance(with_momentum) > 2 * distance(expected) > 0.2
+
+
+@pytest.mark.parametrize("make", [qg_dsgdm, decentlam])
+def test_quasi_global_momentum_and_decentlam_rest_where_dpsgd_rests_without(make):
+    found = in_step(make(optax.sgd(0.02), RING, momentum=0.8), 1500)
+    expected = quadratics.rest_of_dpsgd(mixing.metropolis(RING), 0.02)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert distance(found) > 0.1  # the bias remains
+
+
+@pytest.mark.parametrize("graph", ROUNDS[:2], ids=["one_peer", "base_3"])
+def test_decentlam_wants_less_momentum_where_graphs_change(graph):
+    """Its momentum is of the mixing too: from .8 on that alone diverges, however small the rate."""
+    far = distance(in_step(decentlam(optax.sgd(0.0005), graph, momentum=0.8), 400))
+    assert far > 100
+    assert distance(in_step(decentlam(optax.sgd(0.02), graph, momentum=0.7), 400)) < 0.1
+    assert distance(in_step(qg_dsgdm(optax.sgd(0.02), graph, momentum=0.9), 400)) < 0.2
+
+
+SLOW = processes.persistent(delays.jitter(mean=1.0, sigma=0.1), factors={0: 4.0})
+
+
+@pytest.mark.parametrize(
+    ("make", "rate"), [(gradient_tracking, 0.05), (exact_diffusion, 0.05), (dpsgd, 0.05)]
+)
+def test_a_slow_worker_leaves_no_bias_where_nobody_waits_for_it(make, rate):
+    """Under `first_finisher` it often finishes nothing; D-PSGD forgets it, the others do not."""
+    method = make(optax.sgd(rate), RING)
+    models, schedule = quadratics.simulated(method, "first_finisher", SLOW, 800, mini_batches=2)
+    assert (schedule.batches == 0).mean(0)[0] > 0.3
+    if make is dpsgd:
+        assert distance(models) > 0.2
+    else:
+        assert distance(models) < 1e-6
+
+
+def test_only_some_of_the_workers_are_refused():
+    for make in (gradient_tracking, exact_diffusion, qg_dsgdm, decentlam):
+        method = make(optax.sgd(RATE), RING)
+        with pytest.raises(
+            ValueError, match=f"{make.__name__}: all workers mix their .* in rounds"
+        ):
+            quadratics.simulated(method, "random_pairs", delays.exponential(1.0), 4, local_steps=1)
+
+
+@pytest.mark.parametrize("make", [qg_dsgdm, decentlam])
+def test_a_momentum_that_never_decays_is_refused(make):
+    with pytest.raises(ValueError, match=r"needs 0 <= momentum < 1, got 1\.0"):
+        make(optax.sgd(RATE), RING, momentum=1.0)
+
+
+def test_what_mixing_moves_is_mixing_without_its_rounding():
+    """W x - x of models far from 0 and close to each other."""
+    for graph in (STAR, topology.base_k(N, 2)):
+        over = mixing_over(graph)
+        active = None if over.links is None else over.links.active(0, 1)[0]
+        x = (1e3 + np.random.default_rng(0).standard_normal((N, D)) / 100).astype(np.float32)
+        moved = jax.vmap(lambda x, over=over, a=active: over.pull(x, a), axis_name=AXIS)(x)
+        W = matrices(graph)[0]
+        np.testing.assert_allclose(moved, W @ x.astype(float) - x, rtol=1e-5, atol=1e-7)

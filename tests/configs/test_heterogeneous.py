@@ -1,0 +1,91 @@
+import networkx as nx
+import numpy as np
+import pytest
+
+from comms import mixing, topology
+from configs import heterogeneous
+from experiments import prepare, sweep, train
+from experiments.parts import part
+from experiments.studies import graph_consensus
+from experiments.studies import heterogeneous as study
+
+ARMS = dict(heterogeneous.sweep())
+FIRST = [f"{group}/rate={rates[0]}" for group, rates in study.RATES.items()]
+
+
+@pytest.mark.parametrize("workers", [16, 64])
+def test_every_method_can_run_on_its_graph(workers):
+    config = heterogeneous.get_config(f"workers={workers}")
+    for name in FIRST:
+        prepared = prepare.prepare(sweep.override(config, ARMS[name] | {"name": name}))
+        assert prepared.algorithm.graph.number_of_nodes() == workers
+
+
+def test_all_arms_send_about_the_same(tmp_path):
+    """Of 24 models each; a method that sends two makes half the updates."""
+    config = heterogeneous.get_config("models=24,workers=8")
+    config.task = part("digits", model="logistic")
+    sent, updates = {}, {}
+    for name in ("dpsgd/ring", "gradient_tracking/ring", "dpsgd/base_2"):
+        group = next(arm for arm in ARMS if arm.startswith(name))
+        summary = train.run(sweep.override(config, ARMS[group] | {"name": name}), tmp_path / name)
+        sent[name], updates[name] = summary["bytes_per_worker"], summary["updates"]
+    assert max(sent.values()) <= 1.2 * min(sent.values())
+    assert updates["dpsgd/base_2"] == pytest.approx(2 * updates["dpsgd/ring"], rel=0.1)
+    assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
+
+
+def told(name, loss, deviation=0.01):
+    rate = name.rpartition("=")[2]
+    config = heterogeneous.get_config()
+    config.name, config.optimizer.learning_rate = name, float(rate)
+    return {
+        "name": name,
+        "config": config,
+        "final_train_loss": loss,
+        "train_loss_std": deviation,
+        "test_accuracy": 0.95,
+        "test_accuracy_worst_worker": 0.9,
+        "consensus_distance": 0.1,
+        "bytes_per_worker": 1e7,
+        "updates": 100,
+    }
+
+
+def test_claims_stand_beside_what_was_measured():
+    """Each at its best rate; what diverged or is as good as the other is no gain."""
+    losses = {group: 0.2 for group in study.RATES}
+    losses |= {"exact_diffusion/ring": 0.1, "gradient_tracking/ring": 0.205, "dpsgd/torus": 0.3}
+    arms = [
+        told(f"{group}/rate={rate}", losses[group] + abs(place - 1))
+        for group, rates in study.RATES.items()
+        for place, rate in enumerate(rates)
+    ]
+    arms[0]["final_train_loss"] = None  # diverged
+    claims = dict(study.claims(arms))
+    found = {claim.partition(": ")[2]: text for claim, text in claims.items()}
+    assert found["exact_diffusion/ring ends below dpsgd/ring"].startswith(
+        "yes: 0.1 against 0.2, +0"
+    )
+    assert found["gradient_tracking/ring ends below dpsgd/ring"].startswith("within the deviation:")
+    assert found["dpsgd/torus ends below dpsgd/ring"].startswith("no: 0.3 against 0.2")
+    assert claims["(not claimed) rates that end lowest lie inside of their grids"] == (
+        f"yes: all of {len(study.RATES)}"
+    )
+    assert "rate 0.4, 100 updates, loss 0.2" in claims["dpsgd/ring (for the record)"]
+    untrained = [text for claim, text in claims.items() if claim.startswith("(no training)")]
+    assert "one_peer: 4" in untrained[0] and "base_2: 8" in untrained[2]
+
+
+def test_consensus_is_that_of_the_spectrum():
+    """On a ring, from the eigenvalues of W; after log2 n rounds of one peer nothing is left."""
+    ring = topology.ring(16)
+    line = graph_consensus.consensus(ring, 20)
+    eigenvalues = np.linalg.eigvalsh(mixing.metropolis(ring))[:-1]
+    expected = [np.sqrt((eigenvalues ** (2 * t)).mean()) for t in range(11)]
+    np.testing.assert_allclose(line.distance, expected, rtol=1e-6)
+    np.testing.assert_array_equal(line.models, 2 * np.arange(11))
+    for graph in (topology.one_peer_exponential(16), topology.base_k(16), topology.hypercube(16)):
+        line = graph_consensus.consensus(graph, 8)
+        assert (graph_consensus.sent_until(line, 1e-9) == 4) == ("rounds" in graph.graph)
+    assert graph_consensus.sent_until(graph_consensus.consensus(nx.path_graph(16), 8), 0.1) is None
