@@ -1,0 +1,290 @@
+"""A worker of `benchmarks.hosts` that exchanges real gradients: what it takes, and was expected.
+
+    python -m benchmarks.hosts_exchange JSON    # started by benchmarks.hosts, on every host
+
+Every method's exchange and step is one compiled program. It is run alone, after a sleep as long as
+a gradient takes on a host that computes undisturbed, and after a real gradient, which shares the
+machine's cores with those of the other hosts. What the model of costs expects is the measured time
+of encoding, decoding and stepping with nobody else, taken on all hosts at once, and the seconds of
+the messages on links of that rate.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from algorithms.base import AXIS
+from benchmarks.namespaces import bits_per_second
+from comms import cost, messages
+from configs import s2_reducer
+from experiments import prepare, stopwatch
+from experiments.parts import part
+from experiments.sweep import override
+from experiments.tasks import sampling
+from runtimes import jaxprs
+
+GRADIENTS = 4  # different ones that take turns
+# A full packet and what of it is payload: Ethernet's header counts for a link, TCP's as well.
+FRAME, PAYLOAD = 1514, 1448
+RIVALS = {
+    "bf16": part("all_reduce", exchange=part("bf16")),
+    "int8": part("int8_all_reduce"),
+}
+LEFT_OUT = ("parallax", "sketched_sgd")
+COLUMNS = ("exchange", "injected", "shared")  # without a gradient, with a sleep, with a real one
+
+
+class Orders(NamedTuple):
+    """What a worker is to do."""
+
+    coordinator: str
+    hosts: int
+    rank: int
+    tasks: list[str]
+    methods: list[str]  # empty: all
+    rates: list[str]
+    turns: int
+
+
+def arms(task: str, hosts: int) -> dict[str, Any]:
+    """The configs of S2 Reducer's arms and of two that round everything, by name."""
+    base = s2_reducer.get_config(f"task={task},workers={hosts},runtime=mesh")
+    found = {name: override(base, changes) for name, changes in s2_reducer.sweep()}
+    found |= {name: override(base, {"algorithm": rival}) for name, rival in RIVALS.items()}
+    return {name: config for name, config in found.items() if name not in LEFT_OUT}
+
+
+def network(rate: str, hosts: int) -> cost.Network:
+    """Links of a rate as the model of costs has them; what a message costs is added elsewhere."""
+    return cost.uniform_network(0.0, bits_per_second(rate) / 8 * PAYLOAD / FRAME, workers=hosts)
+
+
+class Exchange(NamedTuple):
+    """A method on this host."""
+
+    run: Callable[[], Any]  # the exchange and the step of the next gradient
+    after_gradient: Callable[[], Any]  # the same, but of a gradient taken now
+    codec: Callable[[], Any]  # all but the collectives: with nobody else
+    sent: Callable[[cost.Network], float]  # seconds of its bytes, by the model of costs
+    steps: int  # messages of a worker, one after the other
+
+
+class Bench:
+    """A task on all hosts."""
+
+    def __init__(self, config, hosts: int):
+        self._devices = jax.make_mesh((hosts,), (AXIS,), (AxisType.Auto,))
+        self._stacked = NamedSharding(self._devices, P(AXIS))
+        arm = prepare.prepare(config)
+        self._task, self._params = arm.task, jax.jit(arm.task.init)(jax.random.key(config.seed))
+        shards = prepare.SPLIT.build(
+            config.split, labels=arm.task.labels, workers=hosts, seed=config.seed
+        )
+        sampler = sampling.Sampler(shards, config.batch_size, config.seed)
+        drawn = (jnp.float32(0),) if arm.task.shared_draw else ()
+        self._gradient = jax.jit(
+            jax.grad(lambda p, examples: arm.task.losses(p, examples, *drawn).mean())
+        )
+        me = np.int32(jax.process_index())
+        taken = [np.asarray(sampler.indices(me, counter)) for counter in range(GRADIENTS)]
+        self._examples = [
+            jax.tree.map(lambda a, i=indices: jnp.asarray(a[i]), arm.task.train)
+            for indices in taken
+        ]
+        self._gradients = [self._gradient(self._params, each) for each in self._examples]
+        self._turn = 0
+
+    def gradient(self) -> Any:
+        """The gradient of the next mini-batch of this host."""
+        self._turn += 1
+        return self._gradient(self._params, self._examples[self._turn % GRADIENTS])
+
+    def exchange(self, config) -> Exchange:
+        """A method, compiled."""
+        arm = prepare.prepare(config)
+        method = arm.algorithm
+        body = functools.partial(_step, method)
+        together = jax.jit(
+            jax.shard_map(
+                lambda *trees: _stack(body(*_first(trees))),
+                mesh=self._devices,
+                in_specs=P(AXIS),
+                out_specs=P(AXIS),
+                check_vma=False,
+            )
+        )
+        alone = jax.jit(lambda *trees: jax.vmap(body, axis_name=AXIS)(*trees))
+        state = method.exchange.init(self._params), method.server.init(self._params)
+        here = jax.tree.map(lambda a: jnp.asarray(a)[None], (*state, self._params))
+        kept = [jax.tree.map(self._place, here)]
+        held = [jax.tree.map(self._place, _stack(g)) for g in self._gradients]
+
+        def run(gradient=None):
+            self._turn += 1
+            given = held[self._turn % GRADIENTS] if gradient is None else gradient
+            kept[0] = together(given, *kept[0])
+            return kept[0]
+
+        def after_gradient():
+            return run(jax.tree.map(self._place, _stack(self.gradient())))
+
+        lead = _stack(self._gradients[0])
+
+        def sent(links):
+            of_update = messages.exchange_seconds(method, arm.shapes, self._devices.size, links)
+            return of_update(method.settled)
+
+        program = jax.make_jaxpr(body, axis_env=[(AXIS, self._devices.size)])(
+            self._gradients[0], *state, self._params
+        )
+        steps = steps_of(program, self._devices.size)
+        return Exchange(run, after_gradient, lambda: alone(lead, *here), sent, steps)
+
+    def _place(self, row):
+        """This host's row of an array over all hosts."""
+        shape = (self._devices.size, *row.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._stacked, [row])
+
+
+def _step(method, gradient, exchange, server, params):
+    """Exchange and step of a worker: what both keep, and new parameters."""
+    met, exchange = method.exchange.update(
+        gradient, exchange, params, samples=0.0, version=0, weight=1.0
+    )
+    updates, server = method.server.update(met, server, params, samples=0.0, batches=1)
+    return exchange, server, jax.tree.map(jnp.add, params, updates)
+
+
+def steps_of(program: ClosedJaxpr, workers: int) -> int:
+    """Messages that a worker sends one after the other in a program over `AXIS`.
+
+    A ring reduces an array in 2 (n - 1) steps and gathers in n - 1; every array goes by itself, as
+    XLA hands them to gloo. Of a conditional the first branch counts, where no fallback is taken.
+    """
+    ring = workers - 1
+    steps = {"psum": 2 * ring, "psum_invariant": 2 * ring, "ppermute": 1}
+    steps |= dict.fromkeys(("all_gather", "all_to_all", "reduce_scatter"), ring)
+    total = 0
+    for equation in program.jaxpr.eqns:
+        inner = jaxprs.programs_in(equation)
+        if "branches" in equation.params:
+            inner = inner[:1]
+        times = equation.params.get("length", 1)  # of a scan
+        total += times * sum(steps_of(each, workers) for each in inner)
+        if not inner and jaxprs.names_axis(equation, AXIS):
+            arrays = len(jaxprs.inputs(equation))
+            total += arrays * steps.get(equation.primitive.name, 0)  # axis_index sends nothing
+    return total
+
+
+def _first(tree):
+    return jax.tree.map(lambda a: a[0], tree)
+
+
+def _stack(tree):
+    return jax.tree.map(lambda a: a[None], tree)
+
+
+def latency_of(hosts: int, turns: int) -> float:
+    """Seconds of one message, from all-reduces of a single number."""
+    devices = jax.make_mesh((hosts,), (AXIS,), (AxisType.Auto,))
+    stacked = NamedSharding(devices, P(AXIS))
+
+    @jax.jit
+    @jax.shard_map(mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
+    def in_a_row(x):
+        return jax.lax.fori_loop(0, 64, lambda _, x: jax.lax.psum(x, AXIS) / hosts, x)
+
+    x = jax.make_array_from_callback((hosts,), stacked, lambda _: np.zeros(1, np.float32))
+    taken = stopwatch.seconds({"small": lambda: in_a_row(x)}, turns)["small"] / 64
+    return float(multihost_utils.broadcast_one_to_all(np.float32(taken / (2 * (hosts - 1)))))
+
+
+def work(orders: Orders, ask: Callable[[dict], None]) -> None:
+    """Measure everything; `ask` hands a message to the parent, and returns when it has acted."""
+    for task in orders.tasks:
+        configs = arms(task, orders.hosts)
+        chosen = orders.methods or list(configs)
+        bench = Bench(configs[chosen[0]], orders.hosts)
+        methods = {name: bench.exchange(configs[name]) for name in chosen}
+        codecs = {name: method.codec for name, method in methods.items()}
+        shared = stopwatch.seconds(codecs | {"": bench.gradient}, orders.turns)
+        injected = undisturbed(bench, orders)
+        for rate in orders.rates:
+            if orders.rank == 0:
+                ask({"rate": rate})
+            multihost_utils.sync_global_devices(rate)
+            latency = latency_of(orders.hosts, orders.turns)
+            programs = {}
+            for name, method in methods.items():
+                programs[name, "exchange"] = method.run
+                programs[name, "injected"] = functools.partial(_late, injected, method.run)
+                programs[name, "shared"] = method.after_gradient
+            taken = stopwatch.seconds(programs, orders.turns)
+            links = network(rate, orders.hosts)
+            for name, method in methods.items():
+                point = {"task": task, "method": name, "hosts": orders.hosts, "rate": rate}
+                point |= {"codec": shared[name], "sent": method.sent(links)}
+                point |= {"steps": method.steps, "latency": latency}
+                point |= {"injected_gradient": injected, "shared_gradient": shared[""]}
+                seconds = {column: taken[name, column] for column in COLUMNS}
+                if orders.rank == 0:
+                    ask({"point": compared(point, seconds)})
+
+
+def _late(seconds: float, run: Callable[[], Any]) -> Any:
+    time.sleep(seconds)
+    return run()
+
+
+def compared(point: dict, seconds: dict[str, float]) -> dict:
+    """A point with the measured seconds of every column, those expected, and the error of these."""
+    found = dict(point)
+    for column in COLUMNS:
+        expected = point["codec"] + point["sent"] + point["steps"] * point["latency"]
+        expected += point.get(f"{column}_gradient", 0.0)
+        found[column] = seconds[column]
+        found[f"{column}_predicted"] = expected
+        found[f"{column}_error"] = expected / seconds[column] - 1
+    return {
+        name: float(f"{value:.5g}") if isinstance(value, float) else value
+        for name, value in found.items()
+    }
+
+
+def undisturbed(bench: Bench, orders: Orders) -> float:
+    """Seconds of a gradient on the first host while the others wait."""
+    taken = 0.0
+    if orders.rank == 0:
+        taken = stopwatch.seconds({"gradient": bench.gradient}, orders.turns)["gradient"]
+    return float(multihost_utils.broadcast_one_to_all(np.float32(taken)))
+
+
+def _ask(message: dict) -> None:
+    print(json.dumps(message), flush=True)
+    sys.stdin.readline()
+
+
+def main() -> None:
+    orders = Orders(**json.loads(sys.argv[1]))
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        orders.coordinator, orders.hosts, orders.rank, initialization_timeout=60
+    )
+    work(orders, _ask)
+
+
+if __name__ == "__main__":
+    main()
