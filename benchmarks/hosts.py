@@ -1,28 +1,27 @@
 """Methods on hosts whose links have a rate: measured, beside what the model of costs expects.
 
     python -m benchmarks.hosts --hosts=2,4 --rate=1gbit,100mbit                # as root
-    python -m benchmarks.hosts --hosts=4 --rate=100mbit -- --config=configs/links.py --sweep
+    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py --sweep'
 
 The first command times the exchange of every arm of `configs/s2_reducer.py` with real gradients,
 see `benchmarks.hosts_exchange`, and puts it into docs/results/benchmarks/hosts.json, in which other
-measurements stay; the second one runs `launch.py` with the flags after `--`, a process per host.
+measurements stay; the second one runs `launch.py` with these flags, a process per host.
 `--quota=0.25` lets the last host use a quarter of a core.
 """
 
 import contextlib
-import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
+import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
-from benchmarks import namespaces
+from benchmarks import namespaces, points
 from benchmarks.hosts_exchange import COLUMNS
 from benchmarks.processes import free_port
 
@@ -34,30 +33,25 @@ _TASKS = flags.DEFINE_list(
 _METHODS = flags.DEFINE_list("methods", [], "Only these arms.")
 _TURNS = flags.DEFINE_integer("turns", 9, "Runs of everything timed.", lower_bound=3)
 _QUOTA = flags.DEFINE_float("quota", None, "Cores that the last host may use.", lower_bound=0.01)
+_LAUNCH = flags.DEFINE_string("launch", None, "Only run launch.py with these flags.")
 _OUTPUT = flags.DEFINE_string("output", None, "The record, if it is to be another one.")
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-RECORD = ROOT / "docs" / "results" / "benchmarks" / "hosts.json"
+RECORD = points.FOLDER / "hosts.json"
 KEY = ("task", "method", "hosts", "rate")  # of a point
-LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
 
 
 @contextlib.contextmanager
-def started(
-    hosts: Sequence[namespaces.Host], commands: list[list[str]], **first: int
-) -> Iterator[list[subprocess.Popen]]:
-    """A process on every host, none of which outlives the block; first: the pipes of the first."""
-    running = []
-    try:
-        for host, command in zip(hosts, commands, strict=True):
-            quiet = {"stdout": subprocess.DEVNULL} if running else first
-            words = [*host.prefix, *command]
-            running.append(subprocess.Popen(words, cwd=ROOT, text=True, **quiet))
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+def compilation_cache() -> Iterator[dict[str, str]]:
+    """Variables of a cache of compiled programs that all hosts share, gone afterwards.
+
+    One that the environment names already is used, and stays.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {
+            "JAX_COMPILATION_CACHE_DIR": folder,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        yield {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
 def exchanges(hosts: Sequence[namespaces.Host], orders: dict) -> Iterator[dict]:
@@ -67,7 +61,11 @@ def exchanges(hosts: Sequence[namespaces.Host], orders: dict) -> Iterator[dict]:
         [sys.executable, "-m", "benchmarks.hosts_exchange", json.dumps(orders | {"rank": rank})]
         for rank in range(len(hosts))
     ]
-    with started(hosts, commands, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        compilation_cache() as cache,
+        namespaces.started(hosts, commands, cache, **pipes) as running,
+    ):
         first = running[0]
         for text in first.stdout:
             if not text.startswith("{"):
@@ -91,29 +89,8 @@ def launched(hosts: Sequence[namespaces.Host], arguments: Sequence[str]) -> int:
         [sys.executable, "launch.py", *arguments, *where, f"--process_id={rank}"]
         for rank in range(len(hosts))
     ]
-    with started(hosts, commands) as running:
+    with namespaces.started(hosts, commands, {}) as running:
         return running[0].wait()
-
-
-def written(path: pathlib.Path, points: Sequence[dict]) -> None:
-    """Put points into the record at a path; those of other measurements stay in it."""
-    known = json.loads(path.read_text())["summary"]["points"] if path.exists() else []
-    merged = {tuple(point[name] for name in KEY): point for point in [*known, *points]}
-    lines = ",\n".join(f"  {json.dumps(merged[key])}" for key in sorted(merged))
-    versions = {library: importlib.metadata.version(library) for library in LIBRARIES}
-    head = {
-        "command": "python -m benchmarks.hosts",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()} | versions,
-        "claims": [],
-        "cores": os.cpu_count(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(
-        f'{json.dumps(head, indent=1)[:-2]},\n "summary": {{"points": [\n{lines}\n ]}}\n}}\n'
-    )
-    os.replace(beside, path)
 
 
 def shown(point: dict) -> str:
@@ -123,7 +100,7 @@ def shown(point: dict) -> str:
     return f"{name} {'   '.join(columns)}"
 
 
-def main(arguments: Sequence[str]) -> int | None:
+def main(_) -> int | None:
     reason = namespaces.unmet()
     if reason is not None:
         print(f"skipped: {reason}")
@@ -135,16 +112,17 @@ def main(arguments: Sequence[str]) -> int | None:
         "rates": _RATES.value,
         "turns": _TURNS.value,
     }
-    if arguments[1:]:
-        (count,), (rate,) = _HOSTS.value, _RATES.value
-        with namespaces.switch(int(count), rate, _QUOTA.value) as hosts:
-            return launched(hosts, arguments[1:])
+    if _LAUNCH.value is not None:
+        if len(_HOSTS.value) > 1 or len(_RATES.value) > 1:
+            raise app.UsageError("--launch runs once; give one number of --hosts and one --rate")
+        with namespaces.switch(int(_HOSTS.value[0]), _RATES.value[0], _QUOTA.value) as hosts:
+            return launched(hosts, shlex.split(_LAUNCH.value))
     print(f"ms: {', '.join(COLUMNS)}, each with the error of what was expected")
     for count in map(int, _HOSTS.value):
         with namespaces.switch(count, _RATES.value[0], _QUOTA.value) as hosts:
             for point in exchanges(hosts, orders):
                 print(shown(point), flush=True)
-                written(path, [point])
+                points.put(path, "python -m benchmarks.hosts", KEY, [point])
     return None
 
 

@@ -4,9 +4,10 @@
 
 Every method's exchange and step is one compiled program. It is run alone, after a sleep as long as
 a gradient takes on a host that computes undisturbed, and after a real gradient, which shares the
-machine's cores with those of the other hosts. What the model of costs expects is the measured time
-of encoding, decoding and stepping with nobody else, taken on all hosts at once, and the seconds of
-the messages on links of that rate.
+machine's cores with those of the other hosts. What is expected is the sum of three: the time of
+encoding, decoding and stepping with nobody else, taken on all hosts at once; the seconds of the
+bytes by the model of costs; and those of the messages. What a byte and a message take is measured
+by two all-reduces. `nominal` is what the model says of the exchange who knows the rate alone.
 """
 
 import functools
@@ -28,15 +29,14 @@ from algorithms.base import AXIS
 from benchmarks.namespaces import bits_per_second
 from comms import cost, messages
 from configs import s2_reducer
-from experiments import prepare, stopwatch
+from experiments import codec_times, prepare, profiling, stopwatch
 from experiments.parts import part
 from experiments.sweep import override
 from experiments.tasks import sampling
 from runtimes import jaxprs
 
 GRADIENTS = 4  # different ones that take turns
-# A full packet and what of it is payload: Ethernet's header counts for a link, TCP's as well.
-FRAME, PAYLOAD = 1514, 1448
+SIZES = (2**12, 2**20)  # bytes of the all-reduces that say what a message and a byte cost
 RIVALS = {
     "bf16": part("all_reduce", exchange=part("bf16")),
     "int8": part("int8_all_reduce"),
@@ -65,9 +65,20 @@ def arms(task: str, hosts: int) -> dict[str, Any]:
     return {name: config for name, config in found.items() if name not in LEFT_OUT}
 
 
-def network(rate: str, hosts: int) -> cost.Network:
-    """Links of a rate as the model of costs has them; what a message costs is added elsewhere."""
-    return cost.uniform_network(0.0, bits_per_second(rate) / 8 * PAYLOAD / FRAME, workers=hosts)
+def nominal(rate: str, hosts: int) -> cost.Network:
+    """Links of a rate as `experiments.codec_times` has them: nobody has measured them."""
+    return codec_times.link(bits_per_second(rate) / 1e9, hosts)
+
+
+def measured(hosts: int, all_reduce: cost.AlphaBeta) -> tuple[float, cost.Network]:
+    """(seconds of a message, links on which a byte takes as long as in this all-reduce).
+
+    A ring's start-up is that of its 2 (n - 1) messages, of which each holds an n-th of the bytes.
+    """
+    messages_of_ring = 2 * (hosts - 1)
+    per_byte = all_reduce.beta * hosts / messages_of_ring
+    links = cost.uniform_network(0.0, 1 / per_byte, workers=hosts)
+    return all_reduce.alpha / messages_of_ring, links
 
 
 class Exchange(NamedTuple):
@@ -115,20 +126,21 @@ class Bench:
         arm = prepare.prepare(config)
         method = arm.algorithm
         body = functools.partial(_step, method)
-        together = jax.jit(
-            jax.shard_map(
-                lambda *trees: _stack(body(*_first(trees))),
-                mesh=self._devices,
-                in_specs=P(AXIS),
-                out_specs=P(AXIS),
-                check_vma=False,
-            )
+        everybody = _over(self._devices, body)
+        nobody_else = _over(
+            jax.make_mesh((1,), (AXIS,), (AxisType.Auto,), devices=jax.local_devices()[:1]), body
         )
-        alone = jax.jit(lambda *trees: jax.vmap(body, axis_name=AXIS)(*trees))
         state = method.exchange.init(self._params), method.server.init(self._params)
         here = jax.tree.map(lambda a: jnp.asarray(a)[None], (*state, self._params))
         kept = [jax.tree.map(self._place, here)]
         held = [jax.tree.map(self._place, _stack(g)) for g in self._gradients]
+        lead = _stack(self._gradients[0])
+        together, alone = in_turn(
+            lambda: (
+                everybody.lower(held[0], *kept[0]).compile(),
+                nobody_else.lower(lead, *here).compile(),
+            )
+        )
 
         def run(gradient=None):
             self._turn += 1
@@ -138,8 +150,6 @@ class Bench:
 
         def after_gradient():
             return run(jax.tree.map(self._place, _stack(self.gradient())))
-
-        lead = _stack(self._gradients[0])
 
         def sent(links):
             of_update = messages.exchange_seconds(method, arm.shapes, self._devices.size, links)
@@ -155,6 +165,28 @@ class Bench:
         """This host's row of an array over all hosts."""
         shape = (self._devices.size, *row.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._stacked, [row])
+
+
+def _over(devices: jax.sharding.Mesh, body: Callable) -> Callable:
+    """The body of a worker as a program of all on these devices; arrays have a row for each."""
+
+    def of_worker(*trees):
+        return _stack(body(*_first(trees)))
+
+    return jax.jit(
+        jax.shard_map(of_worker, mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
+    )
+
+
+def in_turn(make: Callable[[], Any]) -> Any:
+    """What `make` compiles: first on the first host, from whose cache the others take it."""
+    me = jax.process_index()
+    if me:
+        multihost_utils.sync_global_devices("compiled")
+    made = make()
+    if not me:
+        multihost_utils.sync_global_devices("compiled")
+    return made
 
 
 def _step(method, gradient, exchange, server, params):
@@ -196,21 +228,6 @@ def _stack(tree):
     return jax.tree.map(lambda a: a[None], tree)
 
 
-def latency_of(hosts: int, turns: int) -> float:
-    """Seconds of one message, from all-reduces of a single number."""
-    devices = jax.make_mesh((hosts,), (AXIS,), (AxisType.Auto,))
-    stacked = NamedSharding(devices, P(AXIS))
-
-    @jax.jit
-    @jax.shard_map(mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
-    def in_a_row(x):
-        return jax.lax.fori_loop(0, 64, lambda _, x: jax.lax.psum(x, AXIS) / hosts, x)
-
-    x = jax.make_array_from_callback((hosts,), stacked, lambda _: np.zeros(1, np.float32))
-    taken = stopwatch.seconds({"small": lambda: in_a_row(x)}, turns)["small"] / 64
-    return float(multihost_utils.broadcast_one_to_all(np.float32(taken / (2 * (hosts - 1)))))
-
-
 def work(orders: Orders, ask: Callable[[dict], None]) -> None:
     """Measure everything; `ask` hands a message to the parent, and returns when it has acted."""
     for task in orders.tasks:
@@ -225,18 +242,19 @@ def work(orders: Orders, ask: Callable[[dict], None]) -> None:
             if orders.rank == 0:
                 ask({"rate": rate})
             multihost_utils.sync_global_devices(rate)
-            latency = latency_of(orders.hosts, orders.turns)
+            times = profiling.measure_all_reduce(sizes=SIZES, warm_ups=1, repeats=orders.turns)
+            latency, links = measured(orders.hosts, cost.fit(*times)[0])
             programs = {}
             for name, method in methods.items():
                 programs[name, "exchange"] = method.run
                 programs[name, "injected"] = functools.partial(_late, injected, method.run)
                 programs[name, "shared"] = method.after_gradient
             taken = stopwatch.seconds(programs, orders.turns)
-            links = network(rate, orders.hosts)
             for name, method in methods.items():
                 point = {"task": task, "method": name, "hosts": orders.hosts, "rate": rate}
                 point |= {"codec": shared[name], "sent": method.sent(links)}
                 point |= {"steps": method.steps, "latency": latency}
+                point |= {"nominal": shared[name] + method.sent(nominal(rate, orders.hosts))}
                 point |= {"injected_gradient": injected, "shared_gradient": shared[""]}
                 seconds = {column: taken[name, column] for column in COLUMNS}
                 if orders.rank == 0:
@@ -257,10 +275,7 @@ def compared(point: dict, seconds: dict[str, float]) -> dict:
         found[column] = seconds[column]
         found[f"{column}_predicted"] = expected
         found[f"{column}_error"] = expected / seconds[column] - 1
-    return {
-        name: float(f"{value:.5g}") if isinstance(value, float) else value
-        for name, value in found.items()
-    }
+    return found
 
 
 def undisturbed(bench: Bench, orders: Orders) -> float:

@@ -21,12 +21,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAMES = pathlib.Path("/run/netns")  # where `ip netns add` puts them
 FILES = pathlib.Path("/etc/netns")  # where `ip netns exec` looks for files of a host
-QUEUE = "burst 64kb latency 50ms"  # of a link
+BURST = 5e-4  # seconds at full rate that a link makes up for after a pause
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 GROUPS = pathlib.Path("/sys/fs/cgroup/cpu")  # control groups, version 1
 PERIOD = 10_000  # us in which a group may use its quota once
@@ -58,8 +59,12 @@ class Host(NamedTuple):
 
     def set_rate(self, rate: str) -> None:
         """Limit both directions, as in "1gbit"; also while the link is in use."""
+        burst = max(
+            16_000, round(BURST * bits_per_second(rate) / 8)
+        )  # bytes, some packets at least
+        limit = f"root tbf rate {rate} burst {burst} latency 50ms"
         for name, device in ((self.hub, self.port), (self.name, "eth0")):
-            _run(f"tc -n {name} qdisc replace dev {device} root tbf rate {rate} {QUEUE}")
+            _run(f"tc -n {name} qdisc replace dev {device} {limit}")
 
 
 def bits_per_second(rate: str) -> float:
@@ -89,7 +94,7 @@ def switch(count: int, rate: str | None = None, quota: float | None = None) -> I
     hosts = [Host(f"{own}h{i}", f"10.77.0.{i + 1}", hub, f"port{i}") for i in range(count)]
     child = [sys.executable, "-m", "benchmarks.namespaces", own]
     remover = subprocess.Popen(  # not in this session: ctrl-C is not meant for it
-        child, stdin=subprocess.PIPE, start_new_session=True, cwd=pathlib.Path(__file__).parents[1]
+        child, stdin=subprocess.PIPE, start_new_session=True, cwd=ROOT
     )
     try:
         _run(f"ip netns add {hub}")
@@ -133,6 +138,29 @@ def _group(name: str, quota: float) -> str:
 def _run(command: str) -> str:
     ended = subprocess.run(command.split(), check=True, capture_output=True, text=True)
     return ended.stdout
+
+
+@contextlib.contextmanager
+def started(
+    hosts: Sequence[Host],
+    commands: list[list[str]],
+    environment: dict[str, str],
+    **first: int,
+) -> Iterator[list[subprocess.Popen]]:
+    """A process on every host, none of which outlives the block; first: the pipes of the first."""
+    running = []
+    try:
+        for host, command in zip(hosts, commands, strict=True):
+            quiet = {"stdout": subprocess.DEVNULL} if running else first
+            words = [*host.prefix, *command]
+            running.append(
+                subprocess.Popen(words, cwd=ROOT, env=os.environ | environment, text=True, **quiet)
+            )
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def remove(own: str) -> None:

@@ -3,7 +3,7 @@
 Workers train an MLP of 1.2 MB on scikit-learn's digits, all at the devices' own speed. On hosts
 whose links have the rate it is measured (as root; a process per host):
 
-    python -m benchmarks.hosts --hosts=4 --rate=100mbit -- --config=configs/links.py --sweep
+    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py --sweep'
 
 and with the seconds that a mini-batch took there it is worked out on simulated workers:
 
@@ -20,7 +20,7 @@ from experiments.parts import part
 STEPS = 8  # local steps between two exchanges
 BITS = {"1gbit": 1e9, "100mbit": 1e8}
 LATENCY = 2e-4  # seconds of a message between two namespaces
-PAYLOAD = 1448 / 1514  # of a packet, which Ethernet's and TCP's headers share
+PAYLOAD = 1448 / 1514  # of a packet; the rest is headers
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
