@@ -25,23 +25,33 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from algorithms.base import AXIS
-from benchmarks.namespaces import bits_per_second
+from algorithms.base import AXIS, Algorithm
+from benchmarks.namespaces import ROOT, bits_per_second
 from comms import cost, messages
-from configs import s2_reducer
-from experiments import codec_times, prepare, profiling, stopwatch
-from experiments.parts import part
-from experiments.sweep import override
+from experiments import (
+    codec_times,
+    config_files,
+    optimizers,
+    parts,
+    prepare,
+    profiling,
+    stopwatch,
+    tasks,
+)
 from experiments.tasks import sampling
 from runtimes import jaxprs
 
 GRADIENTS = 4  # different ones that take turns
 SIZES = (2**12, 2**20)  # bytes of the all-reduces that say what a message and a byte cost
-RIVALS = {
-    "bf16": part("all_reduce", exchange=part("bf16")),
-    "int8": part("int8_all_reduce"),
+CONFIG = str(ROOT / "configs" / "s2_reducer.py")
+RIVALS = {  # beside those of the config
+    "bf16": parts.part("all_reduce", exchange=parts.part("bf16")),
+    "int8": parts.part("int8_all_reduce"),
 }
-LEFT_OUT = ("parallax", "sketched_sgd")
+ARMS = (
+    "dense", "s2/sketch", "s2/median", "s2/element", "s2/exact", "sparse_all_gather", "sparcml",
+    "omnireduce", "top_k", *RIVALS,
+)  # fmt: skip
 COLUMNS = ("exchange", "injected", "shared")  # without a gradient, with a sleep, with a real one
 
 
@@ -58,11 +68,12 @@ class Orders(NamedTuple):
 
 
 def arms(task: str, hosts: int) -> dict[str, Any]:
-    """The configs of S2 Reducer's arms and of two that round everything, by name."""
-    base = s2_reducer.get_config(f"task={task},workers={hosts},runtime=mesh")
-    found = {name: override(base, changes) for name, changes in s2_reducer.sweep()}
-    found |= {name: override(base, {"algorithm": rival}) for name, rival in RIVALS.items()}
-    return {name: config for name, config in found.items() if name not in LEFT_OUT}
+    """The configs of S2 Reducer and its rivals, by name."""
+    file = config_files.read(f"{CONFIG}:task={task},workers={hosts},runtime=mesh")
+    changes = dict(file.module.sweep()) | {
+        name: {"algorithm": rival} for name, rival in RIVALS.items()
+    }
+    return {name: config_files.override(file.config, changes[name]) for name in ARMS}
 
 
 def nominal(rate: str, hosts: int) -> cost.Network:
@@ -81,6 +92,16 @@ def measured(hosts: int, all_reduce: cost.AlphaBeta) -> tuple[float, cost.Networ
     return all_reduce.alpha / messages_of_ring, links
 
 
+def algorithm_of(config, task: tasks.Task) -> Algorithm:
+    """The method of a config on a task that is there already: reading text takes seconds."""
+    spec = parts.spec(parts.canonical(config).algorithm)
+    if spec.get("exchange") is not None:
+        spec["exchange"] = prepare.build_reducer(spec["exchange"], config.seed)
+    optimizer = optimizers.build(config.optimizer)
+    given = {"workers": config.workers, "seed": config.seed, "sparse": task.sparse}
+    return prepare.METHOD.build(spec, optimizer=optimizer, **given)
+
+
 class Exchange(NamedTuple):
     """A method on this host."""
 
@@ -97,21 +118,20 @@ class Bench:
     def __init__(self, config, hosts: int):
         self._devices = jax.make_mesh((hosts,), (AXIS,), (AxisType.Auto,))
         self._stacked = NamedSharding(self._devices, P(AXIS))
-        arm = prepare.prepare(config)
-        self._task, self._params = arm.task, jax.jit(arm.task.init)(jax.random.key(config.seed))
+        self._task = task = tasks.build(config.task)
+        self._params = jax.jit(task.init)(jax.random.key(config.seed))
         shards = prepare.SPLIT.build(
-            config.split, labels=arm.task.labels, workers=hosts, seed=config.seed
+            config.split, labels=task.labels, workers=hosts, seed=config.seed
         )
         sampler = sampling.Sampler(shards, config.batch_size, config.seed)
-        drawn = (jnp.float32(0),) if arm.task.shared_draw else ()
+        drawn = (jnp.float32(0),) if task.shared_draw else ()
         self._gradient = jax.jit(
-            jax.grad(lambda p, examples: arm.task.losses(p, examples, *drawn).mean())
+            jax.grad(lambda p, examples: task.losses(p, examples, *drawn).mean())
         )
         me = np.int32(jax.process_index())
         taken = [np.asarray(sampler.indices(me, counter)) for counter in range(GRADIENTS)]
         self._examples = [
-            jax.tree.map(lambda a, i=indices: jnp.asarray(a[i]), arm.task.train)
-            for indices in taken
+            jax.tree.map(lambda a, i=indices: jnp.asarray(a[i]), task.train) for indices in taken
         ]
         self._gradients = [self._gradient(self._params, each) for each in self._examples]
         self._turn = 0
@@ -123,8 +143,7 @@ class Bench:
 
     def exchange(self, config) -> Exchange:
         """A method, compiled."""
-        arm = prepare.prepare(config)
-        method = arm.algorithm
+        method = algorithm_of(config, self._task)
         body = functools.partial(_step, method)
         everybody = _over(self._devices, body)
         nobody_else = _over(
@@ -152,7 +171,8 @@ class Bench:
             return run(jax.tree.map(self._place, _stack(self.gradient())))
 
         def sent(links):
-            of_update = messages.exchange_seconds(method, arm.shapes, self._devices.size, links)
+            workers = self._devices.size
+            of_update = messages.exchange_seconds(method, self._params, workers, links)
             return of_update(method.settled)
 
         program = jax.make_jaxpr(body, axis_env=[(AXIS, self._devices.size)])(
