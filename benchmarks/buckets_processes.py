@@ -12,8 +12,7 @@ addition of both (`added`). Which of them a backend follows, a trace of its oper
 something else, at least: matrix products that other threads go on with are unseen.
 
 An all-reduce on a CPU blocks one of the threads that XLA computes with, which `--threads` adds to.
-`--rate` puts every process into a network namespace of its own, with a veth to a common bridge and
-`tc tbf` on either end. The namespaces are gone afterwards.
+`--rate` gives every process a link of its own, see `benchmarks.namespaces`.
 """
 
 import contextlib
@@ -23,7 +22,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -42,6 +40,7 @@ from rich.table import Table
 
 from algorithms.base import AXIS
 from algorithms.mg_wfbp import mg_wfbp, plan_with
+from benchmarks import namespaces, points
 from experiments import profiling, stopwatch, tasks
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Workers.", lower_bound=2)
@@ -53,6 +52,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 40, "Runs of everything timed.", lowe
 _THREADS = flags.DEFINE_integer(
     "threads", None, "XLA's threads per process; by default as many as there are cores."
 )
+_OUTPUT = flags.DEFINE_string("output", None, "A record, to which what was measured is added.")
 _TIMEOUT = flags.DEFINE_integer("timeout", 420, "Seconds after which everything is ended.")
 _RANK = flags.DEFINE_integer("rank", None, "Number of this worker; set by the first process.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Set by the first process.")
@@ -168,58 +168,26 @@ def traced(run, all_reduces: set[str]) -> float:
 
 
 @contextlib.contextmanager
-def namespaces(count: int, rate: str) -> Iterator[list[tuple[list[str], str]]]:
-    """Namespaces whose links have a rate; gives (prefix of a command, address) of each."""
-    hub, *names = (f"gossax{os.getpid()}n{i}" for i in range(count + 1))
-    hosts = pathlib.Path("/etc/netns")  # where `ip netns exec` looks
-    addresses = [f"10.77.0.{i + 1}" for i in range(count)]
-    limit = f"root tbf rate {rate} burst 256kb latency 50ms"
-
-    def run(command):
-        subprocess.run(command.split(), check=True, capture_output=True, text=True)
-
-    try:
-        run(f"ip netns add {hub}")
-        run(f"ip -n {hub} link add hub type bridge")
-        run(f"ip -n {hub} link set hub up")
-        for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
-            run(f"ip netns add {name}")
-            run(f"ip -n {hub} link add port{i} type veth peer name eth0 netns {name}")
-            run(f"ip -n {hub} link set port{i} master hub up")
-            run(f"ip -n {name} addr add {address}/24 dev eth0")
-            run(f"ip -n {name} link set eth0 up")
-            run(f"ip -n {name} link set lo up")
-            run(f"tc -n {hub} qdisc add dev port{i} {limit}")
-            run(f"tc -n {name} qdisc add dev eth0 {limit}")
-            # Gloo listens where the host's name leads.
-            (hosts / name).mkdir(parents=True)
-            (hosts / name / "hosts").write_text(
-                f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
-            )
-        yield [(["ip", "netns", "exec", n], a) for n, a in zip(names, addresses, strict=True)]
-    finally:
-        for name in (hub, *names):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-            shutil.rmtree(hosts / name, ignore_errors=True)
+def places(count: int, rate: str | None) -> Iterator[list[tuple[list[str], str]]]:
+    """(prefix of a command, address) of every process: hosts with a link, or all in one place."""
+    if rate is None:
+        yield [([], "127.0.0.1")] * count
+        return
+    with namespaces.switch(count, rate) as hosts:
+        yield [(host.prefix, host.address) for host in hosts]
 
 
-@contextlib.contextmanager
-def loopback(count: int) -> Iterator[list[tuple[list[str], str]]]:
-    """As `namespaces`, without any."""
-    yield [([], "127.0.0.1")] * count
-
-
-def measure(places) -> dict:
+def measure(where) -> dict:
     """Start a worker in every place and return what the first one tells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        coordinator = f"{places[0][1]}:{free.getsockname()[1]}"
+        coordinator = f"{where[0][1]}:{free.getsockname()[1]}"
     environment = dict(os.environ)
     if _THREADS.value is not None:
         environment["NPROC"] = str(_THREADS.value)  # what XLA's CPU client goes by
     workers = []
     try:
-        for rank, (prefix, _) in enumerate(places):
+        for rank, (prefix, _) in enumerate(where):
             command = [sys.executable, "-m", "benchmarks.buckets_processes", *sys.argv[1:]]
             command += [f"--rank={rank}", f"--coordinator={coordinator}"]
             workers.append(
@@ -240,29 +208,19 @@ def measure(places) -> dict:
     return json.loads(output.splitlines()[-1])
 
 
-def unmet(rate: str | None) -> str | None:
-    """What keeps a rate from being set, if anything does."""
-    if rate is None:
-        return None
-    if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc")):
-        return "--rate needs Linux with ip and tc (iproute2)"
-    return None if os.geteuid() == 0 else "--rate needs root"
-
-
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     if _RANK.value is not None:
         work()
         return
-    reason = unmet(_RATE.value)
+    reason = None if _RATE.value is None else namespaces.unmet()
     if reason is not None:
         print(f"skipped: {reason}; leave it out to measure over loopback")
         return
     count = _PROCESSES.value
-    network = loopback(count) if _RATE.value is None else namespaces(count, _RATE.value)
     try:
-        with network as places:
-            told = measure(places)
+        with places(count, _RATE.value) as where:
+            told = measure(where)
     except subprocess.CalledProcessError as error:  # root of a container may not
         print(f"skipped: {' '.join(error.cmd)!r} failed: {error.stderr.strip()}; leave --rate out")
         return
@@ -274,6 +232,13 @@ def main(_) -> None:
         error = plan["measured"] / plan["overlapped"] - 1
         shares = (f"{error:+.0%}", f"{plan['beside']:.0%}")
         table.add_row(name, str(plan["buckets"]), *milliseconds, *shares)
+    if _OUTPUT.value is not None:
+        common = {"processes": count, "rate": _RATE.value or "loopback"}
+        common |= {name: told[name] for name in told if name != "plans"}
+        found = [{**common, "plan": name, **plan} for name, plan in told["plans"].items()]
+        key = ("processes", "rate", "plan")
+        command = "python -m benchmarks.buckets_processes"
+        points.put(pathlib.Path(_OUTPUT.value), command, key, found)
     console = Console(width=100)
     console.print(table)
     console.print(

@@ -19,17 +19,16 @@ import os
 import pathlib
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks import namespaces
 from benchmarks.processes import free_port
 
 _FAULTS = flags.DEFINE_list("faults", ["SIGKILL", "SIGSTOP"], "Of SIGKILL, SIGSTOP and unplugged.")
@@ -52,7 +51,6 @@ COMMAND = (
 )  # fmt: skip
 CUT = "unplugged"  # the fault of a link
 LONGEST = 150.0  # s after which a process counts as hanging
-_networks = itertools.count()
 STARTING = 300.0  # s in which a run has to come to the moment
 
 
@@ -115,41 +113,6 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
     runpy.run_path(argv[0], run_name="__main__")
 
 
-@contextlib.contextmanager
-def network(count: int) -> Iterator[tuple[list[list[str]], str, list[list[str]]]]:
-    """(how to start a program on each host, address of the first, how to cut the link of each)."""
-    name = f"gx{os.getpid() % 1000}n{next(_networks)}"  # the last one may still be going away
-    hosts = [f"{name}h{i}" for i in range(count)]
-    places = [pathlib.Path("/etc/netns") / host for host in hosts]
-
-    def ip(*words: str, check: bool = True) -> None:
-        subprocess.run(["ip", *words], check=check, capture_output=not check)
-
-    try:
-        ip("link", "add", name, "type", "bridge")
-        ip("link", "set", name, "up")
-        for i, (host, place) in enumerate(zip(hosts, places, strict=True)):
-            ip("netns", "add", host)
-            link = ("link", "add", f"{name}v{i}", "type", "veth", "peer", "name", "eth0")
-            ip(*link, "netns", host)
-            ip("link", "set", f"{name}v{i}", "master", name, "up")
-            ip("-n", host, "addr", "add", f"10.78.0.{i + 1}/24", "dev", "eth0")
-            ip("-n", host, "link", "set", "eth0", "up")
-            ip("-n", host, "link", "set", "lo", "up")
-            place.mkdir(parents=True)
-            own = f"127.0.0.1 localhost\n10.78.0.{i + 1} {socket.gethostname()}\n"
-            (place / "hosts").write_text(own)  # gloo listens where the host's name leads to
-        cut = [["ip", "link", "set", f"{name}v{i}", "down"] for i in range(count)]
-        yield [["ip", "netns", "exec", host] for host in hosts], "10.78.0.1", cut
-    finally:
-        for host, place in zip(hosts, places, strict=True):
-            ip("netns", "del", host, check=False)
-            (place / "hosts").unlink(missing_ok=True)
-            if place.exists():
-                place.rmdir()
-        ip("link", "del", name, check=False)
-
-
 def launch(
     trial: Trial, here: pathlib.Path, address: str, on: list[list[str]], disturbed: bool
 ) -> list[subprocess.Popen]:
@@ -208,7 +171,9 @@ def tried(trial: Trial, expected: np.ndarray | None) -> dict:
         here.mkdir()
         on, address, cut = [[]] * trial.processes, "127.0.0.1", []
         if trial.fault == CUT:
-            on, address, cut = opened.enter_context(network(trial.processes))
+            hosts = opened.enter_context(namespaces.switch(trial.processes))
+            on, address = [host.prefix for host in hosts], hosts[0].address
+            cut = [host.cut for host in hosts]
         try:
             running = launch(trial, here, address, on, disturbed=True)
             until = time.time() + STARTING
@@ -302,7 +267,7 @@ def main(_) -> None:
         expected = {count: undisturbed(count) for count in {t.processes for t in everything}}
     rows = []
     print(f"{'fault':8} {'processes':>9} {'victim':>6} {'moment':11} {'seconds':>7}  codes, ...")
-    links = [trial for trial in everything if trial.fault == CUT]  # they share names
+    links = [trial for trial in everything if trial.fault == CUT]
     pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE.value)
     signals = [trial for trial in everything if trial.fault != CUT]
 

@@ -36,7 +36,8 @@ OPENING = """\
 # Results
 
 Every sweep with the command that repeats it, means over its seeds, and beside each claim of a paper
-what was measured, in favour or not. This page is written by `experiments/reports/published.py`.
+what was measured, in favour or not. Seconds on a network are modelled, [links.md](links.md) has
+measured ones. This page is written by `experiments/reports/published.py`.
 """
 
 

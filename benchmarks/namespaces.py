@@ -1,0 +1,192 @@
+"""Hosts of one Linux machine: network namespaces on a switch, whose links have a rate.
+
+    with namespaces.switch(4, "1gbit") as hosts:
+        subprocess.run([*hosts[1].prefix, "ping", hosts[0].address])
+
+Every host has a veth to a bridge in a namespace of its own, and `tc tbf` on either end. A child
+removes everything when its parent has ended in whatever way, SIGKILL included, and ends what still
+runs on the hosts. All names begin with the parent's process number; nothing else is touched.
+
+    python -m benchmarks.namespaces NAME     # that child: waits for the end of its input
+"""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NAMES = pathlib.Path("/run/netns")  # where `ip netns add` puts them
+FILES = pathlib.Path("/etc/netns")  # where `ip netns exec` looks for files of a host
+BURST = 5e-4  # seconds at full rate that a link makes up for after a pause
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+GROUPS = pathlib.Path("/sys/fs/cgroup/cpu")  # control groups, version 1
+PERIOD = 10_000  # us in which a group may use its quota once
+_switches = itertools.count()
+
+
+class Host(NamedTuple):
+    """A namespace on a switch."""
+
+    name: str
+    address: str
+    hub: str  # the namespace of the switch
+    port: str  # of the switch
+    group: str | None = None  # of processes that share a quota of cores
+
+    @property
+    def prefix(self) -> list[str]:
+        """What makes a command run on this host."""
+        inside = ["ip", "netns", "exec", self.name]
+        if self.group is None:
+            return inside
+        join = f'echo $$ > {GROUPS / self.group}/cgroup.procs && exec "$@"'
+        return ["sh", "-c", join, "sh", *inside]
+
+    @property
+    def cut(self) -> list[str]:
+        """The command that unplugs the host."""
+        return ["ip", "-n", self.hub, "link", "set", self.port, "down"]
+
+    def set_rate(self, rate: str) -> None:
+        """Limit both directions, as in "1gbit"; also while the link is in use."""
+        burst = max(
+            16_000, round(BURST * bits_per_second(rate) / 8)
+        )  # bytes, some packets at least
+        limit = f"root tbf rate {rate} burst {burst} latency 50ms"
+        for name, device in ((self.hub, self.port), (self.name, "eth0")):
+            _run(f"tc -n {name} qdisc replace dev {device} {limit}")
+
+
+def bits_per_second(rate: str) -> float:
+    """The number that a rate means to `tc`: "100mbit" -> 1e8. Raises ValueError for no rate."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    if match is None or not float(match[1]):
+        raise ValueError(f"rate {rate!r} is none; write a number and its unit, as in 100mbit")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def unmet() -> str | None:
+    """What keeps hosts from being made here, if anything is known to."""
+    if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc")):
+        return "links with a rate need Linux with ip and tc (iproute2)"
+    return None if os.geteuid() == 0 else "links with a rate need root"
+
+
+@contextlib.contextmanager
+def switch(count: int, rate: str | None = None, quota: float | None = None) -> Iterator[list[Host]]:
+    """`count` hosts, 10.77.0.1 and on, of which each has a link of this rate; None: no limit.
+
+    quota: cores that all that runs on the last host may use; None: as many as there are.
+    Raises CalledProcessError where the kernel refuses, as it may in a container.
+    """
+    own = f"gossax{os.getpid()}s{next(_switches)}"
+    hub = f"{own}hub"
+    hosts = [Host(f"{own}h{i}", f"10.77.0.{i + 1}", hub, f"port{i}") for i in range(count)]
+    child = [sys.executable, "-m", "benchmarks.namespaces", own]
+    remover = subprocess.Popen(  # not in this session: ctrl-C is not meant for it
+        child, stdin=subprocess.PIPE, start_new_session=True, cwd=ROOT
+    )
+    try:
+        _run(f"ip netns add {hub}")
+        _run(f"ip -n {hub} link add hub type bridge")
+        _run(f"ip -n {hub} link set hub up")
+        if quota is not None:
+            hosts[-1] = hosts[-1]._replace(group=_group(hosts[-1].name, quota))
+        for host in hosts:
+            _connect(host)
+            if rate is not None:
+                host.set_rate(rate)
+        yield hosts
+    finally:
+        remover.stdin.close()
+        remover.wait()
+
+
+def _connect(host: Host) -> None:
+    """Make a host and its link."""
+    _run(f"ip netns add {host.name}")
+    _run(f"ip -n {host.hub} link add {host.port} type veth peer name eth0 netns {host.name}")
+    _run(f"ip -n {host.hub} link set {host.port} master hub up")
+    _run(f"ip -n {host.name} addr add {host.address}/24 dev eth0")
+    _run(f"ip -n {host.name} link set eth0 up")
+    _run(f"ip -n {host.name} link set lo up")
+    # Gloo listens where the name of the machine leads.
+    (FILES / host.name).mkdir(parents=True)
+    lines = f"127.0.0.1 localhost\n{host.address} {socket.gethostname()}\n"
+    (FILES / host.name / "hosts").write_text(lines)
+
+
+def _group(name: str, quota: float) -> str:
+    """Make a control group that may use `quota` cores; its name."""
+    folder = GROUPS / name
+    folder.mkdir()
+    (folder / "cpu.cfs_period_us").write_text(str(PERIOD))
+    (folder / "cpu.cfs_quota_us").write_text(str(round(quota * PERIOD)))
+    return name
+
+
+def _run(command: str) -> str:
+    ended = subprocess.run(command.split(), check=True, capture_output=True, text=True)
+    return ended.stdout
+
+
+@contextlib.contextmanager
+def started(
+    hosts: Sequence[Host],
+    commands: list[list[str]],
+    environment: dict[str, str],
+    **first: int,
+) -> Iterator[list[subprocess.Popen]]:
+    """A process on every host, none of which outlives the block; first: the pipes of the first."""
+    running = []
+    try:
+        for host, command in zip(hosts, commands, strict=True):
+            quiet = {"stdout": subprocess.DEVNULL} if running else first
+            words = [*host.prefix, *command]
+            running.append(
+                subprocess.Popen(words, cwd=ROOT, env=os.environ | environment, text=True, **quiet)
+            )
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def remove(own: str) -> None:
+    """End what runs on the hosts of a switch and remove them; `own`: what their names begin with.
+
+    What has been removed already is left out.
+    """
+    ours = re.compile(rf"{re.escape(own)}(hub|h\d+)")
+    for folder in (NAMES, FILES):
+        for name in sorted(path.name for path in folder.glob(f"{own}*")):
+            if not ours.fullmatch(name):
+                continue
+            with contextlib.suppress(subprocess.CalledProcessError):
+                for process in _run(f"ip netns pids {name}").split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(process), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            shutil.rmtree(FILES / name, ignore_errors=True)
+    for group in GROUPS.glob(f"{own}*"):
+        for _ in range(100):  # until its processes have gone
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    remove(sys.argv[1])

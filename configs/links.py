@@ -1,0 +1,67 @@
+"""Fewer bytes as links slow: seconds to a loss on links of a rate, by method.
+
+Workers train an MLP of 1.2 MB on scikit-learn's digits, all at the devices' own speed. On hosts
+whose links have the rate it is measured (as root; a process per host):
+
+    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py --sweep'
+
+and with the seconds that a mini-batch took there it is worked out on simulated workers:
+
+    --config=configs/links.py:rate=100mbit,each=0.004,runtime=simulate --sweep
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs import arguments, base
+from experiments.parts import part
+
+STEPS = 8  # local steps between two exchanges
+BITS = {"1gbit": 1e9, "100mbit": 1e8}
+LATENCY = 2e-4  # seconds of a message between two namespaces
+PAYLOAD = 1448 / 1514  # of a packet; the rest is headers
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """One arm: all-reduce.
+
+    Arguments: workers; runtime, mesh or simulate; of the latter also rate, a key of BITS, and each,
+    the seconds of a mini-batch.
+    """
+    a = arguments.parse(arg, workers=4, runtime="mesh", rate="1gbit", each=0.004)
+    if a["rate"] not in BITS:
+        raise ValueError(f"unknown rate {a['rate']!r}; choose one of {', '.join(BITS)}")
+    network = part("network", latency=LATENCY, bandwidth=BITS[a["rate"]] / 8 * PAYLOAD)
+    modelled = {"delay": part("deterministic", value=a["each"]), "communication": network}
+    real = {"delay": part("none"), "communication": 0.0}  # the links are
+    chosen = {"simulate": modelled, "mesh": real}
+    if a["runtime"] not in chosen:
+        raise ValueError(f"unknown runtime {a['runtime']!r}; choose one of {', '.join(chosen)}")
+
+    return base.arm(
+        name="all_reduce",
+        baseline="all_reduce",
+        task=part("digits", model=part("mlp", hidden=[512, 512])),
+        runtime=a["runtime"],
+        workers=a["workers"],
+        batch_size=16,
+        algorithm=part("all_reduce"),
+        graph=part("ring"),  # of D-PSGD
+        optimizer=part("momentum", decay=0.9, learning_rate=0.02),
+        seconds=120.0,
+        updates=600,
+        evaluate_every=0.1,
+        target_loss=0.1,
+        stop_at_target=True,
+        **chosen[a["runtime"]],
+    )
+
+
+def sweep() -> Iterator[tuple[str, dict]]:
+    """All-reduce, the same with fewer bytes per gradient, and methods that exchange models."""
+    yield "all_reduce", {}
+    yield "bf16", {"algorithm": part("all_reduce", exchange=part("bf16"))}
+    yield "top_k", {"algorithm": part("top_k", ratio=0.01)}
+    yield "local_sgd", {"algorithm": part("local_sgd"), "mini_batches": STEPS, "updates": 200}
+    yield "dpsgd", {"algorithm": part("dpsgd"), "wait": part("neighbour_barrier")}

@@ -1,0 +1,148 @@
+"""Hosts with links: what a rate, a message and a record are, and two hosts that exchange."""
+
+import functools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from algorithms.base import AXIS
+from benchmarks import hosts, hosts_exchange, namespaces, points
+from comms import cost
+from experiments.reports import quoted
+from tests.launcher import ROOT
+
+
+@functools.cache
+def unable() -> str | None:
+    """Why there can be no hosts here."""
+    reason = namespaces.unmet()
+    if reason is None:
+        try:
+            with namespaces.switch(1, "1gbit"):
+                pass
+        except (subprocess.CalledProcessError, OSError) as error:
+            reason = f"the kernel makes no hosts: {getattr(error, 'stderr', error)}"
+    return reason
+
+
+@pytest.fixture
+def able():
+    if unable() is not None:
+        pytest.skip(unable())
+
+
+# --- what is expected ---
+
+
+def test_a_rate_is_read():
+    assert namespaces.bits_per_second("100mbit") == 1e8
+    assert namespaces.bits_per_second("2.5gbit") == 2.5e9
+    for wrong in ("100", "mbit", "0gbit", "1 gbit", "-1mbit", "1GB"):
+        with pytest.raises(ValueError, match="write a number and its unit"):
+            namespaces.bits_per_second(wrong)
+
+
+def test_an_all_reduce_says_what_a_message_and_a_byte_cost():
+    ring = cost.ring(4, alpha=0.5, beta=2.0)
+    message, links = hosts_exchange.measured(4, ring)
+    assert message == pytest.approx(0.5)
+    assert links.seconds(10.0, 0, 1) == pytest.approx(20.0)
+    assert hosts_exchange.nominal("100mbit", 2).seconds(12.5e6, 0, 1) == pytest.approx(1, rel=1e-3)
+
+
+def test_messages_are_counted_one_after_the_other():
+    def program(x, tree):
+        def more(x):
+            return jax.lax.ppermute(x, AXIS, [(0, 1)])
+
+        x = jax.lax.cond(x[0] > 0, lambda x: more(more(x)), more, x)  # the false one counts: 1
+        x, _ = jax.lax.scan(
+            lambda x, _: (jax.lax.psum(x, AXIS), None), x, None, length=5
+        )  # 5 rings
+        jax.lax.axis_index(AXIS)
+        return jax.lax.psum(tree, AXIS), jax.lax.all_gather(x, AXIS)  # 2 rings, and half of one
+
+    tree = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
+    made = jax.make_jaxpr(program, axis_env=[(AXIS, 4)])(jnp.ones(4), tree)
+    assert hosts_exchange.steps_of(made, 4) == 1 + 7 * 6 + 3
+
+
+def point(**changes):
+    given = {"task": "ncf", "method": "dense", "hosts": 2, "rate": "1gbit"}
+    given |= {"codec": 1.0, "sent": 4.0, "steps": 10, "latency": 0.1}
+    given |= {"injected_gradient": 2.0, "shared_gradient": 3.0}
+    seconds = {"exchange": 5.0, "injected": 8.0, "shared": 12.0}
+    return hosts_exchange.compared(given | changes, seconds)
+
+
+def test_an_error_is_that_of_what_was_expected():
+    found = point()
+    assert [found[f"{column}_predicted"] for column in hosts.COLUMNS] == [6.0, 8.0, 9.0]
+    errors = [found[f"{column}_error"] for column in hosts.COLUMNS]
+    assert errors == pytest.approx([0.2, 0.0, -0.25])
+
+
+def test_a_record_keeps_other_measurements_and_can_be_quoted(tmp_path):
+    path = tmp_path / "hosts.json"
+    points.put(path, "a command", hosts.KEY, [point(), point(rate="100mbit")])
+    points.put(path, "a command", hosts.KEY, [point(hosts=4), point(codec=7.0)])
+    record = json.loads(path.read_text())
+    assert len(record["summary"]["points"]) == 3
+    place = "points[task=ncf, method=dense, hosts=2, rate=1gbit].codec"
+    assert quoted.value(record, place) == 7.0
+
+
+def test_all_arms_are_there():
+    names = list(hosts_exchange.arms("ncf", 2))
+    assert names[0] == "dense" and {"s2/sketch", "sparcml", "bf16", "int8"} < set(names)
+
+
+# --- hosts ---
+
+ENDED = """
+import os, signal, subprocess
+from benchmarks import namespaces
+with namespaces.switch(2, "100mbit", quota=0.5) as hosts:
+    sleeper = subprocess.Popen([*hosts[1].prefix, "sleep", "100"])
+    print(hosts[0].hub, sleeper.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_program_leaves_no_hosts(able):
+    if not namespaces.GROUPS.is_dir():
+        pytest.skip("a quota of cores needs control groups of version 1")
+    told = subprocess.run([sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == -signal.SIGKILL, told.stderr
+    hub, sleeper = told.stdout.split()
+    own = hub.removesuffix("hub")
+    places = (namespaces.NAMES, namespaces.FILES, namespaces.GROUPS)
+    until = time.monotonic() + 10
+    while any(list(place.glob(f"{own}*")) for place in places):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert not pathlib.Path(f"/proc/{sleeper}/cwd").exists()
+
+
+def test_others_are_left_alone(able):
+    with namespaces.switch(1) as (host,):
+        namespaces.remove(host.name[:-3])  # a beginning of ours is not ours
+        assert (namespaces.NAMES / host.name).exists()
+
+
+@pytest.mark.slow
+def test_two_hosts_exchange(able, tmp_path):
+    path = tmp_path / "hosts.json"
+    command = [sys.executable, "-m", "benchmarks.hosts", "--hosts=2", "--rate=100mbit"]
+    command += ["--tasks=ncf", "--methods=dense", "--turns=3", f"--output={path}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300, env=os.environ)
+    (found,) = json.loads(path.read_text())["summary"]["points"]
+    assert found["exchange"] > 0.9 * 1_005_128 / 12.5e6  # a link has a rate
