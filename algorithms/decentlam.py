@@ -8,7 +8,7 @@ for Large-batch Deep Training*, arXiv 2104.11981, Algorithm 2:
     x_i <- x_i - lr m_i
 
 A step of D-PSGD is taken for a gradient d_i, and momentum accelerates it, so that models rest where
-those of D-PSGD in its order `adapt_then_combine` would without momentum; momentum of own gradients
+D-PSGD's would, in its order `adapt_then_combine` and without momentum; momentum of own gradients
 has a bias 1 / (1 - momentum) times as large. Here lr m_i is kept, in the units of the parameters,
 so that any optimizer without a momentum of its own can make the step -lr g_i.
 

@@ -137,7 +137,7 @@ def mixing_over(
 ) -> Mixing:
     """Sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
 
-    mixing_matrix: a name in `comms.mixing.MIXINGS`. links: those of `graph` that an update uses,
+    mixing_matrix: a name in `comms.mixing.MIXINGS`. links: which links an update uses,
     and what they weigh; None: what the graph itself says, as a graph of rounds does (see
     `comms.topology`), else all of them, always. Raises ValueError for links of another graph.
     """

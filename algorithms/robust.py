@@ -45,8 +45,8 @@ def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> A
 def krum(optimizer: optax.GradientTransformation, *, faulty: int = 1, keep: int = 1) -> Algorithm:
     """Let `optimizer` step along the contribution that is nearest to its n - faulty - 2 neighbours.
 
-    faulty: workers that may send anything; the proof wants 2 faulty + 2 < n. keep: mean of so many
-    of the nearest, Multi-Krum.
+    faulty: workers that may send anything; the proof wants 2 faulty + 2 < n. keep: how many
+    of the nearest are averaged, Multi-Krum.
     """
     if faulty < 0 or keep < 1:
         raise ValueError(

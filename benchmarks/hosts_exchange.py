@@ -4,9 +4,9 @@
 
 Every method's exchange and step is one compiled program. It is run alone, after a sleep as long as
 a gradient takes on a host that computes undisturbed, and after a real gradient, which shares the
-machine's cores with those of the other hosts. What is expected is the sum of three: the time of
+machine's cores with the other hosts' gradients. What is expected is the sum of three: the time of
 encoding, decoding and stepping with nobody else, taken on all hosts at once; the seconds of the
-bytes by the model of costs; and those of the messages. What a byte and a message take is measured
+bytes by the model of costs; and the seconds of the messages. What a byte and a message take is measured
 by two all-reduces. `nominal` is what the model says of the exchange who knows the rate alone.
 """
 
@@ -44,7 +44,7 @@ from runtimes import jaxprs
 GRADIENTS = 4  # different ones that take turns
 SIZES = (2**12, 2**20)  # bytes of the all-reduces that say what a message and a byte cost
 CONFIG = str(ROOT / "configs" / "s2_reducer.py")
-RIVALS = {  # beside those of the config
+RIVALS = {  # beside the config's arms
     "bf16": parts.part("all_reduce", exchange=parts.part("bf16")),
     "int8": parts.part("int8_all_reduce"),
 }

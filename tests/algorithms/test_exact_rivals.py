@@ -36,8 +36,10 @@ def test_the_dense_mean_whether_or_not_it_fits(name):
         method = RIVALS[name](4 * budget if "blocks" in name else budget)
         wanted, got, states = small.run(method, 2, weights, occupied=4 if fits else 16)
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), got, wanted)
-        told = method.metrics(states)
-        assert told["fallbacks"] == (0 if fits else 2) and (told["unresolved"] > 0) == (not fits)
+        counts = method.metrics(states)
+        assert counts["fallbacks"] == (0 if fits else 2) and (counts["unresolved"] > 0) == (
+            not fits
+        )
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ FINISHED[0, 2] = 0  # one that has finished nothing yet
 
 
 def matrices(graph):
-    """[UPDATES, n, n] of the updates: those of the graph's rounds in turn, or always the same."""
+    """[UPDATES, n, n] of the updates: the graph's rounds in turn, or always the same."""
     rounds = graph.graph.get("rounds", [mixing.metropolis(graph)])
     return [rounds[t % len(rounds)] for t in range(UPDATES)]
 

@@ -120,9 +120,9 @@ with namespaces.switch(2, "100mbit", quota=0.5) as hosts:
 def test_a_killed_program_leaves_no_hosts(able):
     if not namespaces.GROUPS.is_dir():
         pytest.skip("a quota of cores needs control groups of version 1")
-    told = subprocess.run([sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True)
-    assert told.returncode == -signal.SIGKILL, told.stderr
-    hub, sleeper = told.stdout.split()
+    ended = subprocess.run([sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    hub, sleeper = ended.stdout.split()
     own = hub.removesuffix("hub")
     places = (namespaces.NAMES, namespaces.FILES, namespaces.GROUPS)
     until = time.monotonic() + 10

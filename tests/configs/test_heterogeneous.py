@@ -35,7 +35,7 @@ def test_all_arms_send_about_the_same(tmp_path):
     assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
 
 
-def told(name, loss, deviation=0.01):
+def arm_of(name, loss, deviation=0.01):
     rate = name.rpartition("=")[2]
     config = heterogeneous.get_config()
     config.name, config.optimizer.learning_rate = name, float(rate)
@@ -57,7 +57,7 @@ def test_claims_stand_beside_what_was_measured():
     losses = {group: 0.2 for group in study.RATES}
     losses |= {"exact_diffusion/ring": 0.1, "gradient_tracking/ring": 0.205, "dpsgd/torus": 0.3}
     arms = [
-        told(f"{group}/rate={rate}", losses[group] + abs(place - 1))
+        arm_of(f"{group}/rate={rate}", losses[group] + abs(place - 1))
         for group, rates in study.RATES.items()
         for place, rate in enumerate(rates)
     ]
