@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
 # Addresses as names: JAX takes the name of the first node for the address of its coordinator.
 NODES = ("127.0.0.1", "127.0.0.2")
@@ -72,11 +73,24 @@ def left_out() -> str | None:
     return None
 
 
-class Cluster:
-    """A cluster that has started; environment: of processes that are to find it."""
+def answers() -> bool:
+    """Whether a Slurm that somebody else runs answers here."""
+    try:
+        return subprocess.run(["sinfo"], capture_output=True, timeout=20).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
-    def __init__(self, folder: pathlib.Path, pipe):
-        self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+
+class Cluster:
+    """A cluster that is up; environment: of processes that are to find it.
+
+    folder, pipe: where the files of our own lie, and where names of nodes go whose daemons are to
+    be started; neither for a cluster that was there.
+    """
+
+    def __init__(self, folder: pathlib.Path | None = None, pipe: TextIO | None = None):
+        config = {} if folder is None else {"SLURM_CONF": str(folder / "slurm.conf")}
+        self.environment, self.is_own = os.environ | config, folder is not None
         self._folder, self._pipe = folder, pipe
 
     def ask(self, *command: str) -> str:

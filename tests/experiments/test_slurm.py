@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,3 +142,48 @@ def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(tmp_path, 
     waiting.join(10)
     assert order == ["first", "second"]
     assert capsys.readouterr().err.count("waiting: workdir") == 1
+
+
+class Submitted:
+    """A job as submitit knows it: results of its tasks, by their numbers."""
+
+    job_id = "12_0"
+
+    def __init__(self, folder, tasks):
+        self.num_tasks, self.results = tasks, {}
+        self._folder = folder
+
+    def task(self, number):
+        path = self._folder / f"{number}.pkl"
+        if number in self.results:
+            path.touch()
+        paths = SimpleNamespace(result_pickle=path, stderr=f"{number}.err")
+        return SimpleNamespace(paths=paths, result=lambda: self.results[number])
+
+
+def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
+    seen = [None]
+    submitted = Submitted(tmp_path, 2)
+    job = slurm._Job(submitted, lambda name: seen[-1])
+    assert job.poll() is None and job.note() is None
+    for state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"):
+        seen.append(Seen(state, 0, ""))
+        assert job.poll() is None and job.note() is None
+    seen.append(Seen("PENDING", 1, "BeginTime"))
+    assert job.note() == "job 12_0 is queued again; it goes on from the last checkpoint"
+    assert job.note() is None
+    submitted.results[0] = 3
+    assert job.poll() is None  # the other task has not ended
+    seen.append(Seen("CANCELLED", 1, ""))
+    assert job.poll() == "job 12_0 ended with exit code 3; see 0.err"
+    submitted.results[1] = -9
+    assert job.poll() == "job 12_0 ended with SIGKILL; see 1.err"
+    submitted.results.update({0: 0, 1: 0})
+    assert job.poll() == ""
+
+    late = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("COMPLETED", 0, ""))
+    assert late.poll() is None  # its result may only not be seen yet
+    monkeypatch.setattr(slurm, "LATE", 0.0)
+    assert late.poll().startswith("job 12_0 is COMPLETED; see 0.err; the same command goes on")
+    gone = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("FORGOTTEN", 0, ""))
+    assert gone.poll().startswith("job 12_0 is not known to Slurm any more; see 0.err")
