@@ -20,7 +20,7 @@ from experiments.executors import Arm, Groups, Job, exit_words, follow, one_line
 from experiments.slurm_queue import FORGOTTEN, Queue, Seen, Silent, look
 
 FOLDER = "slurm"  # in a workdir
-JOBS = "jobs.json"  # in the folder: {job: the paths of its arms}, and how many tasks a job has
+JOBS = "jobs.json"  # in the folder: by jobs, the paths of their arms and how many tasks they have
 LATE = 15.0  # s after which a result that a shared file system does not show yet is missing
 WARNING = 90  # s before its time is over at which submitit asks a job to end
 
@@ -251,7 +251,9 @@ def _executor(folder, settings: str, at_once: int, cluster: str):
     cloudpickle.register_pickle_by_value(slurm_job)  # jobs need no path to it then
     # A run that resumes may be out of time as often as it needs.
     made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
-    given = {} if at_once == 1 else {"slurm_array_parallelism": at_once}
+    given = {"slurm_additional_parameters": {"requeue": True}}  # where a site's habit is not to
+    if at_once > 1:
+        given["slurm_array_parallelism"] = at_once
     given |= _read(settings)
     minutes, warning = given.get("timeout_min"), given.get("slurm_signal_delay_s", WARNING)
     if isinstance(minutes, int) and isinstance(warning, int) and 60 * minutes <= warning:

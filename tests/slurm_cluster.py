@@ -50,11 +50,12 @@ SelectTypeParameters=CR_CPU
 SchedulerParameters=sched_min_interval=100000,bf_interval=1,batch_sched_delay=1
 SlurmdParameters=config_overrides
 ReturnToService=2
-JobRequeue=1
+JobRequeue=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-SlurmdTimeout=8
+SlurmdTimeout=5
 KillWait=20
+{nodes}
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 MaxTime=INFINITE State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
 """
@@ -138,8 +139,8 @@ def running(*words: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def started(folder: pathlib.Path, slots: int = 1) -> Iterator[Cluster]:
-    """A cluster with its state below `folder`; slots: processors that each node says it has."""
+def started(folder: pathlib.Path) -> Iterator[Cluster]:
+    """A cluster with its state below `folder`; each node has one processor, as it says."""
     folder.mkdir(parents=True)
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(secrets.token_bytes(128))
@@ -147,18 +148,19 @@ def started(folder: pathlib.Path, slots: int = 1) -> Iterator[Cluster]:
     ports = _free_ports(1 + len(NODES))
     lines = [
         f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr={node} "
-        f"Port={port} CPUs={slots} RealMemory=1000"
+        f"Port={port} CPUs=1 RealMemory=1000"
         for node, port in zip(NODES, ports[1:], strict=True)
     ]
     for node in NODES:
         (folder / node).mkdir()
-    # JAX takes the port of its coordinator from the number of a job.
-    first_job = 1 + secrets.randbelow(2000)
-    text = CONFIG.format(
-        host=socket.gethostname(), port=ports[0], folder=folder, first_job=first_job
-    )
-    nodes, partitions = "\n".join(lines), text.partition("PartitionName")
-    (folder / "slurm.conf").write_text(f"{partitions[0]}{nodes}\n{partitions[1]}{partitions[2]}")
+    settings = {
+        "host": socket.gethostname(),
+        "port": ports[0],
+        "folder": folder,
+        "nodes": "\n".join(lines),
+        "first_job": 1 + secrets.randbelow(2000),  # JAX takes a port from the number of a job
+    }
+    (folder / "slurm.conf").write_text(CONFIG.format(**settings))
     root = pathlib.Path(__file__).parents[1]
     first = subprocess.Popen(
         [*_namespace(), sys.executable, "-m", "tests.slurm_cluster", str(folder), *NODES],

@@ -35,6 +35,7 @@ def sweep():
 """
 # An optimizer that fails where it trains, and not where the arms are checked.
 FAILING = """
+import os
 import jax
 import optax
 
@@ -45,7 +46,7 @@ def sgd(learning_rate):
     def update(*args, **_):
         jax.debug.callback(fail)
         return made.update(*args)
-    return made._replace(update=update)
+    return made._replace(update=update) if "SLURM_JOB_ID" in os.environ else made
 """
 
 
@@ -76,9 +77,11 @@ def here(cluster, tmp_path):
     (tmp_path / "config.py").write_text(CONFIG.partition("\n\ndef sweep")[0] + SWEEP)
     yield tmp_path
     for path in tmp_path.rglob("jobs.json"):
-        for sent in ((), ("--signal=KILL",)):
-            cluster.ask("scancel", "--quiet", *sent, *json.loads(path.read_text())["jobs"])
+        for sent in ((), ("--signal=KILL",)):  # most of them have ended
+            command = ["scancel", "--quiet", *sent, *json.loads(path.read_text())["jobs"]]
+            subprocess.run(command, env=cluster.environment, check=False)
     if cluster.is_own:
+        cluster.ask("scancel", "--user=root")
         cluster.wait_until_idle()
 
 
@@ -214,10 +217,10 @@ def test_a_job_of_higher_priority_goes_first(own, here):
     with launched(own, here) as launch:
         before = {name: wait_for_records(launch.arm(name)) for name in "ab"}
         urgent = ("-p", "high", "-N2", "--exclusive", "-o", str(here / "urgent.txt"))
-        own.ask("sbatch", *urgent, "--wrap=echo first; ls sweep/all_reduce/*")
+        own.ask("sbatch", *urgent, f"--wrap=ls {launch.workdir}/all_reduce/*")
         assert launch.ends() == 0, launch.said()
     urgent = (here / "urgent.txt").read_text()
-    assert "first" in urgent and "summary.json" not in urgent
+    assert "metrics.jsonl" in urgent and "summary.json" not in urgent
     for name, records in before.items():
         assert_went_on(launch.arm(name), records)
     assert launch.said().count("is queued again; it goes on") >= 2
@@ -226,7 +229,8 @@ def test_a_job_of_higher_priority_goes_first(own, here):
 
 def test_arms_of_a_node_whose_daemon_dies_go_on(own, here):
     """Its jobs are queued again, while what they had begun still runs there unseen."""
-    with launched(own, here) as launch:
+    two_arms(here)
+    with launched(own, here, seconds=25) as launch:
         before = {name: wait_for_records(launch.arm(name), 2) for name in "ab"}
         own.kill_daemon(NODES[1])
         try:
@@ -235,21 +239,22 @@ def test_arms_of_a_node_whose_daemon_dies_go_on(own, here):
             own.start_daemon(NODES[1])
         assert launch.ends() == 0, launch.said()
     for name, records in before.items():
-        assert_went_on(launch.arm(name), records)
+        assert_went_on(launch.arm(name), records, seconds=25)
     assert_quiet(launch.said())
 
 
 def test_a_launch_after_one_that_was_killed_follows_its_jobs(cluster, here):
-    with launched(cluster, here) as launch:
+    with launched(cluster, here, seconds=20) as launch:
         before = wait_for_records(launch.arm("a"))
         jobs = {name: launch.job(name) for name in "abc"}
     with launched(cluster, here, "--overwrite") as launch:
         assert launch.ends() == 2
         assert "Slurm still has job" in launch.said() and "leave out --overwrite" in launch.said()
-    with launched(cluster, here) as launch:
+    with launched(cluster, here, seconds=20) as launch:
         assert launch.ends() == 0, launch.said()
-        assert {name: launch.job(name) for name in "abc"} == jobs
-    assert_went_on(launch.arm("a"), before)
+        assert launch.job("c") == jobs["c"]
+    assert_went_on(launch.arm("a"), before, seconds=20)
+    assert len(list((launch.workdir / "slurm").glob("*_submitted.pkl"))) == 3
     assert_quiet(launch.said())
 
 
@@ -278,16 +283,22 @@ def test_a_partition_that_is_not_there_is_one_sentence(cluster, here):
 
 def test_arms_that_are_meshes_of_two_processes(own, here):
     """One of them is queued again."""
-    with launched(own, here, slurm="timeout_min=10,nodes=2,tasks_per_node=1") as launch:
+    two_arms(here)
+    slurm = "timeout_min=10,nodes=2,tasks_per_node=1"
+    with launched(own, here, slurm=slurm, seconds=5) as launch:
         before = wait_for_records(launch.arm("a"))
         own.ask("scontrol", "requeue", launch.job("a"))
         assert launch.ends(180) == 0, launch.said()
-    assert_went_on(launch.arm("a"), before)
-    for name in "bc":
-        assert_went_on(launch.arm(name), [])
+    assert_went_on(launch.arm("a"), before, seconds=5)
+    assert_went_on(launch.arm("b"), [], seconds=5)
     printed = [path.read_text() for path in (launch.workdir / "slurm").glob("*_1_log.err")]
-    assert len(printed) == 3 and all("distributed" in text for text in printed)
+    assert len(printed) == 2 and all("distributed" in text for text in printed)
     assert_quiet(launch.said())
+
+
+def two_arms(here) -> None:
+    """Leave the third arm out."""
+    (here / "config.py").write_text((here / "config.py").read_text().replace(', "c"', ""))
 
 
 def tasks() -> list[int]:
@@ -301,7 +312,7 @@ def test_a_mesh_run_of_srun(own, here):
     command += ["--workdir=mesh", "--config.name=mesh/run", "--checkpoint_seconds=1"]
     quoted = " ".join(f"'{part}'" for part in command)
     (here / "job.sh").write_text(
-        f'#!/bin/bash\nsrun -N2 bash -c "{quoted}; echo ended \\$SLURM_PROCID \\$?"\n'
+        f'#!/bin/bash\nsrun -N2 bash -c "trap : TERM; {quoted}; echo ended \\$SLURM_PROCID \\$?"\n'
     )
     environment = own.environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     output = here / "output.txt"
