@@ -159,6 +159,29 @@ def assert_quiet(text: str) -> None:
     assert "\nTraceback" not in text, text
 
 
+ASKS = """
+import pathlib, sys, time
+from tests import slurm_cluster
+with slurm_cluster.started(pathlib.Path(sys.argv[1])):
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_cluster_ends_with_the_process_that_has_asked_for_it(own, tmp_path):
+    folder = str(tmp_path / "cluster")
+    command = [sys.executable, "-c", ASKS, folder]
+    asks = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert asks.stdout.readline() == "up\n"
+        assert len(slurm_cluster.running("slurmd", folder)) >= len(NODES)
+    finally:
+        asks.kill()
+        asks.wait()
+    until(lambda: not slurm_cluster.running(folder), "all daemons end", 10)
+    own.wait_until_idle()  # another one is not disturbed
+
+
 def test_an_array_larger_than_its_slots_with_an_arm_that_fails(cluster, here):
     """Four arms on two processors; the third one fails, and the others do not mind."""
     (here / "failing.py").write_text(FAILING)
