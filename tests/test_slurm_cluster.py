@@ -339,7 +339,7 @@ def test_a_mesh_run_of_srun(own, here):
     )
     environment = own.environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     output = here / "output.txt"
-    flags = ["--requeue", "-N2", "--time=1", "--signal=TERM@10", "--open-mode=append"]
+    flags = ["--requeue", "-N2", "--time=1", "--signal=TERM@5", "--open-mode=append"]
     submitted = subprocess.run(
         ["sbatch", "--parsable", *flags, f"--output={output}", "job.sh"],
         cwd=here, env=environment, capture_output=True, text=True, check=True,
