@@ -123,7 +123,7 @@ def launched(cluster, here, *flags, slurm="timeout_min=10", seconds=8):
         process.wait()
 
 
-def until(happens, what: str, seconds: float = 60) -> None:
+def until(happens, what: str, seconds: float = 120) -> None:
     begun = time.monotonic()
     while not happens():
         assert time.monotonic() - begun < seconds, f"not within {seconds} s: {what}"
@@ -339,7 +339,7 @@ def test_a_mesh_run_of_srun(own, here):
     )
     environment = own.environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     output = here / "output.txt"
-    flags = ["--requeue", "-N2", "--time=1", "--signal=TERM@5", "--open-mode=append"]
+    flags = ["--requeue", "-N2", "--time=30", "--signal=TERM@5", "--open-mode=append"]
     submitted = subprocess.run(
         ["sbatch", "--parsable", *flags, f"--output={output}", "job.sh"],
         cwd=here, env=environment, capture_output=True, text=True, check=True,
@@ -354,14 +354,14 @@ def test_a_mesh_run_of_srun(own, here):
     assert "the run goes on from its last checkpoint" in output.read_text()
     until(lambda: not tasks(), "both have ended")
     own.ask("scontrol", "requeue", job)
-    # It is asked to end before it has trained for its 60 seconds.
+    until(lambda: len(whole(place)) > len(before), "the run goes on", 120)
+    own.ask("scontrol", "update", f"JobId={job}", "EndTime=now+30")
     until(lambda: output.read_text().count(" 143\n") == 2, "both are asked to end", 90)
     after = whole(place)
     assert after[: len(before) - 1] == before[:-1] and after[-1]["update"] > before[-1]["update"]
-    kept = sorted(
-        int(path.name) for path in (place / "checkpoint").iterdir() if path.name.isdigit()
-    )
-    assert kept[-1] == len(after), (kept, len(after))
+    numbers = [path.name for path in (place / "checkpoint").iterdir() if path.name.isdigit()]
+    kept = 0.25 * max(map(int, numbers))  # the checkpoint is of the last evaluation
+    assert after[-2]["seconds"] < kept <= after[-1]["seconds"]
     assert "ended by SIGTERM; the same command goes on from here" in output.read_text()
 
 
