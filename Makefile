@@ -11,7 +11,7 @@ test: $(VENV)/installed
 	$(RUN) -m pytest -n 2
 
 test-slow: $(VENV)/installed
-	$(RUN) -m pytest -n 2 -m slow
+	$(RUN) -m pytest -n 2 -m slow -rs
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .

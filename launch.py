@@ -19,6 +19,7 @@ import functools
 import logging
 import math
 import os
+import pathlib
 import shlex
 import signal
 import sys
@@ -158,6 +159,8 @@ def executor() -> Callable:
     command = functools.partial(executors.command, sys.argv)
     if _EXECUTOR.value == "slurm":
         slurm.check(_SLURM.value, _JOBS.value)
+        if _OVERWRITE.value:
+            slurm.refuse_to_overwrite(pathlib.Path(_WORKDIR.value))
         settings = {"settings": _SLURM.value, "at_once": _JOBS.value}
         return functools.partial(slurm.run, command=command, **settings)
     if _EXECUTOR.value == "ray":
@@ -221,7 +224,7 @@ def plan() -> Callable[[], int] | None:
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     keep_compiled_programs()
-    from experiments import agreement, executors, loggers, sweep
+    from experiments import agreement, executors, loggers, slurm, sweep
     from experiments.reports import comparison
     from runtimes import session
 
@@ -261,7 +264,8 @@ def plan() -> Callable[[], int] | None:
         return lambda: 1 if sweep.run(arms, place, _OVERWRITE.value, **how) else 0
     if _SWEEP.value:
         how |= {name: getattr(file.module, name, None) for name in ("claims", "figures")}
-    held = sweep.alone(arms, place)
+    followed = slurm.under_way(pathlib.Path(place)) if _EXECUTOR.value == "slurm" else {}
+    held = sweep.alone([arm for arm in arms if arm.path not in followed], place)
 
     def work() -> int:
         with held:

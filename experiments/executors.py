@@ -115,6 +115,11 @@ def one_line(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
+def exit_words(code: int) -> str:
+    """How a process has ended that has failed: its exit code or, negative, the signal."""
+    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
+
+
 def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
     """The command line that runs only the arms of a group; `argv` runs all, in whatever way."""
     others = {"jobs", "executor", "slurm", "ray", "arm"}
@@ -137,6 +142,10 @@ class Job(Protocol):
 
     def poll(self) -> str | None:
         """None while it runs; then how it ended, where "" means well."""
+
+    def note(self) -> str | None:
+        """What has happened to it since this was last asked, in a sentence; None: nothing."""
+        return None
 
     def stop(self) -> None:
         """End it if it still runs."""
@@ -162,12 +171,14 @@ def follow(
             time.sleep(POLL_SECONDS)
             for entry in list(running):
                 watched, job = entry
-                ended = job.poll()
+                ended, note = job.poll(), job.note()
                 for arm, one in watched:
                     record = _last_record(root / arm.path)
                     if record not in (None, told.get(arm.path)):
                         told[arm.path] = record
                         one.on_record(record)
+                    if note is not None:
+                        one.noted(note)
                     if ended is not None:
                         failure = _failure(root / arm.path, ended)
                         one.ended(failure)
@@ -218,7 +229,7 @@ def unfinished(groups: Groups, root: Path, overwrite: bool, shown: progress.Show
     return left
 
 
-class _Process:
+class _Process(Job):
     """A group in a process of its own on this machine."""
 
     def __init__(self, command: Sequence[str], output: Path, environment: dict[str, str]):
@@ -238,8 +249,7 @@ class _Process:
         code = self._process.poll()
         if code is None or code == 0:
             return "" if code == 0 else None
-        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        return f"its process ended with {how}; see {self._output}"
+        return f"its process ended with {exit_words(code)}; see {self._output}"
 
     def stop(self) -> None:
         if self._process.poll() is None:

@@ -154,6 +154,17 @@ def _is_versions(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
 
 
+def _is_jobs(value: Any) -> bool:
+    """{job: {"arms": paths, "tasks": how many processes it has}}"""
+    fields = (
+        ("a list of texts", _list_of(_is_string), ("arms",)),
+        ("a count", _is_count, ("tasks",)),
+    )
+    return isinstance(value, dict) and all(
+        complaint(job, fields, ("arms", "tasks")) is None for job in value.values()
+    )
+
+
 def _reached(value: Any) -> bool:
     return isinstance(value, str) and all(
         part.isascii() and part.isdigit() for part in value.split("/", 1)
@@ -231,6 +242,11 @@ CONFIG = Format(
     (("a name", _is_name, ("name",)),),
     (),
     "give another --workdir, or remove it together with all that lies beside it",
+)
+SLURM_JOBS = Format(
+    (("an object of jobs with arms and tasks", _is_jobs, ("jobs",)),),
+    ("jobs",),
+    "when none of them is left in Slurm's queue, remove it, and the same command goes on",
 )
 PROFILE = Format(
     (

@@ -59,6 +59,11 @@ def is_alone(environment: Mapping[str, str]) -> bool:
     return False
 
 
+def is_queued_again(environment: Mapping[str, str]) -> bool:
+    """Whether this process is of a job of Slurm that has begun before."""
+    return environment.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
 def _count(environment: Mapping[str, str], name: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,8}", environment[name]):
         raise ValueError(

@@ -8,13 +8,16 @@ import contextlib
 import fcntl
 import os
 import platform
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments import files, texts
+from experiments import endings, files, texts
 
 RUN = "run.lock"  # beside the records of a run while it trains
 LAUNCH = "launch.lock"  # in a workdir while its arms are started and compared
+WAITING = 1.0  # s between two looks at a lock that is waited for
 
 
 class InUse(ValueError):
@@ -22,10 +25,13 @@ class InUse(ValueError):
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold the lock `path`, whose directory is made if need be; InUse where somebody else does."""
+def held(path: Path, waits: bool = False) -> Iterator[None]:
+    """Hold the lock `path`, whose directory is made if need be.
+
+    Where somebody else does: InUse, or wait for them, until a signal asks this process to end.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _locked(path)
+    descriptor = _locked_in_time(path) if waits else _locked(path)
     try:
         with contextlib.suppress(OSError):  # on a full disk the lock holds without a word in it
             os.truncate(descriptor, 0)
@@ -46,6 +52,20 @@ def check(path: Path) -> None:
         _lock(descriptor, path, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
+
+
+def _locked_in_time(path: Path) -> int:
+    said = False
+    while True:
+        try:
+            return _locked(path)
+        except InUse as error:
+            if endings.asked() is not None:
+                raise
+            if not said:
+                print(f"waiting: {error}", file=sys.stderr, flush=True)
+                said = True
+            time.sleep(WAITING)
 
 
 def _locked(path: Path) -> int:

@@ -17,6 +17,7 @@ class Watched(NamedTuple):
 
     on_record: Callable[[dict], None]
     ended: Callable[[str | None], None]  # with the reason of a failure; None: it has finished
+    noted: Callable[[str], None] = lambda text: None  # what else has happened, in a sentence
 
 
 def _state(record: dict, clock_budget: float) -> str:
@@ -54,7 +55,10 @@ class _Bars:
                 self._progress.update(task, state=f"failed: {failure}")
                 self._progress.stop_task(task)
 
-        return Watched(on_record, ended)
+        def noted(text: str) -> None:
+            self._progress.console.print(f"{_title(config)}: {text}", highlight=False, markup=False)
+
+        return Watched(on_record, ended, noted)
 
 
 class _Lines:
@@ -82,7 +86,7 @@ class _Lines:
             self._print(f"{head}: {done if failure is None else f'failed: {failure}'}")
 
         self._print(f"{head}: started")
-        return Watched(on_record, ended)
+        return Watched(on_record, ended, lambda text: self._print(f"{head}: {text}"))
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import endings, files, progress
-from experiments.executors import OUTPUT, Arm, Groups, follow, one_line, unfinished
+from experiments.executors import OUTPUT, Arm, Groups, Job, follow, one_line, unfinished
 from runtimes.session import SESSION, Resources, environment
 
 SETTINGS = ("cpus", "gpus")
@@ -66,7 +66,7 @@ def run(
         return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
 
 
-class _Job:
+class _Job(Job):
     """A group as a task of Ray."""
 
     def __init__(self, reference: Any, output: Path):

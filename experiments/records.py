@@ -20,7 +20,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments import files, formats, kinds, locks, manifest, parts, texts
+from experiments import files, formats, joining, kinds, locks, manifest, parts, texts
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -114,7 +114,9 @@ def start(
     check(workdir, config, overwrite)
     workdir, opened = Path(workdir), contextlib.ExitStack()
     if writes and (overwrite or read_summary(workdir) is None):
-        opened.enter_context(locks.held(workdir / locks.RUN))
+        # A node that does not answer may still train what its job is queued again for.
+        again = joining.is_queued_again(os.environ)
+        opened.enter_context(locks.held(workdir / locks.RUN, waits=again))
     # Asked after that: somebody may just have finished the run.
     summary = None if overwrite else read_summary(workdir)
     if summary is None and writes:

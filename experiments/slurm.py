@@ -1,66 +1,79 @@
-"""The arms of a sweep as an array of Slurm jobs, by submitit (Meta's library, not required)."""
+"""The arms of a sweep as an array of Slurm jobs, by submitit (Meta's library, not required).
+
+Which job has which arms stands in a file beside what the jobs print: a launch that comes after one
+that was killed follows the jobs that Slurm still has, and submits only what is left.
+"""
 
 import importlib.util
-import re
+import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-from experiments import progress
-from experiments.executors import Arm, Groups, follow, one_line, unfinished
+from experiments import files, formats, progress, slurm_job
+from experiments.executors import Arm, Groups, Job, exit_words, follow, one_line, unfinished
+from experiments.slurm_queue import FORGOTTEN, Queue, Seen, Silent, look
 
-if TYPE_CHECKING:  # installed only where it is used
-    from submitit.helpers import DelayedSubmission
-
-
-class Command:
-    """A command as a job of submitit; if it is preempted or out of time, it is queued again.
-
-    Its run resumes from the last checkpoint, since the flag to overwrite is left out then.
-    """
-
-    def __init__(self, command: Sequence[str]):
-        self.command = list(command)
-
-    def __call__(self) -> int:
-        def bear_signals():
-            # Slurm sends them to all processes of a job; submitit is the one to answer.
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-        return subprocess.run(self.command, preexec_fn=bear_signals).returncode
-
-    def checkpoint(self) -> "DelayedSubmission":
-        from submitit.helpers import DelayedSubmission
-
-        kept = [c for c in self.command if not re.match(r"--?overwrite(=|$)", c)]
-        return DelayedSubmission(type(self)(kept))
+FOLDER = "slurm"  # in a workdir
+JOBS = "jobs.json"  # in the folder: by jobs, the paths of their arms and how many tasks they have
+LATE = 15.0  # s after which a result that a shared file system does not show yet is missing
+WARNING = 90  # s before its time is over at which submitit asks a job to end
 
 
-class _Job:
-    """A group as a job of submitit."""
+class _Job(Job):
+    """A group as a job of submitit; seen: what Slurm says of a job, None while it does not know."""
 
-    def __init__(self, job):
-        self._job = job
+    def __init__(self, job, seen: Callable[[str], Seen | None]):
+        self._job, self._seen = job, seen
+        self._restarts: int | None = None
+        self._completed: float | None = None  # when Slurm said so first
 
     def poll(self) -> str | None:
-        if not self._job.done():
+        tasks = [self._job.task(number) for number in range(self._job.num_tasks)]
+        left = [task for task in tasks if task.paths.result_pickle.exists()]
+        name, state = f"job {self._job.job_id}", ""
+        if len(left) < len(tasks):
+            seen = self._seen(self._job.job_id)
+            if seen is None or not seen.ended or self._may_be_late(seen):
+                return None
+            state = seen.state
+        failed = []
+        for task in left:
+            try:
+                code = task.result()
+            except Exception as error:  # as submitit reports whatever became of the job
+                return one_line(f"{name} ended: {error}")
+            if code:
+                failed.append((code, task.paths.stderr))
+        if failed:
+            code, path = min(failed)  # a process that was killed before others that have lost it
+            return f"{name} ended with {exit_words(code)}; see {path}"
+        if not state:
+            return ""
+        known = "is not known to Slurm any more" if state == FORGOTTEN else f"is {state}"
+        return f"{name} {known}; see {tasks[0].paths.stderr}; the same command goes on from there"
+
+    def note(self) -> str | None:
+        seen = self._seen(self._job.job_id)
+        if seen is None or seen.ended:
             return None
-        try:
-            codes = self._job.results()
-        except Exception as error:  # as submitit reports whatever became of the job
-            return one_line(f"job {self._job.job_id} ended: {error}")
-        failed = [code for code in codes if code]
-        see = self._job.paths.stderr
-        return f"job {self._job.job_id}: exit code {failed[0]}; see {see}" if failed else ""
+        before, self._restarts = self._restarts, seen.restarts
+        if before is None or seen.restarts <= before:
+            return None
+        return f"job {self._job.job_id} is queued again; it goes on from the last checkpoint"
 
     def stop(self) -> None:
-        self._job.cancel()
+        self._job.cancel(check=False)
+
+    def _may_be_late(self, seen: Seen) -> bool:
+        now = time.monotonic()
+        self._completed = self._completed or now
+        return seen.state == "COMPLETED" and now - self._completed < LATE
 
 
 # What submitit names alike for all schedulers; other settings are Slurm's own.
@@ -96,6 +109,35 @@ def check(settings: str, at_once: int = 1, cluster: str = "slurm") -> None:
         _executor(folder, settings, at_once, cluster)
 
 
+def under_way(root: Path) -> dict[str, str]:
+    """Arms of a workdir whose jobs, of an earlier launch, Slurm still has: {path: job}.
+
+    Raises ValueError where there have been jobs and Slurm does not answer.
+    """
+    jobs = _submitted(root)
+    if not jobs:
+        return {}
+    try:
+        shown = look(jobs)
+    except Silent as error:
+        raise ValueError(
+            f"{error}; jobs of an earlier launch into {root} may still run, so repeat the command "
+            "when Slurm answers"
+        ) from error
+    alive = [job for job in jobs if job in shown and not shown[job].ended]
+    return {path: job for job in alive for path in jobs[job].arms}
+
+
+def refuse_to_overwrite(root: Path) -> None:
+    """Raise ValueError where Slurm still has jobs of a workdir that is to be overwritten."""
+    alive = sorted(set(under_way(root).values()))
+    if alive:
+        raise ValueError(
+            f"workdir {root}: Slurm still has job {', '.join(alive[:5])} of an earlier launch; "
+            "give it to scancel, or leave out --overwrite, and the command follows it"
+        )
+
+
 def run(
     groups: Groups,
     root: Path,
@@ -109,33 +151,116 @@ def run(
 ) -> dict[str, str]:
     """Groups as one array of jobs, whose records arrive through the file system they share.
 
+    Arms whose jobs Slurm still has from an earlier launch are only followed.
     settings: of submitit, such as "partition=gpu,timeout_min=60". at_once: so many jobs may run at
-    the same time; 1: as many as Slurm lets. cluster: "local" tries it out without Slurm.
+    the same time; 1: as many as Slurm lets. cluster: "local" tries it out without Slurm. Raises
+    ValueError where Slurm does not take the jobs.
     """
     left = unfinished(groups, root, overwrite, shown)
     if not left:
         return {}
-    executor = _executor(root / "slurm", settings, at_once, cluster)
-    with executor.batch():
-        submitted = [executor.submit(Command(command(group))) for group in left]
-    jobs = iter(submitted)
-    return follow(left, lambda _: _Job(next(jobs)), len(left), root, shown)
+    folder, submitted, alive = root / FOLDER, _submitted(root), under_way(root)
+    jobs = {path: _of_slurm(folder, job, submitted[job].tasks) for path, job in alive.items()}
+    followed, new = [], []
+    for group in left:
+        rest = [arm for arm in group if arm.path not in alive]
+        followed += [[arm] for arm in group if arm.path in alive]
+        new += [rest] if rest else []
+    made = _submit(new, command, folder, settings, at_once, cluster)
+    jobs |= {arm.path: job for group, job in zip(new, made, strict=True) for arm in group}
+    by_id = {job.job_id: job for job in jobs.values()}
+    _keep(folder, jobs)
+    queue = Queue(by_id, lambda text: print(text, file=sys.stderr, flush=True))
+    seen = queue.seen if cluster == "slurm" else lambda name: _ended_here(by_id[name])
+
+    def start(group: Sequence[Arm]) -> _Job:
+        return _Job(jobs[group[0].path], seen)
+
+    return follow([*followed, *new], start, len(left), root, shown)
+
+
+def _submit(groups: Groups, command, folder: Path, settings: str, at_once: int, cluster: str):
+    """The jobs of groups, one each, which begin when Slurm has room."""
+    if not groups:
+        return []
+    executor = _executor(folder, settings, at_once, cluster)
+    grace = _read(settings).get("slurm_signal_delay_s", WARNING) * 2 / 3
+    try:
+        with executor.batch():
+            jobs = [executor.submit(slurm_job.Command(command(group), grace)) for group in groups]
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        raise ValueError(
+            f"Slurm does not take the jobs ({one_line(str(error))}); correct --slurm"
+        ) from error
+    return jobs
+
+
+class _Submitted(NamedTuple):
+    """A job of an earlier launch."""
+
+    arms: list[str]
+    tasks: int
+
+
+def _keep(folder: Path, jobs: Mapping[str, Any]) -> None:
+    """Write down which job has which arms, for the next launch; jobs: by the paths of arms."""
+    known: dict[str, dict] = {}
+    for path, job in jobs.items():
+        known.setdefault(job.job_id, {"arms": [], "tasks": job.num_tasks})["arms"].append(path)
+    files.make(folder)
+    files.write(folder / JOBS, json.dumps({"jobs": known}, indent=1))
+
+
+def _submitted(root: Path) -> dict[str, _Submitted]:
+    """The jobs of the launch before this one, whatever has become of them."""
+    path = root / FOLDER / JOBS
+    if not path.exists():
+        return {}
+    jobs = formats.read(path, formats.SLURM_JOBS)["jobs"]
+    return {job: _Submitted(entry["arms"], entry["tasks"]) for job, entry in jobs.items()}
+
+
+def _of_slurm(folder: Path, job: str, tasks: int):
+    """A job that an earlier launch has submitted."""
+    import submitit
+
+    return submitit.SlurmJob(folder=folder, job_id=job, tasks=range(tasks))
+
+
+def _ended_here(job) -> Seen | None:
+    """What Slurm would say of a process in the place of a job."""
+    return Seen("FAILED", 0, "") if job.done() else None
+
+
+def _read(settings: str) -> dict[str, int | str]:
+    """The settings of "name=value,name=value", as submitit names them."""
+    found: dict[str, int | str] = {}
+    for item in filter(None, settings.split(",")):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name and equals and value):
+            raise ValueError(f"cannot read {item!r} in --slurm; write name=value,name=value")
+        name = name if name in GENERAL or name.startswith("slurm_") else f"slurm_{name}"
+        found[name] = int(value) if value.isdecimal() else value
+    return found
 
 
 def _executor(folder, settings: str, at_once: int, cluster: str):
     import cloudpickle
     import submitit
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs need no path to it then
+    cloudpickle.register_pickle_by_value(slurm_job)  # jobs need no path to it then
     # A run that resumes may be out of time as often as it needs.
     made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
-    given = {} if at_once == 1 else {"slurm_array_parallelism": at_once}
-    for item in filter(None, settings.split(",")):
-        name, equals, value = (part.strip() for part in item.partition("="))
-        if not (name and equals and value):
-            raise ValueError(f"cannot read {item!r} in --slurm; write name=value,name=value")
-        name = name if name in GENERAL or name.startswith("slurm_") else f"slurm_{name}"
-        given[name] = int(value) if value.isdecimal() else value
+    given = {"slurm_additional_parameters": {"requeue": True}}  # where a site's habit is not to
+    if at_once > 1:
+        given["slurm_array_parallelism"] = at_once
+    given |= _read(settings)
+    minutes, warning = given.get("timeout_min"), given.get("slurm_signal_delay_s", WARNING)
+    if isinstance(minutes, int) and isinstance(warning, int) and 60 * minutes <= warning:
+        raise ValueError(
+            f"--slurm={settings}: a job of {minutes} min is asked to end {warning} s before its "
+            "time is over, that is at once; give a longer timeout_min or a shorter signal_delay_s"
+        )
     try:
         made.update_parameters(name="gossax", **given)
     except (NameError, AssertionError, TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ from experiments import (
     executors,
     files,
     formats,
+    joining,
     limits,
     locks,
     manifest,
@@ -189,10 +190,11 @@ def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
     and where nothing can be written.
     """
     root, taken, reason = pathlib.Path(workdir), contextlib.ExitStack(), None
+    again = joining.is_queued_again(os.environ)  # then each lock is waited for when it is needed
     if distributed.is_writer():
         try:
-            taken.enter_context(locks.held(root / locks.LAUNCH))
-            for arm in arms:
+            taken.enter_context(locks.held(root / locks.LAUNCH, waits=again))
+            for arm in [] if again else arms:
                 locks.check(root / arm.path / locks.RUN)
         except locks.InUse as error:
             taken.close()

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import endings, executors, loggers, progress, slurm
+from experiments import endings, executors, loggers, progress, slurm, slurm_job
 from experiments.executors import Arm
 
 SHOWN = progress._Lines(Console(), 9)
@@ -234,7 +234,7 @@ def test_a_preempted_job_is_queued_again_and_does_not_overwrite_its_run(tmp_path
 
 @pytest.mark.parametrize("flag", ["--overwrite", "-overwrite", "--overwrite=true"])
 def test_a_job_that_is_queued_again_does_not_overwrite_its_run(flag):
-    again = slurm.Command(["launch.py", flag, "--workdir=overwrite"]).checkpoint()
+    again = slurm_job.Command(["launch.py", flag, "--workdir=overwrite"]).checkpoint()
     assert again.function.command == ["launch.py", "--workdir=overwrite"]
 
 

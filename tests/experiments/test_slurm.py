@@ -1,0 +1,189 @@
+"""What is known of jobs without a Slurm: its queue is played by a program of that name."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from experiments import joining, locks, slurm, slurm_job, slurm_queue
+from experiments.slurm_queue import Seen
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Sets what a `squeue` prints and its exit code; it notes with what it was called."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "squeue"
+
+    def shows(text, code=0):
+        stream = " >&2" if code else ""
+        program.write_text(
+            f'#!/bin/sh\necho "$@" > {folder}/called\ncat <<EOF{stream}\n{text}\nEOF\nexit {code}\n'
+        )
+        program.chmod(0o755)
+        return folder / "called"
+
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return shows
+
+
+def test_the_queue_says_how_jobs_are_and_how_often_they_began_again(squeue):
+    called = squeue(
+        "12_0      RUNNING      0      None\n"
+        "12_1      PENDING      2      launch failed requeued held\n"
+        "7         CANCELLED    1      None"
+    )
+    assert slurm_queue.look(["12_0", "12_1", "7"]) == {
+        "12_0": Seen("RUNNING", 0, "None"),
+        "12_1": Seen("PENDING", 2, "launch failed requeued held"),
+        "7": Seen("CANCELLED", 1, "None"),
+    }
+    assert "--jobs=12,7,12" in called.read_text() and "--array" in called.read_text()
+    squeue("slurm_load_jobs error: Unable to contact slurm controller", code=1)
+    with pytest.raises(slurm_queue.Silent, match="Unable to contact slurm controller"):
+        slurm_queue.look(["12_0"])
+
+
+def test_a_job_that_the_queue_has_forgotten_has_ended(squeue, monkeypatch):
+    monkeypatch.setattr(slurm_queue, "SOONEST", 0.0)
+    said = []
+    queue = slurm_queue.Queue(["12_0", "12_1"], said.append)
+    squeue("no answer", code=1)
+    assert queue.seen("12_0") is None and queue.seen("12_0") is None
+    assert said == ["squeue fails (no answer); jobs go on, and this is asked again"]
+    squeue("12_0 CONFIGURING 0 None\n99_0 FAILED 0 None")
+    assert queue.seen("12_0") == Seen("CONFIGURING", 0, "None") and not queue.seen("12_0").ended
+    assert queue.seen("12_1").ended and queue.seen("99_0") is None
+
+
+def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path):
+    assert slurm.under_way(tmp_path) == {}
+    (tmp_path / "slurm").mkdir()
+    jobs = {
+        "12_0": {"arms": ["a", "b"], "tasks": 1},
+        "12_1": {"arms": ["c"], "tasks": 2},
+        "12_2": {"arms": ["d"], "tasks": 1},
+    }
+    (tmp_path / "slurm" / "jobs.json").write_text(json.dumps({"jobs": jobs}))
+    squeue("12_0 PENDING 0 Resources\n12_1 COMPLETED 0 None")
+    assert slurm.under_way(tmp_path) == {"a": "12_0", "b": "12_0"}
+    with pytest.raises(ValueError, match="Slurm still has job 12_0 of an earlier launch; give it"):
+        slurm.refuse_to_overwrite(tmp_path)
+    squeue("12_0 CANCELLED 0 None")
+    slurm.refuse_to_overwrite(tmp_path)
+    squeue("no answer", code=1)
+    with pytest.raises(ValueError, match="may still run, so repeat the command when Slurm answers"):
+        slurm.under_way(tmp_path)
+    (tmp_path / "slurm" / "jobs.json").write_text('{"jobs": {"12_0": {"arms": "a"}}}')
+    with pytest.raises(ValueError, match="when none of them is left in Slurm's queue, remove it"):
+        slurm.under_way(tmp_path)
+
+
+def test_a_job_too_short_to_be_warned_is_refused():
+    with pytest.raises(ValueError, match="a job of 1 min is asked to end 90 s before"):
+        slurm.check("timeout_min=1", cluster="local")
+    with pytest.raises(ValueError, match="give a longer timeout_min or a shorter signal_delay_s"):
+        slurm.check("timeout_min=2,signal_delay_s=120", cluster="local")
+    slurm.check("timeout_min=1,signal_delay_s=20", cluster="local")
+
+
+# A run that ends at its next evaluation when it is asked to, and at once when it is asked twice.
+RUN = """
+import os, pathlib, signal, sys, time
+place, asked = pathlib.Path(sys.argv[1]), []
+signal.signal(signal.SIGHUP, lambda *_: asked.append(1))
+(place / "begun").write_text(" ".join(sys.argv[2:]))
+os.kill(os.getppid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)  # as Slurm tells all processes of a job
+os.kill(os.getpid(), signal.SIGUSR2)
+while not asked:
+    time.sleep(0.02)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(0.5)
+(place / "asked").write_text(str(len(asked)))
+sys.exit(129)
+"""
+
+
+@pytest.mark.parametrize(("task", "code"), [("0", 129), ("1", 0)])
+def test_a_run_is_asked_once_to_end_and_leaves_no_result(tmp_path, monkeypatch, task, code):
+    monkeypatch.setenv("SLURM_PROCID", task)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as leaving:
+            slurm_job.Command([sys.executable, "-c", RUN, str(tmp_path), "--overwrite"])()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert leaving.value.code == code
+    assert (tmp_path / "begun").read_text() == "--overwrite"
+    assert (tmp_path / "asked").read_text() == "1"
+
+
+def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(tmp_path, capsys):
+    assert joining.is_queued_again({"SLURM_RESTART_COUNT": "1"})
+    assert not joining.is_queued_again({"SLURM_RESTART_COUNT": "0"})
+    path, order = tmp_path / locks.RUN, []
+    with locks.held(path):
+
+        def wait():
+            with locks.held(path, waits=True):
+                order.append("second")
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.2)
+        order.append("first")
+    waiting.join(10)
+    assert order == ["first", "second"]
+    assert capsys.readouterr().err.count("waiting: workdir") == 1
+
+
+class Submitted:
+    """A job as submitit knows it: results of its tasks, by their numbers."""
+
+    job_id = "12_0"
+
+    def __init__(self, folder, tasks):
+        self.num_tasks, self.results = tasks, {}
+        self._folder = folder
+
+    def task(self, number):
+        path = self._folder / f"{number}.pkl"
+        if number in self.results:
+            path.touch()
+        paths = SimpleNamespace(result_pickle=path, stderr=f"{number}.err")
+        return SimpleNamespace(paths=paths, result=lambda: self.results[number])
+
+
+def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
+    seen = [None]
+    submitted = Submitted(tmp_path, 2)
+    job = slurm._Job(submitted, lambda name: seen[-1])
+    assert job.poll() is None and job.note() is None
+    for state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"):
+        seen.append(Seen(state, 0, ""))
+        assert job.poll() is None and job.note() is None
+    seen.append(Seen("PENDING", 1, "BeginTime"))
+    assert job.note() == "job 12_0 is queued again; it goes on from the last checkpoint"
+    assert job.note() is None
+    submitted.results[0] = 3
+    assert job.poll() is None  # the other task has not ended
+    seen.append(Seen("CANCELLED", 1, ""))
+    assert job.poll() == "job 12_0 ended with exit code 3; see 0.err"
+    submitted.results[1] = -9
+    assert job.poll() == "job 12_0 ended with SIGKILL; see 1.err"
+    submitted.results.update({0: 0, 1: 0})
+    assert job.poll() == ""
+
+    late = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("COMPLETED", 0, ""))
+    assert late.poll() is None  # its result may only not be seen yet
+    monkeypatch.setattr(slurm, "LATE", 0.0)
+    assert late.poll().startswith("job 12_0 is COMPLETED; see 0.err; the same command goes on")
+    gone = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("FORGOTTEN", 0, ""))
+    assert gone.poll().startswith("job 12_0 is not known to Slurm any more; see 0.err")
