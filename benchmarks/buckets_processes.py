@@ -85,7 +85,7 @@ def work() -> None:
     params = jax.eval_shape(task.init, jax.random.key(0))
     (alpha, beta), r_squared = profile.fit
     alone = taken["alone"] - float(profile.cost.seconds(4))
-    told = {
+    timed = {
         "alone": alone,
         "backward": profile.ready[-1],
         "alpha": alpha,
@@ -95,14 +95,14 @@ def work() -> None:
     }
     for buckets in PLANS:
         plan, _ = plan_with(buckets, profile)(params)
-        told["plans"][buckets] = {
+        timed["plans"][buckets] = {
             "buckets": len(plan.buckets),
             "overlapped": alone + plan.exposed,
             "added": alone + float(np.sum(plan.end - plan.start)),
             "measured": taken[buckets],
             "beside": shares[buckets],
         }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(timed), flush=True)
 
 
 def step_of(task, method) -> tuple[Callable, set[str]]:
@@ -220,31 +220,31 @@ def main(_) -> None:
     count = _PROCESSES.value
     try:
         with places(count, _RATE.value) as where:
-            told = measure(where)
+            timed = measure(where)
     except subprocess.CalledProcessError as error:  # root of a container may not
         print(f"skipped: {' '.join(error.cmd)!r} failed: {error.stderr.strip()}; leave --rate out")
         return
     table = Table(title=f"{count} processes, {_RATE.value or 'loopback'}: ms of a step")
     for column in ("plan", "buckets", "overlapped", "added", "measured", "error", "beside"):
         table.add_column(column, justify="left" if column == "plan" else "right")
-    for name, plan in told["plans"].items():
+    for name, plan in timed["plans"].items():
         milliseconds = (f"{1e3 * plan[k]:.1f}" for k in ("overlapped", "added", "measured"))
         error = plan["measured"] / plan["overlapped"] - 1
         shares = (f"{error:+.0%}", f"{plan['beside']:.0%}")
         table.add_row(name, str(plan["buckets"]), *milliseconds, *shares)
     if _OUTPUT.value is not None:
         common = {"processes": count, "rate": _RATE.value or "loopback"}
-        common |= {name: told[name] for name in told if name != "plans"}
-        found = [{**common, "plan": name, **plan} for name, plan in told["plans"].items()]
+        common |= {name: timed[name] for name in timed if name != "plans"}
+        found = [{**common, "plan": name, **plan} for name, plan in timed["plans"].items()]
         key = ("processes", "rate", "plan")
         command = "python -m benchmarks.buckets_processes"
         points.put(pathlib.Path(_OUTPUT.value), command, key, found)
     console = Console(width=100)
     console.print(table)
     console.print(
-        f"a step alone {1e3 * told['alone']:.1f} ms, backward {1e3 * told['backward']:.1f} ms; "
-        f"all-reduce {1e3 * told['alpha']:.2f} ms and {1e-6 / told['beta']:.0f} MB/s "
-        f"(R^2 {told['r_squared']:.3f}); load of the host {os.getloadavg()[0]:.1f} on "
+        f"a step alone {1e3 * timed['alone']:.1f} ms, backward {1e3 * timed['backward']:.1f} ms; "
+        f"all-reduce {1e3 * timed['alpha']:.2f} ms and {1e-6 / timed['beta']:.0f} MB/s "
+        f"(R^2 {timed['r_squared']:.3f}); load of the host {os.getloadavg()[0]:.1f} on "
         f"{os.cpu_count()} cores",
         highlight=False,
     )

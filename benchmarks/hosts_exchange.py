@@ -6,8 +6,9 @@ Every method's exchange and step is one compiled program. It is run alone, after
 a gradient takes on a host that computes undisturbed, and after a real gradient, which shares the
 machine's cores with the other hosts' gradients. What is expected is the sum of three: the time of
 encoding, decoding and stepping with nobody else, taken on all hosts at once; the seconds of the
-bytes by the model of costs; and the seconds of the messages. What a byte and a message take is measured
-by two all-reduces. `nominal` is what the model says of the exchange who knows the rate alone.
+bytes by the model of costs; and the seconds of the messages. What a byte and a message take is
+measured by two all-reduces. `nominal` is what the model says of the exchange who knows the rate
+alone.
 """
 
 import functools

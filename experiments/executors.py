@@ -158,9 +158,9 @@ def follow(
     root: Path,
     shown: progress.Shown,
 ) -> dict[str, str]:
-    """Start every group that has work left, so many at once, and tell of their records."""
+    """Start every group that has work left, at most `at_once` at a time, and show their records."""
     failures: dict[str, str] = {}
-    told: dict[str, dict] = {}
+    shown_records: dict[str, dict] = {}
     waiting, running = list(groups), []
     try:
         while waiting or running:
@@ -174,8 +174,8 @@ def follow(
                 ended, note = job.poll(), job.note()
                 for arm, one in watched:
                     record = _last_record(root / arm.path)
-                    if record not in (None, told.get(arm.path)):
-                        told[arm.path] = record
+                    if record not in (None, shown_records.get(arm.path)):
+                        shown_records[arm.path] = record
                         one.on_record(record)
                     if note is not None:
                         one.noted(note)
@@ -214,7 +214,7 @@ def _failure(place: Path, ended: str) -> str | None:
 
 
 def unfinished(groups: Groups, root: Path, overwrite: bool, shown: progress.Shown) -> Groups:
-    """The groups with work left; of the others it is told that they are finished."""
+    """The groups with work left; the others are shown as finished."""
     left = []
     for group in groups:
         if not overwrite and _done(group, root):
@@ -270,7 +270,7 @@ def local(
     command: Callable[[Sequence[Arm]], list[str]],
     jobs: int,
 ) -> dict[str, str]:
-    """Groups as processes of this machine, so many at once; `command` says how to start one."""
+    """Groups as processes of this machine, `jobs` at once; `command` says how to start one."""
     # Else the first process would take most of a GPU's memory for itself.
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
 

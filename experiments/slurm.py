@@ -152,7 +152,7 @@ def run(
     """Groups as one array of jobs, whose records arrive through the file system they share.
 
     Arms whose jobs Slurm still has from an earlier launch are only followed.
-    settings: of submitit, such as "partition=gpu,timeout_min=60". at_once: so many jobs may run at
+    settings: of submitit, such as "partition=gpu,timeout_min=60". at_once: how many jobs may run at
     the same time; 1: as many as Slurm lets. cluster: "local" tries it out without Slurm. Raises
     ValueError where Slurm does not take the jobs.
     """

@@ -108,7 +108,7 @@ class Launch:
 
 @contextlib.contextmanager
 def launched(cluster, here, *flags, slurm="timeout_min=10", seconds=8):
-    """A sweep with arms of so many seconds each; its process is ended with the block."""
+    """A sweep whose arms take `seconds` each; its process is ended with the block."""
     environment = cluster.environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, ROOT / "launch.py", *FLAGS, f"--config.seconds={seconds}"]
     command += ["--sweep", "--workdir=sweep", "--executor=slurm", f"--slurm={slurm}", *flags]
@@ -131,7 +131,7 @@ def until(happens, what: str, seconds: float = 120) -> None:
 
 
 def wait_for_records(place, count: int = 4) -> list[dict]:
-    """The metrics of an arm once there are so many lines."""
+    """The metrics of an arm once they have this number of lines."""
     path = place / "metrics.jsonl"
     until(lambda: path.exists() and path.read_text().count("\n") >= count, f"{path} grows")
     return whole(place)

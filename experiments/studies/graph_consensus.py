@@ -1,4 +1,4 @@
-"""How far workers on a graph are apart after they have sent some number of models, and nothing else."""
+"""How far workers on a graph are apart after a number of models, when they only average."""
 
 import os
 from collections.abc import Mapping, Sequence
