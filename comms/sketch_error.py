@@ -8,7 +8,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 
 @functools.cache
@@ -28,12 +28,21 @@ def estimate_error(entries: int, rows: int, columns: int) -> float:
         return math.sqrt((entries - 1) / columns)
     mean = (entries - 1) / columns
     most = int(mean + 12 * math.sqrt(mean) + 12)
-    others = np.arange(1, most + 1)
-    share = stats.binom.pmf(others, entries - 1, 1 / columns)  # of buckets
+    others = np.arange(1, min(most, entries - 1) + 1)
+    share = _binomial(others, entries - 1, 1 / columns)  # of buckets
     t = np.linspace(0, 12 * math.sqrt(most), 4001)
     above = (share[:, None] * special.ndtr(-t[None] / np.sqrt(others)[:, None])).sum(0)
-    tail = 2 * stats.binom.sf(rows // 2, rows, above)  # of both signs
+    tail = 2 * special.bdtrc(rows // 2, rows, above)  # of both signs
     return math.sqrt(np.trapezoid(2 * t * tail, t))
+
+
+def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
+    """P(K = k) for K binomial of n, 1 <= k <= n.
+
+    As scipy.stats does it, whose import takes a second.
+    """
+    ways = -np.log(n + 1.0) - special.betaln(n - k + 1.0, k + 1.0)
+    return np.exp(ways + special.xlogy(k, share) + special.xlog1py(n - k, -share))
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """Eight forced CPU devices, strict shapes, and one way to run a body in every runtime.
 
 Programs are compiled with little optimisation, as most tests run theirs for less time than it takes
-to compile it, and kept for the whole session, as half of them are another test's too.
+to compile it, and kept for the whole session, as half of them are another test's too. Launches in
+processes of their own compile as users' do.
 """
 
 import ctypes
@@ -17,6 +18,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=20",
         "--xla_cpu_collective_call_terminate_timeout_seconds=60",
     ]

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from experiments import endings
+from experiments import agreement, distributed, endings
 from tests import launcher, two_processes
 from tests.launcher import ROOT, metrics, summary
 from tests.two_processes import ENDLESS, said, wait_for
@@ -135,18 +135,23 @@ def test_a_second_signal_does_not_wait():
     assert endings.asked() is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_sigterm_to_one_of_two_ends_both_with_a_checkpoint(here, victim):
-    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
-        wait_for(here / "out" / "metrics.jsonl", 3)
-        both[victim].send_signal(signal.SIGTERM)
-        assert [process.wait(60) for process in both] == [143, 143], said(here, 0) + said(here, 1)
+def ended_by_sigterm(here, both, victim):
+    """SIGTERM to one of two processes ends both, which say so and leave a checkpoint."""
+    both[victim].send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in both] == [143, 143], said(here, 0) + said(here, 1)
     for process in (0, 1):
         assert "ended by SIGTERM" in said(here, process)
         assert "Traceback" not in said(here, process)
     (made,) = (here / "out" / "checkpoint").iterdir()
     assert made.name.isdecimal()
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_of_two_ends_both_with_a_checkpoint(here):
+    """To the second one here; to the first one at the end of the test of its port."""
+    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
+        wait_for(here / "out" / "metrics.jsonl", 3)
+        ended_by_sigterm(here, both, 1)
 
 
 @pytest.mark.slow
@@ -162,11 +167,20 @@ def test_who_loses_a_peer_says_so_without_a_traceback(here, victim, number, code
     assert not (here / "out" / "error.txt").exists()
 
 
+# What processes may differ in: an entry of the config, one that makes no sense, a flag, the place.
 DIFFERENT = [
     (
         ("--config.seed=0", "--config.seed=1"),
         "differ in config.seed, which is 0 in process 0 and 1",
     ),
+    (("--config.wait=barrier", "--config.wait=bariers"), "'bariers' in process 1"),
+    (("--seeds=1", "--seeds=2"), "--seeds, which is 1 in process 0 and 2 in process 1"),
+    (
+        ("--workdir=a/b", "--workdir=c"),
+        "the workdir 'c' of process 1 is not the one that process 0",
+    ),
+]
+MORE_DIFFERENT = [
     (("--config.optimizer.learning_rate=0.1", "--config.optimizer.learning_rate=0.2"), "0.1 in"),
     (("--config.batch_size=8", "--config.batch_size=4"), "config.batch_size"),
     (("--config.mini_batches=1", "--config.mini_batches=2"), "config.mini_batches"),
@@ -174,13 +188,7 @@ DIFFERENT = [
     (("--config.algorithm=all_reduce", "--config.algorithm=dpsgd"), "config.algorithm"),
     (("--config.rounds_per_dispatch=2", "--config.rounds_per_dispatch=4"), "rounds_per_dispatch"),
     (("--config.task.dimension=8", "--config.task.dimension=9"), "config.task.dimension"),
-    (("--config.wait=barrier", "--config.wait=bariers"), "'bariers' in process 1"),
     (("--config.workers=4", "--config.workers=8"), "config.workers"),
-    (("--seeds=1", "--seeds=2"), "--seeds, which is 1 in process 0 and 2 in process 1"),
-    (
-        ("--workdir=a/b", "--workdir=c"),
-        "the workdir 'c' of process 1 is not the one that process 0",
-    ),
 ]
 
 
@@ -196,6 +204,32 @@ def test_processes_that_disagree_are_all_refused(here, flags, words):
         assert words in sentence and "Traceback" not in said(here, process)
     left = {path for path in here.rglob("*") if path.suffix != ".txt" and "gossax" not in str(path)}
     assert left == before
+
+
+class Said(Exception):
+    """What a process of several is going to do."""
+
+
+def entries(call, monkeypatch, flag):
+    """What a process with this flag would compare with the others' entries."""
+
+    def check(said):
+        raise Said(said)
+
+    with monkeypatch.context() as patch, pytest.raises(Said) as raised:
+        patch.setattr(distributed, "processes", lambda: 2)
+        patch.setattr(agreement, "check", check)
+        call(*ENDLESS, "--workdir=out", flag)
+    return raised.value.args[0]
+
+
+@pytest.mark.parametrize(("flags", "words"), MORE_DIFFERENT)
+def test_all_that_changes_what_happens_is_compared(here, monkeypatch, capsys, flags, words):
+    """And named, of two commands that differ in one flag; processes that do so are above."""
+    call = launcher.caller(monkeypatch, capsys)
+    mine, its = (entries(call, monkeypatch, flag) for flag in flags)
+    assert words in agreement._difference(mine, its, 1)
+    assert sum(mine.get(name) != its.get(name) for name in {**mine, **its}) == 1
 
 
 @pytest.mark.slow
@@ -241,35 +275,33 @@ def test_who_is_refused_before_it_joins_leaves_the_others_a_minute(here):
     assert not (here / "out").exists()
 
 
-@pytest.mark.slow
-def test_the_coordinator_listens_on_its_address_only(here):
-    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
-        wait_for(here / "out" / "metrics.jsonl", 1)
-        sockets = {
-            os.readlink(f"/proc/{both[0].pid}/fd/{name}")
-            for name in os.listdir(f"/proc/{both[0].pid}/fd")
-            if os.path.exists(f"/proc/{both[0].pid}/fd/{name}")
-            or os.path.islink(f"/proc/{both[0].pid}/fd/{name}")
-        }
-        inodes = {re.search(r"\d+", name)[0] for name in sockets if name.startswith("socket:")}
-        anywhere = []
-        for table, zero in (("tcp", "0" * 8), ("tcp6", "0" * 32)):
-            text = pathlib.Path(f"/proc/{both[0].pid}/net/{table}").read_text()
-            for line in text.splitlines()[1:]:
-                local, state, inode = (line.split()[at] for at in (1, 3, 9))
-                if state == "0A" and inode in inodes and local.startswith(zero):
-                    anywhere.append(local)
-        assert not anywhere
+def listens_anywhere(pid):
+    """The addresses of a process at which it listens on all interfaces."""
+    names = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+    sockets = {os.readlink(name) for name in names if os.path.islink(name)}
+    inodes = {re.search(r"\d+", name)[0] for name in sockets if name.startswith("socket:")}
+    found = []
+    for table, zero in (("tcp", "0" * 8), ("tcp6", "0" * 32)):
+        text = pathlib.Path(f"/proc/{pid}/net/{table}").read_text()
+        for line in text.splitlines()[1:]:
+            local, state, inode = (line.split()[at] for at in (1, 3, 9))
+            if state == "0A" and inode in inodes and local.startswith(zero):
+                found.append(local)
+    return found
 
 
 @pytest.mark.slow
 def test_garbage_at_the_coordinators_port_changes_nothing(here):
-    """Neither what no client would say, nor many connections that say nothing."""
+    """Neither what no client would say, nor many connections that say nothing.
+
+    It listens on its address only, and a signal still ends the run in order.
+    """
     with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
         port = int(
             re.search(r"--coordinator_address=[^:]+:(\d+)", " ".join(map(str, both[0].args)))[1]
         )
         wait_for(here / "out" / "metrics.jsonl", 1)
+        assert not listens_anywhere(both[0].pid)
         with contextlib.ExitStack() as open_ones:
             for number in range(100):
                 silent = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -278,9 +310,7 @@ def test_garbage_at_the_coordinators_port_changes_nothing(here):
                     silent.sendall(np.random.default_rng(number).bytes(4096))
             seen = len((here / "out" / "metrics.jsonl").read_text().splitlines())
             wait_for(here / "out" / "metrics.jsonl", seen + 3)
-        both[0].send_signal(signal.SIGTERM)
-        assert [process.wait(60) for process in both] == [143, 143], said(here, 0) + said(here, 1)
-    assert "Traceback" not in said(here, 0) + said(here, 1)
+        ended_by_sigterm(here, both, 0)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the compressed methods keep, lose and tell: conservation, exactness, NaN, composition."""
+"""What the compressed methods keep, lose and tell: conservation, exactness, NaN, bytes."""
 
 import functools
 
@@ -9,97 +9,37 @@ import optax
 import pytest
 
 from algorithms import (
-    all_reduce,
-    ef_sign,
-    int8_all_reduce,
-    natural_compression,
     powersgd,
-    qsgd,
     random_k,
     s2_reducer,
-    sketched_sgd,
     sparse_all_gather,
     top_k,
 )
 from algorithms.base import AXIS
 from comms import cost
 from comms.messages import Row, fallback_bytes, sent_bytes
-from runtimes import mesh, simulate
 from stragglers import delays
 from tests import planned
+from tests.algorithms.compressed import (
+    ALL,
+    DENSE,
+    PARAMS,
+    PATHS,
+    REMEMBERING,
+    ROWS,
+    SGD,
+    UNBIASED,
+    WIDTH,
+    N,
+    built,
+    exchange,
+    gradients,
+    run,
+    start,
+)
 from tests.marks import slow_but
 
-N, ROWS, WIDTH = 4, 64, 3
-SGD = optax.sgd(0.1)
-PARAMS = {
-    "matrix": jnp.zeros((8, 8)),
-    "table": {"embedding": jnp.zeros((ROWS, WIDTH))},
-}
-PATHS = ("table/embedding",)
-
-
-def gradients(seed=0, occupied=4):
-    """[N, ...] contributions, the table's with `occupied` rows on every worker, whole numbers."""
-    rng = np.random.default_rng(seed)
-    made = jax.tree.map(lambda p: rng.integers(-9, 10, (N, *p.shape)).astype(np.float32), PARAMS)
-    table = made["table"]["embedding"]
-    for worker in range(N):
-        kept = rng.choice(ROWS, occupied, replace=False)
-        table[worker, np.setdiff1d(np.arange(ROWS), kept)] = 0
-    return made
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def exchange(update, states, updates, weights, samples):
-    """One exchange of all workers, at version `samples`: (what each gets, states), stacked."""
-
-    def one(updates, state, weight, worker):
-        given = {"samples": samples, "version": samples.astype(jnp.int32), "worker": worker}
-        return update(updates, state, PARAMS, weight=weight, **given)
-
-    return jax.vmap(one, axis_name=AXIS)(updates, states, weights, jnp.arange(N))
-
-
-def start(method):
-    state = method.exchange.init(PARAMS)
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *jnp.shape(a))), state)
-
-
-DENSE = all_reduce(SGD).exchange.update
-
-
-def run(method, updates=1, weights=None, occupied=4):
-    """(sum of the dense means, sum of what came out, last states)."""
-    weights = np.ones((updates, N), np.float32) if weights is None else weights
-    states, wanted, got = start(method), None, None
-    for t in range(updates):
-        given = gradients(t, occupied), jnp.asarray(weights[t]), jnp.float32(8 * t)
-        out, states = exchange(method.exchange.update, states, *given)
-        dense, _ = exchange(DENSE, optax.EmptyState(), *given)
-        first = functools.partial(jax.tree.map, lambda a: np.asarray(a[0], np.float64))
-        add = functools.partial(jax.tree.map, np.add)
-        wanted = first(dense) if wanted is None else add(wanted, first(dense))
-        got = first(out) if got is None else add(got, first(out))
-    return wanted, got, states
-
-
 # --- error feedback ---
-
-REMEMBERING = {
-    "s2_reducer": lambda: s2_reducer(
-        SGD, rows=3, budget=16, peel=False, error_feedback=True, warmup_updates=2
-    ),
-    "top_k": lambda: top_k(SGD, ratio=0.1, warmup_updates=3),
-    "random_k": lambda: random_k(SGD, ratio=0.1),
-    "powersgd": lambda: powersgd(SGD, rank=1),
-    "ef_sign": lambda: ef_sign(SGD),
-}
-
-
-@functools.cache
-def built(name):
-    """The method of that name, one object, so that tests share its compiled exchange."""
-    return ALL[name]()
 
 
 @pytest.mark.parametrize("name", slow_but(("top_k", "powersgd"), REMEMBERING))
@@ -258,14 +198,6 @@ def test_a_wide_sketch_of_many_rows_is_near_exact():
 
 # --- unbiased where it is said ---
 
-UNBIASED = {
-    "s2_reducer/unbiased": lambda: s2_reducer(SGD, rows=1, ratio=0.6, seed=3),
-    "random_k/unbiased": lambda: random_k(SGD, ratio=0.3, error_feedback=False, seed=3),
-    "qsgd": lambda: qsgd(SGD, levels=2, seed=3),
-    "natural_compression": lambda: natural_compression(SGD, seed=3),
-    "int8_all_reduce": lambda: int8_all_reduce(SGD, seed=3),
-}
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNBIASED)
@@ -282,17 +214,6 @@ def test_the_mean_over_updates_is_that_of_the_gradient(name):
 
 
 # --- NaN ---
-
-ALL = (
-    REMEMBERING
-    | UNBIASED
-    | {
-        "s2_reducer/exact": lambda: s2_reducer(SGD, exact=True, budget=16, sparse=PATHS),
-        "sparse_all_gather": lambda: sparse_all_gather(SGD, budget=4),
-        "top_k/momentum": lambda: top_k(SGD, momentum=0.9),
-        "sketched_sgd": lambda: sketched_sgd(SGD),
-    }
-)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -401,99 +322,6 @@ def test_empty_parameters_send_no_entries():
         assert sent_bytes(method, empty, schedule) == 0
     agreement = cost.ring_all_reduce_bytes(4, N)
     assert sent_bytes(sparse_all_gather(SGD), empty, schedule) == agreement
-
-
-# --- composition ---
-
-
-def losses(params, examples):
-    """Logistic regression on the sum of a few rows of a table."""
-    rows = params["table"]["embedding"][examples["words"]].sum(1)
-    scores = rows @ params["head"]["kernel"] + params["last"]["bias"]
-    return jax.nn.softplus(-examples["label"] * scores)
-
-
-class Sampler:
-    batch_size = 4
-
-    def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * 4 + np.arange(4)
-        return ((position + 17 * np.asarray(workers)[..., None]) % 96).astype(np.int32)
-
-
-def examples():
-    rng = np.random.default_rng(0)
-    words = rng.integers(0, ROWS, (96, 3)).astype(np.int32)
-    secret = rng.standard_normal(ROWS)
-    return {"words": words, "label": np.sign(secret[words].sum(1)).astype(np.float32)}
-
-
-MODEL = {
-    "table": {"embedding": np.zeros((ROWS, 2), np.float32)},
-    "head": {"kernel": np.ones(2, np.float32)},
-    "last": {"bias": np.float32(0)},
-}
-
-
-def trained(method, updates=60, losses=losses):
-    waiting = planned.rule("first_finisher", delays.exponential(1.0), N, 2, 0)
-    data = examples()
-    runtime = simulate.Simulator(method, losses, data, Sampler(), waiting, mini_batches=2)
-    state, schedule = runtime.advance(runtime.start(MODEL), np.inf, updates)
-    model = jax.tree.map(lambda a: a[0], runtime.models(state))
-    return model, runtime.memory(state), schedule
-
-
-def mean_loss(model):
-    return float(losses(model, examples()).mean())
-
-
-@pytest.mark.slow
-def test_s2_trains_without_blocking_and_in_planned_buckets():
-    """As well as the dense method, and its exact variant exactly as well.
-
-    Mini-batches add up in a loop, after which all buckets are ready at once, and it is said so.
-    """
-    optimizer = optax.sgd(0.5)
-    dense, _, schedule = trained(all_reduce(optimizer))
-    assert schedule.batches.min() < schedule.batches.max()
-    assert mean_loss(dense) < 0.5 * np.log(2)
-    with pytest.warns(UserWarning, match="all buckets are ready at once"):
-        sketched, *_ = trained(s2_reducer(optimizer, rows=3, ratio=0.9, buckets="wfbp"))
-    assert mean_loss(sketched) < 1.1 * mean_loss(dense)
-    method = s2_reducer(optimizer, exact=True, ratio=1.0, buckets="fixed:1kB")
-    exact, memory, _ = trained(method)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), exact, dense)
-    assert method.metrics(memory)["fallbacks"] == 0
-
-
-ON_MESH = ALL | {"all_reduce": lambda: all_reduce(SGD)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ON_MESH)
-def test_all_train_on_eight_devices(name):
-    """The loss comes down from log 2 = 0.69."""
-    method, data = ON_MESH[name](), examples()
-    runtime = mesh.Mesh(
-        method, losses, data, Sampler(), workers=8, mini_batches=1, rounds_per_dispatch=20
-    )
-    state, _ = runtime.advance(runtime.start(MODEL), np.inf, 60)
-    assert mean_loss(jax.tree.map(lambda a: np.asarray(a[0]), runtime.models(state))) < 0.67
-
-
-@pytest.mark.slow
-def test_losses_that_draw_see_the_samples_before_the_update():
-    """The third argument is equal on all workers, and grows from update to update."""
-
-    def drawn(params, examples, samples):
-        rows = params["table"]["embedding"][examples["words"]].sum((1, 2))
-        return samples * (params["last"]["bias"] - rows * 0)
-
-    for method in (all_reduce(SGD), s2_reducer(SGD)):
-        model, _, schedule = trained(method, updates=3, losses=drawn)
-        seen = np.concatenate([[0], schedule.samples_used(Sampler.batch_size)])[:3]
-        assert model["last"]["bias"] == pytest.approx(-0.1 * seen.sum())
 
 
 def test_refusals():

@@ -10,8 +10,9 @@ import pytest
 from algorithms import all_reduce, omnireduce, parallax, s2_reducer, sparcml, sparse_all_gather
 from comms import cost, recursive_doubling
 from comms.messages import Row, collective_bytes, exchange_seconds, fallback_bytes, fallback_seconds
-from tests.algorithms import test_compression as small
-from tests.algorithms.test_compression import PARAMS, PATHS, ROWS, SGD, WIDTH, N
+from tests.algorithms import compressed as small
+from tests.algorithms.compressed import PARAMS, PATHS, ROWS, SGD, WIDTH, N
+from tests.algorithms.test_compression_trains import trained
 from tests.marks import slow
 
 WHOLE = 4 * ROWS * WIDTH  # bytes of the table
@@ -46,7 +47,7 @@ def test_the_dense_mean_whether_or_not_it_fits(name):
 @pytest.mark.parametrize("name", ["sparcml", "omnireduce", "parallax"])
 def test_the_simulator_trains_as_with_the_dense_mean(name):
     """Non-blocking, with workers that finish more and fewer mini-batches."""
-    dense, _, schedule = small.trained(all_reduce(SGD), 20)
+    dense, _, schedule = trained(all_reduce(SGD), 20)
     assert schedule.batches.min() < schedule.batches.max()
     method_of = {
         "sparcml": sparcml,
@@ -55,7 +56,7 @@ def test_the_simulator_trains_as_with_the_dense_mean(name):
     }[name]
     for budget in (2, 64):
         method = method_of(SGD, budget=budget)
-        model, memory, _ = small.trained(method, 20)
+        model, memory, _ = trained(method, 20)
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), model, dense)
         fell = method.metrics(memory)["fallbacks"]
         assert fell == 0 if budget == 64 else fell > 0

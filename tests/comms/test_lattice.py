@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from comms import lattice
+from tests.comms import host_lattice
 
 ROUNDINGS = [False, True]
 BITS = [2, 7, 16]
@@ -35,76 +36,6 @@ def noise_for(stochastic, size, seed=0, bucket=lattice.BUCKET):
     return np.random.default_rng(seed).random(shape, np.float32) if stochastic else None
 
 
-def host_encode(x, side, bits, u=None, bucket=lattice.BUCKET):
-    """The message again in NumPy, step by step; u: [buckets, n] in [0, 1), or None."""
-    count = -(-x.size // bucket)
-    n = -(-x.size // count)
-    rows = np.pad(x, (0, count * n - x.size)).reshape(count, n)
-    side = np.broadcast_to(side, count).astype(np.float32)
-    side = np.maximum(side, np.abs(rows).max(1) * np.float32(2.0**-21))
-    scaled = rows * (np.float32(1) / side)[:, None]
-    low = np.floor(scaled)
-    k = np.round(scaled) if u is None else low + (u < scaled - low)
-    k = k.astype(np.int64)
-    header = np.column_stack(
-        [host_checksum(k).astype("<u4").view("<u1"), side.view(np.uint8).reshape(count, 4)]
-    )
-    return np.concatenate([header, host_pack(np.mod(k, 2**bits), bits)], 1)
-
-
-def host_planes(bits):
-    """Widths of the fields of a colour, lowest first."""
-    return [8] * (bits // 8) + [width for width in (4, 2, 1) if bits & width]
-
-
-def host_pack(colours, bits):
-    """Whole bytes first; then a byte holds the fields of coordinates that lie far apart."""
-    count, n = colours.shape
-    planes = []
-    for width in host_planes(bits):
-        m = -(-n * width // 8)
-        field = np.pad(colours % 2**width, ((0, 0), (0, 8 // width * m - n)))
-        planes.append(
-            (field.reshape(count, -1, m) << (width * np.arange(8 // width))[:, None]).sum(1)
-        )
-        colours = colours >> width
-    return np.concatenate(planes, 1).astype(np.uint8)
-
-
-def host_unpack(octets, n, bits):
-    colours, begin, shift = 0, 0, 0
-    for width in host_planes(bits):
-        m = -(-n * width // 8)
-        plane = octets[:, None, begin : begin + m].astype(np.int64)
-        field = plane >> (width * np.arange(8 // width))[:, None] & 2**width - 1
-        colours = colours + (field.reshape(len(octets), -1)[:, :n] << shift)
-        begin, shift = begin + m, shift + width
-    return colours
-
-
-def host_checksum(k):
-    sums = []
-    for seed in (0x9E3779B9, 0x3C6EF372):
-        x = (np.arange(k.shape[1]) + seed) % 2**32
-        x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
-        x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
-        sums.append((k * ((x ^ (x >> 16)) | 1)).sum(1) % 2**32)
-    return np.stack(sums, 1)
-
-
-def host_decode(message, reference, bits):
-    """Value without regard to the checksum, which the caller has compared, and k."""
-    count = len(message)
-    n = -(-reference.size // count)
-    side = np.ascontiguousarray(message[:, 8:12]).view(np.float32)[:, 0]
-    colours = host_unpack(message[:, 12:], n, bits)
-    rows = np.pad(reference, (0, count * n - reference.size)).reshape(count, n)
-    scaled = rows * (np.float32(1) / side)[:, None]
-    turns = np.round((scaled - colours.astype(np.float32)) * np.float32(1 / 2**bits))
-    k = colours + 2**bits * turns.astype(np.int64)
-    return (k.astype(np.float32) * side[:, None]).ravel()[: reference.size], k
-
-
 def near(rng, size, distance, spread=3.0):
     """x [size], and a reference at up to `distance` from it."""
     x = rng.normal(scale=spread, size=size).astype(np.float32)
@@ -119,14 +50,16 @@ def test_host_equals_jit_bit_for_bit(bits, stochastic):
     side = rng.uniform(1e-3, 3e-2, count).astype(np.float32)
     x, reference = near(rng, size, 0.9 * lattice.radius(1e-3, bits, stochastic))
     u = noise_for(stochastic, size)
-    expected = host_encode(x, side, bits, u)
+    expected = host_lattice.encode(x, side, bits, u)
     traced, points = encode(x, side, bits, u)
     constant, _ = jax.jit(lambda x: encode(x, side, bits, u))(x)
     np.testing.assert_array_equal(traced, expected)
     np.testing.assert_array_equal(constant, expected)
     value, ok = decode(traced, reference, bits)
-    expected_value, k = host_decode(expected, reference, bits)
-    np.testing.assert_array_equal(host_checksum(k).astype("<u4").view("<u1"), expected[:, :8])
+    expected_value, k = host_lattice.decode(expected, reference, bits)
+    np.testing.assert_array_equal(
+        host_lattice.checksum(k).astype("<u4").view("<u1"), expected[:, :8]
+    )
     assert ok.all()
     np.testing.assert_array_equal(value, expected_value)
     np.testing.assert_array_equal(points, value)
@@ -138,7 +71,7 @@ def test_constant_sides_are_not_divided_by():
     x = rng.normal(size=1_000_000).astype(np.float32)
     for side in (0.3, 7e-5):
         found, _ = jax.jit(lambda x, side=side: encode(x, side, 8))(x)
-        np.testing.assert_array_equal(found, host_encode(x, np.float32(side), 8))
+        np.testing.assert_array_equal(found, host_lattice.encode(x, np.float32(side), 8))
 
 
 def test_small_vector_by_hand():
@@ -161,7 +94,7 @@ def test_colours_of_any_width_are_packed_and_found_again(bits):
         message, points = lattice.encode(jnp.asarray(x), 2.0 / 2**bits, bits)
         assert message.shape == (3, lattice.row_bytes(n, bits))
         colours = np.mod(np.round(x * np.float32(2 ** (bits - 1))).astype(int), 2**bits)
-        np.testing.assert_array_equal(message[:, 12:], host_pack(colours, bits))
+        np.testing.assert_array_equal(message[:, 12:], host_lattice.pack(colours, bits))
         found, ok = lattice.decode(message, jnp.asarray(x), bits)
         assert ok.all()
         np.testing.assert_array_equal(found, points)
@@ -284,7 +217,7 @@ def trial(x, reference, side, bits, stochastic=False):
 
 def silent(message, reference, bits):
     """What decoding without a checksum would have given."""
-    value, _ = host_decode(np.asarray(message), reference.ravel(), bits)
+    value, _ = host_lattice.decode(np.asarray(message), reference.ravel(), bits)
     return value.reshape(reference.shape)
 
 

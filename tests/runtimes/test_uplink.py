@@ -11,7 +11,7 @@ from algorithms.base import AXIS
 from comms import collectives
 from comms.messages import Row
 from runtimes.uplink import OWN, Uplink, uplink
-from tests.algorithms.test_contract import METHODS, RELATIVES
+from tests.algorithms.methods import METHODS, RELATIVES
 
 K, M = 5, 4  # contributions of an update, mini-batches of a full round
 PARAMS = {"w": jnp.zeros((40, 24)), "b": jnp.zeros(())}

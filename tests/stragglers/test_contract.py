@@ -1,10 +1,4 @@
-"""The battery that every waiting rule must pass. A new rule adds one row to `ROWS`."""
-
-import heapq
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from types import MappingProxyType
-from typing import Any, NamedTuple
+"""The battery that every waiting rule must pass; a new one adds a row to `contract_rows.ROWS`."""
 
 import networkx as nx
 import numpy as np
@@ -12,128 +6,30 @@ import pytest
 
 from algorithms import all_reduce, dpsgd
 from algorithms.base import scale_by_samples
-from algorithms.links import Links, in_turn
 from runtimes import mesh
 from stragglers import delays, rules
 from stragglers.inject import Injector
-from stragglers.processes import as_process, from_law, markov, persistent
-from stragglers.rule import Sight, Transfer, whole
+from stragglers.processes import from_law, persistent
+from stragglers.rule import Sight, whole
 from stragglers.rules import RULES
-from stragglers.schedule import Schedule, concatenate
-from stragglers.wavefront import interactions
+from stragglers.schedule import concatenate
 from tests import planned
 from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
-
-P = 6
-RING = nx.cycle_graph(P)
-COMPLETE = nx.complete_graph(P)
-COSTS = 0.05 + 0.1 * np.arange(P)  # s, so that a worker may be restarted before an update lands
-SHIFTED = delays.shifted_exponential(1.0, 1.0)
-DELAYS = {
-    "law": SHIFTED,
-    "ties": persistent(delays.deterministic(1.0), [1.0, 2.0, 1.0, 0.5, 2.0, 1.0]),
-    "time": markov(SHIFTED, 5.0, 9.0, 3.0),
-}
-UNEQUAL = [1, 2, 3, 1, 2, 3]  # mini-batches of each worker's contribution
-
-
-class Row(NamedTuple):
-    """A rule in a setting that suits it."""
-
-    own: Mapping[str, Any]  # its parameters
-    setting: Mapping[str, Any] = MappingProxyType({"mini_batches": 3})
-    exchange: Callable[[Any], Any] = lambda seconds: seconds  # seconds -> communication
-
-
-# Pushes to the next worker and to the one after it, in turn.
-AHEAD = (np.arange(P) - [[1], [2]]) % P
-PUSHES = {"mini_batches": 3, "links": Links(AHEAD, in_turn(2), directed=True)}
-
-
-def a_round_later(seconds):
-    """All is needed a round later."""
-    return (Transfer(seconds, late=1),)
-
-
-def with_the_round(seconds):
-    """All leaves as a round begins."""
-    return (Transfer(seconds, leaves=0.0),)
-
-
-def in_buckets(seconds):
-    """One part leaves in the middle of the last mini-batch, the other after it."""
-    return (Transfer(seconds, leaves=0.5), Transfer(seconds))
-
-
-SERVER = {"mini_batches": 1}
-PAIRS = {"mini_batches": 3, "graph": COMPLETE}
-ROWS = {
-    "barrier": Row({}),
-    "neighbour_barrier": Row({}, {"mini_batches": 3, "graph": RING}),
-    "neighbour_barrier/overlap": Row({}, PUSHES, a_round_later),
-    "neighbour_barrier/beside": Row({}, {"mini_batches": 3, "graph": RING}, with_the_round),
-    "barrier/buckets": Row({}, exchange=in_buckets),
-    "first_finisher": Row({}),
-    "first_finisher/beside": Row({"in_flight": "cut"}, PUSHES, with_the_round),
-    "first_finisher/buckets": Row({}, exchange=in_buckets),
-    "first_finisher/cut": Row({"in_flight": "cut", "leftovers": "drop"}),
-    "deadline": Row({"seconds": 4.0}),
-    "quorum": Row({"k": 7}),
-    "quorum_grace": Row({"k": 4, "gamma": 0.3}),
-    "quorum_grace/cut": Row({"k": 2, "gamma": 0.5, "in_flight": "cut", "leftovers": "drop"}),
-    "quorum_grace/ring": Row({"k": 3}, {"mini_batches": 3, "graph": RING}),
-    "adaptive_deadline": Row({"c": 0.5, "window": 3}),
-    "adaptive_deadline/cut": Row({"c": 1.0, "in_flight": "cut"}),
-    "anytime": Row({"seconds": 5.0}),
-    "drop_compute": Row({"calibration": 5}),
-    "k_sync": Row({"k": 3}, SERVER),
-    "k_batch_sync": Row({"k": 5}, SERVER),
-    "k_async": Row({"k": 3}, SERVER),
-    "k_batch_async": Row({"k": 4}, SERVER),
-    "rennala": Row({"k": 3}, SERVER),
-    "rennala/interrupt": Row({"k": 3, "interrupt": True}, SERVER),
-    "ringmaster": Row({"limit": 2}, SERVER),
-    "ringmaster/interrupt": Row({"limit": 2, "interrupt": True, "k": 2}, SERVER),
-    "adasync": Row({"protocol": "k_async", "interval": 9.0, "k": 2}, SERVER),
-    "adasync/sync": Row({"protocol": "k_batch_sync", "interval": 9.0}, SERVER),
-    "random_pairs": Row({}, PAIRS),
-    "random_pairs/geometric": Row({"steps": "geometric", "local_steps": 2, "width": 2}, PAIRS),
-    "random_pairs/blocking": Row({"blocking": True}, PAIRS),
-    "bipartite_pairs": Row({}, PAIRS | {"graph": RING}),
-}
-
-
-def made(name, delay="law", **options):
-    row = ROWS[name]
-    delay = DELAYS.get(delay, delay) if isinstance(delay, str) else delay
-    cost = options.get("communication", 0.0)
-    within = row.exchange
-    options["communication"] = (lambda t: within(cost(t))) if callable(cost) else within(cost)
-    return planned.rule(name.split("/")[0], delay, P, **dict(row.setting) | dict(row.own) | options)
-
-
-def assert_equal(a, b):
-    for field in fields(Schedule):
-        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
-
-
-def arrays(state):
-    """All that a state holds, copied."""
-    if isinstance(state, tuple):
-        return tuple(arrays(part) for part in state)
-    return np.array(state, copy=True)
-
-
-def row_marks(names):
-    return pytest.mark.parametrize("name", names)
-
-
-ALL = row_marks(ROWS)
-WITH_ARRIVALS = [name for name in ROWS if made(name).arrivals is not None]
-SERVERS = [name for name in WITH_ARRIVALS if "graph" not in ROWS[name].setting]
-MEETINGS = sorted(set(WITH_ARRIVALS) - set(SERVERS))
-WITH_TRIGGER = [name for name in ROWS if made(name).trigger is not None]
+from tests.stragglers.contract_rows import (
+    ALL,
+    COSTS,
+    DELAYS,
+    ROWS,
+    SHIFTED,
+    WITH_TRIGGER,
+    P,
+    a_round_later,
+    arrays,
+    assert_equal,
+    made,
+    row_marks,
+)  # fmt: skip
 
 
 def test_every_rule_has_a_row():
@@ -185,167 +81,6 @@ def test_a_law_and_the_same_law_as_a_process_agree(name):
 def test_a_bad_setting_is_refused(name, options, words):
     with pytest.raises(ValueError, match=words):
         made(name, **options)
-
-
-def several(names):
-    """Rows whose contributions may be of several mini-batches, with how many."""
-    return pytest.mark.parametrize(
-        ("name", "each"),
-        [(name, each) for name in names for each in (1, UNEQUAL)],
-        ids=lambda value: "unequal" if value == UNEQUAL else str(value),
-    )
-
-
-@several(SERVERS)
-@pytest.mark.parametrize("delay", DELAYS)
-def test_a_contribution_lasts_for_the_sum_of_its_mini_batches(name, each, delay):
-    """Worker i's attempts c, c + 1, ..., each begun when the one before has ended."""
-    rule = made(name, delay, mini_batches=each)
-    schedule = whole(rule, 60)
-    each = np.broadcast_to(each, P)
-    np.testing.assert_array_equal(schedule.batches, each[schedule.workers])
-    draw = as_process(DELAYS[delay]).seeded(0).duration
-    for i in np.unique(schedule.workers):
-        first = schedule.first[schedule.workers == i]  # no counter is skipped or used twice
-        np.testing.assert_array_equal(np.sort(first), each[i] * np.arange(first.size))
-        assert first[0] == 0
-        end = 0.0
-        for attempt in range(each[i]):
-            end += float(draw(i, end, attempt))
-        once = (schedule.workers == i) & (schedule.start == 0)
-        lasted = schedule.busy[once].tolist()  # of whom the first update has not cancelled
-        if rule.trigger is None:  # nobody begins another within an update, and is then cut
-            assert lasted in ([], [end])
-        else:
-            assert all(seconds >= end for seconds in lasted)
-
-
-class Free:
-    """Workers that nobody marches in step: what they draw, and what is on its way."""
-
-    def __init__(self, rule, delay, seed=0):
-        self.arrivals, self.state = rule.arrivals, rule.arrivals.init()
-        self._draw = as_process(DELAYS[delay]).seeded(seed).duration
-        self._attempts, self.consumed, self.events = [0] * P, [0] * P, []
-        for i in range(P):
-            self.begin(i, 0.0, 0)
-
-    def begin(self, i, at, version):
-        end = at
-        for _ in range(self.arrivals.mini_batches(self.state, i)):
-            end += float(self._draw(i, end, self._attempts[i]))
-            self._attempts[i] += 1
-        heapq.heappush(self.events, (end, 0, i, at, version))
-
-    def react(self, i, version, now):
-        before = arrays(self.state)
-        reaction = self.arrivals.on_arrival(self.state, i, version, now)
-        np.testing.assert_equal(arrays(self.state), before)  # the old state is untouched
-        self.state = reaction.state
-        return reaction
-
-
-def served(rule, delay, updates, each, observe=()):
-    """Rows of (worker, start, finish, version, first), when every arrival is reported.
-
-    A contribution whose worker was restarted in the meantime arrives all the same.
-    """
-    free, rows, row, newest = Free(rule, delay), [], [], 0
-    last = {}  # worker -> its last contribution, until it begins one at a newer version
-    while len(rows) < updates:
-        now, _, i, start, version = heapq.heappop(free.events)
-        reaction = free.react(i, version, now)
-        if reaction.counts:
-            row.append([i, start, None, version, free.consumed[i]])
-            last[i] = row[-1]
-            free.consumed[i] += each[i]
-        update = newest
-        if reaction.update:
-            assert reaction.update == tuple(contribution[0] for contribution in row)
-            rows.append(row)
-            row, newest = [], newest + 1
-            if newest in observe:
-                free.state = rule.arrivals.observe(free.state, *observe[newest])
-        for j in reaction.proceed:
-            last[j][2] = now
-            free.begin(j, now, version)
-        for j in reaction.restart:
-            at = now + COSTS[j] * (1 + update % 2)
-            if j in last:
-                last.pop(j)[2] = at
-            free.begin(j, at, newest)
-    return rows
-
-
-@several(SERVERS)
-@pytest.mark.parametrize("delay", DELAYS)
-def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
-    """Workers, times, versions and counters bit for bit, ties included."""
-    rule = made(name, delay, mini_batches=each, communication=lambda t: COSTS * (1 + t % 2))
-    observe = {0: (0.0, 2.0), 20: (30.0, 0.5)} if rule.observe is not None else {}
-    state, pieces = rule.init(), []
-    for begin, end in ((0, 20), (20, 60)):
-        if begin in observe:
-            state = rule.observe(state, *observe[begin])
-        state, piece = rule.extend(state, end - begin)
-        pieces.append(piece)
-    if observe:
-        face = rule.arrivals
-        begun = face.observe(face.init(), *observe.pop(0))
-        rule = rule._replace(arrivals=face._replace(init=lambda: begun))
-        assert pieces[1].workers.shape[1] > pieces[0].workers.shape[1]  # K has grown
-    rows = served(rule, delay, 61, np.broadcast_to(each, P), observe)
-    for piece in pieces:
-        at = slice(piece.offset, piece.offset + piece.updates)
-        workers, start, finish, version, first = np.moveaxis(np.array(rows[at], float), 2, 0)
-        for column, values in (
-            ("workers", workers),
-            ("start", start),
-            ("finish", finish),
-            ("version", version),
-            ("first", first),
-        ):
-            np.testing.assert_array_equal(getattr(piece, column), values, err_msg=column)
-
-
-def met(rule, delay, count, blocking):
-    """The meetings (landing, asked, partner, start, first, local steps) in their order by time."""
-    free, meetings, begun = Free(rule, delay), [], dict.fromkeys(range(P), (0.0, 0))
-    steps = [rule.arrivals.mini_batches(free.state, i) for i in range(P)]
-    while len(meetings) < count:
-        now, landing, i, start, version = heapq.heappop(free.events)
-        if landing:
-            for j in version:  # those who stopped begin their next local steps
-                free.consumed[j] += steps[j]
-                steps[j] = free.arrivals.mini_batches(free.state, j)
-                free.begin(j, now, 0)
-            continue
-        begun[i] = (start, free.consumed[i])
-        reaction = free.react(i, version, now)
-        if reaction.update:
-            i, j = reaction.update[0], reaction.update[-1]
-            seconds = max(COSTS[i], COSTS[j]) if blocking else COSTS[i]
-            lands = now + seconds * (i != j)
-            meetings.append((lands, i, j, *begun[i], steps[i]))
-            heapq.heappush(free.events, (lands, 1, i, 0.0, reaction.restart))
-    return sorted(meetings)
-
-
-@row_marks(MEETINGS)
-@pytest.mark.parametrize("delay", DELAYS)
-def test_arrivals_make_the_meetings_of_the_plan(name, delay):
-    """Of a schedule's wavefronts, which leave some meetings for later, the first half."""
-    rule = made(name, delay, communication=COSTS)
-    schedule = whole(rule, 200)
-    happened = interactions(schedule)
-    count = happened.time.size // 2
-    asked = happened.row, happened.position[:, 0]
-    columns = (schedule.start, schedule.first, schedule.batches)
-    expected = np.column_stack(
-        [happened.time, happened.pairs, *(column[asked] for column in columns)]
-    )
-    ours = met(rule, delay, happened.time.size, "blocking" in name)
-    np.testing.assert_array_equal(np.array(ours)[:count], expected[:count])
 
 
 # Seconds of a mini-batch of three workers, of whose first three ends no two are within 100 ms.

@@ -2,56 +2,29 @@
 
 import heapq
 from collections import deque
-from dataclasses import fields
 
 import networkx as nx
 import numpy as np
 import pytest
-from scipy import stats
 
 from comms import topology
 from stragglers import delays
-from stragglers.processes import as_process, markov, persistent
+from stragglers.processes import as_process, persistent
 from stragglers.rule import whole
-from stragglers.schedule import Schedule, concatenate, load
+from stragglers.schedule import concatenate, load
 from stragglers.wavefront import copy_staleness, interactions, meetings
 from tests import planned
+from tests.stragglers.rules.pairs import (
+    ANY,
+    DELAYS,
+    RULES,
+    SHIFTED,
+    assert_equal,
+    flat,
+    rule,
+)
 
-SHIFTED = delays.shifted_exponential(1.0, 1.0)
-DELAYS = {
-    "law": SHIFTED,
-    "ties": persistent(delays.deterministic(1.0), [1.0, 2.0, 1.0, 0.5, 2.0, 1.0, 1.0, 3.0]),
-    "markov": markov(SHIFTED, 5.0, 9.0, 3.0),
-}
-RULES = {
-    "non-blocking": ("random_pairs", {}),
-    "blocking": ("random_pairs", {"blocking": True}),
-    "bipartite": ("bipartite_pairs", {}),
-}
-ANY = pytest.mark.parametrize("kind", RULES)
 COST = {"communication": lambda t: 0.1 * np.arange(8) * (t % 3)}
-
-
-def rule(kind, delay=SHIFTED, graph=None, mini_batches=1, seed=0, **options):
-    name, fixed = RULES[kind]
-    graph = topology.ring(8) if graph is None else graph
-    return planned.rule(
-        name, delay, len(graph), mini_batches, seed, graph=graph, **fixed, **options
-    )
-
-
-def assert_equal(a, b):
-    for field in fields(Schedule):
-        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
-
-
-def flat(schedule):
-    """(landing, i, j, H_i, first_i, start_i, start_j) of every meeting, by time."""
-    met = interactions(schedule)
-    of = (met.row, met.position[:, 0])
-    start = schedule.start[met.row[:, None], met.position]
-    columns = [met.time, *met.pairs.T, schedule.batches[of], schedule.first[of], *start.T]
-    return np.stack(columns, axis=1)
 
 
 def plain_loop(delay, seed, drawn, cost, blocking, count):
@@ -247,65 +220,6 @@ def test_who_has_waited_longest_is_served_first():
     np.testing.assert_array_equal(schedule.workers, [[3, 0], [2, 0], [1, 0], [3, 0]])
     np.testing.assert_array_equal(schedule.time, [10, 20, 30, 40])
     np.testing.assert_array_equal(schedule.busy[:, 0], [1, 2, 3, 1])
-
-
-def test_a_lookup_is_addressed_by_worker_and_round():
-    """Partners and steps do not depend on the delays, nor durations on the rule."""
-    options = {"steps": "geometric", "local_steps": 2, "mini_batches": 6, "seed": 7}
-    made = [whole(rule("non-blocking", DELAYS[d], **options), 500) for d in ("law", "ties")]
-    for i in range(8):
-        one, other = (r[r[:, 1] == i][:20, 2:5] for r in map(flat, made))
-        np.testing.assert_array_equal(one, other)
-        assert len(one) == 20
-    blocking = whole(rule("blocking", seed=7), 500)
-    draws = as_process(SHIFTED).seeded(7).duration(blocking.workers, 0.0, blocking.first)
-    np.testing.assert_allclose(blocking.busy, draws, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["non-blocking", "bipartite"])
-def test_partners_are_uniform_among_neighbours(kind):
-    graph = nx.complete_bipartite_graph(3, 5)
-    pair = interactions(whole(rule(kind, graph=graph, width=2), 6000)).pairs
-    for i in range(3):
-        drawn = np.bincount(pair[pair[:, 0] == i, 1], minlength=8)
-        assert drawn[:3].sum() == 0
-        assert stats.chisquare(drawn[3:]).pvalue > 1e-3
-
-
-def test_partners_steps_and_durations_tell_nothing_of_each_other():
-    """Correlations of the draws of one node, 5 standard deviations of none at most."""
-    options = {"mini_batches": 8, "local_steps": 3, "steps": "geometric"}
-    schedule = whole(rule("non-blocking", graph=topology.complete(8), **options), 12_000)
-    met = interactions(schedule)
-    mine = met.pairs[:, 0] == 0
-    at = (met.row[mine], met.position[mine, 0])
-    steps = schedule.batches[at]
-    columns = met.pairs[mine, 1], steps, schedule.busy[at] / steps
-    between = np.corrcoef(columns)[np.triu_indices(3, 1)]
-    assert np.abs(between).max() < 5 / np.sqrt(mine.sum())
-
-
-def test_partners_follow_the_weights_of_edges():
-    graph = topology.complete(4)
-    weights = {1: 1.0, 2: 2.0, 3: 5.0}
-    for j, weight in weights.items():
-        graph.edges[0, j]["weight"] = weight
-    pair = interactions(whole(rule("non-blocking", graph=graph), 40_000)).pairs
-    drawn = np.bincount(pair[pair[:, 0] == 0, 1], minlength=4)[1:]
-    expected = drawn.sum() * np.array([1, 2, 5]) / 8
-    assert stats.chisquare(drawn, expected).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(("mean", "most"), [(2, 4), (2, 64), (1, 3), (3.5, 4)])
-def test_geometric_steps_have_the_mean_that_is_asked_for(mean, most):
-    schedule = whole(
-        rule("non-blocking", mini_batches=most, local_steps=mean, steps="geometric"), 40_000
-    )
-    steps = flat(schedule)[:, 3]
-    assert steps.min() >= 1 and steps.max() <= most
-    assert steps.mean() == pytest.approx(mean, rel=0.01)
-    if most == 64:  # hardly capped: P(H > h) = (1 - 1 / mean)^h
-        assert (steps > 3).mean() == pytest.approx(0.5**3, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["ring", "star", "complete"])

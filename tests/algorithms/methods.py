@@ -1,0 +1,204 @@
+"""Every method in settings that suit it, for the battery that all must pass."""
+
+import numpy as np
+import optax
+import pytest
+
+from algorithms import (
+    all_reduce,
+    centred_clipping,
+    compensated_rate,
+    coordinate_median,
+    dc_asgd,
+    decentlam,
+    delay_adaptive,
+    dpsgd,
+    ef21,
+    ef21_sgdm,
+    ef_sign,
+    exact_diffusion,
+    gradient_tracking,
+    hinge_staleness,
+    int8_all_reduce,
+    inverse_staleness,
+    krum,
+    local_sgd,
+    matcha,
+    mg_wfbp,
+    natural_compression,
+    omnireduce,
+    one_bit_adam,
+    parallax,
+    periodic,
+    polynomial_staleness,
+    powersgd,
+    qg_dsgdm,
+    qsgd,
+    random_k,
+    reducers,
+    s2_reducer,
+    sgp,
+    sketched_sgd,
+    sparcml,
+    sparse_all_gather,
+    swarm,
+    top_k,
+    trimmed_mean,
+)
+from algorithms.base import scale_by_samples
+from algorithms.reducers import bf16, chain, error_feedback, fp16, int8, natural, quantise
+from comms import topology
+from experiments.profiling import Profile
+
+N = 8  # workers
+
+
+def momentum(rate=0.05):
+    return optax.chain(optax.trace(0.9), scale_by_samples(rate))
+
+
+# So slow a start-up that the two parameters are best sent together.
+PROFILE = Profile([["b"], ["w"]], np.array([1.0, 2.0]), np.array([0, 9]), np.array([5.0, 6.0]))
+
+METHODS = {
+    "all_reduce": lambda: all_reduce(momentum()),
+    "all_reduce/adam": lambda: all_reduce(optax.adam(0.05)),
+    "all_reduce/ring": lambda: all_reduce(momentum(), collective="ring"),
+    "all_reduce/equal": lambda: all_reduce(momentum(), weighting="equal"),
+    "dpsgd": lambda: dpsgd(momentum(), topology.ring(N)),
+    "dpsgd/adapt_then_combine": lambda: dpsgd(
+        optax.adam(0.05), topology.star(N), order="adapt_then_combine"
+    ),
+    "dpsgd/confidence": lambda: dpsgd(momentum(), topology.ring(N), weighting="confidence"),
+    "dpsgd/local_sum": lambda: dpsgd(
+        momentum(), topology.ring(N), weighting="local_sum", mixing_matrix="best_constant"
+    ),
+    "dpsgd/rounds": lambda: dpsgd(momentum(), topology.one_peer_exponential(N)),
+    "gradient_tracking": lambda: gradient_tracking(scale_by_samples(0.02), topology.ring(N)),
+    "gradient_tracking/rounds": lambda: gradient_tracking(
+        momentum(0.01), topology.one_peer_exponential(N)
+    ),
+    "exact_diffusion": lambda: exact_diffusion(scale_by_samples(0.02), topology.ring(N)),
+    "exact_diffusion/rounds": lambda: exact_diffusion(
+        scale_by_samples(0.02), topology.base_k(N, 2), mixing_matrix="best_constant"
+    ),
+    "qg_dsgdm": lambda: qg_dsgdm(scale_by_samples(0.02), topology.ring(N)),
+    "qg_dsgdm/rounds": lambda: qg_dsgdm(scale_by_samples(0.02), topology.hierarchical(N, 2)),
+    "decentlam": lambda: decentlam(scale_by_samples(0.02), topology.ring(N)),
+    "decentlam/rounds": lambda: decentlam(scale_by_samples(0.02), topology.base_k(N), momentum=0.5),
+    "matcha": lambda: matcha(momentum(), topology.matcha_graph(0), budget=0.4),
+    "matcha/confidence": lambda: matcha(
+        optax.adam(0.05), topology.hypercube(N), budget=1.0, weighting="confidence", seed=3
+    ),
+    "periodic": lambda: periodic(
+        momentum(), topology.ring(N), budget=0.5, order="combine_while_adapting"
+    ),
+    "local_sgd": lambda: local_sgd(momentum()),
+    "local_sgd/ring": lambda: local_sgd(
+        optax.adam(0.05), collective="ring", weighting="proportional", server_momentum=0.5
+    ),
+    "mg_wfbp": lambda: mg_wfbp(momentum(), profile=PROFILE),
+    "mg_wfbp/ring": lambda: mg_wfbp(
+        optax.adam(0.05), buckets="wfbp", profile=PROFILE, collective="ring"
+    ),
+    "all_reduce/chain": lambda: all_reduce(
+        momentum(), exchange=error_feedback(reducers.random_k(0.5), int8(bucket=2))
+    ),
+    "all_reduce/bf16": lambda: all_reduce(momentum(), exchange=bf16()),
+    "all_reduce/fp16": lambda: all_reduce(momentum(), exchange=error_feedback(fp16())),
+    "local_sgd/bf16": lambda: local_sgd(
+        momentum(), exchange=error_feedback(reducers.top_k(0.4), bf16())
+    ),
+    "local_sgd/top_k": lambda: local_sgd(momentum(), exchange=error_feedback(reducers.top_k(0.4))),
+    "local_sgd/chain": lambda: local_sgd(
+        momentum(0.01), exchange=chain(reducers.random_k(0.8), quantise(bits=8))
+    ),
+    "local_sgd/lists": lambda: local_sgd(
+        momentum(0.01), exchange=error_feedback(reducers.top_k(0.6), natural())
+    ),
+    "local_sgd/adam server": lambda: local_sgd(
+        momentum(), server=optax.chain(optax.scale_by_adam(), scale_by_samples(0.05))
+    ),
+    "sgp": lambda: sgp(momentum(), N),
+    "sgp/overlap": lambda: sgp(momentum(), N, overlap=2),
+    "swarm": lambda: swarm(momentum(0.01), topology.hypercube(N), lockstep=True),
+    "swarm/8 bits": lambda: swarm(momentum(0.01), topology.ring(N), bits=8, lockstep=True),
+    "swarm/unbiased": lambda: swarm(
+        momentum(0.01), topology.ring(N), bits=6, rounding="unbiased", lockstep=True
+    ),
+    "swarm/blocking": lambda: swarm(momentum(0.01), topology.ring(N), blocking=True, lockstep=True),
+    "s2_reducer": lambda: s2_reducer(momentum(), sparse=("w",), budget=8),
+    "s2_reducer/overloaded": lambda: s2_reducer(
+        momentum(), sparse=("w",), ratio=0.6, fallback="dense"
+    ),
+    "s2_reducer/elements": lambda: s2_reducer(
+        momentum(), sparse=("w",), budget=8, rows=4, granularity="element"
+    ),
+    "s2_reducer/estimated": lambda: s2_reducer(
+        momentum(0.02), sparse=("w",), rows=1, budget=5, peel=False
+    ),
+    "s2_reducer/exact": lambda: s2_reducer(
+        optax.adam(0.05), sparse=("w",), exact=True, ratio=1.0, buckets="wfbp"
+    ),
+    "s2_reducer/too small": lambda: s2_reducer(momentum(), sparse=("w",), exact=True, budget=2),
+    "s2_reducer/memory": lambda: s2_reducer(
+        momentum(), sparse=("w",), budget=5, peel=False, error_feedback=True, warmup_updates=5
+    ),
+    "sparse_all_gather": lambda: sparse_all_gather(momentum(), sparse=("w",), ratio=1.0),
+    "sparse_all_gather/too small": lambda: sparse_all_gather(
+        momentum(), sparse=("w",), budget=1, weighting="equal"
+    ),
+    "sparcml": lambda: sparcml(momentum(), sparse=("w",), ratio=1.0),
+    "sparcml/too small": lambda: sparcml(momentum(), sparse=("w",), budget=1),
+    "omnireduce": lambda: omnireduce(momentum(), sparse=("w",), block=2, ratio=1.0),
+    "omnireduce/too small": lambda: omnireduce(momentum(), sparse=("w",), ratio=0.01),
+    "parallax": lambda: parallax(momentum(), sparse=("w",), ratio=1.0),
+    "parallax/too small": lambda: parallax(
+        momentum(), sparse=("w",), budget=1, union_ratio=0.5, weighting="equal"
+    ),
+    "top_k": lambda: top_k(momentum(), ratio=0.4),
+    "top_k/momentum": lambda: top_k(
+        scale_by_samples(0.05), ratio=0.2, momentum=0.9, warmup_updates=20
+    ),
+    "random_k": lambda: random_k(momentum(0.01), ratio=0.4),
+    "random_k/unbiased": lambda: random_k(scale_by_samples(0.05), ratio=0.4, error_feedback=False),
+    "sketched_sgd": lambda: sketched_sgd(scale_by_samples(0.02), ratio=1.0, k_ratio=0.5),
+    "sketched_sgd/momentum": lambda: sketched_sgd(
+        scale_by_samples(0.01), ratio=1.0, k_ratio=0.5, momentum=0.5
+    ),
+    "powersgd": lambda: powersgd(momentum(), warmup_updates=10),
+    "one_bit_adam": lambda: one_bit_adam(scale_by_samples(0.02), N, warmup_updates=20),
+    "one_bit_adam/equal": lambda: one_bit_adam(
+        scale_by_samples(0.02), N, warmup_updates=30, weighting="equal"
+    ),
+    "qsgd": lambda: qsgd(momentum()),
+    "natural_compression": lambda: natural_compression(momentum()),
+    "ef21": lambda: ef21(momentum(0.01), N, exchange=reducers.top_k(0.4)),
+    "ef21/int8": lambda: ef21(momentum(0.01), N, exchange=int8(bucket=2)),
+    "ef21_sgdm": lambda: ef21_sgdm(scale_by_samples(0.02), N, exchange=reducers.top_k(0.4)),
+    "ef_sign": lambda: ef_sign(scale_by_samples(0.05)),
+    "int8_all_reduce": lambda: int8_all_reduce(momentum()),
+    "coordinate_median": lambda: coordinate_median(momentum(0.02)),
+    "trimmed_mean": lambda: trimmed_mean(momentum(0.02)),
+    "krum": lambda: krum(scale_by_samples(0.02), keep=2),
+    "centred_clipping": lambda: centred_clipping(momentum(0.02), radius=1.0, iterations=2),
+    # In lock-step nothing is stale, and these are all-reduce SGD.
+    "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
+    "dc_asgd": lambda: dc_asgd(momentum()),
+    "delay_adaptive": lambda: delay_adaptive(momentum(), workers=N),
+    "hinge_staleness": lambda: hinge_staleness(momentum()),
+    "inverse_staleness": lambda: inverse_staleness(momentum()),
+    "polynomial_staleness": lambda: polynomial_staleness(momentum()),
+}
+# A gradient on the edge of two short values may be rounded either way: what that is worth at most.
+EDGES = {"all_reduce/bf16": 2e-3, "all_reduce/fp16": 2e-4, "local_sgd/bf16": 2e-3}
+# Variants, "method/what is different", and close relatives of others take minutes together.
+RELATIVES = {
+    "centred_clipping", "decentlam", "delay_adaptive", "ef21_sgdm", "ef_sign", "exact_diffusion",
+    "hinge_staleness", "int8_all_reduce", "inverse_staleness", "krum", "natural_compression",
+    "periodic", "polynomial_staleness", "qg_dsgdm", "random_k", "trimmed_mean",
+}  # fmt: skip
+ROWS = [
+    pytest.param(name, marks=[pytest.mark.slow] if "/" in name or name in RELATIVES else [])
+    for name in METHODS
+]

@@ -1,0 +1,96 @@
+"""Push-sum (SGP): sums that are kept, the de-biased point, and who waits for whom."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import sgp
+from algorithms.base import AXIS
+from comms.messages import lasting
+from runtimes import simulate
+from stragglers import delays, processes
+from tests import planned
+from tests.algorithms.nodes import LAW, MODELS, RATE, N, gradient, optimizer
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+def test_push_sum_conserves_and_agrees(overlap):
+    """Without gradients: sums of x and w are kept, messages under way included, z agrees."""
+    method = sgp(optax.sgd(0.0), N, overlap=overlap)
+    x = jnp.asarray(MODELS)
+    state = jax.vmap(method.exchange.init)(x)
+    active = method.links.active(0, 60 * (1 + overlap))
+
+    @jax.jit
+    def step(x, state, active):
+        def one(x, state):
+            moved, state = method.exchange.update(
+                jnp.zeros_like(x), state, x, batches=1, active=active
+            )
+            return x + moved, state
+
+        return jax.vmap(one, axis_name=AXIS)(x, state)
+
+    for row in active:
+        x, state = step(x, state, row)
+        inside = jax.tree.map(lambda a: np.asarray(a).sum((0, 1)), state[-1].inbox) or (0, 0)
+        np.testing.assert_allclose(np.asarray(x).sum(0) + inside[0], MODELS.sum(0), atol=1e-4)
+        assert float(state[-1].weight.sum() + inside[1]) == pytest.approx(N, rel=1e-5)
+    z = jax.vmap(method.public)(state, x)
+    np.testing.assert_allclose(z, np.tile(MODELS.mean(0), (N, 1)), atol=1e-4)
+
+
+def test_push_sum_trains_at_the_debiased_model():
+    """Twelve updates with messages that arrive one later, in which weights differ from 1."""
+    method = sgp(optimizer(decay=0.0), N, overlap=1)
+    rule = planned.rule("neighbour_barrier", LAW, N, 1, 0, graph=method.graph, links=method.links)
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
+    x, weight = np.tile(X0.astype(np.float64), (N, 1)), np.ones(N)
+    inbox = np.zeros_like(x), np.zeros(N)
+    for t in range(12):
+        z = x / weight[:, None]
+        x = x - RATE * np.array([gradient(z[i], i, schedule.first[t, i]) for i in range(N)])
+        arriving, hop = inbox, 2 ** (t % 3)
+        inbox = np.roll(x / 2, hop, axis=0), np.roll(weight / 2, hop)
+        x, weight = x / 2 + arriving[0], weight / 2 + arriving[1]
+    assert (weight < 0.9).all()
+    np.testing.assert_allclose(runtime.models(state), x / weight[:, None], rtol=5e-4, atol=5e-5)
+
+
+def test_a_node_of_sgp_waits_for_its_one_sender_only():
+    """Delays spread along the directed links, a hop an update, not to all neighbours at once."""
+    method = sgp(optimizer(), 8)
+    slow = processes.persistent(delays.deterministic(1.0), {0: 5.0})
+    rule = planned.rule("neighbour_barrier", slow, 8, 1, 0, graph=method.graph, links=method.links)
+    _, schedule = rule.extend(rule.init(), 2)
+    assert set(np.flatnonzero(schedule.finish[0] == 5.0)) == {0, 1}
+    late = np.flatnonzero(schedule.finish[1] >= 6.0)
+    assert set(late) == {0, 1, 2, 3}
+
+
+def test_overlapping_pushes_cost_no_time_and_come_an_update_later():
+    """1 s of work hides 0.5 s of a message; a slow node holds up its receiver an update later."""
+    slow = processes.persistent(delays.deterministic(1.0), {0: 5.0})
+    for overlap, seconds, late in ((0, 4.5, {0, 1}), (1, 3.0, {0})):
+        method = sgp(optimizer(), 8, overlap=overlap)
+        for delay in (delays.deterministic(1.0), slow):
+            rule = planned.rule(
+                "neighbour_barrier",
+                delay,
+                8,
+                1,
+                0,
+                graph=method.graph,
+                links=method.links,
+                communication=lasting(method, X0, 8, 0.5),
+            )
+            _, schedule = rule.extend(rule.init(), 3)
+            schedule.validate()
+            if delay is slow:
+                assert set(np.flatnonzero(schedule.finish[0] >= 5)) == late
+            else:
+                np.testing.assert_allclose(schedule.time[-1], seconds)

@@ -1,0 +1,183 @@
+"""What rules make of arrivals: the updates and the meetings that they plan, to the last bit."""
+
+import heapq
+
+import numpy as np
+import pytest
+
+from stragglers.processes import as_process
+from stragglers.rule import whole
+from stragglers.wavefront import interactions
+from tests.stragglers.contract_rows import (
+    COSTS,
+    DELAYS,
+    MEETINGS,
+    SERVERS,
+    P,
+    arrays,
+    made,
+    row_marks,
+)  # fmt: skip
+
+UNEQUAL = [1, 2, 3, 1, 2, 3]  # mini-batches of each worker's contribution
+
+
+def several(names):
+    """Rows whose contributions may be of several mini-batches, with how many."""
+    return pytest.mark.parametrize(
+        ("name", "each"),
+        [(name, each) for name in names for each in (1, UNEQUAL)],
+        ids=lambda value: "unequal" if value == UNEQUAL else str(value),
+    )
+
+
+@several(SERVERS)
+@pytest.mark.parametrize("delay", DELAYS)
+def test_a_contribution_lasts_for_the_sum_of_its_mini_batches(name, each, delay):
+    """Worker i's attempts c, c + 1, ..., each begun when the one before has ended."""
+    rule = made(name, delay, mini_batches=each)
+    schedule = whole(rule, 60)
+    each = np.broadcast_to(each, P)
+    np.testing.assert_array_equal(schedule.batches, each[schedule.workers])
+    draw = as_process(DELAYS[delay]).seeded(0).duration
+    for i in np.unique(schedule.workers):
+        first = schedule.first[schedule.workers == i]  # no counter is skipped or used twice
+        np.testing.assert_array_equal(np.sort(first), each[i] * np.arange(first.size))
+        assert first[0] == 0
+        end = 0.0
+        for attempt in range(each[i]):
+            end += float(draw(i, end, attempt))
+        once = (schedule.workers == i) & (schedule.start == 0)
+        lasted = schedule.busy[once].tolist()  # of whom the first update has not cancelled
+        if rule.trigger is None:  # nobody begins another within an update, and is then cut
+            assert lasted in ([], [end])
+        else:
+            assert all(seconds >= end for seconds in lasted)
+
+
+class Free:
+    """Workers that nobody marches in step: what they draw, and what is on its way."""
+
+    def __init__(self, rule, delay, seed=0):
+        self.arrivals, self.state = rule.arrivals, rule.arrivals.init()
+        self._draw = as_process(DELAYS[delay]).seeded(seed).duration
+        self._attempts, self.consumed, self.events = [0] * P, [0] * P, []
+        for i in range(P):
+            self.begin(i, 0.0, 0)
+
+    def begin(self, i, at, version):
+        end = at
+        for _ in range(self.arrivals.mini_batches(self.state, i)):
+            end += float(self._draw(i, end, self._attempts[i]))
+            self._attempts[i] += 1
+        heapq.heappush(self.events, (end, 0, i, at, version))
+
+    def react(self, i, version, now):
+        before = arrays(self.state)
+        reaction = self.arrivals.on_arrival(self.state, i, version, now)
+        np.testing.assert_equal(arrays(self.state), before)  # the old state is untouched
+        self.state = reaction.state
+        return reaction
+
+
+def served(rule, delay, updates, each, observe=()):
+    """Rows of (worker, start, finish, version, first), when every arrival is reported.
+
+    A contribution whose worker was restarted in the meantime arrives all the same.
+    """
+    free, rows, row, newest = Free(rule, delay), [], [], 0
+    last = {}  # worker -> its last contribution, until it begins one at a newer version
+    while len(rows) < updates:
+        now, _, i, start, version = heapq.heappop(free.events)
+        reaction = free.react(i, version, now)
+        if reaction.counts:
+            row.append([i, start, None, version, free.consumed[i]])
+            last[i] = row[-1]
+            free.consumed[i] += each[i]
+        update = newest
+        if reaction.update:
+            assert reaction.update == tuple(contribution[0] for contribution in row)
+            rows.append(row)
+            row, newest = [], newest + 1
+            if newest in observe:
+                free.state = rule.arrivals.observe(free.state, *observe[newest])
+        for j in reaction.proceed:
+            last[j][2] = now
+            free.begin(j, now, version)
+        for j in reaction.restart:
+            at = now + COSTS[j] * (1 + update % 2)
+            if j in last:
+                last.pop(j)[2] = at
+            free.begin(j, at, newest)
+    return rows
+
+
+@several(SERVERS)
+@pytest.mark.parametrize("delay", DELAYS)
+def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
+    """Workers, times, versions and counters bit for bit, ties included."""
+    rule = made(name, delay, mini_batches=each, communication=lambda t: COSTS * (1 + t % 2))
+    observe = {0: (0.0, 2.0), 20: (30.0, 0.5)} if rule.observe is not None else {}
+    state, pieces = rule.init(), []
+    for begin, end in ((0, 20), (20, 60)):
+        if begin in observe:
+            state = rule.observe(state, *observe[begin])
+        state, piece = rule.extend(state, end - begin)
+        pieces.append(piece)
+    if observe:
+        face = rule.arrivals
+        begun = face.observe(face.init(), *observe.pop(0))
+        rule = rule._replace(arrivals=face._replace(init=lambda: begun))
+        assert pieces[1].workers.shape[1] > pieces[0].workers.shape[1]  # K has grown
+    rows = served(rule, delay, 61, np.broadcast_to(each, P), observe)
+    for piece in pieces:
+        at = slice(piece.offset, piece.offset + piece.updates)
+        workers, start, finish, version, first = np.moveaxis(np.array(rows[at], float), 2, 0)
+        for column, values in (
+            ("workers", workers),
+            ("start", start),
+            ("finish", finish),
+            ("version", version),
+            ("first", first),
+        ):
+            np.testing.assert_array_equal(getattr(piece, column), values, err_msg=column)
+
+
+def met(rule, delay, count, blocking):
+    """The meetings (landing, asked, partner, start, first, local steps) in their order by time."""
+    free, meetings, begun = Free(rule, delay), [], dict.fromkeys(range(P), (0.0, 0))
+    steps = [rule.arrivals.mini_batches(free.state, i) for i in range(P)]
+    while len(meetings) < count:
+        now, landing, i, start, version = heapq.heappop(free.events)
+        if landing:
+            for j in version:  # those who stopped begin their next local steps
+                free.consumed[j] += steps[j]
+                steps[j] = free.arrivals.mini_batches(free.state, j)
+                free.begin(j, now, 0)
+            continue
+        begun[i] = (start, free.consumed[i])
+        reaction = free.react(i, version, now)
+        if reaction.update:
+            i, j = reaction.update[0], reaction.update[-1]
+            seconds = max(COSTS[i], COSTS[j]) if blocking else COSTS[i]
+            lands = now + seconds * (i != j)
+            meetings.append((lands, i, j, *begun[i], steps[i]))
+            heapq.heappush(free.events, (lands, 1, i, 0.0, reaction.restart))
+    return sorted(meetings)
+
+
+@row_marks(MEETINGS)
+@pytest.mark.parametrize("delay", DELAYS)
+def test_arrivals_make_the_meetings_of_the_plan(name, delay):
+    """Of a schedule's wavefronts, which leave some meetings for later, the first half."""
+    rule = made(name, delay, communication=COSTS)
+    schedule = whole(rule, 200)
+    happened = interactions(schedule)
+    count = happened.time.size // 2
+    asked = happened.row, happened.position[:, 0]
+    columns = (schedule.start, schedule.first, schedule.batches)
+    expected = np.column_stack(
+        [happened.time, happened.pairs, *(column[asked] for column in columns)]
+    )
+    ours = met(rule, delay, happened.time.size, "blocking" in name)
+    np.testing.assert_array_equal(np.array(ours)[:count], expected[:count])
