@@ -11,6 +11,7 @@ from experiments import entries, parts, waiting
 from experiments.shared_tally import SharedTally
 from runtimes import actors, free_worker, meetings, mesh, overseer, peers, session, simulate
 from runtimes.base import Runtime
+from runtimes.feeding import Streamed
 from stragglers import inject, processes, rules
 from stragglers.rule import Rule, Trigger, most_mini_batches
 
@@ -103,6 +104,11 @@ def _actors(config, task, algorithm, sampler, communication, again):
         raise ValueError(
             f"actors: the launching process starts its workers by itself, and there are "
             f"{jax.process_count()}; start a single one"
+        )
+    if isinstance(task.train, Streamed):
+        raise ValueError(
+            "actors: its workers hold their data in memory, and the task streams it; use "
+            "reading=memory, or runtime='mesh'"
         )
     if not entries.is_number(config.communication):
         raise ValueError(

@@ -294,10 +294,13 @@ def _worker_accuracy(task: tasks.Task, models) -> dict:
         return {}
 
     @jax.jit
-    def accuracies(models, examples):
-        return jax.lax.map(lambda params: task.correct(params, examples).mean(), models)
+    def hits(models, examples):
+        return jax.lax.map(lambda params: task.correct(params, examples).sum(), models)
 
-    values = np.asarray(accuracies(models, jax.tree.map(jnp.asarray, task.test)))
+    found, samples = 0.0, 0
+    for piece, size in tasks.in_pieces(task, task.test):
+        found, samples = found + np.asarray(hits(models, piece), np.float64), samples + size
+    values = found / samples
     return {
         "test_accuracy_worst_worker": float(values.min()),
         "test_accuracy_best_worker": float(values.max()),

@@ -44,14 +44,14 @@ class Batched:
             raise ValueError(
                 "batched: some runs have stale gradients and some have not; run them apart"
             )
-        self._examples, self._on_device = simulators[0].examples, None
+        if not all(simulator.input.alike for simulator in simulators):
+            raise ValueError("batched: every run would stream examples of its own; run them apart")
         self._planners = [simulator.planner for simulator in simulators]
+        self._inputs = [simulator.input for simulator in simulators]
         self._run = _program(algorithm, losses, stale)
 
     def stack(self, runs: Sequence[Simulation]) -> Batch:
         """The batch of runs that have just been started or resumed."""
-        if self._on_device is None:
-            self._on_device = jax.tree.map(jnp.asarray, self._examples)
         model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(run.model for run in runs))
         return Batch(model, [run.plan for run in runs])
 
@@ -80,13 +80,16 @@ class Batched:
             for r, turn in enumerate(turns):
                 # A run with nothing to do takes no step of somebody else's rows.
                 own = ready[0] if turn is None else turn
-                rows.append(self._planners[r].rows(own, length, width))
+                planner = self._planners[r]
+                addresses = planner.addresses(own, length, width)
+                examples, indices = self._inputs[r].take(addresses, after=())
+                rows.append(planner.rows(own, length, width, indices))
                 if turn is not None:
                     counts[r] = turn.schedule.updates
                     done[r].append(turn.schedule)
                     remaining[r] -= turn.schedule.updates
             everyone = all(turn.everyone for turn in ready)
-            model = self._run(model, stacked(rows), counts, self._on_device, everyone)
+            model = self._run(model, stacked(rows), counts, examples, everyone)
         return Batch(model, plans), [concatenate(rows) if rows else None for rows in done]
 
     def observed(self, batch: Batch, runs: Sequence[Simulation]) -> Batch:

@@ -1,7 +1,7 @@
 """Tasks: what is minimised, on which examples, and how well a model does."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.trees import path_text
+from runtimes.feeding import Streamed
 
 
 class Task(NamedTuple):
     """An empirical risk and its data; arrays are NumPy's, a runtime moves them where it wants.
 
-    train, test: pytrees of arrays with leading axis [samples]. `examples` below are such pytrees
-    with leading axis [b].
+    train, test: pytrees of arrays with leading axis [samples], or `runtimes.feeding.Streamed`.
+    `examples` below are such pytrees with leading axis [b].
     labels: one per training sample, for splits that go by label.
     losses: float32 [b], each example's share of the mean loss, the l2 term included.
     correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
@@ -49,6 +50,34 @@ def row_sparse(task: Task, path: tuple) -> bool:
     return path_text(path) in task.sparse
 
 
+def count(examples: Any) -> int:
+    """How many samples there are."""
+    if isinstance(examples, Streamed):
+        return len(examples)
+    return jax.tree.leaves(examples)[0].shape[0]
+
+
+def take(examples: Any, indices: np.ndarray | slice) -> Any:
+    """The samples of these indices, as a pytree of arrays."""
+    if not isinstance(examples, Streamed):
+        return jax.tree.map(lambda a: a[indices], examples)
+    if isinstance(indices, slice):
+        indices = np.arange(*indices.indices(len(examples)))
+    return examples.source.read(indices)
+
+
+def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[Any, int]]:
+    """The examples that `evaluate` takes, at most `batch` at a time, each with their number."""
+    samples, spread = count(examples), None
+    if task.evaluated is not None and task.evaluated < samples:
+        spread = np.arange(task.evaluated) * samples // task.evaluated
+        samples = task.evaluated
+    for start in range(0, samples, batch):
+        piece = slice(start, min(start + batch, samples))
+        chosen = piece if spread is None else spread[piece]
+        yield take(examples, chosen), piece.stop - start
+
+
 def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     """Mean `train_loss` and `test_loss`, and `test_accuracy` (0..1; None: nothing is predicted).
 
@@ -62,16 +91,11 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
 
 
 def _means(task: Task, params, examples, batch: int) -> tuple[float, float | None]:
-    samples = jax.tree.leaves(examples)[0].shape[0]
-    if task.evaluated is not None and task.evaluated < samples:
-        spread = np.arange(task.evaluated) * samples // task.evaluated
-        samples = task.evaluated
-        examples = jax.tree.map(lambda a: a[spread], examples)
     losses = task.losses if task.eval_losses is None else task.eval_losses
-    totals = []
-    for start in range(0, samples, batch):
-        chunk = jax.tree.map(lambda a, start=start: a[start : start + batch], examples)
-        totals.append(_totals(losses, task.correct, params, chunk))
+    totals, samples = [], 0
+    for piece, size in in_pieces(task, examples, batch):
+        totals.append(_totals(losses, task.correct, params, piece))
+        samples += size
     loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
     return float(loss), None if task.correct is None else float(hits)
 

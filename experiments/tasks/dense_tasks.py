@@ -10,16 +10,28 @@ import optax
 from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import data
-from experiments.tasks.base import Task
+from experiments.tasks import data, sources
+from experiments.tasks.base import Task, take
 from experiments.tasks.models import MODELS
 
 
-def classification(name: str, dataset: data.Dataset, model: nn.Module, l2: float = 0.0) -> Task:
-    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters."""
+def classification(
+    name: str,
+    dataset: data.Dataset,
+    model: nn.Module,
+    l2: float = 0.0,
+    reading: str | Mapping = "memory",
+    evaluated: int | None = None,
+) -> Task:
+    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters.
+
+    reading: a key of `sources.READINGS` and its parameters. evaluated: see `Task`.
+    """
+    reader = sources.READING.build(reading)
+    train, test = reader.of(dataset.train), reader.of(dataset.test)
 
     def init(key):
-        return jax.jit(model.init)(key, dataset.train.image[:1])["params"]
+        return jax.jit(model.init)(key, take(train, slice(1)).image)["params"]
 
     def logits(params, examples):
         return model.apply({"params": params}, examples.image)
@@ -33,7 +45,8 @@ def classification(name: str, dataset: data.Dataset, model: nn.Module, l2: float
     def correct(params, examples):
         return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
 
-    return Task(name, dataset.train, dataset.test, dataset.train.label, init, losses, correct)
+    labels = sources.labels(train)
+    return Task(name, train, test, labels, init, losses, correct, evaluated=evaluated)
 
 
 def digits(
@@ -44,20 +57,40 @@ def digits(
     return classification("digits", dataset, _model(model, dataset.classes), l2)
 
 
-def images(name: str, model: str | Mapping, l2: float = 0.0, data_dir: str | None = None) -> Task:
-    """Classify an image data set of TensorFlow Datasets; model: see `digits`."""
+def images(
+    name: str,
+    model: str | Mapping,
+    l2: float = 0.0,
+    data_dir: str | None = None,
+    size: int | None = None,
+    reading: str | Mapping = "memory",
+    evaluated: int | None = None,
+) -> Task:
+    """Classify an image data set of TensorFlow Datasets; model: see `digits`.
+
+    data_dir, size: see `data.tfds_images`; reading, evaluated: see `classification`.
+    """
     built = _model(model, data.IMAGE_CLASSES[name])  # before any reading of data
-    return classification(name, data.tfds_images(name, data_dir), built, l2)
+    dataset = data.tfds_images(name, data_dir, size)
+    return classification(name, dataset, built, l2, reading, evaluated)
 
 
-def labelled_images(source: str | Mapping, model: str | Mapping, l2: float = 0.0) -> Task:
+def labelled_images(
+    source: str | Mapping,
+    model: str | Mapping,
+    l2: float = 0.0,
+    reading: str | Mapping = "memory",
+    evaluated: int | None = None,
+) -> Task:
     """Classify the images of a source of data; model: see `digits`.
 
     source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
-        whose examples are `data.Images`.
+        whose examples are `data.Images`, or sources of them. reading, evaluated: see
+        `classification`.
     """
     dataset = SOURCE.build(source)
-    return classification("images", dataset, _model(model, dataset.classes), l2)
+    built = _model(model, dataset.classes)
+    return classification("images", dataset, built, l2, reading, evaluated)
 
 
 def _model(model: str | Mapping, classes: int) -> nn.Module:

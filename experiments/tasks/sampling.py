@@ -6,6 +6,7 @@ Z_a x Z_b with a b >= n, walked on until it falls below n (J. Black, P. Rogaway,
 Arbitrary Finite Domains*, CT-RSA 2002).
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -58,6 +59,21 @@ class Sampler:
         epoch, offset = np.divmod(counters * self.batch_size, self.sizes[workers])
         address = workers.astype(np.int32), epoch.astype(np.uint32), offset.astype(np.uint32)
         return _look_up(self._data, *address, self.batch_size)
+
+    def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
+        """The same indices for axes [n], [n, batch_size], without waiting for an accelerator."""
+        count = len(workers)
+        missing = (1 << (count - 1).bit_length()) - count  # few shapes to compile
+        with jax.default_device(_processor()):
+            indices = self.indices(np.pad(workers, (0, missing)), np.pad(counters, (0, missing)))
+            return np.asarray(indices)[:count]
+
+
+def _processor() -> jax.Device | None:
+    """The CPU as a device of JAX; None where JAX has been started without it."""
+    with contextlib.suppress(RuntimeError):
+        return jax.local_devices(backend="cpu")[0]
+    return None
 
 
 @functools.partial(jax.jit, static_argnums=4)

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.util
 import keyword
 import os
 import re
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from experiments.tasks.sources import tfds_source
 
 UNKNOWN, END = 0, 1  # the ids of a word outside the vocabulary and of the end of a document
 SPECIAL = ("<unk>", "<end>")
@@ -265,34 +266,6 @@ def _interactions(taken: list[np.ndarray], group: np.ndarray) -> Interactions:
     user = np.repeat(np.arange(len(taken), dtype=np.int32), [len(items) for items in taken])
     _, item = np.unique(np.concatenate(taken), return_inverse=True)
     return Interactions(user, np.int32(item), group)
-
-
-# --- TensorFlow Datasets ---
-
-
-def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
-    """One split of a data set of TensorFlow Datasets, as a random-access sequence of examples.
-
-    Read without a network from a directory that was prepared in the array_record format.
-
-    data_dir: default `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
-    """
-    import tensorflow_datasets as tfds  # here, since it takes a second to import
-
-    where = os.path.expanduser(
-        data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    )
-    can_prepare = importlib.util.find_spec("tensorflow") is not None
-    try:
-        return tfds.data_source(name, split=split, data_dir=where, download=can_prepare)
-    except Exception as error:  # one cause for us; dozens of types for tfds, requests and gcsfs
-        reason = str(error).partition("\n")[0] if can_prepare else "tensorflow is not installed"
-        raise ValueError(
-            f"{name}: no array_record copy in data_dir={where} and none can be prepared there "
-            f"({reason}); on any computer with a network run `pip install tensorflow-datasets "
-            f"tensorflow importlib_resources` and `tfds build {name} --file_format=array_record "
-            f"--data_dir=DIR`, then set data_dir to DIR"
-        ) from error
 
 
 CORPORA = {
