@@ -60,6 +60,7 @@ def _simulate(config, task, algorithm, sampler, communication, again):
         ),
         mini_batches=most_mini_batches(config.mini_batches),
         devices=config.devices,
+        augment=task.augment,
     )
 
 
@@ -95,6 +96,7 @@ def _mesh(config, task, algorithm, sampler, communication, again):
         if watched
         else None,
         rounds_per_dispatch=config.rounds_per_dispatch,
+        augment=task.augment,
     )
 
 
@@ -109,6 +111,11 @@ def _actors(config, task, algorithm, sampler, communication, again):
         raise ValueError(
             "actors: its workers hold their data in memory, and the task streams it; use "
             "reading=memory, or runtime='mesh'"
+        )
+    if task.augment is not None:
+        raise ValueError(
+            "actors: its workers take their examples as they are, and the task augments them; "
+            "leave out augment, or use runtime='mesh'"
         )
     if not entries.is_number(config.communication):
         raise ValueError(

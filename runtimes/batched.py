@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
+from runtimes import worker
 from runtimes.bodies import Model, body_of, run_rows
 from runtimes.planning import Plan, stacked, whole_powers
 from runtimes.simulate import Simulation, Simulator
@@ -37,8 +38,8 @@ class Batched:
 
     def __init__(self, simulators: Sequence[Simulator]):
         """simulators: of the runs, in their order; one program serves all of them."""
-        algorithm, losses, stale = (
-            getattr(simulators[0], name) for name in ("algorithm", "losses", "stale")
+        algorithm, losses, augment, stale = (
+            getattr(simulators[0], name) for name in ("algorithm", "losses", "augment", "stale")
         )
         if any(simulator.stale != stale for simulator in simulators):
             raise ValueError(
@@ -47,8 +48,8 @@ class Batched:
         if not all(simulator.input.alike for simulator in simulators):
             raise ValueError("batched: every run would stream examples of its own; run them apart")
         self._planners = [simulator.planner for simulator in simulators]
-        self._inputs = [simulator.input for simulator in simulators]
-        self._run = _program(algorithm, losses, stale)
+        self._simulators = simulators
+        self._run = _program(algorithm, losses, augment, stale)
 
     def stack(self, runs: Sequence[Simulation]) -> Batch:
         """The batch of runs that have just been started or resumed."""
@@ -82,8 +83,9 @@ class Batched:
                 own = ready[0] if turn is None else turn
                 planner = self._planners[r]
                 addresses = planner.addresses(own, length, width)
-                examples, indices = self._inputs[r].take(addresses, after=())
-                rows.append(planner.rows(own, length, width, indices))
+                examples, indices = self._simulators[r].input.take(addresses, after=())
+                draws = self._simulators[r].draws(addresses)
+                rows.append(planner.rows(own, length, width, indices, draws))
                 if turn is not None:
                     counts[r] = turn.schedule.updates
                     done[r].append(turn.schedule)
@@ -101,14 +103,18 @@ class Batched:
         return Simulation(jax.tree.map(lambda a: a[r], batch.model), batch.plans[r])
 
 
-def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:
+def _program(
+    algorithm: Algorithm, losses: Callable, augment: worker.Augment | None, stale: bool
+) -> Callable:
     """Compiled once per shape: (model, rows, counts, examples, everyone) -> model, all stacked."""
     body = body_of(algorithm, stale)
 
     @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
     def run(model, rows, counts, examples, everyone):
         def one(model, rows, count):
-            return run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+            return run_rows(
+                body, algorithm, losses, augment, model, rows, count, examples, everyone
+            )
 
         return jax.vmap(one)(model, rows, counts)
 

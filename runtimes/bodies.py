@@ -33,6 +33,7 @@ class Row(NamedTuple):
 
     indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set; only of
     # the first positions if the others never have finished mini-batches
+    draws: jax.Array | None  # as `indices`, uint32: what their augmentation draws; None: nothing
     batches: jax.Array  # [k] int32, finished mini-batches
     worker: jax.Array  # [k] int32
     version: jax.Array  # [k] int32, of the parameters each contribution was taken at
@@ -90,12 +91,17 @@ def _where(chosen, new, old):
     return jax.tree.map(leaf, new, old)
 
 
-def run_rows(body, algorithm, losses, model: Model, rows: Row, count, examples, everyone) -> Model:
-    """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`."""
+def run_rows(
+    body, algorithm, losses, augment, model: Model, rows: Row, count, examples, everyone
+) -> Model:
+    """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`.
+
+    augment: see `runtimes.worker.taken`.
+    """
 
     def step(t, model):
         row = jax.tree.map(lambda a: a[t], rows)
-        taken = jax.tree.map(lambda a: a[row.indices], examples)
+        taken = worker.taken(examples, row.indices, row.draws, augment)
         return body(algorithm, losses, model, row, taken, everyone)
 
     return jax.lax.fori_loop(0, count, step, model)

@@ -6,6 +6,7 @@ whatever the waiting rule plans next. What turns out not to be needed is dropped
 has foreseen is read when it is asked for.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import multiprocessing
@@ -126,6 +127,10 @@ class Feed:
         yield
         if idle:
             self.waited += time.monotonic() - began
+
+    def settle(self) -> None:
+        """Wait until everything that was asked for has been read."""
+        concurrent.futures.wait(self._asked.values())
 
     def close(self) -> None:
         """End the readers; the feed may be used again, and then starts others."""

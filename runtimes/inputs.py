@@ -38,6 +38,9 @@ class Whole:
         del after
         return self._placed, self._sampler.indices(addresses.worker[..., None], addresses.counter)
 
+    def settle(self) -> None:
+        """Nothing is read ahead."""
+
     def measured(self) -> dict[str, float]:
         """Nothing: nobody waits."""
         return {}
@@ -83,6 +86,10 @@ class Read:
         slot = np.zeros(addresses.counter.shape, np.int32)
         slot[: addresses.updates] = places
         return table, slot[..., None] * self._batch_size + np.arange(self._batch_size, dtype="i4")
+
+    def settle(self) -> None:
+        """Wait until what is read ahead has been read, so that a measurement can end."""
+        self._feed.settle()
 
     def measured(self) -> dict[str, float]:
         """Seconds for which the devices had nothing to do because of the input."""

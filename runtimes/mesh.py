@@ -81,10 +81,11 @@ class Mesh:
         mini_batches: int,
         injector: Injector | None = None,
         rounds_per_dispatch: int = 8,
+        augment: worker.Augment | None = None,
     ):
         """Take the first `workers` devices; nothing is compiled before the first round.
 
-        losses, examples, sampler, mini_batches: as in `runtimes.simulate.Simulator`.
+        losses, examples, sampler, mini_batches, augment: as in `runtimes.simulate.Simulator`.
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
         speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
         """
@@ -95,16 +96,18 @@ class Mesh:
         self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches
         self._injector = injector
-        self._input = mesh_inputs.of(examples, sampler, devices, rounds_per_dispatch, mini_batches)
+        self._input = mesh_inputs.of(
+            examples, sampler, devices, rounds_per_dispatch, mini_batches, augment is not None
+        )
         self._rounds = self._input.rounds
         self._stacked = NamedSharding(devices, P(AXIS))
         self._everywhere = NamedSharding(devices, P())
         me = jax.process_index()
         self._here = [i for i, d in enumerate(devices.devices.flat) if d.process_index == me]
         one_round = (
-            functools.partial(rounds.plain, algorithm, losses, mini_batches)
+            functools.partial(rounds.plain, algorithm, losses, mini_batches, augment)
             if injector is None
-            else rounds.Watched(algorithm, losses, mini_batches, injector)
+            else rounds.Watched(algorithm, losses, mini_batches, injector, augment)
         )
         # The rounds of a dispatch as a program, which may be lowered and read before a run.
         self.dispatch = _dispatch(devices, one_round, self._input.spec)

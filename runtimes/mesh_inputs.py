@@ -18,26 +18,48 @@ from runtimes.feeding import Feed, Streamed
 from runtimes.rounds import Table
 
 
-class Whole:
-    """The whole training set on every device."""
+class _Input:
+    """What both have in common."""
+
+    def __init__(
+        self,
+        examples: Any,
+        sampler,
+        devices: jax.sharding.Mesh,
+        rounds: int,
+        most: int,
+        draws: bool = False,
+    ):
+        """examples: of the training set; sampler: `indices(workers, counters)` and `draws`.
+
+        devices: one per worker; rounds, most: of a dispatch, and the mini-batches of one; draws:
+        whether examples are augmented.
+        """
+        self._examples, self._sampler, self._draws = examples, sampler, draws
+        self._workers, self.rounds, self._most = devices.size, rounds, most
+        self._devices, self._stacked = devices, NamedSharding(devices, P(AXIS))
+        self.waited = 0.0  # s for the input of the last `take`
+
+    def _table(self, consumed: np.ndarray, places: Callable[..., Any]) -> Table:
+        """The table of a dispatch on the devices; places: of (workers, counters)."""
+        counters = consumed[:, None] + np.arange(self.rounds * self._most)
+        ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
+        draws = self._sampler.draws(ids, counters) if self._draws else None
+        table = Table(places(ids, counters), consumed.astype(np.int32), draws)
+        return placement.place(table, self._stacked)
+
+
+class Whole(_Input):
+    """The whole training set on every device, a pytree of arrays [samples, ...]."""
 
     spec = P()  # how the examples lie on the devices
-    waited = 0.0  # s for the input of the last `take`
-
-    def __init__(self, examples: Any, sampler, devices: jax.sharding.Mesh, rounds: int, most: int):
-        """examples: a pytree of arrays [samples, ...]; sampler: `indices(workers, counters)`.
-
-        devices: one per worker; rounds, most: of a dispatch, and the mini-batches of one.
-        """
-        self._examples, self._sampler, self._placed = examples, sampler, None
-        self._workers, self.rounds, self._most = devices.size, rounds, most
-        self._stacked, self._everywhere = (NamedSharding(devices, s) for s in (P(AXIS), P()))
+    _placed = None
 
     def start(self) -> None:
         """Bring the training set to the devices, unless it is there."""
         if self._placed is None:
             examples = jax.tree.map(np.asarray, self._examples)
-            self._placed = placement.place(examples, self._everywhere)
+            self._placed = placement.place(examples, NamedSharding(self._devices, P()))
 
     def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
         """(the examples, the next mini-batches of all workers), as many as a dispatch can take.
@@ -46,10 +68,7 @@ class Whole:
         each worker takes, None where nobody knows before.
         """
         del used
-        counters = consumed[:, None] + np.arange(self.rounds * self._most)
-        ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
-        table = Table(self._sampler.indices(ids, counters), consumed.astype(np.int32))
-        return self._placed, placement.place(table, self._stacked)
+        return self._placed, self._table(consumed, self._sampler.indices)
 
     def stage(self, after: Any) -> None:
         """Nothing is left to do while the devices work."""
@@ -63,22 +82,25 @@ class Whole:
         """Nothing is left to end."""
 
 
-class Read:
-    """On every device what its worker takes in a dispatch, read while the last one is under way."""
+class Read(_Input):
+    """On every device what its worker takes in a dispatch, read while the last one is under way.
+
+    sampler: also `on_host(workers, counters)`, see `runtimes.feeding.Feed`.
+    """
 
     spec = P(AXIS)
 
-    def __init__(
-        self, examples: Streamed, sampler, devices: jax.sharding.Mesh, rounds: int, most: int
-    ):
-        """As `Whole`; sampler: `on_host(workers, counters)`, see `runtimes.feeding.Feed`."""
-        self._size, self._workers = sampler.batch_size, devices.size
-        self.rounds = min(rounds, feeding.most_updates(examples.sample_bytes, most * self._size))
-        self._slots = self.rounds * most  # mini-batches of a worker in a dispatch
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._size = self._sampler.batch_size
+        samples = self._most * self._size
+        bounded = feeding.most_updates(self._examples.sample_bytes, samples)
+        self.rounds = min(self.rounds, bounded)
+        self._slots = self.rounds * self._most  # mini-batches of a worker in a dispatch
         me = jax.process_index()
-        self._here = [i for i, d in enumerate(devices.devices.flat) if d.process_index == me]
-        self._stacked = NamedSharding(devices, self.spec)
-        self._feed, self.waited = Feed(examples, sampler), 0.0
+        owners = [device.process_index for device in self._devices.devices.flat]
+        self._here = np.flatnonzero(np.array(owners) == me)
+        self._feed = Feed(self._examples, self._sampler)
         self._next: np.ndarray | None = None  # what the next dispatch begins with, if known
         self._staged: tuple[np.ndarray, Any] | None = None
 
@@ -97,10 +119,7 @@ class Read:
         (_, examples), self._staged = self._staged, None
         self._feed.drop(consumed if used is None else self._next)
         self.waited = self._feed.waited - before
-        places = np.arange(self._slots * self._size, dtype=np.int32).reshape(-1, self._size)
-        everywhere = np.broadcast_to(places, (self._workers, *places.shape))
-        table = Table(everywhere, consumed.astype(np.int32))
-        return examples, placement.place(table, self._stacked)
+        return examples, self._table(consumed, self._places)
 
     def stage(self, after: Any) -> None:
         """Bring the examples of the next dispatch to the devices, where that one is known.
@@ -123,10 +142,16 @@ class Read:
         """End the readers."""
         self._feed.close()
 
+    def _places(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
+        """Where a device has the samples of its worker's mini-batches, one after the other."""
+        del counters
+        places = np.arange(self._slots * self._size, dtype=np.int32).reshape(-1, self._size)
+        return np.broadcast_to(places, (*workers.shape, self._size))
+
     def _addresses(self, consumed: np.ndarray) -> np.ndarray:
         """The mini-batches of a dispatch for the workers of this process, [n, 2]."""
         counters = consumed[self._here][:, None] + np.arange(self._slots)
-        ids = np.broadcast_to(np.array(self._here)[:, None], counters.shape)
+        ids = np.broadcast_to(self._here[:, None], counters.shape)
         return np.stack([ids, counters], axis=-1).reshape(-1, 2)
 
     def _on_devices(

@@ -122,10 +122,18 @@ class Planner:
             needed[:workers],
         )
 
-    def rows(self, turn: Turn, updates: int, width: int, indices: jax.Array) -> Row:
+    def rows(
+        self,
+        turn: Turn,
+        updates: int,
+        width: int,
+        indices: jax.Array,
+        draws: jax.Array | None = None,
+    ) -> Row:
         """The turn padded by nobody's rows and positions to [updates, width].
 
-        indices: of the samples in the mini-batches of `addresses`, [..., batch_size].
+        indices: of the samples in the mini-batches of `addresses`, [..., batch_size]; draws: what
+        their augmentation draws.
         """
         done = turn.schedule
 
@@ -134,6 +142,7 @@ class Planner:
 
         return Row(
             indices=indices,
+            draws=draws,
             batches=pad(done.batches, np.int32),
             worker=pad(done.workers, np.int32, self._rule.workers),
             version=pad(done.version, np.int32),

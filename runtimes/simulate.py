@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS, Algorithm
 from runtimes import inputs, packing, worker
 from runtimes.bodies import Model, Row, body_of, run_rows
-from runtimes.planning import Plan, Planner, whole_powers
+from runtimes.planning import Addresses, Plan, Planner, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
@@ -65,15 +65,17 @@ class Simulator:
         *,
         mini_batches: int,
         devices: int = 1,
+        augment: worker.Augment | None = None,
     ):
         """Check the parts; nothing is compiled before the first update.
 
         losses: (params, examples) -> [b] per-example losses; examples: the training set, a pytree
         with leading axis [samples], or `runtimes.feeding.Streamed`; sampler: `indices(workers,
-        counters)`, and `on_host` for a streamed one; mini_batches: of a full round; devices: how
-        many the worker axis is sharded over (must divide the workers).
+        counters)`, with `on_host` for a streamed set and `draws` for an augmented one;
+        mini_batches: of a full round; devices: how many the worker axis is sharded over (must
+        divide the workers); augment: what training does to its examples.
         """
-        self.algorithm, self.losses = algorithm, losses
+        self.algorithm, self.losses, self.augment = algorithm, losses, augment
         self._workers, self._devices = rule.workers, devices
         if algorithm.check is not None:
             algorithm.check(rule.workers, rule.extend(rule.init(), 1)[1])
@@ -91,9 +93,9 @@ class Simulator:
         self._by_participant = NamedSharding(mesh, P(None, AXIS))
         self._local = algorithm.server is None
         self.stale = rule.asynchronous and not self._local  # gradients of older versions
-        self.input = inputs.of(examples, sampler)
+        self._sampler, self.input = sampler, inputs.of(examples, sampler)
         self.planner = Planner(rule, sampler.batch_size, mini_batches, self.stale, self.input.most)
-        self._run = _program(algorithm, losses, self.stale)
+        self._run = _program(algorithm, losses, augment, self.stale)
 
     def start(self, params) -> Simulation:
         """A run of no updates from `params`, which are copied."""
@@ -127,10 +129,10 @@ class Simulator:
                 break
             count, width = turn.schedule.workers.shape
             updates = whole_powers(count)
-            examples, indices = self.input.take(
-                self.planner.addresses(turn, updates, width), after=model.params
-            )
-            rows = self._on_devices(self.planner.rows(turn, updates, width, indices))
+            addresses = self.planner.addresses(turn, updates, width)
+            examples, indices = self.input.take(addresses, after=model.params)
+            draws = self.draws(addresses)
+            rows = self._on_devices(self.planner.rows(turn, updates, width, indices, draws))
             model = self._run(model, rows, count, examples, turn.everyone)
             done.append(turn.schedule)
             remaining -= count
@@ -188,6 +190,12 @@ class Simulator:
         """Arrays of the host on all devices."""
         return jax.device_put(examples, self._everywhere)
 
+    def draws(self, addresses: Addresses) -> jax.Array | None:
+        """What augmentation draws for the samples of these mini-batches."""
+        if self.augment is None:
+            return None
+        return self._sampler.draws(addresses.worker[..., None], addresses.counter)
+
     def _per_worker(self, tree):
         """A copy of every leaf for every worker, [workers, ...]."""
         stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (self._workers, *jnp.shape(a))), tree)
@@ -205,17 +213,28 @@ class Simulator:
         if rows.worker.shape[1] % self._devices == 0:
             spread = self._by_participant
         common = Row(*[self._everywhere] * len(Row._fields))
-        by_participant = ("indices", "batches", "worker", "version", "first", "staleness", "seen")
+        by_participant = (
+            "indices",
+            "draws",
+            "batches",
+            "worker",
+            "version",
+            "first",
+            "staleness",
+            "seen",
+        )
         return jax.device_put(rows, common._replace(**dict.fromkeys(by_participant, spread)))
 
 
-def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:
+def _program(
+    algorithm: Algorithm, losses: Callable, augment: worker.Augment | None, stale: bool
+) -> Callable:
     """Compiled once per shape: (model, rows, count, examples, everyone) -> model."""
     body = body_of(algorithm, stale)
 
     @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
     def run(model, rows, count, examples, everyone):
-        return run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+        return run_rows(body, algorithm, losses, augment, model, rows, count, examples, everyone)
 
     return run
 

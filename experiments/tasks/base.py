@@ -27,6 +27,8 @@ class Task(NamedTuple):
     metrics: what else to report, from the parameters and the losses that `evaluate` found.
     sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
         of what is in the mini-batch.
+    augment: what training does to its examples at random, (examples, draws uint32 [b]) ->
+        examples; see `experiments.tasks.augment`. `losses` and `correct` take them either way.
     evaluated: `evaluate` takes so many training and test examples, evenly spread; None: all.
     """
 
@@ -43,6 +45,7 @@ class Task(NamedTuple):
     metrics: Callable[[Any, dict[str, float | None]], dict[str, float]] | None = None
     sparse: tuple[str, ...] = ()
     evaluated: int | None = None
+    augment: Callable[[Any, jax.Array], Any] | None = None
 
 
 def row_sparse(task: Task, path: tuple) -> bool:

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from experiments.kinds import Kind
 from experiments.tasks import data, sources
+from experiments.tasks.augment import AUGMENT
 from experiments.tasks.base import Task, take
 from experiments.tasks.models import MODELS
 
@@ -21,20 +22,27 @@ def classification(
     model: nn.Module,
     l2: float = 0.0,
     reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None,
     evaluated: int | None = None,
 ) -> Task:
     """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters.
 
-    reading: a key of `sources.READINGS` and its parameters. evaluated: see `Task`.
+    reading, augment: keys of `sources.READINGS` and of `AUGMENTATIONS` and their parameters.
+    evaluated: see `Task`.
     """
     reader = sources.READING.build(reading)
+    changes = None if augment is None else AUGMENT.build(augment)
     train, test = reader.of(dataset.train), reader.of(dataset.test)
 
     def init(key):
-        return jax.jit(model.init)(key, take(train, slice(1)).image)["params"]
+        return jax.jit(model.init)(key, plain(take(train, slice(1))).image)["params"]
+
+    def plain(examples):
+        # What training has augmented has its size already, and this leaves it alone.
+        return examples if changes is None else changes.plain(examples)
 
     def logits(params, examples):
-        return model.apply({"params": params}, examples.image)
+        return model.apply({"params": params}, plain(examples).image)
 
     def losses(params, examples):
         fit = optax.softmax_cross_entropy_with_integer_labels(
@@ -46,7 +54,17 @@ def classification(
         return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
 
     labels = sources.labels(train)
-    return Task(name, train, test, labels, init, losses, correct, evaluated=evaluated)
+    return Task(
+        name,
+        train,
+        test,
+        labels,
+        init,
+        losses,
+        correct,
+        evaluated=evaluated,
+        augment=None if changes is None else changes.train,
+    )
 
 
 def digits(
@@ -64,15 +82,16 @@ def images(
     data_dir: str | None = None,
     size: int | None = None,
     reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None,
     evaluated: int | None = None,
 ) -> Task:
     """Classify an image data set of TensorFlow Datasets; model: see `digits`.
 
-    data_dir, size: see `data.tfds_images`; reading, evaluated: see `classification`.
+    data_dir, size: see `data.tfds_images`; reading, augment, evaluated: see `classification`.
     """
     built = _model(model, data.IMAGE_CLASSES[name])  # before any reading of data
     dataset = data.tfds_images(name, data_dir, size)
-    return classification(name, dataset, built, l2, reading, evaluated)
+    return classification(name, dataset, built, l2, reading, augment, evaluated)
 
 
 def labelled_images(
@@ -80,17 +99,18 @@ def labelled_images(
     model: str | Mapping,
     l2: float = 0.0,
     reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None,
     evaluated: int | None = None,
 ) -> Task:
     """Classify the images of a source of data; model: see `digits`.
 
     source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
-        whose examples are `data.Images`, or sources of them. reading, evaluated: see
+        whose examples are `data.Images`, or sources of them. reading, augment, evaluated: see
         `classification`.
     """
     dataset = SOURCE.build(source)
     built = _model(model, dataset.classes)
-    return classification("images", dataset, built, l2, reading, evaluated)
+    return classification("images", dataset, built, l2, reading, augment, evaluated)
 
 
 def _model(model: str | Mapping, classes: int) -> nn.Module:

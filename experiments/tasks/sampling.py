@@ -60,6 +60,13 @@ class Sampler:
         address = workers.astype(np.int32), epoch.astype(np.uint32), offset.astype(np.uint32)
         return _look_up(self._data, *address, self.batch_size)
 
+    def draws(self, workers, counters) -> jax.Array:
+        """[..., batch_size] uint32, a random number for every sample that `indices` gives."""
+        workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
+        far, near = np.divmod(counters, 2**32)
+        words = (part.astype(np.uint32) for part in (workers, far, near))
+        return _drawn(np.uint32(self._seed), *words, self.batch_size)
+
     def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
         """The same indices for axes [n], [n, batch_size], without waiting for an accelerator."""
         count = len(workers)
@@ -88,6 +95,15 @@ def _look_up(data, worker, epoch, offset, batch_size: int):
     key = lowbias32(key + epoch[..., None] + laps)
     place = permute(position - laps * size, jnp.broadcast_to(size, shape), key)
     return flat[starts[worker][..., None] + place]
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _drawn(seed, worker, far, near, batch_size: int):
+    key = lowbias32(seed ^ np.uint32(0x61C88647))  # another chain than that of `_look_up`
+    for word in (worker, far, near):
+        key = lowbias32(key + word)
+    place = jax.lax.broadcasted_iota(jnp.uint32, (*worker.shape, batch_size), worker.ndim)
+    return lowbias32(key[..., None] + place)
 
 
 def permute(index, size, key) -> jax.Array:

@@ -119,7 +119,12 @@ def _hash(name: str) -> tuple[float, float]:
     return int.from_bytes(digest[:8]) / 2**64, int.from_bytes(digest[8:]) / 2**64
 
 
-TFDS_TEXT = {"lm1b": "lm1b", "wiki40b": "wiki40b/en"}
+# The data set, and its splits to train and to test on.
+TFDS_TEXT = {
+    "lm1b": ("lm1b", {"train": "train", "test": "test"}),
+    "wiki40b": ("wiki40b/en", {"train": "train", "test": "test"}),
+    "c4": ("c4/en", {"train": "train", "test": "validation"}),
+}
 
 
 @functools.lru_cache(maxsize=2)
@@ -128,11 +133,13 @@ def tfds_text(
 ) -> Corpus:
     """The first documents of a text data set of TensorFlow Datasets; see `tfds_source`.
 
-    name: a key of TFDS_TEXT. lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles.
+    name: a key of TFDS_TEXT. lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles and
+    c4 (arXiv 1910.10683) web pages.
     """
+    data_set, splits = TFDS_TEXT[name]
 
     def read(split: str, limit: int):
-        source = tfds_source(TFDS_TEXT[name], split, data_dir)
+        source = tfds_source(data_set, splits[split], data_dir)
         for i in range(min(limit, len(source))):
             yield f"{name}/{i}", source[i]["text"].decode("utf-8", errors="replace")
 

@@ -13,30 +13,16 @@ from comms import topology
 from runtimes import feeding
 from runtimes.batched import Batched
 from runtimes.feeding import Feed, Readers, Streamed, Unreadable
+from runtimes.mesh import Mesh
 from runtimes.simulate import Simulator
-from stragglers import delays
+from stragglers import delays, inject, processes
+from stragglers.rules.replay import recorded
 from tests import planned
 from tests.marks import slow_but
-from tests.runtimes.toy import DATA, SAMPLES, X0, B, losses
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
 
 N, M = 4, 2
 LAW = delays.exponential(0.3)
-
-
-class Counted:
-    """The toy's examples as a source that writes down what is read; picklable."""
-
-    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), DATA)
-
-    def __init__(self, data=DATA):
-        self.data, self.reads = data, []
-
-    def __len__(self):
-        return len(self.data["y"])
-
-    def read(self, indices):
-        self.reads.append(np.array(indices))
-        return jax.tree.map(lambda a: a[indices], self.data)
 
 
 def optimizer():
@@ -64,6 +50,20 @@ def simulator(arm, examples):
     return Simulator(method(), losses, examples, SAMPLES, rule, mini_batches=M)
 
 
+def mesh(examples, **options):
+    method = dpsgd(optimizer(), topology.ring(N))
+    return Mesh(
+        method,
+        losses,
+        examples,
+        SAMPLES,
+        workers=N,
+        mini_batches=M,
+        rounds_per_dispatch=4,
+        **options,
+    )
+
+
 def bits(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
@@ -87,6 +87,48 @@ def test_streamed_is_in_memory_bit_for_bit(arm, monkeypatch):
     assert bits(resumed.pack(again)) == bits(theirs.pack(straight))
     for runtime in (ours, resumed):
         runtime.close()
+
+
+@pytest.mark.parametrize("table_updates", [2, 64])
+def test_a_streamed_mesh_is_the_mesh_in_memory(table_updates, monkeypatch):
+    """With dispatches of four rounds and of as many as a table holds, and after a resume."""
+    most = table_updates * Streamed(Counted()).sample_bytes * M * B
+    monkeypatch.setattr(feeding, "TABLE_BYTES", most)
+    ours, theirs, source = mesh(Streamed(Counted())), mesh(DATA), Counted()
+    straight, _ = theirs.advance(theirs.start(X0), np.inf, 14)
+    begun, first = ours.advance(ours.start(X0), np.inf, 7)
+    packed = ours.pack(begun)
+    resumed = mesh(Streamed(source))
+    again, _ = resumed.resume(resumed.start(X0), packed, ())
+    for runtime, run in ((ours, begun), (resumed, again)):
+        run, schedule = runtime.advance(run, np.inf, 7)
+        assert bits(runtime.models(run)) == bits(theirs.models(straight))
+        schedule.validate()
+        assert first.time[-1] > runtime.measured(run)["input_wait_seconds"] > 0
+        runtime.close()
+    read = np.concatenate(source.reads)
+    assert set(SAMPLES.on_host(2, np.arange(7 * M, 14 * M)).ravel()) <= set(read)
+
+
+def test_a_watched_round_streams_what_its_workers_take():
+    """Who is cut short takes up where it was; the clock counts the wait for the input."""
+
+    def run(examples):
+        rule = planned.rule("first_finisher", delays.deterministic(0.005), N, M)
+        uneven = processes.persistent(delays.deterministic(0.005), {0: 6.0})
+        watched = inject.Injector(N, rule.trigger, 0, delay=uneven)
+        runtime = mesh(examples, injector=watched)
+        state, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
+        models = np.asarray(runtime.models(state))
+        runtime.close()
+        return models, schedule
+
+    models, schedule = run(Streamed(Counted()))
+    assert schedule.batches[:, 0].sum() < schedule.batches[:, 1].sum()
+    method = dpsgd(optimizer(), topology.ring(N))
+    again = Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=M)
+    replayed, _ = again.advance(again.start(X0), np.inf)
+    np.testing.assert_allclose(again.models(replayed), models, rtol=2e-4, atol=2e-5)
 
 
 def test_a_run_reads_each_mini_batch_once_and_ahead():
@@ -141,7 +183,10 @@ def test_what_cannot_be_read_is_one_sentence():
     runtime = simulator("union", Streamed(Broken()))
     with pytest.raises(Unreadable, match=r"mini-batch 0 of worker 0 cannot be read \(shard 3 ends"):
         runtime.advance(runtime.start(X0), np.inf, 1)
-    assert not [t for t in threading.enumerate() if t.name.startswith("reader") and not t.daemon]
+    until = time.monotonic() + 10
+    while any(thread.name.startswith("reader") for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_streamed_runs_do_not_train_as_one_program():

@@ -1,5 +1,6 @@
 """A regression small enough to redo in NumPy, shared by the tests of the runtimes."""
 
+import jax
 import numpy as np
 
 B, D = 2, 6
@@ -29,3 +30,18 @@ class _Counters:
 
 
 SAMPLES = _Counters()
+
+
+class Counted:
+    """Examples as a source that writes down which are read; it can be pickled."""
+
+    def __init__(self, examples=DATA):
+        self.examples, self.reads = examples, []
+        self.example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
+
+    def __len__(self):
+        return len(jax.tree.leaves(self.examples)[0])
+
+    def read(self, indices):
+        self.reads.append(np.array(indices))
+        return jax.tree.map(lambda a: a[indices], self.examples)
