@@ -172,7 +172,7 @@ class Arm:
             },
             "updates": last["update"],
             **{k: v for k, v in last.items() if k != "update"},
-            **_worker_accuracy(self._prepared.task, models),
+            **tasks.worker_accuracy(self._prepared.task, models),
             "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
             "idle_fraction": None if schedule is None else schedule.idle_fraction,
             "staleness_mean": None if schedule is None else schedule.mean_staleness,
@@ -294,22 +294,3 @@ def _tail_mean(losses: list[float | None]) -> float | None:
     """The mean over the last tenth of the evaluations, as a single one is noisy."""
     tail = losses[-max(1, len(losses) // 10) :]
     return None if None in tail else float(np.mean(tail))
-
-
-def _worker_accuracy(task: tasks.Task, models) -> dict:
-    """The spread over workers: test accuracy of the worst and the best single model."""
-    if task.correct is None:
-        return {}
-
-    @jax.jit
-    def hits(models, examples):
-        return jax.lax.map(lambda params: task.correct(params, examples).sum(), models)
-
-    found, samples = 0.0, 0
-    for piece, size in tasks.in_pieces(task, task.test):
-        found, samples = found + np.asarray(hits(models, piece), np.float64), samples + size
-    values = found / samples
-    return {
-        "test_accuracy_worst_worker": float(values.min()),
-        "test_accuracy_best_worker": float(values.max()),
-    }

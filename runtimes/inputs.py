@@ -73,18 +73,21 @@ class Read:
         def computing() -> bool:
             return not all(leaf.is_ready() for leaf in jax.tree.leaves(after))
 
-        real = addresses.counter[: addresses.updates]
-        workers = addresses.worker[: addresses.updates, :, None]
+        done = addresses.schedule
+        real = addresses.counter[: done.updates]
+        workers = addresses.worker[: done.updates, :, None]
         taken, places = feeding.unique_addresses(workers, real)
         self._feed.ask(taken)
-        self._feed.ask(feeding.following(taken, addresses.needed))
+        needed = np.zeros(addresses.workers + 1, np.int64)  # the last stands for nobody
+        np.maximum.at(needed, done.workers, done.first + done.batches)
+        self._feed.ask(feeding.following(taken, needed))
         table = self._feed.table(taken, addresses.counter.size, computing)
-        self._feed.drop(addresses.needed)
+        self._feed.drop(needed)
         with self._feed.waiting(computing):
             table = jax.block_until_ready(self._place(table))
         jax.block_until_ready(after)  # so that no more than two tables are on the devices
         slot = np.zeros(addresses.counter.shape, np.int32)
-        slot[: addresses.updates] = places
+        slot[: done.updates] = places
         return table, slot[..., None] * self._batch_size + np.arange(self._batch_size, dtype="i4")
 
     def settle(self) -> None:

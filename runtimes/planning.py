@@ -52,8 +52,8 @@ class Addresses(NamedTuple):
 
     worker: np.ndarray  # [updates, k] int32, of the positions that work
     counter: np.ndarray  # [updates, k, mini_batches] int64
-    updates: int  # how many rows there are before those that only fill up
-    needed: np.ndarray  # [workers] int64, below which no counter is needed after the turn
+    schedule: Schedule  # the rows before those that only fill up
+    workers: int  # of the run
 
 
 class Planner:
@@ -113,14 +113,8 @@ class Planner:
             working //= 2  # partners never stop: they bring nothing along
         ids = _padded(done.workers, np.int32, updates, width, workers)[:, :working]
         counters = _padded(done.first, np.int64, updates, width)[:, :working]
-        needed = np.zeros(workers + 1, np.int64)
-        np.maximum.at(needed, done.workers, done.first + done.batches)
-        return Addresses(
-            np.minimum(ids, workers - 1),
-            counters[..., None] + np.arange(self._mini_batches),
-            done.updates,
-            needed[:workers],
-        )
+        counters = counters[..., None] + np.arange(self._mini_batches)
+        return Addresses(np.minimum(ids, workers - 1), counters, done, workers)
 
     def rows(
         self,

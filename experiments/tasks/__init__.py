@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from experiments import parts
 from experiments.kinds import Kind
 from experiments.tasks import dense_tasks, sources, sparse_tasks
-from experiments.tasks.base import Task, count, evaluate, in_pieces, row_sparse, take
+from experiments.tasks.base import (
+    Task,
+    count,
+    evaluate,
+    in_pieces,
+    row_sparse,
+    take,
+    worker_accuracy,
+)
 
 __all__ = [
     "TASK",
@@ -18,6 +26,7 @@ __all__ = [
     "row_sparse",
     "streams",
     "take",
+    "worker_accuracy",
 ]
 
 TASKS = dense_tasks.TASKS | sparse_tasks.TASKS

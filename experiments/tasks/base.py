@@ -93,6 +93,27 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     return means if task.metrics is None else {**means, **task.metrics(params, means)}
 
 
+def worker_accuracy(task: Task, models) -> dict[str, float]:
+    """The spread over workers: test accuracy of the worst and the best single model.
+
+    models: parameters with a leading axis. {}: there is nothing to predict.
+    """
+    if task.correct is None:
+        return {}
+
+    @jax.jit
+    def hits(models, examples):
+        return jax.lax.map(lambda params: task.correct(params, examples).sum(), models)
+
+    found, samples = 0.0, 0
+    for piece, size in in_pieces(task, task.test):
+        found, samples = found + np.asarray(hits(models, piece), np.float64), samples + size
+    return {
+        "test_accuracy_worst_worker": float(found.min() / samples),
+        "test_accuracy_best_worker": float(found.max() / samples),
+    }
+
+
 def _means(task: Task, params, examples, batch: int) -> tuple[float, float | None]:
     losses = task.losses if task.eval_losses is None else task.eval_losses
     totals, samples = [], 0

@@ -149,6 +149,3 @@ def token_files(folder: str) -> Dataset:
             "experiments.pack_text again"
         ) from error
     return Dataset(*(sources.Arrays(Sequences(tokens)) for tokens in maps), classes=len(words))
-
-
-SEQUENCES = {"token_files": token_files}

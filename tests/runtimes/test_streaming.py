@@ -1,5 +1,10 @@
 """A streamed run is the run in memory, bit for bit, and reads what it needs ahead of its use."""
 
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -18,6 +23,7 @@ from runtimes.simulate import Simulator
 from stragglers import delays, inject, processes
 from stragglers.rules.replay import recorded
 from tests import planned
+from tests.launcher import ROOT
 from tests.marks import slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
 
@@ -173,6 +179,37 @@ def test_processes_read_as_threads_do():
     with pytest.raises(Unreadable, match="a process that reads examples has ended"):
         feed.table(np.array([[1, 9]]), 1)
     feed.close()
+
+
+ORPHAN = """
+import os, signal
+import numpy as np
+from runtimes.feeding import Feed, Readers, Streamed
+from tests.runtimes.toy import SAMPLES, Counted
+
+if __name__ == "__main__":
+    feed = Feed(Streamed(Counted(), Readers(processes=1)), SAMPLES)
+    feed.table(np.array([[0, 0]]), 1)
+    print(*feed._pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_readers_end_with_a_process_that_is_killed(tmp_path):
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    killed = subprocess.run(
+        [sys.executable, tmp_path / "orphan.py"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    reader, until = pathlib.Path("/proc", killed.stdout.decode().strip()), time.monotonic() + 20
+    assert killed.returncode == -signal.SIGKILL and reader.name.isdigit()
+    while reader.exists() and "Z (zombie)" not in (reader / "status").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_what_cannot_be_read_is_one_sentence():

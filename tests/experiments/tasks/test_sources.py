@@ -1,9 +1,12 @@
 """Data on a disk: the run that streams it is the run that holds it in memory."""
 
 import os
+import pickle
 
+import grain
 import numpy as np
 import pytest
+from array_record.python import array_record_module
 
 from configs import nonblocking
 from experiments import prepare, sweep, tasks, train
@@ -114,6 +117,28 @@ def test_a_source_of_your_own_is_streamed_by_processes():
     np.testing.assert_array_equal(tasks.take(task.train, slice(3, 5)).image[:, 0, 0, 0], [3, 4])
     pieces = [piece.image[:, 0, 0, 0] for piece, _ in tasks.in_pieces(task, task.train, batch=3)]
     np.testing.assert_array_equal(np.concatenate(pieces), [0, 10, 20, 30])
+
+
+def unpickled(record):
+    return data.decoded(pickle.loads(record))
+
+
+def test_a_shard_that_is_cut_off_under_a_run_is_one_sentence(tmp_path):
+    """Grain gives nothing for a record that is gone."""
+    path = tmp_path / "images.array_record"
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    images = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), np.uint8)
+    for label, image in enumerate(images):
+        writer.write(pickle.dumps({"image": image, "label": label}))
+    writer.close()
+    shard = grain.sources.ArrayRecordDataSource(str(path))
+    records = sources.Records("shard", shard, unpickled)
+    again = pickle.loads(pickle.dumps(records)).read(np.array([49, 3]))
+    np.testing.assert_array_equal(again.label, [49, 3])
+    np.testing.assert_array_equal(again.image, images[[49, 3]])
+    os.truncate(path, 20_000)
+    with pytest.raises(ValueError, match="shard: records such as number 45 cannot be read or deco"):
+        records.read(np.array([45]))
 
 
 def test_streamed_arms_train_alone(folder):

@@ -17,6 +17,10 @@ def stream_of(tokeniser):
     return [token for one in TEXTS for token in (*tokeniser.encode(one).tolist(), text.END)]
 
 
+def as_text(tokens):
+    return (tokens - len(text.SPECIAL)).astype(np.uint8).tobytes().decode()
+
+
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 @pytest.mark.parametrize("length", [1, 3, 16])
 def test_sequences_are_the_text_and_overlap_by_a_token(monkeypatch, at_once, length):
@@ -31,11 +35,11 @@ def test_sequences_are_the_text_and_overlap_by_a_token(monkeypatch, at_once, len
 
 def test_bytes_and_words_say_what_was_written():
     every = token_files.of_bytes()
-    assert bytes(every.encode("é ") - 2).decode() == "é " and len(every.words) == 258
+    assert as_text(every.encode("é ")) == "é " and len(every.words) == 258
     words = token_files.of_words(TEXTS, vocabulary=5)
     assert words.words == (*text.SPECIAL, "two", "a", ".")[:5]
     assert words.encode("two three").tolist() == [2, text.UNKNOWN]
-    with pytest.raises(ValueError, match="vocabulary must be from 3 to the 18 words"):
+    with pytest.raises(ValueError, match="vocabulary must be from 3 to the 15 words"):
         token_files.of_words(TEXTS, vocabulary=2)
 
 
@@ -78,8 +82,8 @@ def test_a_prepared_data_set_is_packed_and_streamed(tmp_path):
     assert np.isin(text.END, read) and read.dtype == whole.dtype
     # Preparing shuffles documents, so that only what they hold is compared.
     flat = np.concatenate([read[0, :1], read[:, 1:].ravel()])
-    said = bytes(flat[flat > 1] - 2).decode()
-    assert all(one in said for one in TEXTS[1:3])
+    said = as_text(flat[flat > text.END])
+    assert sum(one in said for one in TEXTS) >= len(TEXTS) - 1  # the end fills no sequence
 
 
 def test_what_cannot_be_packed_is_one_sentence(tmp_path):
