@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
 from comms import compression_cost, cost, messages
-from experiments import deciding, entries, optimizers, parts, prepare, stopwatch
+from experiments import deciding, entries, optimizers, parts, prepare, stopwatch, tasks
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
@@ -84,7 +84,7 @@ def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, floa
     `int8_all_reduce` and the lists of `sparcml`.
     """
     params = arm.task.init(jax.random.key(config.seed))
-    examples = jax.tree.map(lambda a: jnp.asarray(a[: config.batch_size]), arm.task.train)
+    examples = jax.tree.map(jnp.asarray, tasks.take(arm.task.train, slice(config.batch_size)))
     drawn = (jnp.float32(0),) if arm.task.shared_draw else ()
     gradient = jax.jit(jax.grad(lambda p: arm.task.losses(p, examples, *drawn).mean()))
     state = arm.algorithm.exchange.init(params), arm.algorithm.server.init(params)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import parts, prepare
+from experiments import parts, prepare, tasks
 from experiments.tasks import Task, sampling
 from stragglers.rule import most_mini_batches
 
@@ -47,6 +47,6 @@ def first_gradient(config: ConfigDict, task: Task) -> Any:
     for worker in range(config.workers):
         for counter in range(most_mini_batches(config.mini_batches)):
             indices = np.asarray(sampler.indices(np.int32(worker), counter))
-            examples = jax.tree.map(lambda a, i=indices: jnp.asarray(a[i]), task.train)
+            examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
             total = added(total, params, examples)
     return jax.tree.map(np.asarray, total)

@@ -173,7 +173,7 @@ def _reached(value: Any) -> bool:
 
 _MEASURED = (
     "train_loss", "test_loss", "test_accuracy", "consensus_distance", "bytes_per_worker",
-    "communication_seconds", "wall_seconds",
+    "communication_seconds", "wall_seconds", "input_wait_seconds",
 )  # fmt: skip
 LINE = Format(
     (

@@ -11,6 +11,7 @@ from experiments import entries, parts, waiting
 from experiments.shared_tally import SharedTally
 from runtimes import actors, free_worker, meetings, mesh, overseer, peers, session, simulate
 from runtimes.base import Runtime
+from runtimes.feeding import Streamed
 from stragglers import inject, processes, rules
 from stragglers.rule import Rule, Trigger, most_mini_batches
 
@@ -59,6 +60,7 @@ def _simulate(config, task, algorithm, sampler, communication, again):
         ),
         mini_batches=most_mini_batches(config.mini_batches),
         devices=config.devices,
+        augment=task.augment,
     )
 
 
@@ -94,6 +96,7 @@ def _mesh(config, task, algorithm, sampler, communication, again):
         if watched
         else None,
         rounds_per_dispatch=config.rounds_per_dispatch,
+        augment=task.augment,
     )
 
 
@@ -103,6 +106,16 @@ def _actors(config, task, algorithm, sampler, communication, again):
         raise ValueError(
             f"actors: the launching process starts its workers by itself, and there are "
             f"{jax.process_count()}; start a single one"
+        )
+    if isinstance(task.train, Streamed):
+        raise ValueError(
+            "actors: its workers hold their data in memory, and the task streams it; use "
+            "reading=memory, or runtime='mesh'"
+        )
+    if task.augment is not None:
+        raise ValueError(
+            "actors: its workers take their examples as they are, and the task augments them; "
+            "leave out augment, or use runtime='mesh'"
         )
     if not entries.is_number(config.communication):
         raise ValueError(

@@ -130,7 +130,7 @@ def alike(config: ConfigDict) -> str | None:
     """
     config = parts.canonical(config)
     place = places.RUNTIMES.get(config.runtime)
-    if place is None or not place.together or config.devices != 1:
+    if place is None or not place.together or config.devices != 1 or tasks.streams(config.task):
         return None
     shared = config.to_dict()
     for name in (

@@ -25,7 +25,7 @@ from scipy import optimize
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
 from comms.trees import named_leaves, path_text
-from experiments import files, formats, parts, stopwatch
+from experiments import files, formats, parts, stopwatch, tasks
 from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
@@ -286,8 +286,8 @@ def _mean_loss(task: Task) -> Callable:
 
 
 def _examples(task: Task, batch_size: int):
-    samples = jax.tree.leaves(task.train)[0].shape[0]
-    return jax.tree.map(lambda a: np.asarray(a[np.arange(batch_size) % samples]), task.train)
+    places = np.arange(batch_size) % tasks.count(task.train)
+    return jax.tree.map(np.asarray, tasks.take(task.train, places))
 
 
 def _cut(loss: Callable, chosen: set[str]) -> Callable:

@@ -69,7 +69,7 @@ class Arm:
         self._decided = dict(decided)
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
-        self._sent = self._communicated = 0.0
+        self._sent = self._communicated = self._waited = 0.0
         self._evaluation, self._ended = 0, False
         self.state: Run = self._runtime.start(prepared.task.init(jax.random.key(config.seed)))
         self._began = time.monotonic()
@@ -116,12 +116,19 @@ class Arm:
             "communication_seconds": self._communicated,
             **self._method_metrics(),
             **self._fallbacks(),
-            **self._runtime.measured(self.state),
+            **self._measured(),
             "wall_seconds": time.monotonic() - self._began,
         }
         self.recorder.append(entry)
         self._on_record(entry)
         return entry
+
+    def _measured(self) -> dict[str, float]:
+        """What the runtime measures; its waits go on from where a resumed run was."""
+        measured = self._runtime.measured(self.state)
+        if "input_wait_seconds" in measured:
+            measured["input_wait_seconds"] += self._waited
+        return measured
 
     def checkpoint(self) -> checkpoints.Checkpoint:
         """All that is needed to go on from this moment."""
@@ -165,7 +172,7 @@ class Arm:
             },
             "updates": last["update"],
             **{k: v for k, v in last.items() if k != "update"},
-            **_worker_accuracy(self._prepared.task, models),
+            **tasks.worker_accuracy(self._prepared.task, models),
             "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
             "idle_fraction": None if schedule is None else schedule.idle_fraction,
             "staleness_mean": None if schedule is None else schedule.mean_staleness,
@@ -196,6 +203,7 @@ class Arm:
         self._last, self._evaluation = metrics[-1], checkpoint.evaluation
         self._sent = self._last.get("planned_bytes_per_worker", self._last["bytes_per_worker"])
         self._communicated = self._last["communication_seconds"]
+        self._waited = self._last.get("input_wait_seconds", 0.0)
         self._began -= checkpoint.wall_seconds
 
     def _next(self) -> int | None:
@@ -286,19 +294,3 @@ def _tail_mean(losses: list[float | None]) -> float | None:
     """The mean over the last tenth of the evaluations, as a single one is noisy."""
     tail = losses[-max(1, len(losses) // 10) :]
     return None if None in tail else float(np.mean(tail))
-
-
-def _worker_accuracy(task: tasks.Task, models) -> dict:
-    """The spread over workers: test accuracy of the worst and the best single model."""
-    if task.correct is None:
-        return {}
-
-    @jax.jit
-    def accuracies(models, examples):
-        return jax.lax.map(lambda params: task.correct(params, examples).mean(), models)
-
-    values = np.asarray(accuracies(models, jax.tree.map(jnp.asarray, task.test)))
-    return {
-        "test_accuracy_worst_worker": float(values.min()),
-        "test_accuracy_best_worker": float(values.max()),
-    }

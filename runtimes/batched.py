@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
+from runtimes import worker
 from runtimes.bodies import Model, body_of, run_rows
 from runtimes.planning import Plan, stacked, whole_powers
 from runtimes.simulate import Simulation, Simulator
@@ -37,21 +38,21 @@ class Batched:
 
     def __init__(self, simulators: Sequence[Simulator]):
         """simulators: of the runs, in their order; one program serves all of them."""
-        algorithm, losses, stale = (
-            getattr(simulators[0], name) for name in ("algorithm", "losses", "stale")
+        algorithm, losses, augment, stale = (
+            getattr(simulators[0], name) for name in ("algorithm", "losses", "augment", "stale")
         )
         if any(simulator.stale != stale for simulator in simulators):
             raise ValueError(
                 "batched: some runs have stale gradients and some have not; run them apart"
             )
-        self._examples, self._on_device = simulators[0].examples, None
+        if not all(simulator.input.alike for simulator in simulators):
+            raise ValueError("batched: every run would stream examples of its own; run them apart")
         self._planners = [simulator.planner for simulator in simulators]
-        self._run = _program(algorithm, losses, stale)
+        self._simulators = simulators
+        self._run = _program(algorithm, losses, augment, stale)
 
     def stack(self, runs: Sequence[Simulation]) -> Batch:
         """The batch of runs that have just been started or resumed."""
-        if self._on_device is None:
-            self._on_device = jax.tree.map(jnp.asarray, self._examples)
         model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(run.model for run in runs))
         return Batch(model, [run.plan for run in runs])
 
@@ -80,13 +81,17 @@ class Batched:
             for r, turn in enumerate(turns):
                 # A run with nothing to do takes no step of somebody else's rows.
                 own = ready[0] if turn is None else turn
-                rows.append(self._planners[r].rows(own, length, width))
+                planner = self._planners[r]
+                addresses = planner.addresses(own, length, width)
+                examples, indices = self._simulators[r].input.take(addresses, after=())
+                draws = self._simulators[r].draws(addresses)
+                rows.append(planner.rows(own, length, width, indices, draws))
                 if turn is not None:
                     counts[r] = turn.schedule.updates
                     done[r].append(turn.schedule)
                     remaining[r] -= turn.schedule.updates
             everyone = all(turn.everyone for turn in ready)
-            model = self._run(model, stacked(rows), counts, self._on_device, everyone)
+            model = self._run(model, stacked(rows), counts, examples, everyone)
         return Batch(model, plans), [concatenate(rows) if rows else None for rows in done]
 
     def observed(self, batch: Batch, runs: Sequence[Simulation]) -> Batch:
@@ -98,14 +103,18 @@ class Batched:
         return Simulation(jax.tree.map(lambda a: a[r], batch.model), batch.plans[r])
 
 
-def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:
+def _program(
+    algorithm: Algorithm, losses: Callable, augment: worker.Augment | None, stale: bool
+) -> Callable:
     """Compiled once per shape: (model, rows, counts, examples, everyone) -> model, all stacked."""
     body = body_of(algorithm, stale)
 
     @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
     def run(model, rows, counts, examples, everyone):
         def one(model, rows, count):
-            return run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+            return run_rows(
+                body, algorithm, losses, augment, model, rows, count, examples, everyone
+            )
 
         return jax.vmap(one)(model, rows, counts)
 

@@ -33,6 +33,7 @@ class Row(NamedTuple):
 
     indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set; only of
     # the first positions if the others never have finished mini-batches
+    draws: jax.Array | None  # as `indices`, uint32: what their augmentation draws; None: nothing
     batches: jax.Array  # [k] int32, finished mini-batches
     worker: jax.Array  # [k] int32
     version: jax.Array  # [k] int32, of the parameters each contribution was taken at
@@ -49,10 +50,11 @@ class Row(NamedTuple):
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
-    """The body of one update: (algorithm, losses, model, row, examples, everyone) -> model.
+    """The body of one update: (algorithm, losses, model, row, taken, everyone) -> model.
 
-    stale: the schedule has contributions taken at older versions. everyone: all workers take part,
-    in order, so that nothing is gathered and scattered.
+    taken: the examples of the row's mini-batches, [k, mini_batches, batch_size, ...]. stale: the
+    schedule has contributions taken at older versions. everyone: all workers take part, in order,
+    so that nothing is gathered and scattered.
     """
     if algorithm.server is None:
         return _local
@@ -89,24 +91,30 @@ def _where(chosen, new, old):
     return jax.tree.map(leaf, new, old)
 
 
-def run_rows(body, algorithm, losses, model: Model, rows: Row, count, examples, everyone) -> Model:
-    """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`."""
+def run_rows(
+    body, algorithm, losses, augment, model: Model, rows: Row, count, examples, everyone
+) -> Model:
+    """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`.
+
+    augment: see `runtimes.worker.taken`.
+    """
 
     def step(t, model):
         row = jax.tree.map(lambda a: a[t], rows)
-        return body(algorithm, losses, model, row, examples, everyone)
+        taken = worker.taken(examples, row.indices, row.draws, augment)
+        return body(algorithm, losses, model, row, taken, everyone)
 
     return jax.lax.fori_loop(0, count, step, model)
 
 
-def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+def _union(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
     if row.seen is not None and worker.draws(losses):
-        return _replicated(algorithm, losses, model, row, examples, everyone)
+        return _replicated(algorithm, losses, model, row, taken, everyone)
     _, mini_batches, batch_size = row.indices.shape
     weight = algorithm.weight(row.batches)
     share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
     own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
-    taken = jax.tree.map(lambda a: a[row.indices.reshape(-1)], examples)
+    taken = worker.flatten(worker.flatten(taken))
     weights = (share[:, None] * own).reshape(-1)
     gradient = worker.gradient(losses, model.params, taken, weights, row.samples)
     common, _ = _given(row, mini_batches)
@@ -125,7 +133,7 @@ def _union(algorithm, losses, model: Model, row: Row, examples, everyone) -> Mod
 
 
 def _contributions(
-    algorithm, losses, points, axis, model: Model, row: Row, examples, everyone, **given
+    algorithm, losses, points, axis, model: Model, row: Row, taken, everyone, **given
 ):
     """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
     common, own = _given(row, row.indices.shape[1])
@@ -136,7 +144,6 @@ def _contributions(
             lambda params: worker.init(algorithm, params), in_axes=axis, axis_size=len(row.worker)
         )(points)
         state = _where(row.restored >= 0, fresh, state)
-    taken = jax.tree.map(lambda a: a[row.indices], examples)
     working = len(row.indices)
     taken_at = own if row.seen is None else own | {"samples": row.seen}
 
@@ -196,32 +203,32 @@ def served(algorithm, updates, current, server, batches, common: dict) -> tuple[
     return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
 
 
-def _reduced(algorithm, losses, points, axis, current, model, row, examples, everyone):
+def _reduced(algorithm, losses, points, axis, current, model, row, taken, everyone):
     """A replicated update from contributions taken at `points`, applied to `current`."""
     updates, workers = _contributions(
-        algorithm, losses, points, axis, model, row, examples, everyone, current=current
+        algorithm, losses, points, axis, model, row, taken, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
     params, server = served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 
-def _replicated(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+def _replicated(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
     params, model = _reduced(
-        algorithm, losses, model.params, None, model.params, model, row, examples, everyone
+        algorithm, losses, model.params, None, model.params, model, row, taken, everyone
     )
     return model._replace(params=params)
 
 
-def _stale(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+def _stale(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
     points = jax.tree.map(lambda a: a[row.read], model.params)
     current = jax.tree.map(lambda a: a[row.current], model.params)
-    params, model = _reduced(algorithm, losses, points, 0, current, model, row, examples, everyone)
+    params, model = _reduced(algorithm, losses, points, 0, current, model, row, taken, everyone)
     kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), model.params, params)
     return model._replace(params=kept)
 
 
-def _local(algorithm, losses, model: Model, row: Row, examples, everyone) -> Model:
+def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
     params = _take(model.params, row.worker, everyone)
     if row.restored is not None:
         source = jnp.maximum(row.restored, 0)
@@ -230,6 +237,6 @@ def _local(algorithm, losses, model: Model, row: Row, examples, everyone) -> Mod
             state = _take(model.workers.exchange, source, everyone=False)
             theirs = jax.vmap(algorithm.public)(state, theirs)
         params = _where(row.restored >= 0, theirs, params)
-    updates, workers = _contributions(algorithm, losses, params, 0, model, row, examples, everyone)
+    updates, workers = _contributions(algorithm, losses, params, 0, model, row, taken, everyone)
     params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
     return model._replace(params=params, workers=workers)

@@ -25,8 +25,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import packing, placement, rounds, worker
-from runtimes.rounds import Model, Table
+from runtimes import mesh_inputs, packing, placement, rounds, worker
+from runtimes.rounds import Model
 from stragglers.inject import Injector
 from stragglers.schedule import Schedule, concatenate
 
@@ -81,10 +81,11 @@ class Mesh:
         mini_batches: int,
         injector: Injector | None = None,
         rounds_per_dispatch: int = 8,
+        augment: worker.Augment | None = None,
     ):
         """Take the first `workers` devices; nothing is compiled before the first round.
 
-        losses, examples, sampler, mini_batches: as in `runtimes.simulate.Simulator`.
+        losses, examples, sampler, mini_batches, augment: as in `runtimes.simulate.Simulator`.
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
         speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
         """
@@ -92,31 +93,32 @@ class Mesh:
         devices = jax.make_mesh(
             (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
         )
-        self._algorithm, self._examples, self._sampler = algorithm, examples, sampler
+        self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches
-        self._injector, self._rounds = injector, rounds_per_dispatch
+        self._injector = injector
+        self._input = mesh_inputs.of(
+            examples, sampler, devices, rounds_per_dispatch, mini_batches, augment is not None
+        )
+        self._rounds = self._input.rounds
         self._stacked = NamedSharding(devices, P(AXIS))
         self._everywhere = NamedSharding(devices, P())
         me = jax.process_index()
         self._here = [i for i, d in enumerate(devices.devices.flat) if d.process_index == me]
         one_round = (
-            functools.partial(rounds.plain, algorithm, losses, mini_batches)
+            functools.partial(rounds.plain, algorithm, losses, mini_batches, augment)
             if injector is None
-            else rounds.Watched(algorithm, losses, mini_batches, injector)
+            else rounds.Watched(algorithm, losses, mini_batches, injector, augment)
         )
         # The rounds of a dispatch as a program, which may be lowered and read before a run.
-        self.dispatch = _dispatch(devices, one_round)
+        self.dispatch = _dispatch(devices, one_round, self._input.spec)
         self._program = None  # compiled, from the first dispatch on
-        self._on_devices = None  # the examples, from the first start on
         self._gathered = placement.whole(self._current, self._everywhere)
         self._stored = placement.whole(self._once, self._everywhere)
         self._remembered = placement.whole(_exchange_state, self._everywhere)
 
     def start(self, params) -> MeshRun:
         """A run of no updates from `params`, which are copied; delays and log begin anew."""
-        if self._on_devices is None:
-            examples = jax.tree.map(np.asarray, self._examples)
-            self._on_devices = placement.place(examples, self._everywhere)
+        self._input.start()
         if self._injector is not None:
             self._injector.reset(self._here)
         algorithm = self._algorithm
@@ -152,12 +154,13 @@ class Mesh:
         return self._remembered(run.model)
 
     def measured(self, run: MeshRun) -> dict[str, float]:
-        """Nothing: all columns are worked out."""
+        """How long the input was waited for, where it is streamed; all else is worked out."""
         del run
-        return {}
+        return self._input.measured()
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """End what reads examples."""
+        self._input.close()
 
     def pack(self, run: MeshRun) -> dict[str, np.ndarray]:
         """All of a run as a flat dict, the same on every process."""
@@ -201,15 +204,20 @@ class Mesh:
         active = None
         if self._algorithm.links is not None:
             active = self._algorithm.links.active(run.update, self._rounds)
-        arguments = (run.model, self._table(run), self._on_devices, active, np.int32(count))
+        used = count * self._mini_batches if self._injector is None else None
+        examples, table = self._input.take(run.consumed, used)
+        arguments = (run.model, table, examples, active, np.int32(count))
         if self._program is None:  # before the clock starts: compiling is no part of a round
             self._program = self.dispatch.lower(*arguments).compile()
-        placement.of_all(np.zeros(1))  # nor is waiting for a process that evaluates more slowly
-        began = time.monotonic()
+        # Nor is waiting for a process that evaluates more slowly; waiting for the input is.
+        waited = placement.of_all(np.array([self._input.waited])).max()
+        began = time.monotonic() - waited
         if self._injector is not None:
-            self._injector.resume()
+            self._injector.resume(waited)
+        model = self._program(*arguments)
+        self._input.stage(after=model)
         # Queued collective programs can wait for each other for ever on CPU: one at a time.
-        model = jax.block_until_ready(self._program(*arguments))
+        model = jax.block_until_ready(model)
         if self._injector is None:
             seconds = placement.of_all(np.array([time.monotonic() - began])).max()
             schedule = _plain_schedule(run, self._workers, self._mini_batches, count, seconds)
@@ -230,13 +238,6 @@ class Mesh:
             ),
             schedule,
         )
-
-    def _table(self, run: MeshRun) -> Table:
-        """The next mini-batches of all workers, as many as a dispatch can take."""
-        counters = run.consumed[:, None] + np.arange(self._rounds * self._mini_batches)
-        ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
-        table = Table(self._sampler.indices(ids, counters), run.consumed.astype(np.int32))
-        return placement.place(table, self._stacked)
 
     def _placed(self, model: Model) -> Model:
         """A copy of every leaf for every worker, on its device."""
@@ -260,22 +261,25 @@ class Mesh:
         )
 
 
-def _dispatch(devices: jax.sharding.Mesh, one_round: Callable) -> Callable:
+def _dispatch(devices: jax.sharding.Mesh, one_round: Callable, spec: P) -> Callable:
     """Rounds as one program: (model, table, examples, active, count) -> model, all stacked.
 
-    active: [rounds, matchings] bool of links, or None.
+    active: [rounds, matchings] bool of links, or None. spec: of the examples, the same on all
+    devices, or stacked.
     """
 
     @functools.partial(jax.jit, donate_argnums=0)
     @functools.partial(
         jax.shard_map,
         mesh=devices,
-        in_specs=(P(AXIS), P(AXIS), P(), P(), P()),
+        in_specs=(P(AXIS), P(AXIS), spec, P(), P()),
         out_specs=P(AXIS),
         check_vma=False,  # replicated values are kept stacked on purpose
     )
     def dispatch(model, table, examples, active, count):
         model, table = jax.tree.map(lambda a: a[0], (model, table))
+        if spec != P():
+            examples = jax.tree.map(lambda a: a[0], examples)
 
         def step(r, carry):
             used = None if active is None else active[r]

@@ -4,6 +4,7 @@ A waiting rule plans some updates ahead; a run takes those that land in time, a 
 other. Where gradients are stale, every version of the parameters gets its slot here.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -46,16 +47,33 @@ class Turn(NamedTuple):
     everyone: bool  # all workers take part in every update, in their order
 
 
+class Addresses(NamedTuple):
+    """Which mini-batches the rows of a turn take."""
+
+    worker: np.ndarray  # [updates, k] int32, of the positions that work
+    counter: np.ndarray  # [updates, k, mini_batches] int64
+    schedule: Schedule  # the rows before those that only fill up
+    workers: int  # of the run
+
+
 class Planner:
     """Plans of one waiting rule."""
 
-    def __init__(self, rule: Rule, sampler, mini_batches: int, stale: bool):
-        """sampler, mini_batches: as in `runtimes.simulate.Simulator`.
+    def __init__(
+        self,
+        rule: Rule,
+        batch_size: int,
+        mini_batches: int,
+        stale: bool,
+        most: Callable[[int], int],
+    ):
+        """batch_size, mini_batches: as in `runtimes.simulate.Simulator`.
 
-        stale: contributions may be taken at older versions, which live in slots.
+        stale: contributions may be taken at older versions, which live in slots. most: how many
+        updates a turn may have at most, from the samples of one.
         """
-        self._rule, self._sampler = rule, sampler
-        self._mini_batches, self._stale = mini_batches, stale
+        self._rule, self._batch_size = rule, batch_size
+        self._mini_batches, self._stale, self._most = mini_batches, stale, most
 
     def start(self, remembers: bool) -> Plan:
         """The plan of a run of no updates; remembers: the method keeps something per worker."""
@@ -68,14 +86,14 @@ class Planner:
             plan = self._extended(plan)
         planned, count = plan.planned, 0
         if planned is not None:
-            per_update = planned.workers.shape[1] * self._mini_batches * self._sampler.batch_size
+            per_update = planned.workers.shape[1] * self._mini_batches * self._batch_size
             landed = np.searchsorted(planned.time, seconds, side="right")
-            count = int(min(landed, most, max(1, INDICES_PER_DISPATCH // per_update)))
+            count = int(min(landed, most, self._most(per_update)))
         if count == 0:
             waited = max(plan.seconds, seconds)
             return plan._replace(seconds=waited, exhausted=planned is None), None
         done = planned.slice(0, count)
-        seen = plan.samples + np.concatenate([[0], done.samples_used(self._sampler.batch_size)])
+        seen = plan.samples + np.concatenate([[0], done.samples_used(self._batch_size)])
         turn = Turn(done, seen[:-1], *(a[:count] for a in plan.rows), self._everyone(done))
         left = planned.updates - count
         return plan._replace(
@@ -87,29 +105,40 @@ class Planner:
             seconds=max(plan.seconds, float(done.time[-1])),
         ), turn
 
-    def rows(self, turn: Turn, updates: int, width: int) -> Row:
-        """The turn padded by nobody's rows and positions to [updates, width]."""
-        done = turn.schedule
-        missing = width - done.workers.shape[1]
-
-        def pad(values, dtype, filler=0):
-            if values is None:
-                return None
-            wide = [(0, updates - done.updates)] + [(0, missing)] * (values.ndim - 1)
-            return np.pad(values.astype(dtype), wide, constant_values=filler)
-
+    def addresses(self, turn: Turn, updates: int, width: int) -> Addresses:
+        """Which mini-batches `rows` of the same sizes takes."""
+        done, workers = turn.schedule, self._rule.workers
         working = width
         if done.partner is not None and not done.batches[:, width // 2 :].any():
             working //= 2  # partners never stop: they bring nothing along
-        workers = self._rule.workers
-        ids = pad(done.workers, np.int32, workers)
-        counters = pad(done.first, np.int64)[..., None] + np.arange(self._mini_batches)
+        ids = _padded(done.workers, np.int32, updates, width, workers)[:, :working]
+        counters = _padded(done.first, np.int64, updates, width)[:, :working]
+        counters = counters[..., None] + np.arange(self._mini_batches)
+        return Addresses(np.minimum(ids, workers - 1), counters, done, workers)
+
+    def rows(
+        self,
+        turn: Turn,
+        updates: int,
+        width: int,
+        indices: jax.Array,
+        draws: jax.Array | None = None,
+    ) -> Row:
+        """The turn padded by nobody's rows and positions to [updates, width].
+
+        indices: of the samples in the mini-batches of `addresses`, [..., batch_size]; draws: what
+        their augmentation draws.
+        """
+        done = turn.schedule
+
+        def pad(values, dtype, filler=0):
+            return None if values is None else _padded(values, dtype, updates, width, filler)
+
         return Row(
-            indices=self._sampler.indices(
-                np.minimum(ids, workers - 1)[:, :working, None], counters[:, :working]
-            ),
+            indices=indices,
+            draws=draws,
             batches=pad(done.batches, np.int32),
-            worker=ids,
+            worker=pad(done.workers, np.int32, self._rule.workers),
             version=pad(done.version, np.int32),
             first=pad(done.first, np.int32),
             staleness=pad(done.staleness, np.int32),
@@ -179,6 +208,12 @@ def whole_powers(updates: int) -> int:
 def stacked(rows: list[Row]) -> Row:
     """Rows of several runs with a leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+
+def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np.ndarray:
+    """Values [T] or [T, k] in the shape [updates] or [updates, width]."""
+    wide = [(0, updates - len(values)), *((0, width - k) for k in values.shape[1:])]
+    return np.pad(values.astype(dtype), wide, constant_values=filler)
 
 
 def _lengthened(matchings: np.ndarray, updates: int) -> np.ndarray:

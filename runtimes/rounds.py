@@ -34,6 +34,7 @@ class Table(NamedTuple):
 
     indices: Any  # [mini-batches, batch_size] int32, samples in the training set
     first: Any  # [] int32, counter of the worker's first one
+    draws: Any = None  # as `indices`, uint32: what their augmentation draws
 
 
 def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
@@ -65,13 +66,16 @@ def _given(model: Model, mini_batches: int, first, active) -> dict:
 
 
 def plain(
-    algorithm, losses, mini_batches, carry, table: Table, examples, active
+    algorithm, losses, mini_batches, augment, carry, table: Table, examples, active
 ) -> tuple[Model, jax.Array, jax.Array]:
     """Everybody takes `mini_batches`; nothing is counted at run time."""
     model, offset, token = carry
     given = _given(model, mini_batches, table.first + offset, active)
-    taken = jax.lax.dynamic_slice_in_dim(table.indices, offset, mini_batches)
-    batch = jax.tree.map(lambda a: a[taken], examples)
+    indices, draws = jax.tree.map(
+        lambda a: jax.lax.dynamic_slice_in_dim(a, offset, mini_batches),
+        (table.indices, table.draws),
+    )
+    batch = worker.taken(examples, indices, draws, augment)
     contribution, state = worker.contribute(
         algorithm, losses, model.params, model.worker, batch, mini_batches, given
     )
@@ -101,8 +105,15 @@ class Watched:
     the landing.
     """
 
-    def __init__(self, algorithm, losses, mini_batches: int, injector: inject.Injector):
-        self._algorithm, self._losses = algorithm, losses
+    def __init__(
+        self,
+        algorithm,
+        losses,
+        mini_batches: int,
+        injector: inject.Injector,
+        augment: worker.Augment | None = None,
+    ):
+        self._algorithm, self._losses, self._augment = algorithm, losses, augment
         self._mini_batches, self._injector = mini_batches, injector
 
     def __call__(self, carry, table: Table, examples, active):
@@ -116,7 +127,8 @@ class Watched:
             most = jnp.asarray(trigger.mini_batches, jnp.int32)[me]
 
         def batch(taken):
-            return jax.tree.map(lambda a: a[table.indices[offset + taken]], examples)
+            indices, draws = jax.tree.map(lambda a: a[offset + taken], (table.indices, table.draws))
+            return worker.taken(examples, indices, draws, self._augment)
 
         batches, contribution, state = self._until_stopped(model, begun, most, batch, given)
         total = jax.lax.psum(batches, AXIS)

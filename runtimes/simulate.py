@@ -16,9 +16,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import packing, worker
+from runtimes import inputs, packing, worker
 from runtimes.bodies import Model, Row, body_of, run_rows
-from runtimes.planning import Plan, Planner, whole_powers
+from runtimes.planning import Addresses, Plan, Planner, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
@@ -65,14 +65,17 @@ class Simulator:
         *,
         mini_batches: int,
         devices: int = 1,
+        augment: worker.Augment | None = None,
     ):
         """Check the parts; nothing is compiled before the first update.
 
         losses: (params, examples) -> [b] per-example losses; examples: the training set, a pytree
-        with leading axis [samples]; sampler: `indices(workers, counters)`; mini_batches: of a full
-        round; devices: how many the worker axis is sharded over (must divide the workers).
+        with leading axis [samples], or `runtimes.feeding.Streamed`; sampler: `indices(workers,
+        counters)`, with `on_host` for a streamed set and `draws` for an augmented one;
+        mini_batches: of a full round; devices: how many the worker axis is sharded over (must
+        divide the workers); augment: what training does to its examples.
         """
-        self.algorithm, self.losses, self.examples = algorithm, losses, examples
+        self.algorithm, self.losses, self.augment = algorithm, losses, augment
         self._workers, self._devices = rule.workers, devices
         if algorithm.check is not None:
             algorithm.check(rule.workers, rule.extend(rule.init(), 1)[1])
@@ -90,15 +93,13 @@ class Simulator:
         self._by_participant = NamedSharding(mesh, P(None, AXIS))
         self._local = algorithm.server is None
         self.stale = rule.asynchronous and not self._local  # gradients of older versions
-        self.planner = Planner(rule, sampler, mini_batches, self.stale)
-        self._run = _program(algorithm, losses, self.stale)
-        self._on_device = None  # the examples, from the first start on
+        self._sampler, self.input = sampler, inputs.of(examples, sampler)
+        self.planner = Planner(rule, sampler.batch_size, mini_batches, self.stale, self.input.most)
+        self._run = _program(algorithm, losses, augment, self.stale)
 
     def start(self, params) -> Simulation:
         """A run of no updates from `params`, which are copied."""
-        if self._on_device is None:
-            examples = jax.tree.map(jnp.asarray, self.examples)
-            self._on_device = jax.device_put(examples, self._everywhere)
+        self.input.start(self._place)
         params = jax.tree.map(jnp.asarray, params)
         server = ()
         if self._local:
@@ -127,8 +128,12 @@ class Simulator:
             if turn is None:
                 break
             count, width = turn.schedule.workers.shape
-            rows = self._on_devices(self.planner.rows(turn, whole_powers(count), width))
-            model = self._run(model, rows, count, self._on_device, turn.everyone)
+            updates = whole_powers(count)
+            addresses = self.planner.addresses(turn, updates, width)
+            examples, indices = self.input.take(addresses, after=model.params)
+            draws = self.draws(addresses)
+            rows = self._on_devices(self.planner.rows(turn, updates, width, indices, draws))
+            model = self._run(model, rows, count, examples, turn.everyone)
             done.append(turn.schedule)
             remaining -= count
         return Simulation(model, plan), concatenate(done) if done else None
@@ -153,12 +158,13 @@ class Simulator:
         return simulation.model.workers.exchange
 
     def measured(self, simulation: Simulation) -> dict[str, float]:
-        """Nothing: all columns are worked out."""
+        """How long the input was waited for, where it is streamed; all else is worked out."""
         del simulation
-        return {}
+        return self.input.measured()
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """End what reads examples."""
+        self.input.close()
 
     def pack(self, simulation: Simulation) -> dict[str, np.ndarray]:
         """The model as a flat dict; `resume` takes a fresh clock to the same place."""
@@ -180,6 +186,16 @@ class Simulator:
             plan = self.planner.observe(plan, seconds, loss)
         return Simulation(model, plan), concatenate(done) if done else None
 
+    def _place(self, examples):
+        """Arrays of the host on all devices."""
+        return jax.device_put(examples, self._everywhere)
+
+    def draws(self, addresses: Addresses) -> jax.Array | None:
+        """What augmentation draws for the samples of these mini-batches."""
+        if self.augment is None:
+            return None
+        return self._sampler.draws(addresses.worker[..., None], addresses.counter)
+
     def _per_worker(self, tree):
         """A copy of every leaf for every worker, [workers, ...]."""
         stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (self._workers, *jnp.shape(a))), tree)
@@ -197,17 +213,28 @@ class Simulator:
         if rows.worker.shape[1] % self._devices == 0:
             spread = self._by_participant
         common = Row(*[self._everywhere] * len(Row._fields))
-        by_participant = ("indices", "batches", "worker", "version", "first", "staleness", "seen")
+        by_participant = (
+            "indices",
+            "draws",
+            "batches",
+            "worker",
+            "version",
+            "first",
+            "staleness",
+            "seen",
+        )
         return jax.device_put(rows, common._replace(**dict.fromkeys(by_participant, spread)))
 
 
-def _program(algorithm: Algorithm, losses: Callable, stale: bool) -> Callable:
+def _program(
+    algorithm: Algorithm, losses: Callable, augment: worker.Augment | None, stale: bool
+) -> Callable:
     """Compiled once per shape: (model, rows, count, examples, everyone) -> model."""
     body = body_of(algorithm, stale)
 
     @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
     def run(model, rows, count, examples, everyone):
-        return run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+        return run_rows(body, algorithm, losses, augment, model, rows, count, examples, everyone)
 
     return run
 

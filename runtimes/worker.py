@@ -7,6 +7,7 @@ all workers had seen before the update, so that all of them draw alike.
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +41,20 @@ def sample_weights(batches, mini_batches: int, batch_size: int) -> jax.Array:
 def flatten(examples: Tree) -> Tree:
     """[mini_batches, batch_size, ...] -> [mini_batches * batch_size, ...]."""
     return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), examples)
+
+
+Augment = Callable[[Tree, jax.Array], Tree]  # (examples [b], draws [b] uint32) -> examples
+
+
+def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -> Tree:
+    """The examples at `indices`, of any shape, augmented by a uint32 draw for each of them."""
+    batch = jax.tree.map(lambda a: a[indices], examples)
+    if augment is None:
+        return batch
+    axes = indices.ndim
+    flat = jax.tree.map(lambda a: a.reshape((-1, *a.shape[axes:])), batch)
+    changed = augment(flat, draws.reshape(-1))
+    return jax.tree.map(lambda a: a.reshape((*indices.shape, *a.shape[1:])), changed)
 
 
 def draws(losses) -> bool:

@@ -104,8 +104,9 @@ class Injector:
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
 
-    def resume(self) -> None:
-        self._resumed_at = time.monotonic()
+    def resume(self, waited: float = 0.0) -> None:
+        """Let the clock run, from `waited` seconds ago."""
+        self._resumed_at = time.monotonic() - waited
 
     def pause(self) -> None:
         self._elapsed, self._resumed_at = self.now(), None

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import prepare
+from experiments import prepare, tasks
 from experiments.tasks import sampling
 
 MINI_BATCHES = 64
@@ -36,7 +36,7 @@ def ratio(config: ConfigDict, prepared: prepare.Prepared) -> float:
     for number in range(MINI_BATCHES):
         worker, counter = number % config.workers, number // config.workers
         indices = np.asarray(sampler.indices(np.int32(worker), counter))
-        examples = jax.tree.map(lambda a, i=indices: jnp.asarray(a[i]), task.train)
+        examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
         total, squares = added(total, squares, examples)
     each, together = float(squares) / MINI_BATCHES, float(_squared(total)) / MINI_BATCHES**2
     variance = (each - together) * MINI_BATCHES / (MINI_BATCHES - 1)

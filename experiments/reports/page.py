@@ -48,7 +48,7 @@ def write(root: str | os.PathLike) -> Path:
 def _look(arm: workdirs.Arm) -> panels.Look | None:
     """Write the timelines of all seeds; what the schedule of the first one shows, if any."""
     looks = []
-    for place, summary in zip(arm.places, arm.summaries, strict=True):
+    for place, summary, metrics in zip(arm.places, arm.summaries, arm.runs, strict=True):
         if not (place / records.SCHEDULE).exists():
             continue
         done = schedule.load(place / records.SCHEDULE)
@@ -60,7 +60,7 @@ def _look(arm: workdirs.Arm) -> panels.Look | None:
         if not done.updates:
             continue
         path = place / timeline.TIMELINE
-        timeline.write(done, path, _named(arm, summary), summary["clock"])
+        timeline.write(done, path, _named(arm, summary), summary["clock"], metrics)
         if not looks:
             looks.append(panels.look(done, summary["workers"], timeline.MOST_STRETCHES))
     return looks[0] if looks else None

@@ -4,14 +4,16 @@ A stretch is cut out of every contribution of a Schedule: its worker computes fr
 `busy`, communicates until `finish`, and waits in between. What lies between two contributions of a
 worker is left open: it has worked on a mini-batch that was cancelled or ignored, which no row
 tells. Who is only met by another node, and a position that stands for nobody, takes no time.
-The events of a Schedule (a worker has joined, was lost, is restored) are instants.
+The events of a Schedule (a worker has joined, was lost, is restored) are instants. Where data are
+streamed, a lane of its own has the seconds for which devices waited for their input.
 
 Source: Trace Event Format (Google, 2016), JSON object format.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,11 +82,17 @@ def _next_start(worker: np.ndarray, start: np.ndarray) -> np.ndarray:
     return following
 
 
-def trace(schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES) -> dict[str, Any]:
+def trace(
+    schedule: Schedule,
+    name: str,
+    clock: str,
+    most: int = MOST_STRETCHES,
+    metrics: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """A run as a process with a thread per worker, in the JSON object format of trace events.
 
     name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
-    stretches are drawn, and `otherData` says so.
+    stretches are drawn, and `otherData` says so. metrics: its records, for the lane of the input.
     """
     drawn = stretches(schedule, most)
     whole, shown = float(schedule.time[-1]), drawn.begin.max(initial=0) / NANOSECONDS
@@ -102,15 +110,23 @@ def trace(schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES)
             *_names(workers, name, contents),
             *_events(drawn),
             *_instants(instants),
+            *_waits(record for record in metrics if record["seconds"] <= until),
         ],
         "displayTimeUnit": "ms",
         "otherData": {"run": name, "clock": clock, "contents": contents},
     }
 
 
-def write(schedule: Schedule, path: str | os.PathLike, name: str, clock: str) -> None:
+def write(
+    schedule: Schedule,
+    path: str | os.PathLike,
+    name: str,
+    clock: str,
+    metrics: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Write `trace` as a file that ui.perfetto.dev opens."""
-    text = json.dumps(trace(schedule, name, clock), allow_nan=False, separators=(",", ":"))
+    traced = trace(schedule, name, clock, metrics=metrics)
+    text = json.dumps(traced, allow_nan=False, separators=(",", ":"))
     files.write(path, text, durable=False)
 
 
@@ -159,4 +175,19 @@ def _instants(events: Iterable[Event]) -> Iterator[dict]:
             "tid": event.worker + 1,
             "ts": np.rint(NANOSECONDS * event.time) / 1000,
             "args": {} if event.source < 0 else {"source": event.source},
+        }
+
+
+def _waits(metrics: Iterable[Mapping[str, Any]]) -> Iterator[dict]:
+    """Seconds on the wall that devices waited for their input, from one record to the next."""
+    streamed = (record for record in metrics if "input_wait_seconds" in record)
+    for before, after in pairwise(streamed):
+        yield {
+            "name": "input wait",
+            "cat": "input",
+            "ph": "C",  # a counter, which has a lane of its own
+            "pid": 1,
+            "tid": 0,
+            "ts": np.rint(NANOSECONDS * before["seconds"]) / 1000,
+            "args": {"seconds": after["input_wait_seconds"] - before["input_wait_seconds"]},
         }

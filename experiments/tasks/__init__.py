@@ -2,14 +2,41 @@
 
 from collections.abc import Mapping
 
+from experiments import parts
 from experiments.kinds import Kind
-from experiments.tasks import dense_tasks, sparse_tasks
-from experiments.tasks.base import Task, evaluate, row_sparse
+from experiments.tasks import dense_tasks, sources, sparse_tasks
+from experiments.tasks.base import (
+    Task,
+    count,
+    evaluate,
+    in_pieces,
+    row_sparse,
+    take,
+    worker_accuracy,
+)
 
-__all__ = ["TASK", "TASKS", "Task", "build", "evaluate", "row_sparse"]
+__all__ = [
+    "TASK",
+    "TASKS",
+    "Task",
+    "build",
+    "count",
+    "evaluate",
+    "in_pieces",
+    "row_sparse",
+    "streams",
+    "take",
+    "worker_accuracy",
+]
 
 TASKS = dense_tasks.TASKS | sparse_tasks.TASKS
 TASK = Kind("task", TASKS, Task)
+
+
+def streams(spec: str | Mapping) -> bool:
+    """Whether a task, described as for `build`, reads its examples as they are needed."""
+    reading = parts.spec(spec).get("reading")
+    return reading is not None and sources.READING.build(reading).readers is not None
 
 
 def build(spec: str | Mapping) -> Task:

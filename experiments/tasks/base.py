@@ -1,7 +1,7 @@
 """Tasks: what is minimised, on which examples, and how well a model does."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.trees import path_text
+from runtimes.feeding import Streamed
 
 
 class Task(NamedTuple):
     """An empirical risk and its data; arrays are NumPy's, a runtime moves them where it wants.
 
-    train, test: pytrees of arrays with leading axis [samples]. `examples` below are such pytrees
-    with leading axis [b].
+    train, test: pytrees of arrays with leading axis [samples], or `runtimes.feeding.Streamed`.
+    `examples` below are such pytrees with leading axis [b].
     labels: one per training sample, for splits that go by label.
     losses: float32 [b], each example's share of the mean loss, the l2 term included.
     correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
@@ -26,6 +27,8 @@ class Task(NamedTuple):
     metrics: what else to report, from the parameters and the losses that `evaluate` found.
     sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
         of what is in the mini-batch.
+    augment: what training does to its examples at random, (examples, draws uint32 [b]) ->
+        examples; see `experiments.tasks.augment`. `losses` and `correct` take them either way.
     evaluated: how many training and test examples `evaluate` takes, evenly spread; None: all.
     """
 
@@ -42,11 +45,40 @@ class Task(NamedTuple):
     metrics: Callable[[Any, dict[str, float | None]], dict[str, float]] | None = None
     sparse: tuple[str, ...] = ()
     evaluated: int | None = None
+    augment: Callable[[Any, jax.Array], Any] | None = None
 
 
 def row_sparse(task: Task, path: tuple) -> bool:
     """Whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
     return path_text(path) in task.sparse
+
+
+def count(examples: Any) -> int:
+    """How many samples there are."""
+    if isinstance(examples, Streamed):
+        return len(examples)
+    return jax.tree.leaves(examples)[0].shape[0]
+
+
+def take(examples: Any, indices: np.ndarray | slice) -> Any:
+    """The samples of these indices, as a pytree of arrays."""
+    if not isinstance(examples, Streamed):
+        return jax.tree.map(lambda a: a[indices], examples)
+    if isinstance(indices, slice):
+        indices = np.arange(*indices.indices(len(examples)))
+    return examples.source.read(indices)
+
+
+def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[Any, int]]:
+    """The examples that `evaluate` takes, at most `batch` at a time, each with their number."""
+    samples, spread = count(examples), None
+    if task.evaluated is not None and task.evaluated < samples:
+        spread = np.arange(task.evaluated) * samples // task.evaluated
+        samples = task.evaluated
+    for start in range(0, samples, batch):
+        piece = slice(start, min(start + batch, samples))
+        chosen = piece if spread is None else spread[piece]
+        yield take(examples, chosen), piece.stop - start
 
 
 def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
@@ -61,17 +93,33 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     return means if task.metrics is None else {**means, **task.metrics(params, means)}
 
 
+def worker_accuracy(task: Task, models) -> dict[str, float]:
+    """The spread over workers: test accuracy of the worst and the best single model.
+
+    models: parameters with a leading axis. {}: there is nothing to predict.
+    """
+    if task.correct is None:
+        return {}
+
+    @jax.jit
+    def hits(models, examples):
+        return jax.lax.map(lambda params: task.correct(params, examples).sum(), models)
+
+    found, samples = 0.0, 0
+    for piece, size in in_pieces(task, task.test):
+        found, samples = found + np.asarray(hits(models, piece), np.float64), samples + size
+    return {
+        "test_accuracy_worst_worker": float(found.min() / samples),
+        "test_accuracy_best_worker": float(found.max() / samples),
+    }
+
+
 def _means(task: Task, params, examples, batch: int) -> tuple[float, float | None]:
-    samples = jax.tree.leaves(examples)[0].shape[0]
-    if task.evaluated is not None and task.evaluated < samples:
-        spread = np.arange(task.evaluated) * samples // task.evaluated
-        samples = task.evaluated
-        examples = jax.tree.map(lambda a: a[spread], examples)
     losses = task.losses if task.eval_losses is None else task.eval_losses
-    totals = []
-    for start in range(0, samples, batch):
-        chunk = jax.tree.map(lambda a, start=start: a[start : start + batch], examples)
-        totals.append(_totals(losses, task.correct, params, chunk))
+    totals, samples = [], 0
+    for piece, size in in_pieces(task, examples, batch):
+        totals.append(_totals(losses, task.correct, params, piece))
+        samples += size
     loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
     return float(loss), None if task.correct is None else float(hits)
 

@@ -1,12 +1,13 @@
 """Data sets, and how workers share them."""
 
 import functools
-import importlib.util
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from experiments.tasks import sources
 
 
 class Images(NamedTuple):
@@ -20,7 +21,10 @@ class Points(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """Examples as pytrees of arrays whose leading axis counts samples."""
+    """Examples as pytrees of arrays whose leading axis counts samples, or as a source.
+
+    A source is a `runtimes.feeding.Source`, such as `sources.Arrays` and `sources.Records`.
+    """
 
     train: Any
     test: Any
@@ -59,45 +63,69 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
     )
 
 
-IMAGE_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
+IMAGE_CLASSES = {
+    "mnist": 10,
+    "fashion_mnist": 10,
+    "cifar10": 10,
+    "cifar100": 100,
+    "imagenet2012": 1000,
+}
+_OWN_TEST = {"imagenet2012": "validation"}  # the split that stands for the test set, if not "test"
+_OWN_SIZE = {"imagenet2012": 256}  # pixels, of images that differ in size
 
 
-def tfds_images(name: str, data_dir: str | None = None) -> Dataset:
+def tfds_images(name: str, data_dir: str | None = None, size: int | None = None) -> Dataset:
     """An image data set of TensorFlow Datasets, with its own train/test split; images are uint8.
 
     Reading a directory that was prepared in the array_record format needs neither TensorFlow nor
     a network. Preparing it needs both, once: TensorFlow encodes the images.
 
-    data_dir: default `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
+    data_dir: see `sources.tfds_source`. size: pixels, to which the shorter side of an image is
+    scaled before its middle is cut out as a square; None: as they are, but 256 for ImageNet.
     """
-    import tensorflow_datasets as tfds  # here, since it takes a second to import
-
-    where = os.path.expanduser(
-        data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    decode = functools.partial(decoded, size=size or _OWN_SIZE.get(name))
+    splits = "train", _OWN_TEST.get(name, "test")
+    train, test = (
+        sources.Records(f"{name}/{split}", sources.tfds_source(name, split, data_dir), decode)
+        for split in splits
     )
-    can_prepare = importlib.util.find_spec("tensorflow") is not None
-    try:
-        sources = tfds.data_source(
-            name, split=["train", "test"], data_dir=where, download=can_prepare
-        )
-    except Exception as error:  # one cause for us; dozens of types for tfds, requests and gcsfs
-        reason = str(error).partition("\n")[0] if can_prepare else "tensorflow is not installed"
-        raise ValueError(
-            f"{name}: no array_record copy in data_dir={where} and none can be prepared there "
-            f"({reason}); on any computer with a network run `pip install tensorflow-datasets "
-            f"tensorflow importlib_resources` and `tfds build {name} --file_format=array_record "
-            f"--data_dir=DIR`, then set data_dir to DIR"
-        ) from error
-    return Dataset(*map(_stack, sources), classes=IMAGE_CLASSES[name])
+    return Dataset(train, test, classes=IMAGE_CLASSES[name])
 
 
-def _stack(source: Sequence) -> Images:
-    """Decode every example of a random-access source."""
-    examples = [source[i] for i in range(len(source))]
-    return Images(
-        np.stack([example["image"] for example in examples]),
-        np.array([example["label"] for example in examples], np.int32),
-    )
+def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
+    """A record with "image" [height, width, channels] uint8 and "label", scaled to `size`."""
+    image = np.asarray(record["image"])
+    if size is not None and image.shape[:2] != (size, size):
+        from PIL import Image  # here, as few data need it
+
+        shorter = min(image.shape[:2])
+        height, width = (max(size, round(side * size / shorter)) for side in image.shape[:2])
+        scaled = np.asarray(Image.fromarray(image).resize((width, height), Image.BILINEAR))
+        top, left = (height - size) // 2, (width - size) // 2
+        image = scaled[top : top + size, left : left + size]
+    return Images(image, np.int32(record["label"]))
+
+
+def npy_images(folder: str, classes: int | None = None) -> Dataset:
+    """Images in memory maps: train_image.npy, train_label.npy, test_image.npy, test_label.npy.
+
+    Images are [N, height, width, channels] uint8 or float32, labels [N] whole numbers from 0 on.
+    classes: None: one more than the highest label.
+    """
+
+    def part(split: str) -> sources.Arrays:
+        image = sources.mapped(Path(folder) / f"{split}_image.npy", axes=4)
+        label = sources.mapped(Path(folder) / f"{split}_label.npy", axes=1)
+        if len(image) != len(label):
+            raise ValueError(
+                f"{folder}: {split}_image.npy has {len(image)} images and {split}_label.npy has "
+                f"{len(label)} labels; write both again"
+            )
+        return sources.Arrays(Images(image, label))
+
+    train, test = part("train"), part("test")
+    highest = max(int(source.labels.max()) for source in (train, test))
+    return Dataset(train, test, highest + 1 if classes is None else classes)
 
 
 # --- synthetic data with a known optimum ---
@@ -189,6 +217,7 @@ def _at_least(what: str, **bounds):
 
 SOURCES = {
     "digits": digits,
+    "npy": npy_images,
     **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
 }
 

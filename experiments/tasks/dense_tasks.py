@@ -10,19 +10,39 @@ import optax
 from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import data
-from experiments.tasks.base import Task
+from experiments.tasks import data, sources
+from experiments.tasks.augment import AUGMENT
+from experiments.tasks.base import Task, take
 from experiments.tasks.models import MODELS
 
 
-def classification(name: str, dataset: data.Dataset, model: nn.Module, l2: float = 0.0) -> Task:
-    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters."""
+def classification(
+    name: str,
+    dataset: data.Dataset,
+    model: nn.Module,
+    l2: float = 0.0,
+    reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None,
+    evaluated: int | None = None,
+) -> Task:
+    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters.
+
+    reading, augment: keys of `sources.READINGS` and of `AUGMENTATIONS` and their parameters.
+    evaluated: see `Task`.
+    """
+    reader = sources.READING.build(reading)
+    changes = None if augment is None else AUGMENT.build(augment)
+    train, test = reader.of(dataset.train), reader.of(dataset.test)
 
     def init(key):
-        return jax.jit(model.init)(key, dataset.train.image[:1])["params"]
+        return jax.jit(model.init)(key, plain(take(train, slice(1))).image)["params"]
+
+    def plain(examples):
+        # What training has augmented has its size already, and this leaves it alone.
+        return examples if changes is None else changes.plain(examples)
 
     def logits(params, examples):
-        return model.apply({"params": params}, examples.image)
+        return model.apply({"params": params}, plain(examples).image)
 
     def losses(params, examples):
         fit = optax.softmax_cross_entropy_with_integer_labels(
@@ -33,7 +53,18 @@ def classification(name: str, dataset: data.Dataset, model: nn.Module, l2: float
     def correct(params, examples):
         return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
 
-    return Task(name, dataset.train, dataset.test, dataset.train.label, init, losses, correct)
+    labels = sources.labels(train)
+    return Task(
+        name,
+        train,
+        test,
+        labels,
+        init,
+        losses,
+        correct,
+        evaluated=evaluated,
+        augment=None if changes is None else changes.train,
+    )
 
 
 def digits(
@@ -44,20 +75,42 @@ def digits(
     return classification("digits", dataset, _model(model, dataset.classes), l2)
 
 
-def images(name: str, model: str | Mapping, l2: float = 0.0, data_dir: str | None = None) -> Task:
-    """Classify an image data set of TensorFlow Datasets; model: see `digits`."""
+def images(
+    name: str,
+    model: str | Mapping,
+    l2: float = 0.0,
+    data_dir: str | None = None,
+    size: int | None = None,
+    reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None,
+    evaluated: int | None = None,
+) -> Task:
+    """Classify an image data set of TensorFlow Datasets; model: see `digits`.
+
+    data_dir, size: see `data.tfds_images`; reading, augment, evaluated: see `classification`.
+    """
     built = _model(model, data.IMAGE_CLASSES[name])  # before any reading of data
-    return classification(name, data.tfds_images(name, data_dir), built, l2)
+    dataset = data.tfds_images(name, data_dir, size)
+    return classification(name, dataset, built, l2, reading, augment, evaluated)
 
 
-def labelled_images(source: str | Mapping, model: str | Mapping, l2: float = 0.0) -> Task:
+def labelled_images(
+    source: str | Mapping,
+    model: str | Mapping,
+    l2: float = 0.0,
+    reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None,
+    evaluated: int | None = None,
+) -> Task:
     """Classify the images of a source of data; model: see `digits`.
 
     source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
-        whose examples are `data.Images`.
+        whose examples are `data.Images`, or sources of them. reading, augment, evaluated: see
+        `classification`.
     """
     dataset = SOURCE.build(source)
-    return classification("images", dataset, _model(model, dataset.classes), l2)
+    built = _model(model, dataset.classes)
+    return classification("images", dataset, built, l2, reading, augment, evaluated)
 
 
 def _model(model: str | Mapping, classes: int) -> nn.Module:

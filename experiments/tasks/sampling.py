@@ -6,6 +6,7 @@ Z_a x Z_b with a b >= n, walked on until it falls below n (J. Black, P. Rogaway,
 Arbitrary Finite Domains*, CT-RSA 2002).
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -59,6 +60,28 @@ class Sampler:
         address = workers.astype(np.int32), epoch.astype(np.uint32), offset.astype(np.uint32)
         return _look_up(self._data, *address, self.batch_size)
 
+    def draws(self, workers, counters) -> jax.Array:
+        """[..., batch_size] uint32, a random number for every sample that `indices` gives."""
+        workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
+        far, near = np.divmod(counters, 2**32)
+        words = (part.astype(np.uint32) for part in (workers, far, near))
+        return _drawn(np.uint32(self._seed), *words, self.batch_size)
+
+    def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
+        """The same indices for axes [n], [n, batch_size], without waiting for an accelerator."""
+        count = len(workers)
+        missing = (1 << (count - 1).bit_length()) - count  # few shapes to compile
+        with jax.default_device(_processor()):
+            indices = self.indices(np.pad(workers, (0, missing)), np.pad(counters, (0, missing)))
+            return np.asarray(indices)[:count]
+
+
+def _processor() -> jax.Device | None:
+    """The CPU as a device of JAX; None where JAX has been started without it."""
+    with contextlib.suppress(RuntimeError):
+        return jax.local_devices(backend="cpu")[0]
+    return None
+
 
 @functools.partial(jax.jit, static_argnums=4)
 def _look_up(data, worker, epoch, offset, batch_size: int):
@@ -72,6 +95,15 @@ def _look_up(data, worker, epoch, offset, batch_size: int):
     key = lowbias32(key + epoch[..., None] + laps)
     place = permute(position - laps * size, jnp.broadcast_to(size, shape), key)
     return flat[starts[worker][..., None] + place]
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _drawn(seed, worker, far, near, batch_size: int):
+    key = lowbias32(seed ^ np.uint32(0x61C88647))  # another chain than that of `_look_up`
+    for word in (worker, far, near):
+        key = lowbias32(key + word)
+    place = jax.lax.broadcasted_iota(jnp.uint32, (*worker.shape, batch_size), worker.ndim)
+    return lowbias32(key[..., None] + place)
 
 
 def permute(index, size, key) -> jax.Array:

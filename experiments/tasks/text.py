@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.util
 import keyword
 import os
 import re
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from experiments.tasks.sources import tfds_source
 
 UNKNOWN, END = 0, 1  # the ids of a word outside the vocabulary and of the end of a document
 SPECIAL = ("<unk>", "<end>")
@@ -118,7 +119,12 @@ def _hash(name: str) -> tuple[float, float]:
     return int.from_bytes(digest[:8]) / 2**64, int.from_bytes(digest[8:]) / 2**64
 
 
-TFDS_TEXT = {"lm1b": "lm1b", "wiki40b": "wiki40b/en"}
+# The data set, and its splits to train and to test on.
+TFDS_TEXT = {
+    "lm1b": ("lm1b", {"train": "train", "test": "test"}),
+    "wiki40b": ("wiki40b/en", {"train": "train", "test": "test"}),
+    "c4": ("c4/en", {"train": "train", "test": "validation"}),
+}
 
 
 @functools.lru_cache(maxsize=2)
@@ -127,11 +133,13 @@ def tfds_text(
 ) -> Corpus:
     """The first documents of a text data set of TensorFlow Datasets; see `tfds_source`.
 
-    name: a key of TFDS_TEXT. lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles.
+    name: a key of TFDS_TEXT. lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles and
+    c4 (arXiv 1910.10683) web pages.
     """
+    data_set, splits = TFDS_TEXT[name]
 
     def read(split: str, limit: int):
-        source = tfds_source(TFDS_TEXT[name], split, data_dir)
+        source = tfds_source(data_set, splits[split], data_dir)
         for i in range(min(limit, len(source))):
             yield f"{name}/{i}", source[i]["text"].decode("utf-8", errors="replace")
 
@@ -265,34 +273,6 @@ def _interactions(taken: list[np.ndarray], group: np.ndarray) -> Interactions:
     user = np.repeat(np.arange(len(taken), dtype=np.int32), [len(items) for items in taken])
     _, item = np.unique(np.concatenate(taken), return_inverse=True)
     return Interactions(user, np.int32(item), group)
-
-
-# --- TensorFlow Datasets ---
-
-
-def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
-    """One split of a data set of TensorFlow Datasets, as a random-access sequence of examples.
-
-    Read without a network from a directory that was prepared in the array_record format.
-
-    data_dir: default `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
-    """
-    import tensorflow_datasets as tfds  # here, since it takes a second to import
-
-    where = os.path.expanduser(
-        data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    )
-    can_prepare = importlib.util.find_spec("tensorflow") is not None
-    try:
-        return tfds.data_source(name, split=split, data_dir=where, download=can_prepare)
-    except Exception as error:  # one cause for us; dozens of types for tfds, requests and gcsfs
-        reason = str(error).partition("\n")[0] if can_prepare else "tensorflow is not installed"
-        raise ValueError(
-            f"{name}: no array_record copy in data_dir={where} and none can be prepared there "
-            f"({reason}); on any computer with a network run `pip install tensorflow-datasets "
-            f"tensorflow importlib_resources` and `tfds build {name} --file_format=array_record "
-            f"--data_dir=DIR`, then set data_dir to DIR"
-        ) from error
 
 
 CORPORA = {

@@ -138,8 +138,8 @@ def test_the_ratio_of_top_k_falls_in_five_stages():
     assert sent == of_both
     rule = planned.rule("barrier", delays.deterministic(1.0), N, 1, 0)
     _, schedule = rule.extend(rule.init(), 6)
-    told = sent_bytes(method, PARAMS, schedule)
-    np.testing.assert_array_equal(told, 3 * 8 * np.sum(of_both, axis=1))
+    counted = sent_bytes(method, PARAMS, schedule)
+    np.testing.assert_array_equal(counted, 3 * 8 * np.sum(of_both, axis=1))
 
 
 # --- exact where it is said ---

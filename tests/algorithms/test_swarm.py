@@ -322,9 +322,9 @@ def test_a_quantised_swarm_stays_near_the_exact_one(bits, rounding):
     ours, ours_state, schedule = run(quantised, rule, 400)
     there, here = np.asarray(runtime.models(state)), np.asarray(ours.models(ours_state))
     assert np.abs(here.mean(0) - there.mean(0)).max() < np.abs(there - there.mean(0)).max()
-    told = quantised.metrics(ours.memory(ours_state))
-    assert 0 < told["decode_failures"] < 0.2 * schedule.batches.size
-    assert told["skipped_buckets"] == 0
+    counts = quantised.metrics(ours.memory(ours_state))
+    assert 0 < counts["decode_failures"] < 0.2 * schedule.batches.size
+    assert counts["skipped_buckets"] == 0
     large = np.zeros(4096, np.float32)
     sent, full = (sent_bytes(m, large, schedule).sum() for m in (quantised, exact))
     assert sent < (bits / 32 + 0.02) * full

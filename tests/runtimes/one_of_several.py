@@ -19,10 +19,12 @@ import optax
 from algorithms import all_reduce, dpsgd, top_k
 from comms import topology
 from experiments import distributed
+from experiments.tasks import data, sampling
 from runtimes import mesh
+from runtimes.feeding import Streamed
 from stragglers import delays, inject, processes
 from tests import planned
-from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
 
 ROOT = pathlib.Path(__file__).parents[2]
 N, M = 8, 4
@@ -110,6 +112,19 @@ def injected() -> dict[str, np.ndarray]:
     }
 
 
+def sampler() -> sampling.Sampler:
+    """Every worker has samples of its own."""
+    return sampling.Sampler(data.iid(DATA["y"], N, seed=0), B, 0)
+
+
+def streamed(examples) -> np.ndarray:
+    """The models after eight rounds."""
+    runtime = mesh.Mesh(METHODS["dpsgd"](), losses, examples, sampler(), workers=N, mini_batches=2)
+    run, _ = runtime.advance(runtime.start(X0), np.inf, 8)
+    runtime.close()
+    return np.asarray(runtime.models(run))
+
+
 def flat(parts) -> dict[str, np.ndarray]:
     return {f"{name}/{key}": array for name, part in parts.items() for key, array in part.items()}
 
@@ -123,7 +138,9 @@ def main(coordinator, rank, output, victim=None, its_signal=None) -> None:
     distributed.initialize(coordinator, 2, int(rank))
     assert distributed.agreed({"sent by": int(rank)}) == {"sent by": 0}
     if victim is None:
-        np.savez(output, **undelayed(), **flat({"injected": injected()}))
+        source = Counted()
+        read = {"streamed": streamed(Streamed(source)), "read": np.concatenate(source.reads)}
+        np.savez(output, **undelayed(), **flat({"injected": injected()}), **read)
         return
     runtime = build("all_reduce")
     run, _ = runtime.advance(runtime.start(X0), np.inf, 4)

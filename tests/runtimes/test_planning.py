@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtimes import planning
+from runtimes import inputs, planning
 from stragglers import delays
 from stragglers.rules.replay import recorded
 from tests import planned
@@ -10,7 +10,7 @@ from tests.runtimes.toy import SAMPLES, B
 
 
 def planner(rule, stale=True):
-    return planning.Planner(rule, SAMPLES, 1, stale)
+    return planning.Planner(rule, B, 1, stale, inputs.of((), SAMPLES).most)
 
 
 def test_an_update_that_lands_on_time_is_in_time():

@@ -16,6 +16,9 @@ def test_two_processes_make_the_trajectory_of_one(tmp_path):
         for rank, process in enumerate(both):
             assert process.wait(120) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
         first, second = (dict(np.load(output)) for output in outputs)
+    check_that_they_share_the_reading(first.pop("read"), second.pop("read"))
+    for result in (first, second):
+        np.testing.assert_array_equal(result.pop("streamed"), one_of_several.streamed(DATA))
     assert {name: array.tobytes() for name, array in first.items()} == {
         name: array.tobytes() for name, array in second.items()
     }
@@ -30,6 +33,16 @@ def test_two_processes_make_the_trajectory_of_one(tmp_path):
 
     parts = {tuple(name.split("/", 1)): array for name, array in first.items()}
     check_what_happened({name: array for (of, name), array in parts.items() if of == "injected"})
+
+
+def check_that_they_share_the_reading(*reads):
+    """Every process reads what its own four workers take, and nothing else."""
+    indices = one_of_several.sampler().on_host
+    for rank, read in enumerate(reads):
+        workers, counters = np.meshgrid(np.arange(4 * rank, 4 * rank + 4), np.arange(16))
+        taken = indices(workers.ravel(), counters.ravel())
+        assert set(read) == set(taken.ravel())
+    assert not np.intersect1d(*reads).size
 
 
 def check_what_happened(arrays):

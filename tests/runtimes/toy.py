@@ -1,5 +1,6 @@
 """A regression small enough to redo in NumPy, shared by the tests of the runtimes."""
 
+import jax
 import numpy as np
 
 B, D = 2, 6
@@ -25,5 +26,22 @@ class _Counters:
         position = np.asarray(counters)[..., None] * B + np.arange(B)
         return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
 
+    on_host = indices
+
 
 SAMPLES = _Counters()
+
+
+class Counted:
+    """Examples as a source that writes down which are read; it can be pickled."""
+
+    def __init__(self, examples=DATA):
+        self.examples, self.reads = examples, []
+        self.example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
+
+    def __len__(self):
+        return len(jax.tree.leaves(self.examples)[0])
+
+    def read(self, indices):
+        self.reads.append(np.array(indices))
+        return jax.tree.map(lambda a: a[indices], self.examples)

@@ -179,6 +179,24 @@ def test_events_after_the_stretches_that_are_told_are_left_out():
     assert 0 < len(drawn) < len(EVENTS)
 
 
+def test_waits_for_the_input_have_a_lane_of_their_own():
+    """One value for every stretch between two records, none where nothing is streamed."""
+    schedule = schedule_of("barrier")
+    metrics = [
+        {"seconds": seconds, "input_wait_seconds": waited}
+        for seconds, waited in ((0.0, 0.0), (0.5, 0.25), (1.25, 0.25), (2.0, 1.0))
+    ]
+    traced = timeline.trace(schedule, "a", "wall", metrics=metrics)["traceEvents"]
+    lane = [event for event in traced if event["ph"] == "C"]
+    assert [(event["ts"], event["args"]["seconds"]) for event in lane] == [
+        (0.0, 0.25), (5e5, 0.0), (1.25e6, 0.75),
+    ]  # fmt: skip
+    plain = [{"seconds": record["seconds"]} for record in metrics]
+    assert timeline.trace(schedule, "a", "wall", metrics=plain) == timeline.trace(
+        schedule, "a", "wall"
+    )
+
+
 def test_a_replayed_schedule_has_the_timeline_of_the_first_run():
     schedule = schedule_of("first_finisher")
     again = whole(recorded(schedule), schedule.updates)

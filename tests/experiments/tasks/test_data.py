@@ -1,12 +1,13 @@
 import importlib.util
 import io
+import pickle
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.tasks import data
+from experiments.tasks import data, sources
 
 LABELS = np.repeat(np.arange(10), [30, 1, 20, 20, 20, 20, 20, 20, 20, 29])
 
@@ -75,6 +76,9 @@ def test_tfds_images_reads_what_was_prepared(tmp_path):
 
     Mnist(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     dataset = data.tfds_images("mnist", data_dir=str(tmp_path))
+    streamed = pickle.loads(pickle.dumps(dataset.train)).read(np.array([2, 0]))
+    dataset = data.Dataset(*map(sources.memory().of, dataset[:2]), classes=dataset.classes)
+    np.testing.assert_array_equal(streamed.image, dataset.train.image[[2, 0]])
     assert dataset.train.image.shape == (4, 28, 28, 1) and dataset.train.image.dtype == np.uint8
     assert sorted(dataset.train.label) == [0, 1, 2, 3] and sorted(dataset.test.label) == [4, 5]
     # Preparing shuffles; the label says which image each was.
@@ -94,14 +98,14 @@ def test_tfds_images_that_are_not_there_say_how_to_get_them(tmp_path, monkeypatc
 
 
 def test_tfds_images_look_where_the_environment_says(tmp_path, monkeypatch):
-    def source(name, **given):
-        assert given["data_dir"] == str(tmp_path)
-        return [{"image": np.zeros((2, 2, 3), np.uint8), "label": 1}], []
+    def source(name, split, data_dir, **given):
+        assert data_dir == str(tmp_path)
+        return [{"image": np.zeros((2, 2, 3), np.uint8), "label": 1}] * len(split)
 
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(tfds, "data_source", source)
-    monkeypatch.setattr(data, "_stack", len)
-    assert data.tfds_images("cifar100") == (1, 0, 100)
+    train, test, classes = data.tfds_images("cifar100")
+    assert (len(train), len(test), classes) == (len("train"), len("test"), 100)
 
 
 # --- synthetic data ---

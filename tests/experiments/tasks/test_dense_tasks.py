@@ -111,7 +111,7 @@ def test_digits_are_learned(model):
 
 
 def test_images_of_tfds_are_classified(monkeypatch):
-    monkeypatch.setattr(data, "tfds_images", lambda name, data_dir: TINY)
+    monkeypatch.setattr(data, "tfds_images", lambda name, *_: TINY)
     task = tasks.build({"name": "mnist", "model": "mlp(hidden=[4])"})
     assert task.name == "mnist"
     # Ten classes, as mnist has: the model is built before the images are read.

@@ -1,0 +1,73 @@
+"""Pack a data set of text into token files, which a run then streams.
+
+    python -m experiments.pack_text --corpus=wiki40b --folder=DIR --length=1024
+
+See `experiments.tasks.token_files` for what the folder holds. Documents are read one by one, so
+that a data set may be larger than the memory; --tokeniser="words(vocabulary=32768)" reads the
+training part twice.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+from absl import app, flags
+
+from experiments import files
+from experiments.tasks import text, token_files
+
+_CORPUS = flags.DEFINE_enum("corpus", None, sorted(text.TFDS_TEXT), "Data set of text.")
+_FOLDER = flags.DEFINE_string("folder", None, "Where the files go; made if need be.")
+_LENGTH = flags.DEFINE_integer("length", 1024, "Targets of a sequence.")
+_TOKENISER = flags.DEFINE_string("tokeniser", "bytes", "A key of TOKENISERS and its parameters.")
+_DOCUMENTS = flags.DEFINE_integer(
+    "documents", None, "How many at most of either part; default all."
+)
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the data set was prepared.")
+
+
+def pack(
+    folder: str,
+    corpus: str,
+    length: int,
+    tokeniser: str = "bytes",
+    most: int | None = None,
+    data_dir: str | None = None,
+) -> dict[str, int]:
+    """Write the token files of a corpus; returns how many sequences each part has.
+
+    The files of a folder appear whole or not at all. Raises ValueError for what cannot be read,
+    and `files.NotWritten`.
+    """
+    texts = functools.partial(token_files.documents, corpus, most=most, data_dir=data_dir)
+    built = token_files.TOKENISER.build(tokeniser, texts=texts("train"))
+    files.make(folder)
+    counts = {}
+    for split in ("train", "test"):
+        sequences = token_files.packed(texts(split), built, length, split)
+        with files.replacing(Path(folder) / f"{split}_tokens.npy") as file:
+            counts[split] = token_files.write(file, sequences, len(built.words))
+    content = json.dumps({"tokeniser": tokeniser, "corpus": corpus, "words": list(built.words)})
+    files.write(Path(folder) / token_files.WORDS, content)
+    return counts
+
+
+def main(_) -> None:
+    try:
+        counts = pack(
+            _FOLDER.value,
+            _CORPUS.value,
+            _LENGTH.value,
+            _TOKENISER.value,
+            _DOCUMENTS.value,
+            _DATA_DIR.value,
+        )
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    for split, count in counts.items():
+        print(f"{split}: {count} sequences of {_LENGTH.value} targets")
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["corpus", "folder"])
+    app.run(main)

@@ -1,0 +1,233 @@
+"""Training sets that lie on a disk: memory maps and records, read as a whole or as needed.
+
+A source gives any of its examples in any order, see `runtimes.feeding.Source`. An entry `reading`
+of a task says whether a run holds all of them in memory or streams them; both are the same run.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.kinds import Kind
+from runtimes.feeding import Readers, Streamed
+
+MOST_READERS = 256
+
+
+class Unlabelled:
+    """Stands for the labels of examples that would all have to be read for them."""
+
+    def __init__(self, samples: int):
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __array__(self, dtype=None, copy=None):
+        raise ValueError(
+            "split: the labels of streamed records are not known before all are read; use "
+            "split=iid, reading=memory, or a source of .npy files, whose labels are a file"
+        )
+
+
+class Arrays:
+    """A pytree of arrays or memory maps [samples, ...] as a source."""
+
+    def __init__(self, arrays: Any):
+        self.arrays = arrays
+        self.example = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)),
+            arrays,
+        )
+
+    def __len__(self) -> int:
+        return len(jax.tree.leaves(self.arrays)[0])
+
+    @property
+    def labels(self) -> np.ndarray | Unlabelled:
+        """[samples] int, where the examples have labels."""
+        label = getattr(self.arrays, "label", None)
+        return Unlabelled(len(self)) if label is None else np.asarray(label)
+
+    def read(self, indices: np.ndarray) -> Any:
+        """See `runtimes.feeding.Source`."""
+        return jax.tree.map(
+            lambda a, one: np.asarray(a[indices], one.dtype), self.arrays, self.example
+        )
+
+    def __reduce__(self):
+        # A memory map would be pickled as what it maps.
+        return _mapped_again, (jax.tree.map(_described, self.arrays),)
+
+
+class _Map(NamedTuple):
+    """A memory map that another process can open."""
+
+    path: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+
+def _described(array: np.ndarray) -> "np.ndarray | _Unmapped":
+    if isinstance(array, np.memmap) and array.filename is not None:
+        return _Unmapped(_Map(str(array.filename), array.dtype, array.shape, array.offset))
+    return array
+
+
+class _Unmapped:
+    """A leaf of a pytree, which `_Map` is not."""
+
+    def __init__(self, place: _Map):
+        self.place = place
+
+
+def _mapped_again(described: Any) -> Arrays:
+    def leaf(one):
+        if not isinstance(one, _Unmapped):
+            return one
+        path, dtype, shape, offset = one.place
+        return np.memmap(path, dtype, "r", offset, shape)
+
+    return Arrays(jax.tree.map(leaf, described))
+
+
+class Records:
+    """A random-access sequence of records, each decoded when it is read.
+
+    The sequence has a length, and gives a record by its index or, by `__getitems__`, several at a
+    time, as `tfds.data_source`, `grain.sources.ArrayRecordDataSource` and `grain.MapDataset` do.
+    """
+
+    def __init__(self, name: str, records: Sequence, decode: Callable[[Any], Any]):
+        """decode: a record -> a pytree of arrays, of the same shapes for all of them.
+
+        name: of the data in errors. Raises ValueError for an empty sequence.
+        """
+        self._name, self._records, self._decode = name, records, decode
+        if not len(records):
+            raise ValueError(f"{name}: there are no records to read; prepare the data again")
+        self.example = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self.read(np.array([0]))
+        )
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def labels(self) -> Unlabelled:
+        """Not known."""
+        return Unlabelled(len(self))
+
+    def read(self, indices: np.ndarray) -> Any:
+        """See `runtimes.feeding.Source`; ValueError for what cannot be read or decoded."""
+        places = [int(index) for index in indices]
+        several = getattr(self._records, "__getitems__", None)
+        try:
+            records = several(places) if several else [self._records[i] for i in places]
+            decoded = [self._decode(record) for record in records]
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *decoded)
+        except Exception as error:  # files of others, and libraries that raise many kinds
+            raise ValueError(
+                f"{self._name}: records such as number {places[0]} cannot be read or decoded "
+                f"({_brief(error)}); prepare the data again"
+            ) from error
+
+
+class Reading(NamedTuple):
+    """How a run gets at the examples of a source."""
+
+    readers: Readers | None = None  # None: all of them are in memory
+
+    def of(self, examples: Any) -> Any:
+        """The examples of a `Source`, or of arrays, as a `Task` has them."""
+        if self.readers is not None:
+            return Streamed(examples if _is_source(examples) else Arrays(examples), self.readers)
+        return examples.read(np.arange(len(examples))) if _is_source(examples) else examples
+
+
+def memory() -> Reading:
+    """All examples are read before the run and stay in memory, on every device."""
+    return Reading()
+
+
+def stream(threads: int = 4, processes: int = 0) -> Reading:
+    """Examples are read as they are needed, ahead of the devices.
+
+    threads: that read. processes: that read instead, where decoding takes Python's time.
+    """
+    if not (1 <= threads <= MOST_READERS and 0 <= processes <= MOST_READERS):
+        raise ValueError(
+            f"stream: from 1 to {MOST_READERS} threads or at most as many processes read, got "
+            f"threads={threads} and processes={processes}; try threads=4"
+        )
+    return Reading(Readers(threads, processes))
+
+
+READINGS = {"memory": memory, "stream": stream}
+READING = Kind("reading", READINGS, Reading)
+
+
+def labels(examples: Any) -> "np.ndarray | Unlabelled":
+    """[samples] int: the labels of images, streamed or in memory."""
+    return examples.source.labels if isinstance(examples, Streamed) else examples.label
+
+
+def _is_source(examples: Any) -> bool:
+    return hasattr(examples, "read") and hasattr(examples, "example")
+
+
+def mapped(path: str | os.PathLike, axes: int) -> np.memmap:
+    """The array in a `.npy` file as a memory map of this number of axes; ValueError for any other file."""
+    path = Path(path).expanduser()
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path}: there is no such file; prepare the data, or give the folder where it lies"
+        ) from error
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} cannot be mapped as an array ({_brief(error)}); it is cut off or damaged, "
+            "so write it again"
+        ) from error
+    if not isinstance(array, np.memmap) or array.ndim != axes or not len(array):
+        raise ValueError(
+            f"{path} holds an array of shape {array.shape}, where {axes} axes and at least one "
+            "sample are due; write it again"
+        )
+    return array
+
+
+def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
+    """One split of a data set of TensorFlow Datasets, as a random-access sequence of examples.
+
+    Read without a network from a directory that was prepared in the array_record format.
+
+    data_dir: default `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
+    """
+    import tensorflow_datasets as tfds  # here, since it takes a second to import
+
+    where = os.path.expanduser(
+        data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    )
+    can_prepare = importlib.util.find_spec("tensorflow") is not None
+    try:
+        return tfds.data_source(name, split=split, data_dir=where, download=can_prepare)
+    except Exception as error:  # one cause for us; dozens of types for tfds, requests and gcsfs
+        reason = str(error).partition("\n")[0] if can_prepare else "tensorflow is not installed"
+        raise ValueError(
+            f"{name}: no array_record copy in data_dir={where} and none can be prepared there "
+            f"({reason}); on any computer with a network run `pip install tensorflow-datasets "
+            f"tensorflow importlib_resources` and `tfds build {name} --file_format=array_record "
+            f"--data_dir=DIR`, then set data_dir to DIR"
+        ) from error
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

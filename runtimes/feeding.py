@@ -1,0 +1,220 @@
+"""Mini-batches of a training set that does not fit into memory, read before they are needed.
+
+A mini-batch has an address, (worker, counter), and the counters of a worker only grow. So the next
+mini-batches of every worker of a dispatch are read while the devices still work on that dispatch,
+whatever the waiting rule plans next. What turns out not to be needed is dropped, and what nobody
+has foreseen is read when it is asked for.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+TABLE_BYTES = 1 << 26  # bounds the examples of one dispatch to 64 MiB, beyond a single update
+
+
+class Source(Protocol):
+    """A training set of which any examples can be read."""
+
+    example: Any  # pytree of `jax.ShapeDtypeStruct`: one example without an axis of samples
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+
+    def read(self, indices: np.ndarray) -> Any:
+        """The examples [n] of these indices [n], a pytree of arrays [n, ...]; called by threads."""
+
+
+class Readers(NamedTuple):
+    """Who reads: threads of this process, or processes of their own, for which a source pickles."""
+
+    threads: int = 4
+    processes: int = 0  # 0: threads read
+
+
+DEFAULT = Readers()
+
+
+@dataclasses.dataclass(frozen=True)
+class Streamed:
+    """In the place of a training set in memory: a runtime reads what a dispatch needs."""
+
+    source: Source
+    readers: Readers = DEFAULT
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one example."""
+        leaves = jax.tree.leaves(self.source.example)
+        return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+class Unreadable(ValueError):
+    """Examples that a run needs cannot be read."""
+
+
+class Feed:
+    """Reads the mini-batches of one run, ahead of their use; `close` ends the readers."""
+
+    def __init__(self, streamed: Streamed, sampler):
+        """sampler: `on_host(workers, counters)`, the indices of mini-batches as a NumPy array."""
+        self._streamed, self._sampler = streamed, sampler
+        self._pool: Executor | None = None
+        self._asked: dict[tuple[int, int], Future] = {}
+        self.waited = 0.0  # s for which the devices had nothing to do because of the input
+
+    def ask(self, addresses: np.ndarray) -> None:
+        """Let the readers begin with these mini-batches, [n, 2] int64 of (worker, counter)."""
+        new = [a for a in map(tuple, addresses.tolist()) if a not in self._asked]
+        if not new:
+            return
+        if self._pool is None:
+            self._pool = _pool(self._streamed)
+        workers, counters = np.array(new).T
+        for address, indices in zip(new, self._sampler.on_host(workers, counters), strict=True):
+            self._asked[address] = self._pool.submit(*_request(self._streamed), indices)
+
+    def table(
+        self,
+        addresses: np.ndarray,
+        slots: int,
+        computing: Callable[[], bool] = lambda: False,
+    ) -> Any:
+        """The examples of these mini-batches in their order, [slots * batch_size, ...] and zeros.
+
+        addresses: as for `ask`, none twice, at most `slots`. computing: whether devices are at
+        work, so that nobody waits for the input.
+        Raises Unreadable.
+        """
+        with self.waiting(computing):
+            self.ask(addresses)
+        size = self._sampler.batch_size
+        table = jax.tree.map(
+            lambda one: np.zeros((slots * size, *one.shape), one.dtype),
+            self._streamed.source.example,
+        )
+        for slot, address in enumerate(map(tuple, addresses.tolist())):
+            with self.waiting(computing):
+                examples = self._result(address)
+                place = slice(slot * size, (slot + 1) * size)
+                jax.tree.map(lambda a, read, place=place: _put(a, place, read), table, examples)
+        return table
+
+    def drop(self, needed: np.ndarray) -> None:
+        """Forget the mini-batches of every worker whose counters are below `needed`, [workers]."""
+        for address in [a for a in self._asked if a[1] < needed[a[0]]]:
+            self._asked.pop(address).cancel()
+
+    @contextlib.contextmanager
+    def waiting(self, computing: Callable[[], bool]) -> Iterator[None]:
+        """A block whose seconds count as waiting for the input, unless devices are computing."""
+        idle, began = not computing(), time.monotonic()
+        yield
+        if idle:
+            self.waited += time.monotonic() - began
+
+    def settle(self) -> None:
+        """Wait until everything that was asked for has been read."""
+        concurrent.futures.wait(self._asked.values())
+
+    def close(self) -> None:
+        """End the readers; the feed may be used again, and then starts others."""
+        self._asked.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def _result(self, address: tuple[int, int]) -> Any:
+        try:
+            return self._asked[address].result()
+        except BrokenProcessPool as error:
+            self.close()
+            raise Unreadable(
+                "input: a process that reads examples has ended, killed or out of memory; repeat "
+                "the command, which goes on from the last checkpoint, or let threads read"
+            ) from error
+        except Exception as error:  # a source is code of others and can raise anything
+            self.close()
+            worker, counter = address
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise Unreadable(
+                f"input: mini-batch {counter} of worker {worker} cannot be read ({reason}); mend "
+                "the source, and the same command goes on from the last checkpoint"
+            ) from error
+
+
+def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """([n, 2] int64 of different addresses, the place among them of each of the given ones)."""
+    both = np.stack(np.broadcast_arrays(workers, counters), axis=-1).astype(np.int64)
+    unique, place = np.unique(both.reshape(-1, 2), axis=0, return_inverse=True)
+    return unique, place.reshape(both.shape[:-1])
+
+
+def following(addresses: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    """The mini-batches that the workers of `addresses` take next, if each takes as many again.
+
+    needed: [workers] int64, below which no counter of a worker is asked for any more.
+    """
+    workers, counts = np.unique(addresses[:, 0], return_counts=True)
+    counters = [needed[w] + np.arange(count) for w, count in zip(workers, counts, strict=True)]
+    return np.stack([np.repeat(workers, counts), np.concatenate(counters)], axis=1)
+
+
+def most_updates(sample_bytes: int, samples: int) -> int:
+    """How many updates of this size a dispatch has at most: a power of two."""
+    most = TABLE_BYTES // max(1, sample_bytes * samples)
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _put(array: np.ndarray, place: slice, values: np.ndarray) -> None:
+    array[place] = values
+
+
+_OF_PROCESS: list[Source] = []  # in a process that reads: its source
+
+
+def _request(streamed: Streamed) -> tuple[Callable, ...]:
+    return (_read,) if streamed.readers.processes else (streamed.source.read,)
+
+
+def _pool(streamed: Streamed) -> Executor:
+    readers = streamed.readers
+    if not readers.processes:
+        return ThreadPoolExecutor(readers.threads, thread_name_prefix="reader")
+    return ProcessPoolExecutor(
+        readers.processes,
+        mp_context=multiprocessing.get_context("spawn"),  # a fork would copy JAX's locks
+        initializer=_open,
+        initargs=(streamed.source,),
+    )
+
+
+def _open(source: Source) -> None:
+    """Take over a source, and end with the process that has started this one."""
+    _OF_PROCESS[:] = [source]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the parent, which ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _read(indices: np.ndarray) -> Any:
+    return _OF_PROCESS[0].read(indices)

@@ -1,0 +1,187 @@
+"""Data on a disk: the run that streams it is the run that holds it in memory."""
+
+import os
+import pickle
+
+import grain
+import numpy as np
+import pytest
+from array_record.python import array_record_module
+
+from configs import nonblocking
+from experiments import prepare, sweep, tasks, train
+from experiments.tasks import data, sources
+from runtimes.feeding import Streamed
+
+N = 96
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images of two kinds in memory maps, as a small CIFAR."""
+    place = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for split, samples in (("train", N), ("test", 32)):
+        label = rng.integers(0, 2, samples)
+        image = rng.integers(0, 128, (samples, 8, 8, 3)) + 127 * label[:, None, None, None]
+        np.save(place / f"{split}_image.npy", image.astype(np.uint8))
+        np.save(place / f"{split}_label.npy", label.astype(np.int64))
+    return place
+
+
+def arm(folder, reading, **changes):
+    task = f"images(source=npy(folder='{folder}'), model=mlp(hidden=[4]), reading={reading}"
+    entries = {
+        "task": f"{task}, augment=crop_and_flip(padding=1), evaluated=24)",
+        "name": "tiny",
+        "workers": 4,
+        "batch_size": 4,
+        "mini_batches": 2,
+        "seconds": 1.0,
+        "evaluate_every": 0.25,
+        "delay": "exponential(scale=0.05)",
+        "communication": 0.01,
+        "target_loss": None,
+        "optimizer.learning_rate": 0.1,
+    }
+    return sweep.override(nonblocking.get_config(), entries | changes)
+
+
+def comparable(record):
+    return {k: v for k, v in record.items() if k not in ("wall_seconds", "input_wait_seconds")}
+
+
+def test_a_streamed_run_is_the_run_in_memory_and_resumes(folder, tmp_path):
+    """To the last bit of its records, killed in the middle or not."""
+    ours, theirs = arm(folder, "stream(threads=2)"), arm(folder, "memory")
+    expected, found = [], []
+    train.run(theirs, tmp_path / "memory", on_record=expected.append)
+
+    def stop(record):
+        found.append(record)
+        if len(found) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.run(ours, tmp_path / "stream", on_record=stop, checkpoint_seconds=0)
+    del found[2:]  # its checkpoint was not written yet
+    summary = train.run(ours, tmp_path / "stream", on_record=found.append, checkpoint_seconds=0)
+    assert list(map(comparable, found)) == list(map(comparable, expected))
+    assert summary["input_wait_seconds"] > 0 and "input_wait_seconds" not in expected[-1]
+    assert summary["train_loss"] < expected[0]["train_loss"]
+    ours, theirs = (np.load(tmp_path / way / "parameters.npz") for way in ("stream", "memory"))
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+def test_labels_of_maps_split_by_label_and_those_of_records_do_not(folder):
+    config = arm(folder, "stream", split="dirichlet(alpha=0.1)")
+    assert isinstance(prepare.prepare(config).task.train, Streamed)
+    records = sources.Records(
+        "mine", [{"image": np.zeros((2, 2, 1), "u1"), "label": 1}] * 9, decode
+    )
+    streamed = sources.stream().of(records)
+    assert sum(map(len, data.iid(sources.labels(streamed), 3, 0))) == 9
+    with pytest.raises(ValueError, match="not known before all are read; use split=iid"):
+        data.dirichlet(sources.labels(streamed), 3, 1.0, 0)
+    whole = sources.memory().of(records)
+    np.testing.assert_array_equal(whole.label, np.ones(9))
+
+
+def decode(record):
+    return data.decoded(record)
+
+
+class Blocks:
+    """A sequence of your own, which gives several records at a time."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return self.__getitems__([i])[0]
+
+    def __getitems__(self, indices):
+        return [{"image": np.full((2, 2, 1), i, np.uint8), "label": i % 2} for i in indices]
+
+
+def brought():
+    """A source as configs bring it along."""
+    records = sources.Records("blocks", Blocks(), decode)
+    return data.Dataset(records, records, classes=2)
+
+
+def test_a_source_of_your_own_is_streamed_by_processes():
+    spec = {"name": "images", "source": f"{__name__}:brought", "model": "logistic"}
+    task = tasks.build(spec | {"reading": "stream(processes=2)", "evaluated": 4})
+    assert tasks.streams(spec | {"reading": "stream"}) and not tasks.streams(spec)
+    np.testing.assert_array_equal(tasks.take(task.train, slice(3, 5)).image[:, 0, 0, 0], [3, 4])
+    pieces = [piece.image[:, 0, 0, 0] for piece, _ in tasks.in_pieces(task, task.train, batch=3)]
+    np.testing.assert_array_equal(np.concatenate(pieces), [0, 10, 20, 30])
+
+
+def unpickled(record):
+    return data.decoded(pickle.loads(record))
+
+
+def test_a_shard_that_is_cut_off_under_a_run_is_one_sentence(tmp_path):
+    """Grain gives nothing for a record that is gone."""
+    path = tmp_path / "images.array_record"
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    images = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), np.uint8)
+    for label, image in enumerate(images):
+        writer.write(pickle.dumps({"image": image, "label": label}))
+    writer.close()
+    shard = grain.sources.ArrayRecordDataSource(str(path))
+    records = sources.Records("shard", shard, unpickled)
+    again = pickle.loads(pickle.dumps(records)).read(np.array([49, 3]))
+    np.testing.assert_array_equal(again.label, [49, 3])
+    np.testing.assert_array_equal(again.image, images[[49, 3]])
+    os.truncate(path, 20_000)
+    with pytest.raises(ValueError, match="shard: records such as number 45 cannot be read or deco"):
+        records.read(np.array([45]))
+
+
+def test_streamed_arms_train_alone(folder):
+    assert prepare.alike(arm(folder, "memory")) is not None
+    assert prepare.alike(arm(folder, "stream")) is None
+
+
+def test_actors_neither_stream_nor_augment(folder):
+    changes = {"runtime": "actors", "wait": "k_async(k=1)"}
+    with pytest.raises(ValueError, match="the task streams it; use reading=memory"):
+        prepare.prepare(arm(folder, "stream", **changes))
+    with pytest.raises(ValueError, match="the task augments them; leave out augment"):
+        prepare.prepare(arm(folder, "memory", **changes))
+
+
+def test_images_of_several_sizes_become_squares():
+    tall = np.arange(40 * 20 * 3, dtype=np.uint8).reshape(40, 20, 3)
+    image, label = data.decoded({"image": tall, "label": np.int64(7)}, size=10)
+    assert image.shape == (10, 10, 3) and image.dtype == np.uint8 and label == 7
+    np.testing.assert_array_equal(data.decoded({"image": image, "label": 0}, size=10).image, image)
+
+
+def write(folder, name, array):
+    np.save(folder / f"{name}.npy", array)
+
+
+def test_what_is_not_there_or_damaged_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"train_image.npy: there is no such file; prepare the"):
+        data.npy_images(str(tmp_path))
+    for split in ("train", "test"):
+        write(tmp_path, f"{split}_image", np.zeros((6, 4, 4, 3), np.uint8))
+        write(tmp_path, f"{split}_label", np.zeros(5, int))
+    with pytest.raises(ValueError, match=r"has 6 images and train_label.npy has 5 labels"):
+        data.npy_images(str(tmp_path))
+    os.truncate(tmp_path / "train_image.npy", 200)
+    with pytest.raises(ValueError, match=r"cannot be mapped .* it is cut off or damaged"):
+        data.npy_images(str(tmp_path))
+    write(tmp_path, "train_image", np.zeros((6, 4)))
+    with pytest.raises(ValueError, match=r"holds an array of shape \(6, 4\), where 4 axes"):
+        data.npy_images(str(tmp_path))
+    with pytest.raises(ValueError, match="mine: there are no records to read"):
+        sources.Records("mine", [], decode)
+    with pytest.raises(ValueError, match=r"mine: records such as number 0 cannot be read .*label"):
+        sources.Records("mine", [{"image": np.zeros((2, 2, 1), "u1")}], decode)
+    with pytest.raises(ValueError, match="got threads=0 and processes=0; try threads=4"):
+        sources.stream(threads=0)

@@ -1,0 +1,231 @@
+"""A streamed run is the run in memory, bit for bit, and reads what it needs ahead of its use."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce, dpsgd, swarm, top_k
+from comms import topology
+from runtimes import feeding
+from runtimes.batched import Batched
+from runtimes.feeding import Feed, Readers, Streamed, Unreadable
+from runtimes.mesh import Mesh
+from runtimes.simulate import Simulator
+from stragglers import delays, inject, processes
+from stragglers.rules.replay import recorded
+from tests import planned
+from tests.launcher import ROOT
+from tests.marks import slow_but
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
+
+N, M = 4, 2
+LAW = delays.exponential(0.3)
+
+
+def optimizer():
+    return optax.sgd(0.05, momentum=0.9)
+
+
+# A method and a waiting rule for every body and every shape of rows.
+ARMS = {
+    "union": (lambda: all_reduce(optimizer()), "first_finisher", {}),
+    "replicated": (lambda: top_k(optimizer(), ratio=0.5), "barrier", {}),
+    "stale": (lambda: all_reduce(optimizer()), "k_async", {"k": 2}),
+    "nobody": (lambda: all_reduce(optimizer()), "k_batch_async", {"k": 3}),
+    "local": (lambda: dpsgd(optimizer(), topology.ring(N)), "neighbour_barrier", {}),
+    "pairs": (
+        lambda: swarm(optimizer(), topology.complete(N)),
+        "random_pairs",
+        {"graph": topology.complete(N)},
+    ),
+}
+
+
+def simulator(arm, examples):
+    method, wait, knobs = ARMS[arm]
+    rule = planned.rule(wait, LAW, N, M, 3, **knobs)
+    return Simulator(method(), losses, examples, SAMPLES, rule, mini_batches=M)
+
+
+def mesh(examples, **options):
+    method = dpsgd(optimizer(), topology.ring(N))
+    return Mesh(
+        method,
+        losses,
+        examples,
+        SAMPLES,
+        workers=N,
+        mini_batches=M,
+        rounds_per_dispatch=4,
+        **options,
+    )
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("arm", slow_but(("union", "stale", "pairs"), ARMS))
+def test_streamed_is_in_memory_bit_for_bit(arm, monkeypatch):
+    """Also after a resume in the middle, and with tables of a few updates each."""
+    sample_bytes = Streamed(Counted()).sample_bytes
+    assert sample_bytes == 7 * 4
+    monkeypatch.setattr(feeding, "TABLE_BYTES", 5 * sample_bytes * N * M * B)
+    ours, theirs = simulator(arm, Streamed(Counted())), simulator(arm, DATA)
+    straight, _ = theirs.advance(theirs.start(X0), np.inf, 23)
+    streamed, _ = ours.advance(ours.start(X0), np.inf, 11)
+    packed, seconds = ours.pack(streamed), streamed.seconds
+    streamed, _ = ours.advance(streamed, np.inf, 12)
+    assert bits(ours.models(streamed)) == bits(theirs.models(straight))
+    assert bits(ours.memory(streamed)) == bits(theirs.memory(straight))
+    resumed = simulator(arm, Streamed(Counted()))
+    again, _ = resumed.resume(resumed.start(X0), packed, [(0.0, 1.0), (seconds, 1.0)])
+    again, _ = resumed.advance(again, np.inf, 12)
+    assert bits(resumed.pack(again)) == bits(theirs.pack(straight))
+    for runtime in (ours, resumed):
+        runtime.close()
+
+
+@pytest.mark.parametrize("table_updates", [2, 64])
+def test_a_streamed_mesh_is_the_mesh_in_memory(table_updates, monkeypatch):
+    """With dispatches of four rounds and of as many as a table holds, and after a resume."""
+    most = table_updates * Streamed(Counted()).sample_bytes * M * B
+    monkeypatch.setattr(feeding, "TABLE_BYTES", most)
+    ours, theirs, source = mesh(Streamed(Counted())), mesh(DATA), Counted()
+    straight, _ = theirs.advance(theirs.start(X0), np.inf, 14)
+    begun, first = ours.advance(ours.start(X0), np.inf, 7)
+    packed = ours.pack(begun)
+    resumed = mesh(Streamed(source))
+    again, _ = resumed.resume(resumed.start(X0), packed, ())
+    for runtime, run in ((ours, begun), (resumed, again)):
+        run, schedule = runtime.advance(run, np.inf, 7)
+        assert bits(runtime.models(run)) == bits(theirs.models(straight))
+        schedule.validate()
+        assert first.time[-1] > runtime.measured(run)["input_wait_seconds"] > 0
+        runtime.close()
+    read = np.concatenate(source.reads)
+    assert set(SAMPLES.on_host(2, np.arange(7 * M, 14 * M)).ravel()) <= set(read)
+
+
+def test_a_watched_round_streams_what_its_workers_take():
+    """Who is cut short takes up where it was; the clock counts the wait for the input."""
+
+    def run(examples):
+        rule = planned.rule("first_finisher", delays.deterministic(0.005), N, M)
+        uneven = processes.persistent(delays.deterministic(0.005), {0: 6.0})
+        watched = inject.Injector(N, rule.trigger, 0, delay=uneven)
+        runtime = mesh(examples, injector=watched)
+        state, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
+        models = np.asarray(runtime.models(state))
+        runtime.close()
+        return models, schedule
+
+    models, schedule = run(Streamed(Counted()))
+    assert schedule.batches[:, 0].sum() < schedule.batches[:, 1].sum()
+    method = dpsgd(optimizer(), topology.ring(N))
+    again = Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=M)
+    replayed, _ = again.advance(again.start(X0), np.inf)
+    np.testing.assert_allclose(again.models(replayed), models, rtol=2e-4, atol=2e-5)
+
+
+def test_a_run_reads_each_mini_batch_once_and_ahead():
+    source = Counted()
+    runtime = simulator("replicated", Streamed(source, Readers(threads=1)))
+    run, _ = runtime.advance(runtime.start(X0), np.inf, 8)
+    run, _ = runtime.advance(run, np.inf, 8)
+    jax.block_until_ready(run.model)
+    used = [SAMPLES.on_host(w, np.arange(16 * M)) for w in range(N)]
+    until = time.monotonic() + 10
+    while len(source.reads) < N * 24 * M and time.monotonic() < until:
+        time.sleep(0.01)
+    read = sorted(tuple(indices) for indices in source.reads[: N * 16 * M])
+    assert read == sorted(tuple(row) for rows in used for row in rows)
+    assert len(source.reads) == N * 24 * M  # and what the next eight updates take, once
+    assert runtime.measured(run)["input_wait_seconds"] > 0
+    runtime.close()
+
+
+def test_the_next_table_is_read_while_devices_compute():
+    """Nothing is waited for where the readers were faster than the devices."""
+    feed = Feed(Streamed(Counted()), SAMPLES)
+    addresses = np.stack([np.repeat(np.arange(N), M), np.tile(np.arange(M), N)], axis=1)
+    feed.table(addresses, N * M, computing=lambda: True)
+    assert feed.waited == 0
+    after = feeding.following(addresses, np.full(N, M))
+    np.testing.assert_array_equal(after, addresses + np.array([0, M]))
+    table = feed.table(after, 2 * N * M)
+    expected = DATA["y"][SAMPLES.indices(0, [2, 3])]
+    np.testing.assert_array_equal(table["y"][: 2 * B], expected.ravel())
+    assert not table["y"][N * M * B :].any()
+    feed.close()
+
+
+def test_processes_read_as_threads_do():
+    feed = Feed(Streamed(Counted(), Readers(processes=1)), SAMPLES)
+    table = feed.table(np.array([[1, 0], [0, 3]]), 2)
+    expected = DATA["x"][np.stack([SAMPLES.indices(1, 0), SAMPLES.indices(0, 3)])]
+    np.testing.assert_array_equal(table["x"], expected.reshape(2 * B, -1))
+    for process in feed._pool._processes.values():
+        process.kill()
+    with pytest.raises(Unreadable, match="a process that reads examples has ended"):
+        feed.table(np.array([[1, 9]]), 1)
+    feed.close()
+
+
+ORPHAN = """
+import os, signal
+import numpy as np
+from runtimes.feeding import Feed, Readers, Streamed
+from tests.runtimes.toy import SAMPLES, Counted
+
+if __name__ == "__main__":
+    feed = Feed(Streamed(Counted(), Readers(processes=1)), SAMPLES)
+    feed.table(np.array([[0, 0]]), 1)
+    print(*feed._pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_readers_end_with_a_process_that_is_killed(tmp_path):
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    killed = subprocess.run(
+        [sys.executable, tmp_path / "orphan.py"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    reader, until = pathlib.Path("/proc", killed.stdout.decode().strip()), time.monotonic() + 20
+    assert killed.returncode == -signal.SIGKILL and reader.name.isdigit()
+    while reader.exists() and "Z (zombie)" not in (reader / "status").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_cannot_be_read_is_one_sentence():
+    class Broken(Counted):
+        def read(self, indices):
+            raise OSError("shard 3 ends\nafter 17 bytes")
+
+    runtime = simulator("union", Streamed(Broken()))
+    with pytest.raises(Unreadable, match=r"mini-batch 0 of worker 0 cannot be read \(shard 3 ends"):
+        runtime.advance(runtime.start(X0), np.inf, 1)
+    until = time.monotonic() + 10
+    while any(thread.name.startswith("reader") for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_streamed_runs_do_not_train_as_one_program():
+    with pytest.raises(ValueError, match="every run would stream examples of its own"):
+        Batched([simulator("union", Streamed(Counted()))] * 2)
