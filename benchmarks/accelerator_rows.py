@@ -9,10 +9,10 @@ import numpy as np
 
 from algorithms import all_reduce
 from benchmarks import codec_calls, sides
-from benchmarks.accelerator_peaks import Peak, flops, utilisation
 from benchmarks.accelerator_record import Line, Row, compared
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
 from experiments import stopwatch, tasks
+from experiments.peaks import Peak, flops, utilisation
 from experiments.tasks import models
 from runtimes import mesh
 from stragglers import delays, inject

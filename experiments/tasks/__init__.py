@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from experiments.kinds import Kind
-from experiments.tasks import dense_tasks, sparse_tasks
+from experiments.tasks import dense_tasks, sparse_tasks, token_tasks
 from experiments.tasks.base import Task, evaluate, row_sparse
 
 __all__ = ["TASK", "TASKS", "Task", "build", "evaluate", "row_sparse"]
 
-TASKS = dense_tasks.TASKS | sparse_tasks.TASKS
+TASKS = dense_tasks.TASKS | sparse_tasks.TASKS | token_tasks.TASKS
 TASK = Kind("task", TASKS, Task)
 
 

@@ -10,29 +10,48 @@ import optax
 from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import data
+from experiments.tasks import data, lean
 from experiments.tasks.base import Task
-from experiments.tasks.models import MODELS
+from experiments.tasks.models import MODELS, scaled
 
 
-def classification(name: str, dataset: data.Dataset, model: nn.Module, l2: float = 0.0) -> Task:
-    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters."""
+def classification(
+    name: str,
+    dataset: data.Dataset,
+    model: nn.Module,
+    l2: float = 0.0,
+    compute: str = "float32",
+    micro_batch: int | None = None,
+) -> Task:
+    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters.
+
+    compute: what the model computes in, float32 or bfloat16; the rest is in float32.
+    micro_batch: images whose activations are in memory at a time; None: the whole mini-batch's.
+    """
+    dtype = lean.compute_type(compute)
 
     def init(key):
         return jax.jit(model.init)(key, dataset.train.image[:1])["params"]
 
     def logits(params, examples):
-        return model.apply({"params": params}, examples.image)
+        images = lean.cast(scaled(examples.image), dtype)
+        return model.apply({"params": lean.cast(params, dtype)}, images).astype(jnp.float32)
 
-    def losses(params, examples):
-        fit = optax.softmax_cross_entropy_with_integer_labels(
+    def fit(params, examples):
+        return optax.softmax_cross_entropy_with_integer_labels(
             logits(params, examples), examples.label
         )
-        return fit + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else fit
 
-    def correct(params, examples):
+    def hits(params, examples):
         return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
 
+    in_parts = lean.in_micro_batches(fit, micro_batch)
+
+    def losses(params, examples):
+        found = in_parts(params, examples)
+        return found + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else found
+
+    correct = lean.in_micro_batches(hits, micro_batch)
     return Task(name, dataset.train, dataset.test, dataset.train.label, init, losses, correct)
 
 
@@ -44,20 +63,51 @@ def digits(
     return classification("digits", dataset, _model(model, dataset.classes), l2)
 
 
-def images(name: str, model: str | Mapping, l2: float = 0.0, data_dir: str | None = None) -> Task:
+def images(
+    name: str,
+    model: str | Mapping,
+    l2: float = 0.0,
+    data_dir: str | None = None,
+    compute: str = "float32",
+    micro_batch: int | None = None,
+) -> Task:
     """Classify an image data set of TensorFlow Datasets; model: see `digits`."""
     built = _model(model, data.IMAGE_CLASSES[name])  # before any reading of data
-    return classification(name, data.tfds_images(name, data_dir), built, l2)
+    return classification(name, data.tfds_images(name, data_dir), built, l2, compute, micro_batch)
 
 
-def labelled_images(source: str | Mapping, model: str | Mapping, l2: float = 0.0) -> Task:
+def labelled_images(
+    source: str | Mapping,
+    model: str | Mapping,
+    l2: float = 0.0,
+    compute: str = "float32",
+    micro_batch: int | None = None,
+) -> Task:
     """Classify the images of a source of data; model: see `digits`.
 
     source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
-        whose examples are `data.Images`.
+        whose examples are `data.Images`. compute, micro_batch: see `classification`.
     """
     dataset = SOURCE.build(source)
-    return classification("images", dataset, _model(model, dataset.classes), l2)
+    model = _model(model, dataset.classes)
+    return classification("images", dataset, model, l2, compute, micro_batch)
+
+
+def noise(
+    samples: int = 256, size: int = 32, channels: int = 3, classes: int = 10, seed: int = 0
+) -> data.Dataset:
+    """Random images of [size, size, channels] bytes with random labels, as many for the test.
+
+    They have the shape of a data set, and nothing can be learnt from them but themselves.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw() -> data.Images:
+        shape = (samples, size, size, channels)
+        labels = rng.integers(0, classes, samples, dtype=np.int32)
+        return data.Images(rng.integers(0, 256, shape, dtype=np.uint8), labels)
+
+    return data.Dataset(draw(), draw(), classes)
 
 
 def _model(model: str | Mapping, classes: int) -> nn.Module:
@@ -118,7 +168,7 @@ def synthetic_logistic(
 
 
 MODEL = Kind("model", MODELS, nn.Module, ("classes",))
-SOURCE = Kind("source", data.SOURCES, data.Dataset)
+SOURCE = Kind("source", data.SOURCES | {"noise": noise}, data.Dataset)
 TASKS = {
     "images": labelled_images,
     "digits": digits,

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import accelerator_peaks as peaks
 from benchmarks import codec_calls, sides, traces
 from benchmarks.accelerator_record import Line, Row, Skip, compared, run, write
 from benchmarks.accelerator_rows import CODEC_GOALS, LOOPS
 from benchmarks.floors import ring_step
-from experiments import stopwatch
+from experiments import peaks, stopwatch
 from tests.launcher import ROOT
 
 
