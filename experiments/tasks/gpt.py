@@ -35,8 +35,9 @@ class Block(nn.Module):
         last = functools.partial(_dense, deviation=DEVIATION / math.sqrt(2 * self.layers))
 
         y = nn.RMSNorm(name="before_attention")(x)
-        y = first((3, self.heads, head), name="query_key_value")(y)
-        query, key, value = (y[:, :, i] for i in range(3))
+        query, key, value = (
+            first((self.heads, head), name=name)(y) for name in ("query", "key", "value")
+        )
         same = segment[:, None, :, None] == segment[:, None, None, :]  # [b, 1, t, t]
         y = jax.nn.dot_product_attention(
             rotated(query), rotated(key), value, mask=same, is_causal=True
@@ -44,8 +45,8 @@ class Block(nn.Module):
         x = x + last(width, axis=(-2, -1), name="attention")(y)
 
         y = nn.RMSNorm(name="before_inner")(x)
-        y = first((2, self.hidden), name="gate_inner")(y)
-        return x + last(width, name="outer")(nn.silu(y[:, :, 0]) * y[:, :, 1])
+        y = nn.silu(first(self.hidden, name="gate")(y)) * first(self.hidden, name="inner")(y)
+        return x + last(width, name="outer")(y)
 
 
 class GPT(nn.Module):
