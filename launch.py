@@ -4,6 +4,7 @@ python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
 python launch.py --report=runs/y
 python launch.py --advise=runs/x
+python launch.py --config=configs/language_model.py:size=1B --dry_run
 python launch.py --list
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 another process of
@@ -18,7 +19,6 @@ if __name__ == "__main__":
 import functools
 import logging
 import math
-import os
 import pathlib
 import shlex
 import signal
@@ -57,6 +57,9 @@ _NO_TRAINING = flags.DEFINE_bool("no_training", False, "Of --advise: play rules,
 _EXPLAIN = flags.DEFINE_bool(
     "explain_compression", False, "Say whether compressing pays for the config, and train nothing."
 )
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Only say what every arm would take: parameters, bytes, memory, time."
+)
 # How arms are started; a command that starts one of them has none of these.
 _JOBS = flags.DEFINE_integer("jobs", 1, "How many arms run at once.", lower_bound=1)
 _EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
@@ -72,6 +75,7 @@ _CLUSTER = flags.DEFINE_string(
 # About arms, which neither a report nor an analysis has.
 _ABOUT_ARMS = [
     "sweep", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm", "cluster",
+    "dry_run",
 ]  # fmt: skip
 # Several processes of one run on a mesh; found in the environment of Slurm, Open MPI, GKE, TPUs.
 _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
@@ -123,12 +127,15 @@ def parse(argv: list[str]) -> list[str]:
     if not _ADVISE.value and given("rule", "no_training"):
         refuse(f"{given('rule', 'no_training')} belongs to --advise; give it, too")
     for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
-        if not value and not _REPORT.value and not _LIST.value and not _ADVISE.value:
+        needless = _DRY_RUN.value and name == "workdir"
+        if not (value or needless or _REPORT.value or _LIST.value or _ADVISE.value):
             refuse(f"--{name} is missing; see the examples in README.md")
     if _SLURM.value and _EXECUTOR.value != "slurm":
         refuse("--slurm has settings for --executor=slurm; give both or neither")
     if _RAY.value and _EXECUTOR.value != "ray":
         refuse("--ray says what an arm takes of --executor=ray; give both or neither")
+    if _DRY_RUN.value and _NUM_PROCESSES.value is not None:
+        refuse("--dry_run looks at a device of each arm in one process; leave out --num_processes")
     if _ARM.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--arm runs arms in this process; leave out --jobs and --executor")
     if _RESTARTS.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
@@ -136,20 +143,6 @@ def parse(argv: list[str]) -> list[str]:
     if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
         refuse("--num_processes is for one arm on many machines; leave out --jobs and --executor")
     return rest
-
-
-def keep_compiled_programs() -> None:
-    """Let runs find the programs that earlier ones compiled; JAX_COMPILATION_CACHE_DIR moves them.
-
-    Seeds, learning rates and delays are data to a program, so the arms of a sweep share many.
-    """
-    import jax
-
-    home = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "gossax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def executor() -> Callable:
@@ -198,9 +191,10 @@ def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> Non
 
 def advise() -> None:
     """Weigh waiting rules for what --advise names; write a page and print the advice."""
-    keep_compiled_programs()
+    from experiments import compiled
     from experiments.advice import advise
 
+    compiled.keep_programs()
     endings.raising()
     advise.launch(
         _ADVISE.value,
@@ -220,11 +214,11 @@ def plan() -> Callable[[], int] | None:
     Raises ValueError, with nothing written, for what cannot be done.
     """
     file, place = config_files.read(_CONFIG.value, _ENTRIES), _WORKDIR.value
-    from experiments import distributed
+    from experiments import compiled, distributed
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-    keep_compiled_programs()
-    from experiments import agreement, executors, loggers, slurm, sweep
+    compiled.keep_programs()
+    from experiments import agreement, dry_run, executors, loggers, slurm, sweep
     from experiments.reports import comparison
     from runtimes import session
 
@@ -246,6 +240,8 @@ def plan() -> Callable[[], int] | None:
         agreement.check_workdir(place)
     loggers.check(_LOGGERS.value)
     sweep.provide_cpu_devices(arms)
+    if _DRY_RUN.value:
+        return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
     sweep.check(arms, place, _OVERWRITE.value)
     if _CLUSTER.value:
         used = any(places.RUNTIMES[arm.config.runtime].cluster for arm in arms)

@@ -26,10 +26,10 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from benchmarks import accelerator_peaks as peaks
 from benchmarks import accelerator_rows as of_one
 from benchmarks.accelerator_devices import device_rows
 from benchmarks.accelerator_record import RAN, Line, Row, Skip, run
+from experiments import peaks
 
 _MINUTES = flags.DEFINE_float("minutes", 8.0, "After these no further row is begun.", 0.0)
 _TINY = flags.DEFINE_bool("tiny", False, "The smallest sizes, to see that everything runs.")

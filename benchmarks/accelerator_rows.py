@@ -9,10 +9,10 @@ import numpy as np
 
 from algorithms import all_reduce
 from benchmarks import codec_calls, sides
-from benchmarks.accelerator_peaks import Peak, flops, utilisation
 from benchmarks.accelerator_record import Line, Row, compared
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
 from experiments import stopwatch, tasks
+from experiments.peaks import Peak, flops, utilisation
 from experiments.tasks import models
 from runtimes import mesh
 from stragglers import delays, inject
@@ -36,7 +36,11 @@ CODEC_GOALS = {
 class Sizes(NamedTuple):
     """How large everything is, and how many seconds a row takes at least (guesses)."""
 
-    convolutional: tuple[str, dict]  # of `experiments.tasks.models.MODELS`, and its parameters
+    gpt: str  # task of next-token prediction
+    sequences: int  # of text, of a worker's mini-batch
+    residual: tuple[str, dict, int]  # of `experiments.tasks.models.MODELS`, parameters, image size
+    large_images: int  # of a worker's mini-batch
+    convolutional: tuple[str, dict, int]  # as `residual`
     images: int  # of a worker's mini-batch
     language: str  # task of the language model
     windows: int  # of text, of a worker's mini-batch
@@ -53,7 +57,11 @@ class Sizes(NamedTuple):
 
 MANY = (8, 64, 256, 1024, 4096)
 ACCELERATOR = Sizes(
-    convolutional=("resnet18", {"width": 64}),
+    gpt="next_token(model=gpt(layers=12, width=512, heads=8), length=512)",
+    sequences=4,
+    residual=("resnet50", {}, 224),
+    large_images=16,
+    convolutional=("resnet18", {"width": 64}, 32),
     images=64,
     language="language_model(model=transformer(width=512, layers=8, heads=8), candidates=0, "
     "window=128)",
@@ -70,7 +78,11 @@ ACCELERATOR = Sizes(
 )
 # A core computes a thousandth of what an accelerator does.
 CPU = ACCELERATOR._replace(
-    convolutional=("resnet18", {"width": 16}),
+    gpt="next_token(model=gpt(layers=2, width=64), vocabulary=2048, length=64)",
+    sequences=1,
+    residual=("resnet50", {"width": 16}, 32),
+    large_images=1,
+    convolutional=("resnet18", {"width": 16}, 32),
     images=1,
     language="language_model(model=transformer, candidates=0)",
     windows=2,
@@ -79,7 +91,12 @@ CPU = ACCELERATOR._replace(
     devices_seconds=20,
 )
 TINY = Sizes(
-    convolutional=("cnn", {"channels": (16,)}),
+    gpt="next_token(model=gpt(layers=1, width=16, heads=2), corpus='python(files=40)', "
+    "vocabulary=500, length=8)",
+    sequences=1,
+    residual=("resnet50", {"width": 16, "blocks": (1, 1, 1, 1)}, 16),
+    large_images=1,
+    convolutional=("cnn", {"channels": (16,)}, 32),
     images=1,
     language="language_model(model=transformer(width=16, layers=1), corpus='python(files=40)', "
     "vocabulary=500, window=8, candidates=0)",
@@ -100,8 +117,10 @@ TINY = Sizes(
 
 
 def step_rows(sizes: Sizes, devices: int, peak: Peak | None) -> Iterator[Row]:
-    """A model of images and one of text, in the simulator and, on several devices, on the mesh."""
+    """Models of text and of images, in the simulator and, on several devices, on the mesh."""
     subjects = {
+        "gpt": (text, (sizes.gpt,), sizes.sequences),
+        sizes.residual[0]: (images, (*sizes.residual, sizes.large_images), sizes.large_images),
         sizes.convolutional[0]: (images, (*sizes.convolutional, sizes.images), sizes.images),
         "transformer": (text, (sizes.language,), sizes.windows),
     }
@@ -124,10 +143,10 @@ def step_rows(sizes: Sizes, devices: int, peak: Peak | None) -> Iterator[Row]:
             )
 
 
-def images(name: str, parameters: dict, batch: int) -> tasks.Task:
-    """Noise of the shape of CIFAR-10's images, a few mini-batches for every worker."""
+def images(name: str, parameters: dict, size: int, batch: int) -> tasks.Task:
+    """Noise of the shape of images of [size, size, 3], a few mini-batches for every worker."""
     make = functools.partial(models.MODELS[name], **parameters)
-    return sides.noise(make, 4 * WORKERS * batch, (32, 32, 3))
+    return sides.noise(make, 4 * WORKERS * batch, (size, size, 3))
 
 
 @functools.lru_cache(maxsize=1)

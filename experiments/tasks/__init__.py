@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from experiments import parts
 from experiments.kinds import Kind
-from experiments.tasks import dense_tasks, sources, sparse_tasks
+from experiments.tasks import dense_tasks, sources, sparse_tasks, token_tasks
 from experiments.tasks.base import (
     Task,
     count,
@@ -29,7 +29,7 @@ __all__ = [
     "worker_accuracy",
 ]
 
-TASKS = dense_tasks.TASKS | sparse_tasks.TASKS
+TASKS = dense_tasks.TASKS | sparse_tasks.TASKS | token_tasks.TASKS
 TASK = Kind("task", TASKS, Task)
 
 

@@ -10,10 +10,10 @@ import optax
 from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import data, sources
+from experiments.tasks import data, lean, sources
 from experiments.tasks.augment import AUGMENT
 from experiments.tasks.base import Task, take
-from experiments.tasks.models import MODELS
+from experiments.tasks.models import MODELS, scaled
 
 
 def classification(
@@ -24,15 +24,20 @@ def classification(
     reading: str | Mapping = "memory",
     augment: str | Mapping | None = None,
     evaluated: int | None = None,
+    compute: str = "float32",
+    micro_batch: int | None = None,
 ) -> Task:
     """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters.
 
     reading, augment: keys of `sources.READINGS` and of `AUGMENTATIONS` and their parameters.
-    evaluated: see `Task`.
+    evaluated: see `Task`. compute: what the model computes in, float32 or bfloat16; the rest is in
+    float32. micro_batch: images whose activations are in memory at a time; None: the whole
+    mini-batch's.
     """
     reader = sources.READING.build(reading)
     changes = None if augment is None else AUGMENT.build(augment)
     train, test = reader.of(dataset.train), reader.of(dataset.test)
+    dtype = lean.compute_type(compute)
 
     def init(key):
         return jax.jit(model.init)(key, plain(take(train, slice(1))).image)["params"]
@@ -42,26 +47,31 @@ def classification(
         return examples if changes is None else changes.plain(examples)
 
     def logits(params, examples):
-        return model.apply({"params": params}, plain(examples).image)
+        images = lean.cast(scaled(plain(examples).image), dtype)
+        return model.apply({"params": lean.cast(params, dtype)}, images).astype(jnp.float32)
 
-    def losses(params, examples):
-        fit = optax.softmax_cross_entropy_with_integer_labels(
+    def fit(params, examples):
+        return optax.softmax_cross_entropy_with_integer_labels(
             logits(params, examples), examples.label
         )
-        return fit + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else fit
 
-    def correct(params, examples):
+    def hits(params, examples):
         return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
 
-    labels = sources.labels(train)
+    in_parts = lean.in_micro_batches(fit, micro_batch)
+
+    def losses(params, examples):
+        found = in_parts(params, examples)
+        return found + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else found
+
     return Task(
         name,
         train,
         test,
-        labels,
+        sources.labels(train),
         init,
         losses,
-        correct,
+        lean.in_micro_batches(hits, micro_batch),
         evaluated=evaluated,
         augment=None if changes is None else changes.train,
     )
@@ -84,14 +94,18 @@ def images(
     reading: str | Mapping = "memory",
     augment: str | Mapping | None = None,
     evaluated: int | None = None,
+    compute: str = "float32",
+    micro_batch: int | None = None,
 ) -> Task:
     """Classify an image data set of TensorFlow Datasets; model: see `digits`.
 
-    data_dir, size: see `data.tfds_images`; reading, augment, evaluated: see `classification`.
+    data_dir, size: see `data.tfds_images`; all others: see `classification`.
     """
     built = _model(model, data.IMAGE_CLASSES[name])  # before any reading of data
     dataset = data.tfds_images(name, data_dir, size)
-    return classification(name, dataset, built, l2, reading, augment, evaluated)
+    return classification(
+        name, dataset, built, l2, reading, augment, evaluated, compute, micro_batch
+    )
 
 
 def labelled_images(
@@ -101,16 +115,36 @@ def labelled_images(
     reading: str | Mapping = "memory",
     augment: str | Mapping | None = None,
     evaluated: int | None = None,
+    compute: str = "float32",
+    micro_batch: int | None = None,
 ) -> Task:
     """Classify the images of a source of data; model: see `digits`.
 
     source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
-        whose examples are `data.Images`, or sources of them. reading, augment, evaluated: see
-        `classification`.
+        whose examples are `data.Images`, or sources of them. All others: see `classification`.
     """
     dataset = SOURCE.build(source)
     built = _model(model, dataset.classes)
-    return classification("images", dataset, built, l2, reading, augment, evaluated)
+    return classification(
+        "images", dataset, built, l2, reading, augment, evaluated, compute, micro_batch
+    )
+
+
+def noise(
+    samples: int = 256, size: int = 32, channels: int = 3, classes: int = 10, seed: int = 0
+) -> data.Dataset:
+    """Random images of [size, size, channels] bytes with random labels, as many for the test.
+
+    They have the shape of a data set, and nothing can be learnt from them but themselves.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw() -> data.Images:
+        shape = (samples, size, size, channels)
+        labels = rng.integers(0, classes, samples, dtype=np.int32)
+        return data.Images(rng.integers(0, 256, shape, dtype=np.uint8), labels)
+
+    return data.Dataset(draw(), draw(), classes)
 
 
 def _model(model: str | Mapping, classes: int) -> nn.Module:
@@ -171,7 +205,7 @@ def synthetic_logistic(
 
 
 MODEL = Kind("model", MODELS, nn.Module, ("classes",))
-SOURCE = Kind("source", data.SOURCES, data.Dataset)
+SOURCE = Kind("source", data.SOURCES | {"noise": noise}, data.Dataset)
 TASKS = {
     "images": labelled_images,
     "digits": digits,

@@ -7,6 +7,7 @@ differ between workers and depend on who takes part in an update.
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -20,7 +21,7 @@ def logistic(classes: int) -> nn.Module:
 
 def mlp(classes: int, hidden: Sequence[int] = (128,)) -> nn.Module:
     """Dense layers with ReLU; `hidden` are their widths."""
-    layers = [_scale, _flatten]
+    layers = [scaled, _flatten]
     for width in hidden:
         layers += [nn.Dense(width), nn.relu]
     return nn.Sequential([*layers, nn.Dense(classes)])
@@ -28,7 +29,7 @@ def mlp(classes: int, hidden: Sequence[int] = (128,)) -> nn.Module:
 
 def cnn(classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
     """3x3 convolutions with GroupNorm and ReLU, the resolution halved after each."""
-    layers = [_scale]
+    layers = [scaled]
     for width in channels:
         _check_width("cnn", width)
         layers += [_conv(width), _norm(), nn.relu, _halve]
@@ -46,8 +47,30 @@ def resnet18(classes: int, width: int = 64) -> nn.Module:
         for stage in range(4)
         for first in (True, False)
     ]
-    stem = [_scale, _conv(width), _norm(), nn.relu]
+    stem = [scaled, _conv(width), _norm(), nn.relu]
     return nn.Sequential([*stem, *blocks, _mean, nn.Dense(classes)])
+
+
+def resnet50(
+    classes: int, width: int = 64, blocks: Sequence[int] = (3, 4, 6, 3), remat: bool = False
+) -> nn.Module:
+    """ResNet-50 (arXiv 1512.03385, Table 1) for images of 224x224, with GroupNorm.
+
+    The middle convolution of a block halves the resolution, as is usual today (ResNet v1.5).
+
+    width: channels of the stem and inside the first stage; each later stage has twice as many.
+    blocks: of the stages. remat: a block's activations are computed again in the backward pass
+        instead of kept.
+    """
+    _check_width("resnet50", width)
+    block = nn.remat(Bottleneck) if remat else Bottleneck
+    stages = [
+        block(width * 2**stage, strides=2 if stage > 0 and number == 0 else 1)
+        for stage, count in enumerate(blocks)
+        for number in range(count)
+    ]
+    stem = [scaled, _conv(width, 2, kernel=7), _norm(), nn.relu, _halve_by_three]
+    return nn.Sequential([*stem, *stages, _mean, nn.Dense(classes)])
 
 
 class Block(nn.Module):
@@ -65,7 +88,30 @@ class Block(nn.Module):
         return nn.relu(x + y)
 
 
-MODELS = {"logistic": logistic, "mlp": mlp, "cnn": cnn, "resnet18": resnet18}
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions and a shortcut (arXiv 1512.03385, Fig. 5 right)."""
+
+    channels: int  # inside; four times as many come out
+    strides: int
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.relu(_norm()(_conv(self.channels, kernel=1)(x)))
+        y = nn.relu(_norm()(_conv(self.channels, self.strides)(y)))
+        y = _norm()(_conv(4 * self.channels, kernel=1)(y))
+        if x.shape != y.shape:
+            x = _norm()(_conv(4 * self.channels, self.strides, kernel=1)(x))
+        return nn.relu(x + y)
+
+
+MODELS = {"logistic": logistic, "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "resnet50": resnet50}
+
+
+def scaled(image: jax.Array) -> jax.Array:
+    """Images as floats; uint8 comes to 0..1."""
+    if jnp.issubdtype(image.dtype, jnp.integer):
+        return image.astype(jnp.float32) / 255
+    return image
 
 
 def _conv(channels: int, strides: int = 1, kernel: int = 3) -> nn.Module:
@@ -76,18 +122,16 @@ def _norm() -> nn.Module:
     return nn.GroupNorm(num_groups=None, group_size=CHANNELS_PER_GROUP)
 
 
-def _scale(image):
-    if jnp.issubdtype(image.dtype, jnp.integer):
-        return image.astype(jnp.float32) / 255
-    return image
-
-
 def _flatten(x):
     return x.reshape(x.shape[0], -1)
 
 
 def _halve(x):
     return nn.max_pool(x, (2, 2), strides=(2, 2), padding="SAME")
+
+
+def _halve_by_three(x):
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
 
 def _mean(x):

@@ -4,14 +4,13 @@ Language models in flax.linen map words [b, w] to states [b, w, width]; the soft
 vocabulary, sampled or full, is apart from them and takes an output table [vocabulary, width].
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-EVALUATED_AT_ONCE = 8  # windows: all their words' scores of the whole vocabulary are in memory
+from experiments.tasks.gpt import gpt
 
 
 class LSTM(nn.Module):
@@ -62,7 +61,7 @@ def transformer(
     return Transformer(vocabulary, window, width, layers, heads)
 
 
-LANGUAGE_MODELS = {"lstm": lstm, "transformer": transformer}
+LANGUAGE_MODELS = {"lstm": lstm, "transformer": transformer, "gpt": gpt}
 
 
 class NeuMF(nn.Module):
@@ -179,15 +178,3 @@ def expected_negative_sampling(states, table, near, law, negatives: int) -> jax.
     wrong = jax.nn.softplus(states @ table.T) @ law
     wrong = wrong[:, None] - law[near] * jax.nn.softplus(scores)
     return (jax.nn.softplus(-scores) + negatives * wrong).mean(1)
-
-
-def in_pieces(losses) -> Callable[[Any, Any], jax.Array]:
-    """The same per-example losses (params, examples) -> [b], a few examples at a time."""
-
-    def piecewise(params, examples):
-        def one(example):
-            return losses(params, jax.tree.map(lambda a: a[None], example))[0]
-
-        return jax.lax.map(one, examples, batch_size=EVALUATED_AT_ONCE)
-
-    return piecewise

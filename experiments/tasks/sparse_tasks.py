@@ -17,9 +17,11 @@ import optax
 from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import sparse_models, text
+from experiments.tasks import lean, sparse_models, text
 from experiments.tasks.base import Task
 from experiments.tasks.sparse_models import LANGUAGE_MODELS
+
+EVALUATED_AT_ONCE = 8  # windows: all their words' scores of the whole vocabulary are in memory
 
 # --- language models ---
 
@@ -81,7 +83,7 @@ def language_model(
         init,
         losses=sampled if candidates else full,
         shared_draw=candidates > 0,
-        eval_losses=sparse_models.in_pieces(full),
+        eval_losses=lean.in_micro_batches(full, EVALUATED_AT_ONCE),
         metrics=metrics,
         sparse=("model/embedding/embedding", *(["output"] if candidates else [])),
         evaluated=evaluated,
@@ -150,7 +152,7 @@ def skip_gram(
         init,
         losses,
         shared_draw=True,
-        eval_losses=sparse_models.in_pieces(expected),
+        eval_losses=lean.in_micro_batches(expected, EVALUATED_AT_ONCE),
         sparse=("centre", "context"),
         evaluated=evaluated,
     )

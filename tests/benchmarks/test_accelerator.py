@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import accelerator_peaks as peaks
 from benchmarks import codec_calls, sides, traces
 from benchmarks.accelerator_record import Line, Row, Skip, compared, run, write
 from benchmarks.accelerator_rows import CODEC_GOALS, LOOPS
 from benchmarks.floors import ring_step
-from experiments import stopwatch
+from experiments import peaks, stopwatch
 from tests.launcher import ROOT
 
 
@@ -280,13 +279,13 @@ def test_the_tiny_command_measures_every_row(tmp_path):
         "profile",
     ]
     lines = [line for row in record["rows"] for line in row["lines"]]
-    assert len(lines) == 6 + 3 + 3 + 3 + 1 + 3 + 4 + 1 + 1
+    assert len(lines) == 12 + 3 + 3 + 3 + 1 + 3 + 4 + 1 + 1
     for line in lines:
         assert math.isfinite(line["value"]) and line["value"] > 0, line
         assert line["name"] in ended.stdout
         assert all(value > 0 for value in line["seconds"].values())
     steps = [line for line in lines if "TFLOP/s" in line["facts"]]
-    assert len(steps) == 6 and all(line["facts"]["peak"] == "unknown" for line in steps)
+    assert len(steps) == 12 and all(line["facts"]["peak"] == "unknown" for line in steps)
     buckets = [line["facts"] for line in lines if "planned" in line["facts"]]
     assert [fact["planned"] == fact["compiled"] for fact in buckets] == [True] * 3
     assert all(fact["beside"].startswith("no device timeline") for fact in buckets)

@@ -1,6 +1,11 @@
-"""Model FLOPs utilisation: what a step has to compute, over what the device could in that time."""
+"""What devices can do at best, and how much of it a step uses.
 
-from collections.abc import Callable
+Model FLOPs utilisation is what a step has to compute over what the device could in that time; a
+roofline is the time below which no step can be (S. Williams et al., *Roofline: an insightful visual
+performance model*, CACM 2009).
+"""
+
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -13,37 +18,42 @@ FORMULA = (
 
 
 class Peak(NamedTuple):
-    """Dense FLOP/s of one device by its maker's data sheet, without sparsity."""
+    """One device by its maker's data sheet: dense FLOP/s, without sparsity, and its memory."""
 
     bfloat16: float
     default: float  # of products of float32 arrays at JAX's default precision
     precision: str  # what that precision is
+    bandwidth: float  # bytes per second
+    memory: float  # bytes
 
 
-def _nvidia(bfloat16: float) -> Peak:
+def _nvidia(bfloat16: float, bandwidth: float, memory: float) -> Peak:
     """Tensor cores: TF32 has half the rate of bfloat16."""
-    return Peak(bfloat16, bfloat16 / 2, "TF32")
+    return Peak(bfloat16, bfloat16 / 2, "TF32", bandwidth, memory)
 
 
-def _tpu(bfloat16: float) -> Peak:
+def _tpu(bfloat16: float, bandwidth: float, memory: float) -> Peak:
     """The matrix unit rounds float32 to bfloat16 by default."""
-    return Peak(bfloat16, bfloat16, "bfloat16")
+    return Peak(bfloat16, bfloat16, "bfloat16", bandwidth, memory)
 
 
+SHORT = ("bfloat16", "float16")
 # By a part of jax.Device.device_kind; of several that occur in it the longest counts.
 PEAKS = {
-    "A100": _nvidia(312e12),
-    "H100": _nvidia(989.4e12),  # SXM
-    "H100 PCIe": _nvidia(756e12),
-    "H100 NVL": _nvidia(835e12),
-    "H200": _nvidia(989.4e12),
-    "TPU v4": _tpu(275e12),
-    "TPU v5 lite": _tpu(197e12),
-    "TPU v5e": _tpu(197e12),
-    "TPU v5": _tpu(459e12),
-    "TPU v5p": _tpu(459e12),
-    "TPU v6 lite": _tpu(918e12),
-    "TPU v6e": _tpu(918e12),
+    "A100": _nvidia(312e12, 1.555e12, 40e9),
+    "A100-SXM4-80GB": _nvidia(312e12, 2.039e12, 80e9),
+    "A100 80GB": _nvidia(312e12, 1.935e12, 80e9),  # PCIe
+    "H100": _nvidia(989.4e12, 3.35e12, 80e9),  # SXM
+    "H100 PCIe": _nvidia(756e12, 2.0e12, 80e9),
+    "H100 NVL": _nvidia(835e12, 3.9e12, 94e9),
+    "H200": _nvidia(989.4e12, 4.8e12, 141e9),
+    "TPU v4": _tpu(275e12, 1.2e12, 32e9),
+    "TPU v5 lite": _tpu(197e12, 0.819e12, 16e9),
+    "TPU v5e": _tpu(197e12, 0.819e12, 16e9),
+    "TPU v5": _tpu(459e12, 2.765e12, 95e9),
+    "TPU v5p": _tpu(459e12, 2.765e12, 95e9),
+    "TPU v6 lite": _tpu(918e12, 1.64e12, 32e9),
+    "TPU v6e": _tpu(918e12, 1.64e12, 32e9),
 }
 
 
@@ -71,3 +81,12 @@ def utilisation(flops: float, seconds: float, peak: Peak | None) -> dict:
         return reached | {"utilisation": None, "peak": "unknown"}
     share = flops / (seconds * peak.default)
     return reached | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}
+
+
+def roofline(flops: Mapping[str, float], moved: float, peak: Peak) -> float:
+    """Seconds below which no step can be: the longer of computing and of moving bytes.
+
+    flops: by the name of the type that products take; 16 bits have the rate of bfloat16.
+    """
+    rates = {name: peak.bfloat16 if name in SHORT else peak.default for name in flops}
+    return max(sum(flops[name] / rates[name] for name in flops), moved / peak.bandwidth)

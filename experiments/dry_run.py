@@ -1,0 +1,189 @@
+"""What an arm would take, worked out from its program: nothing is compiled, trained or written.
+
+A device's program for one update is traced with shapes alone, see `experiments.program_costs`, so
+that a model of any size can be looked at. With workers as processes (runtime=actors) it is that of
+a worker's contribution.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from algorithms.base import AXIS
+from comms import messages
+from experiments import limits, parts, peaks, prepare, program_costs
+from runtimes import bodies, rounds, worker
+from stragglers.rule import most_mini_batches
+
+PLANNED = 64  # updates, over which what is sent is a mean
+# Of devices that an arm may be meant for, where the one at hand has no known peak.
+ELSEWHERE = ("A100-SXM4-80GB", "H100", "TPU v5e", "TPU v6e")
+
+
+class Traced(NamedTuple):
+    """A program of a device, as shapes."""
+
+    program: Callable  # of the arguments; may be called under `jax.make_jaxpr`
+    arguments: tuple[Any, ...]  # the first is given away
+    shared: tuple[Any, ...]  # what of the arguments every device has whole
+    axes: tuple[tuple[str, int], ...] = ()
+    devices: int = 1  # that share the rest and the work
+
+
+class Forecast(NamedTuple):
+    """Of an arm: what a device holds at its largest, and what it does in an update."""
+
+    parameters: int
+    sent: float  # bytes of a worker in an update, in the mean
+    memory: float  # bytes
+    flops: Mapping[str, float]  # by the type that products take
+    moved: float  # bytes
+
+
+def forecast(config: ConfigDict) -> Forecast:
+    """What an arm would take; raises ValueError as `prepare.prepare` does."""
+    config = parts.canonical(config)
+    made = prepare.prepare(config)
+    traced = _PROGRAMS[config.runtime](config, made)
+    costs = costs_of(traced)
+    rule = prepare.rule(config, made)
+    _, schedule = rule.extend(rule.init(), PLANNED)
+    settled = schedule._replace(offset=made.algorithm.settled)
+    sent = messages.sent_bytes(made.algorithm, made.shapes, settled).mean()
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.shapes))
+    return Forecast(parameters, float(sent), *costs)
+
+
+def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
+    """(bytes of a device's memory, its FLOPs, bytes that it moves) for one update."""
+    made = jax.make_jaxpr(traced.program, axis_env=list(traced.axes))(*traced.arguments)
+    given_away = range(len(jax.tree.leaves(traced.arguments[0])))
+    costs = program_costs.of_jaxpr(made.jaxpr, given_away)
+    whole, shared = _bytes(traced.arguments), _bytes(traced.shared)
+    memory = shared + (whole - shared + costs.memory) / traced.devices
+    flops = Counter({name: value / traced.devices for name, value in costs.flops.items()})
+    return memory, flops, costs.moved / traced.devices
+
+
+def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
+    """All workers' update, as `runtimes.simulate` dispatches it."""
+    algorithm, planner = made.algorithm, made.runtime.planner
+    _, turn = planner.take(planner.start(remembers=False), np.inf, 1)
+    rows = _shapes(planner.rows(turn, 1, turn.schedule.workers.shape[1]))
+    body = bodies.body_of(algorithm, made.runtime.stale)
+
+    def begun(params):
+        per_worker = _stacked(worker.init(algorithm, params), config.workers)
+        if algorithm.server is None:
+            return bodies.Model(_stacked(params, config.workers), (), per_worker)
+        held = _stacked(params, config.workers + 1) if made.runtime.stale else params
+        return bodies.Model(held, algorithm.server.init(params), per_worker)
+
+    def run(model, rows, count, examples):
+        losses, everyone = made.task.losses, turn.everyone
+        return bodies.run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+
+    model, examples = jax.eval_shape(begun, made.shapes), _shapes(made.task.train)
+    shared = [examples, *([model.params, model.server] if algorithm.server else [])]
+    arguments = (model, rows, jax.ShapeDtypeStruct((), jnp.int32), examples)
+    return Traced(run, arguments, tuple(shared), devices=config.devices)
+
+
+def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
+    """A worker's round, as `runtimes.mesh` has it on a device that nobody watches."""
+    algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
+    most = config.rounds_per_dispatch
+
+    def begun(params):
+        server = () if algorithm.server is None else algorithm.server.init(params)
+        state = worker.init(algorithm, params)
+        return rounds.Model(params, server, state, jnp.int32(0), jnp.float32(0))
+
+    def run(model, table, count, examples):
+        def step(place, carry):
+            used = None
+            if algorithm.links is not None:
+                used = jnp.asarray(algorithm.links.active(0, most))[place]
+            losses = made.task.losses
+            return rounds.plain(algorithm, losses, mini_batches, carry, table, examples, used)
+
+        carry = (model, jnp.int32(0), jnp.float32(0))
+        return jax.lax.fori_loop(0, count, step, carry)[0]
+
+    model, examples = jax.eval_shape(begun, made.shapes), _shapes(made.task.train)
+    indices = jax.ShapeDtypeStruct((most * mini_batches, config.batch_size), jnp.int32)
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    arguments = (model, rounds.Table(indices, count), count, examples)
+    return Traced(run, arguments, (), axes=((AXIS, config.workers),))
+
+
+def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
+    """A worker's contribution, in a process of its own."""
+    algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
+    state = jax.eval_shape(lambda params: worker.init(algorithm, params), made.shapes)
+
+    def run(state, params, batches, examples, indices):
+        given = {"samples": jnp.float32(0), "nominal": mini_batches, "worker": jnp.int32(0),
+                 "version": jnp.int32(0), "first": jnp.int32(0), "staleness": jnp.int32(0),
+                 "active": None}  # fmt: skip
+        taken = jax.tree.map(lambda a: a[indices], examples)
+        losses = made.task.losses
+        return worker.contribute(algorithm, losses, params, state, taken, batches, given)
+
+    indices = jax.ShapeDtypeStruct((mini_batches, config.batch_size), jnp.int32)
+    batches = jax.ShapeDtypeStruct((), jnp.int32)
+    return Traced(run, (state, made.shapes, batches, _shapes(made.task.train), indices), ())
+
+
+_PROGRAMS = {"simulate": simulated, "mesh": on_mesh, "actors": of_process}
+
+
+def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None) -> None:
+    """Print a row for every arm: (name, config); seconds come from its rooflines."""
+    console = console or Console()
+    kind = jax.devices()[0].device_kind
+    kinds = [kind] if peaks.peak_of(kind) else list(ELSEWHERE)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("arm", overflow="fold")
+    headings = ("parameters", "sent\nper update", "memory\nof a device", "GFLOPs\nper update")
+    for heading in (*headings, *(f"{kind}\n[ms]" for kind in kinds)):
+        shown.add_column(heading, justify="right")
+    for name, config in named:
+        found = forecast(config)
+        cells = [f"{found.parameters:,}", limits.size(found.sent), limits.size(found.memory)]
+        cells.append(f"{1e-9 * sum(found.flops.values()):.4g}")
+        shown.add_row(name, *cells, *(_seconds(found, peaks.peak_of(kind)) for kind in kinds))
+    shown.caption = (
+        "memory: what is kept, the examples, and what an update needs at its largest; sent: by a "
+        "worker; ms: below these no update can be, *: it does not fit into the device's memory"
+    )
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    console.print(shown, highlight=False)
+
+
+def _seconds(found: Forecast, peak: peaks.Peak) -> str:
+    least = peaks.roofline(found.flops, found.moved, peak)
+    return f"{1e3 * least:.3g}{'*' if found.memory > peak.memory else ''}"
+
+
+def _stacked(tree: Any, count: int) -> Any:
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), tree)
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+
+
+def _bytes(tree: Any) -> float:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape")]
+    return float(sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves))

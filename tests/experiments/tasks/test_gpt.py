@@ -1,0 +1,181 @@
+"""The decoder-only transformer, and next-token prediction with it."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import program_costs, tasks
+from experiments.tasks import gpt, lean, packing, text, token_tasks
+from experiments.tasks.text import END
+
+WORDS = "corpus=python(files=40), vocabulary=64, length=12"
+SMALL = f"next_token(model=gpt(layers=2, width=16, heads=2), {WORDS})"
+
+
+@functools.cache
+def small(spec=SMALL):
+    task = tasks.build(spec)
+    return task, task.init(jax.random.key(0))
+
+
+def examples(task, count=5):
+    return jax.tree.map(lambda a: jnp.asarray(a[:count]), task.train)
+
+
+def gradient(task, params, chosen):
+    return jax.jit(jax.grad(lambda p: task.losses(p, chosen).mean()))(params)
+
+
+def distance(a, b):
+    """The largest difference of two trees, over the largest number of the second."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(b))
+    return max(float(jnp.abs(x - y).max()) for x, y in pairs) / largest
+
+
+# --- positions ---
+
+
+def test_a_product_depends_on_the_distance_alone():
+    rng = np.random.default_rng(0)
+    query, key = (np.tile(rng.standard_normal((1, 1, 1, 8), "f4"), (1, 9, 1, 1)) for _ in range(2))
+    products = np.einsum("bthd,bshd->ts", gpt.rotated(query), gpt.rotated(key))
+    for offset in range(-8, 9):
+        diagonal = np.diagonal(products, offset)
+        np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
+    np.testing.assert_allclose(np.diagonal(products), (query * key)[0, 0].sum(), rtol=1e-5)
+
+
+def test_a_pair_turns_by_its_position():
+    """d = 4: pair 0 by t radians, pair 1 by t / 100."""
+    x = np.zeros((1, 3, 1, 4), np.float32)
+    x[..., :2] = 1.0
+    turned = np.asarray(gpt.rotated(x))[0, 2, 0]
+    angle = 2 * np.array([1.0, 0.01])
+    np.testing.assert_allclose(turned, [*np.cos(angle), *np.sin(angle)], rtol=1e-5)
+
+
+# --- what a word sees ---
+
+
+@functools.cache
+def states():
+    module = gpt.gpt(64, layers=2, width=16, heads=2)
+    params = jax.jit(module.init)(jax.random.key(0), np.zeros((1, 8), np.int32))
+    params = jax.tree.map(lambda a: 5 * a, params)  # so that attention matters
+    return jax.jit(lambda words: module.apply(params, words))
+
+
+def test_a_word_sees_what_stands_before_and_nothing_after():
+    words = np.arange(10, 18, dtype=np.int32)[None]
+    changed = words.copy()
+    changed[0, 5] = 40
+    before, after = states()(words), states()(changed)
+    np.testing.assert_allclose(before[0, :5], after[0, :5], atol=1e-6)
+    assert (np.abs(before[0, 5:] - after[0, 5:]).max(-1) > 1e-3).all()
+
+
+def test_a_document_does_not_see_the_one_before_it():
+    words = np.array([[5, 6, 7, END, 9, 10, 11, 12]], np.int32)
+    other = np.array([[8, 5, END, END, 9, 10, 11, 12]], np.int32)
+    np.testing.assert_allclose(states()(words)[0, 4:], states()(other)[0, 4:], atol=1e-5)
+    alone = np.array([[9, 10, 11, 12, 2, 2, 2, 2]], np.int32)  # elsewhere in its sequence
+    np.testing.assert_allclose(states()(words)[0, 4:], states()(alone)[0, :4], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parameters"),
+    [
+        ((2, 16, 2), 64 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 64 + 2 * 16) + 16),
+        ((10, 256, 8), 8192 * 256 + 10 * (4 * 256**2 + 3 * 256 * 704 + 2 * 256) + 256),
+    ],
+)
+def test_parameter_counts(sizes, parameters):
+    layers, width, heads = sizes
+    module = gpt.gpt(64 if width == 16 else 8192, layers, width, heads)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"width": 20, "heads": 3}, "width must be a multiple of twice the heads.*try width=18"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_make_no_model(given, words):
+    with pytest.raises(ValueError, match=words):
+        gpt.gpt(64, **given)
+
+
+# --- the task ---
+
+
+def test_a_loss_is_that_of_its_documents_alone():
+    """A sequence of two documents: the mean over the targets of both, each by itself."""
+    task, params = small()
+    lengths = (5, 6)
+    words = np.random.default_rng(0).integers(2, 64, sum(lengths) + 2).astype(np.int32)
+    words[[lengths[0], -1]] = END
+    starts = np.array([0, lengths[0] + 1, len(words)])
+    part = text.Documents(("a/0", "a/1"), words, starts)
+    together = packing.pack(part, 12).tokens
+    assert together.shape == (1, 13)
+    alone = []
+    for begin, end in itertools.pairwise(starts):
+        row = np.full((1, 13), END, np.int32)
+        row[0, : end - begin] = words[begin:end]
+        loss = task.losses(params, token_tasks.Sequences(jnp.asarray(row)))
+        alone.append(float(loss[0]) * (end - begin - 1))
+    whole = task.losses(params, token_tasks.Sequences(jnp.asarray(together)))
+    np.testing.assert_allclose(whole[0], sum(alone) / sum(lengths), rtol=1e-5)
+
+
+def test_an_untrained_model_knows_nothing_and_reports_its_perplexity():
+    task, params = small()
+    means = tasks.evaluate(task._replace(evaluated=16), params)
+    assert means["test_loss"] == pytest.approx(np.log(64), rel=0.05)
+    assert means["test_perplexity"] == pytest.approx(np.exp(means["test_loss"]))
+    assert sum(len(task.labels) == len(a) for a in jax.tree.leaves(task.train)) == 1
+
+
+@pytest.mark.parametrize("change", ["micro_batch=1", "micro_batch=2", "micro_batch=5", "remat"])
+def test_less_memory_gives_the_same_gradient(change):
+    """Of five sequences: in parts that divide them or do not, or with blocks computed again."""
+    task, params = small()
+    leaner = SMALL.replace("heads=2", "heads=2, remat=true")
+    if change != "remat":
+        leaner = f"{SMALL[:-1]}, {change})"
+    other, _ = small(leaner)
+    chosen = examples(task)
+    np.testing.assert_allclose(other.losses(params, chosen), task.losses(params, chosen), rtol=1e-5)
+    assert distance(gradient(other, params, chosen), gradient(task, params, chosen)) < 1e-5
+
+
+def test_bfloat16_computes_in_it_and_gives_float32_gradients():
+    task, params = small()
+    short, _ = small(f"{SMALL[:-1]}, compute=bfloat16)")
+    chosen = examples(task)
+    exact, rounded = gradient(task, params, chosen), gradient(short, params, chosen)
+    assert {leaf.dtype for leaf in jax.tree.leaves(rounded)} == {jnp.dtype("float32")}
+    assert short.losses(params, chosen).dtype == jnp.float32
+    assert 1e-4 < distance(rounded, exact) < 0.05
+    program = jax.make_jaxpr(jax.grad(lambda p: short.losses(p, chosen).mean()))(params)
+    flops = program_costs.of_jaxpr(program.jaxpr).flops
+    assert flops["bfloat16"] > 0.9 * flops.total()
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_micro_batch_of_nothing_is_refused(size):
+    with pytest.raises(ValueError, match=f"micro_batch must be at least 1 example, got {size}"):
+        lean.in_micro_batches(lambda params, examples: examples, size)
+
+
+def test_an_unknown_type_is_refused():
+    with pytest.raises(ValueError, match="unknown type 'float8'; known types: float32, bfloat16"):
+        tasks.build(f"{SMALL[:-1]}, compute=float8)")

@@ -1,0 +1,92 @@
+"""What a dry run says of an arm, beside what the compiler says of its program."""
+
+import jax
+import pytest
+
+from configs import base
+from experiments import dry_run, parts, prepare
+from tests.launcher import ROOT, caller
+from tests.marks import slow
+
+GPT = (
+    "next_token(model=gpt(layers=2, width=64, heads=2), corpus=python(files=40), vocabulary=512, "
+    "length=64)"
+)
+RESNET = "images(source=noise(samples=64, size=16), model=resnet18(width=16))"
+ADAM = "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
+
+
+def arm(task, **changes):
+    return parts.canonical(base.arm(**{"task": task, "workers": 2, "batch_size": 4, **changes}))
+
+
+def compilers(traced):
+    """Bytes of a device while the compiled program runs."""
+    compiled = jax.jit(traced.program, donate_argnums=0).lower(*traced.arguments).compile()
+    found = compiled.memory_analysis()
+    whole = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+    return whole - found.alias_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        (GPT, {"optimizer": ADAM}),
+        slow(GPT, {"optimizer": ADAM, "algorithm": "local_sgd", "mini_batches": 3}),
+        slow(GPT, {"optimizer": ADAM, "batch_size": 16}),
+        (RESNET, {"optimizer": "momentum(learning_rate=0.1)"}),
+        slow(RESNET, {"algorithm": "dpsgd", "wait": "neighbour_barrier", "workers": 4}),
+    ],
+)
+def test_memory_is_within_a_tenth_of_the_compilers(task, changes):
+    config = arm(task, **changes)
+    made = prepare.prepare(config)
+    traced = dry_run.simulated(config, made)
+    memory, *_ = dry_run.costs_of(traced)
+    assert memory == pytest.approx(compilers(traced), rel=0.1)
+
+
+def test_what_is_sent_and_counted_of_an_update():
+    config = arm("digits(model=logistic)", workers=4)
+    found = dry_run.forecast(config)
+    assert found.parameters == 650
+    assert found.sent == pytest.approx(2 * 3 / 4 * 4 * 650, rel=0.01)  # a ring all-reduce
+    # Forward, and the gradient of the weights; images need none.
+    assert found.flops == {"float32": 2 * 2 * (4 * 4) * 64 * 10}
+    whole = 1437 * (64 + 1) * 4
+    assert whole < found.memory < 1.1 * whole
+    alone = dry_run.forecast(arm("digits(model=logistic)", workers=4, runtime="mesh", delay="none"))
+    assert alone.flops == {"float32": 2 * 2 * 4 * 64 * 10} and alone.sent == found.sent
+    process = dry_run.forecast(arm("digits(model=logistic)", runtime="actors", delay="none"))
+    assert process.flops == alone.flops
+
+
+@pytest.mark.parametrize("change", [{}, {"algorithm": "swarm(bits=8)", "wait": "random_pairs"}])
+def test_a_device_of_two_has_half_of_what_belongs_to_workers(change):
+    task = "digits(model=mlp(hidden=[8]))"
+    one, two = (dry_run.forecast(arm(task, workers=8, devices=n, **change)) for n in (1, 2))
+    assert two.flops["float32"] == one.flops["float32"] / 2
+    assert two.memory < one.memory and two.sent == one.sent
+
+
+def test_micro_batches_and_blocks_computed_again_take_less():
+    plain = dry_run.forecast(arm(GPT, batch_size=16))
+    small = dry_run.forecast(arm(GPT[:-1] + ", micro_batch=2)", batch_size=16))
+    again = dry_run.forecast(arm(GPT.replace("heads=2", "heads=2, remat=true"), batch_size=16))
+    assert small.memory < 0.5 * plain.memory and again.memory < 0.9 * plain.memory
+    assert small.flops["float32"] == pytest.approx(plain.flops["float32"], rel=1e-3)
+    assert again.flops["float32"] > 1.1 * plain.flops["float32"]
+
+
+def test_the_command_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    call = caller(monkeypatch, capsys)
+    path = f"--config={ROOT}/configs/language_model.py:tiny"
+    code, shown, _ = call(path, "--sweep", "--dry_run")
+    assert code == 0 and not list(tmp_path.iterdir())
+    for word in ("all_reduce", "local_sgd/H=50", "diloco/H=10", "parameters", "TPU v5e"):
+        assert word in shown
+    assert call(path, "--dry_run", "--num_processes=2")[0] == 2
+    analysis = f"--config={ROOT}/configs/runtime_analysis.py"
+    code, _, error = call(analysis, "--dry_run", "--workdir=out")
+    assert code == 2 and "leave out --dry_run" in error

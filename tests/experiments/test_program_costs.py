@@ -1,0 +1,94 @@
+"""Costs of traced programs, worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import peaks, program_costs
+
+KB = 1024
+X = jax.ShapeDtypeStruct((16, 16), jnp.float32)  # 1 kB
+
+
+def costs(program, *arguments, given_away=()):
+    return program_costs.of_jaxpr(jax.make_jaxpr(program)(*arguments).jaxpr, given_away)
+
+
+def test_products_and_convolutions_count_twice_a_multiply_add():
+    assert costs(lambda x: x @ x, X).flops == {"float32": 2 * 16**3}
+    both = costs(lambda x: (x @ x, x.astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)), X)
+    assert both.flops == {"float32": 2 * 16**3, "bfloat16": 2 * 16**3}
+    image, kernel = jnp.zeros((2, 8, 8, 3)), jnp.zeros((3, 3, 3, 5))
+    convolved = costs(
+        lambda a, k: jax.lax.conv_general_dilated(
+            a, k, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        image,
+        kernel,
+    )
+    assert convolved.flops == {"float32": 2 * (2 * 4 * 4 * 5) * (3 * 3 * 3)}
+
+
+def test_a_loop_counts_as_often_as_it_is_known_to_run():
+    def scanned(x):
+        return jax.lax.scan(lambda c, _: (c @ x, None), x, length=7)[0]
+
+    def unknown(x, count):
+        return jax.lax.fori_loop(0, count, lambda _, c: c @ x, x)
+
+    assert costs(scanned, X).flops["float32"] == 7 * 2 * 16**3
+    assert costs(unknown, X, jnp.int32(3)).flops["float32"] == 2 * 16**3
+
+
+def test_flops_are_those_that_the_compiler_counts():
+    """XLA counts what works element by element too, which is little here."""
+    w = [np.ones((64, 64), np.float32) for _ in range(3)]
+    x = np.ones((32, 64), np.float32)
+
+    def loss(w):
+        return jnp.sum(jnp.maximum(x @ w[0], 0) @ w[1] @ w[2])
+
+    ours = costs(jax.grad(loss), w).flops["float32"]
+    assert ours == pytest.approx(peaks.flops(jax.grad(loss), w), rel=0.05)
+
+
+def test_what_nobody_uses_costs_nothing():
+    found = costs(lambda x: (x @ x, x + 1)[1], X)
+    assert found.flops == {} and found.memory == KB
+
+
+def test_what_works_element_by_element_needs_no_buffer_of_its_own():
+    """x -> sin(2 x + 1) y is one pass: both are read, the result is written."""
+    found = costs(lambda x, y: jnp.sin(2 * x + 1) * y, X, X)
+    assert found.memory == KB and found.moved == 3 * KB
+    summed = costs(lambda x: jnp.sum(2 * x + 1), X)
+    assert summed.memory == 4 and summed.moved == KB + 4
+
+
+def test_buffers_are_freed_after_their_last_use():
+    """Of four products in a row two are there at a time; the forward pass of a gradient stays."""
+    assert costs(lambda x: x @ x @ x @ x @ x, X).memory == 2 * KB
+
+    def loss(x, w):
+        for _ in range(3):
+            x = jnp.sin(x @ w)
+        return x.sum()
+
+    # Three products are kept; the last cosine, and what comes of it, come on top.
+    assert 4 * KB <= costs(jax.grad(loss), X, X).memory <= 6 * KB
+
+
+def test_a_result_may_lie_where_an_argument_was_given_away():
+    def step(w, x):
+        return w - x @ x
+
+    assert costs(step, X, X).memory == 2 * KB
+    assert costs(step, X, X, given_away=[0]).memory == KB
+
+
+def test_a_roofline_is_the_longer_of_computing_and_moving():
+    peak = peaks.Peak(200.0, 100.0, "TF32", 10.0, 1e9)
+    assert peaks.roofline({"float32": 300.0}, 5.0, peak) == 3.0
+    assert peaks.roofline({"bfloat16": 300.0, "float32": 50.0}, 5.0, peak) == 2.0
+    assert peaks.roofline({"float32": 300.0}, 50.0, peak) == 5.0
