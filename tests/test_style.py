@@ -12,6 +12,13 @@ TEXT = {
     "double backticks": re.compile(r"(?<!`)``(?!`)"),
     "two spaces after a full stop": re.compile(r"\w[)\"`']?[.!?] {2,}[A-Z`\"(]"),
 }
+# What makes a sentence be read twice, or a local be named after the sentence it stands in.
+WORDS = {
+    "a number that is not named": re.compile(r"\bso (?:many|often)\b"),
+    "a noun that is not named": re.compile(r"\b[Tt]hose\s+of\b"),
+    "an inversion": re.compile(r"\bbe it\b"),
+    "a name that says nothing": re.compile(r"\btold\b"),
+}
 CODE = {
     "postponed annotations": re.compile(r"^from __future__", re.MULTILINE),
     "the axis as text": re.compile(r"(?:\baxis(?:_name)?(?:: str)?\s*=\s*|\bP\()\"workers\""),
@@ -42,6 +49,32 @@ def faults(name, source):
         for rule, pattern in CODE.items():
             if pattern.search(code):
                 yield f"{name}: {rule}: {pattern.search(code)[0]!r}"
+
+
+def pages():
+    """Name and text of README and documentation, what their records quote included."""
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+
+
+def wordy(name, text):
+    """The phrases of one file that a reader trips over."""
+    for rule, pattern in WORDS.items():
+        for found in pattern.finditer(text):
+            yield f"{name}: {rule}: {found[0]!r}"
+
+
+def test_plain_words():
+    texts = {name: text for name, text in sources().items() if name != "tests/test_style.py"}
+    found = [fault for name, text in (texts | pages()).items() for fault in wordy(name, text)]
+    assert found == []
+
+
+def test_what_is_not_plain_is_found():
+    bad = ["run so many arms", "start so often", "Those of the flags", "be it fast", "told = 1"]
+    for text in bad:
+        assert len([*wordy("some.py", text)]) == 1
+    assert not [*wordy("some.py", "so much of those, often untold, maybe its")]
 
 
 def test_one_dialect():

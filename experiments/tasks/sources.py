@@ -183,7 +183,7 @@ def _is_source(examples: Any) -> bool:
 
 
 def mapped(path: str | os.PathLike, axes: int) -> np.memmap:
-    """The array in a `.npy` file as a memory map with `axes` axes; ValueError for any other file."""
+    """The array in a `.npy` file as a memory map with `axes` axes; else ValueError."""
     path = Path(path).expanduser()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
