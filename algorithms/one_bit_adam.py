@@ -1,8 +1,8 @@
 """1-bit Adam: Adam with dense gradients first, then momentum in one bit per entry.
 
 H. Tang et al., *1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
-Speed*, arXiv 2102.02888, Algorithm 1. Adam's variance settles early. So the first updates are those
-of Adam; then the variance stays as it is, and what is left is momentum SGD with a fixed
+Speed*, arXiv 2102.02888, Algorithm 1. Adam's variance settles early. So the first updates are
+Adam's; then the variance stays as it is, and what is left is momentum SGD with a fixed
 preconditioner, which bears compression with error feedback:
 
     m_i <- C(b1 m + (1 - b1) g_i + e_i)     on every worker, which keeps in e_i what C left out

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 FORMULA = (
     "utilisation = FLOPs of the hand-written step / (its device's peak FLOP/s x seconds of our "
@@ -37,7 +38,6 @@ def _tpu(bfloat16: float, bandwidth: float, memory: float) -> Peak:
     return Peak(bfloat16, bfloat16, "bfloat16", bandwidth, memory)
 
 
-SHORT = ("bfloat16", "float16")
 # By a part of jax.Device.device_kind; of several that occur in it the longest counts.
 PEAKS = {
     "A100": _nvidia(312e12, 1.555e12, 40e9),
@@ -88,5 +88,7 @@ def roofline(flops: Mapping[str, float], moved: float, peak: Peak) -> float:
 
     flops: by the name of the type that products take; 16 bits have the rate of bfloat16.
     """
-    rates = {name: peak.bfloat16 if name in SHORT else peak.default for name in flops}
+    rates = {
+        name: peak.bfloat16 if jnp.dtype(name).itemsize == 2 else peak.default for name in flops
+    }
     return max(sum(flops[name] / rates[name] for name in flops), moved / peak.bandwidth)

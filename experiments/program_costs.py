@@ -44,6 +44,18 @@ _REDUCTIONS = frozenset({
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
     "reduce_sum",
 })  # fmt: skip
+# Of products: two for every element of the contracted dimensions.
+FLOPS_PER_ELEMENT = {
+    "dot_general": lambda eqn: (
+        2 * math.prod([eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]])
+    ),
+    # The kernel without its output channels; its input channels belong to one group.
+    "conv_general_dilated": lambda eqn: (
+        2
+        * eqn.invars[1].aval.size
+        / eqn.invars[1].aval.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+    ),
+}
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
 
 
@@ -231,16 +243,9 @@ def _inside(op: _Op) -> Costs:
         branches = [of_jaxpr(branch.jaxpr) for branch in params["branches"]]
         return max(branches, key=lambda branch: branch.memory)
     flops = Counter()
-    if op.name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        left = op.eqn.invars[0].aval
-        depth = math.prod(left.shape[i] for i in contracted)
-        flops[str(left.dtype)] = 2.0 * math.prod(op.eqn.outvars[0].aval.shape) * depth
-    if op.name == "conv_general_dilated":
-        left, kernel = (atom.aval for atom in op.eqn.invars)
-        numbers = params["dimension_numbers"].rhs_spec
-        depth = math.prod(kernel.shape) / kernel.shape[numbers[0]]
-        flops[str(left.dtype)] = 2.0 * math.prod(op.eqn.outvars[0].aval.shape) * depth
+    if op.name in FLOPS_PER_ELEMENT:
+        result = op.eqn.outvars[0].aval.size
+        flops[str(op.eqn.invars[0].aval.dtype)] = float(FLOPS_PER_ELEMENT[op.name](op.eqn) * result)
     return Costs(flops, 0.0, 0.0)
 
 

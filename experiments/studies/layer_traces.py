@@ -14,6 +14,7 @@ from flax import linen as nn
 from jax.extend.core import Literal
 
 from comms.layer_traces import LayerTrace, googlenet
+from experiments.program_costs import FLOPS_PER_ELEMENT
 
 # --- traces ---
 
@@ -60,18 +61,6 @@ def from_model(
 _PARAMS = (jax.tree_util.SequenceKey(0), jax.tree_util.DictKey("params"))
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where primitives keep what they call
 _LOOPS = ("while", "cond")  # run an unknown part of their body
-_PRODUCTS = {
-    # FLOPs per element of the result: two for every element of the contracted dimensions.
-    "dot_general": lambda eqn: (
-        2 * np.prod([eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]])
-    ),
-    # The kernel without its output channels; its input channels belong to one group.
-    "conv_general_dilated": lambda eqn: (
-        2
-        * eqn.invars[1].aval.size
-        / eqn.invars[1].aval.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
-    ),
-}
 
 
 def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times: int):
@@ -106,9 +95,9 @@ def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times:
             results = [layers.pop() if alone else None] * len(eqn.outvars)
             for layer in layers:
                 flops.setdefault(layer, 0.0)
-            if name in _PRODUCTS and flops:
+            if name in FLOPS_PER_ELEMENT and flops:
                 flops[next(reversed(flops))] += (
-                    times * _PRODUCTS[name](eqn) * eqn.outvars[0].aval.size
+                    times * FLOPS_PER_ELEMENT[name](eqn) * eqn.outvars[0].aval.size
                 )
         known |= dict(zip(eqn.outvars, results, strict=True))
     return [origin(atom) for atom in jaxpr.outvars]

@@ -42,4 +42,4 @@ def test_an_unknown_entry_is_refused():
 def test_every_sweep_starts_from_an_arm_of_the_same_entries(name):
     config = importlib.import_module(f"configs.{name}").get_config()
     assert set(config) - OPTIONAL == set(base.arm())
-    entries.check_arm(config)
+    entries.check_arm(parts.canonical(config))
