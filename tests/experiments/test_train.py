@@ -289,7 +289,7 @@ def test_the_worst_and_the_best_worker_are_those_of_single_models():
     models = jax.tree.map(lambda a: np.stack([a, -a, 0.5 * a]), params)
     each = [tasks.evaluate(task, jax.tree.map(lambda a, i=i: a[i], models)) for i in range(3)]
     accuracies = [one["test_accuracy"] for one in each]
-    assert training_loop._worker_accuracy(task, models) == {
+    assert tasks.worker_accuracy(task, models) == {
         "test_accuracy_worst_worker": pytest.approx(min(accuracies)),
         "test_accuracy_best_worker": pytest.approx(max(accuracies)),
     }

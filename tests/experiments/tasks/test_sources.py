@@ -39,7 +39,8 @@ def arm(folder, reading, **changes):
         "mini_batches": 2,
         "seconds": 1.0,
         "evaluate_every": 0.25,
-        "delay": "exponential(scale=0.05)",
+        "wait": "barrier",
+        "delay": "deterministic(value=0.05)",  # as many updates before every evaluation
         "communication": 0.01,
         "target_loss": None,
         "optimizer.learning_rate": 0.1,
