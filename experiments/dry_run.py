@@ -5,6 +5,7 @@ that a model of any size can be looked at. With workers as processes (runtime=ac
 a worker's contribution.
 """
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -57,7 +58,7 @@ def forecast(config: ConfigDict) -> Forecast:
     costs = costs_of(traced)
     rule = prepare.rule(config, made)
     _, schedule = rule.extend(rule.init(), PLANNED)
-    settled = schedule._replace(offset=made.algorithm.settled)
+    settled = dataclasses.replace(schedule, offset=made.algorithm.settled)
     sent = messages.sent_bytes(made.algorithm, made.shapes, settled).mean()
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.shapes))
     return Forecast(parameters, float(sent), *costs)

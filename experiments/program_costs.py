@@ -32,7 +32,7 @@ _FUSED = frozenset({
     "abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate",
     "convert_element_type", "copy", "copy_p", "cos", "div", "eq", "erf", "exp", "exp2", "expm1",
     "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt",
-    "max", "min", "mul", "ne", "neg", "not", "or", "pad", "pow", "pvary", "rem", "rev", "round",
+    "max", "min", "mul", "ne", "neg", "not", "or", "pow", "pvary", "rem", "rev", "round",
     "rsqrt", "select_n", "shift_left", "shift_right_logical", "sign", "sin", "slice", "sqrt",
     "square", "sub", "tanh", "transpose", "xor",
 })  # fmt: skip
@@ -40,10 +40,12 @@ _DEAR = frozenset({
     "cos", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt", "sin",
     "sqrt", "tanh",
 })  # fmt: skip
-_REDUCTIONS = frozenset({
-    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
-    "reduce_sum",
-})  # fmt: skip
+_SPREADING = frozenset({"broadcast_in_dim", "iota"})
+MOST_TIMES = 2  # that a value is computed anew
+_WITH_BODIES = frozenset({"cond", "scan", "while"})
+_PICKING = frozenset({"dynamic_slice", "gather"})
+# Primitives whose result may lie where something that they read ends.
+_SHARING = _FUSED | {"dynamic_update_slice", "scan", "scatter", "scatter-add", "while"}
 # Of products: two for every element of the contracted dimensions.
 FLOPS_PER_ELEMENT = {
     "dot_general": lambda eqn: (
@@ -56,7 +58,6 @@ FLOPS_PER_ELEMENT = {
         / eqn.invars[1].aval.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
     ),
 }
-_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
 
 
 class Costs(NamedTuple):
@@ -121,109 +122,154 @@ class _Program:
 def of_jaxpr(jaxpr: core.Jaxpr, given_away: Iterable[int] = ()) -> Costs:
     """Costs of a program; given_away: which of its arguments it may write its results into."""
     program = _Program(jaxpr)
-    ops = program.needed()
-    sources = _sources(program, ops)
-    last_use = {value: t for t, op in enumerate(ops) if _makes(op, sources)
-                for given in op.inputs for value in sources[given]}  # fmt: skip
-    last_use |= {value: len(ops) for out in program.outputs for value in sources[out]}
-    arguments = set(program.inputs)
-    spare = Counter(program.bytes[program.inputs[place]] for place in given_away)
-    results = {value for out in program.outputs for value in sources[out]} - arguments
-    in_place = set()
-    for value in sorted(results, key=lambda value: -program.bytes[value]):
-        if spare[program.bytes[value]]:
-            spare[program.bytes[value]] -= 1
-            in_place.add(value)
-    costs, alive, peak = Costs(Counter(), 0.0, 0.0), 0.0, 0.0
-    dying: dict[int, list[int]] = {}
-    for value, t in last_use.items():
-        if value not in arguments and value not in in_place:
-            dying.setdefault(t, []).append(value)
-    for t, op in enumerate(ops):
+    buffers = _Buffers(program)
+    in_place = buffers.in_place(given_away)
+    ends_at = buffers.ends()
+    flops, moved, alive, peak = Counter(), 0.0, 0.0, 0.0
+    for t, op in enumerate(buffers.ops):
         inner = _inside(op)
-        costs.flops.update(inner.flops)
-        if not _makes(op, sources):
+        flops.update(inner.flops)
+        if not buffers.makes(op):
             continue
-        read = {value for given in op.inputs for value in sources[given]}
-        costs = costs._replace(moved=costs.moved + inner.moved + _moved(op, read, program))
-        ends = dying.get(t, [])
-        free = Counter(program.bytes[v] for v in ends) if _shares(op) else Counter()
-        new = 0.0
-        for out in op.outputs:
-            size = program.bytes[out]
-            if out in in_place:
-                continue
-            if free[size]:
-                free[size] -= 1
-                alive -= size  # the one that ends goes on under another name
-            new += size
-        alive += new
-        peak = max(peak, alive + inner.memory)
-        taken = Counter(program.bytes[v] for v in ends) - free if _shares(op) else Counter()
-        for value in ends:
-            size = program.bytes[value]
-            if taken[size]:
-                taken[size] -= 1
+        moved += inner.moved + buffers.moved(op)
+        new = [program.bytes[out] for out in op.outputs if out not in in_place]
+        ending = [
+            program.bytes[value]
+            for value in ends_at.get(t, ())
+            if value not in in_place and value not in buffers.arguments
+        ]
+        # Where something that is read ends, a result of its size takes its place.
+        taken = Counter(new) & Counter(ending) if buffers.shares(op) else Counter()
+        alive += sum(new) - _total(taken)
+        peak = max(peak, alive + inner.memory + buffers.transposed(op))
+        alive -= sum(ending) - _total(taken)
+    return Costs(flops, moved, peak)
+
+
+def _total(sizes: Counter) -> float:
+    return sum(size * count for size, count in sizes.items())
+
+
+class _Buffers:
+    """Which values of a program lie in memory, and when."""
+
+    def __init__(self, program: _Program):
+        self.program, self.ops = program, program.needed()
+        self.arguments = set(program.inputs)
+        self._results = set(program.outputs)
+        self._users: dict[int, list[_Op]] = {}
+        for op in self.ops:
+            for given in set(op.inputs):
+                self._users.setdefault(given, []).append(op)
+        self._makers: dict[int, _Op] = {out: op for op in self.ops for out in op.outputs}
+        self._readers: dict[int, frozenset[int]] = {}
+        kept = {out for op in reversed(self.ops) for out in self._kept(op)}
+        # Buffers that a value is read from: its own, or its operands' buffers.
+        self.sources = {value: frozenset([value]) for value in program.inputs}
+        for op in self.ops:
+            given = [self.sources.setdefault(value, frozenset()) for value in op.inputs]
+            if op.name in _VIEWS:
+                self.sources |= zip(op.outputs, given, strict=True)
             else:
-                alive -= size
-        alive -= sum(
-            program.bytes[o] for o in op.outputs if o not in last_use and o not in in_place
-        )
-    return costs._replace(memory=peak)
+                self.sources |= {
+                    out: frozenset([out]) if out in kept else frozenset().union(*given)
+                    for out in op.outputs
+                }
 
-
-def _sources(program: _Program, ops: list[_Op]) -> dict[int, frozenset[int]]:
-    """Which buffers a value is read from: its own, or its operands' buffers."""
-    users: dict[int, list[_Op]] = {}
-    for op in ops:
-        for given in set(op.inputs):
-            users.setdefault(given, []).append(op)
-    results = set(program.outputs)
-
-    def fused(value: int) -> bool:
-        """Whether all that uses a value computes it anew where it is used."""
-        if value in results:
-            return False
-        return all(
-            fused(op.outputs[0]) if op.name in _VIEWS else op.name in _FUSED | _REDUCTIONS
-            for op in users.get(value, ())
-        )
-
-    def uses(value: int) -> int:
-        return sum(uses(op.outputs[0]) if op.name in _VIEWS else 1 for op in users.get(value, ()))
-
-    found = {value: frozenset([value]) for value in program.inputs}
-    for op in ops:
-        given = [found.setdefault(value, frozenset()) for value in op.inputs]
-        for out, value in zip(op.outputs, op.outputs, strict=True):
-            found[out] = frozenset([value])
+    def _kept(self, op: _Op) -> Iterable[int]:
+        """Results of an operation that need a buffer; those of what follows it are known."""
         if op.name in _VIEWS:
-            for out, one in zip(op.outputs, given, strict=False):
-                found[out] = one
-        elif op.name in _FUSED:
-            (out,) = op.outputs
-            if fused(out) and not (op.name in _DEAR and uses(out) > 1):
-                found[out] = frozenset().union(*given)
-    return found
+            return ()
+        if op.name not in _FUSED:
+            return op.outputs
+        (out,) = op.outputs
+        fills = self._filled(out)
+        again = len(fills) > 1 and (op.name in _DEAR or self._of_several(op))
+        if again or len(fills) > MOST_TIMES or not self._fused(out):
+            return op.outputs
+        self._readers[out] = fills
+        return ()
+
+    def _filled(self, value: int) -> frozenset[int]:
+        """Buffers that are computed from a value, directly or through what is fused."""
+        found = set()
+        for op in self._users.get(value, ()):
+            out = op.outputs[0]
+            found |= self._filled(out) if op.name in _VIEWS else self._readers.get(out, {out})
+        return frozenset(found)
+
+    def _fused(self, value: int) -> bool:
+        """Whether all that uses a value can compute it anew where it is used."""
+        return value not in self._results and all(
+            self._fused(op.outputs[0]) if op.name in _VIEWS else op.name in _FUSED
+            for op in self._users.get(value, ())
+        )
+
+    def _of_several(self, op: _Op) -> bool:
+        """Whether an operation reads several values of its result's size."""
+        size = self.program.bytes[op.outputs[0]]
+        spread = {out for out in op.inputs if self._makers.get(out, op).name in _SPREADING}
+        return sum(self.program.bytes[value] >= size for value in set(op.inputs) - spread) > 1
+
+    def makes(self, op: _Op) -> bool:
+        """Whether an operation fills a buffer of its own."""
+        return any(out in self.sources[out] for out in op.outputs)
+
+    def ends(self) -> dict[int, list[int]]:
+        """By place in the program: buffers that nothing after it reads."""
+        last = {out: t for t, op in enumerate(self.ops) if self.makes(op) for out in op.outputs}
+        for t, op in enumerate(self.ops):
+            if self.makes(op):
+                last |= {value: t for given in op.inputs for value in self.sources[given]}
+        last |= {value: len(self.ops) for out in self._results for value in self.sources[out]}
+        found: dict[int, list[int]] = {}
+        for value, t in last.items():
+            found.setdefault(t, []).append(value)
+        return found
+
+    def in_place(self, given_away: Iterable[int]) -> set[int]:
+        """Results that are written into arguments of their size."""
+        spare = Counter(self.program.bytes[self.program.inputs[place]] for place in given_away)
+        found = set()
+        for value in {value for out in self._results for value in self.sources[out]}:
+            size = self.program.bytes[value]
+            if value not in self.arguments and spare[size]:
+                spare[size] -= 1
+                found.add(value)
+        return found
+
+    def moved(self, op: _Op) -> float:
+        """Bytes that an operation reads and writes, but for what is inside of it."""
+        if op.name in _WITH_BODIES:
+            return 0.0
+        written = sum(self.program.bytes[out] for out in op.outputs)
+        if op.name in _PICKING:
+            return 2 * written
+        read = {value for given in op.inputs for value in self.sources[given]}
+        return written + sum(self.program.bytes[value] for value in read)
+
+    def shares(self, op: _Op) -> bool:
+        """Whether results may lie where something ends that is read; turned ones cannot."""
+        return op.name in _SHARING and not any(
+            out in _turned(user) for out in op.outputs for user in self._users.get(out, ())
+        )
+
+    def transposed(self, op: _Op) -> float:
+        """Bytes of the copies that a product needs whose operands lie in another order."""
+        return sum(self.program.bytes[value] for value in _turned(op))
 
 
-def _makes(op: _Op, sources) -> bool:
-    """Whether an operation fills a buffer of its own."""
-    return any(out in sources[out] for out in op.outputs)
-
-
-def _shares(op: _Op) -> bool:
-    """Whether it may write where something that it reads ends."""
-    return op.name in _FUSED or op.name in _IN_PLACE or op.name in ("while", "scan")
-
-
-def _moved(op: _Op, read: Iterable[int], program: _Program) -> float:
-    written = sum(program.bytes[out] for out in op.outputs)
-    if op.name in ("while", "scan", "cond"):
-        return 0.0  # what is inside moves it
-    if op.name in ("gather", "dynamic_slice"):
-        return 2 * written
-    return written + sum(program.bytes[value] for value in read)
+def _turned(op: _Op) -> list[int]:
+    """Operands of a product that are not in the order [batch, rows, depth]; the right one may be
+    [batch, depth, columns] as well."""
+    if op.name != "dot_general":
+        return []
+    (contracted, _), batches = op.eqn.params["dimension_numbers"]
+    left = len(op.eqn.invars[0].aval.shape)
+    leading = [tuple(batch) == tuple(range(len(batch))) for batch in batches]
+    trailing = sorted(contracted) == list(range(left - len(contracted), left))
+    needs = (not (leading[0] and trailing), not leading[1])
+    return [value for value, turned in zip(op.inputs, needs, strict=True) if turned]
 
 
 def _inside(op: _Op) -> Costs:
@@ -238,7 +284,7 @@ def _inside(op: _Op) -> Costs:
         return Costs(flops, length * inner.moved, inner.memory + sliced)
     if op.name == "while":
         body = params["body_jaxpr"].jaxpr
-        return of_jaxpr(body, range(params["body_nconsts"], len(body.invars)))
+        return of_jaxpr(body)  # results are copied to where the next turn reads them
     if op.name == "cond":
         branches = [of_jaxpr(branch.jaxpr) for branch in params["branches"]]
         return max(branches, key=lambda branch: branch.memory)

@@ -32,7 +32,8 @@ def next_token(
     cross-entropy over its targets, without those after the end of a document. The table of
     embeddings gives the scores too (O. Press, L. Wolf, arXiv 1608.05859).
 
-    model, corpus: keys of LANGUAGE_MODELS and of text.CORPORA and their parameters.
+    model, corpus: keys of LANGUAGE_MODELS and of text.CORPORA and their parameters; a model has
+        states as wide as its nn.Embed called `embedding`.
     compute: float32, or bfloat16 beside float32 masters. micro_batch: sequences of a mini-batch
         whose activations are in memory at a time; None: all. evaluated: sequences of either part.
     """
@@ -44,7 +45,13 @@ def next_token(
     train, test = (packing.pack(part, length) for part in (words.train, words.test))
 
     def init(key):
-        return jax.jit(module.init)(key, train.tokens[:1, :-1])["params"]
+        params = jax.jit(module.init)(key, train.tokens[:1, :-1])["params"]
+        if "embedding" not in params:
+            raise ValueError(
+                "next_token: the model has no nn.Embed called 'embedding', whose table gives the "
+                "scores; name it so"
+            )
+        return params
 
     def all_at_once(params, examples):
         params = lean.cast(params, dtype)

@@ -34,8 +34,8 @@ def compilers(traced):
         (GPT, {"optimizer": ADAM}),
         slow(GPT, {"optimizer": ADAM, "algorithm": "local_sgd", "mini_batches": 3}),
         slow(GPT, {"optimizer": ADAM, "batch_size": 16}),
-        (RESNET, {"optimizer": "momentum(learning_rate=0.1)"}),
-        slow(RESNET, {"algorithm": "dpsgd", "wait": "neighbour_barrier", "workers": 4}),
+        slow(RESNET, {"optimizer": "momentum(learning_rate=0.1)"}),
+        slow(RESNET, {"optimizer": "momentum(learning_rate=0.1)", "batch_size": 16}),
     ],
 )
 def test_memory_is_within_a_tenth_of_the_compilers(task, changes):
