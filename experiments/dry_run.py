@@ -21,8 +21,8 @@ from rich.table import Table
 
 from algorithms.base import AXIS
 from comms import messages
-from experiments import limits, parts, peaks, prepare, program_costs
-from runtimes import bodies, rounds, worker
+from experiments import limits, parts, peaks, prepare, program_costs, tasks
+from runtimes import bodies, feeding, rounds, worker
 from stragglers.rule import most_mini_batches
 
 PLANNED = 64  # updates, over which what is sent is a mean
@@ -79,7 +79,10 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
     """All workers' update, as `runtimes.simulate` dispatches it."""
     algorithm, planner = made.algorithm, made.runtime.planner
     _, turn = planner.take(planner.start(remembers=False), np.inf, 1)
-    rows = _shapes(planner.rows(turn, 1, turn.schedule.workers.shape[1]))
+    width = turn.schedule.workers.shape[1]
+    taken = (*planner.addresses(turn, 1, width).counter.shape, config.batch_size)
+    indices, draws = _addressed(made.task, taken)
+    rows = _shapes(planner.rows(turn, 1, width, indices, draws))
     body = bodies.body_of(algorithm, made.runtime.stale)
 
     def begun(params):
@@ -90,10 +93,12 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
         return bodies.Model(held, algorithm.server.init(params), per_worker)
 
     def run(model, rows, count, examples):
-        losses, everyone = made.task.losses, turn.everyone
-        return bodies.run_rows(body, algorithm, losses, model, rows, count, examples, everyone)
+        return bodies.run_rows(
+            body, algorithm, made.task.losses, made.task.augment, model, rows, count, examples,
+            turn.everyone,
+        )  # fmt: skip
 
-    model, examples = jax.eval_shape(begun, made.shapes), _shapes(made.task.train)
+    model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))
     shared = [examples, *([model.params, model.server] if algorithm.server else [])]
     arguments = (model, rows, jax.ShapeDtypeStruct((), jnp.int32), examples)
     return Traced(run, arguments, tuple(shared), devices=config.devices)
@@ -114,16 +119,19 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
             used = None
             if algorithm.links is not None:
                 used = jnp.asarray(algorithm.links.active(0, most))[place]
-            losses = made.task.losses
-            return rounds.plain(algorithm, losses, mini_batches, carry, table, examples, used)
+            losses, augment = made.task.losses, made.task.augment
+            return rounds.plain(
+                algorithm, losses, mini_batches, augment, carry, table, examples, used
+            )
 
         carry = (model, jnp.int32(0), jnp.float32(0))
         return jax.lax.fori_loop(0, count, step, carry)[0]
 
-    model, examples = jax.eval_shape(begun, made.shapes), _shapes(made.task.train)
-    indices = jax.ShapeDtypeStruct((most * mini_batches, config.batch_size), jnp.int32)
+    taken = (most * mini_batches, config.batch_size)
+    model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))
+    indices, draws = _addressed(made.task, taken)
     count = jax.ShapeDtypeStruct((), jnp.int32)
-    arguments = (model, rounds.Table(indices, count), count, examples)
+    arguments = (model, rounds.Table(indices, count, draws), count, examples)
     return Traced(run, arguments, (), axes=((AXIS, config.workers),))
 
 
@@ -143,6 +151,27 @@ def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
     indices = jax.ShapeDtypeStruct((mini_batches, config.batch_size), jnp.int32)
     batches = jax.ShapeDtypeStruct((), jnp.int32)
     return Traced(run, (state, made.shapes, batches, _shapes(made.task.train), indices), ())
+
+
+def _addressed(task: tasks.Task, taken: tuple[int, ...]) -> tuple[Any, Any]:
+    """Shapes of the indices of samples, and of what their augmentation draws, if there is any."""
+    draws = None if task.augment is None else jax.ShapeDtypeStruct(taken, jnp.uint32)
+    return jax.ShapeDtypeStruct(taken, jnp.int32), draws
+
+
+def _examples(task: tasks.Task, taken: int) -> Any:
+    """Shapes of what a device holds of the training set; taken: samples of a dispatch.
+
+    Of a streamed set that is a table which is used and another one which arrives.
+    """
+    if not isinstance(task.train, feeding.Streamed):
+        return _shapes(task.train)
+    most = max(1, feeding.TABLE_BYTES // task.train.sample_bytes)
+    rows = 2 * min(taken, most)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype),
+        task.train.source.example,
+    )
 
 
 _PROGRAMS = {"simulate": simulated, "mesh": on_mesh, "actors": of_process}

@@ -177,7 +177,7 @@ class _Buffers:
                 }
 
     def _kept(self, op: _Op) -> Iterable[int]:
-        """Results of an operation that need a buffer; those of what follows it are known."""
+        """Results of an operation that need a buffer; the buffers of what follows are known."""
         if op.name in _VIEWS:
             return ()
         if op.name not in _FUSED:
@@ -262,7 +262,7 @@ class _Buffers:
 def _turned(op: _Op) -> list[int]:
     """Operands of a product that are not in the order [batch, rows, depth]; the right one may be
     [batch, depth, columns] as well."""
-    if op.name != "dot_general":
+    if op.eqn.primitive is not jax.lax.dot_general_p:
         return []
     (contracted, _), batches = op.eqn.params["dimension_numbers"]
     left = len(op.eqn.invars[0].aval.shape)
