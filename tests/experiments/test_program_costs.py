@@ -59,7 +59,7 @@ def test_what_nobody_uses_costs_nothing():
 
 
 def test_what_works_element_by_element_needs_no_buffer_of_its_own():
-    """x -> sin(2 x + 1) y is one pass: both are read, the result is written. A sum reads a buffer."""
+    """sin(2 x + 1) y is one pass: both are read, the result is written. A sum reads a buffer."""
     found = costs(lambda x, y: jnp.sin(2 * x + 1) * y, X, X)
     assert found.memory == KB and found.moved == 3 * KB
     summed = costs(lambda x: jnp.sum(2 * x + 1), X)
