@@ -12,7 +12,9 @@ CONFIGS = {}
 for path in sorted((ROOT / "configs").glob("*.py")):
     module = config_files.load(str(path))
     if hasattr(module, "get_config") and not hasattr(module, "analyse"):
-        CONFIGS[path.stem] = str(path)
+        # At the size of tests, where there is one: without data that would have to be prepared.
+        tiny = ":tiny" if "tiny=False" in path.read_text() else ""
+        CONFIGS[path.stem] = f"{path}{tiny}"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OVERRIDE = re.compile(r"--config\.([a-z_.]+)=('[^']*'|\"[^\"]*\"|[^\s`'\"\\),;]+)")
 
