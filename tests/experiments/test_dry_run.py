@@ -52,16 +52,19 @@ def test_what_is_sent_and_counted_of_an_update():
     assert found.parameters == 650
     assert found.sent == pytest.approx(2 * 3 / 4 * 4 * 650, rel=0.01)  # a ring all-reduce
     # Forward, and the gradient of the weights; images need none.
-    assert found.flops == {"float32": 2 * 2 * (4 * 4) * 64 * 10}
+    assert found.flops == pytest.approx({"float32": 2 * 2 * (4 * 4) * 64 * 10}, rel=0.01)
     whole = 1437 * (64 + 1) * 4
     assert whole < found.memory < 1.1 * whole
     alone = dry_run.forecast(arm("digits(model=logistic)", workers=4, runtime="mesh", delay="none"))
-    assert alone.flops == {"float32": 2 * 2 * 4 * 64 * 10} and alone.sent == found.sent
+    assert alone.flops == pytest.approx({"float32": 2 * 2 * 4 * 64 * 10}, rel=0.01)
+    assert alone.sent == found.sent
     process = dry_run.forecast(arm("digits(model=logistic)", runtime="actors", delay="none"))
     assert process.flops == alone.flops
 
 
-@pytest.mark.parametrize("change", [{}, {"algorithm": "swarm(bits=8)", "wait": "random_pairs"}])
+@pytest.mark.parametrize(
+    "change", [{}, slow({"algorithm": "swarm(bits=8)", "wait": "random_pairs"})]
+)
 def test_a_device_of_two_has_half_of_what_belongs_to_workers(change):
     task = "digits(model=mlp(hidden=[8]))"
     one, two = (dry_run.forecast(arm(task, workers=8, devices=n, **change)) for n in (1, 2))
@@ -82,10 +85,11 @@ def test_the_command_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     call = caller(monkeypatch, capsys)
     path = f"--config={ROOT}/configs/language_model.py:tiny"
-    code, shown, _ = call(path, "--sweep", "--dry_run")
+    code, shown, _ = call(path, "--sweep", "--arm=all_reduce", "--arm=diloco/H=10", "--dry_run")
     assert code == 0 and not list(tmp_path.iterdir())
-    for word in ("all_reduce", "local_sgd/H=50", "diloco/H=10", "parameters", "TPU v5e"):
+    for word in ("all_reduce", "diloco/H=10", "parameters", "TPU v5e"):
         assert word in shown
+    assert "local_sgd" not in shown
     assert call(path, "--dry_run", "--num_processes=2")[0] == 2
     analysis = f"--config={ROOT}/configs/runtime_analysis.py"
     code, _, error = call(analysis, "--dry_run", "--workdir=out")

@@ -1,0 +1,51 @@
+"""What is told of arms whose loss is compared at bytes."""
+
+import json
+
+from matplotlib import image
+
+from configs import language_model
+from experiments.config_files import override
+from experiments.studies import loss_and_bytes
+
+LOSSES = {"all_reduce": (2.0, 2.5, 4e6), "local_sgd/H=10": (2.2, 2.4, 4e5)}
+
+
+def arms():
+    config = language_model.get_config("tiny")
+    for name, (train, test, sent) in LOSSES.items():
+        yield {
+            "name": name,
+            "config": override(config, {"name": name}),
+            "samples": 800,
+            "final_train_loss": train,
+            "bytes_per_worker": sent,
+            "metrics": [[{"test_loss": 9.0}, {"test_loss": test}]],
+        }
+
+
+def test_claims_say_what_was_trained_and_set_arms_beside_their_baseline():
+    size, beside = loss_and_bytes.claims(list(arms()))
+    assert size[1].startswith("33,") and "parameters" in size[1]
+    assert size[1].endswith("sequences of 16 words to train on; 4 workers, 800 sequences in all")
+    assert beside == (
+        "local_sgd/H=10: loss and bytes beside all_reduce",
+        "0.1x the bytes, 400 kB per worker; loss 2.200 against 2.000 after the same steps; "
+        "test loss 2.400 against 2.500",
+    )
+
+
+def test_the_figure_has_a_line_for_every_arm(tmp_path):
+    for name in LOSSES:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps({"name": name}))
+        lines = [
+            {"bytes_per_worker": sent, "train_loss": 3.0 - 1e-6 * sent, "test_loss": 3.0}
+            for sent in (0.0, 1e5, 1e6)
+        ]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    loss_and_bytes.figures(tmp_path)
+    drawn = image.imread(tmp_path / loss_and_bytes.PICTURE)
+    assert drawn.shape[:2] == (630, 1500)
+    colours = {tuple((255 * pixel[:3]).round().astype(int)) for row in drawn[::3] for pixel in row}
+    assert {(0, 114, 178), (213, 94, 0)} <= colours
