@@ -190,11 +190,12 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
     for name, config in named:
         found = forecast(config)
         cells = [f"{found.parameters:,}", limits.size(found.sent), limits.size(found.memory)]
-        cells.append(f"{1e-9 * sum(found.flops.values()):.4g}")
+        cells.append(_number(1e-9 * sum(found.flops.values())))
         shown.add_row(name, *cells, *(_seconds(found, peaks.peak_of(kind)) for kind in kinds))
     shown.caption = (
         "memory: what is kept, the examples, and what an update needs at its largest; sent: by a "
-        "worker; ms: below these no update can be, *: it does not fit into the device's memory"
+        "worker; ms: computing or moving bytes at the device's best, whichever takes longer; *: it "
+        "does not fit into the device's memory"
     )
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
@@ -203,7 +204,11 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
 
 def _seconds(found: Forecast, peak: peaks.Peak) -> str:
     least = peaks.roofline(found.flops, found.moved, peak)
-    return f"{1e3 * least:.3g}{'*' if found.memory > peak.memory else ''}"
+    return f"{_number(1e3 * least)}{'*' if found.memory > peak.memory else ''}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _stacked(tree: Any, count: int) -> Any:

@@ -1,8 +1,8 @@
 """What devices can do at best, and how much of it a step uses.
 
 Model FLOPs utilisation is what a step has to compute over what the device could in that time; a
-roofline is the time below which no step can be (S. Williams et al., *Roofline: an insightful visual
-performance model*, CACM 2009).
+roofline is the time in which it can at best compute and move what a step does (S. Williams et al.,
+*Roofline: an insightful visual performance model*, CACM 2009).
 """
 
 from collections.abc import Callable, Mapping
@@ -84,7 +84,7 @@ def utilisation(flops: float, seconds: float, peak: Peak | None) -> dict:
 
 
 def roofline(flops: Mapping[str, float], moved: float, peak: Peak) -> float:
-    """Seconds below which no step can be: the longer of computing and of moving bytes.
+    """Seconds of a step at best: the longer of computing and of moving bytes.
 
     flops: by the name of the type that products take; 16 bits have the rate of bfloat16.
     """

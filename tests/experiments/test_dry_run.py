@@ -58,7 +58,8 @@ def test_what_is_sent_and_counted_of_an_update():
     alone = dry_run.forecast(arm("digits(model=logistic)", workers=4, runtime="mesh", delay="none"))
     assert alone.flops == pytest.approx({"float32": 2 * 2 * 4 * 64 * 10}, rel=0.01)
     assert alone.sent == found.sent
-    process = dry_run.forecast(arm("digits(model=logistic)", runtime="actors", delay="none"))
+    free = {"runtime": "actors", "delay": "none", "wait": "k_async(k=1)"}
+    process = dry_run.forecast(arm("digits(model=logistic)", **free))
     assert process.flops == alone.flops
 
 
