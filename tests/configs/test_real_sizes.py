@@ -18,7 +18,11 @@ ARMS = {
     "gpt": (language_model, "all_reduce", {}),
     "gpt/local": (language_model, "local_sgd/H=10", {}),
     "gpt/diloco": (language_model, "diloco/H=10", {}),
-    "resnet18": (cifar10, "all_reduce/nonblocking", {"mini_batches": 1}),
+    "resnet18": (
+        cifar10,
+        "all_reduce/nonblocking",
+        {"mini_batches": 1, "optimizer": "sgd(learning_rate=0.05)"},
+    ),
     "resnet50": (imagenet, "all_reduce", {"optimizer": "sgd(learning_rate=0.05)"}),
 }
 FAST = ("gpt",)
