@@ -116,7 +116,7 @@ def test_several_runs_do_not_replace_a_single_one(config, tmp_path, overwrite):
 
 
 def test_a_workdir_that_takes_no_files_is_refused(tmp_path, monkeypatch):
-    def full(path):
+    def full(path, waits=False):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sweep.locks, "held", full)

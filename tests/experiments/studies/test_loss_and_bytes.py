@@ -1,4 +1,4 @@
-"""What is told of arms whose loss is compared at bytes."""
+"""Claims about arms whose loss is compared at equal bytes."""
 
 import json
 

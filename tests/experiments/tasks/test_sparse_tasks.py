@@ -300,7 +300,10 @@ def test_evaluation_is_spread_over_at_most_so_many_examples():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("language_model(model=gru)", "model: unknown name 'gru'; known names: lstm, transformer"),
+        (
+            "language_model(model=gru)",
+            "model: unknown name 'gru'; known names: gpt, lstm, transformer",
+        ),
         ("language_model(corpus=bible)", "corpus: unknown name 'bible'; .*lm1b, python, wiki40b"),
         ("language_model(corpus=python(files=40))", "vocabulary must be .* got 20000"),
         ("language_model(window=0)", "language_model: window must be at least 1, got 0"),
