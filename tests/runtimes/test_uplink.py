@@ -28,6 +28,8 @@ WHOLE = {
     "random_k": REMEMBERS,
     "top_k/momentum": REMEMBERS,
     "powersgd": REMEMBERS,
+    "centred_clipping": REMEMBERS,
+    "ef21/int8": REMEMBERS,
     "one_bit_adam": ALL,
     "one_bit_adam/equal": ALL,
     **dict.fromkeys(
