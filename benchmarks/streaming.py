@@ -6,7 +6,7 @@ Three measurements, on files that are made for them and removed:
 
     memory  the anonymous memory of a process that trains on 8 GB of images in a sparse file
     ratio   ResNet-18 steps on 32x32 images, streamed over in memory, in turns in one process
-    ahead   the same ratio where a step takes no longer than its reading: logistic regression
+    ahead   the same ratio where a step takes about as long as its reading: logistic regression
 
 What a step reads is counted to the step: between two turns nothing is read.
 """
@@ -33,10 +33,11 @@ _BYTES = flags.DEFINE_float("gigabytes", 8.0, "Of images in the sparse file.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Timed turns of every candidate.")
 _UPDATES = flags.DEFINE_integer("updates", 400, "Updates while the memory is looked at.")
 _WIDTH = flags.DEFINE_integer("width", 64, "Channels of ResNet-18's first stage.")
+_BATCH = flags.DEFINE_integer("batch", 16, "Images of a mini-batch for ResNet-18.")
 _RECORD = flags.DEFINE_string("record", None, "A JSON file for the figures.")
 
 IMAGE = (32, 32, 3)  # uint8
-WORKERS, BATCH, CLASSES = 2, 16, 10
+WORKERS, CLASSES = 2, 10
 TARGETS = {"anonymous_gb": 1.5, "resnet18_ratio": 1.03}
 
 
@@ -146,7 +147,7 @@ def main(_) -> None:
     with tempfile.TemporaryDirectory() as place:
         write(pathlib.Path(place), 50_000, sparse=False)
         rows = {
-            "resnet18": (f"resnet18(width={_WIDTH.value})", BATCH, 4),
+            "resnet18": (f"resnet18(width={_WIDTH.value})", _BATCH.value, 4),
             "logistic": ("logistic", 256, 64),
         }
         for name, row in rows.items():

@@ -220,7 +220,7 @@ class Mesh:
         model = jax.block_until_ready(model)
         if self._injector is None:
             seconds = placement.of_all(np.array([time.monotonic() - began])).max()
-            schedule = _plain_schedule(run, self._workers, self._mini_batches, count, seconds)
+            schedule = _plain_schedule(run, self._mini_batches, count, seconds, waited)
             consumed = run.consumed + count * self._mini_batches
         else:
             self._injector.pause()
@@ -296,9 +296,13 @@ def _exchange_state(model: Model):
     return model.worker.exchange
 
 
-def _plain_schedule(run: MeshRun, workers, mini_batches, count, seconds) -> Schedule:
-    """The schedule of rounds whose inner times nobody watched: evenly spread over the dispatch."""
+def _plain_schedule(run: MeshRun, mini_batches, count, seconds, waited) -> Schedule:
+    """The schedule of rounds whose inner times nobody watched: evenly spread over the dispatch.
+
+    seconds: of the dispatch, for `waited` of which the devices had no input.
+    """
     edges = run.seconds + seconds * np.arange(count + 1) / count
+    workers = len(run.consumed)
     shape = (count, workers)
 
     def tile(column):
@@ -312,7 +316,7 @@ def _plain_schedule(run: MeshRun, workers, mini_batches, count, seconds) -> Sche
         batches=np.full(shape, mini_batches, np.int32),
         first=run.consumed + mini_batches * np.arange(count)[:, None],
         version=tile(np.arange(run.update, run.update + count, dtype=np.int32)),
-        busy=np.full(shape, seconds / count),
+        busy=np.full(shape, (seconds - waited) / count),
         communication=np.zeros(shape),
         offset=run.update,
     )

@@ -5,6 +5,7 @@ of a task says whether a run holds all of them in memory or streams them; both a
 """
 
 import importlib.util
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ def _mapped_again(described: Any) -> Arrays:
         if not isinstance(one, _Unmapped):
             return one
         path, dtype, shape, offset = one.place
-        return np.memmap(path, dtype, "r", offset, shape)
+        return _at_random(np.memmap(path, dtype, "r", offset, shape))
 
     return Arrays(jax.tree.map(leaf, described))
 
@@ -201,7 +202,7 @@ def mapped(path: str | os.PathLike, axes: int) -> np.memmap:
             f"{path} holds an array of shape {array.shape}, where {axes} axes and at least one "
             "sample are due; write it again"
         )
-    return array
+    return _at_random(array)
 
 
 def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
@@ -227,6 +228,13 @@ def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
             f"tensorflow importlib_resources` and `tfds build {name} --file_format=array_record "
             f"--data_dir=DIR`, then set data_dir to DIR"
         ) from error
+
+
+def _at_random(array: np.memmap) -> np.memmap:
+    """The same map, of which the system reads no more than what is asked for."""
+    if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        array.base.madvise(mmap.MADV_RANDOM)
+    return array
 
 
 def _brief(error: Exception) -> str:
