@@ -4,7 +4,7 @@ A mini-batch has an address, (worker, counter), and the counters of a worker onl
 mini-batches of every worker of a dispatch are read while the devices still work on that dispatch,
 whatever the waiting rule plans next. What turns out not to be needed is dropped, and what nobody
 has foreseen is read when it is asked for. A loader that wants the order of all reading in advance,
-as those of Grain do, would have to know who delivers when.
+as Grain's do, would have to know who delivers when.
 """
 
 import concurrent.futures
