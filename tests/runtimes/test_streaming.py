@@ -41,7 +41,11 @@ ARMS = {
     "replicated": (lambda: top_k(optimizer(), ratio=0.5), "barrier", {}),
     "stale": (lambda: all_reduce(optimizer()), "k_async", {"k": 2}),
     "nobody": (lambda: all_reduce(optimizer()), "k_batch_async", {"k": 3}),
-    "local": (lambda: dpsgd(optimizer(), topology.ring(N)), "neighbour_barrier", {}),
+    "local": (
+        lambda: dpsgd(optimizer(), topology.ring(N)),
+        "neighbour_barrier",
+        {"graph": topology.ring(N)},
+    ),
     "pairs": (
         lambda: swarm(optimizer(), topology.complete(N)),
         "random_pairs",
