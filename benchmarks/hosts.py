@@ -31,7 +31,7 @@ _TASKS = flags.DEFINE_list(
     "tasks", ["lstm", "transformer", "skip_gram", "ncf", "hashed_logistic"], "Of s2_reducer.py."
 )
 _METHODS = flags.DEFINE_list("methods", [], "Only these arms.")
-_REPEATS = flags.DEFINE_integer("repeats", 9, "Runs of everything timed.", lower_bound=3)
+_RUNS = flags.DEFINE_integer("runs", 9, "Runs of everything timed.", lower_bound=3)
 _QUOTA = flags.DEFINE_float("quota", None, "Cores that the last host may use.", lower_bound=0.01)
 _LAUNCH = flags.DEFINE_string("launch", None, "Only run launch.py with these flags.")
 _OUTPUT = flags.DEFINE_string("output", None, "The record, if it is to be another one.")
@@ -110,7 +110,7 @@ def main(_) -> int | None:
         "tasks": _TASKS.value,
         "methods": _METHODS.value,
         "rates": _RATES.value,
-        "turns": _REPEATS.value,
+        "turns": _RUNS.value,
     }
     if _LAUNCH.value is not None:
         if len(_HOSTS.value) > 1 or len(_RATES.value) > 1:

@@ -169,22 +169,44 @@ def remove(own: str) -> None:
     What has been removed already is left out.
     """
     ours = re.compile(rf"{re.escape(own)}(hub|h\d+)")
+    inside = set()  # namespaces that lost their names
     for folder in (NAMES, FILES):
         for name in sorted(path.name for path in folder.glob(f"{own}*")):
             if not ours.fullmatch(name):
                 continue
-            with contextlib.suppress(subprocess.CalledProcessError):
-                for process in _run(f"ip netns pids {name}").split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(process), signal.SIGKILL)
+            with contextlib.suppress(FileNotFoundError):
+                inside.add((NAMES / name).stat().st_ino)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
             shutil.rmtree(FILES / name, ignore_errors=True)
-    for group in GROUPS.glob(f"{own}*"):
-        for _ in range(100):  # until its processes have gone
-            with contextlib.suppress(OSError):
+    # Nobody finds the way in any more, but who was about to enter may still do so for a moment.
+    groups = list(GROUPS.glob(f"{own}*"))
+    until = time.monotonic() + 5
+    late = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        left = _running(inside, groups)
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        for group in groups:
+            with contextlib.suppress(OSError):  # its processes have not gone yet
                 group.rmdir()
-                break
-            time.sleep(0.05)
+        groups = [group for group in groups if group.exists()]
+        if not (left or groups) and time.monotonic() > late:
+            return
+        time.sleep(0.02)
+
+
+def _running(namespaces: set[int], groups: list[pathlib.Path]) -> set[int]:
+    """The numbers of the processes in these namespaces (by inode) and control groups."""
+    found = set()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+            if (process / "ns" / "net").stat().st_ino in namespaces:
+                found.add(int(process.name))
+    for group in groups:
+        with contextlib.suppress(OSError):
+            found |= {int(line) for line in (group / "cgroup.procs").read_text().split()}
+    return found
 
 
 if __name__ == "__main__":
