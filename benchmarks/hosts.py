@@ -1,7 +1,7 @@
 """Methods on hosts whose links have a rate: measured, beside what the model of costs expects.
 
     python -m benchmarks.hosts --hosts=2,4 --rate=1gbit,100mbit                # as root
-    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py --sweep'
+    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py'
 
 The first command times the exchange of every arm of `configs/s2_reducer.py` with real gradients,
 see `benchmarks.hosts_exchange`, and puts it into docs/results/benchmarks/hosts.json, in which other
