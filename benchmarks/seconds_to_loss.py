@@ -1,6 +1,6 @@
 """Seconds to a loss as links slow: fewer bytes beside all-reduce, measured on links with a rate.
 
-    python -m benchmarks.seconds_to_loss --workers=4 --rates=1gbit,100mbit             # as root
+    python -m benchmarks.seconds_to_loss --hosts=4 --rate=1gbit,100mbit               # as root
 
 Every rate is a sweep of `configs/links.py` with a process per host, see `benchmarks.hosts`. Beside
 it stands what simulated workers take on a network of that rate, who are given the seconds that a
@@ -23,10 +23,7 @@ from experiments import records
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 
-_WORKERS = flags.DEFINE_integer("workers", 4, "Hosts, with a process and a link each.")
-_RATES = flags.DEFINE_list("rates", ["1gbit", "100mbit"], "Of all links, one after the other.")
-_OPTIONS = flags.DEFINE_list("options", [], "More flags of all launches.")
-_RECORD = flags.DEFINE_string("record", None, "The record, if it is to be another one.")
+_OPTIONS = flags.DEFINE_list("launch_options", [], "More flags of all launches.")
 
 RECORD = points.FOLDER / "seconds_to_loss.json"
 PICTURE = points.FOLDER.parents[1] / "links.png"
@@ -134,18 +131,19 @@ def main(_) -> None:
     if reason is not None:
         print(f"skipped: {reason}")
         return
-    path = RECORD if _RECORD.value is None else pathlib.Path(_RECORD.value)
-    count, options = _WORKERS.value, _OPTIONS.value
-    with tempfile.TemporaryDirectory() as folder:
-        place = pathlib.Path(folder)
-        mini_batch = each(count, place / "alone", options)
-        for rate in _RATES.value:
-            real = measured(count, rate, place / rate, options)
-            simulated = modelled(count, rate, mini_batch, place / f"modelled_{rate}", options)
-            found = list(rows(count, rate, mini_batch, real, simulated))
-            points.put(path, "python -m benchmarks.seconds_to_loss", KEY, found)
-            for point in found:
-                print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
+    path = RECORD if hosts.OUTPUT.value is None else pathlib.Path(hosts.OUTPUT.value)
+    options = _OPTIONS.value
+    for count in map(int, hosts.HOSTS.value):
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            mini_batch = each(count, place / "alone", options)
+            for rate in hosts.RATES.value:
+                real = measured(count, rate, place / rate, options)
+                simulated = modelled(count, rate, mini_batch, place / f"modelled_{rate}", options)
+                found = list(rows(count, rate, mini_batch, real, simulated))
+                points.put(path, "python -m benchmarks.seconds_to_loss", KEY, found)
+                for point in found:
+                    print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
     if path == RECORD:
         save(figure(records.read_json(path)["summary"]["points"]), PICTURE)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from algorithms.base import AXIS
-from benchmarks import hosts, hosts_exchange, namespaces, points, seconds_to_loss
+from benchmarks import hosts, hosts_exchange, namespaces, points, seconds_to_loss, swarm_hosts
 from comms import cost
 from configs import links
 from experiments.reports import quoted
@@ -178,3 +178,16 @@ def test_the_modelled_sweep_has_the_arms_of_the_measured_one(tmp_path):
     found = seconds_to_loss.modelled(2, "100mbit", 0.01, tmp_path, tiny)
     assert set(found) == {name for name, _ in links.sweep()}
     assert all(one["seconds"] > 0 for one in found.values())
+
+
+# --- Swarm between hosts ---
+
+
+def test_a_point_of_swarm_has_means_and_deviations():
+    runs = [summary(), summary(seconds=12.0, seconds_to_target=6.0)]
+    found = swarm_hosts.point("8 bits", 4, "1gbit", runs)
+    assert found["meeting"] == pytest.approx(0.15) and found["seconds"] == pytest.approx(5.0)
+    assert found["meeting_deviation"] == pytest.approx(0.1 / 2**0.5)
+    assert swarm_hosts.point("8 bits", 4, "1gbit", runs[:1])["seconds_deviation"] == 0.0
+    missed = swarm_hosts.point("8 bits", 4, "1gbit", [*runs, summary(seconds_to_target=None)])
+    assert missed["seconds"] is None and missed["runs"] == 3
