@@ -15,6 +15,8 @@ from runtimes.feeding import Streamed
 from stragglers import inject, processes, rules
 from stragglers.rule import Rule, Trigger, most_mini_batches
 
+NEIGHBOUR, OWN = "neighbour", "checkpoint"  # from whose model a node begins that has gone
+
 
 class Place(NamedTuple):
     """A runtime that configs can name."""
@@ -126,6 +128,13 @@ def _actors(config, task, algorithm, sampler, communication, again):
     chosen = config.get("actors")
     entries.check(config, () if chosen is None else ACTORS)
     chosen = chosen or {}
+    if "restore" in chosen:
+        entries.check(config, RESTORE)
+        if algorithm.server is not None:
+            raise ValueError(
+                "actors: config.actors.restore is for methods with a model per worker; under a "
+                "server a worker begins anew from the newest model; leave it out"
+            )
     delay = waiting.own_delay(config)
     rule = waiting.rule(
         config, delay or waiting.ANY_SPEED, config.communication, algorithm.graph, algorithm.links
@@ -150,6 +159,7 @@ def _actors(config, task, algorithm, sampler, communication, again):
         resources,
         chosen.get("least_workers", 1),
         chosen.get("bad_contribution", "end") == "drop",
+        chosen.get("restore", NEIGHBOUR) != NEIGHBOUR,
     )
     recipe = functools.partial(_parts_of, again)
     if algorithm.server is None:
@@ -202,3 +212,6 @@ ACTORS: entries.Entries = (
     ("a positive whole number", entries.is_count, ("actors.least_workers",)),
     ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
 )  # fmt: skip
+RESTORE: entries.Entries = (  # of methods with a model per worker, which may leave it out
+    (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("actors.restore",)),
+)

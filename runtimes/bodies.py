@@ -26,6 +26,7 @@ class Model(NamedTuple):
     params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] local
     server: Any  # optimizer state of a replicated method; ()
     workers: worker.WorkerState  # [workers, ...]
+    kept: Any = ()  # `params` local, as of a row with `keep`; (): the schedule has none
 
 
 class Row(NamedTuple):
@@ -47,6 +48,8 @@ class Row(NamedTuple):
     active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
     partner: jax.Array | None  # [k] int32, position of whom a participant meets; None: nobody
     restored: jax.Array | None  # [k] int32, from whose model it has begun anew, -1 if it has not
+    keep: jax.Array | None  # [] bool, somebody begins anew later from its own model as it is before
+    # this update; None: nobody ever does
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
@@ -231,12 +234,19 @@ def _stale(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
 def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
     params = _take(model.params, row.worker, everyone)
     if row.restored is not None:
+        own = params
+        if row.keep is not None:
+            older = _take(model.kept, row.worker, everyone)
+            own = _where(row.staleness > 0, older, own)
+            kept = jax.lax.cond(row.keep, lambda: model.params, lambda: model.kept)
+            model = model._replace(kept=kept)
         source = jnp.maximum(row.restored, 0)
         theirs = _take(model.params, source, everyone=False)
         if algorithm.public is not None:
             state = _take(model.workers.exchange, source, everyone=False)
             theirs = jax.vmap(algorithm.public)(state, theirs)
-        params = _where(row.restored >= 0, theirs, params)
+        first = _where(row.restored == row.worker, own, theirs)
+        params = _where(row.restored >= 0, first, params)
     updates, workers = _contributions(algorithm, losses, params, 0, model, row, taken, everyone)
     params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
     return model._replace(params=params, workers=workers)

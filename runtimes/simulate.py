@@ -94,23 +94,27 @@ class Simulator:
         self._local = algorithm.server is None
         self.stale = rule.asynchronous and not self._local  # gradients of older versions
         self._sampler, self.input = sampler, inputs.of(examples, sampler)
-        self.planner = Planner(rule, sampler.batch_size, mini_batches, self.stale, self.input.most)
+        self._recalls = rule.asynchronous and self._local  # models of older versions
+        self.planner = Planner(
+            rule, sampler.batch_size, mini_batches, self.stale, self.input.most, self._recalls
+        )
         self._run = _program(algorithm, losses, augment, self.stale)
 
     def start(self, params) -> Simulation:
         """A run of no updates from `params`, which are copied."""
         self.input.start(self._place)
         params = jax.tree.map(jnp.asarray, params)
-        server = ()
+        server = kept = ()
         if self._local:
             held = self._per_worker(params)
+            kept = self._per_worker(params) if self._recalls else ()
         else:
             held = self._slots(params) if self.stale else _copied(params)
             server = _copied(self.algorithm.server.init(params))
             held, server = jax.device_put((held, server), self._everywhere)
         memory = self._per_worker(worker.init(self.algorithm, params))
         remembers = self._local or bool(jax.tree.leaves(memory))
-        return Simulation(Model(held, server, memory), self.planner.start(remembers))
+        return Simulation(Model(held, server, memory, kept), self.planner.start(remembers))
 
     def advance(
         self, simulation: Simulation, seconds: float, updates: float = np.inf

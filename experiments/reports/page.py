@@ -113,6 +113,13 @@ def _results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
                 who = markup.text(_named(arm, summary))
                 why = markup.text(summary["stopped"])
                 yield f"<p><strong>{who}</strong> stopped early: {why}</p>"
+            there, all_nodes = summary.get("nodes"), summary.get("workers")
+            if there is not None and there < all_nodes:
+                who = markup.text(_named(arm, summary))
+                yield (
+                    f"<p><strong>{who}</strong> ended with {there:g} of {all_nodes} nodes, whose "
+                    "models its last evaluation has averaged</p>"
+                )
 
 
 def _unfinished(unfinished: Sequence[workdirs.Unfinished]) -> Iterator[str]:
