@@ -28,20 +28,35 @@ from tests.runtimes import sliced
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
-QUICK = ("all_reduce", "local_sgd", "swarm", "top_k")
-SLOW = [name for name in METHODS if name not in QUICK]
+QUICK = ("all_reduce", "ef_sign", "local_sgd", "swarm")
+REST = [name for name in METHODS if name not in QUICK]
+# Methods that exchange parts of models as they are, and codecs that send parts of what they gather.
+ON_PARTS = {
+    "all_reduce", "compensated_rate", "dc_asgd", "decentlam", "delay_adaptive", "dpsgd",
+    "exact_diffusion", "gradient_tracking", "hinge_staleness", "inverse_staleness", "local_sgd",
+    "matcha", "periodic", "polynomial_staleness", "qg_dsgdm", "s2_reducer", "sgp", "sparcml",
+    "swarm",
+}  # fmt: skip
+SENT_IN_PARTS = {"powersgd", "sketched_sgd"}
 
 
-@pytest.mark.parametrize("names", [QUICK, slow(SLOW)], ids=["quick", "all"])
+@pytest.mark.parametrize("names", [QUICK, *(slow(REST[i::6]) for i in range(6))])
 def test_every_method_gives_what_one_device_per_worker_gives(names, tmp_path):
     """To float32 rounding, whole or divided; and all copies of a model are the same bits."""
     done = sliced.started(tmp_path / "said.json", names)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads((tmp_path / "said.json").read_text())
-    assert set(said) == {f"{kind}/{name}" for kind in slices.SHARDINGS for name in names}
-    for row, (difference, copies_differ) in said.items():
-        allowed = max(2.0, EDGES.get(row.split("/", 1)[1], 0.0) / 1e-6)
-        assert difference <= allowed and not copies_differ, (row, difference, copies_differ)
+    for kind in slices.SHARDINGS:
+        for name in names:
+            difference, copies_differ = said.pop(f"{kind}/{name}")
+            allowed = max(2.0, EDGES.get(name, 0.0) / 1e-6)
+            assert difference <= allowed and not copies_differ, (kind, name, difference)
+    assert set(said) == {f"sent/{name}" for name in names if "/" not in name}
+    for row, (between, inside) in said.items():
+        name = row.removeprefix("sent/")
+        assert (inside < 0.02) == (name in ON_PARTS), (name, inside)
+        assert (between < 0.75) == (name in ON_PARTS | SENT_IN_PARTS), (name, between)
+        assert between <= 1.01
 
 
 def optimizer():
