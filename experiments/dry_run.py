@@ -88,10 +88,11 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
     def begun(params):
         per_worker = _stacked(worker.init(algorithm, params), config.workers)
-        if algorithm.server is None:
-            return bodies.Model(_stacked(params, config.workers), (), per_worker)
+        server = worker.init_server(algorithm, params)
+        if algorithm.own_models:
+            return bodies.Model(_stacked(params, config.workers), server, per_worker)
         held = _stacked(params, config.workers + 1) if made.runtime.stale else params
-        return bodies.Model(held, algorithm.server.init(params), per_worker)
+        return bodies.Model(held, server, per_worker)
 
     def run(model, rows, count, examples):
         return bodies.run_rows(
@@ -100,7 +101,8 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
         )  # fmt: skip
 
     model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))
-    shared = [examples, *([model.params, model.server] if algorithm.server else [])]
+    one_model = [] if algorithm.own_models else [model.params]
+    shared = [examples, *one_model, model.server]
     arguments = (model, rows, jax.ShapeDtypeStruct((), jnp.int32), examples)
     return Traced(run, arguments, tuple(shared), devices=config.devices)
 
@@ -117,7 +119,7 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     most = config.rounds_per_dispatch
 
     def begun(params):
-        server = () if algorithm.server is None else algorithm.server.init(params)
+        server = worker.init_server(algorithm, params)
         state = worker.init(algorithm, params)
         return rounds.Model(params, server, state, jnp.int32(0), jnp.float32(0))
 

@@ -118,7 +118,7 @@ class Mesh:
         if self._injector is not None:
             self._injector.reset(self._here)
         algorithm = self._algorithm
-        server = () if algorithm.server is None else algorithm.server.init(params)
+        server = worker.init_server(algorithm, params)
         memory = worker.init(algorithm, params)
         model = Model(params, server, memory, np.int32(0), np.float32(0))
         zeros = np.zeros(self._workers, np.int64)
@@ -250,6 +250,8 @@ class Mesh:
         return jax.tree.map(place, model)
 
     def _current(self, model: Model):
+        if self._algorithm.adopt is not None:
+            return jax.tree.map(lambda a: a[:1], model.server.params)
         if self._algorithm.server is not None:
             return jax.tree.map(lambda a: a[:1], model.params)
         if self._algorithm.public is not None:
@@ -260,10 +262,10 @@ class Mesh:
         """The model with a single row of what all workers have alike."""
         if self._algorithm.server is None:
             return model
-        return model._replace(
-            params=jax.tree.map(lambda a: a[:1], model.params),
-            server=jax.tree.map(lambda a: a[:1], model.server),
-        )
+        server = jax.tree.map(lambda a: a[:1], model.server)
+        if self._algorithm.own_models:
+            return model._replace(server=server)
+        return model._replace(params=jax.tree.map(lambda a: a[:1], model.params), server=server)
 
 
 def _dispatch(

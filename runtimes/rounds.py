@@ -38,12 +38,21 @@ class Table(NamedTuple):
 
 def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
     """Exchange and step, the same for every kind of round."""
+    if algorithm.adopt is not None:
+        given = given | {"current": model.server.params}
     updates, state = worker.exchange(
         algorithm, contribution, model.params, state, batches, given, weight
     )
     if algorithm.server is None:
         params = optax.apply_updates(model.params, updates)
         return model._replace(params=params, worker=state)
+    if algorithm.adopt is not None:
+        shared = worker.Shared(
+            *worker.serve(algorithm, updates.served, *model.server, total, given)
+        )
+        own = optax.apply_updates(model.params, updates.own)
+        own = algorithm.adopt(own, shared.params, state.exchange)
+        return model._replace(params=own, server=shared, worker=state)
     params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
     return model._replace(params=params, server=server, worker=state)
 
