@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import networkx as nx
 import numpy as np
-from scipy import optimize
+import scipy
 
 from stragglers.processes import addressed
 
@@ -60,7 +60,8 @@ def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
             f"are capped there, got {mean}; set fewer local_steps or more mini_batches"
         )
     # sum_{h < M} (1 - p)^h is the mean of a geometric number that is capped at M.
-    stay = optimize.brentq(lambda q: sum(q**h for h in range(most)) - mean, 0.0, 1.0, xtol=1e-14)
+    root = scipy.optimize.brentq
+    stay = root(lambda q: sum(q**h for h in range(most)) - mean, 0.0, 1.0, xtol=1e-14)
     uniform = addressed(seed, STEPS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
