@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import scipy
 
-from stragglers.processes import addressed
+from stragglers.streams import addressed
 
 PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have none and 1
 
@@ -32,12 +32,20 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
         )
     rows = np.split(weight, np.flatnonzero(np.diff(node)) + 1)
     shares = np.concatenate([np.append(np.cumsum(r[:-1]) / r.sum(), 1.0) for r in rows])
-    keys = node + 1j * shares  # complex numbers order lexicographically
+    start = np.searchsorted(node, np.arange(len(graph) + 1))  # of a node's edges
+    halvings = int(np.diff(start).max() - 1).bit_length()
     uniform = addressed(seed, PARTNERS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
         worker, count = np.broadcast_arrays(worker, count)
-        return partner[keys.searchsorted(worker + 1j * uniform(worker, count), side="right")]
+        u = uniform(worker, count)
+        low, high = start[worker], start[worker + 1] - 1  # the first share above u is between them
+        for _ in range(halvings):
+            middle = (low + high) // 2
+            under = shares[middle] <= u
+            low = np.where(under, middle + 1, low)
+            high = np.where(under, high, middle)
+        return partner[low]
 
     return drawn
 
