@@ -1,17 +1,17 @@
-"""The live page in a browser: no complaints, switches and hover work, words of others stay words."""
+"""The live page in a browser: switches and hover work, words of others stay words."""
 
 import json
 import os
 import pathlib
 import shutil
-import threading
 
 import pytest
 
 from experiments import locks, provenance
-from experiments.reports import page, served, watch
+from experiments.reports import page
 from tests import browser
 from tests.experiments.reports.test_page import leave
+from tests.experiments.reports.test_watch import Watched
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
@@ -21,7 +21,6 @@ MARKUP = "b/<b>bold</b> & <img src=x onerror='window.caught = 2'>"
 CLAIM = "<script>window.caught = 3</script>"
 TRACES = "document.getElementById('curves-plot').data"
 NAMES = f"{TRACES}.map((trace) => trace.text[0])"
-LITERAL = {SCRIPT: "a/&lt;script", MARKUP: "b/&lt;b"}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def opened(tab, root, request):
     tab.wait("document.querySelectorAll('#strips-plot .bars path').length > 0")
     kept = os.environ.get("SCREENSHOTS")  # a folder for whoever looks at them
     if kept:
-        tab.picture(pathlib.Path(kept) / f"{request.node.name}.png")
+        tab.picture(pathlib.Path(kept) / f"{request.param}.png")
     yield tab
     assert tab.complaints == []
     assert tab.value("window.caught") is None
@@ -106,7 +105,7 @@ def test_words_of_others_are_text(opened):
     assert opened.value("document.querySelectorAll('main img[src=x], main b').length") == 0
 
 
-@pytest.mark.parametrize("name", [SCRIPT, MARKUP])
+@pytest.mark.parametrize("name", [SCRIPT, MARKUP], ids=["script", "markup"])
 def test_hovering_shows_an_arm_and_its_values(opened, name):
     opened.value("document.getElementById('curves-none').click()")
     place = opened.value(
@@ -148,25 +147,13 @@ def test_the_strip_is_switched_zoomed_and_tells_what_a_bar_is(opened):
 
 
 def test_a_watched_page_takes_what_is_new_and_keeps_what_was_switched(tab, root, monkeypatch):
-    monkeypatch.setattr(watch, "PAUSE", 0.05)
-    monkeypatch.setattr(watch, "SHARE", 0.9)
-    monkeypatch.setattr(watch, "QUIET", 0.2)
     here = root.parent / "watched"
     shutil.copytree(root, here)
     leave(here / "later", "later", finished=False)
-    monkeypatch.setattr(served, "RECENT", 3.0)
-    ports = []
-    monkeypatch.setattr(
-        "builtins.print", lambda text, **_: ports.extend(text.split(":")[-1:] * ("http" in text))
-    )
-    ended = []
     tab.complaints.clear()
-    thread = threading.Thread(target=lambda: ended.append(watch.watch(here, 0)))
     with locks.held(here / locks.LAUNCH):
-        thread.start()
-        while not ports:
-            assert thread.is_alive()
-        tab.open(f"http://127.0.0.1:{ports[0]}", 1280)
+        watched = Watched(here, monkeypatch)
+        tab.open(f"http://127.0.0.1:{watched.server.port}", 1280)
         tab.wait("document.getElementById('watched').innerText.includes('10 of 11 runs')")
         tab.wait("document.body.innerText.includes('later (under way)')")
         choose(tab, "curves-across", "update")
@@ -177,5 +164,5 @@ def test_a_watched_page_takes_what_is_new_and_keeps_what_was_switched(tab, root,
         title = "document.getElementById('curves-plot').layout.xaxis.title.text"
         assert tab.value(title) == "updates"
     tab.wait("document.getElementById('watched').innerText.includes('nobody is at work')")
-    thread.join(30)
-    assert ended == [None] and tab.complaints == [] and tab.value("window.caught") is None
+    assert watched.ended() is None
+    assert tab.complaints == [] and tab.value("window.caught") is None

@@ -112,7 +112,7 @@ class Watched:
         monkeypatch.setattr(watch, "PAUSE", 0.05)
         monkeypatch.setattr(watch, "SHARE", 0.9)
         monkeypatch.setattr(watch, "QUIET", 0.2)
-        monkeypatch.setattr(served, "RECENT", 1.0)
+        monkeypatch.setattr(served, "RECENT", 2.0)
         self.thread = threading.Thread(target=self._watch)
         self.thread.start()
         assert begun.wait(30)
