@@ -29,7 +29,7 @@ def followed(clone, *words):
     reason="this is no checkout, or git or make is missing",
 )
 def test_a_fresh_clone_followed_from_the_top(tmp_path, capsys):
-    """Every command and every block of Python in order; of the test suite only what it would run."""
+    """Every command and every block of Python in order; of the tests only what `make` would do."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     began, first = time.monotonic(), None

@@ -134,7 +134,8 @@ def _bars(exhibit: Exhibit, arms: Mapping[str, Mapping], left_out: int) -> Figur
     )  # fmt: skip
     axes.set_yticks(places, [figure.literal(name) for name in arms], fontsize=8)
     axes.invert_yaxis()
-    _label(axes.xaxis, exhibit.across, f" ({left_out} arms never get there)" * bool(left_out))
+    missing = f"; {left_out} of {left_out + len(arms)} arms never get there" if left_out else ""
+    _label(axes.xaxis, exhibit.across, missing)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8, length=2)
     return canvas
