@@ -54,7 +54,7 @@ def look(schedule: Schedule, workers: int, most: int) -> Look:
     """Look at a schedule of `workers` workers; `most`: how many of its first stretches to keep."""
     real = schedule.batches > 0
     counts = np.bincount(schedule.staleness[real])
-    # Who is only met, and nobody, has not spent any time.
+    # A node that is only met spends no time, nor does a position that stands for nobody.
     lasting = schedule.finish > schedule.start
     spent = (schedule.busy + schedule.communication)[lasting]
     used = np.bincount(schedule.workers[lasting], spent, workers)

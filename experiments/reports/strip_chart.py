@@ -124,7 +124,7 @@ def _landed(drawn: Stretches, until: float) -> int:
 
 
 def has_gaps(drawn: Stretches) -> bool:
-    """Whether a worker has spent time on something that no contribution tells."""
+    """Whether some worker has spent time that belongs to no contribution."""
     order = np.lexsort((drawn.begin, drawn.worker))
     worker, begin, end = (column[order] for column in (drawn.worker, drawn.begin, drawn.end))
     return bool(((begin[1:] > end[:-1] + 1) & (worker[1:] == worker[:-1])).any())
@@ -151,7 +151,7 @@ def lanes_of(drawn: Stretches, workers: int) -> np.ndarray:
 
 
 def window(strips: Sequence[Stretches]) -> float:
-    """Seconds to show: some cycles of the slowest worker of all strips, but not too many at all."""
+    """Seconds to show: CYCLES of the slowest worker, at most MOST_CYCLES of the quickest strip."""
     cycles, known = [], []
     for drawn in strips:
         times, _ = _computing(drawn)
