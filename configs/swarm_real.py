@@ -100,4 +100,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 claims = functools.partial(study.claims, waiting=WAITING)
+numbers = study.numbers
 figures = study.figures

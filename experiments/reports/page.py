@@ -32,6 +32,7 @@ def write(root: str | os.PathLike) -> Path:
         *(_results(arms) if arms else ()),
         *(_unfinished(unfinished) if unfinished else ()),
         *(_claims(note["claims"]) if note.get("claims") else ()),
+        *_numbers(note.get("numbers", ())),
         *(_curves(arms, looks) if arms else ()),
         *(_strip(root, arms, looks) if looks else ()),
         *(_schedules(looks) if looks else ()),
@@ -123,6 +124,11 @@ def _unfinished(unfinished: Sequence[workdirs.Unfinished]) -> Iterator[str]:
 def _claims(claims: Sequence[Sequence[str]]) -> Iterator[str]:
     yield "<h2>Claims and measurements</h2>"
     yield markup.table("words", ("claim", "measured"), [claims])
+
+
+def _numbers(tables: Sequence[Mapping]) -> Iterator[str]:
+    for one in tables:
+        yield markup.table("words", one["columns"], [one["rows"]], one["title"])
 
 
 def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> Iterator[str]:
