@@ -110,4 +110,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 claims = functools.partial(study.claims, waiting=WAITING)
+numbers = study.numbers
 figures = study.figures

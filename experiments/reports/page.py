@@ -44,6 +44,7 @@ def write(root: str | os.PathLike) -> Path:
         *results(arms),
         *not_finished(unfinished),
         *_claims(note.get("claims")),
+        *_numbers(note.get("numbers", ())),
         *_figures(arms, looks, bool(scripts)),
         *_beginnings(root, arms, looks, bool(scripts)),
         *schedules(looks),
@@ -158,6 +159,11 @@ def _claims(claims: Sequence[Sequence[str]] | None) -> Iterator[str]:
     if claims:
         yield "<h2>Claims and measurements</h2>"
         yield markup.table("words", ("claim", "measured"), [claims])
+
+
+def _numbers(tables: Sequence[Mapping]) -> Iterator[str]:
+    for one in tables:
+        yield markup.table("words", one["columns"], [one["rows"]], one["title"])
 
 
 def _figures(
