@@ -143,7 +143,7 @@ def test_others_are_left_alone(able):
 def test_two_hosts_exchange(able, tmp_path):
     path = tmp_path / "hosts.json"
     command = [sys.executable, "-m", "benchmarks.hosts", "--hosts=2", "--rate=100mbit"]
-    command += ["--tasks=ncf", "--methods=dense", "--repeats=3", f"--output={path}"]
+    command += ["--tasks=ncf", "--methods=dense", "--runs=3", f"--output={path}"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300, env=os.environ)
     (found,) = json.loads(path.read_text())["summary"]["points"]
     assert found["exchange"] > 0.9 * 1_005_128 / 12.5e6  # a link has a rate
