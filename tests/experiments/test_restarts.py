@@ -42,19 +42,45 @@ KILLED = -signal.SIGKILL
         ([KILLED, KILLED, 0], 1, 137, 1),
     ],
 )
-def test_losses_are_started_again(tmp_path, monkeypatch, codes, count, expected, left):
+def test_losses_are_started_again(
+    tmp_path, monkeypatch, own_handlers, codes, count, expected, left
+):
     monkeypatch.setattr(restarts, "PAUSE", 0.0)
     path, sentences = tmp_path / "codes.json", []
     path.write_text(json.dumps(codes))
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *restarts.endings.OTHERS)}
-    try:
-        code = restarts.run([sys.executable, "-c", SCRIPT, str(path)], count, sentences.append)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    code = restarts.run([sys.executable, "-c", SCRIPT, str(path)], count, sentences.append)
     remaining = json.loads(path.read_text())
     assert code == expected and len(remaining) == left
     assert len(sentences) == len(codes) - left - 1
+
+
+@pytest.fixture
+def own_handlers():
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *restarts.endings.OTHERS)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_another_start_has_the_command_that_the_roll_call_gives(monkeypatch, own_handlers):
+    monkeypatch.setattr(restarts, "PAUSE", 0.0)
+    lost = [sys.executable, "-c", "raise SystemExit(3)"]
+    done = [sys.executable, "-c", "raise SystemExit(0)"]
+    asked = []
+    assert restarts.run(lost, 2, again=lambda stopped: asked.append(stopped()) or done) == 0
+    assert asked == [False]
+
+
+def test_who_cannot_go_on_says_so_and_ends(monkeypatch, own_handlers):
+    monkeypatch.setattr(restarts, "PAUSE", 0.0)
+    sentences = []
+
+    def nobody(stopped):
+        raise roll_call.Gone("process 0 has not come back")
+
+    lost = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert restarts.run(lost, 2, sentences.append, nobody) == 3
+    assert sentences[-1] == "error: process 0 has not come back"
 
 
 def test_a_signal_goes_to_the_command_and_nothing_starts_again():
@@ -142,7 +168,7 @@ def test_a_run_goes_on_with_fewer_processes_when_one_is_gone_for_good(here, work
     flags = (*flags, "--config.updates=200", "--config.delay=exponential(scale=0.004)")
     flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.05", "--workdir=out")
     with two_processes.started(here, *flags, processes=processes) as running:
-        wait_for(here / "out" / "metrics.jsonl", 4)
+        wait_for(here / "out" / "metrics.jsonl", 4, seconds=300)
         (child,) = children(running[1].pid)
         subprocess.run(["kill", "-KILL", str(running[1].pid), child], check=True)
         for name, process in enumerate(running):
