@@ -47,7 +47,7 @@ class RollCall:
 
         stopped: whether somebody has asked this parent to end, which ends the call.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        files.make(self._folder)
         begun, old = time.monotonic(), self._read(DECISION)
         first = {member: self._read(f"{member}.json") for member in self.members}
         while not stopped():
