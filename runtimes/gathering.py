@@ -6,9 +6,8 @@ a process has compiled; the others go on meanwhile, and so do evaluations, which
 
 import concurrent.futures
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from runtimes.ledger import NOTHING, Counted, Ledger
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker
 from runtimes.nodes import Step
-from runtimes.overseer import DEATHS, LOOK, MISSED, STARTING, Options, Overseer
+from runtimes.overseer import DEATHS, MISSED, STARTING, Options
 from runtimes.peers import (
     MEET,
     NEWS,
@@ -34,12 +33,11 @@ from runtimes.peers import (
     shown,
 )
 from runtimes.session import Session
+from runtimes.standstill import Standstill
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Event, Schedule
 
-CATCHING_UP = 30.0  # s that the log may be behind nodes that have stopped to meet
 _LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
-_FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 
 
 class Cut(NamedTuple):
@@ -50,20 +48,17 @@ class Cut(NamedTuple):
     there: np.ndarray  # [workers] bool, False of those that have been away for long
 
 
-class Gathering(Overseer):
+class Gathering(Standstill):
     """The nodes of a run, and the log of their meetings."""
 
     fewest, spares = 2, True  # who is alone meets nobody
 
     def __init__(self, parts: PeerParts, log: PairLog, options: Options):
-        super().__init__(parts.rule.workers, options)
-        self.log = log
+        super().__init__(parts.rule.workers, options, log)
         self._parts = parts
         self._matchmaker = Matchmaker(parts.rule.arrivals, self._say)
-        self._freezing = threading.Lock()  # of all nodes together: for a cut, or to mend
         self._heard: dict[int, float] = {}  # when a node has said something
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
-        self._missing: set[int] = set()
         self._away: dict[int, Held] = {}  # and what they begin with
         self._since: dict[int, float] = {}  # when those who are not there have gone
         self._ledger: Ledger | None = None
@@ -114,6 +109,8 @@ class Gathering(Overseer):
         while True:
             with self.turn:
                 self._wait(lambda: not self._missing, STARTING, _LOST_AGAIN)
+            if self.error is not None:
+                raise self.error
             with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
                 with self.turn:
                     held, working = dict(self._away), sorted(self._alive)
@@ -123,7 +120,8 @@ class Gathering(Overseer):
                     if counts is None:
                         continue
                     with self.turn:
-                        self._wait(lambda: self._caught_up(counts), CATCHING_UP, _FORGOTTEN)
+                        if not self._catch_up(counts, ()):
+                            continue
                         lines, rows = self.log.lines, self.log.updates
                 held |= zip(working, self._asked(working, "held"), strict=True)
                 found = [held[node] for node in range(self._workers)]
@@ -141,41 +139,6 @@ class Gathering(Overseer):
         away = {node for node, since in self._since.items() if now - since > MISSED}
         away |= {node for node, died in self._died.items() if died > DEATHS}
         return np.array([node not in away for node in range(self._workers)])
-
-    def _asked(self, nodes: Sequence[int], what: str, *arguments: Any) -> list:
-        import ray
-
-        return ray.get([self._crew.call(node, what, *arguments) for node in nodes])
-
-    @contextlib.contextmanager
-    def _frozen(self, nodes: Sequence[int]):
-        """The meetings of these nodes, which have none meanwhile; None if one of them is gone."""
-        import ray
-
-        asked = {node: self._crew.call(node, "freeze") for node in nodes}
-        counts = {}
-        for node, reference in asked.items():
-            with contextlib.suppress(ray.exceptions.RayActorError):
-                counts[node] = ray.get(reference)
-        try:
-            yield counts if len(counts) == len(asked) else None
-        finally:
-            for node in counts:
-                self._crew.call(node, "thaw")
-
-    def _caught_up(self, counts: Mapping[int, int]) -> bool:
-        known = self.log.counts()
-        return all(known[node] == count for node, count in counts.items())
-
-    def _wait(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:
-        """Wait under `turn`, or raise what has gone wrong meanwhile."""
-        end = time.monotonic() + seconds
-        while not until():
-            if self.error is not None:
-                raise self.error
-            if time.monotonic() > end:
-                raise WorkersLost(f"{otherwise}; give the same command again to go on")
-            self.turn.wait(LOOK)
 
     def _react(self, news: News) -> None:
         node = news.member
@@ -235,13 +198,17 @@ class Gathering(Overseer):
                 with self._frozen(others) as counts:
                     if counts is None:
                         continue
-                    holding = self._found(node, others, reports, counts)
-                break
+                    holding = self._found(node, others, gone, reports, counts)
+                if holding is not None:
+                    break
         if again and not self._closing:
             self._crew.start(node, ray.put(holding), self._batches(node, holding))
 
-    def _found(self, node: int, others: Sequence[int], reports, counts) -> Holding:
-        """What a node that has gone is to begin with, between the rows so far and those to come."""
+    def _found(self, node: int, others, gone, reports, counts) -> Holding | None:
+        """What a node that has gone is to begin with, between the rows so far and those to come.
+
+        None if somebody else than `gone` is lost meanwhile.
+        """
         if self._options.own_model:
             source, version, model = node, self._ledger.update, self._ledger.model(node)
         else:
@@ -250,7 +217,8 @@ class Gathering(Overseer):
         with self.turn:
             for met in (met for report in reports for met in report):
                 self.log.add(met)
-            self._wait(lambda: self._caught_up(counts), CATCHING_UP, _FORGOTTEN)
+            if not self._catch_up(counts, gone):
+                return None
             self.log.restored(node, source, self.now(), version)
             known = self.log.known(node)
         self._ledger.replace(node, model)

@@ -1,4 +1,4 @@
-"""Two launches of one run on loopback, as people start them; none outlives the block."""
+"""Two or more launches of one run on loopback, as people start them; none outlives the block."""
 
 import contextlib
 import os
@@ -32,8 +32,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(here: pathlib.Path, *flags, own=((), ()), names=(0, 1)):
+def started(here: pathlib.Path, *flags, own=None, names=None, processes=2):
     """The processes of these numbers, with what they print in PROCESS.txt; own: flags of each."""
+    names = range(processes) if names is None else names
     address = f"127.0.0.1:{free_port()}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     environment |= {"NO_PROXY": "127.0.0.1", "XDG_CACHE_HOME": str(here)}
@@ -42,13 +43,19 @@ def started(here: pathlib.Path, *flags, own=((), ()), names=(0, 1)):
         for name in names:
             where = (
                 "--coordinator_address=" + address,
-                "--num_processes=2",
+                f"--num_processes={processes}",
                 f"--process_id={name}",
             )
             with (here / f"{name}.txt").open("w") as output:
                 running.append(
                     subprocess.Popen(
-                        [sys.executable, ROOT / "launch.py", *flags, *where, *own[name]],
+                        [
+                            sys.executable,
+                            ROOT / "launch.py",
+                            *flags,
+                            *where,
+                            *(own[name] if own else ()),
+                        ],
                         cwd=here,
                         env=environment,
                         stdout=output,

@@ -1,6 +1,5 @@
 """Hosts with links: what a rate, a message and a record are, and two hosts that exchange."""
 
-import functools
 import json
 import os
 import pathlib
@@ -18,20 +17,8 @@ from benchmarks import hosts, hosts_exchange, namespaces, points, seconds_to_los
 from comms import cost
 from configs import links
 from experiments.reports import quoted
+from tests.hosts import unable
 from tests.launcher import ROOT
-
-
-@functools.cache
-def unable() -> str | None:
-    """Why there can be no hosts here."""
-    reason = namespaces.unmet()
-    if reason is None:
-        try:
-            with namespaces.switch(1, "1gbit"):
-                pass
-        except (subprocess.CalledProcessError, OSError) as error:
-            reason = f"the kernel makes no hosts: {getattr(error, 'stderr', error)}"
-    return reason
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from experiments import restarts
+from experiments import restarts, roll_call
 from stragglers import schedule
 from tests import launcher, two_processes
 from tests.launcher import ROOT, summary
@@ -41,19 +42,45 @@ KILLED = -signal.SIGKILL
         ([KILLED, KILLED, 0], 1, 137, 1),
     ],
 )
-def test_losses_are_started_again(tmp_path, monkeypatch, codes, count, expected, left):
+def test_losses_are_started_again(
+    tmp_path, monkeypatch, own_handlers, codes, count, expected, left
+):
     monkeypatch.setattr(restarts, "PAUSE", 0.0)
     path, sentences = tmp_path / "codes.json", []
     path.write_text(json.dumps(codes))
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *restarts.endings.OTHERS)}
-    try:
-        code = restarts.run([sys.executable, "-c", SCRIPT, str(path)], count, sentences.append)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    code = restarts.run([sys.executable, "-c", SCRIPT, str(path)], count, sentences.append)
     remaining = json.loads(path.read_text())
     assert code == expected and len(remaining) == left
     assert len(sentences) == len(codes) - left - 1
+
+
+@pytest.fixture
+def own_handlers():
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *restarts.endings.OTHERS)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_another_start_has_the_command_that_the_roll_call_gives(monkeypatch, own_handlers):
+    monkeypatch.setattr(restarts, "PAUSE", 0.0)
+    lost = [sys.executable, "-c", "raise SystemExit(3)"]
+    done = [sys.executable, "-c", "raise SystemExit(0)"]
+    asked = []
+    assert restarts.run(lost, 2, again=lambda stopped: asked.append(stopped()) or done) == 0
+    assert asked == [False]
+
+
+def test_who_cannot_go_on_says_so_and_ends(monkeypatch, own_handlers):
+    monkeypatch.setattr(restarts, "PAUSE", 0.0)
+    sentences = []
+
+    def nobody(stopped):
+        raise roll_call.Gone("process 0 has not come back")
+
+    lost = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert restarts.run(lost, 2, sentences.append, nobody) == 3
+    assert sentences[-1] == "error: process 0 has not come back"
 
 
 def test_a_signal_goes_to_the_command_and_nothing_starts_again():
@@ -69,6 +96,36 @@ def test_a_signal_goes_to_the_command_and_nothing_starts_again():
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 128 + signal.SIGTERM
     assert process.stdout.read() == ""
+
+
+def test_who_has_not_come_back_is_left_out_and_the_others_get_new_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(roll_call, "PATIENCE", 1.5)
+    monkeypatch.setattr(roll_call, "BEAT", 0.02)
+    workdir = str(tmp_path / "out")
+    calls = [roll_call.RollCall(roll_call.Place(workdir, i, 4, "h:1")) for i in (0, 2, 3)]
+    for _ in range(2):  # all who are left come to the second one, which does not wait
+        threads = [threading.Thread(target=call.call) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert [call.members for call in calls] == [(0, 2, 3)] * 3
+    assert calls[1].flags() == ["--coordinator_address=h:1", "--num_processes=3", "--process_id=1"]
+    assert roll_call.missing(range(4), (0, 2, 3)).startswith("process 1 has not come back; the run")
+    assert roll_call.missing((0, 2, 3), (0, 2, 3)) == ""
+    calls[0].call()  # alone, as the others have gone
+    assert calls[0].members == (0,) and calls[0].flags() == []
+    calls[0].close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_nobody_goes_on_without_the_first_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(roll_call, "PATIENCE", 0.1)
+    monkeypatch.setattr(roll_call, "BEAT", 0.02)
+    place = roll_call.Place(str(tmp_path / "out"), 1, 2, "h:1")
+    with pytest.raises(roll_call.Gone, match="process 0, at whose address h:1 the others meet"):
+        roll_call.RollCall(place).call()
+    roll_call.RollCall(place).call(stopped=lambda: True)  # somebody has asked it to end
 
 
 def test_the_flag_is_taken_off_the_command():
@@ -101,6 +158,29 @@ def test_both_start_again_when_one_is_killed_and_finish_the_run(here):
     assert happened.updates == 600 and (happened.batches.max(1) == 2).all()
     assert (happened.batches < 2).any()
     assert not (here / "out" / "checkpoint").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "processes"), [(4, 2), (12, 4)])
+def test_a_run_goes_on_with_fewer_processes_when_one_is_gone_for_good(here, workers, processes):
+    """To the same end, with as many workers."""
+    flags = ("--restarts=1", *two_processes.ENDLESS, f"--config=config.py:workers={workers}")
+    flags = (*flags, "--config.updates=200", "--config.delay=exponential(scale=0.004)")
+    flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.05", "--workdir=out")
+    with two_processes.started(here, *flags, processes=processes) as running:
+        wait_for(here / "out" / "metrics.jsonl", 4, seconds=300)
+        (child,) = children(running[1].pid)
+        subprocess.run(["kill", "-KILL", str(running[1].pid), child], check=True)
+        for name, process in enumerate(running):
+            assert process.wait(300) == (0 if name != 1 else KILLED), said(here, name)
+    left = f"the run goes on with {processes - 1} of {processes} processes"
+    assert f"process 1 has not come back; {left}" in said(here, 0)
+    assert summary(here / "out")["updates"] == 200
+    happened = schedule.load(here / "out" / "schedule.npz")
+    happened.validate()
+    assert happened.updates == 200 and happened.all_workers == workers
+    for who in range(workers):  # each mini-batch once
+        assert happened.first[:, who].tolist() == list(range(0, 400, 2))
 
 
 def children(pid):
