@@ -28,7 +28,7 @@ from tests.runtimes import sliced
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
-QUICK = ("all_reduce", "ef_sign", "swarm")
+QUICK = ("all_reduce", "ef_sign")
 REST = [name for name in METHODS if name not in QUICK]
 # Methods that exchange parts of models as they are, and codecs that send parts of what they gather.
 ON_PARTS = {
