@@ -38,7 +38,6 @@ class Traced(NamedTuple):
     shared: tuple[Any, ...]  # what of the arguments every device has whole
     axes: tuple[tuple[str, int], ...] = ()
     devices: int = 1  # that share the rest and the work
-    spared: float = 0.0  # bytes of the arguments that lie on other devices
 
 
 class Forecast(NamedTuple):
@@ -71,7 +70,7 @@ def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
     given_away = range(len(jax.tree.leaves(traced.arguments[0])))
     costs = program_costs.of_jaxpr(made.jaxpr, given_away)
     whole, shared = _bytes(traced.arguments), _bytes(traced.shared)
-    memory = shared + (whole - shared + costs.memory) / traced.devices - traced.spared
+    memory = shared + (whole - shared + costs.memory) / traced.devices
     flops = Counter({name: value / traced.devices for name, value in costs.flops.items()})
     return memory, flops, costs.moved / traced.devices
 
@@ -110,12 +109,20 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
 def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     """A worker's round, as `runtimes.mesh` has it on a device that nobody watches.
 
-    Where the devices of a worker divide its model, each holds the parameters once more, gathered.
+    Where the devices of a worker divide its model, the exchange is taken to work on parts of it.
     """
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
     size, streamed = places.devices_per_worker(config), tasks.streams(config.task)
     team = slices.Replicated(size) if size > 1 else slices.Alone()
     kept = slices.of(size, places.sharding(config), streamed)
+    splits = jax.tree.map(lambda leaf: kept.split(leaf.shape), made.shapes)
+    own = jax.tree.map(functools.partial(_part, size), made.shapes, splits)
+
+    @functools.wraps(made.task.losses)
+    def losses(params, examples, *seen):
+        whole = jax.tree.map(slices.gathered, params, splits)
+        return made.task.losses(whole, examples, *seen)
+
     most = config.rounds_per_dispatch
 
     def begun(params):
@@ -128,23 +135,28 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
             used = None
             if algorithm.links is not None:
                 used = jnp.asarray(algorithm.links.active(0, most))[place]
-            losses, augment = made.task.losses, made.task.augment
             return rounds.plain(
-                algorithm, losses, mini_batches, augment, team, carry, table, examples, used
+                algorithm,
+                losses,
+                mini_batches,
+                made.task.augment,
+                team,
+                carry,
+                table,
+                examples,
+                used,
             )
 
         carry = (model, jnp.int32(0), jnp.float32(0))
         return jax.lax.fori_loop(0, count, step, carry)[0]
 
     taken = (most * mini_batches, config.batch_size // size)
-    model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))
+    model, examples = jax.eval_shape(begun, own), _examples(made.task, math.prod(taken))
     indices, draws = _addressed(made.task, taken)
-    divided = functools.partial(_divided, kept)
-    spared = divided(model) * (1 - 1 / size) - divided(model.params)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     arguments = (model, rounds.Table(indices, count, draws), count, examples)
     axes = tuple(zip(team.axes, (config.workers, size), strict=False))
-    return Traced(run, arguments, (), axes, spared=spared)
+    return Traced(run, arguments, (), axes)
 
 
 def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
@@ -223,10 +235,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _divided(team: slices.Alone, tree: Any) -> float:
-    """Bytes of the arrays that the devices of a worker divide."""
-    leaves = jax.tree.leaves(tree)
-    return _bytes([leaf for leaf in leaves if slices.SLICE in team.split(np.shape(leaf))])
+def _part(size: int, leaf: Any, split: Any) -> jax.ShapeDtypeStruct:
+    """What a device of a slice of this size has of an array that lies on it as `split` says."""
+    shape = list(leaf.shape)
+    if slices.SLICE in split:
+        shape[split.index(slices.SLICE)] //= size
+    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
 
 
 def _stacked(tree: Any, count: int) -> Any:

@@ -144,7 +144,7 @@ class Sharded(Replicated):
             splits = jax.tree.map(lambda a: self.split(a.shape), params)
 
             def own(params, examples, *seen):
-                return losses(jax.tree.map(_gathered, params, splits), examples, *seen)
+                return losses(jax.tree.map(gathered, params, splits), examples, *seen)
 
             own_seen = tuple(P() for _ in seen)
             return self._on_each(own, (splits, P(SLICE), *own_seen), P(SLICE))(
@@ -176,7 +176,7 @@ class Sharded(Replicated):
         )
 
 
-def _gathered(part, split: P):
+def gathered(part: jax.Array, split: P) -> jax.Array:
     """The whole of an array of which every device of a slice has a part."""
     if SLICE not in split:
         return part

@@ -112,7 +112,7 @@ def exchange_text(method, team) -> str:
         moved = method.exchange.update(
             contribution, state, params, weight=method.weight(batches), batches=batches,
             samples=0.0, nominal=M, worker=jax.lax.axis_index(AXIS), version=version, first=0,
-            staleness=0, active=active,
+            staleness=0, active=active, current=params,
         )  # fmt: skip
         return jax.tree.map(lambda a: a[None], team.kept(moved))
 
