@@ -1,6 +1,7 @@
 """Where an arm lies in the grid of its sweep, read from the entries of the configs."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from experiments import records
@@ -28,6 +29,35 @@ def place(arm: dict, grid: dict[str, list[float]]) -> list[str]:
         if numbers[key] in (values[-1:] if key in OPEN else (values[0], values[-1]))
     ]
     return [*(f"{short[key]}={numbers[key]:g}" for key in grid), *ends]
+
+
+def members(arms: Iterable[dict], groups: Iterable[str]) -> dict[str, list[dict]]:
+    """The arms "group/rate=..." of every group, in order."""
+    return {group: [a for a in arms if a["name"].startswith(f"{group}/rate=")] for group in groups}
+
+
+def best(arms: Iterable[dict], groups: Iterable[str]) -> dict[str, dict]:
+    """Of every group that was run the arm that ends lowest."""
+    found = members(arms, groups).items()
+    return {group: min(those, key=final_loss) for group, those in found if those}
+
+
+def at_ends(arms: Sequence[dict], groups: Iterable[str]) -> str:
+    """Whether the rates that end lowest lie inside of their grids, in words."""
+    lowest = best(arms, groups)
+    tried = {group: axes(those) for group, those in members(arms, groups).items() if those}
+    ends = [
+        f"{group}: {arm['config'].optimizer.learning_rate:g}"
+        for group, arm in lowest.items()
+        if any("end" in words for words in place(arm, tried[group]))
+    ]
+    return f"no: {', '.join(ends)}" if ends else f"yes: all of {len(lowest)}"
+
+
+def final_loss(arm: dict) -> float:
+    """A mean over the last tenth of the evaluations; infinite if it diverged."""
+    loss = arm["final_train_loss"]
+    return math.inf if loss is None or not math.isfinite(loss) else loss
 
 
 def _numbers(arm: dict) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Gossip on uneven data: what its methods and graphs make of the same bytes."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,18 +87,12 @@ def arms() -> Iterator[tuple[str, dict]]:
 
 def claims(arms) -> Iterator[tuple[str, str]]:
     """What is claimed of every method and graph, beside this sweep at the best rate of each."""
-    best = _best(arms)
+    best = grids.best(arms, RATES)
     for ours, theirs, claim in CLAIMS:
         yield f"{claim}: {ours} ends below {theirs}", _below(best[ours], best[theirs])
-    tried = {group: grids.axes(members) for group, members in _members(arms).items() if members}
-    ends = [
-        f"{group}: {arm['config'].optimizer.learning_rate:g}"
-        for group, arm in best.items()
-        if any("end" in words for words in grids.place(arm, tried[group]))
-    ]
     yield (
         "(not claimed) rates that end lowest lie inside of their grids",
-        f"no: {', '.join(ends)}" if ends else f"yes: all of {len(best)}",
+        grids.at_ends(arms, RATES),
     )
     sent = [arm["bytes_per_worker"] for arm in best.values()]
     yield (
@@ -123,7 +116,7 @@ def figures(workdir) -> None:
         arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
         for arm in records.read_json(workdir / records.SUMMARY)["arms"]
     ]
-    best = _best(members)
+    best = grids.best(members, RATES)
     panels = {
         "methods on the ring": [group for group in best if group.endswith("/ring")],
         "D-PSGD and gradient tracking on graphs": [
@@ -151,30 +144,16 @@ def figures(workdir) -> None:
     graph_consensus.draw_consensus(sizes, MODELS, workdir / "consensus.png")
 
 
-def _members(arms) -> dict[str, list[dict]]:
-    return {group: [a for a in arms if a["name"].startswith(f"{group}/rate=")] for group in RATES}
-
-
-def _best(arms) -> dict[str, dict]:
-    """Of every method and graph that was run the arm that ends lowest."""
-    return {group: min(members, key=_loss) for group, members in _members(arms).items() if members}
-
-
-def _loss(arm) -> float:
-    """At the end, a mean over the last tenth of the evaluations; infinite if it diverged."""
-    loss = arm["final_train_loss"]
-    return math.inf if loss is None or not math.isfinite(loss) else loss
-
-
 def _below(ours: dict, theirs: dict) -> str:
     """A difference counts where it is larger than either deviation over the seeds."""
-    gain = _loss(theirs) - _loss(ours)
+    loss, other = (grids.final_loss(arm) for arm in (ours, theirs))
+    gain = other - loss
     noise = max(arm.get("train_loss_std") or 0.0 for arm in (ours, theirs))
     verdict = "within the deviation" if abs(gain) <= noise else "yes" if gain > 0 else "no"
     points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
     nodes = 100 * (ours["test_accuracy_worst_worker"] - theirs["test_accuracy_worst_worker"])
     return (
-        f"{verdict}: {_loss(ours):.3g} against {_loss(theirs):.3g}, {points:+.1f} points of the "
+        f"{verdict}: {loss:.3g} against {other:.3g}, {points:+.1f} points of the "
         f"mean model's accuracy, {nodes:+.1f} of the worst worker's"
     )
 
@@ -182,7 +161,7 @@ def _below(ours: dict, theirs: dict) -> str:
 def _record(arm) -> str:
     rate = arm["config"].optimizer.learning_rate
     return (
-        f"rate {rate:g}, {arm['updates']:,.0f} updates, loss {_loss(arm):.3g} ± "
+        f"rate {rate:g}, {arm['updates']:,.0f} updates, loss {grids.final_loss(arm):.3g} ± "
         f"{arm.get('train_loss_std') or 0.0:.2g}, accuracy of the mean model "
         f"{100 * arm['test_accuracy']:.1f} %, of the worst worker "
         f"{100 * arm['test_accuracy_worst_worker']:.1f} %, consensus distance "
