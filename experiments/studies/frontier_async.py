@@ -12,16 +12,21 @@ LOCAL_STEPS, WORKERS, FACTOR = 20, 8, 4
 OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)
 GENTLE = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7 / WORKERS)
 AVERAGING = part("sgd", learning_rate=1 / WORKERS)
-PUSHES = {"wait": part("k_async", k=1)}
 BY_SPEED = local_updates.dynamic([1 / FACTOR, *[1.0] * (WORKERS - 1)], LOCAL_STEPS)
+
+
+def _pushed(**changes) -> dict:
+    """The server updates at every push."""
+    return {"wait": part("k_async", k=1)} | changes
+
+
 GROUPS = {  # method -> what it changes
     "diloco": {},
-    "async_nesterov": PUSHES | {"algorithm": part("local_sgd", server=OUTER)},
-    "async_nesterov_small": PUSHES | {"algorithm": part("local_sgd", server=GENTLE)},
-    "async_average": PUSHES | {"algorithm": part("local_sgd", server=AVERAGING)},
-    "async_diloco": PUSHES | {"algorithm": part("async_diloco")},
-    "async_diloco_by_speed": PUSHES
-    | {"algorithm": part("async_diloco"), "mini_batches": list(BY_SPEED)},
+    "async_nesterov": _pushed(algorithm=part("local_sgd", server=OUTER)),
+    "async_nesterov_small": _pushed(algorithm=part("local_sgd", server=GENTLE)),
+    "async_average": _pushed(algorithm=part("local_sgd", server=AVERAGING)),
+    "async_diloco": _pushed(algorithm=part("async_diloco")),
+    "async_diloco_by_speed": _pushed(algorithm=part("async_diloco"), mini_batches=list(BY_SPEED)),
 }
 RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)
 CLAIMS = (  # ours, theirs, what is said of them (arXiv 2401.09135)
