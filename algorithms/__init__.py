@@ -1,9 +1,11 @@
 """The methods, by the names that configs use."""
 
 from algorithms.all_reduce import all_reduce
+from algorithms.async_diloco import async_diloco
 from algorithms.base import Algorithm
 from algorithms.choco import choco_sgd
 from algorithms.decentlam import decentlam
+from algorithms.demo import demo
 from algorithms.dpsgd import dpsgd
 from algorithms.easgd import easgd
 from algorithms.ef21 import ef21, ef21_sgdm
@@ -25,6 +27,7 @@ from algorithms.s2_reducer import s2_reducer
 from algorithms.sketched_sgd import sketched_sgd
 from algorithms.sparcml import sparcml
 from algorithms.sparse_all_gather import sparse_all_gather
+from algorithms.sparse_loco import sparse_loco
 from algorithms.stale import (
     compensated_rate,
     dc_asgd,
@@ -33,6 +36,7 @@ from algorithms.stale import (
     inverse_staleness,
     polynomial_staleness,
 )
+from algorithms.streaming_diloco import streaming_diloco
 from algorithms.swarm import ad_psgd, swarm
 from algorithms.top_k import random_k, top_k
 
@@ -41,6 +45,7 @@ ALGORITHMS = {
     for method in (
         ad_psgd,
         all_reduce,
+        async_diloco,
         centred_clipping,
         choco_sgd,
         compensated_rate,
@@ -48,6 +53,7 @@ ALGORITHMS = {
         dc_asgd,
         decentlam,
         delay_adaptive,
+        demo,
         dpsgd,
         easgd,
         ef21,
@@ -78,6 +84,8 @@ ALGORITHMS = {
         sketched_sgd,
         sparcml,
         sparse_all_gather,
+        sparse_loco,
+        streaming_diloco,
         swarm,
         top_k,
         trimmed_mean,

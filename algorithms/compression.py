@@ -167,8 +167,10 @@ def with_seed(inner: Reducer, seed: int) -> Reducer:
     )
 
 
-def with_error_feedback(inner: Reducer) -> Reducer:
+def with_error_feedback(inner: Reducer, decay: float = 1.0) -> Reducer:
     """Add what was not sent to what is sent next: sum(sent) + residual = sum(contribution).
+
+    decay: what stays of the residual from one contribution to the next; below 1 the sum forgets.
 
     It holds for every worker by itself, whatever its weights are: the residual is unweighted, and
     weighed with the contribution that it is added to. So a worker needs to know nothing of the
@@ -178,7 +180,8 @@ def with_error_feedback(inner: Reducer) -> Reducer:
     """
 
     def reduce(x, state, draw):
-        owed = jnp.where(draw.busy, x + draw.weight * state.residual, 0)
+        before = state.residual if decay == 1 else decay * state.residual
+        owed = jnp.where(draw.busy, x + draw.weight * before, 0)
         total, sent, inner_state = inner.reduce(owed, state.inner, draw)
         kept = jnp.where(draw.busy, 0, state.residual)
         left = kept + (owed - sent) / draw.unit

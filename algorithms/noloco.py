@@ -67,7 +67,7 @@ def noloco(
     *,
     alpha: float = 0.5,
     beta: float = 0.7,
-    gamma: float = 1.0,
+    gamma: float = 0.7,
     seed: int = 0,
 ) -> Algorithm:
     """Local steps of `optimizer`, then a meeting of random pairs with momentum.

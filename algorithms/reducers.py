@@ -20,13 +20,29 @@ import jax.numpy as jnp
 from algorithms import compression, quantised
 from algorithms.compression import Reducer
 from algorithms.top_k import check_ratio, largest, random
-from comms import short_floats
+from comms import chunked, short_floats
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
     """The largest entries of every worker, of every parameter a share `ratio`."""
     check_ratio("top_k", ratio)
     return largest(ratio)._replace(name="top_k")
+
+
+def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
+    """The k largest entries of every chunk, in codes of `bits` each, 1 to 8 (arXiv 2508.15706)."""
+    if not (1 <= k <= chunk <= 2**16 and 1 <= bits <= 8):
+        raise ValueError(
+            f"chunked_top_k: needs 1 <= k <= chunk <= 65536 and 1 to 8 bits, got {k}, {chunk} and "
+            f"{bits}; 64 of 4096 in 2 bits is usual"
+        )
+    cut = chunked.Cut(chunk, k)
+    reducer = compression.gathered(
+        lambda x, key: chunked.encode(x, cut, bits),
+        lambda message, size: chunked.decode(message, size, cut, bits),
+        lambda size: chunked.payload_bytes(size, cut, bits),
+    )
+    return reducer._replace(name="chunked_top_k")
 
 
 def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int = 0) -> Reducer:
@@ -121,6 +137,7 @@ REDUCERS = {
     for reducer in (
         bf16,
         chain,
+        chunked_top_k,
         error_feedback,
         fp16,
         int8,

@@ -6,6 +6,7 @@ import pytest
 
 from algorithms import (
     all_reduce,
+    async_diloco,
     centred_clipping,
     choco_sgd,
     compensated_rate,
@@ -13,6 +14,7 @@ from algorithms import (
     dc_asgd,
     decentlam,
     delay_adaptive,
+    demo,
     dpsgd,
     easgd,
     ef21,
@@ -44,6 +46,8 @@ from algorithms import (
     sketched_sgd,
     sparcml,
     sparse_all_gather,
+    sparse_loco,
+    streaming_diloco,
     swarm,
     top_k,
     trimmed_mean,
@@ -133,6 +137,13 @@ METHODS = {
     "local_sgd/adam server": lambda: local_sgd(
         momentum(), server=optax.chain(optax.scale_by_adam(), scale_by_samples(0.05))
     ),
+    "streaming_diloco": lambda: streaming_diloco(momentum(0.01), fragments=3, overlap=2),
+    "streaming_diloco/4 bits": lambda: streaming_diloco(
+        momentum(0.01), fragments=2, overlap=0, alpha=0.0, exchange=quantise(bits=4)
+    ),
+    "sparse_loco": lambda: sparse_loco(momentum(0.01), chunk=4, k=2, bits=4),
+    "demo": lambda: demo(scale_by_samples(0.001), chunk=4, k=2, decay=0.9),
+    "async_diloco": lambda: async_diloco(momentum(0.01), N, period=3),
     "sgp": lambda: sgp(momentum(), N),
     "sgp/overlap": lambda: sgp(momentum(), N, overlap=2),
     "swarm": lambda: swarm(momentum(0.01), topology.hypercube(N), lockstep=True),
@@ -208,9 +219,10 @@ METHODS = {
 EDGES = {"all_reduce/bf16": 2e-3, "all_reduce/fp16": 2e-4, "local_sgd/bf16": 2e-3}
 # Variants, "method/what is different", and close relatives of others take minutes together.
 RELATIVES = {
-    "centred_clipping", "choco_sgd", "decentlam", "delay_adaptive", "ef21_sgdm", "ef_sign",
-    "exact_diffusion", "hinge_staleness", "int8_all_reduce", "inverse_staleness", "krum",
-    "natural_compression", "noloco", "periodic", "polynomial_staleness", "qg_dsgdm", "random_k",
+    "async_diloco", "centred_clipping", "choco_sgd", "decentlam", "delay_adaptive", "demo",
+    "ef21_sgdm", "ef_sign", "exact_diffusion", "hinge_staleness", "int8_all_reduce",
+    "inverse_staleness", "krum", "natural_compression", "noloco", "periodic",
+    "polynomial_staleness", "qg_dsgdm", "random_k", "sparse_loco", "streaming_diloco",
     "trimmed_mean",
 }  # fmt: skip
 ROWS = [

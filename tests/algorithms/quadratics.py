@@ -85,18 +85,18 @@ class _Own:
 
 
 OWN = _Own()
+DATA = {"a": CURVATURE, "c": CENTRE}
 
 
 def losses(x, examples):
     return 0.5 * (examples["a"] * (x[None] - examples["c"]) ** 2).sum(-1)
 
 
-def simulated(method, wait, delay, updates, mini_batches=1, **options):
+def simulated(method, wait, delay, updates, mini_batches=1, data=DATA, **options):
     """([n, d] or [1, d] models, schedule) after `updates` of a waiting rule, from 0."""
     rule = planned.rule(
         wait, delay, N, mini_batches, 0, graph=method.graph, links=method.links, **options
     )
-    data = {"a": CURVATURE, "c": CENTRE}
     runtime = simulate.Simulator(method, losses, data, OWN, rule, mini_batches=mini_batches)
     state, schedule = runtime.advance(runtime.start(np.zeros(D, np.float32)), np.inf, updates)
     return np.asarray(runtime.models(state)), schedule

@@ -21,6 +21,7 @@ from comms import mixing, topology
 from stragglers import delays
 from tests.algorithms import quadratics
 from tests.algorithms.quadratics import D, N, distance, gradients, in_step
+from tests.marks import slow
 
 RATE = 0.05
 STAR, RING = topology.star(N), topology.ring(N)
@@ -29,7 +30,7 @@ UPDATES = 9
 FINISHED = np.random.default_rng(3).integers(0, 2, (UPDATES, N)).astype(np.int32)
 
 
-@pytest.mark.parametrize("graph", [STAR, RING], ids=["star", "ring"])
+@pytest.mark.parametrize("graph", [STAR, slow(RING)], ids=["star", "ring"])
 def test_updates_of_workers_some_of_which_finished_nothing(graph):
     """The largest entry of what the neighbours do not know yet is all that is sent."""
     W, gamma = mixing.metropolis(graph), 0.3
@@ -53,12 +54,12 @@ def test_with_nothing_lost_it_is_dpsgd():
     ("exchange", "gamma"),
     [
         (TOP_1, 0.15),
-        (sign(), 0.2),
-        pytest.param(quantise(bits=3), 0.2, marks=pytest.mark.slow),
-        (natural(), 0.6),
-        pytest.param(int8(bucket=2), 0.8, marks=pytest.mark.slow),
-        pytest.param(bf16(), 1.0, marks=pytest.mark.slow),
-        (chain(top_k(0.4), quantise(bits=4)), 0.2),
+        slow(sign(), 0.2),
+        slow(quantise(bits=3), 0.2),
+        slow(natural(), 0.6),
+        slow(int8(bucket=2), 0.8),
+        slow(bf16(), 1.0),
+        slow(chain(top_k(0.4), quantise(bits=4)), 0.2),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -75,6 +76,7 @@ def test_workers_without_gradients_find_their_exact_mean(exchange, gamma):
     np.testing.assert_allclose(found, np.tile(apart.mean(0), (N, 1)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_on_uneven_data_it_keeps_a_bias_that_falls_with_the_rate():
     """As D-PSGD does, and a larger one, as compressed gossip mixes less."""
 

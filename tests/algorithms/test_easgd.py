@@ -10,6 +10,7 @@ from stragglers import delays, processes
 from tests import planned
 from tests.algorithms import quadratics
 from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N
+from tests.marks import slow
 
 RATE, BETA = 0.05, 0.8
 SLOW = processes.persistent(delays.exponential(1.0), factors={0: 4.0})
@@ -51,10 +52,10 @@ def by_hand(schedule, momentum):
 @pytest.mark.parametrize(
     ("wait", "mini_batches", "options"),
     [
-        ("barrier", 1, {}),
+        slow("barrier", 1, {}),
         ("first_finisher", 3, {}),
         ("k_async", 2, {"k": 1}),
-        ("k_sync", 1, {"k": 3}),
+        slow("k_sync", 1, {"k": 3}),
     ],
 )
 def test_it_is_the_papers_update_whoever_takes_part(wait, mini_batches, options):

@@ -12,6 +12,7 @@ from comms import topology
 from stragglers import delays
 from tests.algorithms import quadratics
 from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N
+from tests.marks import slow_but
 
 RATE, H = 0.05, 3
 ALPHA, BETA, GAMMA = 0.4, 0.6, 1.2
@@ -26,10 +27,10 @@ def run(updates, wait="barrier", rate=RATE):
     return models, schedule, method
 
 
-@pytest.mark.parametrize("wait", ["barrier", "first_finisher"])
+@pytest.mark.parametrize("wait", slow_but(("first_finisher",), ("barrier", "first_finisher")))
 def test_it_is_the_update_by_hand_and_its_mean_is_dilocos(wait):
     models, schedule, method = run(21, wait)
-    assert (schedule.batches.min() == H) == (schedule.matchings.shape[1] == 3 and wait[0] == "b")
+    assert (schedule.batches < H).any() == (wait != "barrier")
     phi, velocity = np.zeros((2, N, D))
     mean, momentum = np.zeros((2, D))
     for used, batches in zip(schedule.matchings, schedule.batches, strict=True):
@@ -45,6 +46,7 @@ def test_it_is_the_update_by_hand_and_its_mean_is_dilocos(wait):
     np.testing.assert_allclose(models, phi, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_an_all_reduce_it_comes_to_where_all_reduced_progress_vanishes():
     """Within a distance that falls with the local rate, as the models' distance does."""
     off, apart = [], []

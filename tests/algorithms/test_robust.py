@@ -34,6 +34,18 @@ def aggregated(method, sent, busy=BUSY):
     return found[0]
 
 
+def test_without_weights_all_count():
+    """As in rounds of a mesh that nobody watches."""
+    method = coordinate_median(optax.sgd(1.0))
+
+    def one(x):
+        return method.exchange.update(x, method.exchange.init(x), batches=1)[0]
+
+    found = jax.vmap(one, axis_name=AXIS)(jnp.asarray(SENT))
+    expected = aggregated(method, SENT, np.ones(N, np.int32))
+    np.testing.assert_array_equal(found, np.tile(expected, (N, 1)))
+
+
 def counted(busy=BUSY):
     """The contributions that count, the largest in place of what is no number."""
     return np.where(np.isnan(SENT), np.inf, SENT)[busy > 0]

@@ -15,6 +15,7 @@ from stragglers import delays
 from stragglers.rules.replay import recorded
 from tests import planned
 from tests.algorithms.methods import METHODS, momentum
+from tests.marks import slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
 
 N, M, UPDATES = 8, 2, 20
@@ -68,7 +69,7 @@ def simulated(method, rule, mini_batches=M):
     return np.asarray(runtime.models(state)), np.asarray(state.model.params), schedules
 
 
-@pytest.mark.parametrize("name", ADOPTED)
+@pytest.mark.parametrize("name", slow_but(("a quarter",), ADOPTED))
 def test_both_runtimes_do_what_is_done_by_hand(name):
     """The server's model is the one that is looked at; each worker goes on from its own."""
     rule = planned.rule("barrier", delays.exponential(1.0), N, M)
@@ -97,6 +98,7 @@ def test_a_worker_that_is_not_waited_for_keeps_its_model():
     np.testing.assert_allclose(own, expected[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_who_begins_anew_begins_at_the_servers_model():
     schedule = planned.plan("k_async", delays.exponential(1.0), N, UPDATES, M, k=2)
     restored = np.full(schedule.workers.shape, -1, np.int32)
@@ -160,7 +162,9 @@ def mesh_text(name):
     return runtime.dispatch.lower(run.model, table, examples, active, np.int32(2)).as_text()
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "local_sgd", "dpsgd", "swarm"])
+@pytest.mark.parametrize(
+    "name", slow_but(("local_sgd", "dpsgd"), ["all_reduce", "local_sgd", "dpsgd", "swarm"])
+)
 def test_without_it_programs_are_as_they_were(name, monkeypatch):
     """To the letter on a mesh; in the simulator the body is one of the other four."""
     text = mesh_text(name)

@@ -45,7 +45,7 @@ WHOLE = {
 # A message is smaller than a contribution.
 ENCODED = {
     "local_sgd/bf16", "local_sgd/top_k", "local_sgd/lists", "top_k", "qsgd", "natural_compression",
-    "ef_sign", "ef21", "ef21_sgdm",
+    "ef_sign", "ef21", "ef21_sgdm", "sparse_loco", "demo",
 }  # fmt: skip
 SERVED = [name for name, build in METHODS.items() if not build().own_models]
 

@@ -1,0 +1,86 @@
+"""Asynchronous DiLoCo: nobody waits for local steps, and momentum waits for a whole turn of pushes.
+
+B. Liu, R. Chhaparia, A. Douillard et al., *Asynchronous Local-SGD Training for Language Modeling*,
+arXiv 2401.09135, Algorithm 3. A worker pushes its progress D as soon as its local steps are made,
+and goes on from the newest model. Nesterov momentum at every push would follow stale progress, and
+decay P times as fast as DiLoCo's; delayed Nesterov gathers B over N pushes before it moves m:
+
+    B <- B + D
+    theta <- theta - lr D / N                   at every push
+    m <- beta m + B / N                         at every N-th push, and then also
+    theta <- theta - lr beta m,  B <- 0
+
+N pushes from the same model are one step of DiLoCo with their mean. Waiting rules are `k_async` and
+its kin. Of unequal workers, each can make as many local steps as its speed allows, so that all
+push about as often: `stragglers.local_updates` counts these.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.base import Algorithm
+from algorithms.gossip import check_momentum
+from algorithms.local_sgd import local_sgd
+
+
+class Delayed(NamedTuple):
+    """The server's state."""
+
+    pushes: jax.Array  # [] int32, since the momentum has moved
+    gathered: Any  # B, like the parameters
+    momentum: Any  # m, like the parameters
+
+
+def delayed_nesterov(
+    learning_rate: float, momentum: float, period: int
+) -> optax.GradientTransformation:
+    """Descend by a share of every push, and by momentum at every `period`-th."""
+
+    def init_fn(params):
+        zeros = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return Delayed(jnp.int32(0), *zeros)
+
+    def update_fn(updates, state, params=None):
+        del params
+        pushes = state.pushes + 1
+        full = pushes == period
+
+        def leaf(push, gathered, velocity):
+            gathered = gathered + push
+            velocity = jnp.where(full, momentum * velocity + gathered / period, velocity)
+            step = push / period + jnp.where(full, momentum * velocity, 0)
+            return -learning_rate * step, jnp.where(full, 0, gathered), velocity
+
+        leaves, structure = jax.tree.flatten(updates)
+        others = (jax.tree.leaves(tree) for tree in (state.gathered, state.momentum))
+        found = [leaf(*row) for row in zip(leaves, *others, strict=True)]
+        step, gathered, velocity = (
+            jax.tree.unflatten(structure, column) for column in zip(*found, strict=True)
+        )
+        return step, Delayed(jnp.where(full, 0, pushes), gathered, velocity)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def async_diloco(
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    *,
+    period: int | None = None,
+    server_learning_rate: float = 0.7,
+    server_momentum: float = 0.9,
+    weighting: str = "equal",
+) -> Algorithm:
+    """Local steps of `optimizer`, whose progress is pushed to delayed Nesterov momentum.
+
+    period: N, updates of the server between two moves of its momentum; None: as many as there are
+    workers, for rules that update at every push.
+    """
+    check_momentum("async_diloco", server_momentum)
+    if period is not None and period < 1:
+        raise ValueError(f"async_diloco: needs period >= 1, got {period}; 1 is Nesterov momentum")
+    server = delayed_nesterov(server_learning_rate, server_momentum, period or workers)
+    return local_sgd(optimizer, server=server, weighting=weighting)

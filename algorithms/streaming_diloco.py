@@ -1,0 +1,183 @@
+"""Streaming DiLoCo: outer steps a fragment of the model at a time, hidden behind local steps.
+
+A. Douillard et al., *Streaming DiLoCo with overlapping communication: Towards a Distributed Free
+Lunch*, arXiv 2501.18512. The parameters are cut into F fragments, one of which is due after every
+round, in turn. Of P workers each holds theta_i, the server Theta; for the fragment p of round t
+
+    D_p     <- mean_i (Theta_p - theta_i,p)            sent while the workers go on
+    Theta_p <- Theta_p - outer step on D_p             `overlap` rounds later
+    theta_i,p <- alpha theta_i,p + (1 - alpha) Theta_p
+
+The outer optimizer, here Nesterov momentum, has its own state for every fragment. With a single
+fragment, no overlap and alpha 0 this is DiLoCo. At equal bytes in all, a worker sends 1 / F of
+DiLoCo's peak at a time; what it sends may be rounded, in the paper to 4 bits, by any reducer
+without a memory.
+
+A round is `mini_batches` local steps, so that a fragment is due every F rounds: with the paper's
+letters H = F mini_batches and tau = overlap mini_batches. Fragments are equal stretches of all
+parameters in a row, where the paper cuts between layers.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import reducers
+from algorithms.base import Algorithm, Parted, equal
+from algorithms.compressed_mean import compressed
+from algorithms.compression import Reducer
+from algorithms.gossip import needs_everybody
+from algorithms.mean import mean_messages, mean_over_workers
+from comms.lattice import ravel_floats
+
+
+class Turn(NamedTuple):
+    """The exchange's state of one worker."""
+
+    update: jax.Array  # [] int32, rounds so far
+    inner: Any
+
+
+class Outer(NamedTuple):
+    """The server's state; n = fragment_size(...)."""
+
+    update: jax.Array  # [] int32, rounds so far
+    queue: jax.Array  # [overlap, n] float32, mean progress that is still under way
+    optimizer: Any  # of every fragment, [fragments, ...] each
+
+
+def fragment_size(tree, fragments: int) -> int:
+    """Entries of a fragment, the last of which is filled up with zeros."""
+    entries = sum(
+        leaf.size for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)
+    )
+    return -(-entries // fragments)
+
+
+def _padded(tree, fragments: int) -> jax.Array:
+    vector, _ = ravel_floats(tree)
+    return jnp.pad(vector, (0, fragments * fragment_size(tree, fragments) - vector.size))
+
+
+def _fragment(tree, which, fragments: int) -> jax.Array:
+    """[n] the entries of one fragment of a model."""
+    size = fragment_size(tree, fragments)
+    return jax.lax.dynamic_slice(_padded(tree, fragments), (which * size,), (size,))
+
+
+def _placed(values, which, like, fragments: int) -> Any:
+    """A tree that has `values` in one fragment, and the entries of `like` elsewhere."""
+    vector, restore = ravel_floats(like)
+    start = which * fragment_size(like, fragments)
+    whole = jax.lax.dynamic_update_slice(_padded(like, fragments), values, (start,))
+    return restore(whole[: vector.size])
+
+
+def mean_of_fragment(
+    mean: optax.GradientTransformationExtraArgs, fragments: int
+) -> optax.GradientTransformationExtraArgs:
+    """What the workers' models are off the server's in the fragment that is due, by `mean`."""
+
+    def init_fn(params):
+        size = fragment_size(jax.tree.map(jnp.asarray, params), fragments)
+        return Turn(jnp.int32(0), mean.init(jnp.zeros(size)))
+
+    def update_fn(updates, state, params, *, current, **extra):
+        due = state.update % fragments
+        live = jax.tree.map(jnp.subtract, params, updates)
+        off = _fragment(current, due, fragments) - _fragment(live, due, fragments)
+        off, inner = mean.update(off, state.inner, None, **extra)
+        own = jax.tree.map(jnp.negative, updates)
+        return Parted(off, own), Turn(state.update + 1, inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def step_by_fragment(
+    optimizer: optax.GradientTransformation, fragments: int, overlap: int
+) -> optax.GradientTransformationExtraArgs:
+    """Step on the fragment whose mean was sent `overlap` rounds ago, with its own state."""
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init_fn(params):
+        size = fragment_size(jax.tree.map(jnp.asarray, params), fragments)
+        states = jax.vmap(optimizer.init)(_padded(params, fragments).reshape(fragments, size))
+        return Outer(jnp.int32(0), jnp.zeros((overlap, size)), states)
+
+    def update_fn(updates, state, params, **extra):
+        queue = jnp.concatenate([state.queue, updates[None]])
+        sent = state.update - overlap
+        which, arrived = sent % fragments, sent >= 0
+        own = jax.tree.map(lambda a: a[which], state.optimizer)
+        step, new = optimizer.update(queue[0], own, _fragment(params, which, fragments), **extra)
+        new = jax.tree.map(lambda a, b: jnp.where(arrived, a, b), new, own)
+        states = jax.tree.map(lambda a, b: a.at[which].set(b), state.optimizer, new)
+        step = jnp.where(arrived, step, 0)
+        moved = _placed(step, which, jax.tree.map(jnp.zeros_like, params), fragments)
+        return moved, Outer(state.update + 1, queue[1:], states)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def streaming_diloco(
+    optimizer: optax.GradientTransformation,
+    *,
+    fragments: int = 4,
+    overlap: int = 1,
+    alpha: float = 0.5,
+    exchange: Reducer | None = None,
+    server: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Local steps of `optimizer`, and outer steps of `server` a fragment at a time.
+
+    fragments: of the model, one of which is sent after every round. overlap: rounds until what was
+    sent has come back, fewer than fragments; 0 waits for it. alpha: share of its own entries that a
+    worker keeps, in [0, 1). exchange: how a fragment is reduced, see `algorithms.reducers`; None:
+    its mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated. Every
+    update needs all workers: a rule in rounds.
+    """
+    if fragments < 1 or not 0 <= overlap < fragments:
+        raise ValueError(
+            f"streaming_diloco: needs fragments >= 1 and 0 <= overlap < fragments, got {fragments} "
+            f"and {overlap}; a fragment comes back before it is sent again"
+        )
+    if not 0 <= alpha < 1:
+        raise ValueError(
+            f"streaming_diloco: needs 0 <= alpha < 1, got {alpha}; 0 takes the server's entries"
+        )
+    if exchange is not None and reducers.remembers(exchange):
+        raise ValueError(
+            f"streaming_diloco: {exchange.name} keeps a memory of one fragment, but every round "
+            "sends another; write what is inside of it"
+        )
+    if server is None:
+        server = optax.sgd(0.7, 0.9, nesterov=True)
+    mean = Algorithm(mean_over_workers(), messages=mean_messages)
+    if exchange is not None:
+        mean = compressed(
+            "streaming_diloco", server, lambda path, leaf: exchange, weighting="equal"
+        )
+
+    def messages(params, workers, row):
+        fragment = jax.ShapeDtypeStruct((fragment_size(params, fragments),), jnp.float32)
+        payloads = mean.messages(fragment, workers, row)
+        return tuple(payload._replace(late=overlap) for payload in payloads)
+
+    def adopt(own, served, state):
+        sent = state.update - 1 - overlap
+        which = sent % fragments
+        mine, theirs = (_fragment(tree, which, fragments) for tree in (own, served))
+        mixed = jnp.where(sent >= 0, alpha * mine + (1 - alpha) * theirs, mine)
+        return _placed(mixed, which, own, fragments)
+
+    return Algorithm(
+        work=optimizer,
+        exchange=mean_of_fragment(mean.exchange, fragments),
+        messages=messages,
+        server=step_by_fragment(server, fragments, overlap),
+        adopt=adopt,
+        weight=equal,
+        check=needs_everybody("streaming_diloco", "send the same fragment"),
+    )

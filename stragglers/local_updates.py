@@ -1,0 +1,34 @@
+"""How many local steps a worker makes before it pushes, so that slow workers push as often as fast.
+
+DyLU, "dynamic local updates", of B. Liu et al., arXiv 2401.09135, Section 5: of the H steps of the
+fastest worker, each makes the share that its speed is of the fastest one's. A config takes the
+numbers as `mini_batches`, one per worker.
+"""
+
+import numpy as np
+
+from stragglers.schedule import Schedule
+
+
+def measured_speeds(schedule: Schedule, workers: int) -> np.ndarray:
+    """[workers] mini-batches that each makes in a second of work; ValueError if one made none."""
+    made, busy = np.zeros((2, workers))
+    np.add.at(made, schedule.workers, schedule.batches)
+    np.add.at(busy, schedule.workers, schedule.busy)
+    if not (made > 0).all():
+        raise ValueError(
+            f"speeds: worker {int(np.argmin(made))} finished nothing in {schedule.updates} "
+            "updates; look at a longer schedule"
+        )
+    return made / busy
+
+
+def dynamic(speeds, most: int) -> tuple[int, ...]:
+    """Local steps of every worker: floor(speed / largest speed * most), at least one."""
+    speeds = np.asarray(speeds, float)
+    if most < 1 or not (speeds > 0).all():
+        raise ValueError(
+            f"local updates: needs most >= 1 and positive speeds, got {most} and {speeds.min():g}"
+        )
+    share = speeds / speeds.max() * most
+    return tuple(np.maximum(1, np.floor(share + 1e-9)).astype(int).tolist())

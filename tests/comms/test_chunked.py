@@ -1,0 +1,68 @@
+"""Few entries of every chunk: what is read of them, and what they weigh."""
+
+import jax
+import numpy as np
+import pytest
+
+from comms import chunked
+from comms.chunked import Cut
+
+X = np.random.default_rng(0).standard_normal(23).astype(np.float32)
+
+
+def nbytes(message):
+    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(message))
+
+
+@pytest.mark.parametrize(("size", "cut", "bits"), [(23, Cut(8, 3), 2), (5, Cut(4096, 64), 3)])
+def test_the_largest_entries_come_back_rounded_to_their_levels(size, cut, bits):
+    x = X[:size]
+    message = chunked.encode(x, cut, bits)
+    found = np.asarray(chunked.decode(message, size, cut, bits))
+    expected = np.zeros(size)
+    _, chunk, k = cut.of(size)
+    for start in range(0, size, chunk):
+        row = x[start : start + chunk]
+        top = np.abs(row).max()
+        levels = np.linspace(-top, top, 2**bits)
+        for place in np.argsort(-np.abs(row))[:k]:
+            expected[start + place] = levels[np.abs(levels - row[place]).argmin()]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert nbytes(message) == chunked.payload_bytes(size, cut, bits)
+
+
+def test_64_entries_of_4096_in_2_bits_weigh_116_bytes():
+    """2 bits of value, 12 of index, and a scale."""
+    assert chunked.payload_bytes(10 * 4096, Cut(4096, 64), 2) == 1160
+
+
+def test_all_frequencies_are_the_vector_and_some_are_its_best_part():
+    transform = chunked.cosines(8)
+    np.testing.assert_allclose(transform @ transform.T, np.eye(8), atol=1e-6)
+    whole = chunked.decode_frequencies(chunked.encode_frequencies(X, Cut(8, 8)), 23, Cut(8, 8))
+    np.testing.assert_allclose(whole, X, atol=1e-6)
+    cut = Cut(8, 3)
+    message = chunked.encode_frequencies(X[:16], cut)
+    spectrum = X[:16].reshape(2, 8) @ transform.T
+    kept = np.sort(np.abs(spectrum), axis=1)[:, -3:]
+    found = chunked.decode_frequencies(message, 16, cut)
+    assert np.square(found).sum() == pytest.approx(np.square(kept).sum(), rel=1e-5)
+    assert nbytes(message) == chunked.frequency_bytes(16, cut) == 2 * 3 * 5
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_chunk_that_is_not_finite_is_nan_and_others_are_not(bad):
+    x = X.copy()
+    x[9] = bad
+    cut = Cut(8, 3)
+    for found in (
+        chunked.decode(chunked.encode(x, cut, 2), 23, cut, 2),
+        chunked.decode_frequencies(chunked.encode_frequencies(x, cut), 23, cut),
+    ):
+        nan = np.isnan(np.asarray(found))
+        assert nan[8:16].all() and not nan[:8].any() and not nan[16:].any()
+
+
+def test_of_nothing_nothing_is_read():
+    cut = Cut(8, 3)
+    assert not np.any(chunked.decode(chunked.encode(np.zeros(23, "f4"), cut, 2), 23, cut, 2))
