@@ -271,9 +271,6 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
     for node in range(leaves - 1, 0, -1):
         play(landing, land, node)
         play(waking, wake, node)
-    head = 0  # the window's first place; it goes round
-    chosen = np.zeros(size, np.bool_)
-    full = True
     while row < times.size:
         while count[0] < size:
             i = landing[1]
@@ -284,9 +281,8 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
                     continue
             j, now = asked[i], land[i]
             if exhausted(i, now) or (blocking and exhausted(j, now)):
-                full = False
-                break
-            p = (head + count[0]) % size
+                return row
+            p = count[0]
             ready = max(end[i], end[j]) if blocking else end[i]
             landed[p] = now
             for side, node in ((0, i), (1, j)):
@@ -300,20 +296,19 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
             work(i, now)
             if blocking:
                 work(j, now)
-        if not full:
-            break
 
-        taken, seen = 0, 0
+        taken, kept = 0, 0
         times[row] = times[row - 1] if row > 0 else time
-        while seen < size and taken < width:
-            p = (head + seen) % size
+        for p in range(size):
             i, j = pair[p]
-            free = touched[i] < row and touched[j] < row
+            free = taken < width and touched[i] < row and touched[j] < row
             touched[i] = row
             touched[j] = row
-            chosen[seen] = free
-            seen += 1
             if not free:
+                pair[kept], brought[kept], counters[kept] = pair[p], brought[p], counters[p]
+                begun[kept], ended[kept], spent[kept] = begun[p], ended[p], spent[p]
+                landed[kept] = landed[p]
+                kept += 1
                 continue
             for side in range(1 if i == j else 2):
                 at = taken + side * width
@@ -325,24 +320,8 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
                 communication[row, at] = spent[p, side]
             times[row] = max(times[row], landed[p])
             taken += 1
-        # What was passed over moves up to what was not looked at.
-        to = seen - 1
-        for q in range(seen - 1, -1, -1):
-            if not chosen[q]:
-                a, b = (head + q) % size, (head + to) % size
-                pair[b], brought[b], counters[b] = pair[a], brought[a], counters[a]
-                begun[b], ended[b], spent[b] = begun[a], ended[a], spent[a]
-                landed[b] = landed[a]
-                to -= 1
-        head = (head + taken) % size
-        count[0] -= taken
+        count[0] = kept
         row += 1
-    if head > 0:
-        for whole in (pair, brought, counters):
-            whole[:] = np.concatenate((whole[head:], whole[:head]))
-        for real in (begun, ended, spent):
-            real[:] = np.concatenate((real[head:], real[:head]))
-        landed[:] = np.concatenate((landed[head:], landed[:head]))
     return row
 
 
