@@ -4,8 +4,8 @@
 
 A launch is `launch.py` in a fresh interpreter. The first update is there when the first record of
 metrics after the start's is in the file, which is looked at every 5 ms. The first turn compiles
-and is not counted. CPU seconds are those of the process and its children: on a machine with other
-work to do they tell more than the clock.
+and is not counted. CPU seconds are of the process and its children, to the end: on a machine that
+has other work to do they tell more than the clock.
 """
 
 import os

@@ -142,8 +142,10 @@ class EventClock:
         arrays = (state.begin, state.end, state.version, state.attempts, state.consumed)
         fixed = (self.mini_batches, *self.protocol)
         place, times = np.zeros(3, np.int64), np.zeros(2)
-        columns = columns_of(self.workers, int(self.mini_batches.max()))
-        while place[0] < rows.workers.shape[0]:
+        longest, (updates, k) = int(self.mini_batches.max()), rows.workers.shape
+        while place[0] < updates:
+            each = (updates - place[0]) * k / self.workers * longest
+            columns = columns_of(self.workers, longest, each)
             seconds = self._ahead.of(state.attempts, columns, state.end, times[1])
             run = _compiled() if isinstance(seconds.table, np.ndarray) else _loop
             run(place, times, state.update, tuple(seconds), fixed, cost, arrays, tuple(rows))

@@ -7,7 +7,8 @@ import numpy as np
 from stragglers.processes import Process
 
 WINDOW = 256  # mini-batches of a worker that are looked up at once
-MOST_ENTRIES = 2**24  # of all workers together, where they are many
+MANY_ENTRIES = 2**20  # of all workers together, from which on it matters how many are drawn
+MOST_ENTRIES = 2**24  # of all workers together
 _ALWAYS = 2**62  # mini-batches: none is too far ahead
 _NO_PATH = np.zeros((0, 0))
 
@@ -70,6 +71,11 @@ class Ahead:
         return Seconds(table, counter, room, constant, *path[:3], slowest=float(slowest))
 
 
-def columns_of(workers: int, least: int) -> int:
-    """How many mini-batches to look ahead, at least two times `least`."""
-    return max(2 * least, min(WINDOW, MOST_ENTRIES // workers))
+def columns_of(workers: int, least: int, each: float) -> int:
+    """How many mini-batches to look ahead, at least two times `least`.
+
+    each: that a worker is expected to need. Of many workers not many more than these are drawn.
+    """
+    if workers * WINDOW > MANY_ENTRIES:
+        return max(2 * least, min(WINDOW, int(2 * each) + 4, MOST_ENTRIES // workers))
+    return max(2 * least, WINDOW)

@@ -8,6 +8,7 @@ nobody: its worker is the number of workers, its partner itself. `version` is th
 works on its own copy.
 """
 
+import functools
 from typing import NamedTuple
 
 import networkx as nx
@@ -94,7 +95,10 @@ class PairClock:
         """The next `updates` rows."""
         nodes, pending = (type(part)(*(a.copy() for a in part)) for part in state[2:])
         rows = wavefront.padded_rows(updates, self.width, self.workers)
-        wavefront.fill(nodes, pending, state.time, self.blocking, self._ahead, rows)
+        sides = 2 if self.blocking else 1  # of a meeting that begin another round
+        steps = sides * self.width * updates / self.workers * self.mini_batches
+        ahead = functools.partial(self._ahead, columns_of(self.workers, self.mini_batches, steps))
+        wavefront.fill(nodes, pending, state.time, self.blocking, ahead, rows)
         until = state.update + updates
         version = np.arange(state.update, until, dtype=np.int32)[:, None]
         time = float(rows.time[-1]) if updates else state.time
@@ -117,9 +121,8 @@ class PairClock:
         # A node that meets itself sends nothing.
         return np.where(partners == self._everybody[:, None], 0.0, table)
 
-    def _ahead(self, nodes: wavefront.Nodes, until: float) -> wavefront.Lookahead:
+    def _ahead(self, columns: int, nodes: wavefront.Nodes, until: float) -> wavefront.Lookahead:
         everybody = self._everybody[:, None]
-        columns = columns_of(self.workers, self.mini_batches)
         seconds = self._known.of(nodes.first + nodes.steps, columns, nodes.end, until)
         rounds = nodes.round[:, None] + np.arange(columns)
         number, partners = (draw(everybody, rounds) for draw in (self.steps, self.partner))

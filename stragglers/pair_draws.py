@@ -19,9 +19,9 @@ Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, round -> int
 def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
     """Partners drawn by the weights of a node's edges; a node that never asks meets itself."""
     edges = [
-        (i, j, graph.edges[i, j].get("weight", 1.0) if asks[i] else 1.0)
-        for i in range(len(graph))
-        for j in (sorted(graph[i]) if asks[i] else [i])
+        (i, j, links[j].get("weight", 1.0) if asks[i] else 1.0)
+        for i, links in ((i, graph[i]) for i in range(len(graph)))
+        for j in (sorted(links) if asks[i] else [i])
     ]
     node, partner, weight = (np.array(column) for column in zip(*edges, strict=True))
     usable = np.isfinite(weight) & (weight > 0)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 _BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
-MOST_KNOWN = 2**25  # draws that are kept; of more, each is drawn anew when it is looked up
-MANY_BLOCKS = 2**15  # take NumPy as long as it takes to load a compiler
+# What is kept of the draws; of more, each is drawn anew when it is looked up.
+MOST_ROWS, MOST_KNOWN = 2**15, 2**25
+MANY_BLOCKS = 2**14  # take NumPy about as long as it takes to load a compiler
 _POOL = 4  # 32-bit words of a SeedSequence
 _WORD = 2**32
 
@@ -35,7 +36,7 @@ def addressed(
         columns = count.max(initial=-1) + 1
         if rows > table.shape[0] or columns > table.shape[1]:
             rows = max(rows, table.shape[0])
-            if rows * -(-columns // _BLOCK) * _BLOCK > MOST_KNOWN:
+            if rows > MOST_ROWS or rows * -(-columns // _BLOCK) * _BLOCK > MOST_KNOWN:
                 return transform(uniforms(seed, stream, worker, count))
             table = grown(table, rows, columns)
         return table[worker, count]
