@@ -2,10 +2,14 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint benchmark clean
+.PHONY: demo evidence test test-slow lint benchmark clean
 
 demo: $(VENV)/installed
 	$(RUN) launch.py --config=configs/demo.py --sweep --overwrite --workdir=runs/demo
+
+# All published sweeps again, hours of them: make evidence ONLY="matcha adasync" for some.
+evidence: $(VENV)/installed
+	$(RUN) -m experiments.reports.evidence $(ONLY)
 
 test: $(VENV)/installed
 	$(RUN) -m pytest -n 2

@@ -289,7 +289,8 @@ def plan() -> Callable[[], int] | None:
     if _ARM.value:
         return lambda: 1 if sweep.run(arms, place, _OVERWRITE.value, **how) else 0
     if _SWEEP.value:
-        how |= {name: getattr(file.module, name, None) for name in ("claims", "figures")}
+        ends = ("claims", "numbers", "figures")
+        how |= {name: getattr(file.module, name, None) for name in ends}
     followed = slurm.under_way(pathlib.Path(place)) if _EXECUTOR.value == "slurm" else {}
     held = sweep.alone([arm for arm in arms if arm.path not in followed], place)
 
@@ -320,7 +321,7 @@ def compare(outcome) -> int:
 
     if distributed.is_writer():
         try:
-            provenance.claim(_WORKDIR.value, outcome.claims)
+            provenance.claim(_WORKDIR.value, outcome.claims, outcome.numbers)
             print(f"report: {page.write(_WORKDIR.value)}")
         except files.NotWritten as error:
             if not outcome.failures:

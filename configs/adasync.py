@@ -1,8 +1,9 @@
-"""AdaSync against every fixed K (Dutta, Wang, Joshi, arXiv 2003.10579).
+"""AdaSync against every fixed K (Dutta, Wang, Joshi, arXiv 2003.10579), each at its best rate.
 
 Eight workers train logistic regression on scikit-learn's digits with tiny mini-batches, so that
-gradient noise sets a floor that only a larger K (or a smaller rate) gets below. All arms have the
-same learning rate, delays, initial parameters and samples per worker.
+gradient noise sets a floor that only a larger K, or a smaller rate, gets below. At one common rate
+such a floor looks like a property of K, so that every arm is run at several. All arms have the same
+delays, initial parameters and samples per worker.
 
     --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
 """
@@ -21,7 +22,15 @@ DELAYS = {
     "pareto": part("pareto", minimum=0.6666667, shape=3),
     "slow4": part("persistent", law=part("exponential", scale=1), factors={0: 4.0}),
 }
-FIXED = (1, 2, 4, 8)
+# K -> learning rates: with less noise larger ones are of use.
+FIXED = {
+    1: (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0),
+    2: (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0),
+    4: (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
+    8: (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+}
+ADAPTIVE = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
+RATE = "optimizer.learning_rate"
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -45,10 +54,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Every fixed K, then AdaSync, with the protocol of the config."""
-    for k in FIXED:  # nothing adapts within the run
-        yield f"fixed/K={k}", {"wait.k": k, "wait.interval": 1e9}
-    yield "adasync", {}
+    """Every fixed K at its rates, then AdaSync, with the protocol of the config."""
+    for k, rates in FIXED.items():  # nothing adapts within the run
+        for rate in rates:
+            yield f"fixed/K={k}/rate={rate}", {"wait.k": k, "wait.interval": 1e9, RATE: rate}
+    for rate in ADAPTIVE:
+        yield f"adasync/rate={rate}", {RATE: rate}
 
 
 claims = study.claims

@@ -46,4 +46,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 claims = study.claims
+numbers = study.numbers
 figures = study.figures

@@ -135,4 +135,5 @@ def _local(count: int, **server) -> dict:
 
 
 claims = study.claims
+numbers = study.numbers
 figures = study.figures

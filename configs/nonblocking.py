@@ -106,3 +106,4 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 claims = study.claims
+numbers = study.numbers

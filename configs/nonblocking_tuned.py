@@ -16,8 +16,8 @@ from experiments.parts import part
 from experiments.studies import nonblocking as study
 from stragglers.rule import DRAWS
 
-BATCH = 8  # samples in a mini-batch
-MINI_BATCHES = (1, 2, 4, 8, 16)
+BATCH = 4  # samples in a mini-batch
+MINI_BATCHES = (1, 2, 4, 8, 16, 32)
 LEARNING_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 

@@ -34,8 +34,10 @@ MODELS = {
 }
 _GRID = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0, 2.5, 6.3)
 RATES = {1: _GRID[:-2], 2: _GRID[1:-1], 4: _GRID[2:], 8: _GRID[2:]}  # less noise, larger rates
-ETA_MAX = 1.0  # of the staleness-compensating rate, and a rate with which Async-SGD diverges
-THRESHOLDS = (0.01, 0.1, 1.0)  # squared distances up to which ETA_MAX applies
+# Of the staleness-compensating rate min(C / distance^2, eta): eta, at the highest of which
+# Async-SGD diverges, and C, the squared distances up to which eta applies.
+ETA_MAX = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0)
+THRESHOLDS = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -68,14 +70,16 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 {"wait": part(protocol, k=k), "optimizer.learning_rate": rate},
             )
     for threshold in THRESHOLDS:
-        yield (
-            f"compensated/threshold={threshold}/rate={ETA_MAX}",
-            {
-                "algorithm": part("compensated_rate", threshold=threshold),
-                "optimizer.learning_rate": ETA_MAX,
-            },
-        )
+        for rate in ETA_MAX:
+            yield (
+                f"compensated/threshold={threshold}/rate={rate}",
+                {
+                    "algorithm": part("compensated_rate", threshold=threshold),
+                    "optimizer.learning_rate": rate,
+                },
+            )
 
 
 claims = study.claims
+numbers = study.numbers
 figures = study.figures

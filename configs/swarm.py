@@ -141,4 +141,5 @@ def _pairs(algorithm: str, steps: int, wait: str = "random_pairs") -> dict:
 
 
 claims = study.claims
+numbers = study.numbers
 figures = study.figures

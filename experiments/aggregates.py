@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from experiments.formats import BY_SEED
 from experiments.records import plain
 
 WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
@@ -37,9 +38,10 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
     """One summary of an arm from the summaries of its seeds.
 
     Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
-    standard deviation of the fields of WITH_SPREAD, null for a single seed. `seeds` lists the
-    seeds and `reached` says how many came to the target, as "k/n"; `stopped` is that of the first
-    seed that has one. The rest is the first seed's, `seed` included.
+    standard deviation of the fields of WITH_SPREAD, null for a single seed, and `<field>_by_seed`
+    lists the fields of BY_SEED where there are several seeds. `seeds` lists the seeds and `reached`
+    says how many came to the target, as "k/n"; `stopped` is that of the first seed that has one.
+    The rest is the first seed's, `seed` included.
     """
     summaries = plain(summaries)
     merged = {}
@@ -49,6 +51,8 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
         if field in WITH_SPREAD:
             spread = None if None in values or len(values) < 2 else float(np.std(values, ddof=1))
             merged[f"{field}_std"] = spread
+        if field in BY_SEED and len(values) > 1:
+            merged[f"{field}_by_seed"] = values
     reached = sum(summary["seconds_to_target"] is not None for summary in summaries)
     return merged | {
         "stopped": next(filter(None, (summary.get("stopped") for summary in summaries)), None),

@@ -1,4 +1,4 @@
-"""Config files: get_config([argument]), and beside it sweep(), claims, figures or analyse().
+"""Config files: get_config([argument]), beside it sweep(), claims, numbers, figures or analyse().
 
 A file is loaded once. Flags of the form --config.ENTRY=VALUE change its config before anything else
 reads it; a value is whatever `parts.read` knows, and what an entry may be is checked after.

@@ -123,6 +123,16 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_string, value))
 
 
+def _is_numbers(value: Any) -> bool:
+    """{"title": text, "columns": texts, "rows": [texts, one per column]}"""
+    if not isinstance(value, dict) or not _is_string(value.get("title")):
+        return False
+    columns, rows = value.get("columns"), value.get("rows")
+    if not _list_of(_is_string)(columns) or not _list_of(_list_of(_is_string))(rows):
+        return False
+    return all(len(row) == len(columns) for row in rows)
+
+
 def _is_date(value: Any) -> bool:
     try:
         datetime.datetime.fromisoformat(value)
@@ -189,6 +199,10 @@ LINE = Format(
 _DRAWN = ("update", "samples", "seconds", "train_loss", "consensus_distance", "bytes_per_worker")
 WHOLE_LINE = LINE._replace(needed=_DRAWN)
 RESUMED_LINE = LINE._replace(needed=(*_DRAWN, "communication_seconds"))
+BY_SEED = (  # fields of which a summary of several seeds has every seed's number
+    "seconds_to_target", "updates_to_target", "communication_seconds_to_target", "train_loss",
+    "final_train_loss", "test_accuracy",
+)  # fmt: skip
 _OF_ARM: Entries = (
     ("a name", _is_name, ("name", "clock", "wait", "algorithm", "runtime")),
     ("a name or null", _or_none(_is_name), ("baseline",)),
@@ -203,6 +217,8 @@ _OF_ARM: Entries = (
         "samples_to_target", "communication_seconds_to_target", "updates", "samples", "seconds",
         "final_train_loss", "idle_fraction", "staleness_mean", "test_accuracy_worst_worker",
         "test_accuracy_best_worker")),
+    ("a list of numbers or nulls", lambda v: v is None or _list_of(_or_none(_is_finite))(v),
+     tuple(f"{name}_by_seed" for name in BY_SEED)),
 )  # fmt: skip
 _IN_TABLE = (
     "name", "baseline", "clock", "target_loss", "updates", "samples", "seconds",
@@ -234,6 +250,7 @@ NOTE = Format(
         ("a date", _is_date, ("date",)),
         ("an object of texts", _is_versions, ("versions",)),
         ("a list of pairs of texts", _list_of(_is_pair), ("claims",)),
+        ("a list of tables of texts", _list_of(_is_numbers), ("numbers",)),
     ),
     ("command", "date", "versions", "claims"),
     "the command, the date and the claims are left out until the same launch writes it anew",

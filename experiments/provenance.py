@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments import formats, records, texts
+from experiments.numbers import Numbers
 
 NOTE = "report.json"
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
@@ -29,12 +30,20 @@ def begin(root: str | os.PathLike, command: str) -> None:
     records.write_json(Path(root) / NOTE, note)
 
 
-def claim(root: str | os.PathLike, claims: Iterable[tuple[str, str]]) -> None:
-    """Add to the note what a paper claims and what was measured, in place of older claims."""
-    path = Path(root) / NOTE
-    records.write_json(
-        path, read(root) | {"claims": [[str(text) for text in claim] for claim in claims]}
-    )
+def claim(
+    root: str | os.PathLike, claims: Iterable[tuple[str, str]], numbers: Iterable[Numbers] = ()
+) -> None:
+    """Add to the note what a paper claims and what was measured, and tables, in place of older."""
+    tables = [
+        {
+            "title": table.title,
+            "columns": list(table.columns),
+            "rows": [[str(cell) for cell in row] for row in table.rows],
+        }
+        for table in numbers
+    ]
+    found = {"claims": [[str(text) for text in claim] for claim in claims], "numbers": tables}
+    records.write_json(Path(root) / NOTE, read(root) | found)
 
 
 def read(root: str | os.PathLike) -> dict:

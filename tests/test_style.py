@@ -17,7 +17,7 @@ WORDS = {
     "a number that is not named": re.compile(r"\bso (?:many|often)\b"),
     "a noun that is not named": re.compile(r"\b[Tt]hose\s+of\b"),
     "an inversion": re.compile(r"\bbe it\b"),
-    "a name that says nothing": re.compile(r"\btold\b"),
+    "a name that says nothing": re.compile(r"(?<!cannot be )\btold\b"),
 }
 CODE = {
     "postponed annotations": re.compile(r"^from __future__", re.MULTILINE),

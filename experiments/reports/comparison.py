@@ -1,7 +1,7 @@
 """What the arms of a sweep have to say together: their table, their figure and a paper's claims."""
 
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from experiments import (
     sweep,
 )
 from experiments.executors import Arm
+from experiments.numbers import Numbers, as_table
 
 
 class Outcome(NamedTuple):
@@ -24,6 +25,7 @@ class Outcome(NamedTuple):
 
     failures: dict[str, str]  # path of an arm: why it has failed
     claims: list[tuple[str, str]]  # what a paper claims, what was measured
+    numbers: Sequence[Numbers] = ()  # tables of what nobody claims
 
 
 def launch(
@@ -32,6 +34,7 @@ def launch(
     overwrite: bool,
     claims: Callable[[list[dict]], Iterable[tuple[str, str]]] | None = None,
     figures: Callable[[pathlib.Path], None] | None = None,
+    numbers: Callable[[list[dict]], Iterable[Numbers]] | None = None,
     together: bool = False,
     execute: executors.Executor = executors.here,
 ) -> Outcome:
@@ -40,7 +43,8 @@ def launch(
     claims: summaries, each with its arm's `config`, the `metrics` and the `workdirs` of its seeds,
         -> (what a paper claims, what was measured) pairs, printed below the table.
     figures: writes figures of its own into the workdir, and returns nothing.
-    Both need all arms; the table and the figure are of those that have not failed.
+    numbers: what claims get -> tables of numbers beside the claims.
+    All three need all arms; the table and the figure are of those that have not failed.
     """
     root = pathlib.Path(workdir)
     left = sweep.unfinished(arms, workdir, overwrite)
@@ -52,6 +56,7 @@ def launch(
     from experiments.reports import table
 
     claimed: list[tuple[str, str]] = []
+    tables: list[Numbers] = []
     if not distributed.is_writer():
         return Outcome(failures, claimed)
     console = Console()
@@ -66,8 +71,12 @@ def launch(
     if not failures:
         if claims is not None:
             claimed += _attempted(lambda: claims(summaries), "claims()")
+        if numbers is not None:
+            claimed += _attempted(lambda: tables.extend(numbers(summaries)) or (), "numbers()")
         if figures is not None:
             claimed += _attempted(lambda: figures(root) or (), "figures()")
+    for shown in tables:
+        table.print_numbers(console, as_table(shown))
     if claimed:
         table.print_claims(console, claimed)
     for path, reason in failures.items():
@@ -78,7 +87,7 @@ def launch(
         )
     drawn = f"   figure: {root / 'figure.png'}" if finished else ""
     console.print(f"records: {root}{drawn}", highlight=False, markup=False, soft_wrap=True)
-    return Outcome(failures, claimed)
+    return Outcome(failures, claimed, tuple(tables))
 
 
 def _attempted(tell: Callable[[], Iterable[tuple[str, str]]], what: str) -> list[tuple[str, str]]:

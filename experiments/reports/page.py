@@ -44,6 +44,7 @@ def write(root: str | os.PathLike) -> Path:
         *results(arms),
         *not_finished(unfinished),
         *_claims(note.get("claims")),
+        *_numbers(note.get("numbers", ())),
         *_figures(arms, looks, bool(scripts)),
         *_beginnings(root, arms, looks, bool(scripts)),
         *schedules(looks),
@@ -138,6 +139,13 @@ def results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
                 who = markup.text(_named(arm, summary))
                 why = markup.text(summary["stopped"])
                 yield f"<p><strong>{who}</strong> stopped early: {why}</p>"
+            there, all_nodes = summary.get("nodes"), summary.get("workers")
+            if there is not None and there < all_nodes:
+                who = markup.text(_named(arm, summary))
+                yield (
+                    f"<p><strong>{who}</strong> ended with {there:g} of {all_nodes} nodes, whose "
+                    "models its last evaluation has averaged</p>"
+                )
 
 
 def not_finished(unfinished: Sequence[workdirs.Unfinished]) -> Iterator[str]:
@@ -151,6 +159,11 @@ def _claims(claims: Sequence[Sequence[str]] | None) -> Iterator[str]:
     if claims:
         yield "<h2>Claims and measurements</h2>"
         yield markup.table("words", ("claim", "measured"), [claims])
+
+
+def _numbers(tables: Sequence[Mapping]) -> Iterator[str]:
+    for one in tables:
+        yield markup.table("words", one["columns"], [one["rows"]], one["title"])
 
 
 def _figures(

@@ -20,7 +20,7 @@ from typing import Any
 from rich.table import Table
 
 from experiments import files, formats, provenance, records, texts
-from experiments.reports import quoted, table
+from experiments.reports import quoted, table, verdicts
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGE = FOLDER.with_suffix(".md")
@@ -30,6 +30,7 @@ FIELDS = (
     "communication_seconds_to_target", "train_loss", "train_loss_std", "test_accuracy",
     "test_accuracy_std", "final_train_loss", "idle_fraction", "bytes_per_worker", "fallback_share",
     "fallback_bytes", "fallback_seconds", "stopped",
+    *(f"{field}_by_seed" for field in formats.BY_SEED),
 )  # fmt: skip
 MOST_ARMS = 20  # of a table; of more only the claims are shown
 LONG = 100  # characters of a line of measurements that is divided
@@ -39,6 +40,14 @@ OPENING = """\
 Every sweep with the command that repeats it, means over its seeds, and beside each claim of a paper
 what was measured, in favour or not. Seconds on a network are modelled, [links.md](links.md) has
 measured ones. This page is written by `experiments/reports/published.py`.
+
+## Verdicts
+A claim holds, holds where a condition is met, does not hold, or cannot be told. The last stands
+where the record lacks what the claim presupposes, as seeds, equal samples or an optimum inside of
+its grid, and where the difference lies within its noise: the 95 % interval of a difference has to
+lie on one side of the claim's bound, by Student's paired test where a record has every seed's
+number, else by Welch's. There p is the probability of such a difference if there were none. The
+rows are in `experiments/reports/verdicts.py`, and `make evidence` repeats all sweeps.
 """
 
 
@@ -64,6 +73,8 @@ def take_in(root: str | os.PathLike, folder: Path = FOLDER) -> Path:
     files.make(folder)
     path = folder / f"{root.resolve().name}.json"
     noted = {key: note[key] for key in ("command", "versions", "date", "claims")}
+    if note.get("numbers"):
+        noted["numbers"] = note["numbers"]
     found = _of_sweep(summary) if "arms" in summary else _of_run(summary)
     files.write(path, _dumps(noted | found))
     return path
@@ -106,7 +117,11 @@ def _dumps(record: Mapping) -> str:
 def page(folder: Path = FOLDER) -> str:
     """The page of everything in `folder`, in Markdown."""
     sections = [_section(path) for path in sorted(folder.glob("*.json"))]
-    return "\n".join([OPENING, *sections])
+    return "\n".join([OPENING, *_rows(verdicts.HEADINGS, _verdicts(folder)), "", *sections])
+
+
+def _verdicts(folder: Path) -> list[list[str]]:
+    return [[_cell(cell) for cell in row] for row in verdicts.cells(folder)]
 
 
 def _section(path: Path) -> str:
@@ -126,6 +141,10 @@ def _section(path: Path) -> str:
         for claim in taken["claims"]:
             lines += _claim(*claim)
         lines += [""]
+    for numbers in taken.get("numbers", ()):
+        cells = [[_cell(text) for text in row] for row in numbers["rows"]]
+        headings = [_cell(text) for text in numbers["columns"]]
+        lines += [f"{_cell(numbers['title'])}:", "", *_rows(headings, cells, numbers=True), ""]
     versions = ", ".join(f"{name} {version}" for name, version in taken["versions"].items())
     return "\n".join([*lines, f"*{taken['date'][:10]}; {versions}*", ""])
 
@@ -176,15 +195,23 @@ def pages() -> list[Path]:
     return [FOLDER.parents[1] / "README.md", *written]
 
 
+def write_pages() -> None:
+    """Write the page of results, then the numbers of all other pages.
+
+    Raises ValueError for a number whose place no record has any more.
+    """
+    files.write(PAGE, page())
+    for path in pages():
+        files.write(path, quoted.refresh(files.read_text(path), path.parent))
+
+
 def main(roots: Sequence[str]) -> None:
     """Take in the workdirs, then write the page."""
     try:
         for root in roots:
             print(take_in(root))
-        files.write(PAGE, page())
+        write_pages()
         print(PAGE)
-        for path in pages():
-            files.write(path, quoted.refresh(files.read_text(path), path.parent))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {texts.sentence(error)}")
 

@@ -76,6 +76,13 @@ def print_table(console: Console, arms: Sequence[Mapping]) -> None:
     console.print(of_arms(arms), markup=False)  # [s] is a unit here, no style
 
 
+def print_numbers(console: Console, numbers: Table) -> None:
+    """Print a table of numbers, 120 columns wide where there is no terminal."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    console.print(numbers, markup=False)
+
+
 def print_claims(console: Console, claims: Iterable[tuple[str, str]]) -> None:
     """Print what a paper claims beside what was measured."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)

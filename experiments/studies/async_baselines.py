@@ -1,58 +1,82 @@
 """How the baselines of Asynchronous SGD rank, each at its best rate and setting."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from experiments.studies import grids
+from experiments import premises
+from experiments.numbers import Numbers
+
+SECONDS = "seconds_to_target"
+NEARLY = 1.1  # times the time of the best: nearly optimal
+PLAIN, FASTEST = "async_sgd", "k_sync"  # without a limit to staleness; waiting for the fastest
+FRESH = ("ringmaster", "rennala")  # what ignores, or interrupts, gradients that are too old
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
-    """The ranking at the best settings, and what two papers say of it."""
-    methods = dict.fromkeys(arm["name"].partition("/")[0] for arm in arms)
-    found = {method: best(arms, method) for method in methods}
-    ranking = sorted(found, key=lambda m: (_seconds(found[m]), _loss(found[m])))
+    """What two papers say of the methods at their best settings."""
     yield (
-        f"first at a loss of {arms[0]['target_loss']:g}, each at its best",
-        "\n".join(f"{_there(found[m])}  {_described(found[m], arms)}" for m in ranking),
+        "gradients that are too old are better left out (arXiv 2305.12387, 2501.16168)",
+        premises.text(better_left_out, arms),
     )
-    plain = found["async_sgd"]
-    for words, methods in (
-        (
-            "gradients that are too old are better left out (arXiv 2305.12387, 2501.16168)",
-            [m for m in found if m.startswith(("ringmaster", "rennala"))],
-        ),
-        (
-            "waiting for the fastest of all is nearly optimal "
-            "(m-Synchronous SGD, arXiv 2602.03802)",
-            ["k_sync"],
-        ),
-    ):
-        first = min(methods, key=lambda method: _seconds(found[method]))
-        ratio = _seconds(found[first]) / _seconds(plain)
-        measured = f"{first} takes {ratio:.2f}x the time of Async-SGD"
-        yield words, measured if math.isfinite(ratio) else "a target was not reached"
+    yield (
+        f"waiting for the fastest of all takes at most {NEARLY:g}x the time of the first "
+        "(m-Synchronous SGD, arXiv 2602.03802)",
+        premises.text(nearly_optimal, arms),
+    )
 
 
-def best(arms, method: str) -> dict:
-    """The arm of a method that is at the target first, or the one that comes closest to it."""
-    own = [arm for arm in arms if arm["name"].startswith(f"{method}/")]
-    return min(own, key=lambda arm: (_seconds(arm), _loss(arm)))
+def better_left_out(arms: Sequence[dict]) -> premises.Answer:
+    """The quickest method that limits staleness against Async-SGD."""
+    (plain,) = _tuned(arms, [PLAIN])
+    limited = _tuned(arms, [name for name in _methods(arms) if name.startswith(FRESH)])
+    return premises.at_most(_first(limited), plain, SECONDS)
 
 
-def _seconds(arm) -> float:
-    return math.inf if arm["seconds_to_target"] is None else arm["seconds_to_target"]
+def nearly_optimal(arms: Sequence[dict]) -> premises.Answer:
+    """The quickest K of K-sync against whoever is quickest besides."""
+    (ours,) = _tuned(arms, [FASTEST])
+    rivals = _tuned(arms, sorted({*_methods(arms)} - {FASTEST}))
+    return premises.at_most(ours, _first(rivals), SECONDS, factor=NEARLY)
 
 
-def _loss(arm) -> float:
-    return math.inf if arm["final_train_loss"] is None else arm["final_train_loss"]
+def numbers(arms) -> Iterator[Numbers]:
+    """The ranking at the best settings, and which of them lie at the end of a grid."""
+    rows = []
+    for method in _methods(arms):
+        members = premises.group(arms, method)
+        try:
+            best = premises.best(members, SECONDS)
+        except premises.CannotTell:
+            rows.append((float("inf"), (method, "never", "", "")))
+            continue
+        chosen = ", ".join(f"{key}={v:g}" for key, v in premises.settings(best["name"]).items())
+        ends = ", ".join(premises.ends(best, members))
+        rows.append((best[SECONDS], (method, f"{best[SECONDS]:.1f} s", chosen, ends)))
+    yield Numbers(
+        f"first at a loss of {arms[0]['target_loss']:g}, each at its best",
+        ("method", "seconds", "setting", "at the grid's end"),
+        [row for _, row in sorted(rows)],
+    )
 
 
-def _there(arm) -> str:
-    return f"{_seconds(arm):6.1f} s" if math.isfinite(_seconds(arm)) else "   never"
+def _methods(arms: Sequence[dict]) -> list[str]:
+    return list(dict.fromkeys(arm["name"].partition("/")[0] for arm in arms))
 
 
-def _described(arm, arms) -> str:
-    """The place in the grid, and a warning where the optimum may lie outside of it."""
-    method = arm["name"].partition("/")[0]
-    own = [other for other in arms if other["name"].startswith(f"{method}/")]
-    return f"{method} ({', '.join(grids.place(arm, grids.axes(own)))})"
+def _tuned(arms: Sequence[dict], methods: Sequence[str]) -> list[dict]:
+    """The best arms of the methods that come to the target, all inside of their grids."""
+    found = []
+    for method in methods:
+        members = premises.group(arms, method)
+        try:
+            best = premises.best(members, SECONDS)
+        except premises.CannotTell:
+            continue
+        premises.inside(best, members)
+        found.append(best)
+    if not found:
+        raise premises.CannotTell(f"no arm of {', '.join(methods)} came to the target")
+    return found
+
+
+def _first(arms: Sequence[dict]) -> dict:
+    return min(arms, key=lambda arm: arm[SECONDS])

@@ -7,10 +7,11 @@ from pathlib import Path
 import networkx as nx
 from matplotlib.figure import Figure
 
-from experiments import prepare, records
+from experiments import premises, prepare, records
+from experiments.numbers import Numbers
 from experiments.parts import part
 from experiments.reports import figure
-from experiments.studies import graph_consensus, grids
+from experiments.studies import graph_consensus
 
 _SECOND_ORDER = part("dpsgd", order="adapt_then_combine")  # that of all its rivals
 METHODS = {
@@ -57,6 +58,8 @@ RATES = {
 }
 
 
+LOSS = "final_train_loss"  # a mean over the last tenth of the evaluations
+BYTES = 0.1  # relative difference that counts as none: an update more or less, with many links
 SIZES, MODELS, NEAR = (16, 64, 256), 60.0, 1e-3  # of gossip without training
 CLAIMS = (  # ours, theirs, what is said of them
     ("gradient_tracking/ring", "dpsgd/ring", "uneven data leave no bias (arXiv 1805.09708)"),
@@ -88,32 +91,31 @@ def arms() -> Iterator[tuple[str, dict]]:
 
 def claims(arms) -> Iterator[tuple[str, str]]:
     """What is claimed of every method and graph, beside this sweep at the best rate of each."""
-    best = _best(arms)
     for ours, theirs, claim in CLAIMS:
-        yield f"{claim}: {ours} ends below {theirs}", _below(best[ours], best[theirs])
-    tried = {group: grids.axes(members) for group, members in _members(arms).items() if members}
-    ends = [
-        f"{group}: {arm['config'].optimizer.learning_rate:g}"
-        for group, arm in best.items()
-        if any("end" in words for words in grids.place(arm, tried[group]))
-    ]
-    yield (
-        "(not claimed) rates that end lowest lie inside of their grids",
-        f"no: {', '.join(ends)}" if ends else f"yes: all of {len(best)}",
-    )
-    sent = [arm["bytes_per_worker"] for arm in best.values()]
-    yield (
-        "(not claimed) all of these have sent the same",
-        f"{min(sent) / 1e6:.2f} to {max(sent) / 1e6:.2f} MB per worker",
-    )
-    for group, arm in best.items():
-        yield f"{group} (for the record)", _record(arm)
-    for workers in SIZES:
         yield (
-            f"(no training) models sent until the distance of {workers} workers to their mean is "
-            f"{NEAR:g} of what it was",
-            "; ".join(f"{name}: {_sent(graph)}" for name, graph in _graphs(workers).items()),
+            f"{claim}: {ours} ends below {theirs}",
+            premises.text(ends_below, arms, ours, theirs),
         )
+
+
+def ends_below(arms, ours: str, theirs: str) -> premises.Answer:
+    """Final losses at equal bytes, each at a best rate that lies inside of its grid."""
+    pair = [premises.tuned(arms, name, LOSS) for name in (ours, theirs)]
+    premises.equal("bytes_per_worker", *pair, within=BYTES)
+    return premises.at_most(*pair, LOSS)
+
+
+def numbers(arms) -> Iterator[Numbers]:
+    """Every method and graph at its best rate; then what graphs alone do, without training."""
+    columns = ("method/graph", "rate", "updates", "loss", "accuracy of the mean model [%]",
+               "of the worst worker [%]", "consensus distance", "MB per worker")  # fmt: skip
+    best = _best(arms).items()
+    yield Numbers("at the rate that ends lowest", columns, [_row(*each) for each in best])
+    yield Numbers(
+        f"models sent until the distance to the mean is {NEAR:g} of what it was, no training",
+        ("workers", *GRAPHS),
+        [(f"{workers}", *map(_sent, _graphs(workers).values())) for workers in SIZES],
+    )
 
 
 def figures(workdir) -> None:
@@ -166,27 +168,16 @@ def _loss(arm) -> float:
     return math.inf if loss is None or not math.isfinite(loss) else loss
 
 
-def _below(ours: dict, theirs: dict) -> str:
-    """A difference counts where it is larger than either deviation over the seeds."""
-    gain = _loss(theirs) - _loss(ours)
-    noise = max(arm.get("train_loss_std") or 0.0 for arm in (ours, theirs))
-    verdict = "within the deviation" if abs(gain) <= noise else "yes" if gain > 0 else "no"
-    points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
-    nodes = 100 * (ours["test_accuracy_worst_worker"] - theirs["test_accuracy_worst_worker"])
+def _row(group: str, arm: dict) -> tuple[str, ...]:
     return (
-        f"{verdict}: {_loss(ours):.3g} against {_loss(theirs):.3g}, {points:+.1f} points of the "
-        f"mean model's accuracy, {nodes:+.1f} of the worst worker's"
-    )
-
-
-def _record(arm) -> str:
-    rate = arm["config"].optimizer.learning_rate
-    return (
-        f"rate {rate:g}, {arm['updates']:,.0f} updates, loss {_loss(arm):.3g} ± "
-        f"{arm.get('train_loss_std') or 0.0:.2g}, accuracy of the mean model "
-        f"{100 * arm['test_accuracy']:.1f} %, of the worst worker "
-        f"{100 * arm['test_accuracy_worst_worker']:.1f} %, consensus distance "
-        f"{arm['consensus_distance']:.2g}"
+        group,
+        f"{arm['config'].optimizer.learning_rate:g}",
+        f"{arm['updates']:,.0f}",
+        f"{_loss(arm):.3g} ± {arm.get('train_loss_std') or 0.0:.2g}",
+        f"{100 * arm['test_accuracy']:.1f}",
+        f"{100 * arm['test_accuracy_worst_worker']:.1f}",
+        f"{arm['consensus_distance']:.2g}",
+        f"{arm['bytes_per_worker'] / 1e6:.2f}",
     )
 
 

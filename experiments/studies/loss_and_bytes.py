@@ -7,46 +7,70 @@ from pathlib import Path
 import jax
 from matplotlib.figure import Figure
 
-from experiments import limits, records, tasks
+from experiments import limits, premises, records, tasks
+from experiments.numbers import Numbers
 from experiments.reports.figure import COLOURS, literal, save
 from experiments.studies import axes as look
 
+LITTLE = 0.1  # nats
 PICTURE = "loss_and_bytes.png"
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
-    """What was trained, then the loss and the bytes of every arm beside its baseline's."""
+    """Whether every arm loses little for fewer bytes than its baseline."""
+    names = {arm["name"] for arm in arms}
+    for arm in arms:
+        base = arm["config"].baseline
+        if base in names and base != arm["name"]:
+            yield (
+                f"{arm['name']}: at most {LITTLE:g} more loss than {base} after the same steps",
+                premises.text(loses_little, arms, arm["name"], base),
+            )
+
+
+def loses_little(arms, ours: str, theirs: str) -> premises.Answer:
+    """Final training losses after the same samples."""
+    pair = premises.named(arms, ours, theirs)
+    premises.equal("samples", *pair)
+    return premises.at_most(*pair, "final_train_loss", margin=LITTLE)
+
+
+def numbers(arms) -> Iterator[Numbers]:
+    """What was trained, then the loss and the bytes of every arm."""
     first = arms[0]
     task = tasks.build(first["config"].task)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     sequences, length = task.train.tokens.shape
-    yield (
-        "the size that was run (for the record)",
-        f"{parameters:,} parameters; {sequences:,} sequences of {length - 1} words to train on; "
-        f"{first['config'].workers} workers, {first['samples']:,} sequences in all",
+    yield Numbers(
+        "the size that was run",
+        ("parameters", "training sequences", "words of one", "workers", "sequences seen"),
+        [tuple(f"{count:,.0f}" for count in (
+            parameters, sequences, length - 1, first["config"].workers, first["samples"]))],
+    )  # fmt: skip
+    yield Numbers(
+        "loss and bytes",
+        ("arm", "bytes per worker", "training loss", "test loss"),
+        [
+            (
+                arm["name"],
+                limits.size(arm["bytes_per_worker"]),
+                _loss(arm["final_train_loss"]),
+                _loss(_last(arm, "test_loss")),
+            )
+            for arm in arms
+        ],
     )
-    by_name = {arm["name"]: arm for arm in arms}
-    for arm in arms:
-        base = by_name.get(arm["config"].baseline)
-        if base is not None and base is not arm:
-            yield f"{arm['name']}: loss and bytes beside {base['name']}", _beside(arm, base)
 
 
-def _beside(arm, base) -> str:
-    sent = arm["bytes_per_worker"] / base["bytes_per_worker"]
-    loss, of_base = arm["final_train_loss"], base["final_train_loss"]
-    return (
-        f"{sent:.3g}x the bytes, {limits.size(arm['bytes_per_worker'])} per worker; loss "
-        f"{loss:.3f} against {of_base:.3f} after the same steps; test loss "
-        f"{_last(arm, 'test_loss'):.3f} against {_last(base, 'test_loss'):.3f}"
-    )
+def _loss(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.3f}"
 
 
-def _last(arm, name: str) -> float:
-    """The mean over seeds of a column's last entry."""
+def _last(arm, name: str) -> float | None:
+    """The mean over seeds of a column's last entry, None where a seed has none."""
     values = [repeat[-1][name] for repeat in arm["metrics"]]
-    return sum(values) / len(values)
+    return None if None in values else sum(values) / len(values)
 
 
 def figures(workdir: Path) -> None:

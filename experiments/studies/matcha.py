@@ -3,39 +3,82 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
+
 from comms import topology
-from experiments import parts, prepare
+from experiments import parts, premises, prepare
+from experiments.numbers import Numbers
 from experiments.studies import matcha_mixing
 
+VANILLA, HALF = "vanilla", "matcha/0.5"
+KEEPS = 1.1  # times vanilla's updates: its convergence is kept
+AGAINST_VANILLA = (  # of what is compared, at most how many times vanilla's, what is claimed
+    ("updates", KEEPS, f"budget .5 takes at most {KEEPS:g}x vanilla's updates (arXiv 1905.09435)"),
+    ("communication_seconds", 0.6, "budget .5 communicates for at most 0.6x vanilla's time"),
+    ("seconds", 1.0, "budget .5 takes less time than vanilla"),
+)
 BUDGETS = (0.1, 0.2, 0.5, 1.0)  # shares of vanilla's communication
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
     """What the paper says of its method, beside this sweep and the theory of its graph."""
-    by_name = {arm["name"]: arm for arm in arms}
-    vanilla, half = by_name["vanilla"], by_name["matcha/0.5"]
-    yield (
-        "budget .5 keeps or improves vanilla's convergence per iteration (arXiv 1905.09435)",
-        f"{_against(half, vanilla, 'updates')} iterations",
-    )
-    fastest = min(
-        (arm for arm in arms if arm["name"].startswith("matcha")),
-        key=lambda arm: arm["seconds_to_target"] or float("inf"),
-    )
-    yield (
-        "up to 5x less time to the same loss",
-        f"budget .5: {_against(half, vanilla, 'communication_seconds')} communication time, "
-        f"{_against(half, vanilla, 'seconds')} time\n"
-        f"fastest, {fastest['name']}: {_against(fastest, vanilla, 'seconds')} time",
-    )
-    config = vanilla["config"]
-    graph = prepare.GRAPH.build(config.graph, n=config.workers)
+    for what, factor, claim in AGAINST_VANILLA:
+        yield claim, premises.text(beside, arms, HALF, VANILLA, f"{what}_to_target", factor)
+    yield "up to 5x less time to the same loss, at any budget", premises.text(five_times, arms)
+    for budget in BUDGETS[:-1]:
+        yield (
+            f"budget {budget:g}: less time to the same loss than periodic D-PSGD",
+            premises.text(
+                beside, arms, f"matcha/{budget:g}", f"periodic/{budget:g}", "seconds_to_target"
+            ),
+        )
     yield (
         "budget .5 has a rho no larger than vanilla's (theory; smaller: faster consensus)",
-        f"{parts.text(config.graph)}\n{_rates(graph)}",
+        premises.text(mixes_as_well, arms),
     )
-    for name, make in (("ring", topology.ring), ("path", _path)):
-        yield f"(not claimed) the same on a {name}", _rates(make(config.workers))
+
+
+def beside(arms, ours: str, theirs: str, field: str, factor: float = 1.0) -> premises.Answer:
+    """What both take to the target, each at a best rate that lies inside of its grid."""
+    pair = [premises.tuned(arms, name, field) for name in (ours, theirs)]
+    return premises.at_most(*pair, field, factor)
+
+
+def five_times(arms) -> premises.Answer:
+    """The quickest budget against vanilla."""
+    field = "seconds_to_target"
+    ours = [premises.tuned(arms, f"matcha/{budget:g}", field) for budget in BUDGETS]
+    vanilla = premises.tuned(arms, VANILLA, field)
+    return premises.at_most(min(ours, key=lambda arm: arm[field]), vanilla, field, 1 / 5)
+
+
+def mixes_as_well(arms) -> premises.Answer:
+    """rho of this sweep's graph, and of a ring and a path of as many workers."""
+    (some,) = premises.group(arms, VANILLA)[:1]
+    named = _graphs(some["config"])
+    rhos = {name: matcha_mixing.mixing_rates(graph, (0.5,)) for name, graph in named.items()}
+    good = [name for name, rho in rhos.items() if rho.matcha[0] <= rho.vanilla + 1e-9]
+    shown = "; ".join(
+        f"{name} {r.matcha[0]:.4f} against {r.vanilla:.4f}" for name, r in rhos.items()
+    )
+    if not good:
+        return premises.Answer(premises.FAILS, shown)
+    verdict = premises.of_all(len(good), len(rhos))
+    return premises.Answer(verdict, f"on {', '.join(good)}: {shown}")
+
+
+def numbers(arms) -> Iterator[Numbers]:
+    """rho by budget, for this sweep's graph, a ring and a path."""
+    for name, graph in _graphs(arms[0]["config"]).items():
+        rates = matcha_mixing.mixing_rates(graph, BUDGETS)
+        yield Numbers(
+            f"rho on {name}; vanilla {rates.vanilla:.4f}",
+            ("budget", "matcha", "periodic", "matcha per communication"),
+            [
+                (f"{budget:g}", f"{ours:.4f}", f"{theirs:.4f}", f"{ours ** (1 / budget):.4f}")
+                for budget, ours, theirs in zip(BUDGETS, rates.matcha, rates.periodic, strict=True)
+            ],
+        )
 
 
 def figures(workdir) -> None:
@@ -52,30 +95,10 @@ def _path(workers):
     return topology.edge_list(workers, [(i, i + 1) for i in range(workers - 1)])
 
 
-def _against(arm, vanilla, what):
-    """`what` it took to reach the target, over the same of vanilla."""
-    ours, theirs = arm[f"{what}_to_target"], vanilla[f"{what}_to_target"]
-    if not ours or not theirs:
-        return "target not reached, no ratio of"
-    return f"{ours:,.4g} against {theirs:,.4g}, {ours / theirs:.2f}x vanilla's"
-
-
-def _rates(graph):
-    """rho by budget, and whether MATCHA beats vanilla in any, per iteration or per communication.
-
-    rho^(1 / budget) is the contraction in the time that vanilla's round communicates.
-    """
-    rates = matcha_mixing.mixing_rates(graph, BUDGETS)
-    lines = [
-        f"{budget:g}: matcha {ours:.4f}, periodic {theirs:.4f}"
-        for budget, ours, theirs in zip(BUDGETS, rates.matcha, rates.periodic, strict=True)
-    ]
-    less = [i for i, budget in enumerate(BUDGETS) if budget < 1]
-    verdicts = [
-        f"{'better' if best < rates.vanilla - 1e-9 else 'not better'} than vanilla {unit}"
-        for unit, best in (
-            ("per iteration", min(rates.matcha[i] for i in less)),
-            ("per communication", min(rates.matcha[i] ** (1 / BUDGETS[i]) for i in less)),
-        )
-    ]
-    return "\n".join([*lines, f"vanilla {rates.vanilla:.4f}", *verdicts])
+def _graphs(config) -> dict[str, nx.Graph]:
+    """The graph of an arm, and two of as many workers on which less is to be won."""
+    return {
+        parts.text(config.graph): prepare.GRAPH.build(config.graph, n=config.workers),
+        "a ring": topology.ring(config.workers),
+        "a path": _path(config.workers),
+    }

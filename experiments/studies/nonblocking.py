@@ -2,60 +2,86 @@
 
 from collections.abc import Iterator
 
-from experiments.studies import grids
+from experiments import premises
+from experiments.numbers import Numbers
+
+SECONDS = "seconds_to_target"
+EQUAL_ROUNDS = "at equal samples per round"
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
-    """The paper's claim beside the gains of this sweep, and what its run-time model expects.
+    """The paper's claim at equal rounds, then against blocking rounds of one mini-batch."""
+    for mixer in _mixers(arms):
+        ours = f"{mixer}/nonblocking"
+        yield (
+            f"{mixer}: less time to the same training loss, at equal samples per round "
+            "(arXiv 2211.00889)",
+            premises.text(at_equal_rounds, arms, ours, f"{mixer}/blocking"),
+        )
+        yield (
+            f"{mixer}: less time than blocking rounds of one mini-batch",
+            premises.text(sooner, arms, ours, f"{mixer}/small_batch"),
+        )
+
+
+def at_equal_rounds(arms, ours: str, theirs: str) -> premises.Answer:
+    """Seconds to the target of two waiting rules whose rounds are as long."""
+    pair = premises.named(arms, ours, theirs)
+    sizes = [arm["config"].mini_batches * arm["config"].batch_size for arm in pair]
+    if len(set(sizes)) > 1:
+        raise premises.CannotTell(f"rounds have {sizes[0]} and {sizes[1]} samples per worker")
+    return premises.at_most(*pair, SECONDS, where=EQUAL_ROUNDS)
+
+
+def sooner(arms, ours: str, theirs: str) -> premises.Answer:
+    """Seconds to the target of two arms."""
+    return premises.at_most(*premises.named(arms, ours, theirs), SECONDS)
+
+
+def numbers(arms) -> Iterator[Numbers]:
+    """Gains beside what the run-time model expects.
 
     If the number of updates limits training the gain is that of rounds per second; if gradient
     noise does, it is that of samples per second.
     """
     by_name = {arm["name"]: arm for arm in arms}
+    rows = []
     for mixer in _mixers(arms):
-        ours, theirs = by_name[f"{mixer}/nonblocking"], by_name[f"{mixer}/blocking"]
-        gain = "target not reached"
-        if ours["seconds_to_target"] and theirs["seconds_to_target"]:
-            gain = f"{theirs['seconds_to_target'] / ours['seconds_to_target']:.2f}x"
-        if not theirs["updates"] or None in (ours["test_accuracy"], theirs["test_accuracy"]):
+        pair = [by_name.get(f"{mixer}/{variant}") for variant in ("nonblocking", "blocking")]
+        if None in pair or not all(arm["updates"] and arm["seconds"] for arm in pair):
             continue  # nothing to compare
-        rounds, samples = (
-            (ours[unit] / ours["seconds"]) / (theirs[unit] / theirs["seconds"])
+        ours, theirs = pair
+        gain = "never"
+        if ours[SECONDS] and theirs[SECONDS]:
+            gain = f"{theirs[SECONDS] / ours[SECONDS]:.2f}x"
+        expected = [
+            f"{(ours[unit] / ours['seconds']) / (theirs[unit] / theirs['seconds']):.2f}x"
             for unit in ("updates", "samples")
-        )
-        points = 100 * (ours["test_accuracy"] - theirs["test_accuracy"])
-        yield (
-            f"{mixer}: up to 2x less time to the same training loss (arXiv 2211.00889)",
-            f"{gain} at equal samples per round; expected {rounds:.2f}x if updates limit, "
-            f"{samples:.2f}x if noise does; final accuracy {points:+.2f} points",
-        )
+        ]
+        points = [arm["test_accuracy"] for arm in pair]
+        accuracy = "" if None in points else f"{100 * (points[0] - points[1]):+.2f}"
+        rows.append((mixer, gain, *expected, accuracy))
+    yield Numbers(
+        "non-blocking over blocking, at equal samples per round",
+        ("mixer", "time to the target", "expected if updates limit", "if noise does",
+         "accuracy at the end [points]"),
+        rows,
+    )  # fmt: skip
 
 
 def tuned_claims(arms) -> Iterator[tuple[str, str]]:
-    """Best against best, and whether the optimum lies inside the grid."""
+    """Best against best, where both optima lie inside of the grid."""
     for mixer in _mixers(arms):
-        found = {v: best(arms, f"{mixer}/{v}") for v in ("blocking", "nonblocking")}
-        if None in found.values():
-            yield f"{mixer}: best non-blocking against best blocking", "a target was not reached"
-            continue
-        described = ", ".join(f"{v} {_described(arm, arms)}" for v, arm in found.items())
-        gain = found["blocking"]["seconds_to_target"] / found["nonblocking"]["seconds_to_target"]
-        yield f"{mixer}: best non-blocking against best blocking", f"{gain:.2f}x: {described}"
+        yield (
+            f"{mixer}: the best non-blocking takes less time than the best blocking",
+            premises.text(best_against_best, arms, mixer),
+        )
 
 
-def best(arms, group: str) -> dict | None:
-    """The arm of `method/variant` that is at the target first; None: none gets there."""
-    reached = [
-        arm
-        for arm in arms
-        if arm["name"].startswith(group + "/") and arm["seconds_to_target"] is not None
-    ]
-    return min(reached, key=lambda arm: arm["seconds_to_target"], default=None)
-
-
-def _described(arm, arms) -> str:
-    """Time, place in the grid, and a warning where the optimum may lie outside of it."""
-    return f"{arm['seconds_to_target']:.2f} s ({', '.join(grids.place(arm, grids.axes(arms)))})"
+def best_against_best(arms, mixer: str) -> premises.Answer:
+    """Each at its own rate and length of a round."""
+    pair = [premises.tuned(arms, f"{mixer}/{v}", SECONDS) for v in ("nonblocking", "blocking")]
+    return premises.at_most(*pair, SECONDS)
 
 
 def _mixers(arms) -> list[str]:

@@ -5,43 +5,71 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from experiments import premises
+from experiments.numbers import Numbers
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
 from experiments.studies import twins
 
+SECONDS = "seconds_to_target"
+CLOSE = 1.1  # times the simulated seconds, which foresee the real ones
 COLUMNS = 3  # panels of a row
 
 
 def claims(arms: Sequence[dict], waiting: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Seconds to the target and updates per second, real and simulated; gains over waiting.
+    """Whether a simulation foresees processes, and whether gossip gains over waiting.
 
     waiting: the arms whose rounds wait for neighbours, or for everybody.
     """
-    kinds = {kind: twins.of_kind(arms, kind) for kind in twins.LINES}
-    lines = []
-    for place, arm in kinds["real"].items():
-        own, twin = (_pace(found[place]) for found in kinds.values())
-        refused = arm["metrics"][0][-1].get("refusals_per_meeting")
-        busy = "" if refused is None else f"; {refused:.2f} refusals per meeting"
-        lines.append(f"{place}: {own}, simulated {twin}{busy}")
-    yield (
-        "a simulation with the same delays says how long processes take to the target",
-        "\n".join(lines),
-    )
-    lines = [
-        _tuned(place, arm, twins.of_kind(arms, f"tuning/{place}"))
-        for place, arm in kinds["real"].items()
-    ]
-    yield "each learning rate is the best of those that were tried", "\n".join(lines)
+    places = list(twins.of_kind(arms, "real"))
+    for place in places:
+        yield (
+            f"{place}: processes take at most {CLOSE:g}x the simulated time to the target",
+            premises.text(foreseen, arms, place),
+        )
     for rival in waiting:
-        lines = []
-        for place in kinds["real"]:
-            if place in waiting or rival not in kinds["real"]:
-                continue
-            gains = [_gain(found[place], found[rival]) for found in kinds.values()]
-            lines.append(f"{place}: {gains[0]}, simulated {gains[1]}")
-        if lines:
-            yield f"with one slow process gossip is quicker than {rival}", "\n".join(lines)
+        for place in places:
+            if place not in waiting and rival in places:
+                yield (
+                    f"with one slow process {place} is sooner at the target than {rival}",
+                    premises.text(sooner, arms, place, rival),
+                )
+
+
+def foreseen(arms: Sequence[dict], place: str) -> premises.Answer:
+    """Seconds of the wall against virtual ones, with the same delays."""
+    pair = premises.named(arms, f"real/{place}", f"simulated/{place}")
+    return premises.at_most(*pair, SECONDS, CLOSE)
+
+
+def sooner(arms: Sequence[dict], ours: str, theirs: str) -> premises.Answer:
+    """Processes against processes, each at a rate that is the best of its simulated grid."""
+    for place in (ours, theirs):
+        tried = premises.group(arms, f"tuning/{place}")
+        best = premises.best(tried, SECONDS)
+        premises.inside(best, tried)
+        (arm,) = premises.named(arms, f"real/{place}")
+        used, found = (each["config"].optimizer.learning_rate for each in (arm, best))
+        if used != found:
+            raise premises.CannotTell(f"{place} ran at rate {used:g}, the best is {found:g}")
+    return premises.at_most(*premises.named(arms, f"real/{ours}", f"real/{theirs}"), SECONDS)
+
+
+def numbers(arms: Sequence[dict]) -> Iterator[Numbers]:
+    """Seconds to the target and updates per second, real and simulated."""
+    kinds = {kind: twins.of_kind(arms, kind) for kind in twins.LINES}
+    rows = []
+    for place, arm in kinds["real"].items():
+        refused = arm["metrics"][0][-1].get("refusals_per_meeting")
+        twin = kinds["simulated"].get(place)
+        pace = _pace(arm), _pace(twin) if twin else ("", "")
+        busy = "" if refused is None else f"{refused:.2f}"
+        rows.append((place, *pace[0], *pace[1], busy))
+    yield Numbers(
+        "processes and their simulation",
+        ("method", "real [s]", "updates/s", "simulated [s]", "updates/s", "refusals per meeting"),
+        rows,
+    )
 
 
 def figures(workdir: str | Path) -> None:
@@ -66,28 +94,7 @@ def figures(workdir: str | Path) -> None:
     save(canvas, workdir / "curves.png")
 
 
-def _tuned(place: str, arm: dict, tried: dict[str, dict]) -> str:
-    """Whether the rate of a real arm reaches the target first in simulation, inside the grid."""
-    reached = {each["config"].optimizer.learning_rate: each["seconds_to_target"]
-               for each in tried.values()}  # fmt: skip
-    there = {rate: seconds for rate, seconds in reached.items() if seconds is not None}
-    if not there:
-        return f"{place}: no rate reaches the target"
-    best = min(there, key=there.get)
-    used = arm["config"].optimizer.learning_rate
-    end = " at the grid's end" if best in (min(reached), max(reached)) else ""
-    return f"{place}: {used:g}; the best is {best:g}{end}, {there[best]:.1f} s"
-
-
-def _pace(arm: dict) -> str:
-    rate = arm["updates"] / arm["seconds"]
-    reached = arm["seconds_to_target"]
-    when = "never there" if reached is None else f"{reached:.1f} s"
-    return f"{when} ({rate:.1f} updates/s)"
-
-
-def _gain(ours: dict, theirs: dict) -> str:
-    seconds = [arm["seconds_to_target"] for arm in (ours, theirs)]
-    if None in seconds:
-        return "a target was not reached"
-    return f"{seconds[1] / seconds[0]:.2f} times as quick"
+def _pace(arm: dict) -> tuple[str, str]:
+    reached = arm[SECONDS]
+    when = "never" if reached is None else f"{reached:.1f}"
+    return when, f"{arm['updates'] / arm['seconds']:.1f}"

@@ -1,10 +1,11 @@
 """What becomes slow and what stale in four protocols (Dutta et al., arXiv 1803.01113)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from experiments import records, tasks
+from experiments import premises, records, tasks
+from experiments.numbers import Numbers
 from experiments.parts import part
 from experiments.studies import error_against_time
 
@@ -23,41 +24,119 @@ GROUPS = {  # what arms are called before their rate: protocol and K
 }
 COMMON = 0.16  # the one rate for all K
 CONVEX = part("digits", model="logistic", l2=0.01)  # the task; its lowest loss is 0.733
+FIXED, COMPENSATED = "k_async/K=1", "compensated"
+SECONDS, LOSS = "seconds_to_target", "final_train_loss"
 COMMONLY, FIRST, LOWEST = f"common rate {COMMON}", "rate first at target", "rate ending lowest"
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
-    """The trade-off with a common rate and with tuned ones, and what compensation allows."""
-    target = arms[0]["target_loss"]
-    choices = _choices(arms)
-    grids = {group: [_rate(arm) for arm in members] for group, members in _members(arms).items()}
-    for words, of_first, of_lowest in (
-        (COMMONLY, COMMONLY, COMMONLY),
-        (FIRST, FIRST, FIRST),
-        ("each at the rate that suits it", FIRST, LOWEST),
+    """The trade-off with a common rate and with tuned ones, and what compensation gains."""
+    for words, judge in (
+        (f"all at rate {COMMON:g}", at_a_common_rate),
+        ("each at the rate that suits it", at_tuned_rates),
     ):
-        first = min(GROUPS, key=lambda group: _seconds(choices[of_first][group]))
-        lowest = min(GROUPS, key=lambda group: _loss(choices[of_lowest][group]))
         yield (
             f"who is first at a loose loss does not end lowest (arXiv 1803.01113); {words}",
-            f"first at {target:g}: {_described(first, choices[of_first][first], grids[first])}\n"
-            f"lowest: {_described(lowest, choices[of_lowest][lowest], grids[lowest])}\n"
-            f"{'they differ' if first != lowest else 'they are the same'}",
+            premises.text(judge, arms),
         )
-    places = (
-        f"{group}: {_grid_place(choices[FIRST][group], rates)}; "
-        f"{_grid_place(choices[LOWEST][group], rates)}"
-        for group, rates in grids.items()
-    )
-    yield "(not claimed) the rates first at the target; ending lowest", "\n".join(places)
-    ours = [arm for arm in arms if arm["name"].startswith("compensated/")]
-    highest = _rate(ours[0])
-    fixed = next(arm for arm in arms if arm["name"] == f"k_async/K=1/rate={highest}")
     yield (
-        f"min(C / distance^2, eta_max) trains at an eta_max = {highest:g} at which the fixed rate "
-        "diverges",
-        "\n".join(f"{arm['name']}: ends at {_shown(arm)}" for arm in [fixed, *ours])
-        + f"\nguessing has {math.log(10):.4g}",
+        "min(C / distance^2, eta) trains at an eta at which the fixed rate diverges",
+        premises.text(trains_where_fixed_diverges, arms),
+    )
+    for field, words in ((LOSS, "ends below"), (SECONDS, "is sooner at the target than")):
+        yield (
+            f"min(C / distance^2, eta), tuned in C and eta, {words} the tuned fixed rate",
+            premises.text(beside_the_fixed_rate, arms, field),
+        )
+
+
+def at_a_common_rate(arms: Sequence[dict]) -> premises.Answer:
+    """One rate for all, of which the sweep needs the arms of that rate only."""
+    chosen = {}
+    for group in GROUPS:
+        (chosen[group],) = premises.named(arms, f"{group}/rate={COMMON}")
+    return _trade_off(chosen, chosen)
+
+
+def at_tuned_rates(arms: Sequence[dict]) -> premises.Answer:
+    """Of every protocol and K the rate that is first at the target, and the one that ends lowest.
+
+    A K that never arrives, or always diverges, is neither first nor lowest.
+    """
+    members = _members(arms)
+    first, lowest = {}, {}
+    for found, field in ((first, SECONDS), (lowest, LOSS)):
+        for group, several in members.items():
+            try:
+                found[group] = premises.best(several, field)
+            except premises.CannotTell:
+                continue
+    answer = _trade_off(first, lowest)
+    for found, field in ((first, SECONDS), (lowest, LOSS)):
+        group = min(found, key=lambda name: found[name][field])
+        premises.inside(found[group], members[group])
+    return answer
+
+
+def _trade_off(first: Mapping[str, dict], lowest: Mapping[str, dict]) -> premises.Answer:
+    """Whether the first at the target ends above the lowest, which is later there.
+
+    first, lowest: protocol and K -> the arm by which it is judged.
+    """
+    arrived = [arm for arm in first.values() if arm[SECONDS] is not None]
+    ended = [arm for arm in lowest.values() if arm[LOSS] is not None]
+    early, low = premises.best(arrived, SECONDS), premises.best(ended, LOSS)
+    premises.repeated(early, low)
+    of_early, of_low = (_group_of(arm) for arm in (early, low))
+    if of_early == of_low:
+        return premises.Answer(premises.FAILS, f"{of_early} is first and ends lowest")
+    if of_early not in lowest or of_low not in first:
+        raise premises.CannotTell(f"{of_early} or {of_low} has no arm to compare")
+    return premises.both(
+        premises.at_most(early, first[of_low], SECONDS),
+        premises.at_most(low, lowest[of_early], LOSS),
+    )
+
+
+def trains_where_fixed_diverges(arms: Sequence[dict]) -> premises.Answer:
+    """At the highest rate of the compensated arms: below guessing, which the fixed rate is not."""
+    guessing = math.log(10)
+    compensated = premises.group(arms, COMPENSATED)
+    highest = max(_rate(arm) for arm in compensated)
+    (fixed,) = premises.named(arms, f"{FIXED}/rate={highest}")
+    if fixed[LOSS] is not None and fixed[LOSS] < guessing:
+        raise premises.CannotTell(f"{fixed['name']} does not diverge, it ends at {fixed[LOSS]:.3g}")
+    ours = premises.best([arm for arm in compensated if _rate(arm) == highest], LOSS)
+    premises.repeated(ours)
+    verdict = premises.HOLDS if ours[LOSS] < guessing else premises.FAILS
+    return premises.Answer(
+        verdict,
+        f"{ours['name']} ends at {ours[LOSS]:.4g}, {fixed['name']} at {_shown(fixed)}; guessing "
+        f"has {guessing:.4g}",
+        len(ours["seeds"]),
+    )
+
+
+def beside_the_fixed_rate(arms: Sequence[dict], field: str) -> premises.Answer:
+    """Both at their best, inside of their grids."""
+    pair = [premises.tuned(arms, name, field) for name in (COMPENSATED, FIXED)]
+    return premises.at_most(*pair, field)
+
+
+def numbers(arms) -> Iterator[Numbers]:
+    """Every protocol and K at the rate that is first at the target, and that ends lowest."""
+    choices = _choices(arms)
+    rows = []
+    for group, several in _members(arms).items():
+        first, lowest = choices[FIRST][group], choices[LOWEST][group]
+        there = "never" if math.isinf(_seconds(first)) else f"{_seconds(first):.1f}"
+        ends = ["rate" in premises.ends(arm, several) for arm in (first, lowest)]
+        rows.append((group, _marked(first, ends[0]), there, _marked(lowest, ends[1]),
+                     _shown(lowest)))  # fmt: skip
+    yield Numbers(
+        "at tuned rates; * at the end of its grid",
+        ("protocol/K", FIRST, "seconds", LOWEST, "loss"),
+        rows,
     )
 
 
@@ -121,15 +200,12 @@ def _shown(arm) -> str:
     return "infinity" if math.isinf(_loss(arm)) else f"{_loss(arm):.4g}"
 
 
-def _grid_place(arm, rates) -> str:
-    """The rate, with a warning where the best one may lie outside of the grid."""
-    edge = " at the grid's end" if _rate(arm) in (min(rates), max(rates)) else ""
-    return f"rate {_rate(arm):g}{edge}"
+def _marked(arm, end: bool) -> str:
+    return f"{_rate(arm):g}{'*' if end else ''}"
 
 
-def _described(group: str, arm, rates) -> str:
-    there = "never" if math.isinf(_seconds(arm)) else f"{_seconds(arm):.1f} s"
-    return f"{group} ({there}, ends at {_shown(arm)}; {_grid_place(arm, rates)})"
+def _group_of(arm: dict) -> str:
+    return arm["name"].rpartition("/rate=")[0]
 
 
 def _runs(workdir: Path, arm) -> list[list[dict]]:

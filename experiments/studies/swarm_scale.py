@@ -1,8 +1,9 @@
 """What SwarmSGD claims of the time that nodes communicate for, see `serial_links`."""
 
 import functools
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
 
+from experiments import premises
 from experiments.reports.figure import COLOURS, DASHES, save
 from experiments.reports.table import NONE
 from experiments.studies import serial_links
@@ -17,6 +19,7 @@ from experiments.studies.serial_links import Point
 from experiments.studies.study import Study
 
 MOST_GROWTH = 1.1  # of a mean that counts as none
+SMALL = 0.1  # of the time of computing
 
 
 def analyse(config: ConfigDict) -> Study:
@@ -29,32 +32,45 @@ def analyse(config: ConfigDict) -> Study:
 
 def claims(points) -> Iterator[tuple[str, str]]:
     """What the paper says of an exchange's time, beside the simulated one of all Swarm methods."""
-    swarm = {}
+    swarm: dict[str, list[Point]] = {}
     for point in points:
         if point.method.startswith("swarm"):
             swarm.setdefault(point.method, []).append(point)
-    if not swarm:
-        return
-    grown = {
-        label: [getattr(row[-1], field) / getattr(row[0], field) for field in ("mean", "quantile")]
-        for label, row in swarm.items()
-    }
-    few, many = (next(iter(swarm.values()))[end].workers for end in (0, -1))
     yield (
-        f"an exchange takes as long with {many} nodes as with {few} (arXiv 1910.12308)",
-        "\n".join(
-            f"{label}: {'yes' if mean < MOST_GROWTH else 'no'}, {mean:.2f}x in the mean, "
-            f"{quantile:.2f}x in the 99 % quantile"
-            for label, (mean, quantile) in grown.items()
-        ),
+        f"an exchange takes less than {MOST_GROWTH:g}x the time with the most nodes that it takes "
+        "with the fewest (arXiv 1910.12308)",
+        premises.text(does_not_grow, swarm),
     )
     yield (
-        f"less than 10 % of the time of computing, with {many} nodes",
-        "\n".join(
-            f"{label}: {'yes' if share < 0.1 else 'no'}, {100 * share:.1f} %"
-            for label, share in ((label, row[-1].of_compute) for label, row in swarm.items())
-        ),
+        f"less than {SMALL:.0%} of the time of computing, with the most nodes",
+        premises.text(is_small, swarm),
     )
+
+
+def does_not_grow(swarm: Mapping[str, Sequence[Point]]) -> premises.Answer:
+    """Mean time of an exchange: method -> its points by number of nodes."""
+    for label, row in swarm.items():
+        if len({point.workers for point in row}) < 2:
+            raise premises.CannotTell(f"{label} was simulated with one number of nodes")
+        if not row[0].mean:
+            raise premises.CannotTell(f"an exchange of {label} takes no time")
+    grown = {label: row[-1].mean / row[0].mean for label, row in swarm.items()}
+    return _where(grown, MOST_GROWTH, "{:.2f}x")
+
+
+def is_small(swarm: Mapping[str, Sequence[Point]]) -> premises.Answer:
+    """Time of communicating over that of computing, with the most nodes."""
+    return _where({label: row[-1].of_compute for label, row in swarm.items()}, SMALL, "{:.1%}")
+
+
+def _where(values: Mapping[str, float], most: float, shown: str) -> premises.Answer:
+    if not values:
+        raise premises.CannotTell("no method of Swarm was simulated")
+    if not all(math.isfinite(value) for value in values.values()):
+        raise premises.CannotTell("a time is not finite")
+    good = [label for label, value in values.items() if value < most]
+    measured = "; ".join(f"{label} {shown.format(value)}" for label, value in values.items())
+    return premises.Answer(premises.of_all(len(good), len(values)), measured)
 
 
 def table_of(points: Sequence[Point]) -> Table:

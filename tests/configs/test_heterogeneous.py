@@ -8,6 +8,7 @@ from experiments import prepare, sweep, train
 from experiments.parts import part
 from experiments.studies import graph_consensus
 from experiments.studies import heterogeneous as study
+from tests.configs import made_up
 
 ARMS = dict(heterogeneous.sweep())
 FIRST = [f"{group}/rate={rates[0]}" for group, rates in study.RATES.items()]
@@ -35,46 +36,20 @@ def test_all_arms_send_about_the_same(tmp_path):
     assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
 
 
-def arm_of(name, loss, deviation=0.01):
-    rate = name.rpartition("=")[2]
-    config = heterogeneous.get_config()
-    config.name, config.optimizer.learning_rate = name, float(rate)
-    return {
-        "name": name,
-        "config": config,
-        "final_train_loss": loss,
-        "train_loss_std": deviation,
-        "test_accuracy": 0.95,
-        "test_accuracy_worst_worker": 0.9,
-        "consensus_distance": 0.1,
-        "bytes_per_worker": 1e7,
-        "updates": 100,
-    }
-
-
 def test_claims_stand_beside_what_was_measured():
-    """Each at its best rate; what diverged or is as good as the other is no gain."""
-    losses = {group: 0.2 for group in study.RATES}
-    losses |= {"exact_diffusion/ring": 0.1, "gradient_tracking/ring": 0.205, "dpsgd/torus": 0.3}
-    arms = [
-        arm_of(f"{group}/rate={rate}", losses[group] + abs(place - 1))
-        for group, rates in study.RATES.items()
-        for place, rate in enumerate(rates)
-    ]
-    arms[0]["final_train_loss"] = None  # diverged
-    claims = dict(study.claims(arms))
-    found = {claim.partition(": ")[2]: text for claim, text in claims.items()}
-    assert found["exact_diffusion/ring ends below dpsgd/ring"].startswith(
-        "yes: 0.1 against 0.2, +0"
-    )
-    assert found["gradient_tracking/ring ends below dpsgd/ring"].startswith("within the deviation:")
-    assert found["dpsgd/torus ends below dpsgd/ring"].startswith("no: 0.3 against 0.2")
-    assert claims["(not claimed) rates that end lowest lie inside of their grids"] == (
-        f"yes: all of {len(study.RATES)}"
-    )
-    assert "rate 0.4, 100 updates, loss 0.2" in claims["dpsgd/ring (for the record)"]
-    untrained = [text for claim, text in claims.items() if claim.startswith("(no training)")]
-    assert "one_peer: 4" in untrained[0] and "base_2: 8" in untrained[2]
+    """Each at its best rate; what diverged is not the best, and what is as good is no gain."""
+    level = {"exact_diffusion/ring": 0.5, "dpsgd/torus": 1.5}
+    made = made_up.arms(heterogeneous, level=lambda name: level.get(name.rpartition("/")[0], 1.0))
+    made[0] |= {"final_train_loss": None, "final_train_loss_by_seed": None}
+    found = {claim.partition(": ")[2]: text for claim, text in study.claims(made)}
+    assert found["exact_diffusion/ring ends below dpsgd/ring"].startswith("holds: exact_diffusion/")
+    equal = found["dpsgd/one_peer ends below dpsgd/ring"]
+    assert equal.startswith("holds: ") and "1.00x" in equal
+    assert found["dpsgd/torus ends below dpsgd/ring"].startswith("does not hold: dpsgd/torus/rate=")
+    trained, untrained = study.numbers(made)
+    assert len(trained.rows) == len(study.RATES)
+    assert trained.rows[0][:3] == ("dpsgd/ring", "0.8", "100")
+    assert untrained.rows[0][3] == "4" and untrained.rows[2][4] == "8"  # one_peer, base_2
 
 
 def test_consensus_is_that_of_the_spectrum():

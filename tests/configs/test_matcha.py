@@ -4,7 +4,8 @@ from PIL import Image
 from configs import matcha
 from experiments import prepare, sweep, train
 from experiments.parts import part
-from experiments.reports import comparison, table
+from experiments.reports import comparison
+from tests.configs import made_up
 
 ARMS = dict(matcha.sweep())
 
@@ -16,16 +17,6 @@ TINY = {"task": "synthetic_logistic(samples=256, dimension=4)", "split": "iid"}
 def run(tmp_path, arm, **changes):
     config = sweep.override(matcha.get_config(), ARMS[arm] | {"name": arm} | changes)
     return train.run(config, tmp_path / arm)
-
-
-def arm_of(name, updates, seconds, communication, config):
-    return {
-        "name": name,
-        "updates_to_target": updates,
-        "seconds_to_target": seconds,
-        "communication_seconds_to_target": communication,
-        "config": config,
-    }
 
 
 @pytest.fixture
@@ -60,7 +51,7 @@ def test_bad_arguments_are_refused(argument, words):
 def test_a_matching_is_a_unit_of_time_and_the_whole_budget_is_vanilla(tmp_path):
     brief = TINY | {"updates": 40, "target_loss": None, "evaluate_every": 100}
     vanilla, whole, half = (
-        run(tmp_path, arm, **brief) for arm in ("vanilla", "matcha/1", "periodic/0.5")
+        run(tmp_path, f"{arm}/rate=0.8", **brief) for arm in ("vanilla", "matcha/1", "periodic/0.5")
     )
     assert vanilla["communication_seconds"] == pytest.approx(40 * 5 * 0.1)  # 5 matchings
     assert whole["communication_seconds"] == pytest.approx(40 * 5 * 0.1)
@@ -71,48 +62,41 @@ def test_a_matching_is_a_unit_of_time_and_the_whole_budget_is_vanilla(tmp_path):
 
 @pytest.mark.slow
 def test_half_the_budget_keeps_the_iterations_and_halves_the_communication(tmp_path):
-    vanilla, half = run(tmp_path, "vanilla"), run(tmp_path, "matcha/0.5")
+    vanilla, half = (run(tmp_path, f"{name}/rate=0.8") for name in ("vanilla", "matcha/0.5"))
     for what, bound in (("updates", 1.1), ("communication_seconds", 0.6), ("seconds", 0.7)):
         assert half[f"{what}_to_target"] <= bound * vanilla[f"{what}_to_target"], what
 
 
-def test_claims_stand_beside_what_was_measured(config):
-    arms = [arm_of("vanilla", 200, 120.0, 100.0, config)]
-    arms += [arm_of(f"matcha/{b}", 210, 70.0, 52.5, config) for b in ("0.2", "0.5")]
-    arms[1]["seconds_to_target"] = 60.0
-    claims = list(matcha.claims(arms))
-    assert claims[0][1] == "210 against 200, 1.05x vanilla's iterations"
-    assert "52.5 against 100, 0.53x vanilla's communication time" in claims[1][1]
-    assert "fastest, matcha/0.2: 60 against 120, 0.50x vanilla's time" in claims[1][1]
-    assert "0.5: matcha 0.6440, periodic 0.8269\n" in claims[2][1]
-    assert "\nvanilla 0.6538\nbetter than vanilla per iteration\nbetter " in claims[2][1]
+def test_claims_stand_beside_what_was_measured():
+    level = {"matcha/0.5": 0.9, "matcha/0.2": 0.5, "periodic/0.5": 2.0}
+    made = made_up.arms(matcha, level=lambda name: level.get(name.rpartition("/")[0], 1.0))
+    keeps, communicates, sooner, five, *periodic, theory = (t for _, t in matcha.claims(made))
+    assert keeps.startswith("holds: matcha/0.5/rate=0.8 9.009")
+    assert communicates.startswith("does not hold: ") and sooner.startswith("holds: ")
+    assert five.startswith("does not hold: matcha/0.2/rate=0.8 5.005") and "0.50x" in five
+    assert periodic[-1].startswith("holds: matcha/0.5/rate=0.8") and len(periodic) == 3
+    assert theory.startswith("holds where: on matcha(k=0): matcha(k=0) 0.6440 against 0.6538; ")
+    own, ring, path = matcha.numbers(made)
+    assert own.rows[2][:3] == ("0.5", "0.6440", "0.8269") and "vanilla 0.6538" in own.title
+    assert ("ring" in ring.title, "path" in path.title) == (True, True)
 
 
 @pytest.mark.parametrize("workers", [8, 16])
 def test_on_a_ring_and_a_path_matcha_is_not_better(workers):
-    config = matcha.get_config(f"graph={0 if workers == 8 else 4}")
-    arms = [arm_of(name, 1, 1.0, 1.0, config) for name in ("vanilla", "matcha/0.5")]
-    ring, path = list(matcha.claims(arms))[3:]
-    for (claim, measured), name in ((ring, "ring"), (path, "path")):
-        assert name in claim
-        assert "\nnot better than vanilla per iteration\nnot better than vanilla per co" in measured
-
-
-def test_an_arm_that_never_arrives_has_no_ratio(config, capsys):
-    arms = [arm_of("vanilla", None, None, None, config), arm_of("matcha/0.5", 9, 9.0, 9.0, config)]
-    claims = list(matcha.claims(arms))
-    assert claims[0][1] == "target not reached, no ratio of iterations"
-    table.print_claims(table.Console(), claims)
-    assert "no ratio of time" in capsys.readouterr().out
+    made = made_up.arms(matcha, f"graph={0 if workers == 8 else 4}")
+    for table in list(matcha.numbers(made))[1:]:
+        vanilla = float(table.title.rpartition(" ")[2])
+        assert all(float(cell) >= vanilla for row in table.rows for cell in row[1:4:2])
 
 
 @pytest.mark.slow
 def test_a_sweep_draws_rho_and_hands_the_configs_to_the_claims(config, tmp_path, capsys):
     arms = [
         sweep.Arm(name, sweep.override(config, ARMS[name] | TINY | {"name": name, "seconds": 2.0}))
-        for name in ("vanilla", "matcha/0.5")
+        for name in ("vanilla/rate=0.8", "matcha/0.5/rate=0.8")
     ]
-    comparison.launch(arms, str(tmp_path), False, claims=matcha.claims, figures=matcha.figures)
-    assert "matcha(k=0)" in capsys.readouterr().out
+    how = {name: getattr(matcha, name) for name in ("claims", "numbers", "figures")}
+    comparison.launch(arms, str(tmp_path), False, **how)
+    assert "rho on matcha(k=0)" in capsys.readouterr().out
     with Image.open(tmp_path / "rho.png") as image:
         assert image.format == "PNG" and image.size == (1200, 675)

@@ -53,6 +53,7 @@ def test_the_simulation_writes_its_numbers_and_its_figure(tmp_path):
 def test_published_runs_beside_the_model(tmp_path):
     config = mg_wfbp_paper.get_config()
     assert len(config.published) == 4 + 6 + 8
+    assert sum(run.counted for run in config.published.values()) == 16  # K80 in two readings
     config.published = {name: run for name, run in config.published.items() if "GoogLe" in name}
     out = io.StringIO()
     study.write(mg_wfbp_paper.analyse(config), config, tmp_path / "out", Console(file=out))

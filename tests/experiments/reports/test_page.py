@@ -1,5 +1,6 @@
 import html.parser
 import json
+import re
 from dataclasses import replace
 
 import networkx as nx
@@ -291,6 +292,13 @@ def test_a_report_shows_the_events_of_a_schedule(tmp_path):
     shown = json.loads((tmp_path / "a" / TIMELINE).read_text())["traceEvents"]
     assert [event["name"] for event in shown if event["ph"] == "i"] == ["lost"]
     assert after != before  # the strip is part of the page
+
+
+def test_a_report_says_how_many_nodes_are_in_the_average(tmp_path):
+    leave(tmp_path / "a", "a", nodes=P - 1.0)
+    leave(tmp_path / "b", "b", nodes=float(P))
+    words = re.findall(r"<strong>(\w)</strong> ended with (.*?),", page.write(tmp_path).read_text())
+    assert words == [("a", f"{P - 1} of {P} nodes")]
 
 
 @pytest.mark.parametrize(

@@ -18,21 +18,21 @@ def arms():
             "name": name,
             "config": override(config, {"name": name}),
             "samples": 800,
+            "seeds": [0, 1],
             "final_train_loss": train,
+            "final_train_loss_by_seed": [train - 0.01, train + 0.01],
             "bytes_per_worker": sent,
-            "metrics": [[{"test_loss": 9.0}, {"test_loss": test}]],
+            "metrics": 2 * [[{"test_loss": 9.0}, {"test_loss": test}]],
         }
 
 
-def test_claims_say_what_was_trained_and_set_arms_beside_their_baseline():
-    size, beside = loss_and_bytes.claims(list(arms()))
-    assert size[1].startswith("34,976 parameters; ")
-    assert size[1].endswith("sequences of 16 words to train on; 4 workers, 800 sequences in all")
-    assert beside == (
-        "local_sgd/H=10: loss and bytes beside all_reduce",
-        "0.1x the bytes, 400 kB per worker; loss 2.200 against 2.000 after the same steps; "
-        "test loss 2.400 against 2.500",
-    )
+def test_claims_set_arms_beside_their_baseline_and_numbers_say_what_was_trained():
+    ((claim, text),) = loss_and_bytes.claims(list(arms()))
+    assert claim == ("local_sgd/H=10: at most 0.1 more loss than all_reduce after the same steps")
+    assert text.startswith("does not hold: local_sgd/H=10 2.2 ± 0.014 against all_reduce 2 ± 0.014")
+    size, losses = loss_and_bytes.numbers(list(arms()))
+    assert size.rows[0][0] == "34,976" and size.rows[0][2:] == ("16", "4", "800")
+    assert losses.rows[1] == ("local_sgd/H=10", "400 kB", "2.200", "2.400")
 
 
 def test_the_figure_has_a_line_for_every_arm(tmp_path):

@@ -36,3 +36,20 @@ def test_a_published_run_beside_the_model():
     assert (single.baseline, single.runs, wfbp.runs) == ("single", 2, 2)
     assert single.median == pytest.approx(np.expm1(np.mean(errors)))
     assert single.constant_worst == pytest.approx(0)  # both published runs gained as much
+    assert single.correlation is None
+    assert all(text.startswith("cannot be told: 2 runs ") for _, text in
+               published_speedups.claims([single, wfbp]))  # fmt: skip
+
+
+def test_another_reading_of_a_run_counts_no_more_and_skill_needs_a_correlation():
+    def ratio(number, published, greedy, counted=True):
+        return published_speedups.Ratio(
+            f"run {number}", 8, "single", published, greedy, greedy, counted
+        )
+
+    near = [ratio(n, 1 + n / 10, 1 + n / 11) for n in range(5)]
+    (error,) = published_speedups.errors([*near, ratio(9, 5.0, 1.0, counted=False)])
+    assert error.runs == 5 and error.correlation > 0.99
+    assert next(published_speedups.claims([error]))[1].startswith("holds: 5 runs: median error ")
+    (error,) = published_speedups.errors([ratio(n, 1 + n / 10, 1.5 - n / 11) for n in range(5)])
+    assert next(published_speedups.claims([error]))[1].startswith("does not hold: ")

@@ -1,0 +1,309 @@
+"""What a claim presupposes, and the four verdicts that one can have.
+
+A claim is judged by a function that first names what it needs, each need a function of this module
+which raises `CannotTell` where it is not met, and then compares:
+
+    def judge(arms):
+        ours, theirs = premises.named(arms, "swarm/H=2", "dpsgd/ring")
+        premises.equal("samples", ours, theirs)
+        return premises.at_most(ours, theirs, "seconds_to_target", factor=0.6)
+
+    yield "half the time", premises.text(judge, arms)
+
+Arms are summaries over seeds as `aggregates.aggregate` makes them, or rows of a published record.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments import differences
+
+HOLDS, WHERE, FAILS, UNKNOWN = "holds", "holds where", "does not hold", "cannot be told"
+VERDICTS = (HOLDS, WHERE, FAILS, UNKNOWN)
+SAME = 0.02  # relative difference of samples that counts as none: schedules end a little apart
+# Field: (by what it is multiplied, its unit); all others are shown as they are.
+UNITS = {
+    "seconds_to_target": (1.0, " s"),
+    "communication_seconds_to_target": (1.0, " s"),
+    "updates_to_target": (1.0, " updates"),
+    "samples_to_target": (1.0, " samples"),
+    "test_accuracy": (100.0, " %"),
+    "bytes_per_worker": (1e-6, " MB"),
+    "bytes_to_target": (1e-6, " MB"),
+}
+
+Arm = Mapping[str, Any]
+
+
+class CannotTell(Exception):
+    """A premise of a claim is not met; the text says which one, and by what."""
+
+
+class Answer(NamedTuple):
+    """What was found of a claim."""
+
+    verdict: str  # of VERDICTS
+    measured: str
+    seeds: int | None = None  # None: nothing was drawn at random
+    deviation: str = ""  # of the difference over seeds, with its test
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {'; '.join(filter(None, (self.measured, self.deviation)))}"
+
+
+def answer(judge: Callable[..., Answer], *arguments, **named) -> Answer:
+    """What `judge` answers, or which of its premises is not met."""
+    try:
+        return judge(*arguments, **named)
+    except CannotTell as reason:
+        return Answer(UNKNOWN, str(reason))
+
+
+def text(judge: Callable[..., Answer], *arguments, **named) -> str:
+    """`answer` in words."""
+    return str(answer(judge, *arguments, **named))
+
+
+def named(arms: Iterable[Arm], *names: str) -> list[Arm]:
+    """The arms of these names."""
+    by_name = {arm["name"]: arm for arm in arms}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise CannotTell(f"there is no arm {missing[0]}")
+    return [by_name[name] for name in names]
+
+
+def finite(field: str, *arms: Arm) -> None:
+    """No seed of an arm has lost its `field`, as a loss that is not finite."""
+    for arm in arms:
+        values = [arm.get(field), *(arm.get(f"{field}_by_seed") or ())]
+        if any(value is None or not math.isfinite(value) for value in values):
+            raise CannotTell(f"{_words(field)} of {arm['name']} is not finite in every seed")
+
+
+def reached(*arms: Arm) -> None:
+    """Every seed of the arms has come to the target."""
+    for arm in arms:
+        share = str(arm.get("reached", "1/1")).split("/")
+        if arm.get("seconds_to_target") is None or share[0] != share[-1]:
+            raise CannotTell(
+                f"the target was not reached by every seed of {arm['name']} "
+                f"({arm.get('reached', '0/1')})"
+            )
+
+
+def repeated(*arms: Arm, least: int = 2) -> None:
+    """The arms have at least `least` seeds, without which there is no deviation."""
+    for arm in arms:
+        seeds = len(arm.get("seeds", ())) or 1
+        if seeds < least:
+            raise CannotTell(
+                f"{arm['name']} has {seeds} seed{'s' * (seeds > 1)}, a deviation needs {least}"
+            )
+
+
+def equal(field: str, *arms: Arm, within: float = SAME) -> None:
+    """The arms have the same `field`, as the samples that they have seen."""
+    finite(field, *arms)
+    values = {arm["name"]: arm[field] for arm in arms}
+    if min(values.values()) < (1 - within) * max(values.values()):
+        numbers = ", ".join(f"{name} {value:,.0f}" for name, value in values.items())
+        raise CannotTell(f"{_words(field)} of the arms differ: {numbers}")
+
+
+def settings(name: str) -> dict[str, float]:
+    """The numbers in an arm's name, as {"K": 2, "rate": 0.5} of fixed/K=2/rate=0.5."""
+    found = {}
+    for piece in name.split("/"):
+        key, given, value = piece.partition("=")
+        if given:
+            try:
+                found[key] = float(value)
+            except ValueError:
+                continue
+    return found
+
+
+def ends(arm: Arm, members: Sequence[Arm]) -> list[str]:
+    """The entries of an arm that are the first or the last value in the grid of its members."""
+    grid: dict[str, set[float]] = {}
+    for member in members:
+        for key, value in settings(member["name"]).items():
+            grid.setdefault(key, set()).add(value)
+    own = settings(arm["name"])
+    return [key for key, values in grid.items()
+            if len(values) > 1 and own.get(key) in (min(values), max(values))]  # fmt: skip
+
+
+def inside(arm: Arm, members: Sequence[Arm]) -> None:
+    """The best of the members lies inside of their grid, and there is one."""
+    if len(members) < 2:
+        raise CannotTell(f"{arm['name']} was run at one setting, nothing was searched")
+    found = ends(arm, members)
+    if found:
+        raise CannotTell(f"{found[0]} of {arm['name']}, the best, is at the end of its grid")
+
+
+def group(arms: Iterable[Arm], name: str) -> list[Arm]:
+    """The arm of this name, or the arms of a grid: the name with settings after it."""
+    found = [
+        arm
+        for arm in arms
+        if arm["name"] == name
+        or (
+            arm["name"].startswith(f"{name}/")
+            and all("=" in piece for piece in arm["name"].removeprefix(f"{name}/").split("/"))
+        )
+    ]
+    if not found:
+        raise CannotTell(f"there is no arm {name}")
+    return found
+
+
+def best(members: Sequence[Arm], field: str) -> Arm:
+    """The member whose `field` is least among the members that have it in every seed."""
+    if not members:
+        raise CannotTell("there is no arm to choose from")
+    complete = [arm for arm in members if _complete(arm, field)]
+    if not complete:
+        what = "came to the target" if "_to_target" in field else f"has a finite {_words(field)}"
+        raise CannotTell(f"no arm of {_common(members)} {what} in every seed")
+    return min(complete, key=lambda arm: arm[field])
+
+
+def tuned(arms: Iterable[Arm], name: str, field: str) -> Arm:
+    """The best arm of a group, which lies inside of the group's grid."""
+    members = group(arms, name)
+    found = best(members, field)
+    inside(found, members)
+    return found
+
+
+def at_most(
+    ours: Arm,
+    theirs: Arm,
+    field: str,
+    factor: float = 1.0,
+    margin: float = 0.0,
+    where: str = "",
+) -> Answer:
+    """Whether `field` of ours is at most `factor` times that of theirs, plus `margin`.
+
+    It holds, or does not, where the interval of the difference lies on one side of the margin;
+    else the difference is within its noise. where: a condition that a holding claim is under.
+    """
+    if "_to_target" in field:
+        reached(ours, theirs)
+    finite(field, ours, theirs)
+    measured = against(ours, theirs, field)
+    repeated(ours, theirs)
+    try:
+        found = differences.between(ours, theirs, field, factor)
+    except ValueError as error:
+        raise CannotTell(f"{error}: {measured}") from error
+    deviation = noise(ours, theirs, field)
+    if found.high <= margin:
+        if where:
+            return Answer(WHERE, f"{where}: {measured}", found.seeds, deviation)
+        return Answer(HOLDS, measured, found.seeds, deviation)
+    if found.low > margin:
+        return Answer(FAILS, measured, found.seeds, deviation)
+    return Answer(UNKNOWN, f"within the noise: {measured}", found.seeds, deviation)
+
+
+def counted(ours: Arm, theirs: Arm, field: str, factor: float = 1.0) -> Answer:
+    """The same of a number without noise, as bytes that follow from shapes."""
+    finite(field, ours, theirs)
+    verdict = HOLDS if ours[field] <= factor * theirs[field] else FAILS
+    return Answer(verdict, against(ours, theirs, field), len(ours.get("seeds", ())) or 1)
+
+
+def of_all(good: int, places: int) -> str:
+    """The verdict of a claim about several places, in `good` of which it holds."""
+    return HOLDS if good == places else WHERE if good else FAILS
+
+
+def both(*answers: Answer) -> Answer:
+    """A claim of several parts: it holds if all do, and does not if one does not."""
+    verdicts = [one.verdict for one in answers]
+    for verdict in (FAILS, UNKNOWN, WHERE):
+        if verdict in verdicts:
+            break
+    else:
+        verdict = HOLDS
+    seeds = [one.seeds for one in answers if one.seeds is not None]
+    return Answer(
+        verdict,
+        "; ".join(one.measured for one in answers),
+        min(seeds, default=None),
+        "; ".join(filter(None, (one.deviation for one in answers))),
+    )
+
+
+def against(ours: Arm, theirs: Arm, field: str) -> str:
+    """As in "58.9 s ± 8.2 against 104.5 s ± 13.7, 0.56x"."""
+    shown = [_shown(arm, field) for arm in (ours, theirs)]
+    ratio = f", {ours[field] / theirs[field]:.2f}x" if theirs[field] else ""
+    return f"{ours['name']} {shown[0]} against {theirs['name']} {shown[1]}{ratio}"
+
+
+def noise(ours: Arm, theirs: Arm, field: str) -> str:
+    """The difference with its standard error and the p-value of the test that fits."""
+    found = differences.between(ours, theirs, field)
+    scale, unit = UNITS.get(field, (1.0, ""))
+    unit = unit.replace("%", "points")
+    kind = "paired" if found.paired else "unpaired"
+    return (
+        f"difference {scale * found.mean:+.3g} ± {scale * found.error:.2g}{unit} (standard error), "
+        f"{kind} over {found.seeds} seeds, p = {found.p:.2g}"
+    )
+
+
+def per_seed(arm: Arm, field: str, values: Sequence[float | None]) -> Arm:
+    """The arm with another `field`: a number per seed, None for a seed that has not come there."""
+    there = [value for value in values if value is not None]
+    complete = bool(there) and len(there) == len(values)
+    return {
+        **arm,
+        field: sum(there) / len(there) if complete else None,
+        f"{field}_by_seed": list(values) if complete else None,
+        f"{field}_std": None,
+        "reached": f"{len(there)}/{len(values)}",
+    }
+
+
+def _complete(arm: Arm, field: str) -> bool:
+    try:
+        finite(field, arm)
+        if "_to_target" in field:
+            reached(arm)
+    except CannotTell:
+        return False
+    return True
+
+
+def _shown(arm: Arm, field: str) -> str:
+    scale, unit = UNITS.get(field, (1.0, ""))
+    value, spread = arm[field], arm.get(f"{field}_std")
+    values = arm.get(f"{field}_by_seed")
+    if values is not None and len(values) > 1:
+        mean = sum(values) / len(values)
+        spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    deviation = "" if spread is None else f" ± {scale * spread:.2g}"
+    return f"{scale * value:.4g}{deviation}{unit}"
+
+
+def _words(field: str) -> str:
+    return "the " + field.replace("_", " ")
+
+
+def _common(members: Sequence[Arm]) -> str:
+    """What the names of all members begin with."""
+    names = [member["name"].split("/") for member in members]
+    common = []
+    for pieces in zip(*names, strict=False):
+        if len(set(pieces)) > 1:
+            break
+        common.append(pieces[0])
+    return "/".join(common) or members[0]["name"]

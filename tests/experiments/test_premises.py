@@ -1,0 +1,104 @@
+"""Every premise, met and not, and the four verdicts."""
+
+import pytest
+
+from experiments import premises
+
+
+def arm(name="ours", values=(1.0, 1.1, 0.9), **changed):
+    mean = sum(values) / len(values)
+    found = {
+        "name": name, "seeds": list(range(len(values))), "samples": 1000, "updates": 10,
+        "reached": f"{len(values)}/{len(values)}", "seconds_to_target": mean,
+        "seconds_to_target_by_seed": list(values), "train_loss": mean,
+        "train_loss_by_seed": list(values), "bytes_per_worker": 5.0,
+    }  # fmt: skip
+    return found | changed
+
+
+OURS, THEIRS = arm(), arm("theirs", (2.0, 2.2, 1.8))
+GRID = [arm(f"m/K=2/rate={rate}", (loss, loss + 0.1)) for rate, loss in
+        ((0.1, 3.0), (0.2, 1.0), (0.4, 2.0))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (lambda: premises.named([OURS], "theirs"), "there is no arm theirs"),
+        (lambda: premises.group([OURS], "theirs"), "there is no arm theirs"),
+        (lambda: premises.finite("train_loss", OURS | {"train_loss": None}), "is not finite"),
+        (
+            lambda: premises.finite("train_loss", OURS | {"train_loss_by_seed": [1.0, None, 1.0]}),
+            "train loss of ours is not finite in every seed",
+        ),
+        (lambda: premises.finite("train_loss", OURS | {"train_loss": float("nan")}), "not finite"),
+        (lambda: premises.reached(OURS | {"reached": "2/3"}), r"not reached .* of ours \(2/3\)"),
+        (lambda: premises.reached(OURS | {"seconds_to_target": None}), "was not reached"),
+        (lambda: premises.repeated(arm(values=(1.0,))), "ours has 1 seed, a deviation needs 2"),
+        (
+            lambda: premises.equal("samples", OURS, THEIRS | {"samples": 1100}),
+            "the samples of the arms differ: ours 1,000, theirs 1,100",
+        ),
+        (lambda: premises.inside(GRID[0], GRID), "rate of m/K=2/rate=0.1, the best, is at the end"),
+        (lambda: premises.inside(GRID[0], GRID[:1]), "run at one setting, nothing was searched"),
+        (
+            lambda: premises.best([one | {"reached": "0/2"} for one in GRID], "seconds_to_target"),
+            "no arm of m/K=2 came to the target in every seed",
+        ),
+    ],
+)
+def test_a_premise_that_is_not_met_is_named(broken, words):
+    with pytest.raises(premises.CannotTell, match=words):
+        broken()
+
+
+def test_premises_that_are_met_say_nothing():
+    premises.finite("train_loss", OURS, THEIRS)
+    premises.reached(OURS, THEIRS)
+    premises.repeated(OURS, THEIRS, least=3)
+    premises.equal("samples", OURS, THEIRS | {"samples": 1010})
+    assert premises.tuned(GRID, "m/K=2", "train_loss") is GRID[1]
+    assert premises.settings("m/K=2/x/rate=0.5") == {"K": 2.0, "rate": 0.5}
+
+
+def verdict(ours, theirs, field="train_loss", **how):
+    return premises.answer(premises.at_most, ours, theirs, field, **how).verdict
+
+
+def test_the_four_verdicts():
+    assert verdict(OURS, THEIRS) == premises.HOLDS
+    assert verdict(OURS, THEIRS, where="on a ring") == premises.WHERE
+    assert verdict(THEIRS, OURS) == premises.FAILS
+    close = arm("close", (1.1, 0.9, 1.0))
+    assert verdict(OURS, close) == verdict(close, OURS) == premises.UNKNOWN
+    assert verdict(OURS, close, margin=0.5) == premises.HOLDS
+    assert verdict(THEIRS, OURS, factor=3.0) == premises.HOLDS
+    assert verdict(OURS, THEIRS, "seconds_to_target") == premises.HOLDS
+    late = THEIRS | {"reached": "2/3"}
+    assert verdict(OURS, late, "seconds_to_target") == premises.UNKNOWN
+
+
+def test_an_answer_shows_means_deviations_and_the_test():
+    text = premises.text(premises.at_most, OURS, THEIRS, "seconds_to_target")
+    assert text == (
+        "holds: ours 1 ± 0.1 s against theirs 2 ± 0.2 s, 0.50x; difference -1 ± 0.058 s "
+        "(standard error), paired over 3 seeds, p = 0.0033"
+    )
+
+
+def test_parts_of_a_claim_are_judged_together():
+    good, bad = premises.Answer(premises.HOLDS, "a", 3), premises.Answer(premises.FAILS, "b", 2)
+    unknown = premises.Answer(premises.UNKNOWN, "c")
+    assert premises.both(good, good).verdict == premises.HOLDS
+    assert premises.both(good, unknown).verdict == premises.UNKNOWN
+    assert premises.both(unknown, bad) == (premises.FAILS, "c; b", 2, "")
+    assert premises.counted(OURS, THEIRS, "bytes_per_worker", 0.5).verdict == premises.FAILS
+    verdicts = [premises.of_all(good, 2) for good in (0, 1, 2)]
+    assert verdicts == [premises.FAILS, premises.WHERE, premises.HOLDS]
+
+
+def test_a_seed_that_is_not_there_takes_the_mean_with_it():
+    there = premises.per_seed(OURS, "bytes_to_target", [1.0, 2.0, 3.0])
+    assert there["bytes_to_target"] == 2.0 and there["reached"] == "3/3"
+    gone = premises.per_seed(OURS, "bytes_to_target", [1.0, None, 3.0])
+    assert gone["bytes_to_target"] is None and gone["reached"] == "2/3"
