@@ -62,10 +62,10 @@ def measured(key: tuple[str, str], workers: int, events: int) -> dict[str, float
     built = time.perf_counter()
     rule = make(delay, workers)
     began = time.perf_counter()
-    updates = -(-events // min(K, workers // 8 if key[0] == "random_pairs" else workers))
+    updates = -(-events // min(K, workers // 8 if make is meetings else workers))
     _, schedule = rule.extend(rule.init(), updates)
     seconds = time.perf_counter() - began
-    count = schedule.workers.size // (2 if key[0] == "random_pairs" else 1)
+    count = schedule.workers.size // (2 if make is meetings else 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {
         "events": count,
