@@ -32,6 +32,22 @@ KEYS = {
 }  # fmt: skip
 
 
+def test_without_flags_it_shows_five_commands_that_make_sense(call, here):
+    (here / "configs").symlink_to(launcher.ROOT / "configs")
+    code, out, err = call()
+    assert (code, err) == (0, "")
+    found = [line for line in out.splitlines() if line.startswith("python launch.py --")]
+    assert len(found) == 5 and not files(here / "empty")
+    for _, program, *given in (shlex.split(line, comments=True) for line in found):
+        if {"--config", "--list"} & {flag.partition("=")[0] for flag in given}:
+            more = () if "--list" in given else ("--print_commands",)
+            assert call(*given, *more)[0] == 0, given
+        else:  # of a workdir that is not there yet
+            code, _, err = call(*given)
+            assert code == 2 and "runs/demo" in err, given
+        assert program == "launch.py"
+
+
 def test_a_run_leaves_its_records(here):
     ended = start(here, "--config=config.py:workers=3", "--config.seed=4", "--workdir=a/run")
     assert ended.returncode == 0, ended.stderr

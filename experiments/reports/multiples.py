@@ -15,6 +15,7 @@ from experiments.reports.telling import Runs
 PALE = {"color": "0.82", "linewidth": 0.7, "zorder": 1}
 COLUMNS = 2
 LINE = 0.085  # of the height of axes, between two names
+LONGEST = 22  # characters of a name beside a curve
 
 
 def draw(curves: Sequence[tuple[str, Runs]], target_loss: float | None, clock: str) -> Figure:
@@ -82,12 +83,19 @@ def label_ends(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
         axes.text(
             1.02,
             place,
-            figure.literal(name),
+            figure.literal(_short(name)),
             color=ends[name][1],
             transform=axes.transAxes,
             fontsize=7,
             verticalalignment="center",
         )
+
+
+def _short(name: str) -> str:
+    """A name with its middle left out where it is too long; variants differ at their ends."""
+    if len(name) <= LONGEST:
+        return name
+    return f"{name[: LONGEST // 2 - 1]}…{name[-LONGEST // 2 :]}"
 
 
 def apart(wanted: np.ndarray, gap: float) -> np.ndarray:

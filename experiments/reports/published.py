@@ -117,11 +117,26 @@ def _dumps(record: Mapping) -> str:
 def page(folder: Path = FOLDER) -> str:
     """The page of everything in `folder`, in Markdown."""
     sections = [_section(path) for path in sorted(folder.glob("*.json"))]
-    return "\n".join([OPENING, *_rows(verdicts.HEADINGS, _verdicts(folder)), "", *sections])
+    return "\n".join([OPENING, *_verdicts(folder), "", *sections])
 
 
-def _verdicts(folder: Path) -> list[list[str]]:
-    return [[_cell(cell) for cell in row] for row in verdicts.cells(folder)]
+def _verdicts(folder: Path) -> list[str]:
+    """The verdicts as a numbered table, and under the same numbers what was measured."""
+    rows, measured = [], []
+    for number, cells in enumerate(verdicts.cells(folder), 1):
+        row = dict(zip(verdicts.HEADINGS, cells, strict=True))
+        found, deviation = row.pop("measured"), row.pop("deviation")
+        rows.append([str(number), *map(_cell, row.values())])
+        measured.append(f"{number}. {_words(found)}")
+        measured += [f"    - {_words(deviation)}"] if deviation != table.NONE else []
+    headings = [name for name in verdicts.HEADINGS if name not in ("measured", "deviation")]
+    return [
+        *_rows(["", *headings], rows),
+        "",
+        "Measured, by the numbers of the rows:",
+        "",
+        *measured,
+    ]
 
 
 def _section(path: Path) -> str:

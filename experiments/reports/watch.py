@@ -17,13 +17,12 @@ from experiments.reports import (
     workdirs,
 )
 
-PORT = 8600
 PAUSE = 1.0  # s between two looks at the records, at least
 SHARE = 0.2  # of the time, at most, that goes into making pages
 QUIET = 3.0  # s without a new record and without anybody at work after which all has ended
 
 
-def watch(root: str | os.PathLike, port: int = PORT) -> str | None:
+def watch(root: str | os.PathLike, port: int) -> str | None:
     """Serve the page of a workdir until nobody works on it; why runs are unfinished then, or None.
 
     Raises ValueError where there is no such workdir, where nobody works on it and runs are left,

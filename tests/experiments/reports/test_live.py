@@ -132,6 +132,12 @@ def test_names_beside_curves_lie_apart(wanted, places):
     np.testing.assert_allclose(multiples.apart(np.array(wanted), 0.1), places, atol=1e-12)
 
 
+def test_a_long_name_beside_a_curve_keeps_both_of_its_ends():
+    assert multiples._short("H=2/8 bits") == "H=2/8 bits"
+    short = multiples._short("a_method_with_a_long_name/variant=3")
+    assert len(short) <= multiples.LONGEST and short[:6] == "a_meth" and short[-9:] == "variant=3"
+
+
 def test_many_arms_are_drawn_group_by_group_with_their_names():
     curves = [(name, [run(0.1 * (1 + place))]) for place, name in enumerate(MANY)]
     canvas = multiples.draw(curves, 0.5, "virtual")

@@ -176,7 +176,7 @@ def test_a_launch_that_was_killed_is_named(root, monkeypatch):
     )
     assert watched.ended() == said + "the command that began them goes on with them"
     with pytest.raises(ValueError, match="nobody works on"):
-        watch.watch(root)
+        watch.watch(root, 0)
 
 
 def test_records_that_cannot_be_read_leave_the_last_page(root, monkeypatch):
@@ -195,7 +195,7 @@ def test_records_that_cannot_be_read_leave_the_last_page(root, monkeypatch):
 def test_a_workdir_that_is_done_has_its_report(root, capsys):
     shutil.rmtree(root / "b")
     shutil.rmtree(root / "c")
-    assert watch.watch(root) is None
+    assert watch.watch(root, 0) is None
     assert f"the report of {root} is {root}/report.html" in capsys.readouterr().out
 
 
