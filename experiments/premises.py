@@ -137,9 +137,14 @@ def ends(arm: Arm, members: Sequence[Arm]) -> list[str]:
 
 
 def inside(arm: Arm, members: Sequence[Arm]) -> None:
-    """The best of the members lies inside of their grid, and there is one."""
+    """The best of the members lies inside of their grid, of which every entry has been searched."""
     if len(members) < 2:
         raise CannotTell(f"{arm['name']} was run at one setting, nothing was searched")
+    common = settings(_common(members))
+    for key in settings(arm["name"]).keys() - common.keys():
+        values = {settings(member["name"]).get(key) for member in members}
+        if len(values) < 2:
+            raise CannotTell(f"{key} of {arm['name']} has one value, it was not searched")
     found = ends(arm, members)
     if found:
         raise CannotTell(f"{found[0]} of {arm['name']}, the best, is at the end of its grid")

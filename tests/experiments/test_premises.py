@@ -19,6 +19,7 @@ def arm(name="ours", values=(1.0, 1.1, 0.9), **changed):
 OURS, THEIRS = arm(), arm("theirs", (2.0, 2.2, 1.8))
 GRID = [arm(f"m/K=2/rate={rate}", (loss, loss + 0.1)) for rate, loss in
         ((0.1, 3.0), (0.2, 1.0), (0.4, 2.0))]  # fmt: skip
+ONE_RATE = [arm(f"m/C={threshold}/rate=1") for threshold in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,10 @@ GRID = [arm(f"m/K=2/rate={rate}", (loss, loss + 0.1)) for rate, loss in
             "the samples of the arms differ: ours 1,000, theirs 1,100",
         ),
         (lambda: premises.inside(GRID[0], GRID), "rate of m/K=2/rate=0.1, the best, is at the end"),
+        (
+            lambda: premises.inside(ONE_RATE[1], ONE_RATE),
+            "rate of m/C=2/rate=1 has one value, it was not searched",
+        ),
         (lambda: premises.inside(GRID[0], GRID[:1]), "run at one setting, nothing was searched"),
         (
             lambda: premises.best([one | {"reached": "0/2"} for one in GRID], "seconds_to_target"),
