@@ -2,7 +2,8 @@
 
 python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
-python launch.py --report=runs/y
+python launch.py --watch=runs/y
+python launch.py --report=runs/y --paper
 python launch.py --advise=runs/x
 python launch.py --config=configs/language_model.py:size=1B --dry_run
 python launch.py --list
@@ -49,6 +50,13 @@ flags.register_validator(
 _LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 _LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
 _REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
+_PAPER = flags.DEFINE_bool("paper", False, "Of --report: write every figure as PDF and SVG, too.")
+_WATCH = flags.DEFINE_string(
+    "watch", None, "Only serve the page of this workdir to this machine while its runs go on."
+)
+_PORT = flags.DEFINE_integer(
+    "port", 8600, "Of --watch: where the page is; 0 takes any that is free.", 0, 65535
+)
 _ADVISE = flags.DEFINE_string(
     "advise", None, "Advise on a waiting rule from a run's workdir, a schedule, a trace or a law."
 )
@@ -86,6 +94,18 @@ _RESTARTS = flags.DEFINE_integer(
 )
 
 
+FIRST = """\
+The five commands that one needs first:
+
+python launch.py --list                       # what configs can name, and the configs
+python launch.py --config=configs/demo.py --sweep --workdir=runs/demo      # all arms of a config
+python launch.py --config=configs/nonblocking.py --config.wait=barrier --workdir=runs/x  # one arm
+python launch.py --watch=runs/demo            # the page of a launch while it goes on
+python launch.py --report=runs/demo           # its table, figures and strips, written again
+
+docs/commands.md has the others, python launch.py --help all flags.\
+"""
+
 _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line gives
 
 
@@ -110,6 +130,9 @@ def given(*names: str) -> str:
 
 def parse(argv: list[str]) -> list[str]:
     """Read the flags; what cannot be read is refused in a sentence."""
+    if not argv[1:]:
+        print(FIRST)
+        sys.exit(0)
     try:
         argv, entries = config_files.overrides(flags.FLAGS.read_flags_from_files(argv))
         rest = flags.FLAGS(argv)
@@ -122,13 +145,20 @@ def parse(argv: list[str]) -> list[str]:
     others = given("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
     if _REPORT.value and others:
         refuse(f"--report only writes the report again; leave out {others}")
+    if _WATCH.value and (others or given("report", "advise")):
+        refuse(f"--watch only shows a page; leave out {others or given('report', 'advise')}")
+    if given("paper") and not _REPORT.value:
+        refuse("--paper belongs to --report; give it, too")
+    if given("port") and not _WATCH.value:
+        refuse("--port belongs to --watch; give it, too")
     if _ADVISE.value and given(*_ABOUT_ARMS):
         refuse(f"--advise trains arms of its own; leave out {given(*_ABOUT_ARMS)}")
     if not _ADVISE.value and given("rule", "no_training"):
         refuse(f"{given('rule', 'no_training')} belongs to --advise; give it, too")
     for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
         needless = _DRY_RUN.value and name == "workdir"
-        if not (value or needless or _REPORT.value or _LIST.value or _ADVISE.value):
+        alone = _REPORT.value or _LIST.value or _ADVISE.value or _WATCH.value
+        if not (value or needless or alone):
             refuse(f"--{name} is missing; see the examples in README.md")
     if _SLURM.value and _EXECUTOR.value != "slurm":
         refuse("--slurm has settings for --executor=slurm; give both or neither")
@@ -310,13 +340,26 @@ def list_parts() -> None:
 
 
 def report_again() -> None:
-    """Write the report of records that are there."""
-    from experiments.reports import page
+    """Write the report of records that are there, for a paper with its figures as files."""
+    from experiments.reports import page, paper
 
     try:
         print(f"report: {page.write(_REPORT.value)}")
+        if _PAPER.value:
+            print(f"figures: {paper.write(_REPORT.value)}")
     except (ValueError, OSError) as error:
         refuse(error)
+
+
+def watch() -> int:
+    """Serve a page while records arrive; 1 if nobody is left to finish the runs."""
+    endings.raising()
+    from experiments.reports import watch
+
+    abandoned = watch.watch(_WATCH.value, _PORT.value)
+    if abandoned is not None:
+        print(f"error: {abandoned}", file=sys.stderr)
+    return 0 if abandoned is None else 1
 
 
 def main(_) -> None:
@@ -340,6 +383,8 @@ def main(_) -> None:
             return report_again()
         if _ADVISE.value:
             return advise()
+        if _WATCH.value:
+            sys.exit(watch())
         rest = plan()
         code = rest() if rest else 0
     except (ValueError, OSError) as error:

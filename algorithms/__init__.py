@@ -2,14 +2,17 @@
 
 from algorithms.all_reduce import all_reduce
 from algorithms.base import Algorithm
+from algorithms.choco import choco_sgd
 from algorithms.decentlam import decentlam
 from algorithms.dpsgd import dpsgd
+from algorithms.easgd import easgd
 from algorithms.ef21 import ef21, ef21_sgdm
 from algorithms.exact_diffusion import exact_diffusion
 from algorithms.gradient_tracking import gradient_tracking
 from algorithms.local_sgd import local_sgd
 from algorithms.matcha import matcha, periodic
 from algorithms.mg_wfbp import mg_wfbp
+from algorithms.noloco import noloco
 from algorithms.omnireduce import omnireduce
 from algorithms.one_bit_adam import one_bit_adam
 from algorithms.parallax import parallax
@@ -39,12 +42,14 @@ ALGORITHMS = {
         ad_psgd,
         all_reduce,
         centred_clipping,
+        choco_sgd,
         compensated_rate,
         coordinate_median,
         dc_asgd,
         decentlam,
         delay_adaptive,
         dpsgd,
+        easgd,
         ef21,
         ef21_sgdm,
         ef_sign,
@@ -58,6 +63,7 @@ ALGORITHMS = {
         matcha,
         mg_wfbp,
         natural_compression,
+        noloco,
         omnireduce,
         one_bit_adam,
         parallax,

@@ -50,6 +50,13 @@ def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
     return options[name]
 
 
+class Parted(NamedTuple):
+    """What comes out of an exchange where workers keep models beside the server's."""
+
+    served: Any  # the gradient for the server, equal on all workers
+    own: Any  # the change of this worker's own parameters
+
+
 class Algorithm(NamedTuple):
     """One distributed method, as parts that know nothing of where the workers live.
 
@@ -70,6 +77,11 @@ class Algorithm(NamedTuple):
     server: the optimizer applied, outside the axis, to what the exchange returns: the method is
         *replicated*, one copy of parameters and optimizer state. None: the method is *local*,
         every worker has its own, and the exchange returns the change of its parameters.
+    adopt: (own parameters, the server's, exchange state) -> own parameters. With a server, every
+        worker then keeps a model of its own beside the server's, at which it works: the exchange
+        returns a `Parted`, with the server's parameters as the extra argument `current`, and a
+        participant adopts what it wants of the server's newest ones. The server's are evaluated.
+        None: it takes all of them, so that there is one model.
     grad_params: (exchange state, params) -> where gradients are taken, if not at params.
     weight: finished mini-batches -> weight of a worker in an all-reduce.
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
@@ -98,6 +110,7 @@ class Algorithm(NamedTuple):
     exchange: optax.GradientTransformationExtraArgs
     work: optax.GradientTransformation | None = None
     server: optax.GradientTransformation | None = None
+    adopt: Callable[[Any, Any, Any], Any] | None = None
     grad_params: Callable[[Any, Any], Any] | None = None
     weight: Callable[[jax.Array], jax.Array] = proportional
     mean_only: bool = False
@@ -110,6 +123,11 @@ class Algorithm(NamedTuple):
     fallbacks: Callable[[Any, Any, int, Row], Fallbacks] | None = None
     decide: Callable[[Any], dict[str, Any]] | None = None
     check: Callable[[int, Any], None] | None = None
+
+    @property
+    def own_models(self) -> bool:
+        """Whether every worker has a model of its own."""
+        return self.server is None or self.adopt is not None
 
 
 def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -79,6 +79,7 @@ def _robust(
 ) -> Algorithm:
     def update_fn(updates, centre, params=None, *, weight, **extra):
         del params, extra
+        weight = jnp.float32(1) if weight is None else weight  # all alike
         counts = jax.lax.all_gather(weight, AXIS) > 0
         everybodys = jax.tree.map(
             lambda x: jax.lax.all_gather(x, AXIS).astype(jnp.float32), updates

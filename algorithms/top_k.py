@@ -15,7 +15,7 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Reducer
+from algorithms.compression import Encoder, Reducer
 from comms import sparse
 from comms.messages import Payload
 
@@ -38,7 +38,12 @@ def largest(ratio: float) -> Reducer:
     def within(inner: Reducer) -> Reducer:
         return _listed(ratio, inner)
 
-    return Reducer(lambda leaf: (), reduce, payload, within=within)
+    encoder = Encoder(
+        lambda x, key: sparse.top_k(x, _entries(x, ratio)),
+        sparse.decode,
+        lambda size: sparse.payload_bytes(min(_share(size, ratio), size), jnp.float32),
+    )
+    return Reducer(lambda leaf: (), reduce, payload, encoder=encoder, within=within)
 
 
 def _listed(ratio: float, inner: Reducer) -> Reducer:
@@ -50,22 +55,34 @@ def _listed(ratio: float, inner: Reducer) -> Reducer:
             "it picks; put bf16, fp16, int8, quantise, natural or sign behind it"
         )
 
-    def reduce(x, state, draw):
+    def write(x, key):
         found = sparse.top_k(x, _entries(x, ratio))
-        message = found._replace(values=encoder.encode(found.values, draw.own))
+        return found._replace(values=encoder.encode(found.values, key))
 
-        def read(message):
-            return message._replace(values=encoder.decode(message.values, found.values.size))
+    def read(message, size):
+        entries = min(_share(size, ratio), size)
+        return message._replace(values=encoder.decode(message.values, entries))
 
-        everybodys = jax.vmap(read)(jax.lax.all_gather(message, AXIS))
-        total, sent = sparse.gathered_sum(everybodys, x.size), sparse.decode(read(message), x.size)
+    def reduce(x, state, draw):
+        message = write(x, draw.own)
+        everybodys = jax.vmap(lambda message: read(message, x.size))(
+            jax.lax.all_gather(message, AXIS)
+        )
+        total = sparse.gathered_sum(everybodys, x.size)
+        sent = sparse.decode(read(message, x.size), x.size)
         return total.reshape(x.shape), sent.reshape(x.shape), state
 
-    def payload(leaf, workers, update):
-        entries = _sent(leaf, ratio)
-        return Payload(gathered=(encoder.payload_bytes(entries) + INDEX_BYTES * entries,))
+    def bytes_of(size):
+        entries = min(_share(size, ratio), size)
+        return encoder.payload_bytes(entries) + INDEX_BYTES * entries
 
-    return Reducer(lambda leaf: (), reduce, payload)
+    def payload(leaf, workers, update):
+        return Payload(gathered=(bytes_of(math.prod(leaf.shape)),))
+
+    listed = Encoder(
+        write, lambda message, size: sparse.decode(read(message, size), size), bytes_of
+    )
+    return Reducer(lambda leaf: (), reduce, payload, encoder=listed)
 
 
 def with_ratio_warmup(ratio: float, updates: int) -> Reducer:
@@ -174,7 +191,11 @@ def random_k(
 
 
 def _entries(leaf, ratio: float) -> int:
-    return max(1, round(ratio * math.prod(leaf.shape)))
+    return _share(math.prod(leaf.shape), ratio)
+
+
+def _share(size: int, ratio: float) -> int:
+    return max(1, round(ratio * size))
 
 
 def _sent(leaf, ratio: float) -> int:

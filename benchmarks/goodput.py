@@ -6,9 +6,11 @@ Four workers of three systems sleep for the same delays. A worker of K-batch-asy
 a process of its own, whose place another one takes. The processes of a synchronous mesh all end
 with one of them, start again (`--restarts`) and go on from their last checkpoint. Goodput is what
 stands in the models at the first evaluation after the same time on the wall, in samples per second,
-over that of the same system undisturbed.
+over that of the same system undisturbed. Rows go into docs/results/benchmarks/goodput.json, where
+`every` is 0 for a system that is left alone.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -22,18 +24,11 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from absl import app, flags
-
+from benchmarks import points
 from benchmarks.processes import children, descendants, free_port, kill
 
-_SECONDS = flags.DEFINE_float(
-    "seconds", 60.0, "On the wall, from the first evaluation after an update on."
-)
-_EVERY = flags.DEFINE_list("every", ["5", "30"], "Seconds between two kills, for each a row.")
-_SYSTEMS = flags.DEFINE_list("systems", [], "Only these.")
-_OUTPUT = flags.DEFINE_string("output", None, "A file for the rows, as JSON.")
-
 ROOT = pathlib.Path(__file__).parents[1]
+RECORD, KEY = points.FOLDER / "goodput.json", ("system", "every")
 WORKERS = 4
 STARTING = 180.0  # s that a run may take until its first evaluation
 LAUNCH = (sys.executable, str(ROOT / "launch.py"), "--config.seconds=100000")
@@ -64,8 +59,9 @@ class Row(NamedTuple):
     """What a system has got through."""
 
     system: str
-    every: float | None  # s between two kills
+    every: float  # s between two kills; 0: none
     kills: int
+    seconds: float  # on the wall, until the evaluation that ends it
     samples_per_second: float
 
 
@@ -125,8 +121,8 @@ def samples_of(workdir: pathlib.Path) -> int | None:
         return None
 
 
-def measure(name: str, every: float | None, seconds: float, workdir: pathlib.Path) -> Row:
-    """Run a system for these seconds, and kill one of its workers every `every` of them."""
+def measure(name: str, every: float, seconds: float, workdir: pathlib.Path) -> Row:
+    """Run a system for these seconds, and kill one of its workers now and then."""
     system, draw, kills = SYSTEMS[name], random.Random(0), 0
     with started(system, workdir) as running:
         patience = time.monotonic() + STARTING
@@ -138,38 +134,43 @@ def measure(name: str, every: float | None, seconds: float, workdir: pathlib.Pat
         begin, before = time.monotonic(), samples_of(workdir)
         due = begin + (every or seconds)
         while (now := time.monotonic()) < begin + seconds:
-            if every is not None and now >= due:
+            if every and now >= due:
                 due += every
                 there = workers_of(system, running)
                 if there:
                     kills += kill(draw.choice(there))
             time.sleep(0.05)
-        # Gossip evaluates when all nodes are there: what was gained shows at the next evaluation.
+        # What was gained shows at the next evaluation; a mesh may be on its way back.
         ended = time.time()
         while (workdir / "metrics.jsonl").stat().st_mtime < ended:
             if time.monotonic() > begin + seconds + STARTING:
                 raise RuntimeError(f"{name} has not come back within {STARTING:g} s")
             time.sleep(0.05)
         after, took = samples_of(workdir) or before, time.monotonic() - begin
-    return Row(name, every, kills, (after - before) / took)
+    return Row(name, every, kills, took, (after - before) / took)
 
 
-def main(_) -> None:
-    rows, seconds = [], _SECONDS.value
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="from an evaluation on")
+    parser.add_argument("--every", default="5,30", help="seconds between two kills, with commas")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="only these, with commas")
+    parser.add_argument("--output", type=pathlib.Path, default=RECORD, help="another record")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for name in _SYSTEMS.value or SYSTEMS:
-            for every in (None, *map(float, _EVERY.value)):
-                workdir = pathlib.Path(folder) / f"{len(rows)}"
-                rows.append(measure(name, every, seconds, workdir))
-                row, alone = rows[-1], next(r for r in rows if r.system == name)
-                how = "undisturbed" if every is None else f"a kill every {every:g} s ({row.kills})"
+        for name in options.systems.split(","):
+            alone = None
+            for every in (0.0, *map(float, options.every.split(","))):
+                workdir = pathlib.Path(folder) / f"{name}, {every}"
+                row = measure(name, every, options.seconds, workdir)
+                alone = alone or row
                 share = row.samples_per_second / max(alone.samples_per_second, 1e-9)
+                point = row._asdict() | {"share": share}
+                points.put(options.output, "python -m benchmarks.goodput", KEY, [point])
+                how = f"a kill every {every:g} s ({row.kills})" if every else "undisturbed"
                 print(f"{name}, {how}: {row.samples_per_second:.0f} samples/s, {share:.2f}",
                       flush=True)  # fmt: skip
-    if _OUTPUT.value:
-        text = json.dumps([row._asdict() for row in rows], indent=1)
-        pathlib.Path(_OUTPUT.value).write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

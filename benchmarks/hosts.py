@@ -1,7 +1,7 @@
 """Methods on hosts whose links have a rate: measured, beside what the model of costs expects.
 
     python -m benchmarks.hosts --hosts=2,4 --rate=1gbit,100mbit                # as root
-    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py --sweep'
+    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py'
 
 The first command times the exchange of every arm of `configs/s2_reducer.py` with real gradients,
 see `benchmarks.hosts_exchange`, and puts it into docs/results/benchmarks/hosts.json, in which other
@@ -25,8 +25,10 @@ from benchmarks import namespaces, points
 from benchmarks.hosts_exchange import COLUMNS
 from benchmarks.processes import free_port
 
-_HOSTS = flags.DEFINE_list("hosts", ["2", "4"], "How many, with a process and a link each.")
-_RATES = flags.DEFINE_list("rate", ["1gbit", "100mbit"], "Of all links, one after the other.")
+# The first three are the flags of other benchmarks on hosts, too.
+HOSTS = flags.DEFINE_list("hosts", ["2", "4"], "How many, with a process and a link each.")
+RATES = flags.DEFINE_list("rate", ["1gbit", "100mbit"], "Of all links, one after the other.")
+OUTPUT = flags.DEFINE_string("output", None, "The record, if it is to be another one.")
 _TASKS = flags.DEFINE_list(
     "tasks", ["lstm", "transformer", "skip_gram", "ncf", "hashed_logistic"], "Of s2_reducer.py."
 )
@@ -34,7 +36,6 @@ _METHODS = flags.DEFINE_list("methods", [], "Only these arms.")
 _RUNS = flags.DEFINE_integer("runs", 9, "Runs of everything timed.", lower_bound=3)
 _QUOTA = flags.DEFINE_float("quota", None, "Cores that the last host may use.", lower_bound=0.01)
 _LAUNCH = flags.DEFINE_string("launch", None, "Only run launch.py with these flags.")
-_OUTPUT = flags.DEFINE_string("output", None, "The record, if it is to be another one.")
 
 RECORD = points.FOLDER / "hosts.json"
 KEY = ("task", "method", "hosts", "rate")  # of a point
@@ -105,21 +106,21 @@ def main(_) -> int | None:
     if reason is not None:
         print(f"skipped: {reason}")
         return None
-    path = RECORD if _OUTPUT.value is None else pathlib.Path(_OUTPUT.value)
+    path = RECORD if OUTPUT.value is None else pathlib.Path(OUTPUT.value)
     orders = {
         "tasks": _TASKS.value,
         "methods": _METHODS.value,
-        "rates": _RATES.value,
+        "rates": RATES.value,
         "turns": _RUNS.value,
     }
     if _LAUNCH.value is not None:
-        if len(_HOSTS.value) > 1 or len(_RATES.value) > 1:
+        if len(HOSTS.value) > 1 or len(RATES.value) > 1:
             raise app.UsageError("--launch runs once; give one number of --hosts and one --rate")
-        with namespaces.switch(int(_HOSTS.value[0]), _RATES.value[0], _QUOTA.value) as hosts:
+        with namespaces.switch(int(HOSTS.value[0]), RATES.value[0], _QUOTA.value) as hosts:
             return launched(hosts, shlex.split(_LAUNCH.value))
     print(f"ms: {', '.join(COLUMNS)}, each with the error of what was expected")
-    for count in map(int, _HOSTS.value):
-        with namespaces.switch(count, _RATES.value[0], _QUOTA.value) as hosts:
+    for count in map(int, HOSTS.value):
+        with namespaces.switch(count, RATES.value[0], _QUOTA.value) as hosts:
             for point in exchanges(hosts, orders):
                 print(shown(point), flush=True)
                 points.put(path, "python -m benchmarks.hosts", KEY, [point])

@@ -10,6 +10,7 @@ others have ended, and has to end as well. `--faults=unplugged` takes root: ever
 network namespace of its own, and the link of one is taken down.
 """
 
+import argparse
 import concurrent.futures
 import contextlib
 import importlib
@@ -23,21 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from absl import app, flags
 
 from benchmarks import namespaces
 from benchmarks.processes import free_port
-
-_FAULTS = flags.DEFINE_list("faults", ["SIGKILL", "SIGSTOP"], "Of SIGKILL, SIGSTOP and unplugged.")
-_PROCESSES = flags.DEFINE_list("processes", ["2", "4"], "How many a run has; 1, 2 or 4.")
-_MOMENTS = flags.DEFINE_list("moments", [], "Only these of start, round, goal, ...")
-_VICTIMS = flags.DEFINE_list("victims", ["first", "last"], "Which process has the fault; or all.")
-_AT_ONCE = flags.DEFINE_integer("at_once", 2, "Trials at the same time.", lower_bound=1)
-_RESUME = flags.DEFINE_bool("resume", True, "Repeat the command of every trial.")
-_OUTPUT = flags.DEFINE_string("output", None, "A file for the rows, as JSON.")
 
 ROOT = pathlib.Path(__file__).parents[1]
 WORKERS, UPDATES = 4, 120
@@ -163,8 +156,8 @@ def faults_of(text: str) -> list[str]:
     return wrong + ["a traceback"] * ("Traceback" in text)
 
 
-def tried(trial: Trial, expected: np.ndarray | None) -> dict:
-    """The row of a trial; expected: parameters of an undisturbed run."""
+def tried(trial: Trial, expected: np.ndarray | None, resume: bool) -> dict:
+    """The row of a trial; expected: parameters of an undisturbed run; resume: repeat it after."""
     row, running = {**trial._asdict()}, []
     with contextlib.ExitStack() as opened:
         here = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory())) / "trial"
@@ -209,7 +202,7 @@ def tried(trial: Trial, expected: np.ndarray | None) -> dict:
             for process in running:
                 process.kill()
                 process.wait()
-        if _RESUME.value and not cut:
+        if resume and not cut:
             row["resumed"] = resumed(trial, here, expected)
     return row
 
@@ -248,32 +241,46 @@ def undisturbed(processes: int) -> np.ndarray:
         return parameters(here)
 
 
-def trials() -> list[Trial]:
+def victims_of(places: Sequence[str], processes: int) -> list[int]:
+    """The processes at these places, each once; two have nobody in the middle."""
+    known = {"first": [0], "middle": range(1, processes - 1), "last": [processes - 1]}
+    return sorted({rank for place in places for rank in known[place]})
+
+
+def trials(options: argparse.Namespace) -> list[Trial]:
     """All that the flags ask for."""
     found = []
-    for fault in _FAULTS.value:
-        for processes in map(int, _PROCESSES.value):
-            ends = {"first": [0], "last": [processes - 1], "all": range(processes)}
-            victims = sorted({rank for name in _VICTIMS.value for rank in ends[name]})
-            for moment in _MOMENTS.value or MOMENTS:
+    for fault in options.faults.split(","):
+        for processes in map(int, options.processes.split(",")):
+            victims = victims_of(options.victims.split(","), processes)
+            for moment in options.moments.split(","):
                 found += [Trial(fault, processes, victim, moment) for victim in victims]
     return found
 
 
-def main(_) -> None:
-    everything = trials()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--faults", default="SIGKILL,SIGSTOP", help=f"and {CUT}, with commas")
+    parser.add_argument("--processes", default="2,4", help="how many a run has; 1, 2 or 4")
+    parser.add_argument("--moments", default=",".join(MOMENTS), help="only these, with commas")
+    parser.add_argument("--victims", default="first,middle,last", help="who has the fault")
+    parser.add_argument("--at_once", type=int, default=2, help="trials at the same time")
+    parser.add_argument("--no_resume", action="store_true", help="do not repeat the command after")
+    parser.add_argument("--output", type=pathlib.Path, help="a file for the rows, as JSON")
+    options = parser.parse_args()
+    everything, resume = trials(options), not options.no_resume
     expected = {}
-    if _RESUME.value:
+    if resume:
         expected = {count: undisturbed(count) for count in {t.processes for t in everything}}
     rows = []
     print(f"{'fault':8} {'processes':>9} {'victim':>6} {'moment':11} {'seconds':>7}  codes, ...")
     links = [trial for trial in everything if trial.fault == CUT]
-    pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE.value)
+    pool = concurrent.futures.ThreadPoolExecutor(options.at_once)
     signals = [trial for trial in everything if trial.fault != CUT]
 
     def row_of(trial: Trial) -> dict:
         same = MOMENTS[trial.moment].repeats
-        return tried(trial, expected.get(trial.processes) if same else None)
+        return tried(trial, expected.get(trial.processes) if same else None, resume)
 
     doing = [pool.submit(row_of, trial) for trial in signals]
     done = (future.result() for future in concurrent.futures.as_completed(doing))
@@ -286,12 +293,12 @@ def main(_) -> None:
             f"{seconds:>7}  {rest}",
             flush=True,
         )
-        if _OUTPUT.value:
-            pathlib.Path(_OUTPUT.value).write_text(json.dumps(rows, indent=1))
+        if options.output:
+            options.output.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["victim"]:
         as_victim(*sys.argv[2:])
     else:
-        app.run(main)
+        main()

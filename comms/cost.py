@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax  # pytrees only
 import numpy as np
-from scipy import optimize
+import scipy
 
 
 class AlphaBeta(NamedTuple):
@@ -136,7 +136,7 @@ def table(sizes, seconds) -> Table:
     sizes, seconds = _measured("table", sizes, seconds)
     distinct, where, repeats = np.unique(sizes, return_inverse=True, return_counts=True)
     means = np.bincount(where, seconds) / repeats
-    return Table(distinct, optimize.isotonic_regression(means, weights=repeats).x)
+    return Table(distinct, scipy.optimize.isotonic_regression(means, weights=repeats).x)
 
 
 def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
@@ -149,7 +149,7 @@ def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
     sizes, seconds = _measured("fit", sizes, seconds)
     unit = sizes.max()  # columns of one magnitude
     columns = np.stack([np.ones_like(sizes), sizes / unit], axis=1)
-    (alpha, beta), _ = optimize.nnls(columns, seconds)
+    (alpha, beta), _ = scipy.optimize.nnls(columns, seconds)
     error = np.sum((columns @ [alpha, beta] - seconds) ** 2)
     spread = np.sum((seconds - seconds.mean()) ** 2)
     r_squared = 1 - error / spread if spread > 0 else 1.0  # equal times are met exactly

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 import networkx as nx
 import numpy as np
-from scipy import linalg, sparse
-from scipy.optimize import linprog, minimize_scalar
+import scipy
 
 from comms import mixing
 
@@ -68,7 +67,7 @@ def activation_probabilities(
         if value > lower:
             lower, best = value, q
         cuts = np.concatenate([cuts, form.cuts(modes)])
-        programme = linprog(
+        programme = scipy.optimize.linprog(
             [0.0] * count + [-1.0],  # maximise the bound
             A_ub=np.column_stack([-cuts, np.ones(len(cuts))]),  # bound <= cut . q
             b_ub=np.zeros(len(cuts)),
@@ -133,11 +132,11 @@ def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float
         return _least(lambda a: float(np.max(1 - 2 * a * values + a**2 * squares)), 2 / values[-1])
     quadratic = (linear @ linear + 2 * spread).toarray()
     linear, size = linear.toarray(), len(quadratic)
-    most = 2 / linalg.eigvalsh(linear, subset_by_index=[size - 1, size - 1])[0]
+    most = 2 / scipy.linalg.eigvalsh(linear, subset_by_index=[size - 1, size - 1])[0]
     alpha, bounds = most / 2, np.empty((0, 2))
     for _ in range(MOST_CUTS):
         moment = np.eye(size) - 1 / size - 2 * alpha * linear + alpha**2 * quadratic
-        values, vectors = linalg.eigh(moment, subset_by_index=[size - 4, size - 1])
+        values, vectors = scipy.linalg.eigh(moment, subset_by_index=[size - 4, size - 1])
         held = [np.einsum("nk,nm,mk->k", vectors, of, vectors) for of in (linear, quadratic)]
         bounds = np.concatenate([bounds, np.stack(held, axis=1)])
         following, below = _least(
@@ -152,7 +151,7 @@ def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float
 
 def _least(contraction: Callable[[float], float], most: float) -> tuple[float, float]:
     """The alpha up to `most` at which a convex function of it is least, and that value."""
-    search = minimize_scalar(
+    search = scipy.optimize.minimize_scalar(
         contraction, bounds=(0, most), method="bounded", options={"xatol": 1e-10}
     )
     return float(search.x), float(search.fun)
@@ -237,12 +236,12 @@ class _Sparse:
         """Multiply all of them."""
         self._factor *= factor
 
-    def laplacian(self, p: np.ndarray) -> sparse.csr_array:
+    def laplacian(self, p: np.ndarray) -> "scipy.sparse.csr_array":
         """sum_j p_j L_j."""
         weight = self._factor * p[self._matching]
-        off = sparse.coo_array((weight, (self._i, self._j)), self._shape).tocsr()
+        off = scipy.sparse.coo_array((weight, (self._i, self._j)), self._shape).tocsr()
         off = off + off.T
-        return (sparse.diags_array(off.sum(axis=1)) - off).tocsr()
+        return (scipy.sparse.diags_array(off.sum(axis=1)) - off).tocsr()
 
     def trace_bound(self, budget: float) -> float:
         """The most that the mean of all eigenvalues but 0 can be, for sum q = M, q <= 1/budget."""
@@ -255,7 +254,7 @@ class _Sparse:
         L = self.laplacian(p).toarray()
         last = min(MOST_MODES, len(L) - 1) - 1
         shifted = L + 2 * np.trace(L) / len(L)
-        values, vectors = linalg.eigh(shifted, subset_by_index=[0, last])
+        values, vectors = scipy.linalg.eigh(shifted, subset_by_index=[0, last])
         return float(values[0]), vectors[:, values <= 1.5 * values[0] + 1e-12]
 
     def cuts(self, modes: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import optimize, special
+import scipy
 
 
 @functools.cache
@@ -31,8 +31,8 @@ def estimate_error(entries: int, rows: int, columns: int) -> float:
     others = np.arange(1, min(most, entries - 1) + 1)
     share = _binomial(others, entries - 1, 1 / columns)  # of buckets
     t = np.linspace(0, 12 * math.sqrt(most), 4001)
-    above = (share[:, None] * special.ndtr(-t[None] / np.sqrt(others)[:, None])).sum(0)
-    tail = 2 * special.bdtrc(rows // 2, rows, above)  # of both signs
+    above = (share[:, None] * scipy.special.ndtr(-t[None] / np.sqrt(others)[:, None])).sum(0)
+    tail = 2 * scipy.special.bdtrc(rows // 2, rows, above)  # of both signs
     return math.sqrt(np.trapezoid(2 * t * tail, t))
 
 
@@ -41,8 +41,8 @@ def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
 
     As scipy.stats does it, whose import takes a second.
     """
-    ways = -np.log(n + 1.0) - special.betaln(n - k + 1.0, k + 1.0)
-    return np.exp(ways + special.xlogy(k, share) + special.xlog1py(n - k, -share))
+    ways = -np.log(n + 1.0) - scipy.special.betaln(n - k + 1.0, k + 1.0)
+    return np.exp(ways + scipy.special.xlogy(k, share) + scipy.special.xlog1py(n - k, -share))
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def peeling_load(rows: int) -> float:
     """
     if rows == 1:
         return 0.0
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         lambda x: x / (rows * (-math.expm1(-x)) ** (rows - 1)), bounds=(1e-9, 20), method="bounded"
     )
     return float(found.fun)

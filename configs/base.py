@@ -18,10 +18,12 @@ def arm(**changes: Any) -> ConfigDict:
         "seed": 0,  # of initial parameters, samples, delays and whatever else is drawn
         "task": part("digits", model="mlp"),  # what is minimised, on which data
         "split": part("iid"),  # of the samples over the workers: iid | dirichlet(alpha=...)
-        # simulate (virtual time) | mesh (a worker per device, real time) | actors (a worker per
+        # simulate (virtual time) | mesh (workers on devices, real time) | actors (a worker per
         # process, which nobody marches in step)
         "runtime": "simulate",
         "devices": 1,  # simulate: devices that the worker axis is sharded over
+        "devices_per_worker": 1,  # mesh: devices that share a worker's mini-batches
+        "sharding": "replicated",  # mesh: the model on each of them, or a part: replicated | fsdp
         "rounds_per_dispatch": 4,  # mesh: rounds between two looks of the host at the clock
         "workers": 8,
         "batch_size": 16,  # samples in a mini-batch

@@ -3,11 +3,11 @@
 Workers train an MLP of 1.2 MB on scikit-learn's digits, all at the devices' own speed. On hosts
 whose links have the rate it is measured (as root; a process per host):
 
-    python -m benchmarks.hosts --hosts=4 --rate=100mbit --launch='--config=configs/links.py --sweep'
+    python -m benchmarks.seconds_to_loss --hosts=4 --rate=1gbit,100mbit
 
 and with the seconds that a mini-batch took there it is worked out on simulated workers:
 
-    --config=configs/links.py:rate=100mbit,each=0.004,runtime=simulate --sweep
+    --config=configs/links.py:bits=1e8,each=0.004,runtime=simulate --sweep
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,6 @@ from configs import arguments, base
 from experiments.parts import part
 
 STEPS = 8  # local steps between two exchanges
-BITS = {"1gbit": 1e9, "100mbit": 1e8}
 LATENCY = 2e-4  # seconds of a message between two namespaces
 PAYLOAD = 1448 / 1514  # of a packet; the rest is headers
 
@@ -26,13 +25,11 @@ PAYLOAD = 1448 / 1514  # of a packet; the rest is headers
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm: all-reduce.
 
-    Arguments: workers; runtime, mesh or simulate; of the latter also rate, a key of BITS, and each,
-    the seconds of a mini-batch.
+    Arguments: workers; runtime, mesh or simulate; of the latter also bits, that a link carries in a
+    second, and each, the seconds of a mini-batch.
     """
-    a = arguments.parse(arg, workers=4, runtime="mesh", rate="1gbit", each=0.004)
-    if a["rate"] not in BITS:
-        raise ValueError(f"unknown rate {a['rate']!r}; choose one of {', '.join(BITS)}")
-    network = part("network", latency=LATENCY, bandwidth=BITS[a["rate"]] / 8 * PAYLOAD)
+    a = arguments.parse(arg, workers=4, runtime="mesh", bits=1e9, each=0.004)
+    network = part("network", latency=LATENCY, bandwidth=a["bits"] / 8 * PAYLOAD)
     modelled = {"delay": part("deterministic", value=a["each"]), "communication": network}
     real = {"delay": part("none"), "communication": 0.0}  # the links are
     chosen = {"simulate": modelled, "mesh": real}

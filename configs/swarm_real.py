@@ -69,7 +69,7 @@ RATES = {
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget on the clock)."""
     a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
-    return base.arm(
+    config = base.arm(
         name="real/8 bits",
         task=part("digits", model="mlp"),
         runtime="actors",
@@ -85,6 +85,16 @@ def get_config(arg: str | None = None) -> ConfigDict:
         evaluate_every=a["seconds"] / 30,
         target_loss=0.5,
     )
+    config.actors = ConfigDict(
+        {
+            "cpus": 1.0,  # of a process; Ray starts as many as the machine or the cluster has
+            "gpus": 0.0,  # a share below 1 is a part of one, its memory as well
+            "least_workers": 2,  # with fewer for a minute the run ends, exit code 3
+            "bad_contribution": "end",  # the run where one fails or is not finite; or drop it
+            "restore": "neighbour",  # whose model a node takes that has died; or its checkpoint's
+        }
+    )
+    return config
 
 
 def sweep() -> Iterator[tuple[str, dict]]:

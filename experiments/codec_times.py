@@ -61,7 +61,7 @@ def gain(
 
 def _compresses(arm: prepare.Prepared, workers: int) -> bool:
     """Whether gradients are encoded for a server, so that all-reduce is the alternative."""
-    replicated = arm.algorithm.server is not None
+    replicated = not arm.algorithm.own_models
     return replicated and messages.compresses(arm.algorithm, arm.shapes, workers)
 
 

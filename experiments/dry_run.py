@@ -6,6 +6,7 @@ a worker's contribution.
 """
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -19,10 +20,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.base import AXIS
 from comms import messages
-from experiments import limits, parts, peaks, prepare, program_costs, tasks
-from runtimes import bodies, feeding, rounds, worker
+from experiments import limits, parts, peaks, places, prepare, program_costs, tasks
+from runtimes import bodies, feeding, rounds, slices, worker
 from stragglers.rule import most_mini_batches
 
 PLANNED = 64  # updates, over which what is sent is a mean
@@ -38,6 +38,7 @@ class Traced(NamedTuple):
     shared: tuple[Any, ...]  # what of the arguments every device has whole
     axes: tuple[tuple[str, int], ...] = ()
     devices: int = 1  # that share the rest and the work
+    spared: float = 0.0  # bytes of the arguments that lie on other devices
 
 
 class Forecast(NamedTuple):
@@ -70,7 +71,7 @@ def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
     given_away = range(len(jax.tree.leaves(traced.arguments[0])))
     costs = program_costs.of_jaxpr(made.jaxpr, given_away)
     whole, shared = _bytes(traced.arguments), _bytes(traced.shared)
-    memory = shared + (whole - shared + costs.memory) / traced.devices
+    memory = shared + (whole - shared + costs.memory) / traced.devices - traced.spared
     flops = Counter({name: value / traced.devices for name, value in costs.flops.items()})
     return memory, flops, costs.moved / traced.devices
 
@@ -87,10 +88,11 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
     def begun(params):
         per_worker = _stacked(worker.init(algorithm, params), config.workers)
-        if algorithm.server is None:
-            return bodies.Model(_stacked(params, config.workers), (), per_worker)
+        server = worker.init_server(algorithm, params)
+        if algorithm.own_models:
+            return bodies.Model(_stacked(params, config.workers), server, per_worker)
         held = _stacked(params, config.workers + 1) if made.runtime.stale else params
-        return bodies.Model(held, algorithm.server.init(params), per_worker)
+        return bodies.Model(held, server, per_worker)
 
     def run(model, rows, count, examples):
         return bodies.run_rows(
@@ -99,18 +101,25 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
         )  # fmt: skip
 
     model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))
-    shared = [examples, *([model.params, model.server] if algorithm.server else [])]
+    one_model = [] if algorithm.own_models else [model.params]
+    shared = [examples, *one_model, model.server]
     arguments = (model, rows, jax.ShapeDtypeStruct((), jnp.int32), examples)
     return Traced(run, arguments, tuple(shared), devices=config.devices)
 
 
 def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
-    """A worker's round, as `runtimes.mesh` has it on a device that nobody watches."""
+    """A worker's round, as `runtimes.mesh` has it on a device that nobody watches.
+
+    Where the devices of a worker divide its model, each holds the parameters once more, gathered.
+    """
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
+    size, streamed = places.devices_per_worker(config), tasks.streams(config.task)
+    team = slices.Replicated(size) if size > 1 else slices.Alone()
+    kept = slices.of(size, places.sharding(config), streamed)
     most = config.rounds_per_dispatch
 
     def begun(params):
-        server = () if algorithm.server is None else algorithm.server.init(params)
+        server = worker.init_server(algorithm, params)
         state = worker.init(algorithm, params)
         return rounds.Model(params, server, state, jnp.int32(0), jnp.float32(0))
 
@@ -121,18 +130,21 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
                 used = jnp.asarray(algorithm.links.active(0, most))[place]
             losses, augment = made.task.losses, made.task.augment
             return rounds.plain(
-                algorithm, losses, mini_batches, augment, carry, table, examples, used
+                algorithm, losses, mini_batches, augment, team, carry, table, examples, used
             )
 
         carry = (model, jnp.int32(0), jnp.float32(0))
         return jax.lax.fori_loop(0, count, step, carry)[0]
 
-    taken = (most * mini_batches, config.batch_size)
+    taken = (most * mini_batches, config.batch_size // size)
     model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))
     indices, draws = _addressed(made.task, taken)
+    divided = functools.partial(_divided, kept)
+    spared = divided(model) * (1 - 1 / size) - divided(model.params)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     arguments = (model, rounds.Table(indices, count, draws), count, examples)
-    return Traced(run, arguments, (), axes=((AXIS, config.workers),))
+    axes = tuple(zip(team.axes, (config.workers, size), strict=False))
+    return Traced(run, arguments, (), axes, spared=spared)
 
 
 def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
@@ -209,6 +221,12 @@ def _seconds(found: Forecast, peak: peaks.Peak) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _divided(team: slices.Alone, tree: Any) -> float:
+    """Bytes of the arrays that the devices of a worker divide."""
+    leaves = jax.tree.leaves(tree)
+    return _bytes([leaf for leaf in leaves if slices.SLICE in team.split(np.shape(leaf))])
 
 
 def _stacked(tree: Any, count: int) -> Any:

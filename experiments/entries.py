@@ -70,11 +70,19 @@ _ENTRIES: Entries = (
     ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
     ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
 )  # fmt: skip
+# Of an arm, which may leave them out.
+_OPTIONAL: Entries = (
+    ("a positive whole number below 2**31", lambda v: is_count(v) and v < 2**31,
+     ("devices_per_worker",)),
+    ("a text", lambda v: isinstance(v, str), ("sharding",)),
+)  # fmt: skip
 
 
 def check_arm(config: ConfigDict) -> None:
     """Raise ValueError for an entry of an arm that is missing, of a wrong type or range."""
     check(config, _ENTRIES)
+    for words, fits, names in _OPTIONAL:
+        check(config, [(words, fits, [name for name in names if name in config])])
 
 
 def check(config: ConfigDict, entries: Entries) -> None:

@@ -27,7 +27,7 @@ LAUNCH_FILES = (
     "error_against_time.png", "compensated.png", "rho.png", "meetings.png", "meetings.json",
     "loss_and_bytes.png",
 )  # fmt: skip
-LAUNCH_FOLDERS = ("slurm",)
+LAUNCH_FOLDERS = ("slurm", "figures")
 FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))
 FOLDERS = frozenset((*RUN_FOLDERS, *LAUNCH_FOLDERS))
 LOCKS = ("run.lock", "launch.lock")

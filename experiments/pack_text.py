@@ -14,9 +14,9 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments import files
-from experiments.tasks import text, token_files
+from experiments.tasks import token_files
 
-_CORPUS = flags.DEFINE_enum("corpus", None, sorted(text.TFDS_TEXT), "Data set of text.")
+_CORPUS = flags.DEFINE_enum("corpus", None, sorted(token_files.DOCUMENTS), "Data set of text.")
 _FOLDER = flags.DEFINE_string("folder", None, "Where the files go; made if need be.")
 _LENGTH = flags.DEFINE_integer("length", 1024, "Targets of a sequence.")
 _TOKENISER = flags.DEFINE_string("tokeniser", "bytes", "A key of TOKENISERS and its parameters.")
@@ -39,11 +39,11 @@ def pack(
     The files of a folder appear whole or not at all. Raises ValueError for what cannot be read,
     and `files.NotWritten`.
     """
-    texts = functools.partial(token_files.documents, corpus, most=most, data_dir=data_dir)
+    texts = functools.partial(token_files.DOCUMENTS[corpus], most=most, data_dir=data_dir)
     built = token_files.TOKENISER.build(tokeniser, texts=texts("train"))
     files.make(folder)
     counts = {}
-    for split in ("train", "test"):
+    for split in token_files.SPLITS:
         sequences = token_files.packed(texts(split), built, length, split)
         with files.replacing(Path(folder) / f"{split}_tokens.npy") as file:
             counts[split] = token_files.write(file, sequences, len(built.words))

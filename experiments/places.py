@@ -9,11 +9,23 @@ from ml_collections import ConfigDict
 
 from experiments import entries, parts, waiting
 from experiments.shared_tally import SharedTally
-from runtimes import actors, free_worker, meetings, mesh, overseer, peers, session, simulate
+from runtimes import (
+    actors,
+    free_worker,
+    meetings,
+    mesh,
+    overseer,
+    peers,
+    session,
+    simulate,
+    slices,
+)
 from runtimes.base import Runtime
 from runtimes.feeding import Streamed
 from stragglers import inject, processes, rules
 from stragglers.rule import Rule, Trigger, most_mini_batches
+
+NEIGHBOUR, OWN = "neighbour", "checkpoint"  # from whose model a node begins that has gone
 
 
 class Place(NamedTuple):
@@ -23,6 +35,7 @@ class Place(NamedTuple):
     devices: Callable[[ConfigDict], int]  # how many a run wants
     together: bool = False  # runs that differ only in data can be one program
     cluster: bool = False  # its workers are processes, which may live on a cluster
+    slices: bool = False  # a worker may be several devices
 
 
 def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
@@ -31,12 +44,35 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
     parts_of_arm: task, algorithm, sampler, what an exchange costs, and a picklable function that
     builds the same runtime in another process.
     """
-    return RUNTIMES[config.runtime].build(config, *parts_of_arm)
+    place = RUNTIMES[config.runtime]
+    _check_slices(config, place)
+    return place.build(config, *parts_of_arm)
 
 
 def devices(config: ConfigDict) -> int:
     """How many devices a run of this config wants; 1 for a runtime that does not exist."""
     return RUNTIMES[config.runtime].devices(config) if config.runtime in RUNTIMES else 1
+
+
+def devices_per_worker(config: ConfigDict) -> int:
+    """How many devices a worker is; a config may leave it out."""
+    return config.get("devices_per_worker", 1)
+
+
+def sharding(config: ConfigDict) -> str:
+    """How the devices of a worker keep its model; a config may leave it out."""
+    return config.get("sharding", slices.DEFAULT)
+
+
+def _check_slices(config: ConfigDict, place: Place) -> None:
+    """Raise ValueError for workers of several devices where there are none."""
+    several = devices_per_worker(config) > 1 or sharding(config) != slices.DEFAULT
+    if several and not place.slices:
+        raise ValueError(
+            f"{config.runtime}: config.devices_per_worker={devices_per_worker(config)} and "
+            f"config.sharding={sharding(config)!r} are for workers that are slices of a mesh; use "
+            "runtime='mesh', or leave them out"
+        )
 
 
 def _simulate(config, task, algorithm, sampler, communication, again):
@@ -66,7 +102,7 @@ def _simulate(config, task, algorithm, sampler, communication, again):
 
 def _mesh(config, task, algorithm, sampler, communication, again):
     del again
-    mesh.check_devices(config.workers)
+    slices.check_devices(config.workers, devices_per_worker(config))
     delay = waiting.own_delay(config)
     rule = waiting.rule(
         config,
@@ -97,6 +133,8 @@ def _mesh(config, task, algorithm, sampler, communication, again):
         else None,
         rounds_per_dispatch=config.rounds_per_dispatch,
         augment=task.augment,
+        devices_per_worker=devices_per_worker(config),
+        sharding=sharding(config),
     )
 
 
@@ -126,6 +164,13 @@ def _actors(config, task, algorithm, sampler, communication, again):
     chosen = config.get("actors")
     entries.check(config, () if chosen is None else ACTORS)
     chosen = chosen or {}
+    if "restore" in chosen:
+        entries.check(config, RESTORE)
+        if algorithm.server is not None:
+            raise ValueError(
+                "actors: config.actors.restore is for methods with a model per worker; under a "
+                "server a worker begins anew from the newest model; leave it out"
+            )
     delay = waiting.own_delay(config)
     rule = waiting.rule(
         config, delay or waiting.ANY_SPEED, config.communication, algorithm.graph, algorithm.links
@@ -150,6 +195,7 @@ def _actors(config, task, algorithm, sampler, communication, again):
         resources,
         chosen.get("least_workers", 1),
         chosen.get("bad_contribution", "end") == "drop",
+        chosen.get("restore", NEIGHBOUR) != NEIGHBOUR,
     )
     recipe = functools.partial(_parts_of, again)
     if algorithm.server is None:
@@ -190,7 +236,9 @@ def _parts_of(again: Callable[[], Runtime]) -> free_worker.Parts | peers.PeerPar
 
 RUNTIMES = {
     "simulate": Place(_simulate, devices=lambda config: config.devices, together=True),
-    "mesh": Place(_mesh, devices=lambda config: config.workers),
+    "mesh": Place(
+        _mesh, devices=lambda config: config.workers * devices_per_worker(config), slices=True
+    ),
     "actors": Place(_actors, devices=lambda config: 1, cluster=True),
 }
 # Of config.actors, which a config may leave out.
@@ -202,3 +250,6 @@ ACTORS: entries.Entries = (
     ("a positive whole number", entries.is_count, ("actors.least_workers",)),
     ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
 )  # fmt: skip
+RESTORE: entries.Entries = (  # of methods with a model per worker, which may leave it out
+    (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("actors.restore",)),
+)

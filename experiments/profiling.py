@@ -17,10 +17,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from scipy import optimize
 
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
@@ -275,7 +275,7 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
     taken = stopwatch.seconds(runs, steps)
     forward = taken["forward"]
     after = [taken[last] - forward for last in range(1, len(layers) + 1)]
-    ready = np.maximum(optimize.isotonic_regression(after).x, 0.0)
+    ready = np.maximum(scipy.optimize.isotonic_regression(after).x, 0.0)
     return Backward(layers, ready, forward, max(taken["whole"] - forward, 1e-9))
 
 

@@ -13,7 +13,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Watched(NamedTuple):
-    """How to tell what becomes of an arm that has started."""
+    """Whom to call as an arm goes on and when it ends."""
 
     on_record: Callable[[dict], None]
     ended: Callable[[str | None], None]  # with the reason of a failure; None: it has finished

@@ -17,9 +17,9 @@ LOOKED_AT = 64  # mini-batches of a worker, for what is usual
 def check_memory(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
     """Raise ValueError where models, or one worker's mini-batches, cannot fit into memory."""
     held = cost.payload_bytes(shapes)
-    if algorithm.server is None:
+    if algorithm.own_models:
         held *= config.workers  # a model each
-    whose = f"of {config.workers} workers with one each" if algorithm.server is None else "of all"
+    whose = f"of {config.workers} workers with one each" if algorithm.own_models else "of all"
     limits.check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
     # The indices of its samples, before the samples themselves are looked up.
     indices = 4.0 * config.batch_size * int(np.max(config.mini_batches))

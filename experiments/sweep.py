@@ -221,7 +221,8 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
     by_path = {arm.path: arm for arm in arms}
     for path in paths:
         if path not in by_path:
-            raise ValueError(f"there is no arm {path!r}; known arms: {', '.join(by_path)}")
+            known = f"known arms: {', '.join(by_path)}" if any(by_path) else "add --sweep for arms"
+            raise ValueError(f"there is no arm {path!r}; {known}")
     return [by_path[path] for path in dict.fromkeys(paths)]
 
 

@@ -235,6 +235,11 @@ def check(algorithm: Algorithm, rule: Rule) -> Schedule:
     """The plan of a rule that free workers can keep with this method; else ValueError."""
     if rule.arrivals is None:
         raise ValueError("actors: the waiting rule has no form for workers that run freely")
+    if algorithm.adopt is not None:
+        raise ValueError(
+            "actors: the method has a server and models of the workers' own, which free workers do "
+            "not keep; use runtime='simulate' or 'mesh'"
+        )
     _, planned = rule.extend(rule.init(), LOOKED_AT)
     if (planned.partner is None) != (algorithm.server is not None):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""One update of simulated workers, in four forms.
+"""One update of simulated workers, in five forms.
 
 The form is chosen by what the method says of itself and by the schedule, never by a name:
 
@@ -6,6 +6,7 @@ The form is chosen by what the method says of itself and by the schedule, never 
     replicated  one model, a contribution per worker, exchange under `vmap`
     stale       as replicated, but contributions are taken at older versions of the model
     local       a model per worker
+    adopting    a model per worker beside the server's, of which it adopts what it wants
 """
 
 from collections.abc import Callable
@@ -23,9 +24,10 @@ from runtimes import worker
 class Model(NamedTuple):
     """Everything that training changes, on the device(s)."""
 
-    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] local
-    server: Any  # optimizer state of a replicated method; ()
+    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] local and adopting
+    server: Any  # optimizer state of a replicated method; `worker.Shared` if adopting; ()
     workers: worker.WorkerState  # [workers, ...]
+    kept: Any = ()  # `params` local, as of a row with `keep`; (): the schedule has none
 
 
 class Row(NamedTuple):
@@ -47,6 +49,8 @@ class Row(NamedTuple):
     active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
     partner: jax.Array | None  # [k] int32, position of whom a participant meets; None: nobody
     restored: jax.Array | None  # [k] int32, from whose model it has begun anew, -1 if it has not
+    keep: jax.Array | None  # [] bool, somebody begins anew later from its own model as it is before
+    # this update; None: nobody ever does
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
@@ -58,6 +62,8 @@ def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
     """
     if algorithm.server is None:
         return _local
+    if algorithm.adopt is not None:
+        return _adopting
     if stale:
         return _stale
     plain = algorithm.work is None and algorithm.grad_params is None
@@ -231,12 +237,40 @@ def _stale(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
 def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
     params = _take(model.params, row.worker, everyone)
     if row.restored is not None:
+        own = params
+        if row.keep is not None:
+            older = _take(model.kept, row.worker, everyone)
+            own = _where(row.staleness > 0, older, own)
+            kept = jax.lax.cond(row.keep, lambda: model.params, lambda: model.kept)
+            model = model._replace(kept=kept)
         source = jnp.maximum(row.restored, 0)
         theirs = _take(model.params, source, everyone=False)
         if algorithm.public is not None:
             state = _take(model.workers.exchange, source, everyone=False)
             theirs = jax.vmap(algorithm.public)(state, theirs)
-        params = _where(row.restored >= 0, theirs, params)
+        first = _where(row.restored == row.worker, own, theirs)
+        params = _where(row.restored >= 0, first, params)
     updates, workers = _contributions(algorithm, losses, params, 0, model, row, taken, everyone)
     params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
     return model._replace(params=params, workers=workers)
+
+
+def _adopting(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+    shared = model.server
+    own = _take(model.params, row.worker, everyone)
+    if row.restored is not None:
+        begun = jax.tree.map(lambda s, a: jnp.broadcast_to(s, a.shape), shared.params, own)
+        own = _where(row.restored >= 0, begun, own)
+    parted, workers = _contributions(
+        algorithm, losses, own, 0, model, row, taken, everyone, current=shared.params
+    )
+    common, _ = _given(row, row.indices.shape[1])
+    shared = worker.Shared(
+        *served(algorithm, parted.served, shared.params, shared.optimizer, row.batches, common)
+    )
+    state = _take(workers.exchange, row.worker, everyone)
+    own = jax.vmap(algorithm.adopt, in_axes=(0, None, 0))(
+        optax.apply_updates(own, parted.own), shared.params, state
+    )
+    params = _put(model.params, row.worker, own, everyone)
+    return model._replace(params=params, server=shared, workers=workers)

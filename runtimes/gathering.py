@@ -1,4 +1,8 @@
-"""Nodes at work: their processes, the log of their meetings, and what happens when one has gone."""
+"""Nodes at work: their processes, the log of their meetings, and what happens when one has gone.
+
+A node that has gone is `missing` until its new beginning stands in the log, and then `away` until
+a process has compiled; the others go on meanwhile, and so do evaluations, which know both.
+"""
 
 import concurrent.futures
 import contextlib
@@ -12,38 +16,44 @@ import numpy as np
 
 from runtimes.base import WorkersLost
 from runtimes.crew import ASIDE, Crew, News, reason
+from runtimes.ledger import NOTHING, Counted, Ledger
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker
-from runtimes.nodes import Step, Traffic
-from runtimes.overseer import LOOK, STARTING, Options, Overseer
-from runtimes.peers import MEET, NEWS, Arrival, Failure, Held, Peer, PeerParts, Report, begins
+from runtimes.nodes import Step
+from runtimes.overseer import DEATHS, LOOK, MISSED, STARTING, Options, Overseer
+from runtimes.peers import (
+    MEET,
+    NEWS,
+    Arrival,
+    Failure,
+    Held,
+    Peer,
+    PeerParts,
+    Report,
+    begins,
+    shown,
+)
 from runtimes.session import Session
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Event, Schedule
 
 CATCHING_UP = 30.0  # s that the log may be behind nodes that have stopped to meet
-_NOBODY_CAME = f"a worker has gone, and no process has taken its place within {STARTING:g} s"
+_LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 
 
-class Counted(NamedTuple):
-    """What has been counted since a run has begun."""
+class Cut(NamedTuple):
+    """All nodes after the same rows."""
 
-    traffic: Traffic  # of all nodes
-    deaths: int  # of processes
-    moved: float  # how far restored nodes have moved the sum of the models, over its length
-
-    def and_then(self, later: "Counted") -> "Counted":
-        """Both after each other."""
-        return Counted(_both(self.traffic, later.traffic), self.deaths + later.deaths,
-                       self.moved + later.moved)  # fmt: skip
-
-
-NOTHING = Counted(Traffic(0, 0, 0, 0), 0, 0.0)
+    schedule: Schedule | None  # the rows since the last cut
+    held: list[Held]
+    there: np.ndarray  # [workers] bool, False of those that have been away for long
 
 
 class Gathering(Overseer):
     """The nodes of a run, and the log of their meetings."""
+
+    fewest, spares = 2, True  # who is alone meets nobody
 
     def __init__(self, parts: PeerParts, log: PairLog, options: Options):
         super().__init__(parts.rule.workers, options)
@@ -53,8 +63,10 @@ class Gathering(Overseer):
         self._freezing = threading.Lock()  # of all nodes together: for a cut, or to mend
         self._heard: dict[int, float] = {}  # when a node has said something
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
-        self._last: list[Held] = []  # what each node held when all were frozen last
-        self._gone, self._moved = NOTHING.traffic, 0.0  # of processes that have gone
+        self._missing: set[int] = set()
+        self._away: dict[int, Held] = {}  # and what they begin with
+        self._since: dict[int, float] = {}  # when those who are not there have gone
+        self._ledger: Ledger | None = None
 
     def open(
         self,
@@ -70,7 +82,7 @@ class Gathering(Overseer):
         import ray  # the session has set what it reads when it is loaded
 
         self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))
-        self._last = [Held(holding, NOTHING.traffic) for holding in holdings]
+        self._ledger = Ledger(holdings, self.log.updates)
         held = [ray.put(holding) for holding in holdings]
 
         def start(node: int, after: Any = None) -> Any:
@@ -92,36 +104,43 @@ class Gathering(Overseer):
         super().close()
         self._mending.shutdown(wait=False, cancel_futures=True)
 
-    def cut(self) -> tuple[Schedule | None, list[Held]]:
-        """The rows since the last cut, and what all nodes hold after exactly these."""
+    def cut(self) -> Cut:
+        """The rows since the last cut, and what all nodes hold after exactly these.
+
+        Of who has no process yet it is what it will begin with.
+        """
         import ray
 
         while True:
             with self.turn:
-                self._wait(lambda: len(self._alive) == self._workers, STARTING, _NOBODY_CAME)
-            with self._freezing, self._frozen(range(self._workers)) as counts:
-                if counts is None:
-                    continue  # somebody has died meanwhile
+                self._wait(lambda: not self._missing, STARTING, _LOST_AGAIN)
+            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
                 with self.turn:
-                    self._wait(lambda: self._caught_up(counts), CATCHING_UP, _FORGOTTEN)
-                    lines = self.log.lines
-            with contextlib.suppress(ray.exceptions.RayActorError):
-                held = self._asked(range(self._workers), "held")
-                if all(one is not None for one in held):  # nobody has been replaced since
-                    self._last = list(held)
+                    held, working = dict(self._away), sorted(self._alive)
+                if len(held) + len(working) < self._workers:
+                    continue  # somebody has died meanwhile
+                with self._frozen(working) as counts:
+                    if counts is None:
+                        continue
                     with self.turn:
-                        return self.log.take(lines), held
+                        self._wait(lambda: self._caught_up(counts), CATCHING_UP, _FORGOTTEN)
+                        lines, rows = self.log.lines, self.log.updates
+                held |= zip(working, self._asked(working, "held"), strict=True)
+                found = [held[node] for node in range(self._workers)]
+                with self.turn:
+                    self._ledger.take(found, rows)
+                    return Cut(self.log.take(lines), found, self._there())
 
     def counted(self, held: Sequence[Held]) -> Counted:
-        """What has been counted by the nodes that there are, and by those that have gone.
+        """What has been counted by the nodes that there are, and by those that have gone."""
+        return self._ledger.counted(held, self.deaths)
 
-        Of the latter until all were frozen last; the models that restored nodes have replaced are
-        of then as well.
-        """
-        traffic = self._gone
-        for node in held:
-            traffic = _both(traffic, node.traffic)
-        return Counted(traffic, self.deaths, self._moved)
+    def _there(self) -> np.ndarray:
+        """Who works or may soon, [workers] bool."""
+        now = time.monotonic()
+        away = {node for node, since in self._since.items() if now - since > MISSED}
+        away |= {node for node, died in self._died.items() if died > DEATHS}
+        return np.array([node not in away for node in range(self._workers)])
 
     def _asked(self, nodes: Sequence[int], what: str, *arguments: Any) -> list:
         import ray
@@ -163,7 +182,7 @@ class Gathering(Overseer):
         if news.kind == "lost":
             self._lost(node)
         elif news.kind == "ready":
-            self._returned(node)
+            self._mending.submit(self._try, self._return, node)
         elif news.kind == "failed":
             raise RuntimeError(f"worker {node} fails with {reason(news.value)}")
         elif news.tag == NEWS:
@@ -194,59 +213,80 @@ class Gathering(Overseer):
         self._crew.call(node, "do", step)
 
     def _lost(self, node: int) -> None:
-        self._died_again(node, "a meeting")
+        again = self._died_again(node, "a meeting")
         with self.turn:
+            self._missing.add(node)
+            self._away.pop(node, None)
+            self._since.setdefault(node, time.monotonic())
             self.log.happened(Event(self.now(), node, "lost"))
-        self._mending.submit(self._try, self._mend, node)
+        self._mending.submit(self._try, self._mend, node, again)
 
-    def _mend(self, node: int) -> None:
-        """Begin the process of a node anew, from what a neighbour would show others."""
+    def _mend(self, node: int, again: bool) -> None:
+        """Find out with what a node begins anew; again: in a process, which is started."""
         import ray
 
         while not self._closing:
-            others = sorted(self._alive)
-            if not others:
-                raise WorkersLost("all workers have gone at once; give the same command again")
             with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
-                reports = self._asked(others, "absent", node)
+                with self.turn:
+                    others, gone = sorted(self._alive), sorted(self._missing)
+                if not (others or self._away or self._options.own_model):
+                    raise WorkersLost("all workers have gone at once; give the same command again")
+                reports = [met for one in gone for met in self._asked(others, "absent", one)]
                 with self._frozen(others) as counts:
                     if counts is None:
                         continue
                     holding = self._found(node, others, reports, counts)
                 break
-        self._crew.start(node, ray.put(holding), self._batches(node, holding))
+        if again and not self._closing:
+            self._crew.start(node, ray.put(holding), self._batches(node, holding))
 
     def _found(self, node: int, others: Sequence[int], reports, counts) -> Holding:
         """What a node that has gone is to begin with, between the rows so far and those to come."""
-        graph = self._parts.worker.algorithm.graph
-        near = [o for o in others if graph is None or o in graph[node]]
-        source = (near or others)[0]
-        (public,) = self._asked([source], "public")
+        if self._options.own_model:
+            source, version, model = node, self._ledger.update, self._ledger.model(node)
+        else:
+            source, version = self._nearest(node, others or sorted(self._away)), None
+            model = self._shown_by(source)
         with self.turn:
             for met in (met for report in reports for met in report):
                 self.log.add(met)
             self._wait(lambda: self._caught_up(counts), CATCHING_UP, _FORGOTTEN)
-            self.log.restored(node, source, self.now())
+            self.log.restored(node, source, self.now(), version)
             known = self.log.known(node)
+        self._ledger.replace(node, model)
         self._matchmaker.anew(node)
-        last = self._last[node]
-        models = [held.holding.params for held in self._last]
-        difference = jax.tree.map(np.subtract, public, last.holding.params)
-        self._moved += _length(difference) / _length(
-            jax.tree.map(lambda *leaves: sum(leaves), *models)
-        )
-        self._gone = _both(self._gone, last.traffic)
-        self._last[node] = Held(last.holding._replace(params=public), NOTHING.traffic)
-        return begins(self._parts, node, public, **known)
+        holding = begins(self._parts, node, model, **known)
+        with self.turn:
+            self._missing.discard(node)
+            self._away[node] = Held(holding, NOTHING.traffic)
+            self.turn.notify_all()
+        return holding
 
-    def _returned(self, node: int) -> None:
+    def _nearest(self, node: int, others: Sequence[int]) -> int:
+        """A neighbour in the method's graph, or anybody."""
+        graph = self._parts.worker.algorithm.graph
+        near = [other for other in others if graph is None or other in graph[node]]
+        return (near or others)[0]
+
+    def _shown_by(self, node: int) -> Any:
+        """The model that a node shows to others."""
+        if node in self._away:
+            return shown(self._parts, self._away[node].holding)
+        (model,) = self._asked([node], "public")
+        return model
+
+    def _return(self, node: int) -> None:
         """Let a node that is ready again work, and the others meet it."""
-        for other in self._alive:
-            self._crew.call(other, "present", node, self._crew.handle(node))
-        # Who is still to return itself will be presented to this one then.
-        peers = {other: self._crew.handle(other) for other in self._alive}
-        self._crew.call(node, "go", peers, self.now())
-        self._entered(node)
+        with self._freezing, self.turn:
+            if node in self._missing:
+                return  # it has died once more
+            for other in self._alive:
+                self._crew.call(other, "present", node, self._crew.handle(node))
+            # Who is still to return itself will be presented to this one then.
+            peers = {other: self._crew.handle(other) for other in self._alive}
+            self._crew.call(node, "go", peers, self.now())
+            del self._away[node], self._since[node]
+            self._entered(node)
 
     def _entered(self, node: int) -> None:
         self._heard[node] = time.monotonic()
@@ -268,11 +308,3 @@ class Gathering(Overseer):
             if now - self._heard[node] > self._pulse.patience:
                 self._heard[node] = now
                 self._crew.kill(node)
-
-
-def _both(one: Traffic, other: Traffic) -> Traffic:
-    return Traffic(*map(sum, zip(one, other, strict=True)))
-
-
-def _length(model: Any) -> float:
-    return float(np.sqrt(sum(np.vdot(leaf, leaf) for leaf in jax.tree.leaves(model))))

@@ -6,9 +6,11 @@ To evaluate, all nodes stop to meet for a moment, not to compute, and go on whil
 looked at.
 
 A process that dies, or does not answer any more, is replaced: its worker begins anew from what a
-neighbour would show to others, on the mini-batches that come next, and remembers nothing.
+neighbour would show to others, or from its own model at the last evaluation, on the mini-batches
+that come next, and remembers nothing. Evaluations do not wait for it.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +19,12 @@ import numpy as np
 
 from runtimes import meeting, packing
 from runtimes.actors import check
-from runtimes.gathering import NOTHING, Counted, Gathering
+from runtimes.gathering import Gathering
+from runtimes.ledger import NOTHING, Counted
 from runtimes.local_steps import Holding
 from runtimes.nodes import Traffic
 from runtimes.overseer import Options
-from runtimes.peers import PeerParts, begins
+from runtimes.peers import PeerParts, begins, shown
 from runtimes.session import SESSION, Session
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Schedule
@@ -37,6 +40,7 @@ class MeetingsRun(NamedTuple):
     update: int
     samples: int
     counted: Counted
+    there: np.ndarray  # [workers] bool, False of those that have been away for long
 
     @property
     def measured(self) -> dict[str, float]:
@@ -48,6 +52,7 @@ class MeetingsRun(NamedTuple):
             "dropped_contributions": float(traffic.dropped),
             "deaths": float(self.counted.deaths),
             "sum_moved": self.counted.moved,
+            "nodes": float(self.there.sum()),
         }
 
     @property
@@ -85,7 +90,7 @@ class Meetings:
         self.close()
         self._log, self._before = PairLog(self.parts.rule.workers), NOTHING
         holdings = [begins(self.parts, 0, params)] * self.parts.rule.workers
-        self._run = MeetingsRun(holdings, 0.0, 0, 0, NOTHING)
+        self._run = MeetingsRun(holdings, 0.0, 0, 0, NOTHING, np.ones(len(holdings), bool))
         return self._run
 
     def advance(
@@ -101,7 +106,7 @@ class Meetings:
                 if gathering.error is not None:
                     raise gathering.error
                 gathering.turn.wait(min(0.2, max(0.0, seconds - gathering.now())))
-        schedule, held = gathering.cut()
+        schedule, held, there = gathering.cut()
         update, samples, now = run.update, run.samples, gathering.now()
         if schedule is not None:
             update += schedule.updates
@@ -109,7 +114,7 @@ class Meetings:
             now = float(schedule.time[-1]) if update >= enough else now
         holdings = [one.holding for one in held]
         counted = self._before.and_then(gathering.counted(held))
-        return MeetingsRun(holdings, now, update, samples, counted), schedule
+        return MeetingsRun(holdings, now, update, samples, counted, there), schedule
 
     def observe(self, run: MeetingsRun, seconds: float, loss: float) -> MeetingsRun:
         """Nothing: no node knows the loss of all."""
@@ -117,9 +122,9 @@ class Meetings:
         return run
 
     def models(self, run: MeetingsRun) -> Any:
-        """The public copies, with a leading axis of workers."""
-        public = self.parts.worker.algorithm.public or (lambda exchange, params: params)
-        return _stacked([public(held.exchange, held.params) for held in run.holdings])
+        """The public copies of the nodes that are there, with a leading axis."""
+        there = itertools.compress(run.holdings, run.there)
+        return _stacked([shown(self.parts, holding) for holding in there])
 
     def memory(self, run: MeetingsRun) -> Any:
         """The exchange's state, with a leading axis of workers."""
@@ -151,7 +156,8 @@ class Meetings:
         seconds = float(packed["clock"][0])
         deaths, moved = packed["deaths"].tolist()
         self._before = Counted(Traffic(*packed["traffic"].tolist()), int(deaths), moved)
-        self._run = MeetingsRun(list(holdings.values()), seconds, update, samples, self._before)
+        held, all_there = list(holdings.values()), np.ones(len(holdings), bool)
+        self._run = MeetingsRun(held, seconds, update, samples, self._before, all_there)
         nodes = [(held.meetings, held.counter) for held in self._run.holdings]
         self._log = PairLog(len(nodes), update, seconds, *np.array(nodes, np.int64).T)
         return self._run, None

@@ -1,6 +1,8 @@
-"""One worker per device of a mesh: real collectives, real delays, wall-clock time.
+"""Workers on the devices of a mesh: real collectives, real delays, wall-clock time.
 
-With delays (or a trigger to watch) every round is a real `while_loop` on each device that takes
+A worker is a device, or a slice of several, see `slices`.
+
+With delays (or a trigger to watch) every round is a real `while_loop` of each worker that takes
 mini-batches until a host callback says stop, see `stragglers.inject`. Without either, a round is
 the plain step that one would write by hand: one gradient, one collective, one update.
 
@@ -21,12 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import mesh_inputs, packing, placement, rounds, worker
-from runtimes.rounds import Model
+from runtimes import mesh_inputs, packing, placement, rounds, slices, worker
+from runtimes.feeding import Streamed
+from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
 from stragglers.schedule import Schedule, concatenate
 
@@ -48,23 +51,6 @@ class MeshRun(NamedTuple):
         return False
 
 
-def check_devices(workers: int) -> None:
-    """Refuse a mesh with fewer devices than workers, or with a process that has no worker."""
-    devices, processes = jax.devices(), jax.process_count()
-    if len(devices) < workers:
-        raise ValueError(
-            f"mesh: there are {len(devices)} devices but config.workers={workers}; set "
-            f"config.workers={len(devices)} or, on CPU, XLA_FLAGS="
-            f"--xla_force_host_platform_device_count={-(-workers // processes)}"
-        )
-    used = len({device.process_index for device in devices[:workers]})
-    if used < processes:
-        raise ValueError(
-            f"mesh: config.workers={workers} leaves {processes - used} of {processes} processes "
-            f"without a worker; set config.workers={len(devices)} or start {used} processes"
-        )
-
-
 class Mesh:
     """The runtime of one method and one task on devices, see `runtimes.base.Runtime`."""
 
@@ -82,35 +68,45 @@ class Mesh:
         injector: Injector | None = None,
         rounds_per_dispatch: int = 8,
         augment: worker.Augment | None = None,
+        devices_per_worker: int = 1,
+        sharding: str = slices.DEFAULT,
     ):
-        """Take the first `workers` devices; nothing is compiled before the first round.
+        """Take the first devices; nothing is compiled before the first round.
 
         losses, examples, sampler, mini_batches, augment: as in `runtimes.simulate.Simulator`.
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
         speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
+        sharding: how a slice keeps its model, a key of `slices.SHARDINGS`.
         """
-        check_devices(workers)
-        devices = jax.make_mesh(
-            (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
-        )
+        slices.check_devices(workers, devices_per_worker)
+        slices.check_batch(devices_per_worker, sampler.batch_size)
+        team = slices.of(devices_per_worker, sharding, isinstance(examples, Streamed))
+        if injector is not None and not team.watched:
+            raise ValueError(
+                f"mesh: sharding={sharding!r} leaves the devices of a worker to the compiler, and "
+                "none of them can ask the host about delays or a trigger; set delay='none', "
+                "communication=0.0 and wait='barrier', or sharding='replicated'"
+            )
+        devices = team.grid(workers)
         self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches
         self._injector = injector
         self._input = mesh_inputs.of(
-            examples, sampler, devices, rounds_per_dispatch, mini_batches, augment is not None
+            examples, sampler, devices, team, rounds_per_dispatch, mini_batches, augment is not None
         )
         self._rounds = self._input.rounds
-        self._stacked = NamedSharding(devices, P(AXIS))
+        self._devices, self._team = devices, team
         self._everywhere = NamedSharding(devices, P())
         me = jax.process_index()
-        self._here = [i for i, d in enumerate(devices.devices.flat) if d.process_index == me]
+        asking = devices.devices.reshape(workers, -1)[:, 0]  # who speaks with the host
+        self._here = [i for i, device in enumerate(asking) if device.process_index == me]
         one_round = (
-            functools.partial(rounds.plain, algorithm, losses, mini_batches, augment)
+            functools.partial(rounds.plain, algorithm, losses, mini_batches, augment, team)
             if injector is None
-            else rounds.Watched(algorithm, losses, mini_batches, injector, augment)
+            else rounds.Watched(algorithm, losses, mini_batches, injector, augment, team)
         )
         # The rounds of a dispatch as a program, which may be lowered and read before a run.
-        self.dispatch = _dispatch(devices, one_round, self._input.spec)
+        self.dispatch = _dispatch(devices, team, one_round, self._input.spec)
         self._program = None  # compiled, from the first dispatch on
         self._gathered = placement.whole(self._current, self._everywhere)
         self._stored = placement.whole(self._once, self._everywhere)
@@ -122,7 +118,7 @@ class Mesh:
         if self._injector is not None:
             self._injector.reset(self._here)
         algorithm = self._algorithm
-        server = () if algorithm.server is None else algorithm.server.init(params)
+        server = worker.init_server(algorithm, params)
         memory = worker.init(algorithm, params)
         model = Model(params, server, memory, np.int32(0), np.float32(0))
         zeros = np.zeros(self._workers, np.int64)
@@ -192,7 +188,7 @@ class Mesh:
             logged = {n: value for n, value in packed.items() if n.startswith(INJECTOR)}
             self._injector.unpack({n.removeprefix(INJECTOR): v for n, v in logged.items()})
         return MeshRun(
-            placement.place(model, self._stacked),
+            self._on_devices(model),
             packed["clock/consumed"].copy(),
             float(packed["clock/seconds"][0]),
             int(packed["clock/update"][0]),
@@ -240,11 +236,22 @@ class Mesh:
         )
 
     def _placed(self, model: Model) -> Model:
-        """A copy of every leaf for every worker, on its device."""
+        """A copy of every leaf for every worker, on its devices."""
         stacked = jax.tree.map(lambda a: np.broadcast_to(a, (self._workers, *np.shape(a))), model)
-        return placement.place(stacked, self._stacked)
+        return self._on_devices(stacked)
+
+    def _on_devices(self, model: Model) -> Model:
+        """Arrays with a leading axis of workers, where their workers are."""
+
+        def place(array):
+            spec = P(AXIS, *self._team.split(np.shape(array)[1:]))
+            return placement.place(array, NamedSharding(self._devices, spec))
+
+        return jax.tree.map(place, model)
 
     def _current(self, model: Model):
+        if self._algorithm.adopt is not None:
+            return jax.tree.map(lambda a: a[:1], model.server.params)
         if self._algorithm.server is not None:
             return jax.tree.map(lambda a: a[:1], model.params)
         if self._algorithm.public is not None:
@@ -255,25 +262,29 @@ class Mesh:
         """The model with a single row of what all workers have alike."""
         if self._algorithm.server is None:
             return model
-        return model._replace(
-            params=jax.tree.map(lambda a: a[:1], model.params),
-            server=jax.tree.map(lambda a: a[:1], model.server),
-        )
+        server = jax.tree.map(lambda a: a[:1], model.server)
+        if self._algorithm.own_models:
+            return model._replace(server=server)
+        return model._replace(params=jax.tree.map(lambda a: a[:1], model.params), server=server)
 
 
-def _dispatch(devices: jax.sharding.Mesh, one_round: Callable, spec: P) -> Callable:
+def _dispatch(
+    devices: jax.sharding.Mesh, team: slices.Alone, one_round: Callable, spec: P
+) -> Callable:
     """Rounds as one program: (model, table, examples, active, count) -> model, all stacked.
 
     active: [rounds, matchings] bool of links, or None. spec: of the examples, the same on all
     devices, or stacked.
     """
+    batches = Table(team.seen_batches, P(AXIS), team.seen_batches)
 
     @functools.partial(jax.jit, donate_argnums=0)
     @functools.partial(
         jax.shard_map,
         mesh=devices,
-        in_specs=(P(AXIS), P(AXIS), spec, P(), P()),
+        in_specs=(P(AXIS), batches, spec, P(), P()),
         out_specs=P(AXIS),
+        axis_names=team.manual,
         check_vma=False,  # replicated values are kept stacked on purpose
     )
     def dispatch(model, table, examples, active, count):
@@ -283,11 +294,11 @@ def _dispatch(devices: jax.sharding.Mesh, one_round: Callable, spec: P) -> Calla
 
         def step(r, carry):
             used = None if active is None else active[r]
-            return one_round(carry, table, examples, used)
+            return one_round((team.kept(carry[0]), *carry[1:]), table, examples, used)
 
         carry = (model, jnp.int32(0), jnp.float32(0))
         model, *_ = jax.lax.fori_loop(0, count, step, carry)
-        return jax.tree.map(lambda a: a[None], model)
+        return jax.tree.map(lambda a: a[None], team.kept(model))
 
     return dispatch
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS
-from runtimes import feeding, placement
+from runtimes import feeding, placement, slices
 from runtimes.feeding import Feed, Streamed
 from runtimes.rounds import Table
 
@@ -26,18 +26,19 @@ class _Input:
         examples: Any,
         sampler,
         devices: jax.sharding.Mesh,
+        team: slices.Alone,
         rounds: int,
         most: int,
         draws: bool = False,
     ):
         """examples: of the training set; sampler: `indices(workers, counters)` and `draws`.
 
-        devices: one per worker; rounds, most: of a dispatch, and the mini-batches of one; draws:
-        whether examples are augmented.
+        devices, team: of all workers, and of one; rounds, most: of a dispatch, and the
+        mini-batches of one; draws: whether examples are augmented.
         """
         self._examples, self._sampler, self._draws = examples, sampler, draws
-        self._workers, self.rounds, self._most = devices.size, rounds, most
-        self._devices, self._stacked = devices, NamedSharding(devices, P(AXIS))
+        self._workers, self.rounds, self._most = devices.shape[AXIS], rounds, most
+        self._devices, self._team = devices, team
         self.waited = 0.0  # s for the input of the last `take`
 
     def _table(self, consumed: np.ndarray, places: Callable[..., Any]) -> Table:
@@ -46,20 +47,24 @@ class _Input:
         ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
         draws = self._sampler.draws(ids, counters) if self._draws else None
         table = Table(places(ids, counters), consumed.astype(np.int32), draws)
-        return placement.place(table, self._stacked)
+        specs = Table(self._team.batches, P(AXIS), self._team.batches)
+        return Table(*map(self._place, table, specs))
+
+    def _place(self, tree: Any, spec: P) -> Any:
+        return placement.place(tree, NamedSharding(self._devices, spec))
 
 
 class Whole(_Input):
     """The whole training set on every device, a pytree of arrays [samples, ...]."""
 
-    spec = P()  # how the examples lie on the devices
+    spec = P()  # of the examples in a program
     _placed = None
 
     def start(self) -> None:
         """Bring the training set to the devices, unless it is there."""
         if self._placed is None:
             examples = jax.tree.map(np.asarray, self._examples)
-            self._placed = placement.place(examples, NamedSharding(self._devices, P()))
+            self._placed = self._place(examples, P())
 
     def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
         """(the examples, the next mini-batches of all workers), as many as a dispatch can take.
@@ -83,23 +88,23 @@ class Whole(_Input):
 
 
 class Read(_Input):
-    """On every device what its worker takes in a dispatch, read while the last one is under way.
+    """On every device what it takes in a dispatch, read while the last one is under way.
 
     sampler: also `on_host(workers, counters)`, see `runtimes.feeding.Feed`.
     """
 
-    spec = P(AXIS)
-
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
+        self.spec = self._team.seen_examples
         self._size = self._sampler.batch_size
         samples = self._most * self._size
         bounded = feeding.most_updates(self._examples.sample_bytes, samples)
         self.rounds = min(self.rounds, bounded)
         self._slots = self.rounds * self._most  # mini-batches of a worker in a dispatch
         me = jax.process_index()
-        owners = [device.process_index for device in self._devices.devices.flat]
-        self._here = np.flatnonzero(np.array(owners) == me)
+        of_worker = self._devices.devices.reshape(self._workers, -1)
+        owners = np.vectorize(lambda device: device.process_index)(of_worker)
+        self._here = np.flatnonzero((owners == me).any(1))
         self._feed = Feed(self._examples, self._sampler)
         self._next: np.ndarray | None = None  # what the next dispatch begins with, if known
         self._staged: tuple[np.ndarray, Any] | None = None
@@ -143,9 +148,11 @@ class Read(_Input):
         self._feed.close()
 
     def _places(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        """Where a device has the samples of its worker's mini-batches, one after the other."""
+        """Where a device has its samples of its worker's mini-batches, one after the other."""
         del counters
-        places = np.arange(self._slots * self._size, dtype=np.int32).reshape(-1, self._size)
+        part = self._size // self._team.size
+        places = np.arange(self._slots * part, dtype=np.int32).reshape(-1, part)
+        places = np.tile(places, self._team.size)  # each device counts its own
         return np.broadcast_to(places, (*workers.shape, self._size))
 
     def _addresses(self, consumed: np.ndarray) -> np.ndarray:
@@ -159,12 +166,20 @@ class Read(_Input):
     ) -> Any:
         addresses = self._addresses(consumed)
         table = self._feed.table(addresses, len(addresses), computing)
-        per_worker = self._slots * self._size
+        workers, devices, slots = len(self._here), self._team.size, self._slots
+        sharding = NamedSharding(self._devices, self._team.examples)
 
         def place(array: np.ndarray) -> jax.Array:
-            own = array.reshape(len(self._here), per_worker, *array.shape[1:])
+            one = array.shape[1:]
+            parts = array.reshape(workers, slots, devices, -1, *one).swapaxes(1, 2)
+            own = parts.reshape(workers, slots * self._size, *one)
+
+            def of_device(part: tuple[slice, ...]) -> np.ndarray:
+                row = np.searchsorted(self._here, part[0].start or 0)
+                return own[row : row + 1, *part[1:]]
+
             whole = (self._workers, *own.shape[1:])
-            return jax.make_array_from_process_local_data(self._stacked, own, whole)
+            return jax.make_array_from_callback(whole, sharding, of_device)
 
         with self._feed.waiting(computing):
             return jax.block_until_ready(jax.tree.map(place, table))

@@ -25,6 +25,7 @@ class Options(NamedTuple):
     resources: Resources = Resources()
     least_workers: int = 1  # with fewer for long, the run ends
     drops: bool = False  # a contribution that fails or is not finite is left out; else the run ends
+    own_model: bool = False  # from which a node that has gone begins anew; else a neighbour's
 
 
 class Overseer:
@@ -33,6 +34,9 @@ class Overseer:
     `turn` guards what they have brought; it is notified whenever something has happened. What goes
     wrong in a thread stands in `error`. A subclass starts the processes and says how to react.
     """
+
+    fewest = 1  # workers that can go on, whatever the options say
+    spares = False  # a worker whose processes die again and again; else the run ends
 
     def __init__(self, workers: int, options: Options):
         freed_memory.keep()
@@ -43,6 +47,7 @@ class Overseer:
         self._pulse, self._closing = Pulse(), False
         self._alive: set[int] = set()
         self._died = dict.fromkeys(range(workers), 0)
+        self._least = max(self.fewest, options.least_workers)
         self._missed_since: float | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._elapsed, self._resumed_at = 0.0, None
@@ -95,20 +100,25 @@ class Overseer:
         with self.turn:
             self.turn.notify_all()
 
-    def _died_again(self, who: int, without: str) -> None:
-        """Count a process that has gone; WorkersLost where new ones go as well."""
+    def _died_again(self, who: int, without: str) -> bool:
+        """Count a process that has gone; whether its worker is to have another one.
+
+        Raises WorkersLost where new ones go as well and the run cannot spare the worker.
+        """
         self._alive.discard(who)
         self.deaths += 1
         self._died[who] += 1
-        if self._died[who] > DEATHS:
+        dying = sum(died > DEATHS for died in self._died.values())
+        if dying and not (self.spares and self._workers - dying >= self._least):
             raise WorkersLost(
                 f"the process of worker {who} has died {DEATHS} times in a row without {without}; "
                 "see its memory, then give the same command again"
             )
+        return self._died[who] <= DEATHS
 
     def _check_enough(self, now: float) -> None:
         """Raise WorkersLost where there have been too few workers for long."""
-        if len(self._alive) >= self._options.least_workers:
+        if len(self._alive) >= self._least:
             self._missed_since = None
         elif self._missed_since is None:
             self._missed_since = now
@@ -116,5 +126,5 @@ class Overseer:
             raise WorkersLost(
                 f"only {len(self._alive)} of {self._workers} workers are left and no more have "
                 f"come for {MISSED:g} s; give the same command again where there are "
-                f"{self._options.least_workers} or more"
+                f"{self._least} or more"
             )

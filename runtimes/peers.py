@@ -157,9 +157,7 @@ class Peer:
 
     def public(self) -> Any:
         """The model that others would have been given when it was frozen, on the host."""
-        holding, public = self._cut.holding, self._parts.worker.algorithm.public
-        params, exchange = holding.params, holding.exchange
-        return jax.device_get(params if public is None else public(exchange, params))
+        return shown(self._parts, self._cut.holding)
 
     def _run(self) -> None:
         try:
@@ -202,6 +200,12 @@ class Peer:
         with self._happened:
             self._items.append(item)
             self._happened.notify()
+
+
+def shown(parts: PeerParts, holding: Holding) -> Any:
+    """The model of a node as others are given it, on the host."""
+    public, params = parts.worker.algorithm.public, holding.params
+    return jax.device_get(params if public is None else public(holding.exchange, params))
 
 
 def begins(parts: PeerParts, me: int, params: Any, counter: int = 0, meetings: int = 0) -> Holding:

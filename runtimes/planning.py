@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     clock: Any  # state of the waiting rule, after `planned`
     planned: Schedule | None  # made by the clock, not yet run
     begun: tuple[Any, slots.Slots] | None  # clock and slots from which `planned` was made
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray] | None  # read, write, current of `planned`
+    rows: tuple[np.ndarray, ...] | None  # read, write, current, keep of `planned`
     slots: slots.Slots
     newest: int  # slot of the newest parameters
     update: int
@@ -44,6 +44,7 @@ class Turn(NamedTuple):
     read: np.ndarray  # [T, k]
     write: np.ndarray  # [T]
     current: np.ndarray  # [T]
+    keep: np.ndarray  # [T] bool, see `bodies.Row`
     everyone: bool  # all workers take part in every update, in their order
 
 
@@ -66,14 +67,17 @@ class Planner:
         mini_batches: int,
         stale: bool,
         most: Callable[[int], int],
+        recalls: bool = False,
     ):
         """batch_size, mini_batches: as in `runtimes.simulate.Simulator`.
 
         stale: contributions may be taken at older versions, which live in slots. most: how many
-        updates a turn may have at most, from the samples of one.
+        updates a turn may have at most, from the samples of one. recalls: a worker with a model of
+        its own may begin anew from what this was at an older version.
         """
         self._rule, self._batch_size = rule, batch_size
         self._mini_batches, self._stale, self._most = mini_batches, stale, most
+        self._recalls = recalls
 
     def start(self, remembers: bool) -> Plan:
         """The plan of a run of no updates; remembers: the method keeps something per worker."""
@@ -150,6 +154,7 @@ class Planner:
             active=None if done.matchings is None else _lengthened(done.matchings, updates),
             partner=pad(done.partner, np.int32),
             restored=pad(done.restored, np.int32, filler=-1),
+            keep=pad(turn.keep, bool) if self._recalls else None,
         )
 
     def observe(self, plan: Plan, seconds: float, loss: float) -> Plan:
@@ -184,10 +189,11 @@ class Planner:
             return plan._replace(clock=clock)
         if plan.remembers:
             refuse_lost_memory(planned, self._rule.workers)
-        rows = (np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32))
+        rows = [np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32)]
         held = plan.slots
         if self._stale:
             held, *rows = slots.allocate(held, planned)
+        rows.append(_recalled(planned))
         begun = (plan.clock, plan.slots)
         return plan._replace(
             clock=clock, planned=planned, begun=begun, rows=tuple(rows), slots=held
@@ -203,6 +209,15 @@ class Planner:
 def whole_powers(updates: int) -> int:
     """The next power of two: few shapes to compile."""
     return 1 << (updates - 1).bit_length()
+
+
+def _recalled(planned: Schedule) -> np.ndarray:
+    """Before which rows, [T] bool, models stand from which a worker begins anew in a later row."""
+    older = np.unique([] if planned.held is None else planned.held)
+    if planned.restored is not None:
+        own = planned.restored == planned.workers
+        older = np.union1d(older, planned.version[own])
+    return np.isin(planned.offset + np.arange(planned.updates), older)
 
 
 def stacked(rows: list[Row]) -> Row:

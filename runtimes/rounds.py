@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import io_callback
 
 from algorithms.base import AXIS
-from runtimes import worker
+from runtimes import slices, worker
 from stragglers import inject
 
 _ANSWER = jax.ShapeDtypeStruct((), jnp.int32)  # GO, STOP or CUT, see `stragglers.inject`
@@ -39,12 +38,21 @@ class Table(NamedTuple):
 
 def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
     """Exchange and step, the same for every kind of round."""
+    if algorithm.adopt is not None:
+        given = given | {"current": model.server.params}
     updates, state = worker.exchange(
         algorithm, contribution, model.params, state, batches, given, weight
     )
     if algorithm.server is None:
         params = optax.apply_updates(model.params, updates)
         return model._replace(params=params, worker=state)
+    if algorithm.adopt is not None:
+        shared = worker.Shared(
+            *worker.serve(algorithm, updates.served, *model.server, total, given)
+        )
+        own = optax.apply_updates(model.params, updates.own)
+        own = algorithm.adopt(own, shared.params, state.exchange)
+        return model._replace(params=own, server=shared, worker=state)
     params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
     return model._replace(params=params, server=server, worker=state)
 
@@ -66,24 +74,25 @@ def _given(model: Model, mini_batches: int, first, active) -> dict:
 
 
 def plain(
-    algorithm, losses, mini_batches, augment, carry, table: Table, examples, active
+    algorithm, losses, mini_batches, augment, team, carry, table: Table, examples, active
 ) -> tuple[Model, jax.Array, jax.Array]:
-    """Everybody takes `mini_batches`; nothing is counted at run time."""
+    """Everybody takes `mini_batches`; nothing is counted at run time. team: see `slices`."""
     model, offset, token = carry
     given = _given(model, mini_batches, table.first + offset, active)
     indices, draws = jax.tree.map(
         lambda a: jax.lax.dynamic_slice_in_dim(a, offset, mini_batches),
         (table.indices, table.draws),
     )
-    batch = worker.taken(examples, indices, draws, augment)
+    batch = team.taken(examples, indices, draws, augment)
     contribution, state = worker.contribute(
-        algorithm, losses, model.params, model.worker, batch, mini_batches, given
+        algorithm, team.shared(losses), model.params, model.worker, batch, mini_batches, given
     )
     total = jax.lax.axis_size(AXIS) * mini_batches
     model = _finish_round(
         algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
     )
-    return _advanced(model, total * table.indices.shape[1]), offset + mini_batches, token
+    batch_size = table.indices.shape[1] * team.parts
+    return _advanced(model, total * batch_size), offset + mini_batches, token
 
 
 def _touch(tree):
@@ -101,7 +110,7 @@ def _where(condition, chosen, other):
 class Watched:
     """A round of as many mini-batches as the host allows, called with (carry, table, ...).
 
-    Each device takes mini-batches until an injector's callback says stop, exchanges, and reports
+    Each worker takes mini-batches until an injector's callback says stop, exchanges, and reports
     the landing.
     """
 
@@ -111,9 +120,11 @@ class Watched:
         losses,
         mini_batches: int,
         injector: inject.Injector,
-        augment: worker.Augment | None = None,
+        augment: worker.Augment | None,
+        team: slices.Alone,
     ):
-        self._algorithm, self._losses, self._augment = algorithm, losses, augment
+        self._algorithm, self._augment = algorithm, augment
+        self._losses, self._team = team.shared(losses), team
         self._mini_batches, self._injector = mini_batches, injector
 
     def __call__(self, carry, table: Table, examples, active):
@@ -121,7 +132,7 @@ class Watched:
         model, offset, token = carry
         me = jax.lax.axis_index(AXIS)
         given = _given(model, self._mini_batches, table.first + offset, active)
-        begun = io_callback(self._injector.begin, _ANSWER, me, model.round, token)
+        begun = self._team.ask(self._injector.begin, _ANSWER, me, model.round, token)
         most = self._mini_batches
         if np.ndim(trigger.mini_batches):
             most = jnp.asarray(trigger.mini_batches, jnp.int32)[me]
@@ -136,9 +147,10 @@ class Watched:
         landed = _finish_round(algorithm, model, contribution, state, batches, total, given, weight)
         answer = jax.ShapeDtypeStruct((), jnp.float32)
         touched = _touch(landed.params)
-        token = io_callback(self._injector.land, answer, me, model.round, touched)
+        token = self._team.ask(self._injector.land, answer, me, model.round, touched)
         used = batches if trigger.carries else most
-        return _advanced(landed, total * table.indices.shape[1]), offset + used, token
+        batch_size = table.indices.shape[1] * self._team.parts
+        return _advanced(landed, total * batch_size), offset + used, token
 
     def _until_stopped(self, model: Model, begun, most, batch, given):
         """(mini-batches that count, the contribution that they make, the worker's new state)."""
@@ -155,7 +167,7 @@ class Watched:
             taken, _, done, kept = loop
             new = worker.one_more(algorithm, self._losses, point, *done, batch(taken), given)
             ticked = (me, model.round, taken + 1, _touch(new[0]))
-            verdict = io_callback(injector.tick, _ANSWER, *ticked)
+            verdict = self._team.ask(injector.tick, _ANSWER, *ticked)
             counts = verdict != inject.CUT if trigger.cuts else True
             if trigger.cuts:
                 new = _where(counts, new, done)

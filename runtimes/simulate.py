@@ -1,7 +1,7 @@
 """Simulated workers: a leading array axis on one device, or sharded over several.
 
 The clock is virtual: a waiting rule plans who takes part in which update and when, and the
-updates of a segment run as one compiled loop of one of the four bodies in `runtimes.bodies`.
+updates of a segment run as one compiled loop of one of the five bodies in `runtimes.bodies`.
 """
 
 import functools
@@ -91,26 +91,30 @@ class Simulator:
         self._everywhere = NamedSharding(mesh, P())
         self._by_worker = NamedSharding(mesh, P(AXIS))
         self._by_participant = NamedSharding(mesh, P(None, AXIS))
-        self._local = algorithm.server is None
+        self._local = algorithm.own_models
         self.stale = rule.asynchronous and not self._local  # gradients of older versions
         self._sampler, self.input = sampler, inputs.of(examples, sampler)
-        self.planner = Planner(rule, sampler.batch_size, mini_batches, self.stale, self.input.most)
+        self._recalls = rule.asynchronous and algorithm.server is None  # models of older versions
+        self.planner = Planner(
+            rule, sampler.batch_size, mini_batches, self.stale, self.input.most, self._recalls
+        )
         self._run = _program(algorithm, losses, augment, self.stale)
 
     def start(self, params) -> Simulation:
         """A run of no updates from `params`, which are copied."""
         self.input.start(self._place)
         params = jax.tree.map(jnp.asarray, params)
-        server = ()
+        server, kept = _copied(worker.init_server(self.algorithm, params)), ()
         if self._local:
             held = self._per_worker(params)
+            kept = self._per_worker(params) if self._recalls else ()
         else:
             held = self._slots(params) if self.stale else _copied(params)
-            server = _copied(self.algorithm.server.init(params))
-            held, server = jax.device_put((held, server), self._everywhere)
+            held = jax.device_put(held, self._everywhere)
+        server = jax.device_put(server, self._everywhere)
         memory = self._per_worker(worker.init(self.algorithm, params))
         remembers = self._local or bool(jax.tree.leaves(memory))
-        return Simulation(Model(held, server, memory), self.planner.start(remembers))
+        return Simulation(Model(held, server, memory, kept), self.planner.start(remembers))
 
     def advance(
         self, simulation: Simulation, seconds: float, updates: float = np.inf
@@ -145,6 +149,8 @@ class Simulator:
     def models(self, simulation: Simulation) -> optax.Params:
         """The current model(s), with a leading axis: one per worker, or one if replicated."""
         params = simulation.model.params
+        if self.algorithm.adopt is not None:
+            return jax.tree.map(lambda a: a[None], simulation.model.server.params)
         if self._local and self.algorithm.public is not None:
             return jax.vmap(self.algorithm.public)(simulation.model.workers.exchange, params)
         if self._local:

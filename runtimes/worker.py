@@ -25,6 +25,21 @@ class WorkerState(NamedTuple):
     exchange: Any  # state of `Algorithm.exchange`
 
 
+class Shared(NamedTuple):
+    """What a server holds where workers have models of their own."""
+
+    params: Any
+    optimizer: Any  # state of `Algorithm.server`
+
+
+def init_server(algorithm: Algorithm, params) -> Any:
+    """What the server holds beside a replicated model: () without one."""
+    if algorithm.server is None:
+        return ()
+    optimizer = algorithm.server.init(params)
+    return optimizer if algorithm.adopt is None else Shared(params, optimizer)
+
+
 def init(algorithm: Algorithm, params) -> WorkerState:
     work = () if algorithm.work is None else algorithm.work.init(params)
     return WorkerState(work, algorithm.exchange.init(params))

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import special
 
 
 class Residual(enum.Enum):
@@ -131,7 +131,7 @@ def gamma(shape: float, scale: float) -> Law:
     _positive("gamma", shape=shape, scale=scale)
 
     def inverse(u):
-        return scale * special.gammaincinv(shape, u)
+        return scale * scipy.special.gammaincinv(shape, u)
 
     mean = shape * scale
     return _law("gamma", inverse, mean, residual=_by_shape(shape), shape=shape, scale=scale)
@@ -144,7 +144,7 @@ def lognormal(mu: float, sigma: float) -> Law:
         raise ValueError(f"lognormal: needs a finite mu, got mu={mu}; pass a log of seconds")
 
     def inverse(u):
-        return np.exp(mu + sigma * special.ndtri(u))
+        return np.exp(mu + sigma * scipy.special.ndtri(u))
 
     return _law("lognormal", inverse, math.exp(mu + sigma**2 / 2), mu=mu, sigma=sigma)
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stragglers.processes import Process, as_process
+from stragglers.lookahead import Ahead, columns_of
+from stragglers.processes import as_process
 from stragglers.rule import Setting, checked_cost, mini_batches_each, per_round
 from stragglers.schedule import Schedule
 
-WINDOW = 256  # durations per worker that are looked up at once
 ANY_AGE = 2**62  # updates: no gradient is too old
 
 
@@ -59,17 +59,6 @@ class _Rows(NamedTuple):
     communication: np.ndarray  # s
 
 
-class Live(NamedTuple):
-    """A table of durations that are drawn when they are looked up, as they depend on the start."""
-
-    process: Process
-    begin: np.ndarray  # [P] s, kept up to date by the loop
-
-    def __getitem__(self, at: tuple[int, int]) -> float:
-        worker, count = at
-        return float(self.process.duration(worker, self.begin[worker], count))
-
-
 class EventClock:
     """The plan of a protocol: `init()` and `extend(state, updates, k=...)` as in a `Rule`.
 
@@ -83,7 +72,9 @@ class EventClock:
         self.mini_batches = mini_batches_each(name, setting)
         _check_server(name, setting)
         self.check_k(k)
-        self._process = as_process(setting.delay).seeded(setting.seed)
+        process = as_process(setting.delay)
+        self._process = process.seeded(setting.seed)
+        self._ahead = Ahead(process, setting.seed)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
 
@@ -137,9 +128,9 @@ class EventClock:
         )
 
     def _costs(self, update: int, updates: int) -> np.ndarray:
-        """Seconds of communication, [T, 1] or [T, P]."""
+        """Seconds of communication, [T, 1] or [T, P]; a single row for all if they are constant."""
         if not callable(self._communication):
-            return np.tile(np.ravel(self._seconds(0)).astype(np.float64), (updates, 1))
+            return np.ravel(self._seconds(0)).astype(np.float64)[None]
         rows = [np.ravel(self._seconds(t)) for t in range(update, update + updates)]
         width = max((row.size for row in rows), default=1)
         return np.array([np.broadcast_to(row, width) for row in rows], np.float64).reshape(
@@ -148,23 +139,14 @@ class EventClock:
 
     def _fill(self, state: EventState, cost: np.ndarray, rows: _Rows) -> None:
         """Fill `rows` and move the arrays of `state` on."""
-        updates, k = rows.workers.shape
         arrays = (state.begin, state.end, state.version, state.attempts, state.consumed)
         fixed = (self.mini_batches, *self.protocol)
-        if self._process.uses_time:
-            base = np.zeros_like(state.attempts)
-            known = Live(self._process, state.end), base, base + np.iinfo(base.dtype).max
-            _loop(0, state.update, known, fixed, cost, arrays, rows)
-            return
-        worker = np.arange(self.workers)[:, None]
-        most = int(self.mini_batches.max()) * (k + 2)  # a worker begins at most k + 2 in a row
-        counts = np.arange(max(WINDOW, 2 * most))
-        row = 0
-        while row < updates:
-            base = state.attempts.copy()
-            table = self._process.duration(worker, 0.0, base[:, None] + counts)
-            known = np.ascontiguousarray(table, np.float64), base, base + counts.size - most
-            row = _compiled()(row, state.update, known, fixed, cost, arrays, tuple(rows))
+        place, times = np.zeros(3, np.int64), np.zeros(2)
+        columns = columns_of(self.workers, int(self.mini_batches.max()))
+        while place[0] < rows.workers.shape[0]:
+            seconds = self._ahead.of(state.attempts, columns, state.end, times[1])
+            run = _compiled() if isinstance(seconds.table, np.ndarray) else _loop
+            run(place, times, state.update, tuple(seconds), fixed, cost, arrays, tuple(rows))
 
 
 def _check_server(name: str, setting: Setting) -> None:
@@ -185,79 +167,147 @@ def check_draw(name: str, setting: Setting, instead: str) -> None:
         )
 
 
-def _loop(row, update, known, protocol, cost, state, rows):
-    """Fill rows from `row` on while all durations are known; return the next row.
+def _loop(place, times, update, ahead, protocol, cost, state, rows):
+    """Fill rows from `place` on while all durations are known, and move `place` on.
 
-    known: table[worker, count - base[worker]] in seconds, for a row that begins with counts up to
-    room[worker]. These lines are compiled, except where a table is `Live`.
+    place: [3], where to go on: a row; in it a contribution, or k more for what the update does to
+        it; and a worker that the update may interrupt.
+    times: [2] s of the last push, and until when paths of speeds have to be known to go on.
+    These lines are compiled, except where durations are drawn when they are looked up.
     """
-    table, base, room = known
+    table, counter, room, constant, switch, done, speed, slowest = ahead
     steps, idle, limit, interrupt = protocol
     begin, end, version, attempts, consumed = state
     workers, start, finish, first, taken, busy, spent = rows
     updates, k = workers.shape
-    width = cost.shape[1]  # a column per worker, or one for all
+    costs, width = cost.shape  # a row per update, or one for all; so for the workers
     cancel = interrupt and limit == 1  # an update restarts everybody
+    in_time = switch.shape[1] > 0
+    leaves = 1
+    while leaves < end.size:
+        leaves *= 2
+    # A tournament for the least `end`: worker i is leaf `leaves + i`, a node has who wins below it.
+    winner = np.arange(-leaves, leaves)
+
+    def play(node):
+        i, j = winner[2 * node], winner[2 * node + 1]
+        winner[node] = j if j < end.size and end[j] < end[i] else i  # ties by worker
+
+    def enter(i):
+        """Play all matches of worker i again."""
+        node = (leaves + i) // 2
+        while node > 0:
+            play(node)
+            node //= 2
+
+    def sojourn(bounds, i, value):
+        """The last n with bounds[i, n] <= value."""
+        low, high = 0, bounds.shape[1]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if bounds[i, middle] <= value:
+                low = middle
+            else:
+                high = middle
+        return low
 
     def seconds(row, i):
-        return cost[row, min(i, width - 1)]
+        return cost[min(row, costs - 1), min(i, width - 1)]
 
     def restart(i, at):
+        """Begin a contribution; False if too little is known of it, and nothing is done."""
+        n = attempts[i] - counter[i]
+        if attempts[i] + steps[i] > room[i]:
+            return False
+        if in_time:
+            latest = at
+            for step in range(steps[i]):
+                latest += max(constant[i], 1.0) * slowest * table[i, n + step]
+            if latest >= switch[i, -1]:
+                times[1] = latest
+                return False
         begin[i] = at
         end[i] = at
-        for _ in range(steps[i]):
-            end[i] += table[i, attempts[i] - base[i]]
+        for step in range(steps[i]):
+            work = table[i, n + step]
+            if in_time:
+                x = sojourn(switch, i, end[i])
+                total = done[i, x] + speed[i, x] * (end[i] - switch[i, x]) + work
+                y = sojourn(done, i, total)
+                work = switch[i, y] + (total - done[i, y]) / speed[i, y] - end[i]
+                work *= constant[i]
+            end[i] += work
             attempts[i] += 1
+        return True
 
+    for node in range(leaves - 1, 0, -1):
+        play(node)
+    row, c, after = place
     while row < updates:
-        if (attempts > room).any():
-            return row
-        now = 0.0
-        c = 0
         while c < k:
-            i = np.argmin(end)  # the first of equal ones: ties by worker
+            i = winner[1]
             now = end[i]
             if update + row - version[i] >= limit:  # too old: ignored
+                if not restart(i, now + seconds(row, i)):
+                    place[0], place[1], place[2] = row, c, after
+                    return
                 version[i] = update + row
-                restart(i, now + seconds(row, i))
+                enter(i)
                 continue
-            workers[row, c], start[row, c], finish[row, c] = i, begin[i], now
-            first[row, c], taken[row, c] = consumed[i], version[i]
-            busy[row, c], spent[row, c] = now - begin[i], 0.0
-            consumed[i] += steps[i]
+            began, landed, took = begin[i], now, 0.0
+            if not (idle or cancel):
+                took = seconds(row, i)
+                landed = now + took
             if idle:
                 end[i] = np.inf
-            elif not cancel:
-                spent[row, c] = seconds(row, i)
-                finish[row, c] = now + seconds(row, i)
+            elif (not cancel or c < k - 1) and not restart(i, landed):
+                place[0], place[1], place[2] = row, c, after
+                return
+            enter(i)
+            workers[row, c], start[row, c], finish[row, c] = i, began, landed
+            first[row, c], taken[row, c] = consumed[i], version[i]
+            busy[row, c], spent[row, c] = now - began, took
+            consumed[i] += steps[i]
+            if not (idle or cancel):
                 version[i] = update + row + (c == k - 1)
-                restart(i, finish[row, c])
-            elif c < k - 1:
-                restart(i, now)  # at the same version
+            times[0] = now
             c += 1
-        if idle or cancel:
-            for c in range(k):
-                i = workers[row, c]
-                if first[row, c] + steps[i] < consumed[i]:
-                    continue  # only a worker's last push waits for the update and lands with it
-                spent[row, c] = seconds(row, i)
-                finish[row, c] = now + seconds(row, i)
-                if not idle:
-                    busy[row, c] = now - start[row, c]  # it went on until it was cut
+        now = times[0]
+        while (idle or cancel) and c < 2 * k:
+            i = workers[row, c - k]
+            # Only a worker's last push waits for the update and lands with it.
+            if first[row, c - k] + steps[i] == consumed[i]:
+                took = seconds(row, i)
                 if not cancel:
+                    if not restart(i, now + took):
+                        place[0], place[1], place[2] = row, c, after
+                        return
                     version[i] = update + row + 1
-                    restart(i, finish[row, c])
+                    enter(i)
+                spent[row, c - k] = took
+                finish[row, c - k] = now + took
+                if not idle:
+                    busy[row, c - k] = now - start[row, c - k]  # it went on until it was cut
+            c += 1
         if interrupt:
-            for i in range(end.size):
-                if update + row + 1 - version[i] >= limit:
-                    version[i] = update + row + 1
-                    restart(i, now + seconds(row, i))
-        row += 1
-    return row
+            interrupted = False
+            while after < end.size:
+                if update + row + 1 - version[after] >= limit:
+                    if not restart(after, now + seconds(row, after)):
+                        place[0], place[1], place[2] = row, c, after
+                        return
+                    version[after] = update + row + 1
+                    interrupted = True
+                after += 1
+            if interrupted:
+                for node in range(leaves - 1, 0, -1):
+                    play(node)
+        row, c, after = row + 1, 0, 0
+    place[0], place[1], place[2] = row, c, after
 
 
 @functools.cache
-def _compiled() -> Callable[..., int]:
+def _compiled() -> Callable[..., None]:
     import numba  # here, because importing it takes a second that other rules need not wait
 
     return numba.njit(_loop, cache=True)

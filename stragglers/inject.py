@@ -120,13 +120,15 @@ class Injector:
         worker, round_index = int(worker), int(round_index)
         with self._lock:
             if round_index not in self._rounds:
-                measured = 0 if self._measured is None else self._measured.mini_batches
-                self._rounds[round_index] = _Round(self.workers, measured)
+                self._rounds[round_index] = self._new_round()
             record = self._rounds[round_index]
             now = self.now()
             record.first[worker] = self._consumed[worker]
             record.start[worker] = record.ready[worker] = self._mark[worker] = now
             return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
+
+    def _new_round(self) -> _Round:
+        return _Round(self.workers, 0 if self._measured is None else self._measured.mini_batches)
 
     def tick(self, worker, round_index, done, token) -> np.int32:
         del token
@@ -256,7 +258,9 @@ class Injector:
         of_all: array -> [processes, ...], what every process has passed. The clock of all goes on
         from the latest of theirs.
         """
-        rounds = [self._rounds.pop(first + t) for t in range(updates)]
+        # No worker begins a round in a process whose devices all belong to a worker of another one.
+        unseen = {} if len(self._here) else {first + t: self._new_round() for t in range(updates)}
+        rounds = [(self._rounds or unseen).pop(first + t) for t in range(updates)]
         if any(record.landed != len(self._here) for record in rounds):
             raise RuntimeError("Injector.schedule: a round has not landed on every worker yet")
         columns = ("start", "finish", "busy", "finished", "first", "slept")

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from scipy import fft, special
+import scipy
 
 from stragglers.delays import Law
 
@@ -38,12 +38,13 @@ def quadrature(law: Law, k: int, workers: int) -> float:
     ends, which makes the rule converge geometrically.
     """
     a, b = k, workers - k + 1
-    centre = special.digamma(a) - special.digamma(b)
-    width = math.sqrt(special.polygamma(1, a) + special.polygamma(1, b))
+    centre = scipy.special.digamma(a) - scipy.special.digamma(b)
+    width = math.sqrt(scipy.special.polygamma(1, a) + scipy.special.polygamma(1, b))
     right = min(centre + 12 * width + 40 / b, 34.0)  # beyond, 1 - u drowns in rounding
     z = np.linspace(centre - 12 * width - 40 / a, right, 8001)
-    weight = np.exp(a * special.log_expit(z) + b * special.log_expit(-z) - special.betaln(a, b))
-    return float(np.trapezoid(weight * law.quantile(special.expit(z)), z))
+    below, above = scipy.special.log_expit(z), scipy.special.log_expit(-z)
+    weight = np.exp(a * below + b * above - scipy.special.betaln(a, b))
+    return float(np.trapezoid(weight * law.quantile(scipy.special.expit(z)), z))
 
 
 def sums_means(law: Law, workers: int, mini_batches: int) -> np.ndarray:
@@ -60,7 +61,7 @@ def sums_means(law: Law, workers: int, mini_batches: int) -> np.ndarray:
         total = np.clip(convolved(total, one)[: one.size], 0, None)
     ended = np.clip(np.cumsum(total), 0, 1)
     ks = np.arange(1, workers + 1)[:, None]
-    return step * special.betaincc(ks, workers - ks + 1, ended).sum(axis=1)
+    return step * scipy.special.betaincc(ks, workers - ks + 1, ended).sum(axis=1)
 
 
 class Moments(NamedTuple):
@@ -224,7 +225,7 @@ def _pareto_order(k: int, n: int, minimum: float, shape: float) -> float:
     tail = n - k + 1 - 1 / shape
     if tail <= 0:
         return math.inf
-    log = special.gammaln([n + 1, tail, n - k + 1, n + 1 - 1 / shape])
+    log = scipy.special.gammaln([n + 1, tail, n - k + 1, n + 1 - 1 / shape])
     return minimum * math.exp(log[0] + log[1] - log[2] - log[3])
 
 
@@ -238,7 +239,7 @@ def _weibull_order(k: int, n: int, scale: float, shape: float) -> float | None:
 
 
 def _exponential_order(k: int, n: int, scale: float) -> float:
-    return scale * float(special.digamma(n + 1) - special.digamma(n - k + 1))
+    return scale * float(scipy.special.digamma(n + 1) - scipy.special.digamma(n - k + 1))
 
 
 # (k, n, **parameters of the law) -> E[X_{k:n}] in seconds (1803.01113, K-sync)
@@ -251,7 +252,7 @@ _CLOSED_FORMS = {
     "uniform": lambda k, n, low, high: low + (high - low) * k / (n + 1),
     # Slow iff the k-th uniform exceeds 1 - probability.
     "bernoulli_slowdown": lambda k, n, value, factor, probability: (
-        value * (1 + (factor - 1) * float(special.betaincc(k, n - k + 1, 1 - probability)))
+        value * (1 + (factor - 1) * float(scipy.special.betaincc(k, n - k + 1, 1 - probability)))
     ),
 }
 
@@ -262,6 +263,6 @@ def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     As scipy.signal does it, whose import takes most of a second.
     """
     size = a.shape[-1] + b.shape[-1] - 1
-    length = fft.next_fast_len(size, real=True)
-    product = fft.rfft(a, length) * fft.rfft(b, length)
-    return fft.irfft(product, length)[..., :size]
+    length = scipy.fft.next_fast_len(size, real=True)
+    product = scipy.fft.rfft(a, length) * scipy.fft.rfft(b, length)
+    return scipy.fft.irfft(product, length)[..., :size]

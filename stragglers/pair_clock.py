@@ -14,7 +14,8 @@ import networkx as nx
 import numpy as np
 
 from stragglers import wavefront
-from stragglers.event_clock import WINDOW, Live, check_draw
+from stragglers.event_clock import check_draw
+from stragglers.lookahead import Ahead, columns_of
 from stragglers.pair_draws import STEP_DRAWS, neighbour
 from stragglers.processes import as_process
 from stragglers.rule import Setting, checked_cost, one_number
@@ -64,7 +65,9 @@ class PairClock:
         mean = self.mini_batches if local_steps is None else local_steps
         self.partner = neighbour(name, graph, asks, setting.seed)
         self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
-        self._process = as_process(setting.delay).seeded(setting.seed)
+        process = as_process(setting.delay)
+        self._process = process.seeded(setting.seed)
+        self._known = Ahead(process, setting.seed)
         self._everybody = np.arange(self.workers)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
@@ -104,29 +107,24 @@ class PairClock:
 
     def costs(self, rounds: np.ndarray, partners: np.ndarray) -> np.ndarray:
         """Seconds that every node communicates for in its `rounds`, all [P, R]."""
-        varying = rounds if callable(self._communication) else np.zeros_like(rounds)
-        known, at = np.unique(varying, return_inverse=True)
-        given = [np.ravel(self._seconds(t)) for t in known.tolist()]
-        table = np.stack([np.broadcast_to(row, self.workers) for row in given])
-        table = table[at.reshape(rounds.shape), self._everybody[:, None]]
+        if callable(self._communication):
+            known, at = np.unique(rounds, return_inverse=True)
+            given = [np.ravel(self._seconds(t)) for t in known.tolist()]
+            table = np.stack([np.broadcast_to(row, self.workers) for row in given])
+            table = table[at.reshape(rounds.shape), self._everybody[:, None]]
+        else:
+            table = np.broadcast_to(np.ravel(self._seconds(0)), self.workers)[:, None]
         # A node that meets itself sends nothing.
         return np.where(partners == self._everybody[:, None], 0.0, table)
 
-    def _ahead(self, nodes: wavefront.Nodes) -> wavefront.Lookahead:
+    def _ahead(self, nodes: wavefront.Nodes, until: float) -> wavefront.Lookahead:
         everybody = self._everybody[:, None]
-        counter = nodes.first + nodes.steps
-        column = np.arange(max(WINDOW, 2 * self.mini_batches))
-        last = counter + column.size - self.mini_batches
-        if self._process.uses_time:
-            table = Live(self._process, nodes.end)
-            counter, last = np.zeros_like(counter), last + np.iinfo(np.int32).max
-        else:
-            table = self._process.duration(everybody, 0.0, counter[:, None] + column)
-            table = np.ascontiguousarray(table, np.float64)
-        rounds = nodes.round[:, None] + column
+        columns = columns_of(self.workers, self.mini_batches)
+        seconds = self._known.of(nodes.first + nodes.steps, columns, nodes.end, until)
+        rounds = nodes.round[:, None] + np.arange(columns)
         number, partners = (draw(everybody, rounds) for draw in (self.steps, self.partner))
         draws = (number, partners, self.costs(rounds, partners))
-        return wavefront.Lookahead(table, counter, last, *draws, round=nodes.round.copy())
+        return wavefront.Lookahead(seconds, *draws, round=nodes.round.copy())
 
 
 def check_neighbours(name: str, setting: Setting) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import networkx as nx
 import numpy as np
-from scipy import optimize
+import scipy
 
-from stragglers.processes import addressed
+from stragglers.streams import addressed
 
 PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have none and 1
 
@@ -32,12 +32,20 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
         )
     rows = np.split(weight, np.flatnonzero(np.diff(node)) + 1)
     shares = np.concatenate([np.append(np.cumsum(r[:-1]) / r.sum(), 1.0) for r in rows])
-    keys = node + 1j * shares  # complex numbers order lexicographically
+    start = np.searchsorted(node, np.arange(len(graph) + 1))  # of a node's edges
+    halvings = int(np.diff(start).max() - 1).bit_length()
     uniform = addressed(seed, PARTNERS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
         worker, count = np.broadcast_arrays(worker, count)
-        return partner[keys.searchsorted(worker + 1j * uniform(worker, count), side="right")]
+        u = uniform(worker, count)
+        low, high = start[worker], start[worker + 1] - 1  # the first share above u is between them
+        for _ in range(halvings):
+            middle = (low + high) // 2
+            under = shares[middle] <= u
+            low = np.where(under, middle + 1, low)
+            high = np.where(under, high, middle)
+        return partner[low]
 
     return drawn
 
@@ -60,7 +68,8 @@ def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
             f"are capped there, got {mean}; set fewer local_steps or more mini_batches"
         )
     # sum_{h < M} (1 - p)^h is the mean of a geometric number that is capped at M.
-    stay = optimize.brentq(lambda q: sum(q**h for h in range(most)) - mean, 0.0, 1.0, xtol=1e-14)
+    root = scipy.optimize.brentq
+    stay = root(lambda q: sum(q**h for h in range(most)) - mean, 0.0, 1.0, xtol=1e-14)
     uniform = addressed(seed, STEPS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ class Meeting(NamedTuple):
     asked: float  # s, when it began, on the clock of who reports it
     landed: float  # s
     source: int = -1  # whose model a node alone begins from, as its own process was lost
+    version: int | None = None  # the row before which that was the model; None: its own row
 
 
 class PairLog:
@@ -101,14 +102,17 @@ class PairLog:
         """
         self._lines.append(event)
 
-    def restored(self, worker: int, source: int, seconds: float) -> None:
+    def restored(
+        self, worker: int, source: int, seconds: float, version: int | None = None
+    ) -> None:
         """Write a row in which a node takes what `source` shows to others, and does nothing else.
 
-        It stands between the rows so far and those to come.
+        It stands between the rows so far and those to come. Where `source` is the node itself, it
+        takes its own model as that was before row `version`.
         """
         self._lines.append(Event(seconds, worker, "restored", source))
         nothing = Entry(worker, int(self._counts[worker]), 0, 0, 0, seconds, 0.0)
-        self.add(Meeting((nothing,), seconds, seconds, source))
+        self.add(Meeting((nothing,), seconds, seconds, source, version))
 
     @property
     def lines(self) -> int:
@@ -135,7 +139,7 @@ class PairLog:
         if not rows:
             return None
         offset, self._update = self._update, self._update + len(rows)
-        version = np.arange(offset, self._update, dtype=np.int32)[:, None]
+        version = [t if row.version is None else row.version for t, row in enumerate(rows, offset)]
         listed = [self._columns(row) for row in rows]
         columns = {
             name: np.array([column[name] for column in listed], dtype)
@@ -143,7 +147,7 @@ class PairLog:
         }
         return Schedule(
             time=np.array(times),
-            version=np.tile(version, (1, 2)),
+            version=np.tile(np.array(version, np.int32)[:, None], (1, 2)),
             offset=offset,
             population=self._workers,
             events=tuple(events),

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -20,6 +19,8 @@ from numpy.typing import ArrayLike
 
 from stragglers import reading
 from stragglers.delays import Law
+from stragglers.speed_paths import InTime, Paths, finish
+from stragglers.streams import addressed
 
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
 
@@ -36,6 +37,9 @@ class Process:
     workers: int = field(default=0, kw_only=True)  # there have to be, as it names them
     bind: Callable[[int], Draw] = field(repr=False, compare=False)  # seed -> draw
     draw: Draw | None = field(default=None, repr=False, compare=False)
+    in_time: Callable[[int], InTime] | None = field(
+        default=None, repr=False, compare=False, kw_only=True
+    )  # seed -> what the durations are made of, if they are the work that a changing speed does
     records: tuple[np.ndarray, ...] = field(
         default=(), repr=False, compare=False
     )  # that it replays
@@ -105,9 +109,24 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
 
         return factored
 
+    def in_time(seed: int) -> InTime:
+        def of(workers: int) -> np.ndarray:
+            return dense[np.minimum(np.arange(workers), dense.size - 1)]
+
+        return process.in_time(seed)._replace(constant=of)
+
     shortest = process.shortest * float(dense.min())
     named = max(dense.size - sparse, process.workers)
-    return Process(f"persistent({process.name})", shortest, process.uses_time, bind, workers=named)
+    # Factors of factors are rounded one after the other, which one constant is not.
+    plain = process.in_time is not None and process.in_time(0).constant is None
+    return Process(
+        f"persistent({process.name})",
+        shortest,
+        process.uses_time,
+        bind,
+        workers=named,
+        in_time=in_time if plain else None,
+    )
 
 
 def spells(law: Law | Process, mini_batches: int) -> Process:
@@ -124,12 +143,17 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
         draw = process.seeded(seed).draw
         return lambda worker, start, count: draw(worker, start, count // mini_batches)
 
+    def in_time(seed: int) -> InTime:
+        inner = process.in_time(seed)
+        return inner._replace(work=lambda worker, count: inner.work(worker, count // mini_batches))
+
     return Process(
         f"spells({process.name})",
         process.shortest,
         process.uses_time,
         bind,
         workers=process.workers,
+        in_time=in_time if process.in_time is not None else None,
     )
 
 
@@ -153,27 +177,23 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
             "their mean speed as a law"
         )
 
-    def bind(seed: int) -> Draw:
+    def in_time(seed: int) -> InTime:
         work = addressed(seed, transform=law.quantile)
-        grow = partial(_path, addressed(seed, 1), factor, mean_normal, mean_slow)
-        path = grow(workers=1, sojourns=64)
+        return InTime(work, Paths(addressed(seed, 1), factor, mean_normal, mean_slow), factor)
+
+    def bind(seed: int) -> Draw:
+        work, paths, _, _ = in_time(seed)
 
         def draw(worker: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
-            nonlocal path
             target = work(worker, count)
-            known, sojourns = path.speed.shape
-            rows = max(known, worker.max(initial=0) + 1)
-            if rows > known:
-                path = grow(rows, sojourns)
             latest = np.max(start + factor * target, initial=0.0)  # if all of it is slow
-            while path.switch[:, -1].min() <= latest:
-                sojourns *= 2
-                path = grow(rows, sojourns)
-            return _finish(path, worker, start, target) - start
+            path = paths.beyond(worker.max(initial=0) + 1, latest)
+            return finish(path, worker, start, target) - start
 
         return draw
 
-    return Process(f"markov({law})", float(law.quantile(0.0)), True, bind)
+    shortest = float(law.quantile(0.0))
+    return Process(f"markov({law})", shortest, True, bind, in_time=in_time)
 
 
 def trace(
@@ -220,76 +240,6 @@ def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
 PROCESSES: dict[str, Callable[..., Process]] = {
     factory.__name__: factory for factory in (persistent, spells, markov, trace)
 }
-
-
-_BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
-
-
-def addressed(
-    seed: int, *stream: int, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
-) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Transformed uniforms looked up by (worker, count), computed in blocks when first needed."""
-    table = np.empty((0, 0))
-
-    def lookup(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
-        nonlocal table
-        rows = worker.max(initial=-1) + 1
-        columns = count.max(initial=-1) + 1
-        if rows > table.shape[0] or columns > table.shape[1]:
-            table = grown(table, max(rows, table.shape[0]), columns)
-        return table[worker, count]
-
-    def grown(old: np.ndarray, rows: int, columns: int) -> np.ndarray:
-        # Doubling keeps the copies of an ever longer run linear in its length.
-        capacity = old.shape[1] if columns <= old.shape[1] else max(columns, 2 * old.shape[1])
-        blocks = -(-capacity // _BLOCK)
-        new = np.empty((rows, blocks, _BLOCK))
-        known_rows, known_blocks = old.shape[0], old.shape[1] // _BLOCK
-        new[:known_rows, :known_blocks] = old.reshape(known_rows, known_blocks, _BLOCK)
-        unknown = np.ones((rows, blocks), bool)
-        unknown[:known_rows, :known_blocks] = False
-        for worker, block in np.argwhere(unknown).tolist():
-            address = np.random.SeedSequence(seed, spawn_key=(worker, block, *stream))
-            new[worker, block] = np.random.default_rng(address).random(_BLOCK)
-        new[unknown] = transform(new[unknown])
-        return new.reshape(rows, blocks * _BLOCK)
-
-    return lookup
-
-
-@dataclass(frozen=True)
-class _Path:
-    """State paths of all workers: the speed between switches, and the work done until each."""
-
-    switch: np.ndarray  # [P, S + 1] s, from 0
-    done: np.ndarray  # [P, S + 1] s of work at full speed
-    speed: np.ndarray  # [P, S]
-    switch_keys: np.ndarray  # [P (S + 1)] complex: (worker, switch), ordered
-    done_keys: np.ndarray
-
-
-def _path(uniforms, factor, mean_normal, mean_slow, workers: int, sojourns: int) -> _Path:
-    u = uniforms(np.arange(workers)[:, None], np.arange(sojourns + 1))
-    slow_first = u[:, :1] < mean_slow / (mean_normal + mean_slow)
-    slow = slow_first ^ (np.arange(sojourns) % 2 == 1)
-    sojourn = -np.log1p(-u[:, 1:]) * np.where(slow, mean_slow, mean_normal)
-    speed = np.where(slow, 1 / factor, 1.0)
-    origin = np.zeros((workers, 1))
-    switch = np.concatenate([origin, np.cumsum(sojourn, axis=1)], axis=1)
-    done = np.concatenate([origin, np.cumsum(sojourn * speed, axis=1)], axis=1)
-    rows = np.arange(workers)[:, None]
-    return _Path(switch, done, speed, (rows + 1j * switch).ravel(), (rows + 1j * done).ravel())
-
-
-def _finish(path: _Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """When `work` begun at `start` is done: invert the piecewise linear work done by then."""
-    # Complex numbers order lexicographically: one search finds the sojourn of every worker.
-    stride = path.switch.shape[1]
-    at = path.switch_keys.searchsorted(worker + 1j * start, side="right") - 1 - worker * stride
-    total = path.done[worker, at] + path.speed[worker, at] * (start - path.switch[worker, at])
-    total = total + work
-    to = path.done_keys.searchsorted(worker + 1j * total, side="right") - 1 - worker * stride
-    return path.switch[worker, to] + (total - path.done[worker, to]) / path.speed[worker, to]
 
 
 def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[float]]:

@@ -70,7 +70,8 @@ class Schedule:
     events: tuple[Event, ...] = ()  # in the order of time
     restored: np.ndarray | None = None  # [T, k] int32, the worker whose model this one has begun
     # from, with a fresh state, before its contribution, as its process was lost; under a server
-    # itself; -1: it has gone on. None: all have
+    # itself, and with a model per worker as well if that was its own at `version`; -1: it has gone
+    # on. None: all have
 
     @property
     def updates(self) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stragglers.lookahead import Seconds
 from stragglers.schedule import Schedule
 
 # Pending meetings per place of a row: with more, rows are hardly fuller but less in order.
@@ -53,9 +54,7 @@ class Pending(NamedTuple):
 class Lookahead(NamedTuple):
     """What comes for every node: durations of mini-batches and the draws of its rounds."""
 
-    seconds: np.ndarray  # [P, C] s of a mini-batch, or a table that is drawn when looked up
-    counter: np.ndarray  # [P] int64, of the first column of `seconds`
-    last: np.ndarray  # [P] int64, counters from which all steps of a round are in the table
+    seconds: Seconds  # by the counter of a mini-batch
     steps: np.ndarray  # [P, R] int64
     partner: np.ndarray  # [P, R] int64
     cost: np.ndarray  # [P, R] s
@@ -108,13 +107,15 @@ def fill(
 ) -> None:
     """Fill all `rows` after a row that landed at `time`, and move `nodes` and `pending` on.
 
-    ahead: (nodes) -> Lookahead that lets every node go on.
+    ahead: (nodes, s until when paths of speeds have to be known) -> Lookahead that lets every
+        node go on.
     """
-    row = 0
+    row, until = 0, np.zeros(1)
     while row < rows.time.size:
-        table = ahead(nodes)
-        run = _compiled() if isinstance(table.seconds, np.ndarray) else _loop
-        row = run(row, time, blocking, *map(tuple, (table, nodes, pending, rows)))
+        known = ahead(nodes, until[0])
+        run = _compiled() if isinstance(known.seconds.table, np.ndarray) else _loop
+        draws = (tuple(known.seconds), *known[1:])
+        row = run(row, time, until, blocking, draws, *map(tuple, (nodes, pending, rows)))
     for spans in (rows.start, rows.finish):
         np.copyto(spans, rows.time[:, None], where=np.isnan(spans))
 
@@ -159,21 +160,62 @@ def copy_staleness(schedule: Schedule) -> np.ndarray:
     return met.time - np.where(known, met.time[last % stride], beginning)
 
 
-def _loop(row, time, blocking, ahead, nodes, pending, rows):
+def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
-    These lines are compiled, except where durations depend on the start.
+    until: [1] s, where paths of speeds end too early, beyond which they have to go.
+    These lines are compiled, except where durations are drawn when they are looked up.
     """
-    seconds, counter, last, drawn_steps, drawn_partner, cost, known = ahead
+    seconds, drawn_steps, drawn_partner, cost, known = ahead
+    table, counter, room, constant, switch, done, speed, slowest = seconds
     begin, end, steps, first, round_, wake, waits, asked, land = nodes
     count, pair, brought, counters, begun, ended, spent, landed = pending
     times, workers, partner, start, finish, batches, firsts, busy, communication = rows
     size, width = landed.size, workers.shape[1] // 2
     horizon = drawn_steps.shape[1]
+    in_time = switch.shape[1] > 0
     touched = np.full(begin.size, -1)  # the row at whose making a node was last seen
+    leaves = 1
+    while leaves < begin.size:
+        leaves *= 2
+    # Tournaments for the least `land` and `wake`: node i is leaf `leaves + i`.
+    landing, waking = np.arange(-leaves, leaves), np.arange(-leaves, leaves)
 
-    def exhausted(i):
-        return first[i] + steps[i] > last[i] or round_[i] + 1 >= known[i] + horizon
+    def play(winner, key, node):
+        i, j = winner[2 * node], winner[2 * node + 1]
+        winner[node] = j if j < key.size and key[j] < key[i] else i  # ties by node
+
+    def enter(winner, key, i):
+        """Play all matches of node i again."""
+        node = (leaves + i) // 2
+        while node > 0:
+            play(winner, key, node)
+            node //= 2
+
+    def exhausted(i, at):
+        """Whether the round after this one, begun at `at`, is not known to its end."""
+        column, n = round_[i] + 1 - known[i], first[i] + steps[i]
+        if column >= horizon or n + drawn_steps[i, column] > room[i]:
+            return True
+        if in_time:
+            latest = at
+            for step in range(drawn_steps[i, column]):
+                latest += max(constant[i], 1.0) * slowest * table[i, n + step - counter[i]]
+            if latest >= switch[i, -1]:
+                until[0] = latest
+                return True
+        return False
+
+    def sojourn(bounds, i, value):
+        """The last n with bounds[i, n] <= value."""
+        low, high = 0, bounds.shape[1]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if bounds[i, middle] <= value:
+                low = middle
+            else:
+                high = middle
+        return low
 
     def work(i, at):
         """Begin the next round of local steps."""
@@ -183,19 +225,29 @@ def _loop(row, time, blocking, ahead, nodes, pending, rows):
         steps[i] = drawn_steps[i, column]
         begin[i] = at
         end[i] = at
-        for c in range(steps[i]):
-            end[i] += seconds[i, first[i] + c - counter[i]]
+        for step in range(steps[i]):
+            lasting = table[i, first[i] + step - counter[i]]
+            if in_time:
+                x = sojourn(switch, i, end[i])
+                total = done[i, x] + speed[i, x] * (end[i] - switch[i, x]) + lasting
+                y = sojourn(done, i, total)
+                lasting = switch[i, y] + (total - done[i, y]) / speed[i, y] - end[i]
+                lasting *= constant[i]
+            end[i] += lasting
         if blocking:
             wake[i] = end[i]
             land[i] = np.inf
+            enter(waking, wake, i)
         else:
             asked[i] = drawn_partner[i, column]
             land[i] = end[i] + cost[i, column]
+        enter(landing, land, i)
 
     def meet(i, j):
         """Land with j, both idle, for whichever of them communicates for longer."""
         longer = max(cost[i, round_[i] - known[i]], cost[j, round_[j] - known[j]])
         land[i] = max(end[i], end[j]) + longer
+        enter(landing, land, i)
         asked[i] = j
         waits[i] = -1
         waits[j] = -1
@@ -203,6 +255,7 @@ def _loop(row, time, blocking, ahead, nodes, pending, rows):
     def look(i):
         """Serve whoever has waited longest for i; else meet the drawn partner or wait for it."""
         wake[i] = np.inf
+        enter(waking, wake, i)
         waiting = -1
         for q in range(waits.size):
             if waits[q] == i and (waiting < 0 or end[q] < end[waiting]):
@@ -215,19 +268,21 @@ def _loop(row, time, blocking, ahead, nodes, pending, rows):
         else:
             waits[i] = j
 
+    for node in range(leaves - 1, 0, -1):
+        play(landing, land, node)
+        play(waking, wake, node)
     while row < times.size:
         while count[0] < size:
-            i = np.argmin(land)  # the first of equal ones: ties by worker
+            i = landing[1]
             if blocking:
-                idle = np.argmin(wake)
+                idle = waking[1]
                 if wake[idle] <= land[i]:
                     look(idle)
                     continue
-            j = asked[i]
-            if exhausted(i) or exhausted(j):
+            j, now = asked[i], land[i]
+            if exhausted(i, now) or (blocking and exhausted(j, now)):
                 return row
             p = count[0]
-            now = land[i]
             ready = max(end[i], end[j]) if blocking else end[i]
             landed[p] = now
             for side, node in ((0, i), (1, j)):

@@ -61,6 +61,17 @@ BAD = [
         ("--report=empty", "--workdir=out", "--print_commands", "--sweep"),
         "--report only writes the report again; leave out --workdir, --print_commands, --sweep",
     ),
+    (
+        ("--watch=other", "--workdir=out", "--seeds=2"),
+        "--watch only shows a page; leave out --workdir, --seeds",
+    ),
+    (("--watch=other", "--report=other"), "--watch only shows a page; leave out --report"),
+    (("--watch=missing",), "there is no workdir missing; give the --workdir of a launch"),
+    (("--watch=empty",), "empty holds no records of runs, and nobody is at work there; give"),
+    (("--watch=other",), "nobody works on other any more, and 1 of its runs are not finished"),
+    (("--port=80",), "--port belongs to --watch; give it, too"),
+    (("--watch=other", "--port=65536"), "--port=65536"),
+    ((*OK, "--paper"), "--paper belongs to --report; give it, too"),
     (("--report=missing",), "missing holds no records of runs; give the --workdir of some"),
     (("--report=empty",), "empty holds no records of runs"),
     # the file of the config

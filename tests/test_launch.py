@@ -1,5 +1,7 @@
 import json
+import os
 import shlex
+import subprocess
 import sys
 from unittest.mock import ANY
 
@@ -231,3 +233,24 @@ def test_a_mesh_gets_its_devices_and_the_simulator_replays_what_happened(call, h
         assert replayed[exact] == happened[exact]
     for rounded in ("train_loss", "test_loss", "test_accuracy"):
         assert replayed[rounded] == pytest.approx(happened[rounded], rel=1e-4)
+
+
+def test_an_arm_loads_nothing_that_it_does_not_use(here):
+    flags = ("--sweep", "--arm=all_reduce/blocking", "--config.updates=2")
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "launch.py", "--config=configs/demo.py", *flags,
+         f"--workdir={here}"],
+        cwd=launcher.ROOT,
+        env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert {"jax", "experiments.train", "flax.linen"} <= loaded  # what is looked for is seen
+    slow = {
+        "grain", "matplotlib", "numba", "orbax", "pandas", "ray", "scipy.linalg", "scipy.optimize",
+        "scipy.sparse", "scipy.stats", "sklearn", "tensorflow_datasets",
+    }  # fmt: skip
+    assert not loaded & slow

@@ -67,7 +67,7 @@ def explain(config: ConfigDict) -> Study:
         except ValueError as error:
             refused.append((name, str(error)))
             continue
-        if arm.algorithm.server is None or not messages.compresses(
+        if arm.algorithm.own_models or not messages.compresses(
             arm.algorithm, arm.shapes, config.workers
         ):
             continue

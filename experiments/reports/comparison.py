@@ -105,7 +105,7 @@ def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict
 
     Returns their summaries with the `config`, the `metrics` and the `workdirs` of each.
     """
-    from experiments.reports import figure, table
+    from experiments.reports import figure, multiples, table, telling
 
     summaries: dict[str, list[dict]] = {}
     curves: dict[str, list[list[dict]]] = {}
@@ -124,12 +124,9 @@ def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict
     merged = [aggregates.aggregate(repeats) for repeats in summaries.values()]
     if any(arm.path for arm in arms):
         records.write_json(root / records.SUMMARY, {"arms": merged})
-    figure.draw(
-        list(curves.items()),
-        arms[0].config.target_loss,
-        root / "figure.png",
-        clock=merged[0]["clock"],
-    )
+    shown, target = list(curves.items()), arms[0].config.target_loss
+    draw = figure.draw if len(shown) <= telling.MOST_ARMS else multiples.draw
+    figure.save(draw(shown, target, merged[0]["clock"]), root / "figure.png")
     table.print_table(console, merged)
     for line in stopped:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

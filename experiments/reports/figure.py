@@ -1,7 +1,6 @@
 """A figure of loss against time and against samples, and the lines that tell arms apart."""
 
 import io
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
@@ -13,9 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 
 from experiments import files
-from experiments.aggregates import at_target
 
-MOST_CURVES = 16  # as many as a reader can tell apart
 # Okabe and Ito's colours, which differ for any colour vision; the lightest left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
@@ -31,17 +28,15 @@ class Curve(NamedTuple):
 def draw(
     curves: Sequence[tuple[str, Sequence[Sequence[Mapping]]]],
     target_loss: float | None,
-    path: str | os.PathLike,
-    clock: str = "virtual",
-) -> None:
-    """Write a PNG of 1200x500 pixels: training loss against time and against samples.
+    clock: str,
+) -> Figure:
+    """A figure of 1200x500 pixels: training loss against time and against samples.
 
     curves: (arm's name, the metrics records of each of its seeds). Several seeds are drawn as
         their geometric mean with a band of one standard deviation of the logarithm. For lines
-        see `styles`, for which arms are drawn `drawn`.
+        see `styles`.
     clock: what `seconds` are, "virtual" or "wall".
     """
-    curves = drawn(curves, target_loss)
     lines = styles([name for name, _ in curves])
 
     canvas = Figure(figsize=(8, 10 / 3), dpi=150, layout="constrained")
@@ -64,7 +59,7 @@ def draw(
         frameon=False,
         handlelength=3.2,
     )
-    save(canvas, path)
+    return canvas
 
 
 def save(canvas: Figure, path: str | os.PathLike) -> None:
@@ -74,29 +69,20 @@ def save(canvas: Figure, path: str | os.PathLike) -> None:
 
 def png(canvas: Figure) -> bytes:
     """A figure as the bytes of a PNG."""
+    return saved(canvas, "png")
+
+
+def saved(canvas: Figure, kind: str) -> bytes:
+    """A figure as the bytes of a file; kind: png, pdf or svg, the last two without a date."""
     out = io.BytesIO()
-    canvas.savefig(out, format="png")
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    canvas.savefig(out, format=kind, metadata=metadata)
     return out.getvalue()
 
 
 def literal(text: str) -> str:
     """A text as a label shows it, in which $ begins no formula."""
     return text.replace("$", r"\$")
-
-
-def drawn(curves: Sequence[tuple], target_loss: float | None) -> list[tuple]:
-    """Of more than MOST_CURVES arms, those that are first at the target; as in `draw`."""
-    if len(curves) <= MOST_CURVES:
-        return list(curves)
-    first = sorted(curves, key=lambda curve: _arrival(curve[1], target_loss))[:MOST_CURVES]
-    return [curve for curve in curves if curve in first]
-
-
-def _arrival(runs: Sequence[Sequence[Mapping]], target_loss: float | None) -> tuple[float, float]:
-    """Sorts arms by their mean time to the target; those that miss it come last, by their loss."""
-    seconds = [at_target(run, target_loss) for run in runs]
-    last = max(run[-1]["train_loss"] or math.inf for run in runs)
-    return (math.inf if None in seconds else sum(seconds) / len(seconds), last)
 
 
 def styles(names: Sequence[str]) -> dict[str, dict]:
@@ -139,14 +125,15 @@ def plot(
     *,
     scale: tuple[Callable, Callable] = (np.log, np.exp),
     label: str | None = None,
-) -> None:
-    """Draw the mean of one arm's runs and, of several, a band of one standard deviation."""
+) -> Curve:
+    """Draw the mean of one arm's runs, and of several a band of one standard deviation."""
     curve = mean_curve(runs, x, y, scale)
     axes.plot(curve.x, curve.mean, label=label, **line)
     if len(runs) > 1:
         axes.fill_between(
             curve.x, curve.low, curve.high, color=line["color"], alpha=0.18, linewidth=0
         )
+    return curve
 
 
 def mean_curve(
@@ -189,6 +176,14 @@ def logarithmic(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     plain(axes)
+
+
+def room(axes: Axes, curves: Sequence[tuple[str, Sequence[Sequence[Mapping]]]]) -> None:
+    """Cut off what rises far above all first losses: an arm that diverges hides the others."""
+    first = [run[0]["train_loss"] or 0.0 for _, runs in curves for run in runs if run]
+    bottom, top = axes.get_ylim()
+    if top > 4 * max(first, default=top) > bottom:
+        axes.set_ylim(top=4 * max(first))
 
 
 def plain(axes: Axes) -> None:

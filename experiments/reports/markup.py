@@ -1,9 +1,9 @@
-"""Pieces of a page in HTML, which needs neither a network nor JavaScript."""
+"""Pieces of a page in HTML, which needs no network, and runs no script but those it is given."""
 
 import base64
 import html
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from experiments import files, texts
@@ -11,14 +11,43 @@ from experiments import files, texts
 TEMPLATE = Path(__file__).with_name("page.html.in")
 
 
-def page(title: str, subtitle: str, again: str, sections: Iterable[str]) -> str:
-    """A whole page; again: how to repeat it, which is HTML as the sections are."""
+def page(
+    title: str,
+    subtitle: str,
+    again: str,
+    sections: Iterable[str],
+    scripts: Sequence = (),
+    served: str = "",
+) -> str:
+    """A whole page; again: how to repeat it, which is HTML as the sections are.
+
+    scripts: `live.Script`s, the only ones that a browser runs there. served: of a page that is
+    served while runs are under way, the element that says how far they are, in HTML.
+    """
+    policy = ["default-src 'none'", "style-src 'unsafe-inline'", "img-src data:"]
+    if scripts:
+        digests = " ".join(f"'sha256-{script.digest}'" for script in scripts)
+        policy = [*policy[:-1], "img-src data: blob:", f"script-src {digests}"]
+    if served:
+        policy.append("connect-src 'self'")
     return string.Template(files.read_text(TEMPLATE)).substitute(
         title=text(title),
         subtitle=text(subtitle),
+        policy="; ".join(policy),
         again=again,
+        served=served,
         sections="\n".join(sections),
+        scripts="\n".join(f"<script>{script.text}</script>" for script in scripts),
     )
+
+
+def still(sections: Iterable[str], beside_live: bool) -> Iterator[str]:
+    """Figures that need no script; beside live ones in an element that closes."""
+    if beside_live:
+        yield '<details class="still" open><summary>the same without scripts, for print</summary>'
+    yield from sections
+    if beside_live:
+        yield "</details>"
 
 
 def table(

@@ -1,19 +1,30 @@
 """The page that says what was compared and what came out: report.html, from what runs leave.
 
-It needs neither a network nor JavaScript. Beside it lies strip.png, and beside every schedule a
-timeline.json, see `experiments.reports.timeline`.
+It needs no network. The page of a launch carries scripts for live figures, see
+`experiments.reports.live`, and says all without them, too. Beside it lies strip.png, and beside
+every schedule a timeline.json, see `experiments.reports.timeline`.
 """
 
 import datetime
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from experiments import files, parts, provenance, records
-from experiments.reports import figure, markup, panels, strip_chart, table, timeline, workdirs
+from experiments import files, provenance, records
+from experiments.reports import (
+    beginnings,
+    live,
+    markup,
+    panels,
+    settings,
+    strip_chart,
+    table,
+    telling,
+    timeline,
+    workdirs,
+)
 from stragglers import schedule
 
 REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
@@ -27,23 +38,35 @@ def write(root: str | os.PathLike) -> Path:
     root = Path(root)
     arms, unfinished = workdirs.gather(root)
     note = provenance.known(root)
-    looks = {arm.name: look for arm in arms if (look := _look(arm)) is not None}
+    looks = looks_of(arms)
+    scripts = live.scripts() if note else ()
     sections = [
-        *(_results(arms) if arms else ()),
-        *(_unfinished(unfinished) if unfinished else ()),
-        *(_claims(note["claims"]) if note.get("claims") else ()),
+        *results(arms),
+        *not_finished(unfinished),
+        *_claims(note.get("claims")),
         *_numbers(note.get("numbers", ())),
-        *(_curves(arms, looks) if arms else ()),
-        *(_strip(root, arms, looks) if looks else ()),
-        *(_schedules(looks) if looks else ()),
+        *_figures(arms, looks, bool(scripts)),
+        *_beginnings(root, arms, looks, bool(scripts)),
+        *schedules(looks),
         *_pictures(root),
-        *(_compared(arms) if arms else ()),
+        *settings.sections(arms),
     ]
-    title = root.resolve().name
-    page = markup.page(title, " · ".join(_facts(arms, unfinished, note)), _again(note), sections)
     path = root / REPORT
+    page = markup.page(
+        root.resolve().name, subtitle(arms, unfinished, note), again(note), sections, scripts
+    )
     files.write(path, page, durable=False)
     return path
+
+
+def subtitle(arms: Sequence[workdirs.Arm], unfinished: Sequence, note: Mapping) -> str:
+    """What a page is about, in a line."""
+    return " · ".join(_facts(arms, unfinished, note))
+
+
+def looks_of(arms: Sequence[workdirs.Arm]) -> dict[str, panels.Look]:
+    """What schedules show, by arm; their timelines are written beside them."""
+    return {arm.name: look for arm in arms if (look := _look(arm)) is not None}
 
 
 def _look(arm: workdirs.Arm) -> panels.Look | None:
@@ -85,7 +108,7 @@ def _facts(arms: Sequence[workdirs.Arm], unfinished: Sequence, note: Mapping) ->
         yield datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z")
 
 
-def _again(note: Mapping) -> str:
+def again(note: Mapping) -> str:
     """How to repeat it."""
     if not note:
         return ""
@@ -95,8 +118,10 @@ def _again(note: Mapping) -> str:
     )
 
 
-def _results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
+def results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
     """The table of `table.of_arms`, its sections as bodies, and why arms ended early."""
+    if not arms:
+        return
     shown = table.of_arms([arm.summary for arm in arms])
     headings = [str(column.header) for column in shown.columns]
     bodies: list[list] = [[]]
@@ -114,16 +139,26 @@ def _results(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
                 who = markup.text(_named(arm, summary))
                 why = markup.text(summary["stopped"])
                 yield f"<p><strong>{who}</strong> stopped early: {why}</p>"
+            there, all_nodes = summary.get("nodes"), summary.get("workers")
+            if there is not None and there < all_nodes:
+                who = markup.text(_named(arm, summary))
+                yield (
+                    f"<p><strong>{who}</strong> ended with {there:g} of {all_nodes} nodes, whose "
+                    "models its last evaluation has averaged</p>"
+                )
 
 
-def _unfinished(unfinished: Sequence[workdirs.Unfinished]) -> Iterator[str]:
-    yield "<h2>Not finished</h2>"
-    yield markup.table("words", ("run", "state"), [unfinished])
+def not_finished(unfinished: Sequence[workdirs.Unfinished]) -> Iterator[str]:
+    """The runs that have not come to their end."""
+    if unfinished:
+        yield "<h2>Not finished</h2>"
+        yield markup.table("words", ("run", "state"), [unfinished])
 
 
-def _claims(claims: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "<h2>Claims and measurements</h2>"
-    yield markup.table("words", ("claim", "measured"), [claims])
+def _claims(claims: Sequence[Sequence[str]] | None) -> Iterator[str]:
+    if claims:
+        yield "<h2>Claims and measurements</h2>"
+        yield markup.table("words", ("claim", "measured"), [claims])
 
 
 def _numbers(tables: Sequence[Mapping]) -> Iterator[str]:
@@ -131,66 +166,74 @@ def _numbers(tables: Sequence[Mapping]) -> Iterator[str]:
         yield markup.table("words", one["columns"], [one["rows"]], one["title"])
 
 
-def _curves(arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look]) -> Iterator[str]:
-    target = arms[0].summary["target_loss"]
-    curves = figure.drawn([(arm.name, arm.runs) for arm in arms], target)
-    names = [name for name, _ in curves]
-    clock = arms[0].summary["clock"]
-    looks = {name: look for name, look in looks.items() if name in names}
+def _figures(
+    arms: Sequence[workdirs.Arm], looks: Mapping[str, panels.Look], is_live: bool
+) -> Iterator[str]:
+    if not arms:
+        return
+    curves = [(arm.name, arm.runs) for arm in arms]
+    target, clock = arms[0].summary["target_loss"], arms[0].summary["clock"]
+    chosen = telling.chosen(curves, target)
     yield "<h2>Figures</h2>"
-    if len(names) < len(arms):
-        yield f"<p>Of {len(arms)} arms, those that are first at the target are drawn.</p>"
+    if is_live:
+        lines = [live.Line(arm.name, arm.runs, True) for arm in arms]
+        yield from live.of_curves(live.curves(lines, target, clock, [name for name, _ in chosen]))
+    yield from markup.still(_panels(curves, chosen, looks, target, clock), is_live)
+
+
+def _panels(curves, chosen, looks, target: float | None, clock: str) -> Iterator[str]:
+    """Still figures: of all arms, or of those that tell most and then of all by method."""
+    names = [name for name, _ in chosen]
+    looks = {name: look for name, look in looks.items() if name in names}
+    if len(chosen) < len(curves):
+        yield (
+            f"<p>Of {len(curves)} arms, {len(chosen)} are drawn first: of every method the arm "
+            "that is first at the target, then the next arms. All arms stand below, method by "
+            "method.</p>"
+        )
     if max(len(runs) for _, runs in curves) > 1:
         yield (
             "<p>Means over seeds, with a band of one standard deviation; staleness and idle time "
             "come from the first seed.</p>"
         )
     yield panels.legend(names, target)
+    yield from _grid(panels.drawings(chosen, looks, target, clock), "panel")
+    if len(chosen) < len(curves):
+        yield from _grid(panels.by_group(curves, target, clock), "group")
+
+
+def _grid(drawings: Sequence[panels.Drawing], prefix: str) -> Iterator[str]:
     yield '<div class="panels">'
-    for panel in panels.panels(curves, looks, target, clock):
+    for number, one in enumerate(drawings):
+        panel = panels.drawn(one.caption, one.draw, f"{prefix}{number}", one.margins)
         yield panels.figure_of(panel)
     yield "</div>"
 
 
-def _strip(root: Path, arms: Sequence[workdirs.Arm], looks: Mapping) -> Iterator[str]:
-    """The beginning of some arms, the first of every waiting rule before others."""
-    candidates = [arm for arm in arms if arm.name in looks and looks[arm.name].first.worker.size]
-    if not candidates:
+def _beginnings(root: Path, arms: Sequence[workdirs.Arm], looks, is_live: bool) -> Iterator[str]:
+    """What workers do at first, under the arms that tell most."""
+    if not looks:
+        return
+    strips = beginnings.ranked(arms, looks)
+    if not strips:
         yield "<p>No worker does anything for as long as a nanosecond: no strip is drawn.</p>"
         return
-    first = {arm.summary["wait"]: arm.name for arm in reversed(candidates)}
-    others = {
-        tuple(str(arm.config.get(key)) for key in ("wait", "delay", "mini_batches", "graph")): arm
-        for arm in reversed(candidates)
-    }
-    ranked = [*first.values(), *(arm.name for arm in reversed(others.values()))]
-    chosen = list(dict.fromkeys(ranked))[: strip_chart.MOST_STRIPS]
-    strips = [
-        strip_chart.Strip(
-            arm.name, looks[arm.name].first, arm.summary["workers"], looks[arm.name].events
-        )
-        for arm in arms
-        if arm.name in chosen
-    ]
-    png = strip_chart.draw(strips)
+    shown = strips[: strip_chart.MOST_STRIPS]
+    png = strip_chart.draw(shown)
     files.write(root / STRIP, png, durable=False)
-    several = f" of {len(strips)} of the arms" if len(strips) < len(arms) else ""
+    several = f" of {len(shown)} of the arms" if len(shown) < len(arms) else ""
     yield "<h2>The first rounds</h2>"
-    yield markup.image("strip", png, "What every worker does at the beginning" + several + ".")
-    if any(strip_chart.has_gaps(strip.first) for strip in strips):
-        yield (
-            '<p class="quiet">Where there is no bar, nothing of a worker\'s time counted: its '
-            "mini-batches were cancelled, ignored or still under way at the end, or its next "
-            "round was being prepared.</p>"
-        )
-    yield (
-        '<p class="quiet">Event by event: open a timeline.json, which lies beside each '
-        "schedule.npz, in ui.perfetto.dev.</p>"
-    )
+    if is_live:
+        yield from live.of_strips(live.strips(strips))
+    caption = "What every worker does at the beginning" + several + "."
+    yield from markup.still([markup.image("strip", png, caption)], is_live)
+    yield from beginnings.remarks(shown)
 
 
-def _schedules(looks: Mapping[str, panels.Look]) -> Iterator[str]:
+def schedules(looks: Mapping[str, panels.Look]) -> Iterator[str]:
     """How far off gradients land, and who does how much and is waited for how often."""
+    if not looks:
+        return
     rows = []
     for name, look in looks.items():
         found = look.found
@@ -237,38 +280,3 @@ def _pictures(root: Path) -> Iterator[str]:
         yield "<h2>Figures of this experiment</h2>"
     for path in paths:
         yield markup.image("picture", files.read(path), path.stem.replace("_", " "))
-
-
-def _compared(arms: Sequence[workdirs.Arm]) -> Iterator[str]:
-    """The entries in which configs differ, and those that they share."""
-    columns = _columns([arm.config for arm in arms])
-    differing = [key for key in columns if len(set(columns[key])) > 1]
-    yield "<h2>Settings</h2>"
-    if differing:
-        rows = zip((arm.name for arm in arms), *(columns[key] for key in differing), strict=True)
-        caption = "the entries of the configs in which arms differ"
-        yield markup.table("settings", ("arm", *differing), [list(rows)], caption)
-    common = [(key, cells[0]) for key, cells in columns.items() if key not in differing]
-    yield f"<details><summary>{len(common)} common settings</summary>"
-    yield markup.table("words", ("entry", "value"), [common])
-    yield "</details>"
-
-
-def _columns(configs: Sequence[Mapping]) -> dict[str, list[str]]:
-    """Entry -> what it is in every config; of a part that all arms share, its parameters."""
-    columns = {}
-    for key in dict.fromkeys(key for config in configs for key in config if key != "name"):
-        values = [config.get(key) for config in configs]
-        names = {value.get("name") if isinstance(value, Mapping) else ... for value in values}
-        if len(names) == 1 and ... not in names:
-            for own in dict.fromkeys(own for value in values for own in value):
-                label = key if own == "name" else f"{key}.{own}"
-                columns[label] = [_value(value.get(own)) for value in values]
-        else:
-            columns[key] = [_value(value) for value in values]
-    return columns
-
-
-def _value(value: Any) -> str:
-    """An entry of a config, as one would write it on the command line."""
-    return table.NONE if value is None else parts.text(value)

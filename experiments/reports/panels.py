@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from experiments.reports import figure
+from experiments.reports import figure, multiples, telling
+from experiments.reports.telling import Runs
 from experiments.reports.timeline import Stretches, stretches
 from stragglers.diagnostics import Diagnostics, diagnose
 from stragglers.schedule import Event, Schedule
@@ -21,8 +22,6 @@ from stragglers.schedule import Event, Schedule
 SIZE = (4.6, 3.0)  # inches of a panel, which a phone shows at about this size
 MARGINS = {"left": 0.14, "right": 0.97, "bottom": 0.16, "top": 0.97}  # the same, to align panels
 NO_DISTANCE = 1e-9  # consensus distance of models that are equal but for rounding
-
-Runs = Sequence[Sequence[Mapping]]  # metrics records of each seed
 
 
 class Look(NamedTuple):
@@ -42,11 +41,20 @@ class Panel(NamedTuple):
     svg: str
 
 
+class Drawing(NamedTuple):
+    """What a figure shows, wherever it is drawn."""
+
+    name: str  # of a file
+    caption: str
+    draw: Callable[[Axes], None]
+    margins: Mapping[str, float] = MARGINS
+
+
 def look(schedule: Schedule, workers: int, most: int) -> Look:
     """Look at a schedule of `workers` workers; `most`: how many of its first stretches to keep."""
     real = schedule.batches > 0
     counts = np.bincount(schedule.staleness[real])
-    # Who is only met, and nobody, has not spent any time.
+    # A node that is only met spends no time, nor does a position that stands for nobody.
     lasting = schedule.finish > schedule.start
     spent = (schedule.busy + schedule.communication)[lasting]
     used = np.bincount(schedule.workers[lasting], spent, workers)
@@ -57,12 +65,12 @@ def look(schedule: Schedule, workers: int, most: int) -> Look:
     return Look(staleness, idle, stretches(schedule, most), schedule.events, found)
 
 
-def panels(
+def drawings(
     curves: Sequence[tuple[str, Runs]],
     looks: Mapping[str, Look],
     target_loss: float | None,
     clock: str,
-) -> list[Panel]:
+) -> list[Drawing]:
     """What the records of some arms have to show, each in the line of `figure.styles`.
 
     curves: (arm's name, runs); looks: by the arm's name, of those with a schedule.
@@ -70,41 +78,69 @@ def panels(
     lines = figure.styles([name for name, _ in curves])
     made = []
 
-    def add(caption: str, draw: Callable[[Axes], None]):
-        made.append(drawn(caption, draw, f"panel{len(made)}"))
+    def add(name: str, caption: str, draw: Callable[[Axes], None]):
+        made.append(Drawing(name, caption, draw))
 
     def peak(column: str) -> float:
         values = [r.get(column) or 0.0 for _, runs in curves for run in runs for r in run]
         return max(values, default=0.0)
 
     loss = functools.partial(_loss, curves=curves, lines=lines, target_loss=target_loss)
-    add(f"Training loss against {clock} time", functools.partial(loss, x="seconds"))
-    add("Training loss against samples", functools.partial(loss, x="samples"))
+    add("loss_time", f"Training loss against {clock} time", functools.partial(loss, x="seconds"))
+    add("loss_samples", "Training loss against samples", functools.partial(loss, x="samples"))
     if peak("bytes_per_worker"):
-        add("Training loss against bytes sent", functools.partial(loss, x="bytes_per_worker"))
+        bytes_sent = functools.partial(loss, x="bytes_per_worker")
+        add("loss_bytes", "Training loss against bytes sent", bytes_sent)
     if peak("test_accuracy"):
         accuracy = functools.partial(_accuracy, curves=curves, lines=lines)
-        add(f"Test accuracy against {clock} time", accuracy)
+        add("accuracy_time", f"Test accuracy against {clock} time", accuracy)
     if peak("consensus_distance") > NO_DISTANCE:
         distance = functools.partial(_distance, curves=curves, lines=lines)
-        add(f"Consensus distance against {clock} time", distance)
+        add("distance_time", f"Consensus distance against {clock} time", distance)
     stale = {name: at.staleness for name, at in looks.items() if at.staleness.size > 1}
     if stale:
         add(
+            "staleness",
             "Staleness of the gradients that made an update",
             functools.partial(_staleness, stale=stale, lines=lines),
         )
     idle = {name: at.idle for name, at in looks.items() if at.idle.max() > 1e-3}
     if idle:
         caption = "Share of the run in which a worker does nothing for any update"
-        add(caption, functools.partial(_idle, idle, lines))
+        add("idle", caption, functools.partial(_idle, idle, lines))
     return made
 
 
-def drawn(caption: str, draw: Callable[[Axes], None], prefix: str) -> Panel:
+def by_group(
+    curves: Sequence[tuple[str, Runs]], target_loss: float | None, clock: str
+) -> list[Drawing]:
+    """Training loss of all arms, a figure per group with the names of its arms in it."""
+    found = telling.groups([name for name, _ in curves])
+    return [
+        Drawing(
+            f"group_{number}",
+            f"{title}: training loss against {clock} time",
+            functools.partial(_group, curves=curves, names=names, target_loss=target_loss),
+            MARGINS | {"right": 0.72},  # for names
+        )
+        for number, (title, names) in enumerate(found.items())
+    ]
+
+
+def _group(axes: Axes, *, curves, names, target_loss):
+    multiples.group(axes, curves, names, target_loss)
+    _label(axes, "seconds", "training loss")
+
+
+def drawn(
+    caption: str,
+    draw: Callable[[Axes], None],
+    prefix: str,
+    margins: Mapping[str, float] = MARGINS,
+) -> Panel:
     """A panel of what `draw` draws; prefix: of ids, which no other panel of the page has."""
     canvas = Figure(figsize=SIZE)
-    draw(canvas.subplots(gridspec_kw=MARGINS))
+    draw(canvas.subplots(gridspec_kw=dict(margins)))
     return Panel(caption, _svg(canvas, caption, prefix))
 
 
@@ -135,11 +171,7 @@ def _loss(axes: Axes, *, curves, lines, target_loss, x: str):
     if target_loss is not None:
         axes.axhline(target_loss, color="0.35", linewidth=0.8, linestyle="--")
     figure.logarithmic(axes)
-    first = [run[0]["train_loss"] or 0.0 for _, runs in curves for run in runs if run]
-    bottom, top = axes.get_ylim()
-    # A run that diverges would leave no room for the others.
-    if top > 4 * max(first, default=top) > bottom:
-        axes.set_ylim(top=4 * max(first))
+    figure.room(axes, curves)
     _label(axes, x, "training loss")
 
 

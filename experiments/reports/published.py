@@ -33,6 +33,7 @@ FIELDS = (
     *(f"{field}_by_seed" for field in formats.BY_SEED),
 )  # fmt: skip
 MOST_ARMS = 20  # of a table; of more only the claims are shown
+LONG = 100  # characters of a line of measurements that is divided
 OPENING = """\
 # Results
 
@@ -136,8 +137,10 @@ def _section(path: Path) -> str:
     else:
         lines += [f"All numbers: [{path.name}](results/{path.name}).", ""]
     if taken["claims"]:
-        cells = [[_cell(text) for text in claim] for claim in taken["claims"]]
-        lines += [*_rows(["claim", "measured"], cells), ""]
+        lines += ["Claims, and what was measured:", ""]
+        for claim in taken["claims"]:
+            lines += _claim(*claim)
+        lines += [""]
     for numbers in taken.get("numbers", ()):
         cells = [[_cell(text) for text in row] for row in numbers["rows"]]
         headings = [_cell(text) for text in numbers["columns"]]
@@ -158,10 +161,24 @@ def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool 
     return ["| " + " | ".join(row) + " |" for row in (headings, marks, *rows)]
 
 
+def _claim(claim: str, measured: str) -> list[str]:
+    """A claim as an entry of a list, and what was measured below it, a line per statement."""
+    lines = [" ".join(line.split()) for line in measured.splitlines()]
+    parts = [part for line in lines for part in (line.split("; ") if len(line) > LONG else [line])]
+    return [
+        f"- **{_words(' '.join(claim.split()))}**",
+        *(f"  - {_words(part)}" for part in parts if part),
+    ]
+
+
+def _words(text: str) -> str:
+    """A text in which nothing is markup, as the asterisks of 2 * 3 * 4 would be."""
+    return re.sub(r"([*<\\`])", r"\\\1", text)
+
+
 def _cell(text: str) -> str:
-    """One line; lines of its own in it stay lines."""
-    lines = (" ".join(line.split()) for line in text.replace("|", "\\|").splitlines())
-    return "<br>".join(filter(None, lines))
+    """A cell of a table, on one line."""
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def _rounded(value):

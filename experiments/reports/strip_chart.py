@@ -31,12 +31,17 @@ class Strip(NamedTuple):
 
 
 def draw(strips: Sequence[Strip]) -> bytes:
-    """A PNG of what every worker does at first, one strip below the other over the same time.
+    """A PNG of `canvas_of`."""
+    return figure.png(canvas_of(strips))
+
+
+def canvas_of(strips: Sequence[Strip]) -> Figure:
+    """A figure of what every worker does at first, one strip below the other over the same time.
 
     Of many workers, some and the slowest are shown.
     """
     shown = [(strip, lanes_of(strip.first, strip.workers)) for strip in strips]
-    until = _window([strip.first for strip in strips])
+    until = window([strip.first for strip in strips])
     width, lane, above, below = 5.8, 0.115, 0.28, 0.45  # inches
     top = height = above + below + sum(above + lane * len(lanes) for _, lanes in shown)
     top -= above  # for the legend
@@ -59,7 +64,7 @@ def draw(strips: Sequence[Strip]) -> bytes:
     canvas.legend(
         handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False, **spaces
     )
-    return figure.png(canvas)
+    return canvas
 
 
 def _lay(axes: Axes, drawn: Stretches, lanes: np.ndarray, until: float):
@@ -119,7 +124,7 @@ def _landed(drawn: Stretches, until: float) -> int:
 
 
 def has_gaps(drawn: Stretches) -> bool:
-    """Whether a worker has spent time on something that no contribution tells."""
+    """Whether some worker has spent time that belongs to no contribution."""
     order = np.lexsort((drawn.begin, drawn.worker))
     worker, begin, end = (column[order] for column in (drawn.worker, drawn.begin, drawn.end))
     return bool(((begin[1:] > end[:-1] + 1) & (worker[1:] == worker[:-1])).any())
@@ -145,8 +150,8 @@ def lanes_of(drawn: Stretches, workers: int) -> np.ndarray:
     return np.union1d(some, [slowest])
 
 
-def _window(strips: Sequence[Stretches]) -> float:
-    """Seconds to show: some cycles of the slowest worker of all strips, but not too many at all."""
+def window(strips: Sequence[Stretches]) -> float:
+    """Seconds to show: CYCLES of the slowest worker, at most MOST_CYCLES of the quickest strip."""
     cycles, known = [], []
     for drawn in strips:
         times, _ = _computing(drawn)

@@ -87,8 +87,8 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     The task's own metrics follow. At most `batch` examples are on the device at a time, unless
     the task's arrays live there.
     """
-    train_loss, _ = _means(task, params, task.train, batch)
-    test_loss, test_accuracy = _means(task, params, task.test, batch)
+    begun = [_begun(task, params, examples, batch) for examples in (task.train, task.test)]
+    (train_loss, _), (test_loss, test_accuracy) = (_means(task, *sums) for sums in begun)
     means = {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
     return means if task.metrics is None else {**means, **task.metrics(params, means)}
 
@@ -114,12 +114,17 @@ def worker_accuracy(task: Task, models) -> dict[str, float]:
     }
 
 
-def _means(task: Task, params, examples, batch: int) -> tuple[float, float | None]:
+def _begun(task: Task, params, examples, batch: int) -> tuple[list[jax.Array], int]:
+    """The sums of losses and hits of pieces, which need not be there yet, and how many samples."""
     losses = task.losses if task.eval_losses is None else task.eval_losses
     totals, samples = [], 0
     for piece, size in in_pieces(task, examples, batch):
         totals.append(_totals(losses, task.correct, params, piece))
         samples += size
+    return totals, samples
+
+
+def _means(task: Task, totals: list[jax.Array], samples: int) -> tuple[float, float | None]:
     loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
     return float(loss), None if task.correct is None else float(hits)
 

@@ -1,6 +1,7 @@
 """Data sets, and how workers share them."""
 
 import functools
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,17 @@ class Dataset(NamedTuple):
 # --- real data ---
 
 
+def _digits_table() -> np.ndarray:
+    """Pixels from 0 to 16, row by row, and the label, of every image: [1797, 65] float64."""
+    package = importlib.util.find_spec("sklearn")  # not imported, which takes a second
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.exists():  # in a scikit-learn that keeps it elsewhere
+        from sklearn.datasets import load_digits
+
+        return np.column_stack(load_digits(return_X_y=True))
+    return np.loadtxt(path, delimiter=",")
+
+
 @functools.lru_cache(maxsize=2)
 def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
     """The 1,797 8x8 images of handwritten digits that come with scikit-learn.
@@ -45,11 +57,9 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
         raise ValueError(
             f"digits: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.2"
         )
-    from sklearn.datasets import load_digits  # here, since it takes a second to import
-
-    bunch = load_digits()
+    table = _digits_table()
     everything = Images(
-        (bunch.images[..., None] / 16).astype(np.float32), bunch.target.astype(np.int32)
+        (table[:, :-1].reshape(-1, 8, 8, 1) / 16).astype(np.float32), table[:, -1].astype(np.int32)
     )
     rng = np.random.default_rng(seed)
     held_out = np.zeros(len(everything.label), bool)

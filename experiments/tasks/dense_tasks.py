@@ -1,7 +1,8 @@
 """Tasks whose gradients are dense: images, and synthetic problems with a known optimum."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,17 +38,52 @@ def classification(
     reader = sources.READING.build(reading)
     changes = None if augment is None else AUGMENT.build(augment)
     train, test = reader.of(dataset.train), reader.of(dataset.test)
-    dtype = lean.compute_type(compute)
+    plain = None if changes is None else changes.plain
+    settings = (model, l2, plain, lean.compute_type(compute), micro_batch)
+    try:
+        functions = _shared(*settings)
+    except TypeError:  # a model that has no hash
+        functions = _functions(*settings)
 
     def init(key):
-        return jax.jit(model.init)(key, plain(take(train, slice(1))).image)["params"]
+        return functions.init(key, take(train, slice(1)))
 
-    def plain(examples):
+    return Task(
+        name,
+        train,
+        test,
+        sources.labels(train),
+        init,
+        functions.losses,
+        functions.hits,
+        evaluated=evaluated,
+        augment=None if changes is None else changes.train,
+    )
+
+
+class Functions(NamedTuple):
+    """What a model makes of images, whichever these are."""
+
+    init: Callable  # key, examples -> parameters, compiled
+    losses: Callable  # parameters, examples -> [b]
+    hits: Callable  # parameters, examples -> [b], 1 where the class is right
+
+
+def _functions(
+    model: nn.Module, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
+) -> Functions:
+    """The functions of a task, see `classification`; plain: what augmentation leaves of images."""
+
+    def seen(examples):
         # What training has augmented has its size already, and this leaves it alone.
-        return examples if changes is None else changes.plain(examples)
+        return examples if plain is None else plain(examples)
+
+    @jax.jit
+    def init(key, examples):
+        return model.init(key, seen(examples).image)["params"]
 
     def logits(params, examples):
-        images = lean.cast(scaled(plain(examples).image), dtype)
+        images = lean.cast(scaled(seen(examples).image), dtype)
         return model.apply({"params": lean.cast(params, dtype)}, images).astype(jnp.float32)
 
     def fit(params, examples):
@@ -64,17 +100,11 @@ def classification(
         found = in_parts(params, examples)
         return found + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else found
 
-    return Task(
-        name,
-        train,
-        test,
-        sources.labels(train),
-        init,
-        losses,
-        lean.in_micro_batches(hits, micro_batch),
-        evaluated=evaluated,
-        augment=None if changes is None else changes.train,
-    )
+    return Functions(init, losses, lean.in_micro_batches(hits, micro_batch))
+
+
+# Arms of equal models share these, so that what is compiled of them is traced once.
+_shared = functools.lru_cache(maxsize=16)(_functions)
 
 
 def digits(

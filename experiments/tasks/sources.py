@@ -20,20 +20,23 @@ from runtimes.feeding import Readers, Streamed
 MOST_READERS = 256
 
 
-class Unlabelled:
-    """Stands for the labels of examples that would all have to be read for them."""
+NOT_READ = (
+    "split: the labels of streamed records are not known before all are read; use split=iid, "
+    "reading=memory, or a source of .npy files, whose labels are a file"
+)
 
-    def __init__(self, samples: int):
-        self._samples = samples
+
+class Unlabelled:
+    """Stands for the labels of examples that have none, or that would all have to be read."""
+
+    def __init__(self, samples: int, reason: str = NOT_READ):
+        self._samples, self._reason = samples, reason
 
     def __len__(self) -> int:
         return self._samples
 
     def __array__(self, dtype=None, copy=None):
-        raise ValueError(
-            "split: the labels of streamed records are not known before all are read; use "
-            "split=iid, reading=memory, or a source of .npy files, whose labels are a file"
-        )
+        raise ValueError(self._reason)
 
 
 class Arrays:

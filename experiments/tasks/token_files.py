@@ -6,6 +6,7 @@ the last token of the one before, so that every token but the first is a target 
 `python -m experiments.pack_text` writes such a folder.
 """
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,10 @@ from experiments.tasks import sources, text
 from experiments.tasks.data import Dataset
 
 WORDS = "words.json"
+SPLITS = ("train", "test")
 PACKED_AT_ONCE = 1 << 20  # tokens
+GENERATED = 10_000  # documents
+MOST_WORDS = 50_000  # different ones in generated documents
 
 
 class Sequences(NamedTuple):
@@ -68,12 +72,34 @@ TOKENISERS = {"bytes": of_bytes, "words": of_words}
 TOKENISER = Kind("tokeniser", TOKENISERS, Tokeniser, ("texts",))
 
 
-def documents(corpus: str, split: str, most: int | None, data_dir: str | None) -> Iterator[str]:
+def prepared(
+    corpus: str, split: str, most: int | None = None, data_dir: str | None = None
+) -> Iterator[str]:
     """The first `most` texts of a part, "train" or "test", of a data set in `text.TFDS_TEXT`."""
     name, splits = text.TFDS_TEXT[corpus]
     source = text.tfds_source(name, splits[split], data_dir)
     for i in range(len(source) if most is None else min(most, len(source))):
         yield source[i]["text"].decode("utf-8", errors="replace")
+
+
+def generated(split: str, most: int | None = None, data_dir: str | None = None) -> Iterator[str]:
+    """Texts of the shape of web pages, where nothing has been prepared; 10,000 unless said.
+
+    Words follow Zipf's law, and lengths a lognormal one with a median of 250 words and a mean of
+    410. Nothing can be learnt from them but how frequent a word is. data_dir: ignored.
+    """
+    del data_dir
+    rng = np.random.default_rng([SPLITS.index(split)])
+    for _ in range(GENERATED if most is None else most):
+        count = max(1, round(rng.lognormal(np.log(250), 1.0)))
+        ranks = np.minimum(rng.zipf(1.2, count), MOST_WORDS)
+        yield " ".join(f"w{rank}" for rank in ranks)
+
+
+DOCUMENTS = {
+    **{name: functools.partial(prepared, name) for name in text.TFDS_TEXT},
+    "generated": generated,
+}
 
 
 def packed(
@@ -140,7 +166,7 @@ def _header(file, dtype: np.dtype, shape: tuple[int, int]) -> None:
 def token_files(folder: str) -> Dataset:
     """What `python -m experiments.pack_text` has written: `Sequences`, and words as classes."""
     place = Path(folder).expanduser()
-    maps = [sources.mapped(place / f"{split}_tokens.npy", axes=2) for split in ("train", "test")]
+    maps = [sources.mapped(place / f"{split}_tokens.npy", axes=2) for split in SPLITS]
     try:
         words = json.loads((place / WORDS).read_text(encoding="utf-8"))["words"]
     except (OSError, ValueError, KeyError, TypeError) as error:

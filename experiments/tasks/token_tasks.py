@@ -1,20 +1,17 @@
 """Next-token prediction: what language models of all sizes are trained on."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 
-from experiments.tasks import lean, packing, text
-from experiments.tasks.base import Task
+from experiments.tasks import lean, packing, sources, text, token_files
+from experiments.tasks.base import Task, take
 from experiments.tasks.sparse_tasks import CORPUS, EVALUATED_AT_ONCE, LANGUAGE_MODEL
-
-
-class Sequences(NamedTuple):
-    tokens: np.ndarray  # [n, length + 1] int32; a document ends with END, and so does padding
 
 
 def next_token(
@@ -37,18 +34,78 @@ def next_token(
     compute: float32, or bfloat16 beside float32 masters. micro_batch: sequences of a mini-batch
         whose activations are in memory at a time; None: all. evaluated: sequences of either part.
     """
-    if evaluated < 1:
-        raise ValueError(f"next_token: evaluated must be at least 1, got {evaluated}; raise it")
-    dtype = lean.compute_type(compute)
+    _check(evaluated, compute)
     module = LANGUAGE_MODEL.build(model, vocabulary=vocabulary, window=length)
     words = text.limit(CORPUS.build(corpus), vocabulary)
     train, test = (packing.pack(part, length) for part in (words.train, words.test))
+    return _task(
+        "next_token",
+        token_files.Sequences(train.tokens),
+        token_files.Sequences(test.tokens),
+        text.groups(words.train.names)[0][train.document],
+        module,
+        compute,
+        micro_batch,
+        evaluated,
+    )
+
+
+def packed_text(
+    folder: str,
+    model: str | Mapping = "gpt",
+    reading: str | Mapping = "memory",
+    compute: str = "float32",
+    micro_batch: int | None = None,
+    evaluated: int = 256,
+) -> Task:
+    """As `next_token`, on the sequences that `python -m experiments.pack_text` wrote to a folder.
+
+    The length of a sequence and the vocabulary are what was packed. reading: a key of
+    `sources.READINGS` and its parameters. All others: see `next_token`.
+    """
+    _check(evaluated, compute)
+    reader = sources.READING.build(reading)
+    packed = token_files.token_files(folder)
+    length = packed.train.example.tokens.shape[0] - 1
+    module = LANGUAGE_MODEL.build(model, vocabulary=packed.classes, window=length)
+    return _task(
+        "packed_text",
+        reader.of(packed.train),
+        reader.of(packed.test),
+        sources.Unlabelled(
+            len(packed.train), "split: sequences of packed text have no labels; use split=iid"
+        ),
+        module,
+        compute,
+        micro_batch,
+        evaluated,
+    )
+
+
+def _check(evaluated: int, compute: str) -> None:
+    if evaluated < 1:
+        raise ValueError(f"next tokens: evaluated must be at least 1, got {evaluated}; raise it")
+    lean.compute_type(compute)
+
+
+def _task(
+    name: str,
+    train: Any,
+    test: Any,
+    labels: Any,
+    module: nn.Module,
+    compute: str,
+    micro_batch: int | None,
+    evaluated: int,
+) -> Task:
+    """The task of a model with an embedding on `token_files.Sequences`, streamed or not."""
+    dtype = lean.compute_type(compute)
 
     def init(key):
-        params = jax.jit(module.init)(key, train.tokens[:1, :-1])["params"]
+        params = jax.jit(module.init)(key, take(train, slice(1)).tokens[:, :-1])["params"]
         if "embedding" not in params:
             raise ValueError(
-                "next_token: the model has no nn.Embed called 'embedding', whose table gives the "
+                f"{name}: the model has no nn.Embed called 'embedding', whose table gives the "
                 "scores; name it so"
             )
         return params
@@ -60,10 +117,10 @@ def next_token(
         return mean_over_targets(scores.astype(jnp.float32), examples.tokens)
 
     return Task(
-        "next_token",
-        Sequences(train.tokens),
-        Sequences(test.tokens),
-        text.groups(words.train.names)[0][train.document],
+        name,
+        train,
+        test,
+        labels,
         init,
         losses=lean.in_micro_batches(all_at_once, micro_batch),
         eval_losses=lean.in_micro_batches(
@@ -84,4 +141,4 @@ def mean_over_targets(scores: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.sum(losses, 1, where=counts) / jnp.maximum(counts.sum(1), 1)
 
 
-TASKS = {"next_token": next_token}
+TASKS = {"next_token": next_token, "packed_text": packed_text}

@@ -7,12 +7,14 @@ import pytest
 from algorithms import (
     all_reduce,
     centred_clipping,
+    choco_sgd,
     compensated_rate,
     coordinate_median,
     dc_asgd,
     decentlam,
     delay_adaptive,
     dpsgd,
+    easgd,
     ef21,
     ef21_sgdm,
     ef_sign,
@@ -26,6 +28,7 @@ from algorithms import (
     matcha,
     mg_wfbp,
     natural_compression,
+    noloco,
     omnireduce,
     one_bit_adam,
     parallax,
@@ -73,6 +76,17 @@ METHODS = {
     "dpsgd/local_sum": lambda: dpsgd(
         momentum(), topology.ring(N), weighting="local_sum", mixing_matrix="best_constant"
     ),
+    "easgd": lambda: easgd(momentum(0.01), N),
+    "choco_sgd": lambda: choco_sgd(
+        momentum(0.01), topology.ring(N), exchange=reducers.top_k(0.4), gamma=0.3
+    ),
+    "choco_sgd/star": lambda: choco_sgd(
+        momentum(0.01),
+        topology.star(N),
+        exchange=chain(reducers.top_k(0.6), quantise(bits=8)),
+        gamma=0.3,
+    ),
+    "noloco": lambda: noloco(momentum(0.01), topology.hypercube(N)),
     "dpsgd/rounds": lambda: dpsgd(momentum(), topology.one_peer_exponential(N)),
     "gradient_tracking": lambda: gradient_tracking(scale_by_samples(0.02), topology.ring(N)),
     "gradient_tracking/rounds": lambda: gradient_tracking(
@@ -194,9 +208,10 @@ METHODS = {
 EDGES = {"all_reduce/bf16": 2e-3, "all_reduce/fp16": 2e-4, "local_sgd/bf16": 2e-3}
 # Variants, "method/what is different", and close relatives of others take minutes together.
 RELATIVES = {
-    "centred_clipping", "decentlam", "delay_adaptive", "ef21_sgdm", "ef_sign", "exact_diffusion",
-    "hinge_staleness", "int8_all_reduce", "inverse_staleness", "krum", "natural_compression",
-    "periodic", "polynomial_staleness", "qg_dsgdm", "random_k", "trimmed_mean",
+    "centred_clipping", "choco_sgd", "decentlam", "delay_adaptive", "ef21_sgdm", "ef_sign",
+    "exact_diffusion", "hinge_staleness", "int8_all_reduce", "inverse_staleness", "krum",
+    "natural_compression", "noloco", "periodic", "polynomial_staleness", "qg_dsgdm", "random_k",
+    "trimmed_mean",
 }  # fmt: skip
 ROWS = [
     pytest.param(name, marks=[pytest.mark.slow] if "/" in name or name in RELATIVES else [])

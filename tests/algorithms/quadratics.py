@@ -84,7 +84,10 @@ class _Own:
         return np.broadcast_to(np.asarray(workers), shape)[..., None].astype(np.int32)
 
 
-def _losses(x, examples):
+OWN = _Own()
+
+
+def losses(x, examples):
     return 0.5 * (examples["a"] * (x[None] - examples["c"]) ** 2).sum(-1)
 
 
@@ -94,6 +97,6 @@ def simulated(method, wait, delay, updates, mini_batches=1, **options):
         wait, delay, N, mini_batches, 0, graph=method.graph, links=method.links, **options
     )
     data = {"a": CURVATURE, "c": CENTRE}
-    runtime = simulate.Simulator(method, _losses, data, _Own(), rule, mini_batches=mini_batches)
+    runtime = simulate.Simulator(method, losses, data, OWN, rule, mini_batches=mini_batches)
     state, schedule = runtime.advance(runtime.start(np.zeros(D, np.float32)), np.inf, updates)
     return np.asarray(runtime.models(state)), schedule

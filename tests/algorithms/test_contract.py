@@ -60,10 +60,16 @@ def one_update(method, params, server, state, me, row):
         "staleness": 0,
         "active": active,
     }
+    if method.adopt is not None:
+        given["current"] = server.params
     updates, state = worker.update(method, losses, params, state, examples, batches, given)
     if method.server is None:
         return optax.apply_updates(params, updates), server, state
     total = jax.lax.psum(batches, AXIS)
+    if method.adopt is not None:
+        common = worker.serve(method, updates.served, *server, total, given)
+        own = optax.apply_updates(params, updates.own)
+        return method.adopt(own, common[0], state.exchange), worker.Shared(*common), state
     params, server = worker.serve(method, updates, params, server, total, given)
     return params, server, state
 
@@ -118,8 +124,7 @@ def shared(factory):
 def begun(method):
     """(params, server, state) of one worker that has made no update."""
     params = jax.tree.map(jnp.asarray, PARAMS)
-    server = () if method.server is None else method.server.init(params)
-    return params, server, worker.init(method, params)
+    return params, worker.init_server(method, params), worker.init(method, params)
 
 
 def schedule_rows(method):
@@ -236,7 +241,9 @@ def test_the_simulator_runs_the_method(name):
         taken = schedule.batches[t], examples, schedule.first[t], schedule.version[t]
         carry = row.step(*carry, np.arange(N), (*taken, np.float32(samples), active))
         samples += float(schedule.batches[t].sum()) * B
-    expected = carry[0] if method.server is None else jax.tree.map(lambda a: a[:1], carry[0])
+    expected = carry[0] if method.adopt is None else carry[1].params
+    if method.server is not None:
+        expected = jax.tree.map(lambda a: a[:1], expected)
     if method.public is not None:
         expected = jax.vmap(method.public)(carry[2].exchange, carry[0])
     jax.tree.map(
@@ -339,6 +346,8 @@ def exchange_program(method, update, active):
             "staleness": 0,
             "active": active,
         }
+        if method.adopt is not None:
+            given["current"] = params
         moved, state = method.exchange.update(
             contribution, state, params, weight=method.weight(batches), batches=batches, **given
         )
@@ -377,7 +386,7 @@ def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
             assert traced.sent_bytes(text, N, fallback=True) == pytest.approx(claimed, rel=0.02)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().server is None])
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().own_models])
 def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
     """What leaves with the round does not depend on the gradient, and all else does."""
     method = METHODS[name]()
@@ -387,6 +396,8 @@ def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
     def sent(contribution, params, state):
         given = {"samples": 0.0, "nominal": M, "worker": 0, "version": 0, "first": 0}
         given |= {"weight": 1.0, "batches": jnp.int32(M), "staleness": 0, "active": active}
+        if method.adopt is not None:
+            given["current"] = params
         return method.exchange.update(contribution, state, params, **given)
 
     arguments = LARGE, LARGE, method.exchange.init(LARGE)

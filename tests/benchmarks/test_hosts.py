@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import pytest
 
 from algorithms.base import AXIS
-from benchmarks import hosts, hosts_exchange, namespaces, points
+from benchmarks import hosts, hosts_exchange, namespaces, points, seconds_to_loss, swarm_hosts
 from comms import cost
+from configs import links
 from experiments.reports import quoted
 from tests.launcher import ROOT
 
@@ -142,7 +143,51 @@ def test_others_are_left_alone(able):
 def test_two_hosts_exchange(able, tmp_path):
     path = tmp_path / "hosts.json"
     command = [sys.executable, "-m", "benchmarks.hosts", "--hosts=2", "--rate=100mbit"]
-    command += ["--tasks=ncf", "--methods=dense", "--repeats=3", f"--output={path}"]
+    command += ["--tasks=ncf", "--methods=dense", "--runs=3", f"--output={path}"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300, env=os.environ)
     (found,) = json.loads(path.read_text())["summary"]["points"]
     assert found["exchange"] > 0.9 * 1_005_128 / 12.5e6  # a link has a rate
+
+
+# --- seconds to a loss ---
+
+
+def summary(**changes):
+    given = {"name": "a", "target_loss": 0.1, "seconds_to_target": 4.0, "updates_to_target": 30}
+    return given | {"seconds": 6.0, "updates": 60, "bytes_per_worker": 1.2e8} | changes
+
+
+def test_a_point_has_what_was_measured_beside_what_was_modelled():
+    real = {"a": summary(), "b": summary(name="b", seconds_to_target=None)}
+    simulated = {
+        name: summary(seconds_to_target=3.0, seconds=3.0, updates=30) for name in ("a", "b")
+    }
+    first, second = seconds_to_loss.rows(4, "1gbit", 0.02, real, simulated)
+    assert first["error"] == pytest.approx(-0.25) and first["megabytes"] == pytest.approx(2.0)
+    assert (first["update"], first["expected_update"]) == (0.1, 0.1)
+    assert second["seconds"] is None and second["error"] is None
+    canvas = seconds_to_loss.figure([first, second, first | {"rate": "100mbit", "seconds": 9.0}])
+    solid, dotted = canvas.axes[0].get_lines()  # the arm that missed the loss has none
+    assert solid.get_xydata().tolist() == [[100.0, 9.0], [1000.0, 4.0]]
+    assert dotted.get_ydata().tolist() == [3.0, 3.0]
+
+
+@pytest.mark.slow
+def test_the_modelled_sweep_has_the_arms_of_the_measured_one(tmp_path):
+    tiny = ["--config.updates=2", "--config.task=synthetic_quadratic(samples=64)"]
+    found = seconds_to_loss.modelled(2, "100mbit", 0.01, tmp_path, tiny)
+    assert set(found) == {name for name, _ in links.sweep()}
+    assert all(one["seconds"] > 0 for one in found.values())
+
+
+# --- Swarm between hosts ---
+
+
+def test_a_point_of_swarm_has_means_and_deviations():
+    runs = [summary(), summary(seconds=12.0, seconds_to_target=6.0)]
+    found = swarm_hosts.point("8 bits", 4, "1gbit", runs)
+    assert found["meeting"] == pytest.approx(0.15) and found["seconds"] == pytest.approx(5.0)
+    assert found["meeting_deviation"] == pytest.approx(0.1 / 2**0.5)
+    assert swarm_hosts.point("8 bits", 4, "1gbit", runs[:1])["seconds_deviation"] == 0.0
+    missed = swarm_hosts.point("8 bits", 4, "1gbit", [*runs, summary(seconds_to_target=None)])
+    assert missed["seconds"] is None and missed["runs"] == 3

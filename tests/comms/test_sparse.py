@@ -15,6 +15,30 @@ def test_top_k_by_hand():
     np.testing.assert_array_equal(sparse.decode(message, 6), [0, -4, 0, 3, 0, -1])
 
 
+@pytest.mark.parametrize("law", ["normal", "equal", "few", "ties", "trend", "nan"])
+def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatch):
+    monkeypatch.setattr(sparse, "LARGE", 2**12)
+    monkeypatch.setattr(sparse, "SAMPLES", 2**10)
+    rng, size = np.random.default_rng(1), 20_000
+    x = rng.normal(size=size).astype(np.float32)
+    x = {
+        "normal": x,
+        "equal": np.ones_like(x),
+        "few": np.where(rng.random(size) < 0.001, x, 0),  # fewer than k are not zero
+        "ties": np.round(x),
+        "trend": x * np.linspace(0, 1, size, dtype=np.float32) ** 4,
+        "nan": np.where(np.arange(size) == 7, np.nan, x),
+    }[law]
+    for k in (1, 200, 2000):
+        message = jax.jit(sparse.top_k, static_argnums=1)(x, k)
+        order = np.argsort(-np.abs(x), kind="stable")[:k]
+        if law == "nan":
+            assert np.isnan(message.values).all()
+        else:
+            np.testing.assert_array_equal(message.indices, order)
+            np.testing.assert_array_equal(message.values, x[order])
+
+
 def test_more_than_all_is_all():
     x = jnp.array([1.0, -2.0])
     assert sparse.top_k(x, 5).values.shape == (2,)

@@ -21,7 +21,8 @@ def test_the_arm_is_complete_and_can_run():
     config = base.arm()
     entries.check_arm(config)
     prepare.prepare(config)
-    needed = {name for _, _, names in entries._ENTRIES for name in names}
+    every = (*entries._ENTRIES, *entries._OPTIONAL)
+    needed = {name for _, _, names in every for name in names}
     assert set(config) == needed
 
 

@@ -1,6 +1,7 @@
 """What a dry run says of an arm, beside what the compiler says of its program."""
 
 import jax
+import numpy as np
 import pytest
 
 from configs import base
@@ -95,3 +96,35 @@ def test_the_command_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
     analysis = f"--config={ROOT}/configs/runtime_analysis.py"
     code, _, error = call(analysis, "--dry_run", "--workdir=out")
     assert code == 2 and "leave out --dry_run" in error
+
+
+SLICES = {"runtime": "mesh", "delay": "none", "devices_per_worker": 4, "batch_size": 8}
+
+
+def test_a_device_of_a_slice_has_its_part_of_the_work_and_of_what_is_divided():
+    task = "digits(model=mlp(hidden=[64]))"
+    one, whole, part = (
+        dry_run.forecast(arm(task, optimizer="adam(learning_rate=0.1)", **SLICES | changes))
+        for changes in ({"devices_per_worker": 1}, {}, {"sharding": "fsdp"})
+    )
+    assert whole.flops["float32"] == part.flops["float32"] == one.flops["float32"] / 4
+    assert one.sent == whole.sent == part.sent
+    # Parameters and two moments, of which a quarter stays; and the parameters that are gathered.
+    divided = 4 * (64 * 64 + 64 + 64 * 10)
+    assert whole.memory - part.memory == pytest.approx(divided * (3 * 3 / 4 - 1), rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["replicated", "fsdp"])
+def test_memory_of_a_slice_is_within_a_tenth_of_the_compilers(sharding):
+    changes = {"optimizer": ADAM, "algorithm": "local_sgd", "mini_batches": 2, **SLICES}
+    config = arm(GPT, **changes, sharding=sharding, rounds_per_dispatch=1)
+    made = prepare.prepare(config)
+    runtime = made.runtime
+    run = runtime.start(made.task.init(jax.random.key(0)))
+    examples, table = runtime._input.take(run.consumed, 2)
+    compiled = runtime.dispatch.lower(run.model, table, examples, None, np.int32(1)).compile()
+    found = compiled.memory_analysis()
+    held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+    held -= found.alias_size_in_bytes
+    assert dry_run.forecast(config).memory == pytest.approx(held, rel=0.1)

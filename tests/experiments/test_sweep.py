@@ -169,3 +169,5 @@ def test_some_arms_can_be_chosen(config, sweep_file):
     assert sweep.choose(arms, ["b/seed_1", "a/seed_0", "b/seed_1"]) == [arms[3], arms[0]]
     with pytest.raises(ValueError, match="there is no arm 'b'; known arms: a/seed_0, a/seed_1"):
         sweep.choose(arms, ["b"])
+    with pytest.raises(ValueError, match="there is no arm 'a'; add --sweep for arms"):
+        sweep.choose([sweep.Arm("", config)], ["a"])

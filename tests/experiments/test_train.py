@@ -6,7 +6,7 @@ import pytest
 
 from algorithms import ALGORITHMS
 from comms import topology
-from configs import nonblocking
+from configs import nonblocking, swarm_real
 from experiments import (
     optimizers,
     places,
@@ -146,6 +146,23 @@ def test_what_cannot_run_is_refused_before_anything_is_compiled_or_written(
     assert words in str(caught.value)
     assert not compilations
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"actors.restore": "nobody"}, "actors.restore must be 'neighbour' or 'checkpoint', got"),
+        (
+            {"algorithm": "all_reduce", "wait": "k_async(k=1)"},
+            "config.actors.restore is for methods with a model per worker",
+        ),
+        ({"actors.least_workers": 0}, "actors.least_workers must be a positive whole number"),
+    ],
+)
+def test_what_happens_to_a_node_that_has_gone_is_checked(changes, words):
+    with pytest.raises(ValueError) as caught:
+        prepare.prepare(sweep.override(swarm_real.get_config(), changes))
+    assert words in str(caught.value)
 
 
 def test_the_simulator_does_not_run_on_several_processes(monkeypatch):

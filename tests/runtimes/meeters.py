@@ -10,6 +10,7 @@ from comms import topology
 from comms.messages import Row
 from runtimes.free_worker import Parts
 from runtimes.meetings import Meetings
+from runtimes.overseer import Options
 from runtimes.peers import PeerParts
 from runtimes.simulate import Simulator
 from stragglers import delays
@@ -66,10 +67,10 @@ def parts(name, law=LAW, drops=False):
     return PeerParts(Parts(method(name), losses, DATA, SAMPLES, H, delay), rule(name), drops)
 
 
-def meetings(name, law=LAW):
+def meetings(name, law=LAW, **options):
     """The runtime of a method on the toy problem."""
     recipe = functools.partial(parts, name, law)
-    return Meetings(recipe(), recipe)
+    return Meetings(recipe(), recipe, Options(**options))
 
 
 def replayed(name, schedule):

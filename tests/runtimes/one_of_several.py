@@ -20,7 +20,7 @@ from algorithms import all_reduce, dpsgd, top_k
 from comms import topology
 from experiments import distributed
 from experiments.tasks import data, sampling
-from runtimes import mesh
+from runtimes import mesh, slices
 from runtimes.feeding import Streamed
 from stragglers import delays, inject, processes
 from tests import planned
@@ -125,6 +125,40 @@ def streamed(examples) -> np.ndarray:
     return np.asarray(runtime.models(run))
 
 
+def of_slices(examples) -> np.ndarray:
+    """The models of four workers of two devices each after eight rounds."""
+    method = dpsgd(optax.sgd(0.05, momentum=0.9), topology.ring(4))
+    drawn = sampling.Sampler(data.iid(DATA["y"], 4, seed=0), B, 0)
+    runtime = mesh.Mesh(
+        method, losses, examples, drawn, workers=4, mini_batches=2, devices_per_worker=2
+    )
+    run, _ = runtime.advance(runtime.start(X0), np.inf, 8)
+    runtime.close()
+    return np.asarray(runtime.models(run))
+
+
+def across(sharding, injector=None) -> dict[str, np.ndarray]:
+    """A worker whose eight devices belong to all processes: eight rounds with a break."""
+    drawn = sampling.Sampler(data.iid(DATA["y"], 1, seed=0), 8, 0)
+    method = all_reduce(optax.sgd(0.1, momentum=0.9))
+    runtime = mesh.Mesh(
+        method, losses, Streamed(Counted()), drawn, workers=1, mini_batches=2,
+        rounds_per_dispatch=4, devices_per_worker=8, sharding=sharding, injector=injector,
+    )  # fmt: skip
+    begun, _ = runtime.advance(runtime.start(X0), np.inf, 4)
+    packed = runtime.pack(begun)
+    run, second = runtime.advance(runtime.resume(runtime.start(X0), packed, ())[0], np.inf, 4)
+    runtime.close()
+    return {"models": np.asarray(runtime.models(run)), "batches": second.batches}
+
+
+def sliced() -> dict[str, np.ndarray]:
+    """A slice that lies across processes: its model divided, and whole where the host delays it."""
+    rule = planned.rule("barrier", delays.deterministic(0.002), 1, 2)
+    delayed = inject.Injector(1, rule.trigger, 0, delay=delays.deterministic(0.002))
+    return flat({"fsdp": across("fsdp"), "delayed": across(slices.DEFAULT, delayed)})
+
+
 def flat(parts) -> dict[str, np.ndarray]:
     return {f"{name}/{key}": array for name, part in parts.items() for key, array in part.items()}
 
@@ -140,7 +174,10 @@ def main(coordinator, rank, output, victim=None, its_signal=None) -> None:
     if victim is None:
         source = Counted()
         read = {"streamed": streamed(Streamed(source)), "read": np.concatenate(source.reads)}
-        np.savez(output, **undelayed(), **flat({"injected": injected()}), **read)
+        source = Counted()
+        read |= {"sliced": of_slices(Streamed(source)), "read/sliced": np.concatenate(source.reads)}
+        runs = {"injected": injected(), "across": sliced()}
+        np.savez(output, **undelayed(), **flat(runs), **read)
         return
     runtime = build("all_reduce")
     run, _ = runtime.advance(runtime.start(X0), np.inf, 4)

@@ -7,14 +7,18 @@ import time
 import jax
 import numpy as np
 import pytest
+import ray
 
-from runtimes import pulse
+from runtimes import gathering, overseer, pulse
+from runtimes.base import WorkersLost
+from runtimes.crew import Crew
 from runtimes.session import SESSION
 from stragglers.schedule import concatenate
 from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
+STARTED = Crew.start
 DYING, PACKED = {"float32", "blocking"}, {"8 bits", "blocking"}
 
 
@@ -67,13 +71,17 @@ def test_replay_gives_the_same_bits(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"),
-    [*((name, signal.SIGKILL) for name in sorted(DYING)), ("float32", signal.SIGSTOP)],
+    ("name", "sent", "own"),
+    [
+        *((name, signal.SIGKILL, False) for name in sorted(DYING)),
+        ("float32", signal.SIGSTOP, False),
+        ("8 bits", signal.SIGKILL, True),
+    ],
 )
-def test_a_node_that_dies_or_hangs_begins_anew_from_a_neighbour(name, sent, monkeypatch):
-    """And replay repeats it."""
+def test_a_node_that_dies_or_hangs_begins_anew(name, sent, own, monkeypatch):
+    """From a neighbour or from its own model at the last evaluation, and replay repeats it."""
     monkeypatch.setattr(pulse, "SILENCE", 3.0)
-    runtime = meeters.meetings(name)
+    runtime = meeters.meetings(name, own_model=own)
     run, first = runtime.advance(runtime.start(X0), np.inf, 40)
     assert_counted(name, runtime, run, first)
     gathering = runtime._gathering
@@ -89,8 +97,12 @@ def test_a_node_that_dies_or_hangs_begins_anew_from_a_neighbour(name, sent, monk
             break
         time.sleep(0.1)
     kinds = [(event.kind, event.worker) for event in found.events]
-    assert kinds == [("lost", 2), ("restored", 2)] and found.events[1].source in (1, 3)
-    assert run.measured["deaths"] == 1 and 0 < run.measured["sum_moved"] < 1
+    assert kinds == [("lost", 2), ("restored", 2)]
+    assert found.events[1].source in ((2,) if own else (1, 3))
+    (again,) = np.flatnonzero(found.restored[:, 0] >= 0)
+    assert (found.version[again, 0] < again) == own
+    assert run.measured["deaths"] == 1 and (0 < run.measured["sum_moved"] < 1) == (not own)
+    assert run.measured["nodes"] == N
     assert_replayed(name, run, found)
     for node in range(N):  # each mini-batch once, none skipped
         mine = (found.workers == node) & (found.batches > 0)
@@ -112,6 +124,43 @@ def test_a_node_that_returns_while_another_one_is_away_meets_the_rest():
         pieces += [] if schedule is None else [schedule]
     assert run.measured["deaths"] == 2
     assert_replayed("float32", run, concatenate(pieces))
+    runtime.close()
+
+
+def nobody_comes(crew, member, *ready):
+    """As where the cluster has no room for another process."""
+
+
+def nobody_stays(crew, member, *ready):
+    """As where there is no memory for the process."""
+    STARTED(crew, member, *ready)
+    ray.kill(crew.handle(member))
+
+
+@pytest.mark.parametrize("start", [nobody_comes, nobody_stays])
+def test_a_run_goes_on_without_a_node_that_cannot_come_back(start, monkeypatch):
+    """Down to as many as there must be; evaluations do not wait for it."""
+    for module in (gathering, overseer):
+        monkeypatch.setattr(module, "MISSED", 2.0)
+    runtime = meeters.meetings("float32", least_workers=3)
+    run, first = runtime.advance(runtime.start(X0), np.inf, 40)
+    monkeypatch.setattr(Crew, "start", start)
+    os.kill(runtime._gathering.pids()[2], signal.SIGKILL)
+    pieces = [first]
+    until = time.monotonic() + 60
+    while run.measured["nodes"] == N and time.monotonic() < until:
+        run, schedule = runtime.advance(run, run.seconds + 0.5)
+        pieces += [] if schedule is None else [schedule]
+    assert run.measured["nodes"] == 3
+    run, schedule = runtime.advance(run, np.inf, 30)
+    found = concatenate([*pieces, schedule])
+    assert set(schedule.workers[schedule.batches > 0]) == {0, 1, 3}
+    assert jax.tree.leaves(runtime.models(run))[0].shape == (3, *X0.shape)
+    assert len(run.holdings) == N
+    assert_replayed("float32", run, found)
+    os.kill(runtime._gathering.pids()[1], signal.SIGKILL)
+    with pytest.raises(WorkersLost, match=r"(only 2 of 4 workers are left|has died 5 times)"):
+        runtime.advance(run, np.inf, 100_000)
     runtime.close()
 
 

@@ -13,7 +13,7 @@ from algorithms import all_reduce, dpsgd, local_sgd, matcha, sgp, swarm
 from algorithms.base import scale_by_samples
 from benchmarks.floors import hand_written
 from comms import topology
-from runtimes import mesh, simulate
+from runtimes import mesh, simulate, slices
 from runtimes.rounds import Table
 from stragglers import delays, inject, processes
 from stragglers.rules.replay import recorded
@@ -154,7 +154,7 @@ def test_the_plain_step_has_the_collectives_of_the_hand_written_one():
 
 def test_too_few_devices_are_refused():
     with pytest.raises(ValueError, match=r"8 devices but config\.workers=9; set config\.workers=8"):
-        mesh.check_devices(9)
+        slices.check_devices(9)
 
 
 def test_a_parameter_without_elements_is_watched_too():

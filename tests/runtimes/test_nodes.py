@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from algorithms.swarm import SwarmState
-from runtimes import meeting, nodes, worker
+from runtimes import meeting, nodes, peers, worker
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker, by_itself
 from stragglers.pair_log import PairLog
+from stragglers.schedule import concatenate
 from tests.marks import slow, slow_but
 from tests.runtimes import meeters
 from tests.runtimes.meeters import H, N
@@ -25,28 +26,42 @@ class Together:
     """Nodes of one method as threads of this process, tied together by calls.
 
     begin: (node, its exchange state) -> the state that it begins with; partner: node -> whom it
-    always asks, in place of what the rule says; repeated: share of turns that come more than once.
+    always asks, in place of what the rule says; repeated: share of turns that come more than once;
+    log, holdings: of an earlier run that goes on.
     """
 
-    def __init__(self, name, meetings, *, repeated=0.0, begin=None, partner=None, rate=0.02):
-        self.method, self.log = meeters.method(name, rate), PairLog(N)
+    def __init__(
+        self,
+        name,
+        meetings,
+        *,
+        repeated=0.0,
+        begin=None,
+        partner=None,
+        rate=0.02,
+        log=None,
+        holdings=None,
+    ):
+        self.method, self.log = meeters.method(name, rate), log or PairLog(N)
         rule = meeters.rule(name)
         self._face = rule.arrivals
         self._programs = meeting.build(
             self.method, losses, X0, DATA, H, B, goes_on=rule.arrivals.apart
         )
-        self._meetings, self._repeated, self._began = meetings, repeated, time.monotonic()
+        self._meetings, self._repeated = self.log.updates + meetings, repeated
+        self._began, self._over = time.monotonic(), False
         self._lock, self._done = threading.Lock(), threading.Event()
         self._steps = [queue.Queue() for _ in range(N)]
         self._matchmaker = Matchmaker(rule.arrivals, lambda node, step: self._steps[node].put(step))
         self._chance, self._late = random.Random(1), []
-        self.nodes = [self._node(i, begin, partner) for i in range(N)]
+        holdings = holdings or [self._first(i, begin) for i in range(N)]
+        self.nodes = [self._node(i, holdings[i], partner) for i in range(N)]
         threads = [threading.Thread(target=node.run, daemon=True) for node in self.nodes]
         for thread in threads:
             thread.start()
         assert self._done.wait(120), f"{self.log.updates} meetings, then no more"
         self.holdings = [node.freeze() for node in self.nodes]
-        self.schedule = self.log.take()
+        self.schedule, self._over = self.log.take(), True
         assert [int(place.meetings) for place in self.holdings] == self.log.counts().tolist()
         for node in self.nodes:
             node.stop()
@@ -56,22 +71,25 @@ class Together:
             thread.join(10)
             assert not thread.is_alive()
 
-    def _node(self, i, begin, partner):
-        face, params = self._face, jnp.asarray(X0)
+    def _first(self, i, begin):
+        params, zero = jnp.asarray(X0), np.int64(0)
         state = worker.init(self.method, params)
         exchange = state.exchange if begin is None else begin(i, state.exchange)
-        rule = face.init() if face.apart else ()
+        rule = self._face.init() if self._face.apart else ()
+        return Holding(params, state.work, exchange, rule, zero, zero)
+
+    def _node(self, i, holding, partner):
+        face = self._face
         arrive = by_itself(face, i) if face.apart else self._arrive(i)
         if partner is not None:
-            step = nodes.Step(partner(i), True, H, rule)
+            step = nodes.Step(partner(i), True, H, holding.rule)
             arrive = lambda *_: step  # noqa: E731
-        zero = np.int64(0)
         return nodes.Node(
             i,
             N,
             self._programs,
-            Holding(params, state.work, exchange, rule, zero, zero),
-            face.mini_batches(face.init(), i),
+            holding,
+            face.mini_batches(holding.rule if face.apart else face.init(), i),
             SAMPLES,
             arrive=arrive,
             turn=self._turn,
@@ -108,6 +126,8 @@ class Together:
 
     def _report(self, happened):
         with self._lock:
+            if self._over:
+                return
             self.log.add(happened)
             if self.log.updates >= self._meetings:
                 self._done.set()
@@ -129,6 +149,46 @@ def test_replay_gives_the_same_bits(name):
     simulated = (model.params, model.workers.work, model.workers.exchange)
     jax.tree.map(np.testing.assert_array_equal, real, simulated)
     assert np.abs(run.of_all("params") - X0).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["float32", slow("8 bits"), slow("ad_psgd")])
+def test_nodes_that_begin_anew_from_an_old_model_or_a_neighbour_replay_to_the_same_bits(name):
+    """Node 2 takes what it was 70 meetings before, and then 10; node 1 takes what 0 shows."""
+    parts, pieces = meeters.parts(name), []
+    first = Together(name, 50)
+    kept, holdings, log = first, first.holdings, first.log
+    version = kept.schedule.updates
+    pieces.append(kept.schedule)
+    for meetings in (70, 10):
+        later = Together(name, meetings, log=log, holdings=holdings)
+        holdings = list(later.holdings)
+        log.restored(2, 2, 0.0, version)
+        model = jax.device_get(kept.holdings[2].params)
+        holdings[2] = peers.begins(parts, 2, model, **log.known(2))
+        log.restored(1, 0, 0.0)
+        model = peers.shown(parts, holdings[0])
+        holdings[1] = peers.begins(parts, 1, model, **log.known(1))
+        holdings = [on_device(holding) for holding in holdings]
+        pieces.append(later.schedule)
+        kept, version = later, log.updates - 2
+    last = Together(name, 30, log=log, holdings=holdings)
+    schedule = concatenate([*pieces, last.schedule])
+    schedule.validate()
+    own = schedule.restored[:, 0] == 2
+    assert schedule.staleness[own].max() >= 70 and own.sum() == 2
+    assert [event.source for event in schedule.events] == [2, 0, 2, 0]
+    simulator = meeters.replayed(name, schedule)
+    model = simulator.advance(simulator.start(X0), np.inf)[0].model
+    real = [last.of_all(what) for what in ("params", "work", "exchange")]
+    simulated = [model.params, model.workers.work, model.workers.exchange]
+    jax.tree.map(np.testing.assert_array_equal, real, simulated)
+
+
+def on_device(holding):
+    """As a process holds it."""
+    return holding._replace(**jax.tree.map(jnp.asarray, holding._asdict() | {"rule": ()}))._replace(
+        rule=holding.rule, counter=holding.counter, meetings=holding.meetings
+    )
 
 
 def scattered(i, exchange):

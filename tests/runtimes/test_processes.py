@@ -17,6 +17,7 @@ def test_two_processes_make_the_trajectory_of_one(tmp_path):
             assert process.wait(120) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
         first, second = (dict(np.load(output)) for output in outputs)
     check_that_they_share_the_reading(first.pop("read"), second.pop("read"))
+    check_slices(first, second)
     for result in (first, second):
         np.testing.assert_array_equal(result.pop("streamed"), one_of_several.streamed(DATA))
     assert {name: array.tobytes() for name, array in first.items()} == {
@@ -43,6 +44,19 @@ def check_that_they_share_the_reading(*reads):
         taken = indices(workers.ravel(), counters.ravel())
         assert set(read) == set(taken.ravel())
     assert not np.intersect1d(*reads).size
+
+
+def check_slices(*results):
+    """Two processes with two workers of two devices each, and one worker on all devices of both."""
+    reads = [result.pop("read/sliced") for result in results]
+    assert not np.intersect1d(*reads).size
+    alone = one_of_several.of_slices(DATA)
+    whole = one_of_several.across("replicated")["models"]
+    for result in results:
+        np.testing.assert_allclose(result.pop("sliced"), alone, rtol=2e-5)
+        for kind in ("fsdp", "delayed"):
+            np.testing.assert_allclose(result[f"across/{kind}/models"], whole, rtol=2e-5)
+            assert (result[f"across/{kind}/batches"] == 2).all()
 
 
 def check_what_happened(arrays):

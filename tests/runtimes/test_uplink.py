@@ -47,7 +47,7 @@ ENCODED = {
     "local_sgd/bf16", "local_sgd/top_k", "local_sgd/lists", "top_k", "qsgd", "natural_compression",
     "ef_sign", "ef21", "ef21_sgdm",
 }  # fmt: skip
-SERVED = [name for name, build in METHODS.items() if build().server is not None]
+SERVED = [name for name, build in METHODS.items() if not build().own_models]
 
 
 @functools.cache

@@ -37,7 +37,7 @@ def test_the_figure_is_a_png_of_1200_by_500(tmp_path, target):
         ("diverged", [[{"seconds": 0.0, "samples": 0, "train_loss": None}]]),
     ]
     path = tmp_path / "figure.png"
-    figure.draw(curves, target, path, clock="wall")
+    figure.save(figure.draw(curves, target, "wall"), path)
     with Image.open(path) as image:
         assert image.format == "PNG" and image.size == (1200, 500)
 

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 from experiments import program_costs, tasks
-from experiments.tasks import gpt, lean, packing, text, token_tasks
+from experiments.tasks import gpt, lean, packing, text, token_files
 from experiments.tasks.text import END
 from tests.marks import slow
 
@@ -143,9 +143,9 @@ def test_a_loss_is_that_of_its_documents_alone():
     for begin, end in itertools.pairwise(starts):
         row = np.full((1, 13), END, np.int32)
         row[0, : end - begin] = words[begin:end]
-        loss = losses(params, token_tasks.Sequences(jnp.asarray(row)))
+        loss = losses(params, token_files.Sequences(jnp.asarray(row)))
         alone.append(float(loss[0]) * (end - begin - 1))
-    whole = losses(params, token_tasks.Sequences(jnp.asarray(together)))
+    whole = losses(params, token_files.Sequences(jnp.asarray(together)))
     np.testing.assert_allclose(whole[0], sum(alone) / sum(lengths), rtol=1e-5)
 
 

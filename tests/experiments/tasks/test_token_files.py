@@ -2,12 +2,19 @@
 
 import io
 
+import jax
 import numpy as np
+import optax
 import pytest
 import tensorflow_datasets as tfds
 
-from experiments import pack_text
-from experiments.tasks import sources, text, token_files
+from algorithms import all_reduce
+from experiments import pack_text, tasks
+from experiments.tasks import sampling, sources, text, token_files
+from runtimes.feeding import Streamed
+from runtimes.simulate import Simulator
+from stragglers import delays
+from tests import planned
 
 TEXTS = ["one two two.", "two", "a longer text of more words than a sequence has", "end"]
 
@@ -106,3 +113,53 @@ def test_a_shard_that_was_cut_off_is_one_sentence(tmp_path):
         (tmp_path / f"{split}_tokens.npy").write_bytes(file.getvalue()[:-3])
     with pytest.raises(ValueError, match=r"train_tokens.npy cannot be mapped .* it is cut off"):
         token_files.token_files(str(tmp_path))
+
+
+GPT = "gpt(layers=1, width=16, heads=2)"
+
+
+def test_training_on_streamed_sequences_is_training_in_memory(tmp_path):
+    pack_text.pack(tmp_path, "generated", 12, "words(vocabulary=64)", most=40)
+    streamed, held = (
+        tasks.build(f"packed_text(folder={str(tmp_path)!r}, model={GPT}, reading={reading})")
+        for reading in ("stream", "memory")
+    )
+    assert isinstance(streamed.train, Streamed)
+    assert streamed.train.source.example.tokens.shape == (13,)
+    ends = [trained(task) for task in (streamed, held)]
+    for one, other in zip(*(jax.tree.leaves(end) for end in ends), strict=True):
+        np.testing.assert_array_equal(one, other)
+    before = tasks.evaluate(held, held.init(jax.random.key(0)))
+    after = tasks.evaluate(streamed, ends[0])
+    assert after["train_loss"] < before["train_loss"] - 0.1
+    assert after["test_perplexity"] == pytest.approx(np.exp(after["test_loss"]))
+    for task in (streamed, held):
+        with pytest.raises(ValueError, match="packed text have no labels; use split=iid"):
+            np.asarray(task.labels)
+
+
+def trained(task):
+    """The parameters after some updates of two workers."""
+    shards = np.array_split(np.arange(tasks.count(task.train)), 2)
+    samples = sampling.Sampler(shards, 4, 0)
+    rule = planned.rule("barrier", delays.exponential(0.3), 2, 1, 3)
+    runtime = Simulator(
+        all_reduce(optax.adam(0.01)),
+        task.losses,
+        task.train,
+        samples,
+        rule,
+        mini_batches=1,
+    )
+    state, _ = runtime.advance(runtime.start(task.init(jax.random.key(0))), np.inf, 20)
+    models = runtime.models(state)
+    runtime.close()
+    return jax.tree.map(lambda leaf: np.asarray(leaf[0]), models)
+
+
+def test_generated_text_has_the_shape_of_web_pages():
+    first, again = (list(token_files.generated("train", 400)) for _ in range(2))
+    assert first == again and first[:2] != list(token_files.generated("test", 2))
+    lengths = [len(one.split()) for one in first]
+    assert 200 < np.median(lengths) < 300 and 330 < np.mean(lengths) < 500
+    assert next(iter(token_files.generated("train"))) == first[0]

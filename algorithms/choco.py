@@ -1,0 +1,149 @@
+"""CHOCO-SGD: gossip of compressed changes, with any compression.
+
+A. Koloskova, S. U. Stich, M. Jaggi, *Decentralized Stochastic Optimization and Gossip Algorithms
+with Compressed Communication*, arXiv 1902.00340, Algorithm 2. Beside its model x_i a worker keeps
+what all its neighbours know of it, y_i, and the y_j of its neighbours:
+
+    x_i <- x_i - lr g_i(x_i)
+    q_i <- Q(x_i - y_i)                      sent to the neighbours
+    y_j <- y_j + q_j                         of itself and of its neighbours
+    x_i <- x_i + gamma sum_j W_ij (y_j - y_i)
+
+W is doubly stochastic, so that the mean of the models only moves by gradients, whatever Q loses.
+As the models come to rest the differences x_i - y_i vanish, and with them the error of Q: workers
+without gradients reach their exact mean even if one entry of each model is sent at a time. With
+nothing lost and gamma 1 this is D-PSGD that adapts before it combines.
+
+The paper starts with y_i = 0; here all models start alike, and y_i where they start. A mixture
+of the y_j in place of each would save memory, but gather rounding, which moves the mean for good.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+
+from algorithms import reducers
+from algorithms.base import AXIS, Algorithm, choose, freeze_when_idle
+from algorithms.compression import Encoder, Reducer
+from algorithms.gossip import graph_matchings, needs_everybody
+from comms import mixing
+from comms.messages import over_links
+
+
+class Choco(NamedTuple):
+    """The exchange's state of one worker; the first two in float32."""
+
+    known: Any  # y_i, like the parameters
+    heard: Any  # y_j, of the partner in each of the M matchings: [M, ...]
+    optimizer: Any
+
+
+def compressed_gossip(
+    optimizer: optax.GradientTransformation,
+    encoder: Encoder,
+    W: np.ndarray,
+    partners: np.ndarray,
+    gamma: float,
+    seed: int,
+) -> optax.GradientTransformationExtraArgs:
+    """Step, send the encoded change of what is known, go a part of the way to the neighbours.
+
+    W: mixing matrix [n, n]; partners: [M, n] of its matchings.
+    """
+    optimizer = freeze_when_idle(optimizer)
+    everyone = np.arange(len(W))
+    weights = np.where(partners == everyone, 0, W[everyone, partners])  # [M, n]
+
+    def init_fn(params):
+        known = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
+        heard = jax.tree.map(lambda y: jnp.broadcast_to(y, (len(partners), *y.shape)).copy(), known)
+        return Choco(known, heard, optimizer.init(params))
+
+    def update_fn(updates, state, params, *, version, worker=None, **extra):
+        me = jax.lax.axis_index(AXIS)
+        worker = me if worker is None else worker
+        moved, inner = optimizer.update(
+            updates, state.optimizer, params, version=version, worker=worker, **extra
+        )
+        key = jax.random.fold_in(jax.random.key(seed), worker)
+        key = jax.random.fold_in(key, version)
+
+        def leaf(index, x, u, known, heard):
+            stepped = x.astype(jnp.float32) + u
+            message = encoder.encode(stepped - known, jax.random.fold_in(key, index))
+
+            def read(message):
+                return encoder.decode(message, x.size).reshape(x.shape)
+
+            known, pull, new = known + read(message), jnp.zeros_like(known), []
+            for weight, partner, y in zip(weights, partners, heard, strict=True):
+                links = [(int(source), i) for i, source in enumerate(partner)]
+                new.append(y + read(jax.lax.ppermute(message, AXIS, links)))
+                pull = pull + jnp.asarray(weight, jnp.float32)[me] * (new[-1] - known)
+            return (u + gamma * pull).astype(x.dtype), known, jnp.stack(new)
+
+        leaves, structure = jax.tree.flatten(params)
+        others = (jax.tree.leaves(tree) for tree in (moved, state.known, state.heard))
+        found = [leaf(index, *row) for index, row in enumerate(zip(leaves, *others, strict=True))]
+        change, known, heard = (
+            jax.tree.unflatten(structure, column) for column in zip(*found, strict=True)
+        )
+        return change, Choco(known, heard, inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def choco_sgd(
+    optimizer: optax.GradientTransformation,
+    graph: nx.Graph,
+    *,
+    exchange: Reducer | None = None,
+    gamma: float = 0.1,
+    mixing_matrix: str = "metropolis",
+    seed: int = 0,
+) -> Algorithm:
+    """Local steps of `optimizer`, and compressed gossip over the neighbours of `graph`.
+
+    exchange: how changes are written, see `algorithms.reducers`: anything but random_k and what
+        keeps a memory, as the known models are one; None: top_k(ratio=0.1).
+    gamma: how far a worker goes to what it knows of its neighbours, in (0, 1]: the less is sent,
+        the less it bears.
+    seed: of what reducers round at random.
+
+    Every update needs all workers and all links: a rule in rounds, and a graph that stays.
+    """
+    if not 0 < gamma <= 1:
+        raise ValueError(f"choco_sgd: needs 0 < gamma <= 1, got {gamma}; 1 is for exact messages")
+    if "rounds" in graph.graph:
+        raise ValueError(
+            "choco_sgd: its links change from update to update, but a worker keeps the mixture of "
+            "the same neighbours; use a graph that stays, as ring or hypercube"
+        )
+    chosen = reducers.top_k(0.1) if exchange is None else exchange
+    encoder = chosen.encoder
+    if encoder is None:
+        raise ValueError(
+            f"choco_sgd: {chosen.name} writes no message that a neighbour could read alone; use "
+            "top_k, quantise, natural, sign, int8, bf16, fp16, or a chain that begins with top_k"
+        )
+    if len(graph) < 2:
+        raise ValueError("choco_sgd: a single worker has no neighbours; set workers to 2 or more")
+    W = choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
+    _, partners = graph_matchings(graph)
+
+    def messages(params, workers, row):
+        del workers
+        sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)]
+        size = sum(encoder.payload_bytes(entries) for entries in sizes)
+        return (over_links(size, partners, row, encoded=True),)
+
+    return Algorithm(
+        exchange=compressed_gossip(optimizer, encoder, W, partners, gamma, seed),
+        messages=messages,
+        graph=graph,
+        check=needs_everybody("choco_sgd", "know their neighbours' models"),
+    )

@@ -1,0 +1,63 @@
+"""Elastic averaging SGD: every worker keeps a model of its own, tied to the server's by a spring.
+
+S. Zhang, A. Choromanska, Y. LeCun, *Deep learning with Elastic Averaging SGD*, arXiv 1412.6651,
+Eq. 5 and 6. Of P workers each holds x_i, the server the centre c; with alpha = beta / P,
+
+    x_i <- x_i - lr g_i(x_i) - alpha (x_i - c)
+    c   <- c + alpha sum_i (x_i - c)
+
+from the x_i and c of before, so that what travels is known before the gradient. The pull leaves
+workers room to explore: at rest x_i stands off c by lr g_i / alpha, on its own data's side. Where
+only some of the workers deliver, only they pull and are pulled (the asynchronous Algorithm 1).
+
+With more than one mini-batch a round, its local steps all begin at the x_i of before, and the pull
+joins them at the end of the round.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.base import AXIS, Algorithm, Parted, equal, freeze_when_idle
+from algorithms.mean import mean_messages, mean_over_workers
+
+
+def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
+    """Turn a worker's progress into the pull at the centre, and its own change."""
+    mean = mean_over_workers()
+
+    def update_fn(updates, state, params, *, current, weight=None, **extra):
+        weight = jnp.float32(1) if weight is None else weight
+        off = jax.tree.map(lambda x, c: alpha * (x - c), params, current)
+        moved, _ = mean.update(off, state, params, weight=weight, **extra)
+        own = jax.tree.map(lambda g, pull: -jnp.where(weight > 0, g + pull, 0), updates, off)
+        # The server takes the sum over the workers; as it descends, the sign turns.
+        count = jax.lax.psum(weight, AXIS)
+        return Parted(jax.tree.map(lambda m: -count * m, moved), own), state
+
+    return optax.GradientTransformationExtraArgs(mean.init, update_fn)
+
+
+def easgd(optimizer: optax.GradientTransformation, workers: int, *, beta: float = 0.9) -> Algorithm:
+    """Local steps of `optimizer`, with momentum EAMSGD, and a pull between workers and a centre.
+
+    beta: how far the centre goes towards the workers' mean in an update that all take part in, in
+    (0, 1]; the paper takes 0.9. The centre is evaluated.
+    """
+    if not 0 < beta <= 1:
+        raise ValueError(f"easgd: needs 0 < beta <= 1, got {beta}; the paper takes 0.9")
+
+    def messages(params, workers, row):
+        return tuple(
+            payload._replace(beside_gradient=True)
+            for payload in mean_messages(params, workers, row)
+        )
+
+    return Algorithm(
+        work=optimizer,
+        exchange=pull_both_ways(beta / workers),
+        messages=messages,
+        server=freeze_when_idle(optax.sgd(1.0)),
+        adopt=lambda own, centre, state: own,
+        weight=equal,
+    )

@@ -1,0 +1,158 @@
+"""SwarmSGD in 8 bits beside float32, between processes on hosts whose links have a rate.
+
+    python -m benchmarks.swarm_hosts --hosts=4 --rate=1gbit,100mbit                    # as root
+
+Every host is a node of a Ray cluster with one process of `configs/swarm_real.py`, which trains an
+MLP of 1.2 MB at its own speed and meets others over the links. G. Nadiradze et al., arXiv
+1910.12308, measured about 10 % less time with 8 bits. Points go to
+docs/results/benchmarks/swarm_hosts.json, in which other rates stay.
+"""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from absl import app, flags
+
+from benchmarks import hosts, namespaces, points
+from experiments import records
+
+_TIMES = flags.DEFINE_integer("times", 3, "Seeds of each form, in turn.", lower_bound=1)
+_CLOCK = flags.DEFINE_float("clock", 20.0, "Seconds of each run.")
+
+RECORD = points.FOLDER / "swarm_hosts.json"
+KEY = ("form", "nodes", "rate")  # of a point
+FORMS = {"float32": "swarm", "8 bits": "swarm(bits=8)"}
+PORT = 6379
+STORE = 200 * 2**20  # bytes of a node's store
+JOINING = 60.0  # s that a node may take
+COMMON = (
+    "--config.task=digits(model=mlp(hidden=[512, 512]))",
+    "--config.delay=none",
+    "--config.target_loss=0.2",
+    "--config.evaluate_every=1",
+)
+
+
+@contextlib.contextmanager
+def cluster(
+    there: Sequence[namespaces.Host], cpus: int = 1
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """A Ray node on every host: (its address, the variables of who belongs to it)."""
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else the launching process alone is quick
+    }
+    address = f"{there[0].address}:{PORT}"
+    with tempfile.TemporaryDirectory(prefix="gossax-") as folder, contextlib.ExitStack() as ending:
+        for number, host in enumerate(there):
+            where = [f"--address={address}"]
+            if not number:
+                where = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+                where.append(f"--temp-dir={folder}")
+            command = [
+                *host.prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
+                f"--node-ip-address={host.address}", f"--num-cpus={cpus}",
+                f"--object-store-memory={STORE}", *where,
+            ]  # fmt: skip
+            process = subprocess.Popen(
+                command,
+                env=os.environ | environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            ending.callback(_end, process)
+            if not number:
+                _await(host)
+        yield address, environment
+
+
+def _await(host: namespaces.Host) -> None:
+    """Return when the head listens."""
+    probe = f"import socket; socket.create_connection(({host.address!r}, {PORT}), 1)"
+    until = time.monotonic() + JOINING
+    while subprocess.run(
+        [*host.prefix, sys.executable, "-c", probe], check=False, stderr=subprocess.DEVNULL
+    ).returncode:
+        if time.monotonic() > until:
+            raise RuntimeError(f"no Ray answers at {host.address}:{PORT} after {JOINING:g} s")
+        time.sleep(0.5)
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.terminate()  # it ends what it has started
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def measure(
+    there: Sequence[namespaces.Host], form: str, seed: int, seconds: float, workdir: pathlib.Path
+) -> dict:
+    """The summary of a run."""
+    with cluster(there) as (address, environment):
+        command = [
+            *there[0].prefix, sys.executable, "launch.py",
+            f"--config=configs/swarm_real.py:nodes={len(there)},seconds={seconds:g}",
+            *COMMON, f"--config.algorithm={FORMS[form]}", f"--config.seed={seed}",
+            f"--cluster={address}", f"--workdir={workdir}",
+        ]  # fmt: skip
+        subprocess.run(command, cwd=namespaces.ROOT, env=os.environ | environment, check=True)
+    return records.read_json(workdir / records.SUMMARY)
+
+
+def point(form: str, nodes: int, rate: str, summaries: Sequence[dict]) -> dict:
+    """Means and deviations over runs; seconds to the loss where all of them reached it."""
+    each = [summary["seconds"] / summary["updates"] for summary in summaries]
+    reached = [summary["seconds_to_target"] for summary in summaries]
+    whole = None not in reached
+    several = {"ddof": 1} if len(summaries) > 1 else {}
+    return {
+        "form": form,
+        "nodes": nodes,
+        "rate": rate,
+        "runs": len(summaries),
+        "meeting": float(np.mean(each)),
+        "meeting_deviation": float(np.std(each, **several)),
+        "loss": summaries[0]["target_loss"],
+        "seconds": float(np.mean(reached)) if whole else None,
+        "seconds_deviation": float(np.std(reached, **several)) if whole else None,
+        "megabytes": float(
+            np.mean([one["bytes_per_worker"] / one["updates"] for one in summaries]) / 1e6
+        ),
+    }
+
+
+def main(_) -> None:
+    reason = namespaces.unmet()
+    if reason is not None:
+        print(f"skipped: {reason}")
+        return
+    path = RECORD if hosts.OUTPUT.value is None else pathlib.Path(hosts.OUTPUT.value)
+    for count, rate in itertools.product(map(int, hosts.HOSTS.value), hosts.RATES.value):
+        with tempfile.TemporaryDirectory() as folder:
+            found = {form: [] for form in FORMS}
+            for seed, form in itertools.product(range(_TIMES.value), FORMS):
+                workdir = pathlib.Path(folder, form, str(seed))
+                with namespaces.switch(count, rate) as there:
+                    found[form].append(measure(there, form, seed, _CLOCK.value, workdir))
+        rows = [point(form, count, rate, runs) for form, runs in found.items()]
+        points.put(path, "python -m benchmarks.swarm_hosts", KEY, rows)
+        for row in rows:
+            print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

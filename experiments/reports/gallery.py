@@ -1,0 +1,202 @@
+"""The gallery of results, docs/gallery.md: of each a picture, a sentence and its command.
+
+python -m experiments.reports.gallery  # draw the pictures from docs/results and write the page
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from experiments import files, formats, texts
+from experiments.reports import figure, published, quoted, telling
+
+PAGE = published.FOLDER.parent / "gallery.md"
+PICTURES = published.FOLDER.parent / "gallery"
+OPENING = """\
+# Gallery
+
+Results at a glance: a picture, a sentence and the command that repeats it. Every picture is drawn
+from the record of its sweep by `experiments/reports/gallery.py`. [Findings](findings.md) has the
+numbers, [results](results.md) all claims.
+
+## One slow worker under four waiting rules
+![What eight workers do in the first seconds](strip.png)
+
+With a barrier seven workers wait for the slow one; under the other three rules nobody does.
+[Concepts](concepts.md) draws this strip in twenty lines.
+"""
+
+
+class Measure(NamedTuple):
+    """A column of a record as an axis."""
+
+    column: str
+    label: str
+    unit: str = ""
+
+
+TO_TARGET = Measure("seconds_to_target", "seconds to the target loss", "s")
+SENT = Measure("bytes_per_worker", "bytes sent per worker", "B")
+LOSS = Measure("final_train_loss", "training loss at the end")
+
+
+class Exhibit(NamedTuple):
+    """A result: its record, what is drawn of it, and what one sees."""
+
+    record: str
+    heading: str
+    sentence: str
+    across: Measure
+    up: Measure | None = None  # points instead of bars
+
+
+EXHIBITS = (
+    Exhibit(
+        "demo", "Non-blocking SGD in twenty seconds",
+        "Where one worker is slow, stopping rounds early or making them smaller beats waiting.",
+        TO_TARGET,
+    ),
+    Exhibit(
+        "nonblocking_slow4", "Non-blocking SGD, three methods, one slow worker",
+        "The gain is the waiting rule's: it is about the same for all-reduce, D-PSGD and MATCHA.",
+        TO_TARGET,
+    ),
+    Exhibit(
+        "matcha", "MATCHA",
+        "Random matchings reach the same loss in less time, because fewer links are in the way.",
+        TO_TARGET,
+    ),
+    Exhibit(
+        "adasync", "AdaSync",
+        "A number of workers that grows while training is nearly as fast as the best fixed number.",
+        TO_TARGET,
+    ),
+    Exhibit(
+        "swarm", "SwarmSGD among equal nodes",
+        "Nodes that meet in pairs are as fast as rounds, and codecs save most of the bytes.",
+        TO_TARGET, SENT,
+    ),
+    Exhibit(
+        "swarm_slow4", "SwarmSGD with one slow node",
+        "Only methods in which nodes meet in pairs lose no time to the slow node.",
+        TO_TARGET, SENT,
+    ),
+    Exhibit(
+        "s2_hashed_logistic", "Sparse gradients",
+        "Exact sparse exchanges send less than a sketch where gradients are sparse enough.",
+        SENT,
+    ),
+    Exhibit(
+        "language_model", "A small GPT",
+        "Local steps save most of the bytes for a little loss; an untuned outer step loses more.",
+        SENT, LOSS,
+    ),
+)  # fmt: skip
+
+
+def read(exhibit: Exhibit) -> dict[str, Any]:
+    """The record of an exhibit."""
+    path = published.FOLDER / f"{exhibit.record}.json"
+    return formats.checked(formats.read(path, formats.PUBLISHED), path, formats.PUBLISHED_SWEEP)
+
+
+def draw(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
+    """A picture of 1000 pixels' width: bars, or points where there are two measures."""
+    shown = {name: arm for name, arm in arms.items() if arm[exhibit.across.column] is not None}
+    if exhibit.up is not None:
+        shown = {name: arm for name, arm in shown.items() if arm[exhibit.up.column] is not None}
+        return _points(exhibit, shown)
+    return _bars(exhibit, shown, left_out=len(arms) - len(shown))
+
+
+def _colours(names) -> dict[str, str]:
+    methods = list(dict.fromkeys(map(telling.method, names)))
+    return {
+        name: figure.COLOURS[methods.index(telling.method(name)) % len(figure.COLOURS)]
+        for name in names
+    }
+
+
+def _bars(exhibit: Exhibit, arms: Mapping[str, Mapping], left_out: int) -> Figure:
+    canvas = Figure(figsize=(6.7, 0.75 + 0.24 * len(arms)), dpi=150, layout="constrained")
+    axes = canvas.subplots()
+    column, colours = exhibit.across.column, _colours(arms)
+    values = [arm[column] for arm in arms.values()]
+    spreads = [arm.get(f"{column}_std") or 0.0 for arm in arms.values()]
+    places = np.arange(len(arms))
+    axes.barh(
+        places, values, 0.72, xerr=spreads if any(spreads) else None, color=list(colours.values()),
+        error_kw={"elinewidth": 1, "ecolor": "0.3"},
+    )  # fmt: skip
+    axes.set_yticks(places, [figure.literal(name) for name in arms], fontsize=8)
+    axes.invert_yaxis()
+    missing = f"; {left_out} of {left_out + len(arms)} arms never get there" if left_out else ""
+    _label(axes.xaxis, exhibit.across, missing)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8, length=2)
+    return canvas
+
+
+def _points(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
+    canvas = Figure(figsize=(6.7, 0.9 + max(2.6, 0.2 * len(arms))), dpi=150, layout="constrained")
+    axes = canvas.subplots()
+    across, up, colours = exhibit.across, exhibit.up, _colours(arms)
+    numbers = {name: str(place) for place, name in enumerate(arms, 1)}
+    for name, arm in arms.items():
+        x, y = arm[across.column], arm[up.column]
+        label = f"{numbers[name]}  {figure.literal(name)}"
+        axes.plot(x, y, "o", color=colours[name], markersize=5, label=label)
+        axes.annotate(
+            numbers[name], (x, y), (4, 3), textcoords="offset points", fontsize=7,
+            color=colours[name],
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log" if up.unit else "linear")  # losses at the end are close together
+    for axis, measure in ((axes.xaxis, across), (axes.yaxis, up)):
+        if axis.get_scale() == "log":
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_minor_locator(NullLocator())
+        _label(axis, measure)
+    axes.grid(color="0.92", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    canvas.legend(loc="outside right upper", fontsize=7, frameon=False, handletextpad=0.2)
+    return canvas
+
+
+def _label(axis, measure: Measure, more: str = "") -> None:
+    axis.set_label_text(f"{measure.label}{more}", fontsize=8)
+    if measure.unit:
+        axis.set_major_formatter(EngFormatter(measure.unit))
+
+
+def page() -> str:
+    """The gallery in Markdown."""
+    sections = [
+        f"## {exhibit.heading}\n![{exhibit.across.label} of every arm]"
+        f"(gallery/{exhibit.record}.png)\n\n{exhibit.sentence}\n\n"
+        f"```\n{read(exhibit)['command']}\n```\n"
+        for exhibit in EXHIBITS
+    ]
+    return "\n".join([OPENING, *sections])
+
+
+def main() -> None:
+    """Draw the pictures and write the page."""
+    try:
+        files.make(PICTURES)
+        for exhibit in EXHIBITS:
+            picture = draw(exhibit, quoted.arms(read(exhibit)))
+            figure.save(picture, PICTURES / f"{exhibit.record}.png")
+        files.write(PAGE, page())
+        print(PAGE)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {texts.sentence(error)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What event loops know in advance: the durations of every worker's next mini-batches."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stragglers.processes import Process
+
+WINDOW = 256  # mini-batches of a worker that are looked up at once
+MOST_ENTRIES = 2**24  # of all workers together, where they are many
+_ALWAYS = 2**62  # mini-batches: none is too far ahead
+_NO_PATH = np.zeros((0, 0))
+
+
+class Seconds(NamedTuple):
+    """Durations by worker i and counter n: table[i, n - counter[i]] s, for n below room[i].
+
+    Where there are paths of speeds, the table has the work in seconds at full speed, and the time
+    that it takes is multiplied with a constant. See `stragglers.speed_paths`.
+    """
+
+    table: np.ndarray  # [P, C], or a `Live`
+    counter: np.ndarray  # [P] int64, of the first column
+    room: np.ndarray  # [P] int64
+    constant: np.ndarray  # [P]
+    switch: np.ndarray  # [P, S + 1] s, or [0, 0] without paths
+    done: np.ndarray  # [P, S + 1] s
+    speed: np.ndarray  # [P, S]
+    slowest: float  # s that a second of work takes at most
+
+
+class Live(NamedTuple):
+    """A table of durations that are drawn when they are looked up, as they depend on the start."""
+
+    process: Process
+    begin: np.ndarray  # [P] s, kept up to date by the loop
+
+    def __getitem__(self, at: tuple[int, int]) -> float:
+        worker, count = at
+        return float(self.process.duration(worker, self.begin[worker], count))
+
+
+class Ahead:
+    """Looks durations of a process up for loops, compiled ones if the process lets them."""
+
+    def __init__(self, process: Process, seed: int):
+        self._process = process.seeded(seed)
+        self._in_time = None if process.in_time is None else process.in_time(seed)
+
+    def of(self, counter: np.ndarray, columns: int, begin: np.ndarray, until: float) -> Seconds:
+        """The next durations of all workers, from the counters on, with paths beyond `until` s.
+
+        begin: [P] s, where the loop writes down when a mini-batch begins, before it looks it up.
+        """
+        workers, counter = len(counter), counter.copy()
+        ones, paths = np.ones(workers), (_NO_PATH, _NO_PATH, _NO_PATH)
+        if self._in_time is None and self._process.uses_time:
+            room = np.full(workers, _ALWAYS)
+            live = Live(self._process, begin)
+            return Seconds(live, np.zeros_like(counter), room, ones, *paths, slowest=1.0)
+        worker, counts = np.arange(workers)[:, None], counter[:, None] + np.arange(columns)
+        room = counter + columns
+        if self._in_time is None:
+            table = np.ascontiguousarray(self._process.duration(worker, 0.0, counts), np.float64)
+            return Seconds(table, counter, room, ones, *paths, slowest=1.0)
+        work, known, slowest, constant = self._in_time
+        table = np.ascontiguousarray(work(worker, counts), np.float64)
+        constant = ones if constant is None else constant(workers)
+        path = known.beyond(workers, until)
+        return Seconds(table, counter, room, constant, *path[:3], slowest=float(slowest))
+
+
+def columns_of(workers: int, least: int) -> int:
+    """How many mini-batches to look ahead, at least two times `least`."""
+    return max(2 * least, min(WINDOW, MOST_ENTRIES // workers))

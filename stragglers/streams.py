@@ -1,0 +1,207 @@
+"""Uniform random numbers by address, compiled: the same bits as NumPy's generators give.
+
+A block of numbers is what `default_rng(SeedSequence(seed, spawn_key=key)).random()` draws one after
+the other. NumPy makes a generator per block, which costs as much as some thousand draws; here it is
+a few dozen multiplications, and a draw in the middle of a block skips what comes before. The
+algorithms are PCG XSL RR 128/64 (M. O'Neill, PCG: A Family of Simple Fast Space-Efficient
+Statistically Good Algorithms for Random Number Generation, 2014, section 6.3.4) and the hash of
+NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+_BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
+MOST_KNOWN = 2**25  # draws that are kept; of more, each is drawn anew when it is looked up
+MANY_BLOCKS = 2**15  # take NumPy as long as it takes to load a compiler
+_POOL = 4  # 32-bit words of a SeedSequence
+_WORD = 2**32
+
+
+def addressed(
+    seed: int, *stream: int, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Transformed uniforms looked up by (worker, count), computed in blocks when first needed.
+
+    Blocks are kept, unless all workers together have too many: memory is then what a call asks for.
+    """
+    table = np.empty((0, 0))
+
+    def lookup(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
+        nonlocal table
+        rows = worker.max(initial=-1) + 1
+        columns = count.max(initial=-1) + 1
+        if rows > table.shape[0] or columns > table.shape[1]:
+            rows = max(rows, table.shape[0])
+            if rows * -(-columns // _BLOCK) * _BLOCK > MOST_KNOWN:
+                return transform(uniforms(seed, stream, worker, count))
+            table = grown(table, rows, columns)
+        return table[worker, count]
+
+    def grown(old: np.ndarray, rows: int, columns: int) -> np.ndarray:
+        # Doubling keeps the copies of an ever longer run linear in its length.
+        capacity = old.shape[1] if columns <= old.shape[1] else max(columns, 2 * old.shape[1])
+        blocks = -(-capacity // _BLOCK)
+        new = np.empty((rows, blocks, _BLOCK))
+        known_rows, known_blocks = old.shape[0], old.shape[1] // _BLOCK
+        new[:known_rows, :known_blocks] = old.reshape(known_rows, known_blocks, _BLOCK)
+        unknown = np.ones((rows, blocks), bool)
+        unknown[:known_rows, :known_blocks] = False
+        missing = np.argwhere(unknown)
+        if len(missing) > MANY_BLOCKS:
+            worker, block = missing.T[..., None]
+            count = _BLOCK * block + np.arange(_BLOCK)
+            new[unknown] = transform(uniforms(seed, stream, worker, count))
+            return new.reshape(rows, blocks * _BLOCK)
+        for worker, block in missing.tolist():
+            address = np.random.SeedSequence(seed, spawn_key=(worker, block, *stream))
+            new[worker, block] = np.random.default_rng(address).random(_BLOCK)
+        new[unknown] = transform(new[unknown])
+        return new.reshape(rows, blocks * _BLOCK)
+
+    return lookup
+
+
+def uniforms(seed: int, stream: Sequence[int], worker: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Uniforms in [0, 1), float64, one per (worker, count), in the shape of these two.
+
+    Number `count` of a worker is number count % 256 of the generator with the spawn key (worker,
+    count // 256, *stream). Successive counts of a worker that follow each other in the arrays
+    cost least.
+    """
+    worker, count = np.broadcast_arrays(worker, count)
+    head = words(seed)
+    head += [0] * (_POOL - len(head))  # as a SeedSequence does before a spawn key
+    known = np.array(head, np.uint32)
+    tail = np.array([word for number in stream for word in words(number)], np.uint32)
+    out = np.empty(worker.size)
+    flat = (np.ascontiguousarray(part, np.int64).ravel() for part in (worker, count))
+    _compiled()(known, tail, _BLOCK, *flat, out)
+    return out.reshape(worker.shape)
+
+
+def words(number: int) -> list[int]:
+    """A whole number as its 32-bit words, the lowest first, at least one."""
+    found = [number % _WORD]
+    while number := number // _WORD:
+        found.append(number % _WORD)
+    return found
+
+
+@functools.cache
+def _compiled() -> Callable[..., None]:
+    import numba  # here, because importing it takes a second that small runs need not wait
+
+    u32, u64 = np.uint32, np.uint64
+    inlined = numba.njit(inline="always")
+    most = u64(0xFFFFFFFF)
+    step_high, step_low = u64(2549297995355413924), u64(4865540595714422341)
+    first_a, times_a = u32(0x43B0D7E5), u32(0x931E8875)
+    first_b, times_b = u32(0x8B51F9DD), u32(0x58F38DED)
+    left, right = u32(0xCA01F9DD), u32(0x4973F715)
+    half = u32(16)
+
+    @inlined
+    def product(a, b):
+        """a b of 64 bits each as (high, low)."""
+        a_high, a_low, b_high, b_low = a >> u64(32), a & most, b >> u64(32), b & most
+        low, cross = a_low * b_low, a_high * b_low
+        middle = (low >> u64(32)) + (cross & most) + a_low * b_high
+        high = a_high * b_high + (cross >> u64(32)) + (middle >> u64(32))
+        return high, (middle << u64(32)) | (low & most)
+
+    @inlined
+    def advanced(high, low, by_high, by_low, plus_high, plus_low):
+        """state by + plus, modulo 2^128."""
+        new_high, new_low = product(low, by_low)
+        new_high = new_high + high * by_low + low * by_high
+        new_low = new_low + plus_low
+        new_high = new_high + plus_high + u64(new_low < plus_low)
+        return new_high, new_low
+
+    @inlined
+    def mixed(x, y):
+        result = u32(u32(left * x) - u32(right * y))
+        return u32(result ^ (result >> half))
+
+    @numba.njit(cache=True)
+    def fill(known, tail, block, workers, counts, out):
+        entropy = np.zeros(known.size + 4 + tail.size, np.uint32)
+        pool, seeds = np.zeros(4, np.uint32), np.zeros(4, np.uint64)
+        at_worker, at_count = -1, -1
+        high, low, plus_high, plus_low = u64(0), u64(0), u64(0), u64(0)
+        for n in range(out.size):
+            worker, count = workers[n], counts[n]
+            if worker != at_worker or count != at_count + 1 or count % block == 0:
+                # The SeedSequence of the block.
+                size = known.size
+                entropy[:size] = known
+                for number in (worker, count // block):
+                    entropy[size] = u32(number & 0xFFFFFFFF)
+                    size += 1
+                    if number >> 32:
+                        entropy[size] = u32(number >> 32)
+                        size += 1
+                for word in tail:
+                    entropy[size] = word
+                    size += 1
+                salt = first_a
+                for i in range(4):
+                    value = u32(entropy[i] ^ salt)
+                    salt = u32(salt * times_a)
+                    value = u32(value * salt)
+                    pool[i] = u32(value ^ (value >> half))
+                for source in range(size):
+                    for i in range(4):
+                        if source != i:
+                            value = pool[source] if source < 4 else entropy[source]
+                            value = u32(value ^ salt)
+                            salt = u32(salt * times_a)
+                            value = u32(value * salt)
+                            pool[i] = mixed(pool[i], u32(value ^ (value >> half)))
+                salt = first_b
+                for i in range(8):
+                    value = u32(pool[i % 4] ^ salt)
+                    salt = u32(salt * times_b)
+                    value = u32(value * salt)
+                    value = u32(value ^ (value >> half))
+                    if i % 2 == 0:
+                        seeds[i // 2] = u64(value)
+                    else:
+                        seeds[i // 2] |= u64(value) << u64(32)
+                # The generator of these seeds, before its first draw.
+                plus_high = (seeds[2] << u64(1)) | (seeds[3] >> u64(63))
+                plus_low = (seeds[3] << u64(1)) | u64(1)
+                low = plus_low + seeds[1]
+                high = plus_high + seeds[0] + u64(low < plus_low)
+                high, low = advanced(high, low, step_high, step_low, plus_high, plus_low)
+                # Skip by squaring: k steps are state by^k + plus (by^k - 1) / (by - 1).
+                skip = count % block
+                all_high, all_low, sum_high, sum_low = u64(0), u64(1), u64(0), u64(0)
+                by_high, by_low, add_high, add_low = step_high, step_low, plus_high, plus_low
+                while skip:
+                    if skip & 1:
+                        all_high, all_low = advanced(
+                            all_high, all_low, by_high, by_low, u64(0), u64(0)
+                        )
+                        sum_high, sum_low = advanced(
+                            sum_high, sum_low, by_high, by_low, add_high, add_low
+                        )
+                    next_low = by_low + u64(1)
+                    next_high = by_high + u64(next_low == 0)
+                    add_high, add_low = advanced(
+                        add_high, add_low, next_high, next_low, u64(0), u64(0)
+                    )
+                    by_high, by_low = advanced(by_high, by_low, by_high, by_low, u64(0), u64(0))
+                    skip >>= 1
+                high, low = advanced(high, low, all_high, all_low, sum_high, sum_low)
+            high, low = advanced(high, low, step_high, step_low, plus_high, plus_low)
+            turn = high >> u64(58)
+            folded = high ^ low
+            drawn = (folded >> turn) | (folded << ((u64(64) - turn) & u64(63)))
+            out[n] = np.float64(drawn >> u64(11)) * (1.0 / 9007199254740992.0)
+            at_worker, at_count = worker, count
+
+    return fill

@@ -1,0 +1,80 @@
+"""Elastic averaging against its equations by hand, and where its models come to rest."""
+
+import numpy as np
+import optax
+import pytest
+
+from algorithms import easgd
+from runtimes import simulate
+from stragglers import delays, processes
+from tests import planned
+from tests.algorithms import quadratics
+from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N
+
+RATE, BETA = 0.05, 0.8
+SLOW = processes.persistent(delays.exponential(1.0), factors={0: 4.0})
+
+
+def run(wait, updates, mini_batches=1, rate=RATE, momentum=None, **options):
+    """(centre [d], models [n, d], schedule)."""
+    method = easgd(optax.sgd(rate, momentum), N, beta=BETA)
+    rule = planned.rule(wait, SLOW, N, mini_batches, **options)
+    data = {"a": CURVATURE, "c": CENTRE}
+    runtime = simulate.Simulator(
+        method, quadratics.losses, data, quadratics.OWN, rule, mini_batches=mini_batches
+    )
+    state, schedule = runtime.advance(runtime.start(np.zeros(D, np.float32)), np.inf, updates)
+    (centre,) = np.asarray(runtime.models(state))
+    return centre, np.asarray(state.model.params), schedule
+
+
+def by_hand(schedule, momentum):
+    """Eq. 5 and 6 of the paper, worker by worker."""
+    alpha = BETA / N
+    centre, x, velocity = np.zeros(D), np.zeros((N, D)), np.zeros((N, D))
+    for who, finished in zip(schedule.workers, schedule.batches, strict=True):
+        before, pulled = centre, np.zeros(D)
+        for i, count in zip(who, finished, strict=True):
+            if count == 0:
+                continue
+            pull = alpha * (x[i] - before)
+            live = x[i]
+            for _ in range(count):
+                velocity[i] = momentum * velocity[i] + CURVATURE[i] * (live - CENTRE[i])
+                live = live - RATE * velocity[i]
+            x[i] = live - pull
+            pulled += pull
+        centre = before + pulled
+    return centre, x
+
+
+@pytest.mark.parametrize(
+    ("wait", "mini_batches", "options"),
+    [
+        ("barrier", 1, {}),
+        ("first_finisher", 3, {}),
+        ("k_async", 2, {"k": 1}),
+        ("k_sync", 1, {"k": 3}),
+    ],
+)
+def test_it_is_the_papers_update_whoever_takes_part(wait, mini_batches, options):
+    centre, models, schedule = run(wait, 23, mini_batches, momentum=0.5, **options)
+    expected_centre, expected_models = by_hand(schedule, 0.5)
+    np.testing.assert_allclose(centre, expected_centre, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(models, expected_models, rtol=2e-5, atol=1e-6)
+    assert np.abs(models - centre).max() > 0.1
+
+
+def test_the_centre_rests_at_the_optimum_of_the_models_on_springs():
+    """x_i minimises f_i + rho |x - c|^2 / 2 with rho = alpha / rate, and c is their mean."""
+    centre, models, _ = run("barrier", 3000)
+    rho = BETA / N / RATE
+    share = CURVATURE.astype(float) / (CURVATURE + rho)
+    expected = (share * CENTRE).sum(0) / share.sum(0)
+    np.testing.assert_allclose(centre, expected, atol=2e-6)
+    np.testing.assert_allclose(models, expected + share * (CENTRE - expected), atol=2e-6)
+
+
+def test_a_centre_that_overshoots_is_refused():
+    with pytest.raises(ValueError, match=r"easgd: needs 0 < beta <= 1, got 1\.5"):
+        easgd(optax.sgd(0.1), N, beta=1.5)

@@ -1,0 +1,93 @@
+"""NoLoCo against its update by hand; its mean takes DiLoCo's steps, its models stay together."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import noloco
+from algorithms.base import AXIS
+from comms import topology
+from stragglers import delays
+from tests.algorithms import quadratics
+from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N
+
+RATE, H = 0.05, 3
+ALPHA, BETA, GAMMA = 0.4, 0.6, 1.2
+GRAPH = topology.hypercube(N)
+
+
+def run(updates, wait="barrier", rate=RATE):
+    """([n, d] models, schedule, method)."""
+    method = noloco(optax.sgd(rate), GRAPH, alpha=ALPHA, beta=BETA, gamma=GAMMA, seed=5)
+    law = delays.exponential(1.0)
+    models, schedule = quadratics.simulated(method, wait, law, updates, mini_batches=H)
+    return models, schedule, method
+
+
+@pytest.mark.parametrize("wait", ["barrier", "first_finisher"])
+def test_it_is_the_update_by_hand_and_its_mean_is_dilocos(wait):
+    models, schedule, method = run(21, wait)
+    assert (schedule.batches.min() == H) == (schedule.matchings.shape[1] == 3 and wait[0] == "b")
+    phi, velocity = np.zeros((2, N, D))
+    mean, momentum = np.zeros((2, D))
+    for used, batches in zip(schedule.matchings, schedule.batches, strict=True):
+        partner = method.links.partners[np.flatnonzero(used)[0]]
+        kept = (1 - RATE * CURVATURE.astype(float)) ** batches[:, None]
+        progress = (1 - kept) * (CENTRE - phi)
+        momentum = ALPHA * momentum + BETA * progress.mean(0)
+        mean = mean + momentum
+        pairs = (progress + progress[partner]) / 2
+        velocity = ALPHA * velocity + BETA * pairs - GAMMA * (phi - phi[partner]) / 2
+        phi = phi + velocity
+        np.testing.assert_allclose(phi.mean(0), mean, atol=1e-12)
+    np.testing.assert_allclose(models, phi, rtol=1e-4, atol=1e-5)
+
+
+def test_without_an_all_reduce_it_comes_to_where_all_reduced_progress_vanishes():
+    """Within a distance that falls with the local rate, as the models' distance does."""
+    off, apart = [], []
+    for rate in (0.04, 0.01):
+        models, *_ = run(round(24 / rate), rate=rate)
+        share = 1 - (1 - rate * CURVATURE.astype(float)) ** H
+        rest = (share * CENTRE).sum(0) / share.sum(0)
+        off.append(np.abs(models.mean(0) - rest).max())
+        apart.append(np.abs(models - models.mean(0)).max())
+    assert off[1] < off[0] / 2 and off[1] < 0.05
+    assert apart[1] < apart[0] / 2
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.7])
+def test_a_pair_that_always_meets_comes_together_as_its_recurrence_says(gamma):
+    """d <- d + e with e <- alpha e - gamma d: the larger root is what is left per meeting."""
+    method = noloco(optax.sgd(RATE), topology.ring(2), alpha=0.5, gamma=gamma)
+    active = np.ones(1, bool)
+
+    @jax.jit
+    @jax.vmap
+    def start(x):
+        return x, method.exchange.init(x)
+
+    def meeting(carry, _):
+        def of_worker(x, state):
+            moved, state = method.exchange.update(jnp.zeros(()), state, x, active=active)
+            return x + moved, state
+
+        x, state = jax.vmap(of_worker, axis_name=AXIS)(*carry)
+        return (x, state), x[0] - x[1]
+
+    _, gaps = jax.lax.scan(meeting, start(jnp.array([1.0, -1.0])), length=40)
+    matrix = np.array([[1 - gamma, 0.5], [-gamma, 0.5]])
+    expected = [(np.linalg.matrix_power(matrix, t + 1) @ [2.0, 0.0])[0] for t in range(40)]
+    np.testing.assert_allclose(gaps, expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(np.linalg.eigvals(matrix)).max() < 1
+
+
+def test_what_would_drive_models_apart_is_refused():
+    with pytest.raises(ValueError, match=r"0 < gamma < 2 \(1 \+ alpha\) = 3, got 3\.1"):
+        noloco(optax.sgd(RATE), GRAPH, gamma=3.1)
+    with pytest.raises(ValueError, match="noloco: needs 0 <= momentum < 1, got 1"):
+        noloco(optax.sgd(RATE), GRAPH, alpha=1)
+    with pytest.raises(ValueError, match="a single worker has nobody to meet"):
+        noloco(optax.sgd(RATE), topology.complete(1))

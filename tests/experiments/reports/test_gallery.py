@@ -1,0 +1,35 @@
+import re
+
+from PIL import Image
+
+from experiments.reports import gallery, quoted
+
+
+def test_the_page_is_what_the_records_say():
+    assert gallery.PAGE.read_text() == gallery.page(), "run python -m experiments.reports.gallery"
+
+
+def test_every_result_has_a_picture_a_sentence_and_its_command():
+    text = gallery.page()
+    for exhibit in gallery.EXHIBITS:
+        section = re.search(rf"## {re.escape(exhibit.heading)}\n(.*?)\n```\n", text, re.DOTALL)[1]
+        assert f"(gallery/{exhibit.record}.png)" in section and exhibit.sentence in section
+        with Image.open(gallery.PICTURES / f"{exhibit.record}.png") as picture:
+            assert picture.format == "PNG" and 900 < picture.width < 1100
+        assert not re.search(r"\d", exhibit.sentence)  # numbers stand where tests compare them
+    shown = {f"{exhibit.record}.png" for exhibit in gallery.EXHIBITS}
+    assert {path.name for path in gallery.PICTURES.iterdir()} == shown
+
+
+def test_bars_have_the_lengths_of_the_record_and_points_its_places():
+    bars = next(exhibit for exhibit in gallery.EXHIBITS if exhibit.record == "adasync")
+    arms = quoted.arms(gallery.read(bars))
+    (axes,) = gallery.draw(bars, arms).axes
+    reached = [arm["seconds_to_target"] for arm in arms.values() if arm["seconds_to_target"]]
+    assert [bar.get_width() for bar in axes.patches] == reached and len(reached) < len(arms)
+    assert "; 1 of 5 arms never get there" in axes.get_xlabel()
+    points = next(exhibit for exhibit in gallery.EXHIBITS if exhibit.up is not None)
+    arms = quoted.arms(gallery.read(points))
+    (axes,) = gallery.draw(points, arms).axes
+    places = [line.get_xydata()[0].tolist() for line in axes.lines]
+    assert places == [[arm["seconds_to_target"], arm["bytes_per_worker"]] for arm in arms.values()]

@@ -1,0 +1,237 @@
+"""The page that is served while records arrive: to this machine alone, and until they end."""
+
+import contextlib
+import fcntl
+import http.client
+import json
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+
+from experiments import locks, provenance, records
+from experiments.reports import following, served, watch
+from tests import launcher
+from tests.experiments.reports.test_page import NASTY, leave
+
+
+def ask(port, path="/", method="GET", host=None):
+    """(status, headers, text) of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    headers = {} if host is None else {"Host": host}
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read().decode()
+
+
+@pytest.fixture
+def server():
+    with served.Server(0) as running:
+        running.show("<p>page", "main", "1 of 2")
+        yield running
+
+
+def test_one_page_is_served_and_no_other_script_may_read_it(server):
+    status, headers, text = ask(server.port)
+    assert (status, text) == (200, "<p>page")
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert headers["X-Frame-Options"] == "DENY" and "Access-Control-Allow-Origin" not in headers
+    assert ask(server.port, host=f"localhost:{server.port}")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", ""])
+def test_another_host_is_refused(server, host):
+    assert ask(server.port, host=host.format(port=server.port))[0] == 403
+    assert ask(server.port, "/records?after=0", host=host.format(port=server.port))[0] == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/../etc/passwd", "/report.json", "//etc/passwd", "/%2e%2e/x", "/records/../x", "/x"]
+)
+def test_nothing_but_the_page_is_read(server, path):
+    status, _, text = ask(server.port, path)
+    assert status == 404 and "one page" in text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_is_taken(server, method):
+    assert ask(server.port, method=method)[0] == 501
+
+
+def test_what_is_new_is_given_once(server):
+    answer = json.loads(ask(server.port, "/records?after=0")[2])
+    assert answer == {"version": 1, "state": "1 of 2", "ended": False, "main": "main"}
+    server.show("page", "main", "2 of 2", ended=True)
+    answer = json.loads(ask(server.port, "/records?after=1")[2])
+    assert answer == {"version": 1, "state": "2 of 2", "ended": True}
+    assert server.has_heard.is_set()
+
+
+def test_connections_that_say_nothing_keep_nobody_out_for_long(server, monkeypatch):
+    monkeypatch.setattr(served._Handler, "timeout", 0.3)
+    with contextlib.ExitStack() as silent:
+        for _ in range(served.MOST_AT_ONCE + 4):
+            silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        until = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if ask(server.port)[0] == 200:
+                    return
+            assert time.monotonic() < until
+
+
+def test_only_this_machine_is_served(server):
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_named(server, tmp_path):
+    leave(tmp_path / "a", "a", finished=False)
+    with (
+        locks.held(tmp_path / locks.LAUNCH),
+        pytest.raises(ValueError, match=f"port {server.port} of 127.0.0.1 is taken; give another"),
+    ):
+        watch.watch(tmp_path, server.port)
+
+
+class Watched:
+    """A workdir that is watched in a thread, and whose launch is this test."""
+
+    def __init__(self, root, monkeypatch):
+        self.root, self.server, self.answer = root, None, ...
+        begun = threading.Event()
+
+        class Server(served.Server):
+            def show(its, *given, **more):
+                super().show(*given, **more)
+                self.server = its
+                begun.set()
+
+        monkeypatch.setattr(served, "Server", Server)
+        monkeypatch.setattr(watch, "PAUSE", 0.05)
+        monkeypatch.setattr(watch, "SHARE", 0.9)
+        monkeypatch.setattr(watch, "QUIET", 0.2)
+        monkeypatch.setattr(served, "RECENT", 2.0)
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+        assert begun.wait(30)
+
+    def _watch(self):
+        self.answer = watch.watch(self.root, 0)
+
+    def until(self, words, path="/"):
+        """The page as soon as it holds these words."""
+        end = time.monotonic() + 30
+        while words not in (text := ask(self.server.port, path)[2]):
+            assert time.monotonic() < end, words
+        return text
+
+    def ended(self):
+        self.thread.join(30)
+        return self.answer
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "out"
+    leave(root / "a", "a")
+    leave(root / "b", NASTY, finished=False)
+    leave(root / "c", "c", finished=False)
+    (root / "c" / records.METRICS).unlink()
+    provenance.begin(root, "python launch.py")
+    return root
+
+
+def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, capsys):
+    with locks.held(root / locks.LAUNCH):
+        watched = Watched(root, monkeypatch)
+        page = watched.until("1 of 3 runs have finished")
+        assert "connect-src 'self'" in page and 'id="watched"' in page
+        assert "not begun" in page and "\\u003cscript>&" in page and "(under way)" in page
+        shutil.rmtree(root / "c")
+        leave(root / "c", "c")
+        watched.until("2 of 3 runs have finished")
+        shutil.rmtree(root / "b")
+        leave(root / "b", NASTY)
+        text = watched.until("3 of 3 runs have finished", "/records?after=0")
+        assert json.loads(text)["ended"] is False
+        before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    watched.until("nobody is at work any more", "/records?after=0")
+    assert watched.ended() is None
+    printed = capsys.readouterr().out
+    assert f"watching {root} at http://127.0.0.1:" in printed
+    assert f"3 of 3 runs have finished; the report of {root} is {root}/report.html" in printed
+    del before[root / locks.LAUNCH]
+    assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was written
+
+
+def test_a_launch_that_was_killed_is_named(root, monkeypatch):
+    with open(root / "b" / locks.RUN, "w") as killed:
+        fcntl.flock(killed, fcntl.LOCK_EX)  # as training does until it is killed
+        watched = Watched(root, monkeypatch)
+        watched.until("1 of 3 runs have finished")
+    said = (
+        f"nobody works on {root} any more, and 2 of its runs are not finished, such as {root}/b; "
+    )
+    assert watched.ended() == said + "the command that began them goes on with them"
+    with pytest.raises(ValueError, match="nobody works on"):
+        watch.watch(root)
+
+
+def test_records_that_cannot_be_read_leave_the_last_page(root, monkeypatch):
+    with locks.held(root / locks.LAUNCH):
+        watched = Watched(root, monkeypatch)
+        watched.until("1 of 3 runs have finished")
+        whole = (root / "b" / records.METRICS).read_text()
+        (root / "b" / records.METRICS).write_text("}\n")
+        answer = json.loads(watched.until("metrics.jsonl cannot be read", "/records?after=0"))
+        assert "1 of 3" not in answer["state"] and "Results" in answer["main"]
+        (root / "b" / records.METRICS).write_text(whole)
+        watched.until("1 of 3 runs", "/records?after=0")
+    watched.ended()
+
+
+def test_a_workdir_that_is_done_has_its_report(root, capsys):
+    shutil.rmtree(root / "b")
+    shutil.rmtree(root / "c")
+    assert watch.watch(root) is None
+    assert f"the report of {root} is {root}/report.html" in capsys.readouterr().out
+
+
+def test_jobs_of_slurm_are_at_work_whether_or_not_it_answers(root, monkeypatch):
+    assert not following.Attendance(root)
+    (root / following.slurm.FOLDER).mkdir()
+    answers = {"a": {"b": "12_0"}, "b": {}}
+    for name, expected in (("a", True), ("b", False)):
+        monkeypatch.setattr(following.slurm, "under_way", lambda _, name=name: answers[name])
+        assert bool(following.Attendance(root)) is expected
+
+    def silent(_):
+        raise ValueError("squeue does not answer")
+
+    monkeypatch.setattr(following.slurm, "under_way", silent)
+    attended = following.Attendance(root)
+    assert attended
+    monkeypatch.setattr(following.slurm, "under_way", lambda _: {})
+    assert attended  # it is asked every half minute only
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--sweep", "--jobs=2")], ids=["one run", "jobs"])
+def test_a_launch_is_watched_from_its_first_record_to_its_end(tmp_path, monkeypatch, more):
+    """In processes of their own, as people do it."""
+    here = launcher.directory(tmp_path, monkeypatch)
+    launch = threading.Thread(
+        target=launcher.start,
+        args=(here, "--config=config.py", "--workdir=out", "--config.updates=200", *more),
+    )
+    launch.start()
+    while not (here / "out" / locks.LAUNCH).exists():
+        time.sleep(0.05)
+    done = launcher.start(here, "--watch=out", "--port=0")
+    launch.join()
+    assert done.returncode == 0, done.stderr
+    assert "watching out at http://127.0.0.1:" in done.stdout
+    assert "runs have finished; the report of out is out/report.html" in done.stdout
+    assert (here / "out" / "report.html").exists()

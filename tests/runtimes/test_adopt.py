@@ -1,0 +1,175 @@
+"""A server and models of the workers' own: what is adopted, on both runtimes, and at what cost."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from algorithms import all_reduce
+from algorithms.base import AXIS, Algorithm, Parted
+from runtimes import actors, bodies, mesh, rounds, simulate, worker
+from stragglers import delays
+from stragglers.rules.replay import recorded
+from tests import planned
+from tests.algorithms.methods import METHODS, momentum
+from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
+
+N, M, UPDATES = 8, 2, 20
+FRAGMENT = np.arange(D) < 3
+ADOPTED = {
+    "all": lambda own, served, state: served,
+    "a fragment": lambda own, served, state: jnp.where(FRAGMENT, served, own),
+    "a quarter": lambda own, served, state: own + (served - own) / 4,
+}
+
+
+def toy(adopt, rate=0.05):
+    """Every worker steps on its own; the mean distance to the server's model is its gradient."""
+
+    def update_fn(updates, state, params, *, current, **extra):
+        live = params - rate * updates
+        return Parted(jax.lax.pmean(current - live, AXIS), -rate * updates), state
+
+    exchange = optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
+    return Algorithm(exchange=exchange, server=optax.sgd(0.7, 0.9, nesterov=True), adopt=adopt)
+
+
+def by_hand(schedule, adopt, rate=0.05):
+    """(server's model, own models) in NumPy."""
+    served, velocity = X0.astype(float), np.zeros(D)
+    own = np.tile(served, (N, 1))
+    for t in range(schedule.updates):
+        who = schedule.workers[t]
+        for j, i in enumerate(who):
+            counters = schedule.first[t, j] + np.arange(schedule.batches[t, j])
+            taken = SAMPLES.indices(i, counters).ravel()
+            x, y = DATA["x"][taken].astype(float), DATA["y"][taken].astype(float)
+            own[i] -= rate * x.T @ (x @ own[i] - y) / len(taken)
+        off = served - own[who].mean(0)
+        velocity = 0.9 * velocity + off
+        served = served - 0.7 * (off + 0.9 * velocity)
+        for i in who:
+            own[i] = adopt(own[i], served, ())
+    return served, own
+
+
+def simulated(method, rule, mini_batches=M):
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+    state = runtime.start(X0)
+    schedules = []
+    for count in (7, UPDATES):
+        state, schedule = runtime.advance(state, np.inf, count - state.update)
+        schedules.append(schedule)
+    again, _ = runtime.resume(runtime.start(X0), runtime.pack(state), [(0.0, 0.0)])
+    jax.tree.map(np.testing.assert_array_equal, again.model, state.model)
+    return np.asarray(runtime.models(state)), np.asarray(state.model.params), schedules
+
+
+@pytest.mark.parametrize("name", ADOPTED)
+def test_both_runtimes_do_what_is_done_by_hand(name):
+    """The server's model is the one that is looked at; each worker goes on from its own."""
+    rule = planned.rule("barrier", delays.exponential(1.0), N, M)
+    method = toy(ADOPTED[name])
+    served, own, _ = simulated(method, rule)
+    expected = by_hand(
+        planned.plan("barrier", delays.exponential(1.0), N, UPDATES, M), ADOPTED[name]
+    )
+    np.testing.assert_allclose(served, expected[0][None], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(own, expected[1], rtol=1e-3, atol=1e-4)
+    on_mesh = mesh.Mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M)
+    run, _ = on_mesh.advance(on_mesh.start(X0), np.inf, UPDATES)
+    np.testing.assert_allclose(on_mesh.models(run), served, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run.model.params, own, rtol=1e-4, atol=1e-5)
+    again, _ = on_mesh.resume(on_mesh.start(X0), on_mesh.pack(run), [])
+    jax.tree.map(np.testing.assert_array_equal, again.model, run.model)
+
+
+def test_a_worker_that_is_not_waited_for_keeps_its_model():
+    """Two of eight deliver: they alone step, and adopt."""
+    rule = planned.rule("k_async", delays.exponential(1.0), N, M, k=2)
+    served, own, _ = simulated(toy(ADOPTED["a quarter"], 0.01), rule)
+    schedule = planned.plan("k_async", delays.exponential(1.0), N, UPDATES, M, k=2)
+    expected = by_hand(schedule, ADOPTED["a quarter"], 0.01)
+    np.testing.assert_allclose(served, expected[0][None], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(own, expected[1], rtol=1e-3, atol=1e-4)
+
+
+def test_who_begins_anew_begins_at_the_servers_model():
+    schedule = planned.plan("k_async", delays.exponential(1.0), N, UPDATES, M, k=2)
+    restored = np.full(schedule.workers.shape, -1, np.int32)
+    restored[-1] = 0
+    method = toy(lambda own, served, state: own, 0.01)
+    runtime = simulate.Simulator(
+        method, losses, DATA, SAMPLES, recorded(dataclasses.replace(schedule, restored=restored)),
+        mini_batches=M,
+    )  # fmt: skip
+    state, _ = runtime.advance(runtime.start(X0), np.inf, UPDATES - 1)
+    (began,) = np.asarray(runtime.models(state))
+    state, _ = runtime.advance(state, np.inf, 1)
+    for j, i in enumerate(schedule.workers[-1]):
+        counters = schedule.first[-1, j] + np.arange(schedule.batches[-1, j])
+        taken = SAMPLES.indices(i, counters).ravel()
+        x, y = DATA["x"][taken], DATA["y"][taken]
+        stepped = began - 0.01 * x.T @ (x @ began - y) / len(taken)
+        np.testing.assert_allclose(state.model.params[i], stepped, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_that_adopts_everything_is_the_replicated_one():
+    """Up to rounding: its own models are the server's after every update."""
+    plain = all_reduce(momentum())
+
+    def update_fn(updates, state, params, *, current, **extra):
+        del current
+        served, state = plain.exchange.update(updates, state, params, **extra)
+        return Parted(served, jax.tree.map(jnp.zeros_like, params)), state
+
+    exchange = optax.GradientTransformationExtraArgs(plain.exchange.init, update_fn)
+    method = plain._replace(exchange=exchange, adopt=ADOPTED["all"], mean_only=False)
+    rule = planned.rule("first_finisher", delays.exponential(1.0), N, M)
+    served, own, _ = simulated(method, rule)
+    expected, *_ = simulated(plain, rule)
+    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(own, np.broadcast_to(served, own.shape))
+
+
+# --- methods that adopt nothing have the programs that they had before there was anything to adopt
+
+
+def finish_without_adopting(algorithm, model, contribution, state, batches, total, given, weight):
+    """The end of a mesh's round for one model, or one per worker."""
+    updates, state = worker.exchange(
+        algorithm, contribution, model.params, state, batches, given, weight
+    )
+    if algorithm.server is None:
+        params = optax.apply_updates(model.params, updates)
+        return model._replace(params=params, worker=state)
+    params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
+    return model._replace(params=params, server=server, worker=state)
+
+
+def mesh_text(name):
+    """The compiled program of a round on a mesh."""
+    method = METHODS[name]()
+    runtime = mesh.Mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M)
+    run = runtime.start(X0)
+    active = None if method.links is None else method.links.active(0, 8)
+    examples, table = runtime._input.take(run.consumed, None)
+    return runtime.dispatch.lower(run.model, table, examples, active, np.int32(2)).as_text()
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "local_sgd", "dpsgd", "swarm"])
+def test_without_it_programs_are_as_they_were(name, monkeypatch):
+    """To the letter on a mesh; in the simulator the body is one of the other four."""
+    text = mesh_text(name)
+    monkeypatch.setattr(rounds, "_finish_round", finish_without_adopting)
+    assert mesh_text(name) == text
+    assert bodies.body_of(METHODS[name](), stale=False) is not bodies._adopting
+
+
+def test_free_workers_refuse_it():
+    rule = planned.rule("k_async", delays.exponential(1.0), N, M, k=2)
+    with pytest.raises(ValueError, match="actors: the method has a server and models"):
+        actors.check(toy(ADOPTED["all"]), rule)

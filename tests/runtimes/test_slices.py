@@ -1,0 +1,293 @@
+"""A worker of several devices does what a worker of one does."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from algorithms import all_reduce, dpsgd, local_sgd, matcha, swarm, top_k
+from algorithms.base import AXIS, scale_by_samples
+from comms import topology
+from configs import base
+from experiments import prepare
+from runtimes import mesh, rounds, simulate, slices
+from runtimes.feeding import Streamed
+from stragglers import delays, inject, processes
+from stragglers.rules.replay import recorded
+from tests import planned
+from tests.algorithms.methods import EDGES, METHODS
+from tests.marks import slow, slow_but
+from tests.runtimes import sliced
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
+
+N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
+QUICK = ("all_reduce", "ef_sign", "swarm")
+REST = [name for name in METHODS if name not in QUICK]
+# Methods that exchange parts of models as they are, and codecs that send parts of what they gather.
+ON_PARTS = {
+    "all_reduce", "compensated_rate", "dc_asgd", "decentlam", "delay_adaptive", "dpsgd",
+    "exact_diffusion", "gradient_tracking", "hinge_staleness", "inverse_staleness", "local_sgd",
+    "matcha", "periodic", "polynomial_staleness", "qg_dsgdm", "s2_reducer", "sgp", "sparcml",
+    "swarm",
+}  # fmt: skip
+SENT_IN_PARTS = {"powersgd", "sketched_sgd"}
+
+
+@pytest.mark.parametrize("names", [QUICK, *(slow(REST[i::6]) for i in range(6))])
+def test_every_method_gives_what_one_device_per_worker_gives(names, tmp_path):
+    """To float32 rounding, whole or divided; and all copies of a model are the same bits."""
+    done = sliced.started(tmp_path / "said.json", names)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads((tmp_path / "said.json").read_text())
+    for kind in slices.SHARDINGS:
+        for name in names:
+            difference, copies_differ = said.pop(f"{kind}/{name}")
+            allowed = max(2.0, EDGES.get(name, 0.0) / 1e-6)
+            assert difference <= allowed and not copies_differ, (kind, name, difference)
+    assert set(said) == {f"sent/{name}" for name in names if "/" not in name}
+    for row, (between, inside) in said.items():
+        name = row.removeprefix("sent/")
+        assert (inside < 0.02) == (name in ON_PARTS), (name, inside)
+        assert (between < 0.75) == (name in ON_PARTS | SENT_IN_PARTS), (name, between)
+        assert between <= 1.01
+
+
+def optimizer():
+    return optax.chain(optax.trace(0.9), scale_by_samples(0.05, lambda samples: 1 / (1 + samples)))
+
+
+RING = topology.ring(N)
+WATCHED = {
+    "all_reduce": lambda: all_reduce(optimizer(), collective="ring"),
+    "dpsgd": lambda: dpsgd(optimizer(), RING),
+    "matcha": lambda: matcha(optimizer(), RING, weighting="confidence"),
+    "local_sgd": lambda: local_sgd(optimizer()),
+    "swarm": lambda: swarm(optimizer(), topology.hypercube(N), lockstep=True),
+}
+
+
+def build(method, examples=DATA, **options):
+    options = {"devices_per_worker": S, "rounds_per_dispatch": 4} | options
+    return mesh.Mesh(method, losses, examples, SAMPLES, workers=N, mini_batches=M, **options)
+
+
+def advanced(runtime, updates=12):
+    """(the models, the schedule) of a run."""
+    run, schedule = runtime.advance(runtime.start(X0), np.inf, updates)
+    schedule.validate()
+    return np.asarray(runtime.models(run)), schedule
+
+
+def injector(wait="barrier", delay=None, mini_batches=M, **own):
+    rule = planned.rule(wait, delay or delays.deterministic(1.0), N, mini_batches, **own)
+    return inject.Injector(N, rule.trigger, 0, delay=delay)
+
+
+def uneven():
+    """5 ms a mini-batch; worker 0 is six times slower."""
+    return processes.persistent(delays.deterministic(0.005), {0: 6.0})
+
+
+@pytest.mark.parametrize("name", slow_but(("local_sgd",), WATCHED))
+def test_delayed_slices_are_replayed_to_the_same_parameters(name):
+    """Workers take unequal numbers of mini-batches, and one device of each asks the host."""
+    real, schedule = advanced(build(WATCHED[name](), injector=injector("first_finisher", uneven())))
+    assert schedule.batches[:, 1:].mean() > schedule.batches[:, 0].mean()
+    runtime = simulate.Simulator(
+        WATCHED[name](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
+    )
+    run, _ = runtime.advance(runtime.start(X0), np.inf)
+    np.testing.assert_allclose(np.asarray(runtime.models(run)), real, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_a_slice_whose_delay_is_cut_counts_for_nothing():
+    """Exactly k mini-batches count; no device of the slow worker adds anything."""
+    slowest = processes.persistent(delays.jitter(0.02, 0.2), {0: 100.0})
+    method = WATCHED["all_reduce"]()
+    runtime = mesh.Mesh(
+        method, losses, DATA, SAMPLES, workers=N, mini_batches=1, devices_per_worker=S,
+        injector=injector("k_sync", slowest, 1, k=3),
+    )  # fmt: skip
+    real, schedule = advanced(runtime, 8)
+    assert (schedule.batches.sum(1) == 3).all() and not schedule.batches[:, 0].any()
+    again = simulate.Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=1)
+    run, _ = again.advance(again.start(X0), np.inf)
+    np.testing.assert_allclose(np.asarray(again.models(run)), real, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("sharding", slow_but(("fsdp",), slices.SHARDINGS))
+def test_streamed_slices_are_slices_in_memory_bit_for_bit(sharding):
+    """Also after a resume in the middle; every device gets the samples that it takes."""
+    method, options = WATCHED["dpsgd"], {"sharding": sharding}
+    straight, _ = advanced(build(method(), **options), 10)
+    source = Counted()
+    ours, theirs = (build(method(), Streamed(source), **options) for _ in range(2))
+    begun, _ = ours.advance(ours.start(X0), np.inf, 6)
+    resumed, _ = theirs.resume(theirs.start(X0), ours.pack(begun), ())
+    for runtime, run in ((ours, begun), (theirs, resumed)):
+        run, _ = runtime.advance(run, np.inf, 4)
+        assert np.asarray(runtime.models(run)).tobytes() == straight.tobytes()
+        runtime.close()
+    examples, _ = ours._input.take(np.zeros(N, np.int64), M)
+    ours.close()
+    held = [shard.data.shape for shard in examples["x"].addressable_shards]
+    assert held == [(1, 4 * M * B // S, X0.size)] * (N * S)
+
+
+@pytest.mark.parametrize("sharding", slow_but(("replicated",), slices.SHARDINGS))
+def test_augmented_slices_draw_what_one_device_draws(sharding):
+    class Drawn(type(SAMPLES)):
+        def draws(self, workers, counters):
+            return self.indices(workers, counters).astype(np.uint32) * np.uint32(2654435761)
+
+    def noisy(examples, draws):
+        noise = (draws % 1024).astype(jnp.float32) / 1024
+        return {**examples, "y": examples["y"] + noise}
+
+    def models(**options):
+        runtime = mesh.Mesh(
+            WATCHED["local_sgd"](), losses, DATA, Drawn(), workers=N, mini_batches=M,
+            augment=noisy, **options,
+        )  # fmt: skip
+        return advanced(runtime, 8)[0]
+
+    ours = models(devices_per_worker=S, sharding=sharding)
+    np.testing.assert_allclose(ours, models(), rtol=2e-5, atol=2e-6)
+
+
+def test_a_worker_of_one_device_has_the_program_that_knows_no_slices():
+    """To the letter, with a program that is put together here."""
+    method = WATCHED["local_sgd"]()
+    runtime = build(method, devices_per_worker=1)
+    run = runtime.start(X0)
+    examples, table = runtime._input.take(run.consumed, 4 * M)
+    devices = jax.make_mesh((N,), (AXIS,), (AxisType.Auto,), devices=jax.devices()[:N])
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(
+        jax.shard_map,
+        mesh=devices,
+        in_specs=(P(AXIS), P(AXIS), P(), P(), P()),
+        out_specs=P(AXIS),
+        check_vma=False,
+    )
+    def dispatch(model, table, examples, active, count):
+        model, table = jax.tree.map(lambda a: a[0], (model, table))
+
+        def step(r, carry):
+            del r
+            return rounds.plain(
+                method, losses, M, None, slices.Alone(), carry, table, examples, active
+            )
+
+        carry = (model, jnp.int32(0), jnp.float32(0))
+        model, *_ = jax.lax.fori_loop(0, count, step, carry)
+        return jax.tree.map(lambda a: a[None], model)
+
+    arguments = (run.model, table, examples, None, np.int32(4))
+    assert dispatch.lower(*arguments).as_text() == runtime.dispatch.lower(*arguments).as_text()
+
+
+def test_the_devices_of_a_worker_average_once_in_a_gradient():
+    """Beside that, one all-reduce between workers for every device of a slice."""
+    runtime = build(all_reduce(optax.sgd(0.1)))
+    run = runtime.start(X0)
+    examples, table = runtime._input.take(run.consumed, 4 * M)
+    arguments = (run.model, table, examples, None, np.int32(4))
+    text = runtime.dispatch.lower(*arguments).compile().as_text()
+    groups = re.findall(r"all-reduce\(.*?replica_groups=(\S+?), ", text)
+    assert len(groups) == 2, groups
+    slice_groups, worker_groups = sorted(groups, key=lambda group: group.count("},"), reverse=True)
+    assert slice_groups == "{{0,1},{2,3},{4,5},{6,7}}" and worker_groups == "{{0,2,4,6},{1,3,5,7}}"
+
+
+def kept(sharding):
+    """What the compiler says that a device of four keeps, and the arrays of its model."""
+    runtime = mesh.Mesh(
+        local_sgd(optax.adam(0.01)), wide, DATA, SAMPLES_OF_FOUR, workers=2, mini_batches=2,
+        devices_per_worker=4, sharding=sharding,
+    )  # fmt: skip
+    run = runtime.start({"in": np.ones((6, 4096), "f4"), "out": np.ones(4096, "f4")})
+    examples, table = runtime._input.take(run.consumed, 16)
+    arguments = (run.model, table, examples, None, np.int32(8))
+    compiled = runtime.dispatch.lower(*arguments).compile().memory_analysis()
+    return compiled, run.model
+
+
+def wide(params, examples):
+    return (jnp.tanh(examples["x"] @ params["in"]) @ params["out"] - examples["y"]) ** 2
+
+
+class _Four(type(SAMPLES)):
+    """As `SAMPLES`, with mini-batches for four devices."""
+
+    batch_size = 4
+
+    def indices(self, workers, counters):
+        position = np.asarray(counters)[..., None] * 4 + np.arange(4)
+        return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
+
+
+SAMPLES_OF_FOUR = _Four()
+
+
+def test_a_divided_model_takes_a_quarter_of_the_memory():
+    """Parameters and both moments of Adam; while it computes a device gathers the parameters."""
+    whole, whole_model = kept("replicated")
+    part, part_model = kept("fsdp")
+    held = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(part_model)]
+    full = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(whole_model)]
+    assert sum(held) == pytest.approx(sum(full) / 4, rel=0.01)
+    spared = sum(full) - sum(held)
+    assert whole.argument_size_in_bytes - part.argument_size_in_bytes == spared
+    most = [c.argument_size_in_bytes + c.temp_size_in_bytes for c in (whole, part)]
+    assert most[1] < most[0] - 0.5 * spared
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workers": 4, "devices_per_worker": 4}, "8 devices but config.workers=4 with "
+         "config.devices_per_worker=4 each; set config.workers=2 or"),
+        ({"workers": 1, "devices_per_worker": 9}, "at most 8 of them or"),
+        ({"batch_size": 6, "devices_per_worker": 4, "workers": 2},
+         "4 devices of a worker cannot share config.batch_size=6 samples equally; set it to a "
+         "multiple of 4"),
+        ({"devices_per_worker": 2, "runtime": "simulate"}, "use runtime='mesh'"),
+        ({"devices_per_worker": 2, "runtime": "actors", "wait": "k_async(k=1)"},
+         "use runtime='mesh'"),
+        ({"devices_per_worker": 0}, "config.devices_per_worker must be a positive whole number"),
+        ({"devices_per_worker": 2, "sharding": "half"}, "known shardings: replicated, fsdp"),
+        ({"sharding": "fsdp"}, "which is a single one; set config.devices_per_worker"),
+        ({"devices_per_worker": 2, "sharding": "fsdp", "delay": "deterministic(value=0.01)"},
+         "none of them can ask the host about delays or a trigger"),
+    ],
+)  # fmt: skip
+def test_what_slices_cannot_do_is_one_sentence(changes, words):
+    entries = {
+        "task": "synthetic_logistic(samples=64, dimension=4)", "runtime": "mesh", "delay": "none",
+        "workers": 4, "batch_size": 8, **changes,
+    }  # fmt: skip
+    with pytest.raises(ValueError) as caught:
+        prepare.prepare(base.arm(**entries))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", slices.SHARDINGS)
+def test_slices_keep_what_a_method_remembers(sharding):
+    """A run goes on bit for bit where another one was packed, whichever way it is kept."""
+    runtime = build(top_k(optimizer(), ratio=0.5), sharding=sharding)
+    straight, _ = runtime.advance(runtime.start(X0), np.inf, 8)
+    begun, _ = runtime.advance(runtime.start(X0), np.inf, 5)
+    again, _ = runtime.resume(runtime.start(X0), runtime.pack(begun), ())
+    again, _ = runtime.advance(again, np.inf, 3)
+    jax.tree.map(np.testing.assert_array_equal, again.model, straight.model)

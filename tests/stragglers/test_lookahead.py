@@ -1,0 +1,58 @@
+"""Event loops whose durations depend on the start: compiled, and drawn when they are looked up."""
+
+import dataclasses
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from stragglers import delays, lookahead
+from stragglers.processes import markov, persistent, spells
+from stragglers.rule import Setting, whole
+from stragglers.rules import RULES
+from stragglers.schedule import Schedule
+
+MARKOV = markov(delays.shifted_exponential(1.0, 1.0), 5.0, 9.0, 3.0)
+PROCESSES = {
+    "slow workers": persistent(MARKOV, {1: 3.0, 2: 0.25}),
+    "spells": spells(persistent(MARKOV, [1.0, 2.0, 1.0, 1.5, 1.0, 1.0]), 3),
+    "factors of factors": persistent(persistent(MARKOV, {0: 1.1}), {0: 1.3}),
+}
+SETTINGS = {
+    "k_batch_async": {"k": 4},
+    "k_sync": {"k": 4},
+    "k_batch_sync": {"k": 4},
+    "ringmaster": {"limit": 2, "interrupt": True, "k": 2},
+    "random_pairs": {"width": 1, "blocking": True},
+    "bipartite_pairs": {"width": 1},
+}
+
+
+def assert_equal(a, b):
+    for field in dataclasses.fields(Schedule):
+        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+
+
+@pytest.mark.parametrize("delay", PROCESSES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_compiled_loop_gives_what_durations_drawn_one_by_one_give(name, delay, monkeypatch):
+    process = PROCESSES[delay]
+    graph = nx.cycle_graph(6) if name.endswith("pairs") else None
+    setting = Setting(process, 6, 2, 5, graph, communication=0.25)
+    found = whole(RULES[name](setting, **SETTINGS[name]), 150)
+    apart = setting._replace(delay=dataclasses.replace(process, in_time=None))
+    assert_equal(found, whole(RULES[name](apart, **SETTINGS[name]), 150))
+    # The same with a table so short that the loop has to come back for more in any place.
+    monkeypatch.setattr(lookahead, "WINDOW", 1)
+    assert_equal(found, whole(RULES[name](setting, **SETTINGS[name]), 150))
+
+
+def test_a_process_that_nothing_is_known_of_is_drawn_as_it_goes():
+    ahead = lookahead.Ahead(PROCESSES["factors of factors"], 0)
+    begin = np.zeros(2)
+    seconds = ahead.of(np.zeros(2, np.int64), 4, begin, 0.0)
+    begin[1] = 7.0
+    expected = PROCESSES["factors of factors"].seeded(0).duration(1, 7.0, 3)
+    assert seconds.table[1, 3] == expected
+    compiled = lookahead.Ahead(MARKOV, 0).of(np.zeros(2, np.int64), 4, begin, 500.0)
+    assert compiled.switch[:, -1].min() > 500.0 and compiled.table.shape == (2, 4)

@@ -1,0 +1,31 @@
+import numpy as np
+import pytest
+
+from stragglers import streams
+
+
+def of_numpy(seed, stream, worker, count):
+    address = np.random.SeedSequence(seed, spawn_key=(worker, count // 256, *stream))
+    return np.random.default_rng(address).random(256)[count % 256]
+
+
+@pytest.mark.parametrize(
+    ("seed", "stream"), [(0, ()), (7, (1,)), (2**32 + 5, (3,)), (2**40, (2**33, 0))]
+)
+def test_numbers_are_those_of_numpys_generators(seed, stream):
+    workers, counts = [0, 0, 5, 3, 2**20, 2**33], [0, 1, 255, 256, 257, 600, 601, 1000, 7, 70_000]
+    found = streams.uniforms(seed, stream, np.array(workers)[:, None], np.array(counts))
+    expected = [[of_numpy(seed, stream, worker, count) for count in counts] for worker in workers]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_draws_that_are_not_kept_are_the_same(monkeypatch):
+    worker, count = np.broadcast_arrays(np.arange(3)[:, None], np.array([0, 1, 255, 256, 300, 2]))
+    kept = streams.addressed(4, 1, transform=np.log1p)(worker, count)
+    monkeypatch.setattr(streams, "MANY_BLOCKS", 1)
+    np.testing.assert_array_equal(streams.addressed(4, 1, transform=np.log1p)(worker, count), kept)
+    monkeypatch.setattr(streams, "MOST_KNOWN", 256)
+    anew = streams.addressed(4, 1, transform=np.log1p)
+    np.testing.assert_array_equal(anew(worker, count), kept)
+    first = anew(np.array([0]), np.array([5]))
+    np.testing.assert_array_equal(first, [np.log1p(of_numpy(4, (1,), 0, 5))])
