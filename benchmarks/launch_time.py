@@ -4,7 +4,7 @@
 
 A launch is `launch.py` in a fresh interpreter. The first update is there when the first record of
 metrics after the start's is in the file, which is looked at every 5 ms. The first turn compiles
-and is not counted. CPU seconds are those of the process and its children: on a machine with other
+and is not counted. CPU seconds belong to the process and its children: on a machine with other
 work to do they tell more than the clock.
 """
 

@@ -35,7 +35,7 @@ class Paths:
         self._path = self._grown(1, FIRST_SOJOURNS)
 
     def beyond(self, workers: int, until: float) -> Path:
-        """Of at least so many workers, for longer than `until` seconds."""
+        """Of at least this number of workers, for longer than `until` seconds."""
         known, sojourns = self._path.speed.shape
         if workers > known:
             self._path = self._grown(workers, sojourns)

@@ -46,8 +46,9 @@ A claim holds, holds where a condition is met, does not hold, or cannot be told.
 where the record lacks what the claim presupposes, as seeds, equal samples or an optimum inside of
 its grid, and where the difference lies within its noise: the 95 % interval of a difference has to
 lie on one side of the claim's bound, by Student's paired test where a record has every seed's
-number, else by Welch's. There p is the probability of such a difference if there were none. The
-rows are in `experiments/reports/verdicts.py`, and `make evidence` repeats all sweeps.
+number, else by Welch's. A difference stands with its standard error, and p is the probability of
+such a one if there were none. The rows are in `experiments/reports/verdicts.py`, and
+`make evidence` repeats all sweeps.
 """
 
 

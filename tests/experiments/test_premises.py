@@ -86,9 +86,11 @@ def test_the_four_verdicts():
 def test_an_answer_shows_means_deviations_and_the_test():
     text = premises.text(premises.at_most, OURS, THEIRS, "seconds_to_target")
     assert text == (
-        "holds: ours 1 ± 0.1 s against theirs 2 ± 0.2 s, 0.50x; difference -1 ± 0.058 s "
-        "(standard error), paired over 3 seeds, p = 0.0033"
+        "holds: ours 1 ± 0.1 s against theirs 2 ± 0.2 s, 0.50x; difference -1 ± 0.058 s, paired, "
+        "p = 0.0033"
     )
+    brief = premises.at_most(OURS, THEIRS, "seconds_to_target").brief
+    assert brief == "1 ± 0.1 s against 2 ± 0.2 s, 0.50x"
 
 
 def test_parts_of_a_claim_are_judged_together():
@@ -96,7 +98,7 @@ def test_parts_of_a_claim_are_judged_together():
     unknown = premises.Answer(premises.UNKNOWN, "c")
     assert premises.both(good, good).verdict == premises.HOLDS
     assert premises.both(good, unknown).verdict == premises.UNKNOWN
-    assert premises.both(unknown, bad) == (premises.FAILS, "c; b", 2, "")
+    assert premises.both(unknown, bad) == (premises.FAILS, "c; b", 2, "", "c; b")
     assert premises.counted(OURS, THEIRS, "bytes_per_worker", 0.5).verdict == premises.FAILS
     verdicts = [premises.of_all(good, 2) for good in (0, 1, 2)]
     assert verdicts == [premises.FAILS, premises.WHERE, premises.HOLDS]
