@@ -24,7 +24,8 @@ RUN_FOLDERS = ("checkpoint", "tensorboard", "wandb")
 LAUNCH_FILES = (
     "summary.json", "figure.png", "strip.png", "report.html", "report.json", "launch.lock",
     # what the configs draw that have figures of their own
-    "error_against_time.png", "rho.png", "meetings.png", "meetings.json", "loss_and_bytes.png",
+    "error_against_time.png", "compensated.png", "rho.png", "meetings.png", "meetings.json",
+    "loss_and_bytes.png",
 )  # fmt: skip
 LAUNCH_FOLDERS = ("slurm", "figures")
 FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))

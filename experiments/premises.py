@@ -36,7 +36,7 @@ UNITS = {
 Arm = Mapping[str, Any]
 
 
-class CannotTell(Exception):
+class CannotTell(ValueError):
     """A premise of a claim is not met; the text says which one, and by what."""
 
 
@@ -47,6 +47,7 @@ class Answer(NamedTuple):
     measured: str
     seeds: int | None = None  # None: nothing was drawn at random
     deviation: str = ""  # of the difference over seeds, with its test
+    brief: str = ""  # what was measured, without the names of the arms
 
     def __str__(self) -> str:
         return f"{self.verdict}: {'; '.join(filter(None, (self.measured, self.deviation)))}"
@@ -137,9 +138,14 @@ def ends(arm: Arm, members: Sequence[Arm]) -> list[str]:
 
 
 def inside(arm: Arm, members: Sequence[Arm]) -> None:
-    """The best of the members lies inside of their grid, and there is one."""
+    """The best of the members lies inside of their grid, of which every entry has been searched."""
     if len(members) < 2:
         raise CannotTell(f"{arm['name']} was run at one setting, nothing was searched")
+    common = settings(_common(members))
+    for key in settings(arm["name"]).keys() - common.keys():
+        values = {settings(member["name"]).get(key) for member in members}
+        if len(values) < 2:
+            raise CannotTell(f"{key} of {arm['name']} has one value, it was not searched")
     found = ends(arm, members)
     if found:
         raise CannotTell(f"{found[0]} of {arm['name']}, the best, is at the end of its grid")
@@ -196,27 +202,27 @@ def at_most(
     if "_to_target" in field:
         reached(ours, theirs)
     finite(field, ours, theirs)
-    measured = against(ours, theirs, field)
+    measured, brief = against(ours, theirs, field), in_brief(ours, theirs, field)
     repeated(ours, theirs)
     try:
         found = differences.between(ours, theirs, field, factor)
     except ValueError as error:
         raise CannotTell(f"{error}: {measured}") from error
     deviation = noise(ours, theirs, field)
+    verdict, before = UNKNOWN, "in the noise: "
     if found.high <= margin:
-        if where:
-            return Answer(WHERE, f"{where}: {measured}", found.seeds, deviation)
-        return Answer(HOLDS, measured, found.seeds, deviation)
-    if found.low > margin:
-        return Answer(FAILS, measured, found.seeds, deviation)
-    return Answer(UNKNOWN, f"within the noise: {measured}", found.seeds, deviation)
+        verdict, before = (WHERE, f"{where}: ") if where else (HOLDS, "")
+    elif found.low > margin:
+        verdict, before = FAILS, ""
+    return Answer(verdict, before + measured, found.seeds, deviation, before + brief)
 
 
 def counted(ours: Arm, theirs: Arm, field: str, factor: float = 1.0) -> Answer:
     """The same of a number without noise, as bytes that follow from shapes."""
     finite(field, ours, theirs)
     verdict = HOLDS if ours[field] <= factor * theirs[field] else FAILS
-    return Answer(verdict, against(ours, theirs, field), len(ours.get("seeds", ())) or 1)
+    seeds, brief = len(ours.get("seeds", ())) or 1, in_brief(ours, theirs, field)
+    return Answer(verdict, against(ours, theirs, field), seeds, brief=brief)
 
 
 def of_all(good: int, places: int) -> str:
@@ -238,14 +244,24 @@ def both(*answers: Answer) -> Answer:
         "; ".join(one.measured for one in answers),
         min(seeds, default=None),
         "; ".join(filter(None, (one.deviation for one in answers))),
+        "; ".join(one.brief or one.measured for one in answers),
     )
 
 
 def against(ours: Arm, theirs: Arm, field: str) -> str:
-    """As in "58.9 s ± 8.2 against 104.5 s ± 13.7, 0.56x"."""
-    shown = [_shown(arm, field) for arm in (ours, theirs)]
-    ratio = f", {ours[field] / theirs[field]:.2f}x" if theirs[field] else ""
-    return f"{ours['name']} {shown[0]} against {theirs['name']} {shown[1]}{ratio}"
+    """As in "fast 58.9 ± 8.2 s against slow 104.5 ± 13.7 s, 0.56x"."""
+    shown = [f"{arm['name']} {_shown(arm, field)}" for arm in (ours, theirs)]
+    return " against ".join(shown) + _ratio(ours, theirs, field)
+
+
+def in_brief(ours: Arm, theirs: Arm, field: str) -> str:
+    """The same without the names."""
+    shown = " against ".join(_shown(arm, field) for arm in (ours, theirs))
+    return shown + _ratio(ours, theirs, field)
+
+
+def _ratio(ours: Arm, theirs: Arm, field: str) -> str:
+    return f", {ours[field] / theirs[field]:.2f}x" if theirs[field] else ""
 
 
 def noise(ours: Arm, theirs: Arm, field: str) -> str:
@@ -255,8 +271,8 @@ def noise(ours: Arm, theirs: Arm, field: str) -> str:
     unit = unit.replace("%", "points")
     kind = "paired" if found.paired else "unpaired"
     return (
-        f"difference {scale * found.mean:+.3g} ± {scale * found.error:.2g}{unit} (standard error), "
-        f"{kind} over {found.seeds} seeds, p = {found.p:.2g}"
+        f"difference {scale * found.mean:+.3g} ± {scale * found.error:.2g}{unit}, {kind}, "
+        f"p = {found.p:.2g}"
     )
 
 

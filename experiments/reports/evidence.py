@@ -115,6 +115,14 @@ SWEEPS = (
     ),
     *(
         Sweep(
+            f"s2_ncf_ratio_{percent}",
+            f"--config=configs/s2_reducer.py:task=ncf,ratio={percent / 100:g} --sweep --seeds=3",
+            0.5,
+        )
+        for percent in (5, 10, 30, 50)
+    ),
+    *(
+        Sweep(
             f"s2_ncf_workers_{workers}",
             f"--config=configs/s2_reducer.py:task=ncf,workers={workers} --sweep --seeds=3",
             0.5 * workers / 4,

@@ -62,17 +62,17 @@ EXHIBITS = (
     ),
     Exhibit(
         "nonblocking_slow4", "Non-blocking SGD, three methods, one slow worker",
-        "The gain is the waiting rule's: it is about the same for all-reduce, D-PSGD and MATCHA.",
+        "At equal rounds all methods gain, D-PSGD most; smaller rounds gain as much or more.",
         TO_TARGET,
     ),
     Exhibit(
         "matcha", "MATCHA",
-        "Random matchings reach the same loss in less time, because fewer links are in the way.",
+        "Random matchings reach the same loss in less time, with one learning rate for all.",
         TO_TARGET,
     ),
     Exhibit(
         "adasync", "AdaSync",
-        "A number of workers that grows while training is nearly as fast as the best fixed number.",
+        "A number of workers that grows is nearly as fast as the best fixed one, at one rate.",
         TO_TARGET,
     ),
     Exhibit(
@@ -92,7 +92,7 @@ EXHIBITS = (
     ),
     Exhibit(
         "language_model", "A small GPT",
-        "Local steps save most of the bytes for a little loss; an untuned outer step loses more.",
+        "Local steps save most bytes for little loss, and an untuned outer step loses more.",
         SENT, LOSS,
     ),
 )  # fmt: skip

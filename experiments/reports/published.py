@@ -46,8 +46,9 @@ A claim holds, holds where a condition is met, does not hold, or cannot be told.
 where the record lacks what the claim presupposes, as seeds, equal samples or an optimum inside of
 its grid, and where the difference lies within its noise: the 95 % interval of a difference has to
 lie on one side of the claim's bound, by Student's paired test where a record has every seed's
-number, else by Welch's. There p is the probability of such a difference if there were none. The
-rows are in `experiments/reports/verdicts.py`, and `make evidence` repeats all sweeps.
+number, else by Welch's. A difference stands with its standard error, and p is the probability of
+such a one if there were none. The rows are in `experiments/reports/verdicts.py`, and
+`make evidence` repeats all sweeps.
 """
 
 
@@ -117,26 +118,11 @@ def _dumps(record: Mapping) -> str:
 def page(folder: Path = FOLDER) -> str:
     """The page of everything in `folder`, in Markdown."""
     sections = [_section(path) for path in sorted(folder.glob("*.json"))]
-    return "\n".join([OPENING, *_verdicts(folder), "", *sections])
+    return "\n".join([OPENING, *_rows(verdicts.HEADINGS, _verdicts(folder)), "", *sections])
 
 
-def _verdicts(folder: Path) -> list[str]:
-    """The verdicts as a numbered table, and under the same numbers what was measured."""
-    rows, measured = [], []
-    for number, cells in enumerate(verdicts.cells(folder), 1):
-        row = dict(zip(verdicts.HEADINGS, cells, strict=True))
-        found, deviation = row.pop("measured"), row.pop("deviation")
-        rows.append([str(number), *map(_cell, row.values())])
-        measured.append(f"{number}. {_words(found)}")
-        measured += [f"    - {_words(deviation)}"] if deviation != table.NONE else []
-    headings = [name for name in verdicts.HEADINGS if name not in ("measured", "deviation")]
-    return [
-        *_rows(["", *headings], rows),
-        "",
-        "Measured, by the numbers of the rows:",
-        "",
-        *measured,
-    ]
+def _verdicts(folder: Path) -> list[list[str]]:
+    return [[_cell(cell) for cell in row] for row in verdicts.cells(folder)]
 
 
 def _section(path: Path) -> str:

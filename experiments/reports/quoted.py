@@ -5,8 +5,9 @@
 
 is a link to a record in docs/results, and its title says where in the record the number is: a field
 of an arm, the one over or minus the other, or a place in the summary of an analysis, written as
-`by_workers[delay=pareto, workers=8].simulated`. What is shown is the number itself, with as many
-decimals and in the unit of the text before; `refresh` writes it, so that nobody types it.
+`by_workers[delay=pareto, workers=8].simulated`. `best fixed` is the arm, of fixed/K=1/rate=0.5 and
+its like, whose field is least. What is shown is the number itself, with as many decimals and in the
+unit of the text before; `refresh` writes it, so that nobody types it.
 """
 
 import re
@@ -15,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import formats
+from experiments import formats, premises
 
 QUOTE = re.compile(r'\[([^\[\]]*)\]\(([^()\s]*results/[\w/]+\.json)\s+"([^"]+)"\)')
 # Text before, the number, and the unit that says by what the value is multiplied.
@@ -87,8 +88,11 @@ def show(number: float, like: str) -> str:
 
 
 def _term(record: Mapping[str, Any], place: str) -> float:
-    """`field of arm`, or a path in the summary of an analysis."""
+    """`field of arm`, `field of best group`, or a path in the summary of an analysis."""
     field, found, arm = place.strip().partition(" of ")
+    group = arm.removeprefix("best ")
+    if found and group != arm:  # of a grid, as fixed/K=1/rate=0.5, the arm with the least
+        return float(premises.best(premises.group(arms(record).values(), group), field)[field])
     if found:
         return float(arms(record)[arm][field])
     node: Any = record["summary"]

@@ -137,7 +137,8 @@ def sends_less(record: Record, ours: str, rivals: Sequence[str]) -> Answer:
     premises.equal("samples", first, *others)
     beaten = [rival["name"] for rival in others
               if first["bytes_per_worker"] <= rival["bytes_per_worker"]]  # fmt: skip
-    shown = "; ".join(premises.against(first, rival, "bytes_per_worker") for rival in others)
+    ratios = [first["bytes_per_worker"] / rival["bytes_per_worker"] for rival in others]
+    shown = ", ".join(f"{ratio:.2f}x {name}" for ratio, name in zip(ratios, rivals, strict=True))
     return Answer(
         premises.of_all(len(beaten), len(others)),
         f"against {', '.join(beaten)}: {shown}" if beaten else shown,
@@ -297,7 +298,7 @@ def cells(folder: Path) -> list[list[str]]:
         [
             row.paper,
             row.claim,
-            answer.measured,
+            answer.brief or answer.measured,
             "–" if answer.seeds is None else str(answer.seeds),
             answer.deviation or "–",
             f"**{answer.verdict}**",

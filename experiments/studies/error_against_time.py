@@ -74,6 +74,28 @@ def draw_error_against_time(
     save(canvas, path)
 
 
+def draw_final_losses(
+    lines: Mapping[str, Mapping[float, float]], lowest: float, path: str | os.PathLike
+) -> None:
+    """Write a PNG of 1050x630 pixels: loss at the end above `lowest` against the learning rate.
+
+    lines: label -> rate -> final loss, infinite where it diverged, which is left out.
+    """
+    canvas = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
+    axes = canvas.subplots()
+    for (label, losses), colour in zip(lines.items(), COLOURS, strict=False):
+        points = [(rate, loss - lowest) for rate, loss in sorted(losses.items())]
+        points = [point for point in points if np.isfinite(point[1])]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=".", color=colour, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="learning rate eta")
+    known = f" above the lowest, {lowest:.4g}" if lowest else ""
+    axes.set_ylabel(f"training loss at the end{known}")
+    look.logarithmic(axes)
+    canvas.legend(loc="outside upper center", ncols=len(lines), fontsize=8, frameon=False)
+    save(canvas, path)
+
+
 def _mean_excess(runs, lowest: float) -> tuple[np.ndarray, np.ndarray]:
     """(seconds, loss above `lowest`): geometric means over seeds and over short spans of time."""
     moments = [at for at in zip(*runs, strict=False) if None not in [r["train_loss"] for r in at]]

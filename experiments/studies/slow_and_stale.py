@@ -141,7 +141,11 @@ def numbers(arms) -> Iterator[Numbers]:
 
 
 def figures(workdir) -> None:
-    """Write error_against_time.png: a row for each way to choose the rate, a panel per protocol."""
+    """Write error_against_time.png, protocols by how the rate is chosen, and compensated.png.
+
+    The first has a row for each way to choose the rate and a panel per protocol, the second the
+    final loss of the compensated rate over (eta, C) beside the fixed one's.
+    """
     workdir = Path(workdir)
     arms = [
         arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
@@ -160,6 +164,12 @@ def figures(workdir) -> None:
     error_against_time.draw_error_against_time(
         rows, config.target_loss, lowest, workdir / "error_against_time.png"
     )
+    lines = {"fixed": {_rate(arm): _loss(arm) for arm in arms if _group_of(arm) == FIXED}}
+    for arm in arms:
+        if arm["name"].startswith(f"{COMPENSATED}/"):
+            threshold = premises.settings(arm["name"])["threshold"]
+            lines.setdefault(f"C = {threshold:g}", {})[_rate(arm)] = _loss(arm)
+    error_against_time.draw_final_losses(lines, lowest, workdir / "compensated.png")
 
 
 def _twin(group: str) -> str:

@@ -19,6 +19,7 @@ def arm(name="ours", values=(1.0, 1.1, 0.9), **changed):
 OURS, THEIRS = arm(), arm("theirs", (2.0, 2.2, 1.8))
 GRID = [arm(f"m/K=2/rate={rate}", (loss, loss + 0.1)) for rate, loss in
         ((0.1, 3.0), (0.2, 1.0), (0.4, 2.0))]  # fmt: skip
+ONE_RATE = [arm(f"m/C={threshold}/rate=1") for threshold in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,10 @@ GRID = [arm(f"m/K=2/rate={rate}", (loss, loss + 0.1)) for rate, loss in
             "the samples of the arms differ: ours 1,000, theirs 1,100",
         ),
         (lambda: premises.inside(GRID[0], GRID), "rate of m/K=2/rate=0.1, the best, is at the end"),
+        (
+            lambda: premises.inside(ONE_RATE[1], ONE_RATE),
+            "rate of m/C=2/rate=1 has one value, it was not searched",
+        ),
         (lambda: premises.inside(GRID[0], GRID[:1]), "run at one setting, nothing was searched"),
         (
             lambda: premises.best([one | {"reached": "0/2"} for one in GRID], "seconds_to_target"),
@@ -81,9 +86,11 @@ def test_the_four_verdicts():
 def test_an_answer_shows_means_deviations_and_the_test():
     text = premises.text(premises.at_most, OURS, THEIRS, "seconds_to_target")
     assert text == (
-        "holds: ours 1 ± 0.1 s against theirs 2 ± 0.2 s, 0.50x; difference -1 ± 0.058 s "
-        "(standard error), paired over 3 seeds, p = 0.0033"
+        "holds: ours 1 ± 0.1 s against theirs 2 ± 0.2 s, 0.50x; difference -1 ± 0.058 s, paired, "
+        "p = 0.0033"
     )
+    brief = premises.at_most(OURS, THEIRS, "seconds_to_target").brief
+    assert brief == "1 ± 0.1 s against 2 ± 0.2 s, 0.50x"
 
 
 def test_parts_of_a_claim_are_judged_together():
@@ -91,7 +98,7 @@ def test_parts_of_a_claim_are_judged_together():
     unknown = premises.Answer(premises.UNKNOWN, "c")
     assert premises.both(good, good).verdict == premises.HOLDS
     assert premises.both(good, unknown).verdict == premises.UNKNOWN
-    assert premises.both(unknown, bad) == (premises.FAILS, "c; b", 2, "")
+    assert premises.both(unknown, bad) == (premises.FAILS, "c; b", 2, "", "c; b")
     assert premises.counted(OURS, THEIRS, "bytes_per_worker", 0.5).verdict == premises.FAILS
     verdicts = [premises.of_all(good, 2) for good in (0, 1, 2)]
     assert verdicts == [premises.FAILS, premises.WHERE, premises.HOLDS]

@@ -13,6 +13,13 @@ SWEEP = {
         "rows": [["a/x", 3.0, 0.9549, 1.25e7], ["b y", 1.2, 0.9612, 3.2e6]],
     }
 }
+GRID = {
+    "arms": {
+        "columns": ["name", "seconds_to_target", "reached"],
+        "rows": [["m/K=1/rate=1", 3.0, "2/2"], ["m/K=2/rate=2", 1.5, "2/2"],
+                 ["m/K=2/rate=4", None, "0/2"], ["m/K=2/x/rate=1", 0.5, "2/2"]],
+    }
+}  # fmt: skip
 STUDY = {
     "summary": {
         "gap": {"mean": 0.0256},
@@ -37,6 +44,8 @@ STUDY = {
             "9.9 points",
             "\u22120.6 points",
         ),
+        (GRID, "seconds_to_target of best m", "9.99 s", "1.50 s"),
+        (GRID, "seconds_to_target of best m/K=1 over seconds_to_target of best m", "1x", "2x"),
         (SWEEP, "bytes_per_worker of a/x", "about 1 MB", "about 12 MB"),
         (SWEEP, "bytes_per_worker of a/x", "1,000", "12,500,000"),
         (STUDY, "gap.mean", "9.9 %", "2.6 %"),
