@@ -8,7 +8,6 @@ MLP of 1.2 MB at its own speed and meets others over the links. G. Nadiradze et 
 docs/results/benchmarks/swarm_hosts.json, in which other rates stay.
 """
 
-import contextlib
 import itertools
 import os
 import pathlib
@@ -16,13 +15,12 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from absl import app, flags
 
-from benchmarks import hosts, namespaces, points
+from benchmarks import hosts, namespaces, points, ray_nodes
 from experiments import records
 
 _TIMES = flags.DEFINE_integer("times", 3, "Seeds of each form, in turn.", lower_bound=1)
@@ -31,9 +29,6 @@ _CLOCK = flags.DEFINE_float("clock", 20.0, "Seconds of each run.")
 RECORD = points.FOLDER / "swarm_hosts.json"
 KEY = ("form", "nodes", "rate")  # of a point
 FORMS = {"float32": "swarm", "8 bits": "swarm(bits=8)"}
-PORT = 6379
-STORE = 200 * 2**20  # bytes of a node's store
-JOINING = 60.0  # s that a node may take
 COMMON = (
     "--config.task=digits(model=mlp(hidden=[512, 512]))",
     "--config.delay=none",
@@ -42,67 +37,11 @@ COMMON = (
 )
 
 
-@contextlib.contextmanager
-def cluster(
-    there: Sequence[namespaces.Host], cpus: int = 1
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """A Ray node on every host: (its address, the variables of who belongs to it)."""
-    environment = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # else the launching process alone is quick
-    }
-    address = f"{there[0].address}:{PORT}"
-    with tempfile.TemporaryDirectory(prefix="gossax-") as folder, contextlib.ExitStack() as ending:
-        for number, host in enumerate(there):
-            where = [f"--address={address}"]
-            if not number:
-                where = ["--head", f"--port={PORT}", "--include-dashboard=false"]
-                where.append(f"--temp-dir={folder}")
-            command = [
-                *host.prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
-                f"--node-ip-address={host.address}", f"--num-cpus={cpus}",
-                f"--object-store-memory={STORE}", *where,
-            ]  # fmt: skip
-            process = subprocess.Popen(
-                command,
-                env=os.environ | environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            ending.callback(_end, process)
-            if not number:
-                _await(host)
-        yield address, environment
-
-
-def _await(host: namespaces.Host) -> None:
-    """Return when the head listens."""
-    probe = f"import socket; socket.create_connection(({host.address!r}, {PORT}), 1)"
-    until = time.monotonic() + JOINING
-    while subprocess.run(
-        [*host.prefix, sys.executable, "-c", probe], check=False, stderr=subprocess.DEVNULL
-    ).returncode:
-        if time.monotonic() > until:
-            raise RuntimeError(f"no Ray answers at {host.address}:{PORT} after {JOINING:g} s")
-        time.sleep(0.5)
-
-
-def _end(process: subprocess.Popen) -> None:
-    process.terminate()  # it ends what it has started
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def measure(
     there: Sequence[namespaces.Host], form: str, seed: int, seconds: float, workdir: pathlib.Path
 ) -> dict:
     """The summary of a run."""
-    with cluster(there) as (address, environment):
+    with ray_nodes.cluster(there, secrets.token_hex(32)) as (address, environment):
         command = [
             *there[0].prefix, sys.executable, "launch.py",
             f"--config=configs/swarm_real.py:nodes={len(there)},seconds={seconds:g}",

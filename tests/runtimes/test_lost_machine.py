@@ -5,27 +5,21 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
 import pytest
 
-from benchmarks import namespaces
+from benchmarks import namespaces, ray_nodes
 from experiments import records
 from stragglers.schedule import load
 from tests.hosts import unable
 from tests.launcher import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
-WORKERS, PORT = 4, 6379
+WORKERS, TOKEN = 4, "0123456789abcdef" * 4
 PATIENCE = 180.0  # s, for a machine that has other things to do
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "",
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
-    "RAY_USAGE_STATS_ENABLED": "0",
+VARIABLES = {
     # A machine that is silent for 4 s has gone, where Ray's own patience is 15 s and more.
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "1000",
@@ -34,11 +28,10 @@ ENVIRONMENT = {
 }
 
 
-def until(condition, running, log):
+def until(condition, run, log):
     end = time.monotonic() + PATIENCE
     while not condition():
-        ended = [process.args for process in running if process.poll() is not None]
-        assert not ended and time.monotonic() < end, (ended, log.read_text()[-3000:])
+        assert run.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
         time.sleep(0.1)
 
 
@@ -50,30 +43,21 @@ def on_host(host):
     return [int(pid) for pid in found.stdout.split()]
 
 
-@pytest.fixture
-def folder():
-    """A short one, as the names of sockets may have 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="gossax-", ignore_cleanup_errors=True) as made:
-        yield made
-
-
-def test_a_run_goes_on_to_its_end_when_a_machine_is_lost(tmp_path, folder):
+def test_a_run_goes_on_to_its_end_when_a_machine_is_lost(tmp_path):
     """With the workers of the other one, as Ray has no room for those that were lost."""
     if unable() is not None:
         pytest.skip(unable())
     workdir, log = tmp_path / "run", tmp_path / "said.txt"
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    ray += ["--num-cpus=2", "--object-store-memory=100000000"]
 
     def metrics():
         path = workdir / records.METRICS
         return path.read_text().count("\n") if path.exists() else 0
 
-    with namespaces.switch(2) as (first, second), log.open("w") as said:
-        address = f"{first.address}:{PORT}"
-        head = ["--head", f"--port={PORT}", f"--temp-dir={folder}"]
-        head += ["--include-dashboard=false", f"--node-ip-address={first.address}"]
-        other = [f"--address={address}", f"--node-ip-address={second.address}"]
+    with (
+        namespaces.switch(2) as (first, second),
+        ray_nodes.cluster((first, second), TOKEN, 2, VARIABLES) as (address, environment),
+        log.open("w") as said,
+    ):
         launch = [
             sys.executable, "launch.py", f"--workdir={workdir}",
             f"--config=configs/slow_and_stale_real.py:workers={WORKERS}",
@@ -82,26 +66,18 @@ def test_a_run_goes_on_to_its_end_when_a_machine_is_lost(tmp_path, folder):
             "--config.evaluate_every=0.5",
         ]  # fmt: skip
 
-        def start(host, command):
-            return subprocess.Popen(
-                [*host.prefix, *command],
-                cwd=ROOT,
-                env=os.environ | ENVIRONMENT,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-            )
-
-        running = [start(first, [*ray, *head])]
-        until(lambda: "Ray runtime started" in log.read_text(), running, log)
-        running.append(start(second, [*ray, *other]))
-        until(lambda: log.read_text().count("Ray runtime started") == 2, running, log)
-        run = start(first, launch)
-        until(lambda: metrics() >= 4, [*running, run], log)
+        run = subprocess.Popen(
+            [*first.prefix, *launch],
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        until(lambda: metrics() >= 4, run, log)
         for pid in on_host(second):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         assert run.wait(PATIENCE) == 0, log.read_text()[-3000:]
-        running[0].kill()
     schedule = load(workdir / records.SCHEDULE)
     schedule.validate()
     lost = {event.worker for event in schedule.events if event.kind == "lost"}
