@@ -7,6 +7,7 @@ older one removed, so that a kill at any moment leaves one of the two.
 import contextlib
 import hashlib
 import io
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from stragglers.schedule import Schedule, load
 DIGESTS = "digests.json"  # of all other files of a checkpoint; older ones have none
 BLOCK = 4096  # bytes that a small file takes, of which the store writes some per array
 PACKED = "run/"  # prefix of what the runtime has packed
+EMPTY = "empty"  # arrays without elements, which the store refuses: their types and shapes
 
 
 class Checkpoint(NamedTuple):
@@ -45,6 +47,11 @@ def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
         file = io.BytesIO()
         checkpoint.schedule.save(file)
         stored["schedule"] = np.frombuffer(file.getvalue(), np.uint8)
+    hollow = {name: value for name, value in stored.items() if not value.size}
+    if hollow:
+        stored = {name: value for name, value in stored.items() if name not in hollow}
+        described = {name: [value.dtype.name, value.shape] for name, value in hollow.items()}
+        stored[EMPTY] = np.frombuffer(json.dumps(described).encode(), np.uint8)
     # Asked before: where the disk is full the store's own threads print what they meet.
     size = sum(value.nbytes for value in stored.values())
     files.make(_directory(workdir))
@@ -70,6 +77,9 @@ def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
             raise ValueError("its files are not those that were written")
         with _checkpointer() as checkpointer:
             stored = checkpointer.restore(path.absolute())
+        if EMPTY in stored:
+            described = json.loads(stored.pop(EMPTY).tobytes())
+            stored |= {name: np.zeros(shape, kind) for name, (kind, shape) in described.items()}
         schedule = None
         if "schedule" in stored:
             schedule = load(io.BytesIO(stored["schedule"].tobytes()))

@@ -224,6 +224,7 @@ def test_values_of_all_kinds_come_back_as_they_were(tmp_path):
     kinds = ["float32", "bfloat16", "float16", "int8", "uint32", "int64", "bool"]
     packed = {kind: np.arange(6).reshape(2, 3).astype(np.dtype(kind)) for kind in kinds}
     packed["params/a.b"] = np.array([np.nan, -0.0, np.inf, 1e-45], np.float32)
+    packed |= {f"none/{kind}": np.zeros((0, 3), np.dtype(kind)) for kind in kinds[:2]}
     written = checkpoints.Checkpoint(7, 8, 0.1 + 0.2, packed, None)
     checkpoints.save(tmp_path, written)
     back = checkpoints.read(tmp_path, 7)
@@ -231,4 +232,5 @@ def test_values_of_all_kinds_come_back_as_they_were(tmp_path):
     assert back.packed.keys() == packed.keys()
     for name, value in packed.items():
         assert back.packed[name].dtype == value.dtype
+        assert back.packed[name].shape == value.shape
         assert back.packed[name].tobytes() == value.tobytes()
