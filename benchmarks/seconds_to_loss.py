@@ -120,7 +120,7 @@ def figure(found: Iterable[dict]) -> Figure:
         axes.plot(rates, [value or float("nan") for value in expected], ":", color=colour)
     axes.set(xscale="log", yscale="log", xlabel="rate of the links [Mbit/s]")
     axes.set_ylabel(f"seconds to a training loss of {found[0]['loss']:g}")
-    axes.legend(frameon=False, title="measured; dotted: modelled")
+    canvas.legend(loc="outside right center", frameon=False, title="measured;\ndotted: modelled")
     look.logarithmic(axes)
     look.ticks(axes, [namespaces.bits_per_second(point["rate"]) / 1e6 for point in found])
     return canvas
