@@ -77,7 +77,7 @@ def centred_clipping(
 def _robust(
     optimizer, aggregate: Aggregate, init: Callable[[Any], Any] = optax.init_empty_state
 ) -> Algorithm:
-    def update_fn(updates, centre, params=None, *, weight, **extra):
+    def update_fn(updates, centre, params=None, *, weight=None, **extra):
         del params, extra
         weight = jnp.float32(1) if weight is None else weight  # all alike
         counts = jax.lax.all_gather(weight, AXIS) > 0
