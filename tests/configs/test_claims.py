@@ -14,8 +14,13 @@ from tests.configs import made_up
 TABLE = {
     "adasync": (None, {"never": (), "one_seed": (), "at_the_edge": (), "diverged": ()}),
     "async_baselines": (None, {"never": (), "one_seed": (), "at_the_edge": (), "diverged": ()}),
+    "frontier_async": (None, {"one_seed": (), "at_the_edge": (), "diverged": ()}),
     "heterogeneous": (None, {"unequal": (), "one_seed": (), "at_the_edge": (), "diverged": ()}),
     "language_model": ("tiny", {"unequal": (), "one_seed": (), "diverged": ()}),
+    "local_training": (
+        "tiny",
+        {"unequal": (), "one_seed": (), "at_the_edge": (), "diverged": ()},
+    ),
     "matcha": (
         None,
         {name: ("rho",) for name in ("never", "one_seed", "at_the_edge", "diverged")},
