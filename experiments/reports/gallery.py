@@ -78,7 +78,7 @@ EXHIBITS = (
     ),
     Exhibit(
         "swarm", "SwarmSGD among equal nodes",
-        "With two local steps gossip in pairs is as fast as rounds; 8 bits save most of the bytes.",
+        "With two local steps gossip in pairs is as fast as rounds; a codec saves most of the bytes.",
         TO_TARGET, SENT,
     ),
     Exhibit(
@@ -93,7 +93,7 @@ EXHIBITS = (
     ),
     Exhibit(
         "language_model", "A small GPT",
-        "Ten local steps send a tenth of the bytes for a slightly higher loss, DiLoCo for a higher one.",
+        "Ten local steps send a tenth of the bytes for a little more loss, DiLoCo for more.",
         SENT, LOSS,
     ),
 )  # fmt: skip
