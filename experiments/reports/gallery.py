@@ -78,7 +78,7 @@ EXHIBITS = (
     ),
     Exhibit(
         "swarm", "SwarmSGD among equal nodes",
-        "With two local steps gossip in pairs is as fast as rounds; a codec saves most of the bytes.",
+        "With two local steps gossip in pairs is as fast as rounds; a codec saves most bytes.",
         TO_TARGET, SENT,
     ),
     Exhibit(
