@@ -94,7 +94,7 @@ TINY = Sizes(
     gpt="next_token(model=gpt(layers=1, width=16, heads=2), corpus='python(files=40)', "
     "vocabulary=500, length=8)",
     sequences=1,
-    residual=("resnet50", {"width": 16, "blocks": (1, 1, 1, 1)}, 16),
+    residual=("resnet50", {"width": 16, "blocks": (1,)}, 16),
     large_images=1,
     convolutional=("cnn", {"channels": (16,)}, 32),
     images=1,

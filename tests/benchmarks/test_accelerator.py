@@ -261,7 +261,7 @@ def test_the_tiny_command_measures_every_row(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
         env=os.environ | {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"},
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
