@@ -44,7 +44,7 @@ class Outer(NamedTuple):
     """The server's state; n = fragment_size(...)."""
 
     update: jax.Array  # [] int32, rounds so far
-    queue: jax.Array  # [overlap, n] float32, mean progress that is still under way
+    queue: Any  # [overlap, n] float32, mean progress that is still under way; (): no overlap
     optimizer: Any  # of every fragment, [fragments, ...] each
 
 
@@ -104,19 +104,22 @@ def step_by_fragment(
     def init_fn(params):
         size = fragment_size(jax.tree.map(jnp.asarray, params), fragments)
         states = jax.vmap(optimizer.init)(_padded(params, fragments).reshape(fragments, size))
-        return Outer(jnp.int32(0), jnp.zeros((overlap, size)), states)
+        return Outer(jnp.int32(0), jnp.zeros((overlap, size)) if overlap else (), states)
 
     def update_fn(updates, state, params, **extra):
-        queue = jnp.concatenate([state.queue, updates[None]])
+        queue, due = state.queue, updates
+        if overlap:
+            queue = jnp.concatenate([queue, updates[None]])
+            queue, due = queue[1:], queue[0]
         sent = state.update - overlap
         which, arrived = sent % fragments, sent >= 0
         own = jax.tree.map(lambda a: a[which], state.optimizer)
-        step, new = optimizer.update(queue[0], own, _fragment(params, which, fragments), **extra)
+        step, new = optimizer.update(due, own, _fragment(params, which, fragments), **extra)
         new = jax.tree.map(lambda a, b: jnp.where(arrived, a, b), new, own)
         states = jax.tree.map(lambda a, b: a.at[which].set(b), state.optimizer, new)
         step = jnp.where(arrived, step, 0)
         moved = _placed(step, which, jax.tree.map(jnp.zeros_like, params), fragments)
-        return moved, Outer(state.update + 1, queue[1:], states)
+        return moved, Outer(state.update + 1, queue, states)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -32,10 +32,10 @@ QUICK = ("all_reduce", "ef_sign")
 REST = [name for name in METHODS if name not in QUICK]
 # Methods that exchange parts of models as they are, and codecs that send parts of what they gather.
 ON_PARTS = {
-    "all_reduce", "compensated_rate", "dc_asgd", "decentlam", "delay_adaptive", "dpsgd", "easgd",
-    "exact_diffusion", "gradient_tracking", "hinge_staleness", "inverse_staleness", "local_sgd",
-    "matcha", "noloco", "periodic", "polynomial_staleness", "qg_dsgdm", "s2_reducer", "sgp",
-    "sparcml", "swarm",
+    "all_reduce", "async_diloco", "compensated_rate", "dc_asgd", "decentlam", "delay_adaptive",
+    "dpsgd", "easgd", "exact_diffusion", "gradient_tracking", "hinge_staleness",
+    "inverse_staleness", "local_sgd", "matcha", "noloco", "periodic", "polynomial_staleness",
+    "qg_dsgdm", "s2_reducer", "sgp", "sparcml", "swarm",
 }  # fmt: skip
 SENT_IN_PARTS = {"powersgd", "sketched_sgd"}
 
