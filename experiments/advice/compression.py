@@ -128,7 +128,9 @@ def _line(name: str, arm: prepare.Prepared, workers: int, latency: float, codec:
 
 
 def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
-    """Bytes per second below which the method is faster; None: at none, inf: at any.
+    """Bytes per second below which the method is faster; None: there are none, inf: at any.
+
+    Who sends as much in fewer messages can be faster at any, too.
 
     hidden: seconds of an exchange that cost nothing, as the gradient takes longer.
     """
@@ -139,7 +141,7 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
         alone = dense.traffic / max(hidden + line.codec - dense.latency, 1e-12)
         if line.seconds(alone) <= hidden:
             return alone
-    if saved <= 0:
+    if saved < 0 or saved == 0 <= paid:
         return None
     return saved / paid if paid > 0 else float("inf")
 

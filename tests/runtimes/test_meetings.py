@@ -100,7 +100,8 @@ def test_a_node_that_dies_or_hangs_begins_anew(name, sent, own, monkeypatch):
     assert kinds == [("lost", 2), ("restored", 2)]
     assert found.events[1].source in ((2,) if own else (1, 3))
     (again,) = np.flatnonzero(found.restored[:, 0] >= 0)
-    assert (found.version[again, 0] < again) == own
+    version = found.version[again, 0]  # the last evaluation may have been just before
+    assert version <= again if own else version == again
     assert run.measured["deaths"] == 1 and (0 < run.measured["sum_moved"] < 1) == (not own)
     assert run.measured["nodes"] == N
     assert_replayed(name, run, found)
