@@ -66,7 +66,7 @@ def test_what_is_new_is_given_once(server):
     server.show("page", "main", "2 of 2", ended=True)
     answer = json.loads(ask(server.port, "/records?after=1")[2])
     assert answer == {"version": 1, "state": "2 of 2", "ended": True}
-    assert server.has_heard.is_set()
+    assert server.has_heard.wait(10)  # set once the answer is away
 
 
 def test_connections_that_say_nothing_keep_nobody_out_for_long(server, monkeypatch):
