@@ -57,7 +57,9 @@ def simulated(task, sampler, rule) -> tuple[Callable, optax.Params]:
     return run, jax.tree.map(lambda a: np.asarray(a)[0], runtime.models(state))
 
 
-def plain_loop(task, durations: list[list[float]], indices, k: int) -> Callable:
+def plain_loop(
+    task, durations: list[list[float]], indices, k: int, updates: int, rate: float = RATE
+) -> Callable:
     """A candidate: train from the start, an event at a time; the last parameters.
 
     indices: [P, counters, batch].
@@ -65,7 +67,7 @@ def plain_loop(task, durations: list[list[float]], indices, k: int) -> Callable:
     examples = jax.tree.map(jnp.asarray, task.train)
     gradient = jax.jit(gradient_of(task.losses))
     add = jax.jit(functools.partial(jax.tree.map, jnp.add))
-    step = jax.jit(lambda w, total: jax.tree.map(lambda a, g: a - RATE / k * g, w, total))
+    step = jax.jit(lambda w, total: jax.tree.map(lambda a, g: a - rate / k * g, w, total))
     start = task.init(jax.random.key(0))
 
     def run():
@@ -73,7 +75,7 @@ def plain_loop(task, durations: list[list[float]], indices, k: int) -> Callable:
         read, counters = [w] * len(draws), [0] * len(draws)
         flying = [(next(draw), i) for i, draw in enumerate(draws)]
         heapq.heapify(flying)
-        for _ in range(_UPDATES.value):
+        for _ in range(updates):
             total = None
             for c in range(k):
                 now, i = heapq.heappop(flying)
@@ -100,7 +102,7 @@ def compare(make, workers: int, k: int) -> dict[str, float]:
     durations = process.duration(np.arange(workers)[:, None], 0.0, attempts)
     counters = np.arange(int(state.consumed.max()))
     indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
-    plain = plain_loop(task, durations.tolist(), indices, k)
+    plain = plain_loop(task, durations.tolist(), indices, k, _UPDATES.value)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), reached, plain()
     )
