@@ -75,8 +75,10 @@ def bits_per_second(rate: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def unmet() -> str | None:
-    """What keeps hosts from being made here, if anything is known to."""
+def unmet(quota: bool = False) -> str | None:
+    """What keeps hosts, and a quota of cores, from being made here, if anything is known to."""
+    if quota and not GROUPS.is_dir():
+        return "a quota of cores needs control groups of version 1"
     if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc")):
         return "links with a rate need Linux with ip and tc (iproute2)"
     return None if os.geteuid() == 0 else "links with a rate need root"

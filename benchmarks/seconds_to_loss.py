@@ -3,8 +3,10 @@
     python -m benchmarks.seconds_to_loss --hosts=4 --rate=1gbit,100mbit               # as root
 
 Every rate is a sweep of `configs/links.py` with a process per host, see `benchmarks.hosts`. Beside
-it stands what simulated workers take on a network of that rate, who are given the seconds that a
-mini-batch takes on the hosts with next to no exchange. Points go to
+it stand two expectations. The *expected* seconds of an update are what it takes on links without a
+limit, where the hosts share these cores as before, and what its bytes take on the link. The
+*nominal* ones are those of simulated workers on a network of that rate, who are given the seconds
+that a mini-batch takes on the hosts with next to no exchange. Points go to
 docs/results/benchmarks/seconds_to_loss.json, in which other rates stay, and the figure of all of
 them to docs/links.png.
 """
@@ -19,6 +21,7 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from benchmarks import hosts, namespaces, points
+from configs.links import PAYLOAD
 from experiments import records
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
@@ -56,9 +59,9 @@ def each(count: int, workdir: pathlib.Path, options: Sequence[str]) -> float:
 
 
 def measured(
-    count: int, rate: str, workdir: pathlib.Path, options: Sequence[str]
+    count: int, rate: str | None, workdir: pathlib.Path, options: Sequence[str]
 ) -> dict[str, dict]:
-    """The summaries of all arms on links of a rate."""
+    """The summaries of all arms on links of a rate; None: without a limit."""
     with namespaces.switch(count, rate) as there:
         _ended(hosts.launched(there, [CONFIG, "--sweep", *options, f"--workdir={workdir}"]))
     return results(workdir)
@@ -81,30 +84,47 @@ def _ended(code: int) -> None:
 
 
 def rows(
-    count: int, rate: str, mini_batch: float, real: dict[str, dict], simulated: dict[str, dict]
+    count: int,
+    rate: str,
+    mini_batch: float,
+    real: dict[str, dict],
+    free: dict[str, dict],
+    simulated: dict[str, dict],
 ) -> Iterator[dict]:
-    """A point per arm; the error is that of the modelled seconds, where both reached the loss."""
+    """A point per arm; free: on links without a limit. Errors are those of the expected seconds."""
+    bandwidth = namespaces.bits_per_second(rate) / 8 * PAYLOAD
     for name, summary in real.items():
-        seconds, expected = summary["seconds_to_target"], simulated[name]["seconds_to_target"]
-        reached = seconds is not None and expected is not None
+        update, unlimited, nominal = map(_update, (summary, free[name], simulated[name]))
+        sent = summary["bytes_per_worker"] / summary["updates"]
+        expected = unlimited + sent / bandwidth
+        updates = summary["updates_to_target"]
         yield {
             "method": name,
             "hosts": count,
             "rate": rate,
             "loss": summary["target_loss"],
-            "seconds": seconds,
-            "expected": expected,
-            "error": expected / seconds - 1 if reached else None,
-            "update": summary["seconds"] / summary["updates"],
-            "expected_update": simulated[name]["seconds"] / simulated[name]["updates"],
-            "updates": summary["updates_to_target"],
-            "megabytes": summary["bytes_per_worker"] / summary["updates"] / 1e6,
+            "seconds": summary["seconds_to_target"],
+            "expected": None if updates is None else updates * expected,
+            "nominal": simulated[name]["seconds_to_target"],
+            "update": update,
+            "unlimited_update": unlimited,
+            "expected_update": expected,
+            "nominal_update": nominal,
+            "error": expected / update - 1,
+            "nominal_error": nominal / update - 1,
+            "updates": updates,
+            "megabytes": sent / 1e6,
             "mini_batch": mini_batch,
         }
 
 
+def _update(summary: dict) -> float:
+    """Seconds of an update."""
+    return summary["seconds"] / summary["updates"]
+
+
 def figure(found: Iterable[dict]) -> Figure:
-    """Seconds to the loss against the rate of the links: a line per method, dots where modelled."""
+    """Seconds to the loss against the rate of the links: a line per method, dots where expected."""
     found = [point for point in found if point["seconds"] is not None]
     canvas = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     axes = canvas.subplots()
@@ -120,7 +140,7 @@ def figure(found: Iterable[dict]) -> Figure:
         axes.plot(rates, [value or float("nan") for value in expected], ":", color=colour)
     axes.set(xscale="log", yscale="log", xlabel="rate of the links [Mbit/s]")
     axes.set_ylabel(f"seconds to a training loss of {found[0]['loss']:g}")
-    canvas.legend(loc="outside right center", frameon=False, title="measured;\ndotted: modelled")
+    canvas.legend(loc="outside right center", frameon=False, title="measured;\ndotted: expected")
     look.logarithmic(axes)
     look.ticks(axes, [namespaces.bits_per_second(point["rate"]) / 1e6 for point in found])
     return canvas
@@ -137,10 +157,11 @@ def main(_) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = pathlib.Path(folder)
             mini_batch = each(count, place / "alone", options)
+            free = measured(count, None, place / "unlimited", options)
             for rate in hosts.RATES.value:
                 real = measured(count, rate, place / rate, options)
                 simulated = modelled(count, rate, mini_batch, place / f"modelled_{rate}", options)
-                found = list(rows(count, rate, mini_batch, real, simulated))
+                found = list(rows(count, rate, mini_batch, real, free, simulated))
                 points.put(path, "python -m benchmarks.seconds_to_loss", KEY, found)
                 for point in found:
                     print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)

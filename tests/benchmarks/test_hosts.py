@@ -10,13 +10,26 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from algorithms.base import AXIS
-from benchmarks import hosts, hosts_exchange, namespaces, points, seconds_to_loss, swarm_hosts
+from benchmarks import (
+    hosts,
+    hosts_exchange,
+    namespaces,
+    points,
+    seconds_to_loss,
+    slow_host,
+    swarm_hosts,
+)
 from comms import cost
 from configs import links
 from experiments.reports import quoted
+from stragglers import delays, processes
+from stragglers.rule import Setting, whole
+from stragglers.rules import RULES
+from stragglers.theory.rounds import speeds_gain
 from tests.hosts import unable
 from tests.launcher import ROOT
 
@@ -93,6 +106,21 @@ def test_all_arms_are_there():
     assert names[0] == "dense" and {"s2/sketch", "sparcml", "bf16", "int8"} < set(names)
 
 
+def test_a_slow_host_is_expected_to_gain_what_its_rounds_gain():
+    delay = processes.persistent(delays.deterministic(0.1), {2: 5.0})
+    setting = Setting(delay, 3, slow_host.MINI_BATCHES, 0, communication=0.3)
+    barrier, free = (
+        whole(RULES[name](setting, **knobs), 60)
+        for name, knobs in (("barrier", {}), ("first_finisher", {"in_flight": "finish"}))
+    )
+    each, beside = slow_host.costs(free)
+    np.testing.assert_allclose(each, [0.1, 0.1, 0.5])
+    assert beside == pytest.approx(0.3)
+    expected = speeds_gain(each, slow_host.MINI_BATCHES, beside, in_flight="finish")
+    gain = slow_host.throughput(free) / slow_host.throughput(barrier)
+    assert gain == pytest.approx(expected) and gain > 2.4
+
+
 # --- hosts ---
 
 ENDED = """
@@ -106,8 +134,8 @@ with namespaces.switch(2, "100mbit", quota=0.5) as hosts:
 
 
 def test_a_killed_program_leaves_no_hosts(able):
-    if not namespaces.GROUPS.is_dir():
-        pytest.skip("a quota of cores needs control groups of version 1")
+    if namespaces.unmet(quota=True):
+        pytest.skip(namespaces.unmet(quota=True))
     ended = subprocess.run([sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     hub, sleeper = ended.stdout.split()
@@ -145,19 +173,23 @@ def summary(**changes):
     return given | {"seconds": 6.0, "updates": 60, "bytes_per_worker": 1.2e8} | changes
 
 
-def test_a_point_has_what_was_measured_beside_what_was_modelled():
-    real = {"a": summary(), "b": summary(name="b", seconds_to_target=None)}
-    simulated = {
-        name: summary(seconds_to_target=3.0, seconds=3.0, updates=30) for name in ("a", "b")
-    }
-    first, second = seconds_to_loss.rows(4, "1gbit", 0.02, real, simulated)
-    assert first["error"] == pytest.approx(-0.25) and first["megabytes"] == pytest.approx(2.0)
-    assert (first["update"], first["expected_update"]) == (0.1, 0.1)
-    assert second["seconds"] is None and second["error"] is None
-    canvas = seconds_to_loss.figure([first, second, first | {"rate": "100mbit", "seconds": 9.0}])
+def test_a_point_has_what_was_measured_beside_what_was_expected():
+    real = {"a": summary(), "b": summary(name="b", updates_to_target=None, seconds_to_target=None)}
+    free = {name: summary(seconds=4.8) for name in real}  # 0.08 s an update
+    simulated = {name: summary(seconds_to_target=0.9, seconds=1.8) for name in real}
+    first, second = seconds_to_loss.rows(4, "1gbit", 0.02, real, free, simulated)
+    sent = 2e6 / (1e9 / 8 * links.PAYLOAD)  # s of an update
+    assert first["megabytes"] == pytest.approx(2.0)
+    assert first["update"] == 0.1 and first["expected_update"] == pytest.approx(0.08 + sent)
+    assert first["expected"] == pytest.approx(30 * (0.08 + sent))
+    assert first["error"] == pytest.approx((0.08 + sent) / 0.1 - 1)
+    assert first["nominal"] == 0.9 and first["nominal_error"] == pytest.approx(-0.7)
+    assert second["seconds"] is None and second["expected"] is None
+    slower = first | {"rate": "100mbit", "seconds": 9.0}
+    canvas = seconds_to_loss.figure([first, second, slower])
     solid, dotted = canvas.axes[0].get_lines()  # the arm that missed the loss has none
     assert solid.get_xydata().tolist() == [[100.0, 9.0], [1000.0, 4.0]]
-    assert dotted.get_ydata().tolist() == [3.0, 3.0]
+    assert dotted.get_ydata().tolist() == [first["expected"]] * 2
 
 
 @pytest.mark.slow
