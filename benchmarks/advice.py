@@ -1,15 +1,17 @@
 """How good an advice is: its ranking without training against what training comes to.
 
-Traces are drawn, or taken from files, and a mesh records one run; every rule is trained at its
-predicted best parameter, at several rates. Prints, for each source of durations, Spearman's
-correlation of predicted and trained seconds to target, and how much longer the advised rule took
-than the best one, or that the advice was not sure.
+Durations are drawn from laws, or taken from traces, and recorded on a mesh and by free processes;
+every rule is trained at its predicted best parameter, at several rates. Prints, for each source of
+durations, Spearman's correlation of predicted and trained seconds to target, and how much longer
+the advised rule took than the best one, or that the advice was not sure. Points go to
+docs/results/benchmarks/advice.json, in which other sources stay; arms that are finished in the
+workdir are not trained again.
 
     python -m benchmarks.advice --workdir=runs/advice_benchmark
-    python -m benchmarks.advice --traces="trace(path='job.csv', duration=batch_time_norm, mean=1.0)"
+    python -m benchmarks.advice --sources=job \
+        --traces="job=trace(path='job.csv', duration=batch_time_norm, mean=1.0)"
 """
 
-import json
 import os
 import shlex
 import subprocess
@@ -21,13 +23,14 @@ import numpy as np
 from absl import app, flags
 from scipy import stats
 
+from benchmarks import points
 from experiments.advice import sources, trained, verdict, weigh
 from experiments.config_files import override, read
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/advice_benchmark", "Where runs are kept.")
-_TRACES = flags.DEFINE_multi_string("traces", [], "Delays instead of the generated ones.")
+_TRACES = flags.DEFINE_multi_string("traces", [], "More delays: name=part.")
+_SOURCES = flags.DEFINE_list("sources", [], "Only these, by name; all if empty.")
 _WORKERS = flags.DEFINE_integer("workers", 8, "Of the simulator.")
-_MESH = flags.DEFINE_bool("mesh", True, "Record a run on a mesh, too.")
 CONFIG = Path(__file__).parent.parent / "configs" / "slow_and_stale.py"
 GENERATED = {
     "one_slow": "persistent(law=jitter(mean=1.0, sigma=0.1), factors={0: 4.0})",
@@ -41,34 +44,44 @@ CHANGES = {
     "seconds": 800.0,
     "optimizer.learning_rate": 2.0,  # of the barrier
 }
-RECORDED = [
-    "--config=configs/slow_and_stale.py:seconds=8", "--config.runtime=mesh", "--config.workers=4",
-    "--config.mini_batches=4", "--config.wait=barrier", "--config.optimizer.learning_rate=2.0",
-    "--config.target_loss=0.8",
+RECORDED = {"mesh": "barrier", "actors": "k_sync(k=4)"}  # the same, on runtimes with real clocks
+RUN = [
+    "--config=configs/slow_and_stale.py:seconds=8", "--config.workers=4",
+    "--config.mini_batches=4", "--config.optimizer.learning_rate=2.0", "--config.target_loss=0.8",
     "--config.delay=persistent(law=jitter(mean=0.02, sigma=0.3), factors={0: 3.0})",
 ]  # fmt: skip
+RECORD = points.FOLDER / "advice.json"
+KEY = ("source",)  # of a point
 
 
 def main(_) -> None:
     root = Path(_WORKDIR.value)
-    named = {f"trace {n}": text for n, text in enumerate(_TRACES.value)} or GENERATED
-    for name, text in named.items():
-        changes = CHANGES | {"workers": _WORKERS.value, "delay": GENERATED["one_slow"]}
-        config = override(read(str(CONFIG)).config, changes)
-        compare(name, sources.read(text, config, []), root / name.replace(" ", "_"))
-    if _MESH.value:
-        run = root / "mesh"
-        flags_of_run = [*RECORDED, f"--workdir={run}"]
-        if not (run / "summary.json").exists():
-            environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-            command = [sys.executable, "launch.py", *flags_of_run]
-            print(shlex.join(command), flush=True)
-            subprocess.run(command, check=True, env=environment, timeout=600)
-        compare("mesh recording", sources.read(str(run), None, []), root / "of_mesh")
+    named = GENERATED | dict(text.split("=", 1) for text in _TRACES.value)
+    chosen = _SOURCES.value or [*named, *RECORDED]
+    for name in chosen:
+        if name in RECORDED:
+            source = sources.read(str(recorded(name, root / f"run_{name}")), None, [])
+        else:
+            changes = CHANGES | {"workers": _WORKERS.value, "delay": GENERATED["one_slow"]}
+            config = override(read(str(CONFIG)).config, changes)
+            source = sources.read(named[name], config, [])
+        point = compare(name, source, root / name)
+        points.put(RECORD, "python -m benchmarks.advice", KEY, [point])
 
 
-def compare(name: str, source: sources.Source, workdir: Path) -> None:
-    """Weigh all rules, train each of them, and print how well the two agree."""
+def recorded(runtime: str, run: Path) -> Path:
+    """The workdir of a run on a runtime, which is run if it has not been."""
+    if not (run / "summary.json").exists():
+        arguments = [f"--config.runtime={runtime}", f"--config.wait={RECORDED[runtime]}"]
+        command = [sys.executable, "launch.py", *RUN, *arguments, f"--workdir={run}"]
+        print(shlex.join(command), flush=True)
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        subprocess.run(command, check=True, env=environment, timeout=600)
+    return run
+
+
+def compare(name: str, source: sources.Source, workdir: Path) -> dict:
+    """Weigh all rules, train each of them, and print how well the two agree; the point of it."""
     began, computed = time.monotonic(), time.process_time()
     advice, config = weigh.weigh(source)
     weighed, weighed_cpu = time.monotonic() - began, time.process_time() - computed
@@ -103,7 +116,19 @@ def compare(name: str, source: sources.Source, workdir: Path) -> None:
         print(
             f"    {second:9.2f} s  predicted {guess:5.2f}  rate {result.rate:g}{edge}  {one.name}"
         )
-    print(json.dumps({"source": name, "spearman": agreement, "rules": len(order)}), flush=True)
+    return {
+        "source": name,
+        "workers": source.measured.workers,
+        "rules": len(order),
+        "contenders": len(advice.found),
+        "spearman": float(agreement),
+        "advised": order[0].name,
+        "longer": float(ranked[0] / ranked[fastest] - 1),
+        "best": order[fastest].name,
+        "sure": after.sure,
+        "verdict": after.reason,
+        "seconds_to_weigh": weighed,
+    }
 
 
 if __name__ == "__main__":
