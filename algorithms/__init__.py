@@ -5,6 +5,7 @@ from algorithms.async_diloco import async_diloco
 from algorithms.base import Algorithm
 from algorithms.choco import choco_sgd
 from algorithms.decentlam import decentlam
+from algorithms.decoupled_diloco import decoupled_diloco
 from algorithms.demo import demo
 from algorithms.dpsgd import dpsgd
 from algorithms.easgd import easgd
@@ -52,6 +53,7 @@ ALGORITHMS = {
         coordinate_median,
         dc_asgd,
         decentlam,
+        decoupled_diloco,
         delay_adaptive,
         demo,
         dpsgd,

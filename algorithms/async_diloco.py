@@ -11,8 +11,9 @@ decay P times as fast as DiLoCo's; delayed Nesterov gathers B over N pushes befo
     theta <- theta - lr beta m,  B <- 0
 
 N pushes from the same model are one step of DiLoCo with their mean. Waiting rules are `k_async` and
-its kin. Of unequal workers, each can make as many local steps as its speed allows, so that all
-push about as often: `stragglers.local_updates` counts these.
+its kin; `k_async` has the paper's grace, in which pushes are applied together. Of unequal workers,
+each can make as many local steps as its speed allows, so that all push about as often:
+`stragglers.local_updates` counts these.
 """
 
 from typing import Any, NamedTuple

@@ -77,11 +77,13 @@ class Algorithm(NamedTuple):
     server: the optimizer applied, outside the axis, to what the exchange returns: the method is
         *replicated*, one copy of parameters and optimizer state. None: the method is *local*,
         every worker has its own, and the exchange returns the change of its parameters.
-    adopt: (own parameters, the server's, exchange state) -> own parameters. With a server, every
-        worker then keeps a model of its own beside the server's, at which it works: the exchange
-        returns a `Parted`, with the server's parameters as the extra argument `current`, and a
-        participant adopts what it wants of the server's newest ones. The server's are evaluated.
-        None: it takes all of them, so that there is one model.
+    adopt: (own parameters, the server's, exchange state, updates that the server's have had) -> own
+        parameters. With a server, every worker then keeps a model of its own beside the server's,
+        at which it works: the exchange returns a `Parted`, with the server's parameters as the
+        extra argument `current`. Before it begins a contribution a worker reads the server's
+        parameters, at `version`, and adopts what it wants of them; on a mesh it does so at the end
+        of a round. The server's are evaluated. None: it takes all of them, so that there is one
+        model.
     grad_params: (exchange state, params) -> where gradients are taken, if not at params.
     weight: finished mini-batches -> weight of a worker in an all-reduce.
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
@@ -110,7 +112,7 @@ class Algorithm(NamedTuple):
     exchange: optax.GradientTransformationExtraArgs
     work: optax.GradientTransformation | None = None
     server: optax.GradientTransformation | None = None
-    adopt: Callable[[Any, Any, Any], Any] | None = None
+    adopt: Callable[[Any, Any, Any, jax.Array], Any] | None = None
     grad_params: Callable[[Any, Any], Any] | None = None
     weight: Callable[[jax.Array], jax.Array] = proportional
     mean_only: bool = False

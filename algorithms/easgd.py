@@ -58,6 +58,6 @@ def easgd(optimizer: optax.GradientTransformation, workers: int, *, beta: float 
         exchange=pull_both_ways(beta / workers),
         messages=messages,
         server=freeze_when_idle(optax.sgd(1.0)),
-        adopt=lambda own, centre, state: own,
+        adopt=lambda own, centre, state, version: own,
         weight=equal,
     )

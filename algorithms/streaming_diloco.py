@@ -61,7 +61,7 @@ def _padded(tree, fragments: int) -> jax.Array:
     return jnp.pad(vector, (0, fragments * fragment_size(tree, fragments) - vector.size))
 
 
-def _fragment(tree, which, fragments: int) -> jax.Array:
+def fragment_of(tree, which, fragments: int) -> jax.Array:
     """[n] the entries of one fragment of a model."""
     size = fragment_size(tree, fragments)
     return jax.lax.dynamic_slice(_padded(tree, fragments), (which * size,), (size,))
@@ -87,7 +87,7 @@ def mean_of_fragment(
     def update_fn(updates, state, params, *, current, **extra):
         due = state.update % fragments
         live = jax.tree.map(jnp.subtract, params, updates)
-        off = _fragment(current, due, fragments) - _fragment(live, due, fragments)
+        off = fragment_of(current, due, fragments) - fragment_of(live, due, fragments)
         off, inner = mean.update(off, state.inner, None, **extra)
         own = jax.tree.map(jnp.negative, updates)
         return Parted(off, own), Turn(state.update + 1, inner)
@@ -114,7 +114,7 @@ def step_by_fragment(
         sent = state.update - overlap
         which, arrived = sent % fragments, sent >= 0
         own = jax.tree.map(lambda a: a[which], state.optimizer)
-        step, new = optimizer.update(due, own, _fragment(params, which, fragments), **extra)
+        step, new = optimizer.update(due, own, fragment_of(params, which, fragments), **extra)
         new = jax.tree.map(lambda a, b: jnp.where(arrived, a, b), new, own)
         states = jax.tree.map(lambda a, b: a.at[which].set(b), state.optimizer, new)
         step = jnp.where(arrived, step, 0)
@@ -168,10 +168,11 @@ def streaming_diloco(
         payloads = mean.messages(fragment, workers, row)
         return tuple(payload._replace(late=overlap) for payload in payloads)
 
-    def adopt(own, served, state):
-        sent = state.update - 1 - overlap
+    def adopt(own, served, state, version):
+        del state
+        sent = version - 1 - overlap
         which = sent % fragments
-        mine, theirs = (_fragment(tree, which, fragments) for tree in (own, served))
+        mine, theirs = (fragment_of(tree, which, fragments) for tree in (own, served))
         mixed = jnp.where(sent >= 0, alpha * mine + (1 - alpha) * theirs, mine)
         return _placed(mixed, which, own, fragments)
 

@@ -88,6 +88,8 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
     def begun(params):
         per_worker = _stacked(worker.init(algorithm, params), config.workers)
         server = worker.init_server(algorithm, params)
+        if algorithm.own_models and made.runtime.stale:
+            server = server._replace(params=_stacked(server.params, config.workers + 1))
         if algorithm.own_models:
             return bodies.Model(_stacked(params, config.workers), server, per_worker)
         held = _stacked(params, config.workers + 1) if made.runtime.stale else params

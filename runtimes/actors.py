@@ -20,7 +20,8 @@ from algorithms.base import Algorithm
 from runtimes import packing, planning, worker
 from runtimes.free_worker import Parts, first_state
 from runtimes.overseer import Options
-from runtimes.parameter_server import ParameterServer, State
+from runtimes.parameter_server import ParameterServer
+from runtimes.server_programs import State
 from runtimes.serving import Serving
 from runtimes.session import SESSION, Session
 from stragglers.rule import Rule
@@ -49,7 +50,7 @@ class ActorsRun(NamedTuple):
 
 
 class Actors:
-    """The runtime of one replicated method and one task, see `runtimes.base.Runtime`."""
+    """The runtime of a method with a server and one task, see `runtimes.base.Runtime`."""
 
     clock, replays = "wall", False
 
@@ -235,11 +236,6 @@ def check(algorithm: Algorithm, rule: Rule) -> Schedule:
     """The plan of a rule that free workers can keep with this method; else ValueError."""
     if rule.arrivals is None:
         raise ValueError("actors: the waiting rule has no form for workers that run freely")
-    if algorithm.adopt is not None:
-        raise ValueError(
-            "actors: the method has a server and models of the workers' own, which free workers do "
-            "not keep; use runtime='simulate' or 'mesh'"
-        )
     _, planned = rule.extend(rule.init(), LOOKED_AT)
     if (planned.partner is None) != (algorithm.server is not None):
         raise ValueError(
@@ -248,7 +244,23 @@ def check(algorithm: Algorithm, rule: Rule) -> Schedule:
         )
     if algorithm.check is not None:
         algorithm.check(rule.workers, planned)
+    if algorithm.adopt is not None and _goes_on_before_its_update(planned):
+        raise ValueError(
+            "actors: the method has models of the workers' own, which the server keeps, so that a "
+            "worker cannot go on before its update is made; wait for k_async, or take "
+            "runtime='simulate'"
+        )
     return planned
+
+
+def _goes_on_before_its_update(planned: Schedule) -> bool:
+    """Whether a worker begins a contribution before the update that has its last one."""
+    needed = np.zeros(planned.all_workers + 1, np.int64)  # version after its last contribution
+    for t, row in enumerate(planned.workers):
+        if (planned.version[t] < needed[row]).any() or np.unique(row).size < row.size:
+            return True
+        needed[row] = planned.offset + t + 1
+    return False
 
 
 def _under(prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""One update of simulated workers, in five forms.
+"""One update of simulated workers, in six forms.
 
 The form is chosen by what the method says of itself and by the schedule, never by a name:
 
@@ -7,6 +7,7 @@ The form is chosen by what the method says of itself and by the schedule, never 
     stale       as replicated, but contributions are taken at older versions of the model
     local       a model per worker
     adopting    a model per worker beside the server's, of which it adopts what it wants
+    reading     as adopting, but of an older version of the server's, which it has read
 """
 
 from collections.abc import Callable
@@ -24,8 +25,9 @@ from runtimes import worker
 class Model(NamedTuple):
     """Everything that training changes, on the device(s)."""
 
-    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] local and adopting
-    server: Any  # optimizer state of a replicated method; `worker.Shared` if adopting; ()
+    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] of workers' own
+    server: Any  # optimizer state of a replicated method; `worker.Shared` beside models of the
+    # workers' own, its parameters [slots, ...] if reading; ()
     workers: worker.WorkerState  # [workers, ...]
     kept: Any = ()  # `params` local, as of a row with `keep`; (): the schedule has none
 
@@ -63,7 +65,7 @@ def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
     if algorithm.server is None:
         return _local
     if algorithm.adopt is not None:
-        return _adopting
+        return _reading if stale else _adopting
     if stale:
         return _stale
     plain = algorithm.work is None and algorithm.grad_params is None
@@ -255,22 +257,40 @@ def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
     return model._replace(params=params, workers=workers)
 
 
-def _adopting(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
-    shared = model.server
+def _beside(
+    algorithm, losses, read, current, model: Model, row: Row, taken, everyone
+) -> tuple[Any, Model]:
+    """(the server's parameters, the model with everything else) after an update.
+
+    read: what each participant has read of the server's, [k, ...]; current: its newest parameters.
+    """
     own = _take(model.params, row.worker, everyone)
     if row.restored is not None:
-        begun = jax.tree.map(lambda s, a: jnp.broadcast_to(s, a.shape), shared.params, own)
-        own = _where(row.restored >= 0, begun, own)
+        own = _where(row.restored >= 0, read, own)
+    state = _take(model.workers.exchange, row.worker, everyone)
+    own = jax.vmap(algorithm.adopt)(own, read, state, row.version)
     parted, workers = _contributions(
-        algorithm, losses, own, 0, model, row, taken, everyone, current=shared.params
+        algorithm, losses, own, 0, model, row, taken, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
+    optimizer = model.server.optimizer
     shared = worker.Shared(
-        *served(algorithm, parted.served, shared.params, shared.optimizer, row.batches, common)
+        *served(algorithm, parted.served, current, optimizer, row.batches, common)
     )
-    state = _take(workers.exchange, row.worker, everyone)
-    own = jax.vmap(algorithm.adopt, in_axes=(0, None, 0))(
-        optax.apply_updates(own, parted.own), shared.params, state
-    )
-    params = _put(model.params, row.worker, own, everyone)
-    return model._replace(params=params, server=shared, workers=workers)
+    own = _put(model.params, row.worker, optax.apply_updates(own, parted.own), everyone)
+    return shared.params, model._replace(params=own, server=shared, workers=workers)
+
+
+def _adopting(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+    current = model.server.params
+    read = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(row.worker), *a.shape)), current)
+    return _beside(algorithm, losses, read, current, model, row, taken, everyone)[1]
+
+
+def _reading(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+    slots = model.server.params
+    read = jax.tree.map(lambda a: a[row.read], slots)
+    current = jax.tree.map(lambda a: a[row.current], slots)
+    params, model = _beside(algorithm, losses, read, current, model, row, taken, everyone)
+    kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), slots, params)
+    return model._replace(server=model.server._replace(params=kept))

@@ -4,7 +4,7 @@ Here is no process, no thread and no clock: arrivals come with their times, and 
 is answered as orders. The waiting rule decides through its face `stragglers.rule.Arrivals`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
-from runtimes import bodies, planning, worker
+from runtimes import planning, worker
 from runtimes.free_worker import Delivery, Order, uplink_of
+from runtimes.server_programs import State, adoption, program
 from runtimes.update_log import Held, Made, UpdateLog
-from runtimes.uplink import Uplink
 from stragglers.rule import Arrivals, Reaction
 from stragglers.schedule import Event, Schedule
 
@@ -37,16 +37,11 @@ class Stop(NamedTuple):
 Command = Begin | Stop
 
 
-class State(NamedTuple):
-    """What training changes, on the device of the server."""
-
-    params: Any
-    server: Any  # optimizer state
-    memory: Any  # exchange state, [P, ...]; () where workers encode what they send
-
-
 class ParameterServer:
-    """The server of a replicated method.
+    """The server of a replicated method, or of one whose workers have models beside the server's.
+
+    Such models live here: a worker is sent its own, with what it adopts of the version that its
+    order reads, and the contribution that comes back says where its steps have led.
 
     arrivals: the waiting rule. mini_batches: of a full contribution. batch_size: samples in one.
     """
@@ -67,9 +62,14 @@ class ParameterServer:
         uplink = uplink_of(algorithm, params, mini_batches)
         self.expected = params if uplink is None else uplink.message  # the shapes of a contribution
         memory = () if uplink else worker.init(algorithm, params).exchange
-        memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), memory)
-        self.state = State(params, algorithm.server.init(params), memory)
-        self.remembers = bool(jax.tree.leaves(worker.init(algorithm, params)))
+        own = params if algorithm.adopt is not None else ()
+        memory, own = (
+            jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), tree)
+            for tree in (memory, own)
+        )
+        self.state = State(params, algorithm.server.init(params), memory, own)
+        self.own_models = algorithm.own_models
+        self.remembers = self.own_models or bool(jax.tree.leaves(worker.init(algorithm, params)))
         self.rule: Any = arrivals.init()
         self.update = self.samples = self.dropped = 0
         self.points = {0: params}  # version -> parameters that somebody has in use
@@ -81,7 +81,9 @@ class ParameterServer:
         self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
         self._in_flight: dict[int, Order] = {}
         self._held: list[Held] = []
-        self._apply = _program(algorithm, mini_batches, uplink)
+        self._at: dict[int, Any] = {}  # where the workers with models of their own are at work
+        self._apply = program(algorithm, mini_batches, uplink)
+        self._adopted = adoption(algorithm)
 
     def compile(self, most: int) -> None:
         """Run an update of `most` contributions that changes nothing, so that it is compiled."""
@@ -132,6 +134,10 @@ class ParameterServer:
             return []  # it waits for an update that will have what it has sent
         self.rule = self._arrivals.begun(self.rule, who, self.update)
         return [self._begun(who, self.update, now)]
+
+    def point(self, who: int, order: Order) -> Any:
+        """The parameters that an order under way is carried out at."""
+        return self._at[who] if self.own_models else self.points[order.version]
 
     def waits_for(self, who: int) -> Order | None:
         """The worker's order under way."""
@@ -223,6 +229,9 @@ class ParameterServer:
         )
         self.attempts[who] += batches
         self._in_flight[who] = order
+        if self.own_models:
+            newest = self.points[version]
+            self._at[who] = self._adopted(self.state, newest, who, version, who in self._renewed)
         return Begin(who, order)
 
     def _update(self, reaction: Reaction, now: float) -> None:
@@ -252,10 +261,11 @@ class ParameterServer:
             "staleness": np.array([self.update - o.version for o in orders], np.int32),
         }
         fresh = np.array([held.restored for held in taken])
+        at = self._at if self.own_models else {}
         return self._apply(
             self.state,
             tuple(held.contribution for held in taken),
-            tuple(self.points[o.version] for o in orders),
+            tuple(at.get(held.worker, self.points[held.order.version]) for held in taken),
             np.array([o.batches for o in orders], np.int32),
             fresh,
             own,
@@ -267,49 +277,3 @@ class ParameterServer:
         used = {order.version for order in self._in_flight.values()}
         used |= {held.order.version for held in self._held} | {self.update}
         self.points = {version: self.points[version] for version in used}
-
-
-def _program(
-    algorithm: Algorithm, mini_batches: int, uplink: Uplink | None
-) -> Callable[..., State]:
-    """Compiled for every number of contributions: (state, contributions, points, ...) -> state."""
-
-    @jax.jit
-    def apply(state, contributions, points, batches, fresh, own, samples):
-        common = {
-            "samples": samples,
-            "nominal": mini_batches,
-            "active": None,
-            "current": state.params,
-        }
-        contribution, points = (
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-            for trees in (contributions, points)
-        )
-        if uplink is not None:
-            update = {"samples": samples, "current": state.params}
-            reduced = uplink.reduce(contribution, own["staleness"], **update)
-            params, server = worker.serve(
-                algorithm, reduced, state.params, state.server, batches.sum(), common
-            )
-            return State(params, server, ())
-        first = algorithm.exchange.init(state.params)
-        held = jax.tree.map(
-            lambda a, new: jnp.where(
-                jnp.expand_dims(fresh, range(1, a.ndim)), new, a[own["worker"]]
-            ),
-            state.memory,
-            first,
-        )
-        updates, after = bodies.exchanged(
-            algorithm, contribution, points, 0, worker.WorkerState((), held), batches, common, own
-        )
-        memory = jax.tree.map(
-            lambda a, new: a.at[own["worker"]].set(new), state.memory, after.exchange
-        )
-        params, server = bodies.served(
-            algorithm, updates, state.params, state.server, batches, common
-        )
-        return State(params, server, memory)
-
-    return apply

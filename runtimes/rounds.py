@@ -51,7 +51,7 @@ def _finish_round(algorithm, model: Model, contribution, state, batches, total, 
             *worker.serve(algorithm, updates.served, *model.server, total, given)
         )
         own = optax.apply_updates(model.params, updates.own)
-        own = algorithm.adopt(own, shared.params, state.exchange)
+        own = algorithm.adopt(own, shared.params, state.exchange, given["version"] + 1)
         return model._replace(params=own, server=shared, worker=state)
     params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
     return model._replace(params=params, server=server, worker=state)

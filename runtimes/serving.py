@@ -138,16 +138,19 @@ class Serving(Overseer):
         """Hand a command to the thread that talks to the workers."""
         if isinstance(command, Begin):
             # Held until they are published, whatever the server forgets in the meantime.
-            params = self._server.points[command.order.version]
+            params = self._server.point(command.worker, command.order)
             self._sender.submit(self._begin, command, params)
         else:
             stop = (command.worker, "interrupt", command.number)
             self._sender.submit(self._crew.call, *stop, aside=True)
 
     def _begin(self, command: Begin, params: Any) -> None:
-        """Publish the parameters of a version once, for whoever is sent to work at them."""
+        """Publish the parameters of a version once, for whoever is sent to work at them.
+
+        A model of a worker's own is for that worker alone.
+        """
         version = command.order.version
-        if version not in self._published:
+        if self._server.own_models or version not in self._published:
             self._published[version] = _put(params)
         reference = self._published[version]
         with contextlib.suppress(Exception):  # of a process that has gone, of which there is news

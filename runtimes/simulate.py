@@ -1,7 +1,7 @@
 """Simulated workers: a leading array axis on one device, or sharded over several.
 
 The clock is virtual: a waiting rule plans who takes part in which update and when, and the
-updates of a segment run as one compiled loop of one of the five bodies in `runtimes.bodies`.
+updates of a segment run as one compiled loop of one of the six bodies in `runtimes.bodies`.
 """
 
 import functools
@@ -92,9 +92,10 @@ class Simulator:
         self._by_worker = NamedSharding(mesh, P(AXIS))
         self._by_participant = NamedSharding(mesh, P(None, AXIS))
         self._local = algorithm.own_models
-        self.stale = rule.asynchronous and not self._local  # gradients of older versions
+        # The server's parameters of older versions are needed, or a worker's own.
+        self.stale = rule.asynchronous and algorithm.server is not None
         self._sampler, self.input = sampler, inputs.of(examples, sampler)
-        self._recalls = rule.asynchronous and algorithm.server is None  # models of older versions
+        self._recalls = rule.asynchronous and algorithm.server is None
         self.planner = Planner(
             rule, sampler.batch_size, mini_batches, self.stale, self.input.most, self._recalls
         )
@@ -108,6 +109,8 @@ class Simulator:
         if self._local:
             held = self._per_worker(params)
             kept = self._per_worker(params) if self._recalls else ()
+            if self.stale:
+                server = server._replace(params=self._slots(server.params))
         else:
             held = self._slots(params) if self.stale else _copied(params)
             held = jax.device_put(held, self._everywhere)
@@ -150,10 +153,10 @@ class Simulator:
         """The current model(s), with a leading axis: one per worker, or one if replicated."""
         params = simulation.model.params
         if self.algorithm.adopt is not None:
-            return jax.tree.map(lambda a: a[None], simulation.model.server.params)
-        if self._local and self.algorithm.public is not None:
+            params = simulation.model.server.params
+        elif self._local and self.algorithm.public is not None:
             return jax.vmap(self.algorithm.public)(simulation.model.workers.exchange, params)
-        if self._local:
+        elif self._local:
             return params
         if self.stale:
             return jax.tree.map(lambda a: a[simulation.plan.newest][None], params)

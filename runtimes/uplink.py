@@ -90,9 +90,11 @@ class Uplink:
 def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | None:
     """The uplink of a replicated method, or None where a contribution is better sent as it is.
 
-    That is where a worker would have to know more than it does, or where a message would not be
-    smaller. Arguments as of `Uplink`.
+    That is where a worker would have to know more than it does, where the server keeps a model of
+    the worker's own, or where a message would not be smaller. Arguments as of `Uplink`.
     """
+    if algorithm.own_models:
+        return None
     try:
         found = Uplink(algorithm, params, mini_batches)
     except ValueError:

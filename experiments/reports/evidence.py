@@ -66,6 +66,7 @@ SWEEPS = (
     Sweep("heterogeneous", "--config=configs/heterogeneous.py --sweep --seeds=3 --together", 0.5),
     Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.5),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
+    Sweep("goodput", "--config=configs/goodput.py", 0.07),
     Sweep("slow_and_stale_real", "--config=configs/slow_and_stale_real.py --sweep", 0.3),
     Sweep("adasync", "--config=configs/adasync.py --sweep --seeds=5 --together", 0.3),
     Sweep(

@@ -11,7 +11,13 @@ from stragglers.delays import deterministic
 from stragglers.rule import Rule, Setting
 from stragglers.rules.adaptive import adaptive_deadline
 from stragglers.rules.adasync import adasync
-from stragglers.rules.k_protocols import k_async, k_batch_async, k_batch_sync, k_sync
+from stragglers.rules.k_protocols import (
+    k_async,
+    k_batch_async,
+    k_batch_sync,
+    k_sync,
+    quorum_async,
+)
 from stragglers.rules.pairs import bipartite_pairs, random_pairs
 from stragglers.rules.replay import replay
 from stragglers.rules.rounds import (
@@ -44,6 +50,7 @@ RULES: dict[str, Callable[..., Rule]] = {
         k_sync,
         neighbour_barrier,
         quorum,
+        quorum_async,
         quorum_grace,
         random_pairs,
         rennala,

@@ -9,19 +9,23 @@ been pushed. Two questions make four protocols:
 
 k = P: k_sync is fully synchronous. k = 1: both asynchronous ones are Async-SGD. k_sync is SGD with
 backup workers (1604.00981), k_batch_sync is Rennala SGD (2305.12387) with interruption. How old a
-gradient may be is a third question, see `stragglers.rules.staleness`.
+gradient may be is a third question, see `stragglers.rules.staleness`. A fourth is whether an update
+waits on for those who are nearly there, a grace: in `k_async` for some seconds, in `quorum_async`
+for as long as it keeps nobody waiting.
 
 A contribution is `setting.mini_batches` mini-batches (a number, or one per worker): a gradient over
 all of them, or as many local steps. `setting.communication` is in seconds, or a function of the
 update, then scalar or [workers]. Bad values raise ValueError.
 """
 
+import math
+
 from stragglers.event_clock import EventClock, Protocol
 from stragglers.rule import Goal, Rule, Setting, Trigger
 from stragglers.server_arrivals import Server
 
 # Nothing of a server's rule is a constant of a compiled program, not even which of them it is.
-ALL_DATA = ("name", "k", "limit", "interrupt")
+ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace")
 K_SYNC, K_BATCH_SYNC = Protocol(True, 1, True), Protocol(False, 1, True)
 K_ASYNC, K_BATCH_ASYNC = Protocol(True), Protocol(False)
 
@@ -35,7 +39,8 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
         clock.extend,
         asynchronous=clock.asynchronous,
         trigger=_trigger(clock) if protocol.cancels else None,
-        arrivals=Server(protocol, k, clock.mini_batches).face(),
+        # The end of a grace is no arrival, and nothing else is ever reported to a server.
+        arrivals=None if protocol.waits_on else Server(protocol, k, clock.mini_batches).face(),
         data=ALL_DATA,
     )
 
@@ -66,12 +71,16 @@ def k_batch_sync(setting: Setting, *, k: int) -> Rule:
     return server_rule("k_batch_sync", setting, k, K_BATCH_SYNC)
 
 
-def k_async(setting: Setting, *, k: int) -> Rule:
+def k_async(setting: Setting, *, k: int, grace: float = 0.0) -> Rule:
     """The first k workers to push make an update and go on from it; the others are let alone.
 
-    Communication delays the restart of the k contributors. Source: 1803.01113, K-async.
+    grace: seconds for which an update waits on after the k-th push, and takes along who pushes
+    meanwhile (2401.09135); it is made at once when all workers have pushed. Communication delays
+    the restart of the contributors. Source: 1803.01113, K-async.
     """
-    return server_rule("k_async", setting, k, K_ASYNC)
+    if not 0 <= grace < math.inf:
+        raise ValueError(f"k_async: needs grace >= 0 in finite seconds, got {grace}; 0 is none")
+    return server_rule("k_async", setting, k, K_ASYNC._replace(grace=float(grace)))
 
 
 def k_batch_async(setting: Setting, *, k: int) -> Rule:
@@ -81,3 +90,26 @@ def k_batch_async(setting: Setting, *, k: int) -> Rule:
     1803.01113, K-batch-async.
     """
     return server_rule("k_batch_async", setting, k, K_BATCH_ASYNC)
+
+
+def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float = math.inf) -> Rule:
+    """k workers make an update, with all who push before the first of them is nearly back.
+
+    A worker that has pushed goes on at once, without this update: it reads the newest version when
+    it pushes, and nobody waits for anybody. The first of an update's workers will push again after
+    about as long as its last contribution took. Of what is left of that at the k-th push, the
+    update waits for the share `gamma`, and for `grace` seconds at most. So whoever is less than
+    that behind comes along, and no time is lost by it: at the latest the update is made when any of
+    its workers is back. Only where the k-th is slower than that does who is back wait until the
+    update is made, as a worker is in it only once.
+
+    Decoupled DiLoCo, arXiv 2604.21428, with its grace gamma max(0, tau s - q): tau s are the
+    seconds of the local steps that hide an exchange, here all of a contribution, and q is how long
+    the quorum took. Communication lies between a push and the worker's next contribution.
+    """
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"quorum_async: needs 0 <= gamma <= 1, got {gamma}; 1 is all that is left")
+    if not grace > 0:
+        raise ValueError(f"quorum_async: needs grace > 0 s, got {grace}; gamma=0 grants none")
+    protocol = K_BATCH_ASYNC._replace(grace=float(grace), share=float(gamma))
+    return server_rule("quorum_async", setting, k, protocol)

@@ -118,8 +118,8 @@ def quorum_grace(
 
     A round that took q seconds until k workers were full stops everybody gamma q seconds later,
     with what they have finished by then; each worker counts from its own beginning of the round.
-    The grace after a quorum is that of Decoupled DiLoCo (2604.21428), whose length follows from
-    the slack of a step; here it follows from the quorum itself.
+    A grace after a quorum is an idea of Decoupled DiLoCo (2604.21428), where nobody is stopped, as
+    in `quorum_async`; here it follows from the seconds of the quorum itself.
     """
     if not 1 <= k <= setting.workers:
         raise ValueError(

@@ -13,6 +13,7 @@ from algorithms import (
     coordinate_median,
     dc_asgd,
     decentlam,
+    decoupled_diloco,
     delay_adaptive,
     demo,
     dpsgd,
@@ -141,6 +142,10 @@ METHODS = {
     "streaming_diloco/4 bits": lambda: streaming_diloco(
         momentum(0.01), fragments=2, overlap=0, alpha=0.0, exchange=quantise(bits=4)
     ),
+    "decoupled_diloco": lambda: decoupled_diloco(momentum(0.01), fragments=3),
+    "decoupled_diloco/mean": lambda: decoupled_diloco(
+        momentum(0.01), fragments=2, alpha=0.5, average="mean"
+    ),
     "sparse_loco": lambda: sparse_loco(momentum(0.01), chunk=4, k=2, bits=4),
     "demo": lambda: demo(scale_by_samples(0.001), chunk=4, k=2, decay=0.9),
     "async_diloco": lambda: async_diloco(momentum(0.01), N, period=3),
@@ -219,9 +224,9 @@ METHODS = {
 EDGES = {"all_reduce/bf16": 2e-3, "all_reduce/fp16": 2e-4, "local_sgd/bf16": 2e-3}
 # Variants, "method/what is different", and close relatives of others take minutes together.
 RELATIVES = {
-    "async_diloco", "centred_clipping", "choco_sgd", "decentlam", "delay_adaptive", "demo",
-    "ef21_sgdm", "ef_sign", "exact_diffusion", "hinge_staleness", "int8_all_reduce",
-    "inverse_staleness", "krum", "natural_compression", "noloco", "periodic",
+    "async_diloco", "centred_clipping", "choco_sgd", "decentlam", "decoupled_diloco",
+    "delay_adaptive", "demo", "ef21_sgdm", "ef_sign", "exact_diffusion", "hinge_staleness",
+    "int8_all_reduce", "inverse_staleness", "krum", "natural_compression", "noloco", "periodic",
     "polynomial_staleness", "qg_dsgdm", "random_k", "sparse_loco", "streaming_diloco",
     "trimmed_mean",
 }  # fmt: skip

@@ -69,7 +69,8 @@ def one_update(method, params, server, state, me, row):
     if method.adopt is not None:
         common = worker.serve(method, updates.served, *server, total, given)
         own = optax.apply_updates(params, updates.own)
-        return method.adopt(own, common[0], state.exchange), worker.Shared(*common), state
+        own = method.adopt(own, common[0], state.exchange, version + 1)
+        return own, worker.Shared(*common), state
     params, server = worker.serve(method, updates, params, server, total, given)
     return params, server, state
 

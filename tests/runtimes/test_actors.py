@@ -100,14 +100,15 @@ def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, m
     assert runtime.measured(run)["deaths"] == 2
 
 
-def test_a_run_goes_on_from_what_it_has_packed(started):
-    runtime, run = started("local_sgd", "k_async", 2, k=2)
+@pytest.mark.parametrize("method", ["local_sgd", "decoupled_diloco"])
+def test_a_run_goes_on_from_what_it_has_packed(started, method):
+    runtime, run = started(method, "k_async", 2, k=2)
     run = runtime.observe(run, 0.0, 1.0)
     run, first = runtime.advance(run, np.inf, 30)
     run = runtime.observe(run, run.seconds, 0.5)
     packed, observed = runtime.pack(run), [(0.0, 1.0), (run.seconds, 0.5)]
     runtime.close()
-    other, fresh = started("local_sgd", "k_async", 2, k=2)
+    other, fresh = started(method, "k_async", 2, k=2)
     resumed, nothing = other.resume(fresh, packed, observed)
     assert nothing is None
     for name in ("update", "samples", "seconds"):
@@ -115,7 +116,7 @@ def test_a_run_goes_on_from_what_it_has_packed(started):
     resumed, second = other.advance(resumed, np.inf, 30)
     schedule = concatenate([first, second])
     used_once(schedule, 2)
-    same_as_replay(other, resumed, "local_sgd", 2, schedule)
+    same_as_replay(other, resumed, method, 2, schedule)
 
 
 def test_a_worker_that_computes_nonsense_ends_the_run_or_is_left_out(started):

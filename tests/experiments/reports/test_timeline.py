@@ -41,6 +41,7 @@ KNOBS = {
     "k_batch_sync": {"k": 5},
     "k_async": {"k": 3},
     "k_batch_async": {"k": 4},
+    "quorum_async": {"k": 2},
     "rennala": {"k": 3},
     "ringmaster": {"limit": 2},
     "ringmaster interrupt": {"limit": 2, "interrupt": True},

@@ -1,0 +1,166 @@
+"""Decoupled DiLoCo: learners that wait for nobody, and a server that merges what is there.
+
+A. Douillard et al., *Decoupled DiLoCo for Resilient Distributed Pre-training*, arXiv 2604.21428.
+The parameters are cut into F fragments, one of which is due in every update of the server, in turn.
+Learner m holds theta_m and goes on with local steps, whatever the others do. After each stretch of
+them it sends its theta_m,p of the fragment p that is due; the server merges the learners M of an
+update with its own Theta:
+
+    D_m      = Theta_p - theta_m,p
+    w_m      = tokens_m^2 / steps_m           both since m has last received p
+    D        = (sum_m w_m |D_m| / sum_m w_m) phi(sum_m w_m phi(D_m) / sum_m w_m)
+    Theta_p <- Theta_p - outer step on D
+    theta_m,p <- alpha theta_m,p + (1 - alpha) Theta_p       whenever m receives it
+
+with phi(x) = x / |x| and phi(0) = 0, for every tensor by itself. Progress in random directions adds
+up to less than its length, the more learners the less; radial-directional averaging keeps the mean
+length, so that the outer rate need not follow the number of learners. The outer optimizer, here
+Nesterov momentum, has its own state for every fragment.
+
+Who is in M is up to the waiting rule: `quorum_async` is the paper's, K learners and a grace. With
+all learners at equal speed, alpha 0 and plain means this is Streaming DiLoCo without overlap. Here
+all mini-batches have equally many tokens, so that w_m is proportional to steps_m. Fragments are
+equal stretches of all parameters in a row, in which a tensor may be cut in two. The paper packs
+whole tensors, and takes plain means of embeddings.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.base import Algorithm, Parted, choose, equal
+from algorithms.mean import mean_messages, mean_over_workers
+from algorithms.streaming_diloco import fragment_of, fragment_size, step_by_fragment
+from comms.lattice import ravel_floats
+
+
+class Received(NamedTuple):
+    """The exchange's state of one learner."""
+
+    version: jax.Array  # [] int32, the server's updates that it has received
+    steps: jax.Array  # [fragments] int32, local steps since it has received each fragment
+
+
+# (off the server's fragment [n], tensor of every entry [n], tensors, mean over workers) -> D [n]
+Average = Callable[[jax.Array, jax.Array, int, Callable[[Any], Any]], jax.Array]
+
+
+def lengths(x, tensor, tensors: int) -> jax.Array:
+    """[tensors] the length of what a fragment x [n] has of every tensor."""
+    return jnp.sqrt(jax.ops.segment_sum(x * x, tensor, tensors))
+
+
+def directions(x, length, tensor) -> jax.Array:
+    """[n] phi(x) for every tensor; 0 where its length is 0."""
+    return x / jnp.where(length > 0, length, 1)[tensor]
+
+
+def radial_directional(off, tensor, tensors: int, mean) -> jax.Array:
+    """The mean direction, at the mean length."""
+    length = lengths(off, tensor, tensors)
+    direction, length = mean((directions(off, length, tensor), length))
+    return length[tensor] * directions(direction, lengths(direction, tensor, tensors), tensor)
+
+
+def plain(off, tensor, tensors: int, mean) -> jax.Array:
+    """The mean."""
+    del tensor, tensors
+    return mean(off)
+
+
+AVERAGES: dict[str, Average] = {"radial_directional": radial_directional, "mean": plain}
+
+
+def tensor_numbers(params) -> Any:
+    """A tree like the parameters, whose float entries are the number of their tensor."""
+    leaves, structure = jax.tree.flatten(params)
+    floating = [jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves]
+    numbers = [
+        jnp.full(jnp.shape(leaf), number if real else 0, jnp.float32 if real else jnp.int32)
+        for number, (leaf, real) in enumerate(zip(leaves, floating, strict=True))
+    ]
+    return jax.tree.unflatten(structure, numbers)
+
+
+def changed(since, version, fragments: int) -> jax.Array:
+    """[fragments] bool, which were due in the server's updates since .. version - 1."""
+    return (jnp.arange(fragments) - since) % fragments < version - since
+
+
+def merge_of_fragment(average: Average, fragments: int) -> optax.GradientTransformationExtraArgs:
+    """What the learners are off the server in the fragment that is due, by `average`."""
+    weighted = mean_over_workers()
+
+    def init_fn(params):
+        del params
+        return Received(jnp.int32(0), jnp.zeros(fragments, jnp.int32))
+
+    def update_fn(updates, state, params, *, current, batches, version, staleness, **extra):
+        del extra
+        received = changed(state.version, version, fragments)
+        steps = jnp.where(received, 0, state.steps) + batches
+        due = (version + staleness) % fragments
+        weight = jnp.where(batches > 0, steps[due], 0)  # who has made no step has sent nothing
+
+        live = jax.tree.map(jnp.subtract, params, updates)
+        off = fragment_of(current, due, fragments) - fragment_of(live, due, fragments)
+        tensor = fragment_of(tensor_numbers(params), due, fragments).astype(jnp.int32)
+        tensors = len(jax.tree.leaves(params))
+        merged = average(
+            off, tensor, tensors, lambda x: weighted.update(x, (), None, weight=weight)[0]
+        )
+        own = jax.tree.map(jnp.negative, updates)
+        version = jnp.asarray(version, jnp.int32)
+        return Parted(merged, own), Received(version, steps)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def decoupled_diloco(
+    optimizer: optax.GradientTransformation,
+    *,
+    fragments: int = 4,
+    alpha: float = 0.0,
+    average: str = "radial_directional",
+    server: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Local steps of `optimizer`, merged a fragment at a time with whoever is there.
+
+    fragments: of the model; the paper has 24, and sends each about every 24 steps. alpha: share of
+    its own entries that a learner keeps, in [0, 1); the paper keeps none. average:
+    "radial_directional" or "mean". server: None: Nesterov momentum .9 at rate .7. The server's
+    model is evaluated.
+    """
+    if fragments < 1:
+        raise ValueError(f"decoupled_diloco: needs fragments >= 1, got {fragments}; 1 is the model")
+    if not 0 <= alpha < 1:
+        raise ValueError(
+            f"decoupled_diloco: needs 0 <= alpha < 1, got {alpha}; 0 takes the server's entries"
+        )
+    merge = choose("average", AVERAGES, average)
+    if server is None:
+        server = optax.sgd(0.7, 0.9, nesterov=True)
+
+    def messages(params, workers, row):
+        sent = jax.ShapeDtypeStruct((fragment_size(params, fragments),), jnp.float32)
+        tensors = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32)
+        return mean_messages((sent, tensors) if merge is radial_directional else sent, workers, row)
+
+    def adopt(own, served, state, version):
+        received = changed(state.version, version, fragments)
+        mine, restore = ravel_floats(own)
+        theirs, _ = ravel_floats(served)
+        fragment = jnp.arange(mine.size) // fragment_size(own, fragments)
+        return restore(jnp.where(received[fragment], alpha * mine + (1 - alpha) * theirs, mine))
+
+    return Algorithm(
+        work=optimizer,
+        exchange=merge_of_fragment(merge, fragments),
+        messages=messages,
+        server=step_by_fragment(server, fragments, 0),
+        adopt=adopt,
+        weight=equal,
+    )

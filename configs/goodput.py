@@ -1,0 +1,43 @@
+"""Goodput of learners that fail, from 8 to 1,000 of them (Decoupled DiLoCo, arXiv 2604.21428).
+
+Nothing is trained. Decoupled DiLoCo beside asynchronous DiLoCo, DiLoCo and elastic all-reduce:
+which share of the learners' time goes into mini-batches that count, as the number of learners and
+the time between failures vary. The rates of failure are assumptions, not the paper's.
+
+    --config=configs/goodput.py:repair=600,stop=30
+"""
+
+from ml_collections import ConfigDict
+
+from configs import arguments
+from experiments.studies import goodput as study
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """Four methods. Arguments: between (s of work from a learner's failure to the next), repair (s
+    for which it is then away), stop (s of a stop of elastic all-reduce)."""
+    a = arguments.parse(arg, between=86_400.0, repair=3600.0, stop=60.0)
+
+    c = ConfigDict()
+    c.name = "goodput"
+    c.seed = 0  # of the failures
+    c.step = 10.0  # seconds of a mini-batch
+    c.between = a["between"]
+    c.repair = a["repair"]
+    c.stop = a["stop"]  # to form a group without a learner, and again with it
+    c.learner_seconds = 3e7  # simulated for every point, of all learners together
+
+    c.workers = (8, 16, 32, 64, 128, 256, 512, 1000)
+    c.betweens = (21_600.0, 43_200.0, 86_400.0, 172_800.0, 345_600.0)  # s
+    c.at_workers = 256  # while the time between failures varies
+
+    # Waiting rules, with the mini-batches between two pushes: of a fragment, or of the model.
+    c.rules = (
+        ("Decoupled DiLoCo", 4, "quorum_async(k=1, gamma=0.5)"),
+        ("asynchronous DiLoCo", 24, "k_async(k=1)"),
+        ("DiLoCo", 24, "barrier"),
+    )
+    return c
+
+
+analyse = study.analyse

@@ -1,0 +1,93 @@
+"""Elastic all-reduce under failures: all stop for a while, and go on with whoever is there.
+
+A step is one mini-batch of every learner that is there. A learner whose mini-batch takes longer
+than the others' has failed. The step is lost then, all others stop for some seconds to form a group
+without it, and go on. When it is back they stop again, and it joins; who comes back meanwhile waits
+for the next stop. Nothing else is lost, since every learner has the model.
+
+The synchronous rival in the study of goodput of Decoupled DiLoCo, arXiv 2604.21428.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stragglers.processes import Process
+
+AHEAD = 4096  # mini-batches of a learner that are looked up at once
+
+
+class Ran(NamedTuple):
+    """What a group has done."""
+
+    seconds: float
+    mini_batches: int  # of steps that nobody's failure has lost, of all learners together
+    stops: int
+
+
+class _Failures:
+    """How many mini-batches each learner makes before the one in which it fails.
+
+    most: mini-batches that nobody looks beyond.
+    """
+
+    def __init__(self, process: Process, learners: int, step: float, most: int):
+        self._draw, self._step, self._most = process.duration, step, most
+        self._learners = np.arange(learners)
+        self._drawn = np.zeros(learners, np.int64)
+
+    def next(self, learner: int) -> tuple[int, float]:
+        """(mini-batches until the learner's next failure, seconds for which it is then away)."""
+        before = 0
+        while before < self._most:
+            first = int(self._drawn[learner])
+            seconds = self._draw(learner, 0.0, first + np.arange(AHEAD))
+            failed = np.flatnonzero(seconds > self._step)
+            if failed.size:
+                self._drawn[learner] += failed[0] + 1
+                return before + int(failed[0]), float(seconds[failed[0]] - self._step)
+            self._drawn[learner] += AHEAD
+            before += AHEAD
+        return before, np.inf
+
+
+def elastic_all_reduce(
+    process: Process, learners: int, step: float, stop: float, seconds: float
+) -> Ran:
+    """A group of `learners` that runs for `seconds`, or until the step after that.
+
+    process: seeded, of mini-batches that take `step` seconds, or longer by the time for which a
+    learner is away; durations do not depend on when they begin. stop: seconds of a stop.
+    """
+    if process.uses_time:
+        raise ValueError(
+            f"elastic_all_reduce: {process.name} depends on the time; give a law, or a process "
+            "whose durations are drawn one by one"
+        )
+    failures = _Failures(process, learners, step, int(seconds / step) + 2)
+    left, away = (np.array(c) for c in zip(*map(failures.next, range(learners)), strict=True))
+    back = np.full(learners, np.inf)  # s, of those who are away
+    time, made, stops = 0.0, 0, 0
+    while time < seconds:
+        there = np.isinf(back)
+        joining = back <= time
+        if joining.any():
+            back[joining] = np.inf
+            time, stops = time + stop, stops + 1
+            continue
+        if not there.any():
+            time = back.min()
+            continue
+        steps = np.ceil(min(seconds, back.min()) / step - time / step)
+        steps = int(min(left[there].min(), max(steps, 1)))
+        time, made = time + steps * step, made + steps * int(there.sum())
+        left[there] -= steps
+        failing = there & (left == 0) & (time < min(seconds, back.min()))
+        if not failing.any():
+            continue
+        time += step
+        for learner in np.flatnonzero(failing):
+            back[learner] = time + away[learner]
+            left[learner], away[learner] = failures.next(learner)
+        time, stops = time + stop, stops + 1
+    return Ran(time, made, stops)

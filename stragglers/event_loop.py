@@ -1,0 +1,187 @@
+"""The events of `stragglers.event_clock`, pushes in the order of time: lines to be compiled."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+
+def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None:
+    """Fill rows from `place` on while all durations are known, and move `place` on.
+
+    place: [3], where to go on: a row; in it a contribution, or as many more as it has for what the
+        update does to it; and a worker that the update may interrupt.
+    times: [4] s of the last push or of the update, until when paths of speeds have to be known to
+        go on, when the grace of the row ends, and when the row has opened.
+    size: [T] contributions of every row, 0 of one that still waits.
+    These lines are compiled, except where durations are drawn when they are looked up.
+    """
+    table, counter, room, constant, switch, done, speed, slowest = ahead
+    steps, k, idle, limit, interrupt, grace, share = protocol
+    begin, end, version, attempts, consumed = state
+    workers, start, finish, first, taken, busy, spent = rows
+    updates, width = workers.shape
+    late = grace > 0  # who pushes within it comes along
+    costs, own = cost.shape  # a row per update, or one for all; so for the workers
+    cancel = interrupt and limit == 1  # an update restarts everybody
+    in_time = switch.shape[1] > 0
+    leaves = 1
+    while leaves < end.size:
+        leaves *= 2
+    # A tournament for the least `end`: worker i is leaf `leaves + i`, a node has who wins below it.
+    winner = np.arange(-leaves, leaves)
+    held = np.zeros(end.size, np.bool_)  # who is in the row already, and has gone on
+
+    def due(i):
+        return np.inf if held[i] else end[i]
+
+    def play(node):
+        i, j = winner[2 * node], winner[2 * node + 1]
+        winner[node] = j if j < end.size and due(j) < due(i) else i  # ties by worker
+
+    def enter(i):
+        """Play all matches of worker i again."""
+        node = (leaves + i) // 2
+        while node > 0:
+            play(node)
+            node //= 2
+
+    def sojourn(bounds, i, value):
+        """The last n with bounds[i, n] <= value."""
+        low, high = 0, bounds.shape[1]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if bounds[i, middle] <= value:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def seconds(row, i):
+        return cost[min(row, costs - 1), min(i, own - 1)]
+
+    def restart(i, at):
+        """Begin a contribution; False if too little is known of it, and nothing is done."""
+        n = attempts[i] - counter[i]
+        if attempts[i] + steps[i] > room[i]:
+            return False
+        if in_time:
+            latest = at
+            for step in range(steps[i]):
+                latest += max(constant[i], 1.0) * slowest * table[i, n + step]
+            if latest >= switch[i, -1]:
+                times[1] = latest
+                return False
+        begin[i] = at
+        end[i] = at
+        for step in range(steps[i]):
+            work = table[i, n + step]
+            if in_time:
+                x = sojourn(switch, i, end[i])
+                total = done[i, x] + speed[i, x] * (end[i] - switch[i, x]) + work
+                y = sojourn(done, i, total)
+                work = switch[i, y] + (total - done[i, y]) / speed[i, y] - end[i]
+                work *= constant[i]
+            end[i] += work
+            attempts[i] += 1
+        return True
+
+    row, c, after = place
+    if late and not idle and row < updates and size[row] == 0:
+        for j in range(c):
+            held[workers[row, j]] = True
+    for node in range(leaves - 1, 0, -1):
+        play(node)
+    while row < updates:
+        while size[row] == 0:
+            i = winner[1]
+            now = max(due(i), times[3])  # who is back early has waited
+            if c == width or (c >= k and now > times[2]):
+                if c < width:
+                    times[0] = times[2]
+                size[row] = c
+                continue
+            if update + row - version[i] >= limit:  # too old: ignored
+                if not restart(i, now + seconds(row, i)):
+                    place[0], place[1], place[2] = row, c, after
+                    return
+                version[i] = update + row
+                enter(i)
+                continue
+            began, pushed, landed, took = begin[i], end[i], now, 0.0
+            if not (idle or cancel):
+                took = seconds(row, i)
+                landed = now + took
+            if idle:
+                end[i] = np.inf
+            elif (not cancel or c < k - 1) and not restart(i, landed):
+                place[0], place[1], place[2] = row, c, after
+                return
+            held[i] = late and not idle
+            enter(i)
+            workers[row, c], start[row, c], finish[row, c] = i, began, landed
+            first[row, c], taken[row, c] = consumed[i], version[i]
+            busy[row, c], spent[row, c] = pushed - began, took
+            consumed[i] += steps[i]
+            if not (idle or cancel):
+                version[i] = update + row + (c == k - 1 and not late)
+            times[0] = now
+            c += 1
+            if late and c == k:
+                times[2] = now + grace
+                if not idle:
+                    back = finish[row, 0] + busy[row, 0]  # about when the first pushes again
+                    times[2] = now + min(grace, share * max(0.0, back - now))
+                    for j in range(c - 1):
+                        times[2] = min(times[2], max(now, end[workers[row, j]]))
+            if late and not idle and c >= k:
+                times[2] = min(times[2], max(now, end[i]))
+        now, n = times[0], size[row]
+        while (idle or cancel) and c < 2 * n:
+            i = workers[row, c - n]
+            # Only a worker's last push waits for the update and lands with it.
+            if first[row, c - n] + steps[i] == consumed[i]:
+                took = seconds(row, i)
+                if not cancel:
+                    if not restart(i, now + took):
+                        place[0], place[1], place[2] = row, c, after
+                        return
+                    version[i] = update + row + 1
+                    enter(i)
+                spent[row, c - n] = took
+                finish[row, c - n] = now + took
+                if not idle:
+                    busy[row, c - n] = now - start[row, c - n]  # it went on until it was cut
+            c += 1
+        if interrupt:
+            interrupted = False
+            while after < end.size:
+                if update + row + 1 - version[after] >= limit:
+                    if not restart(after, now + seconds(row, after)):
+                        place[0], place[1], place[2] = row, c, after
+                        return
+                    version[after] = update + row + 1
+                    interrupted = True
+                after += 1
+            if interrupted:
+                for node in range(leaves - 1, 0, -1):
+                    play(node)
+        if late:
+            times[3] = now
+            for j in range(n, width):  # nobody
+                workers[row, j], first[row, j], taken[row, j] = end.size, 0, update + row
+                start[row, j] = finish[row, j] = now
+                busy[row, j] = spent[row, j] = 0.0
+            held[:] = False
+            for node in range(leaves - 1, 0, -1):
+                play(node)
+        row, c, after = row + 1, 0, 0
+    place[0], place[1], place[2] = row, c, after
+
+
+@functools.cache
+def compiled() -> Callable[..., None]:
+    """The loop as machine code."""
+    import numba  # here, because importing it takes a second that other rules need not wait
+
+    return numba.njit(loop, cache=True)

@@ -1,0 +1,64 @@
+"""Elastic all-reduce: steps and stops by hand, and against a plain loop over steps."""
+
+import numpy as np
+import pytest
+
+from stragglers import delays
+from stragglers.elastic import elastic_all_reduce
+from stragglers.processes import from_law, markov, replayed
+
+STEP = 2.0
+
+
+def step_by_step(process, learners, step, stop, seconds):
+    """(seconds, mini-batches, stops), a step at a time."""
+    time, made, stops = 0.0, 0, 0
+    attempts, back = [0] * learners, [None] * learners
+    while time < seconds:
+        joining = [i for i in range(learners) if back[i] is not None and back[i] <= time]
+        there = [i for i in range(learners) if back[i] is None]
+        if joining:
+            for i in joining:
+                back[i] = None
+            time, stops = time + stop, stops + 1
+        elif not there:
+            time = min(back)
+        else:
+            lasts = {i: float(process.duration(i, 0.0, attempts[i])) for i in there}
+            failed = [i for i in there if lasts[i] > step]
+            time += step
+            for i in failed:
+                attempts[i] += 1
+                back[i] = time + lasts[i] - step
+            if failed:
+                time, stops = time + stop, stops + 1
+            else:
+                made += len(there)
+                for i in there:
+                    attempts[i] += 1
+    return time, made, stops
+
+
+@pytest.mark.parametrize("learners", [1, 3, 20])
+@pytest.mark.parametrize("stop", [0.0, 7.0])
+def test_it_is_what_a_loop_over_steps_does(learners, stop):
+    law = delays.bernoulli_slowdown(STEP, 10.5, 0.02)
+    process = from_law(law).seeded(3)
+    ran = elastic_all_reduce(process, learners, STEP, stop, 2000.0)
+    assert ran == pytest.approx(step_by_step(process, learners, STEP, stop, 2000.0))
+    assert ran.stops > 10
+
+
+def test_a_failure_costs_a_step_and_two_stops():
+    """Learner 1 fails in its third step for 20 s, learner 0 goes on alone."""
+    records = [np.full(500, STEP), np.r_[STEP, STEP, STEP + 20.0, np.full(500, STEP)]]
+    ran = elastic_all_reduce(replayed("by hand", records).seeded(0), 2, STEP, 5.0, 100.0)
+    # 2 steps of both; a lost one, ending at 6 s; a stop to 11 s; alone to 27 s; a stop to 32 s.
+    assert (ran.stops, ran.mini_batches) == (2, 2 * 2 + 8 + 2 * 34)
+    assert ran.seconds == 100.0
+
+
+def test_delays_that_change_with_time_are_refused():
+    process = markov(delays.deterministic(1.0), 5.0, 9.0, 3.0).seeded(0)
+    with pytest.raises(ValueError, match="depends on the time; give a law"):
+        elastic_all_reduce(process, 2, 1.0, 1.0, 10.0)
