@@ -4,15 +4,16 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import networkx as nx
 from matplotlib.figure import Figure
 
+from comms.rounds import Round
 from experiments import premises, prepare, records
 from experiments.numbers import Numbers
 from experiments.parts import part
 from experiments.reports import figure
 from experiments.studies import graph_consensus
 
+BUDGET = 0.5  # of MATCHA
 _SECOND_ORDER = part("dpsgd", order="adapt_then_combine")  # that of all its rivals
 METHODS = {
     "dpsgd": {"algorithm": _SECOND_ORDER},
@@ -24,7 +25,7 @@ METHODS = {
     "exact_diffusion": {"algorithm": part("exact_diffusion")},
     "qg_dsgdm": {"algorithm": part("qg_dsgdm", momentum=0.9)},
     "decentlam": {"algorithm": part("decentlam", momentum=0.9)},
-    "matcha": {"algorithm": part("matcha", budget=0.5)},
+    "matcha": {"algorithm": part("matcha", budget=BUDGET)},
 }
 GRAPHS = {
     "ring": part("ring"),
@@ -32,7 +33,9 @@ GRAPHS = {
     "one_peer": part("one_peer_exponential"),
     "base_2": part("base_k", k=1),
     "groups": part("hierarchical", group=4),
+    "equi": part("equi_dyn", directed=True),
 }
+
 _LOW, _MIDDLE = (0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8, 1.6)
 _HIGH, _HIGHER = (0.2, 0.4, 0.8, 1.6, 3.2), (0.4, 0.8, 1.6, 3.2, 6.4)
 _WITH_MOMENTUM = (0.08, 0.16, 0.32, 0.64, 1.28)
@@ -42,11 +45,13 @@ RATES = {
     "dpsgd/one_peer": _HIGH,
     "dpsgd/base_2": _HIGHER,
     "dpsgd/groups": _HIGHER,
+    "dpsgd/equi": _HIGH,
     "gradient_tracking/ring": _HIGH,
     "gradient_tracking/torus": _MIDDLE,
     "gradient_tracking/one_peer": _LOW,
     "gradient_tracking/base_2": _LOW,
     "gradient_tracking/groups": _LOW,
+    "gradient_tracking/equi": _LOW,
     "exact_diffusion/ring": _MIDDLE,
     "exact_diffusion/base_2": _MIDDLE,
     "dpsgd_momentum/ring": _WITH_MOMENTUM,
@@ -71,10 +76,13 @@ CLAIMS = (  # ours, theirs, what is said of them
     ("dpsgd/one_peer", "dpsgd/ring", "one peer is as good as many (arXiv 2110.13363)"),
     ("dpsgd/base_2", "dpsgd/ring", "finite-time consensus (arXiv 2305.11420)"),
     ("dpsgd/base_2", "dpsgd/one_peer", "finite-time consensus (arXiv 2305.11420)"),
+    ("dpsgd/equi", "dpsgd/ring", "a rate that does not depend on n (arXiv 2210.07881)"),
+    ("dpsgd/equi", "dpsgd/one_peer", "(not claimed) random hops, not powers of two"),
     ("dpsgd/base_2", "matcha/ring", "finite-time consensus (arXiv 2305.11420)"),
     ("dpsgd/torus", "dpsgd/ring", "(not claimed) more links"),
     ("dpsgd/groups", "dpsgd/ring", "(not claimed) the mean within groups"),
     ("gradient_tracking/base_2", "gradient_tracking/ring", "the same graph, gradient tracking"),
+    ("gradient_tracking/equi", "gradient_tracking/ring", "the same graph, gradient tracking"),
     ("dpsgd/base_2", "gradient_tracking/base_2", "(not claimed) half the bytes count for more"),
     ("dpsgd/base_2", "exact_diffusion/ring", "(not claimed) a better graph, not a better method"),
 )
@@ -113,8 +121,8 @@ def numbers(arms) -> Iterator[Numbers]:
     yield Numbers("at the rate that ends lowest", columns, [_row(*each) for each in best])
     yield Numbers(
         f"models sent until the distance to the mean is {NEAR:g} of what it was, no training",
-        ("workers", *GRAPHS),
-        [(f"{workers}", *map(_sent, _graphs(workers).values())) for workers in SIZES],
+        ("workers", *_turns(SIZES[0])),
+        [(f"{workers}", *map(_sent, _turns(workers).values())) for workers in SIZES],
     )
 
 
@@ -149,7 +157,7 @@ def figures(workdir) -> None:
     canvas.supxlabel("MB that a worker has sent", fontsize=9)
     canvas.supylabel("training loss of the mean model", fontsize=9)
     figure.save(canvas, workdir / "heterogeneous.png")
-    sizes = {f"{workers} workers": _graphs(workers) for workers in SIZES}
+    sizes = {f"{workers} workers": _turns(workers) for workers in SIZES}
     graph_consensus.draw_consensus(sizes, MODELS, workdir / "consensus.png")
 
 
@@ -185,10 +193,14 @@ def _in_megabytes(run: list[dict]) -> list[dict]:
     return [record | {"megabytes": record["bytes_per_worker"] / 1e6} for record in run]
 
 
-def _graphs(workers: int) -> dict[str, nx.Graph]:
-    return {name: prepare.GRAPH.build(graph, n=workers) for name, graph in GRAPHS.items()}
+def _turns(workers: int) -> dict[str, list[Round]]:
+    """What the graphs do in turn, and what MATCHA does on the ring."""
+    graphs = {name: prepare.GRAPH.build(graph, n=workers) for name, graph in GRAPHS.items()}
+    turns = {name: graph_consensus.of_graph(graph) for name, graph in graphs.items()}
+    enough = int(2 * MODELS)  # of rounds in which about one model is sent
+    return turns | {"matcha": graph_consensus.of_matcha(graphs["ring"], BUDGET, enough)}
 
 
-def _sent(graph: nx.Graph) -> str:
-    models = graph_consensus.sent_until(graph_consensus.consensus(graph, MODELS), NEAR)
+def _sent(turn: list[Round]) -> str:
+    models = graph_consensus.sent_until(graph_consensus.consensus(turn, MODELS), NEAR)
     return f"more than {MODELS:g}" if models is None else f"{models:.3g}"
