@@ -4,7 +4,7 @@ import functools
 
 import optax
 
-from algorithms import all_reduce, local_sgd, top_k
+from algorithms import all_reduce, local_sgd, ringleader, top_k
 from algorithms.base import scale_by_samples
 from runtimes.actors import Actors
 from runtimes.free_worker import Parts
@@ -27,6 +27,7 @@ METHODS = {
     "all_reduce": lambda: all_reduce(optimizer()),
     "top_k": lambda: top_k(optimizer(), ratio=0.3),
     "local_sgd": lambda: local_sgd(optimizer()),
+    "ringleader": lambda: ringleader(optimizer(), N),
 }
 DIVERGING = {"diverging": lambda: all_reduce(optax.sgd(1e15))}
 
