@@ -127,38 +127,56 @@ def numbers(arms) -> Iterator[Numbers]:
 
 
 def figures(workdir) -> None:
-    """Write heterogeneous.png, loss against bytes at the best rates, and consensus.png."""
+    """Write heterogeneous.png, what the best rates make of bytes, and consensus.png."""
     workdir = Path(workdir)
     members = [
         arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
         for arm in records.read_json(workdir / records.SUMMARY)["arms"]
     ]
     best = _best(members)
-    panels = {
+    columns = {
         "methods on the ring": [group for group in best if group.endswith("/ring")],
-        "D-PSGD and gradient tracking on graphs": [
-            group for group in best if group.startswith(("dpsgd/", "gradient_tracking/"))
-        ],
+        "D-PSGD and MATCHA on graphs": _of(best, "dpsgd/", "matcha/"),
+        "gradient tracking on graphs": _of(best, "gradient_tracking/"),
     }
-    canvas = Figure(figsize=(9, 4.2), dpi=150, layout="constrained")
-    for panel, (title, groups) in zip(
-        canvas.subplots(1, 2, sharey=True), panels.items(), strict=True
-    ):
-        lines = figure.styles(groups)
-        for group in groups:
-            runs = [
-                _in_megabytes(records.read_metrics(path.parent))
-                for path in sorted((workdir / best[group]["name"]).rglob(records.METRICS))
-            ]
-            figure.plot(panel, runs, lines[group], "megabytes", label=group)
-        figure.logarithmic(panel)
-        panel.set_title(title, fontsize=9)
-        panel.legend(fontsize=7, frameon=False, handlelength=3)
+    canvas = Figure(figsize=(12, 7), dpi=150, layout="constrained")
+    grid = canvas.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
+    for (title, groups), panels in zip(columns.items(), grid.T, strict=True):
+        runs = {group: _runs(workdir / best[group]["name"]) for group in groups}
+        _draw(panels, runs)
+        panels[0].set_title(title, fontsize=9)
+        panels[0].legend(fontsize=7, frameon=False, handlelength=3)
+    grid[0, 0].set_ylabel("training loss of the mean model", fontsize=9)
+    grid[1, 0].set_ylabel("consensus distance", fontsize=9)
     canvas.supxlabel("MB that a worker has sent", fontsize=9)
-    canvas.supylabel("training loss of the mean model", fontsize=9)
     figure.save(canvas, workdir / "heterogeneous.png")
     sizes = {f"{workers} workers": _turns(workers) for workers in SIZES}
     graph_consensus.draw_consensus(sizes, MODELS, workdir / "consensus.png")
+
+
+def _of(best, *methods: str) -> list[str]:
+    return [group for group in best if group.startswith(methods)]
+
+
+def _runs(place: Path) -> list[list[dict]]:
+    """The records of all seeds of an arm."""
+    paths = sorted(place.rglob(records.METRICS))
+    return [_in_megabytes(records.read_metrics(path.parent)) for path in paths]
+
+
+def _draw(panels, runs: dict[str, list[list[dict]]]) -> None:
+    """Loss, and below it how far models are apart, which are equal as a run begins."""
+    # Lines of one method differ in their graph.
+    swapped = ["/".join(reversed(group.split("/"))) for group in runs]
+    alike = len({group.partition("/")[2] for group in runs}) == 1
+    lines = figure.styles(list(runs) if alike else swapped).values()
+    for (group, records_of), line in zip(runs.items(), lines, strict=True):
+        apart = [[row for row in run if row["consensus_distance"]] for run in records_of]
+        figure.plot(panels[0], records_of, line, "megabytes", label=group)
+        if all(apart):
+            figure.plot(panels[1], apart, line, "megabytes", "consensus_distance")
+    for panel in panels:
+        figure.logarithmic(panel)
 
 
 def _members(arms) -> dict[str, list[dict]]:

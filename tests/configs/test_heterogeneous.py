@@ -4,7 +4,7 @@ import pytest
 
 from comms import mixing, topology
 from configs import heterogeneous
-from experiments import prepare, sweep, train
+from experiments import prepare, records, sweep, train
 from experiments.parts import part
 from experiments.studies import graph_consensus
 from experiments.studies import heterogeneous as study
@@ -34,6 +34,22 @@ def test_all_arms_send_about_the_same(tmp_path):
     assert max(sent.values()) <= 1.2 * min(sent.values())
     assert updates["dpsgd/base_2"] == pytest.approx(2 * updates["dpsgd/ring"], rel=0.1)
     assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
+
+
+def test_figures_show_loss_and_distance_against_bytes(tmp_path):
+    """Of three arms, which are read from their records."""
+    names = ("dpsgd/ring/rate=0.2", "gradient_tracking/equi/rate=0.1", "matcha/ring/rate=0.2")
+    config = heterogeneous.get_config("models=12,workers=8")
+    config.task = part("digits", model="logistic")
+    config.evaluate_every = 3.0
+    found = []
+    for name in names:
+        arm = sweep.override(config, ARMS[name] | {"name": name})
+        found.append(train.run(arm, tmp_path / name) | {"name": name})
+    records.write_json(tmp_path / records.SUMMARY, {"arms": found})
+    study.figures(tmp_path)
+    for picture in ("heterogeneous.png", "consensus.png"):
+        assert (tmp_path / picture).stat().st_size > 10_000
 
 
 def test_claims_stand_beside_what_was_measured():
