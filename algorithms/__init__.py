@@ -23,6 +23,7 @@ from algorithms.powersgd import powersgd
 from algorithms.push_sum import sgp
 from algorithms.qg_dsgdm import qg_dsgdm
 from algorithms.quantised import ef_sign, int8_all_reduce, natural_compression, qsgd
+from algorithms.ringleader import ringleader
 from algorithms.robust import centred_clipping, coordinate_median, krum, trimmed_mean
 from algorithms.s2_reducer import s2_reducer
 from algorithms.sketched_sgd import sketched_sgd
@@ -81,6 +82,7 @@ ALGORITHMS = {
         qg_dsgdm,
         qsgd,
         random_k,
+        ringleader,
         s2_reducer,
         sgp,
         sketched_sgd,

@@ -141,10 +141,11 @@ def mixing_over(
     and what they weigh; None: what the graph itself says, as a graph of rounds does (see
     `comms.topology`), else all of them, always. Raises ValueError for links of another graph.
     """
-    weights = choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
+    make = choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)
     if links is None and "rounds" in graph.graph:
         links = of_rounds(graph.graph["rounds"])
     if links is None:
+        weights = make(graph)
         _, partners = graph_matchings(graph)
         heard = weights[np.arange(len(weights)), partners]
         return Mixing(
@@ -153,7 +154,7 @@ def mixing_over(
             partners,
             None,
         )
-    partners, heard = links.partners, _weights(links, weights)
+    partners, heard = links.partners, _weights(links, graph, make)
     return Mixing(
         lambda tree, active: gossip.mix_active(tree, heard, partners, active, AXIS),
         lambda tree, active: gossip.pull(tree, heard, partners, active, AXIS),
@@ -162,13 +163,13 @@ def mixing_over(
     )
 
 
-def _weights(links: Links, mixing_matrix: np.ndarray) -> np.ndarray:
-    """[M, n] weight of what every worker hears: as the links say, or else the matrix."""
-    workers = len(mixing_matrix)
+def _weights(links: Links, graph: nx.Graph, make: Callable) -> np.ndarray:
+    """[M, n] weight of what every worker hears: as the links say, or else a matrix of the graph."""
+    workers = len(graph)
     shape = (len(links.partners), workers)
     weights = links.weights
     if weights is None and links.partners.shape == shape:
-        weights = mixing_matrix[np.arange(workers), links.partners]
+        weights = make(graph)[np.arange(workers), links.partners]
     if links.partners.shape != shape or np.shape(weights) != shape:
         raise ValueError(
             f"links: the graph has {workers} workers, but partners of the links are "

@@ -4,10 +4,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import networkx as nx
 import numpy as np
 
-from comms import matching
+from comms.rounds import Round
 
 BLOCK = 1024  # updates that are drawn together: another number would draw other matchings
 
@@ -59,40 +58,16 @@ def in_turn(matchings: int) -> Callable[[int, int], np.ndarray]:
     return rows
 
 
-def of_rounds(rounds: Sequence[np.ndarray]) -> Links:
-    """Links that mix by these matrices [n, n], one after the other, again and again.
-
-    A symmetric matrix is taken apart into matchings of pairs, any other into rings of workers that
-    are equally far apart, of which each is a permutation.
-    """
-    partners, weights, round_of = [], [], []
-    everyone = np.arange(len(rounds[0]))
-    for index, W in enumerate(rounds):
-        for partner in _permutations(W):
-            partners.append(partner)
-            weights.append(np.where(partner == everyone, 0, W[everyone, partner]))
-            round_of.append(index)
+def of_rounds(turn: Sequence[Round]) -> Links:
+    """Links that mix by these rounds, one after the other, again and again."""
+    round_of = np.repeat(np.arange(len(turn)), [len(one.partners) for one in turn])
 
     def active(first: int, count: int) -> np.ndarray:
-        return np.arange(first, first + count)[:, None] % len(rounds) == np.array(round_of)
+        return np.arange(first, first + count)[:, None] % len(turn) == round_of
 
-    directed = any(not np.array_equal(W, W.T) for W in rounds)
-    shape = (-1, len(everyone))
     return Links(
-        np.array(partners, np.int32).reshape(shape),
+        np.concatenate([one.partners for one in turn]),
         active,
-        directed,
-        np.array(weights, float).reshape(shape),
+        any(one.directed for one in turn),
+        np.concatenate([one.weights for one in turn]),
     )
-
-
-def _permutations(W: np.ndarray) -> list[np.ndarray]:
-    """[n] whom every worker hears from, itself if nobody, until all non-zero entries are heard."""
-    workers = len(W)
-    linked = (W != 0) & ~np.eye(workers, dtype=bool)
-    if np.array_equal(W, W.T):
-        graph = nx.from_numpy_array(linked)
-        return [matching.partners(edges, workers) for edges in matching.decompose(graph)]
-    receivers = np.arange(workers)
-    hops = [(receivers - hop) % workers for hop in range(1, workers)]
-    return [source for source in hops if linked[receivers, source].any()]

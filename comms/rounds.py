@@ -1,32 +1,102 @@
-"""Graphs that change with time: mixing matrices [n, n] that rounds use in turn, again and again.
+"""Graphs that change with time: who hears whom in rounds that take turns, again and again.
 
-All are float64 and doubly stochastic. `comms.topology` makes graphs of them.
+A round is an index array of whom every worker hears, so that 100,000 workers take memory in
+proportion to their number. `matrix` is its mixing matrix [n, n], float64 and doubly stochastic, and
+`mixed` what it makes of values. `comms.topology` makes graphs of rounds.
 """
 
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
 
-from comms import mixing
+from comms import matching
 
 Weighted = list[tuple[int, int, float]]  # links of a round: two workers, and what each hears
 
 
-def one_peer_exponential(n: int) -> list[np.ndarray]:
+class Round(NamedTuple):
+    """Permutations of the workers that are used at once; what a worker keeps is the rest of 1."""
+
+    partners: np.ndarray  # [m, n] int32, whom every worker hears from, itself where from nobody
+    weights: np.ndarray  # [m, n] float64 of what is heard, 0 where from nobody
+
+    @property
+    def directed(self) -> bool:
+        """Whether a worker hears from somebody who does not hear from it in the same exchange."""
+        everyone = np.arange(self.partners.shape[1])
+        return any((partner[partner] != everyone).any() for partner in self.partners)
+
+    @property
+    def messages(self) -> float:
+        """Models that a worker sends, in the mean over workers."""
+        workers = self.partners.shape[1]
+        return np.count_nonzero(self.partners != np.arange(workers)) / workers
+
+
+def matrix(one: Round) -> np.ndarray:
+    """W [n, n] of a round, for few workers."""
+    return mixed(one, np.eye(one.partners.shape[1]))
+
+
+def mixed(one: Round, x: np.ndarray) -> np.ndarray:
+    """W x for values x [n, ...] of all workers."""
+    moved = np.zeros(x.shape)
+    for partner, weight in zip(*one, strict=True):
+        moved += weight.reshape(-1, *[1] * (x.ndim - 1)) * (x[partner] - x)
+    return x + moved
+
+
+def one_peer_exponential(n: int) -> list[Round]:
     """Half of one's own, half of the worker 2^t places before; t = 0 .. ceil(log2 n) - 1.
 
     Directed, one message per worker and round; the product of all rounds is the mean where n is a
     power of two. B. Ying et al., arXiv 2110.13363.
     """
-    everyone = np.eye(n)
-    hops = [1 << t for t in range((n - 1).bit_length())] or [0]
-    return [(everyone + np.roll(everyone, hop, axis=0)) / 2 for hop in hops]
+    hops = [1 << t for t in range((n - 1).bit_length())]
+    return [_shifted(n, [hop], 0.5) for hop in hops] or [_shifted(n, [], 0.0)]
 
 
-def base_k(n: int, k: int) -> list[np.ndarray]:
+def equi_static(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
+    """D-EquiStatic, or U-EquiStatic: the mean over `peers` shifts by random numbers of places.
+
+    A basis matrix takes (n - 1) / n of the worker u places before and 1 / n of one's own, so that
+    the mean over all n - 1 shifts is the exact mean: a random choice of O(log n) of them contracts
+    at a rate that does not grow with n. Undirected: half of each shift goes the other way.
+    Z. Song et al., arXiv 2210.07881, Algorithms 1 and 2; shifts are drawn without repetition.
+    """
+    hops = _hops(n, peers, seed)
+    if directed:
+        return [_shifted(n, hops, (n - 1) / n / max(len(hops), 1))]
+    share = (n - 1) / (2 * n * max(len(hops), 1))
+    weights: dict[tuple[int, int], float] = {}
+    for hop, i in itertools.product(hops, range(n)):
+        pair = min(i, (i + hop) % n), max(i, (i + hop) % n)
+        weights[pair] = weights.get(pair, 0.0) + share
+    return [_of_links(n, [(*pair, weight) for pair, weight in weights.items()])]
+
+
+def equi_dyn(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
+    """OD-EquiDyn, or OU-EquiDyn: one peer a round, by the random shifts of `equi_static` in turn.
+
+    Half of a basis matrix, half of what one has. Undirected: from a random worker on everybody is
+    paired with the worker u places on, where both are still alone. ArXiv 2210.07881, Algorithms 3
+    and 4 with eta = 1/2, which draw one of the shifts each time; shifts commute, so that directed
+    rounds in any order come to the same.
+    """
+    hops = _hops(n, peers, seed)
+    share = (n - 1) / (2 * n)
+    if directed:
+        return [_shifted(n, [hop], share) for hop in hops] or [_shifted(n, [], 0.0)]
+    first = np.random.default_rng((seed, 1)).integers(n, size=len(hops))
+    pairs = [_paired(n, hop, begin) for hop, begin in zip(hops, first.tolist(), strict=True)]
+    return [_of_links(n, [(i, j, share) for i, j in links]) for links in pairs or [[]]]
+
+
+def base_k(n: int, k: int) -> list[Round]:
     """Base-(k+1) graph: at most k neighbours in a round, the mean of all n after the last one.
 
     Y. Takezawa et al., arXiv 2305.11420, Algorithms 1 to 3: the shorter one of two plans.
@@ -35,23 +105,52 @@ def base_k(n: int, k: int) -> list[np.ndarray]:
     plans = [_simple_base(nodes, k)]
     smooth = _smooth_part(n, k)
     if 1 < smooth < n:
-        parts = np.array_split(np.array(nodes), smooth)
-        within = _side_by_side([_simple_base(part.tolist(), k) for part in parts])
+        parts = [part.tolist() for part in np.array_split(np.array(nodes), smooth)]
+        within = _side_by_side([_simple_base(part, k) for part in parts])
         across = _side_by_side([_hyper_hypercube(row, k) for row in np.array(parts).T.tolist()])
         plans.append(within + across)
     shortest = min(plans, key=len)
-    return [_matrix(n, links) for links in shortest or [[]]]
+    return [_of_links(n, links) for links in shortest or [[]]]
 
 
-def hierarchical(n: int, group: int) -> list[np.ndarray]:
+def hierarchical(n: int, group: int) -> list[Round]:
     """The mean within groups of neighbours in number, then gossip on a ring between groups.
 
     Between groups the first members mix among themselves, then so do all second ones, and so on.
     """
-    within = np.kron(np.eye(n // group), np.full((group, group), 1 / group))
+    pairs = list(itertools.combinations(range(group), 2))
+    within = [(first + i, first + j, 1 / group) for first in range(0, n, group) for i, j in pairs]
+    if n == group:
+        return [_of_links(n, within)]
     groups = nx.cycle_graph(n // group) if n > 2 * group else nx.path_graph(n // group)
-    between = np.kron(mixing.metropolis(groups), np.eye(group))
-    return [within, between] if n > group else [within]
+    between = [
+        (a * group + member, b * group + member, 1 / (1 + max(groups.degree[a], groups.degree[b])))
+        for a, b in groups.edges
+        for member in range(group)
+    ]  # Metropolis weights
+    return [_of_links(n, within), _of_links(n, between)]
+
+
+def _shifted(n: int, hops: Sequence[int], weight: float) -> Round:
+    """Everybody hears from the workers that are these numbers of places before."""
+    partners = (np.arange(n) - np.array(hops, int).reshape(-1, 1)) % n
+    return Round(partners.astype(np.int32), np.full(partners.shape, weight))
+
+
+def _hops(n: int, peers: int, seed: int) -> list[int]:
+    """Different numbers of places, at most n - 1 of them."""
+    return (1 + np.random.default_rng(seed).choice(n - 1, peers, replace=False)).tolist()
+
+
+def _paired(n: int, hop: int, begin: int) -> list[tuple[int, int]]:
+    """Pairs of workers `hop` places apart, as they are met from `begin` on."""
+    alone, pairs = np.ones(n, bool), []
+    for i in itertools.chain(range(begin, n), range(begin)):
+        j = (i + hop) % n
+        if alone[i] and alone[j]:
+            alone[[i, j]] = False
+            pairs.append((i, j))
+    return pairs
 
 
 def _hyper_hypercube(nodes: Sequence[int], k: int) -> list[Weighted]:
@@ -116,12 +215,18 @@ def _joined(lists: Iterable[list]) -> list:
     return list(itertools.chain.from_iterable(lists))
 
 
-def _matrix(n: int, links: Weighted) -> np.ndarray:
-    W = np.zeros((n, n))
-    for i, j, weight in links:
-        W[i, j] = W[j, i] = weight
-    np.fill_diagonal(W, 1 - W.sum(axis=1))
-    return W
+def _of_links(n: int, links: Weighted) -> Round:
+    """The links as matchings, each of which is a permutation."""
+    graph = nx.empty_graph(n)
+    graph.add_weighted_edges_from(links)
+    matchings = matching.decompose(graph)
+    partners = np.array([matching.partners(edges, n) for edges in matchings], np.int32)
+    partners = partners.reshape(-1, n)
+    weights = np.zeros(partners.shape)
+    for row, edges in zip(weights, matchings, strict=True):
+        for i, j in edges:
+            row[[i, j]] = graph.edges[i, j]["weight"]
+    return Round(partners, weights)
 
 
 def _smooth_part(n: int, k: int) -> int:

@@ -3,8 +3,8 @@
 Every function returns a connected `networkx.Graph` with nodes 0..n-1 (the workers), without
 self-loops, or raises a ValueError of one sentence. Random graphs depend on `seed` alone.
 
-A graph whose links come and go has all of them, and in its attribute `graph["rounds"]` the mixing
-matrices of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use all links.
+A graph whose links come and go has all of them, and in its attribute `graph["rounds"]` the rounds
+of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use all links.
 """
 
 import math
@@ -83,6 +83,28 @@ def base_k(n: int, k: int = 1) -> nx.Graph:
     if k < 1:
         raise ValueError(f"base_k: needs k >= 1 peers, got {k}; 1 is the Base-2 graph")
     return _of_rounds("base_k", n, rounds.base_k(n, k))
+
+
+def equi_static(
+    n: int, peers: int | None = None, seed: int = 0, directed: bool = False
+) -> nx.Graph:
+    """EquiTopo graph whose rate hardly depends on n: `peers` random shifts (arXiv 2210.07881).
+
+    peers: shifts, by default ceil(log2 n); without `directed` each one links to two neighbours.
+    """
+    peers = _peers("equi_static", n, peers)
+    return _of_rounds("equi_static", n, rounds.equi_static(n, peers, seed, directed))
+
+
+def equi_dyn(n: int, peers: int | None = None, seed: int = 0, directed: bool = False) -> nx.Graph:
+    """One-peer EquiTopo graph: one of `peers` random shifts at a time (arXiv 2210.07881).
+
+    peers: shifts, by default 2 ceil(log2 n) or all there are; without `directed` pairs exchange.
+    """
+    if peers is None and n > 1:
+        peers = min(2 * (n - 1).bit_length(), n - 1)
+    peers = _peers("equi_dyn", n, peers)
+    return _of_rounds("equi_dyn", n, rounds.equi_dyn(n, peers, seed, directed))
 
 
 def hierarchical(n: int, group: int) -> nx.Graph:
@@ -175,6 +197,8 @@ GRAPHS = {
     "exponential": exponential,
     "one_peer_exponential": one_peer_exponential,
     "base_k": base_k,
+    "equi_static": equi_static,
+    "equi_dyn": equi_dyn,
     "hierarchical": hierarchical,
     "random_regular": random_regular,
     "erdos_renyi": erdos_renyi,
@@ -184,9 +208,18 @@ GRAPHS = {
 }
 
 
-def _of_rounds(name: str, n: int, matrices: list[np.ndarray]) -> nx.Graph:
-    graph = _connected(name, n, {(i, j) for W in matrices for i, j in np.argwhere(W) if i != j})
-    graph.graph["rounds"] = matrices
+def _of_rounds(name: str, n: int, turn: list[rounds.Round]) -> nx.Graph:
+    everyone = np.arange(n)
+    heard = [
+        n * np.minimum(everyone, partner) + np.maximum(everyone, partner)
+        for one in turn
+        for partner in one.partners.astype(np.int64)
+    ]
+    below, above = np.divmod(np.unique(np.concatenate([*heard, [0]])), n)
+    linked = below < above
+    edges = zip(below[linked].tolist(), above[linked].tolist(), strict=True)
+    graph = _connected(name, n, edges, "another seed or more peers")
+    graph.graph["rounds"] = turn
     return graph
 
 
@@ -201,6 +234,18 @@ def _connected(name: str, n: int, edges: Iterable[Edge], way_out: str = "") -> n
             f"so gossip cannot agree; try {way_out}"
         )
     return graph
+
+
+def _peers(name: str, n: int, peers: int | None) -> int:
+    """How many shifts, by default ceil(log2 n)."""
+    _check_workers(name, n)
+    peers = (n - 1).bit_length() if peers is None else peers
+    if not min(1, n - 1) <= peers <= n - 1:
+        raise ValueError(
+            f"{name}: needs 1 <= peers <= {n - 1} of {n} workers, got peers={peers}; set it in "
+            "this range, or leave it out"
+        )
+    return peers
 
 
 def _check_workers(name: str, n: int) -> None:

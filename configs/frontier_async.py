@@ -1,12 +1,14 @@
-"""Local steps without waiting: DiLoCo and its asynchronous forms with one slow worker.
+"""Without waiting for one slow worker: DiLoCo's asynchronous forms, and rules on uneven data.
 
 Eight workers train an MLP on scikit-learn's digits, with H local steps between two pushes, or as
 many as their speed allows. One worker is `factor` times slower than the others. All arms see the
-same delays; DiLoCo waits for all, the others update at every push.
+same delays; DiLoCo waits for all, the others update at every push. Ringleader ASGD and its rivals
+push gradients of one mini-batch instead, and their workers hold fewer classes.
 
     --config=configs/frontier_async.py:factor=4 --sweep --seeds=3
 
-The sweep goes over the rates of the local steps; the outer steps have DiLoCo's numbers.
+The sweep goes over the rates of the local steps, or of the server where there are none; the outer
+steps have DiLoCo's numbers.
 """
 
 from collections.abc import Iterator

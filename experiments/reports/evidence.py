@@ -64,6 +64,15 @@ SWEEPS = (
         for graph in range(6)
     ),
     Sweep("heterogeneous", "--config=configs/heterogeneous.py --sweep --seeds=3 --together", 0.5),
+    *(
+        Sweep(
+            f"heterogeneous_workers_{workers}",
+            f"--config=configs/heterogeneous.py:workers={workers} --sweep --seeds=3 --together",
+            0.5 * workers / 16,
+        )
+        for workers in (64, 256)
+    ),
+    Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),
     Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.5),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
     Sweep("goodput", "--config=configs/goodput.py", 0.07),

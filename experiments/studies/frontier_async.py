@@ -1,4 +1,7 @@
-"""Asynchronous local steps: which outer momentum bears stale progress, and who should step less."""
+"""Asynchronous local steps: which outer momentum bears stale progress, and who should step less.
+
+Then asynchronous gradients on uneven data: whose data steps follow when workers differ in speed.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -31,19 +34,44 @@ GROUPS = {  # method -> what it changes
     "async_diloco_by_speed": _pushed(algorithm=part("async_diloco"), mini_batches=list(BY_SPEED)),
 }
 RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)
-CLAIMS = (  # ours, theirs, what is said of them (arXiv 2401.09135)
+
+
+def _uneven(wait, method: str = "all_reduce") -> dict:
+    """Gradients of one mini-batch, of which every worker has few classes."""
+    split = part("dirichlet", alpha=0.1)
+    return {"algorithm": part(method), "wait": wait, "split": split, "mini_batches": 1}
+
+
+UNEVEN = {  # method -> what it changes
+    "ringleader": _uneven(part("k_async", k=1), "ringleader"),
+    "ringmaster": _uneven(part("ringmaster", limit=FACTOR * WORKERS)),  # the slow worker counts
+    "rennala": _uneven(part("rennala", k=WORKERS)),
+    "k_async": _uneven(part("k_async", k=WORKERS // 2)),
+}
+UNEVEN_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+ALL = GROUPS | UNEVEN
+CLAIMS = (  # ours, theirs, what is said of them; without a source, in arXiv 2401.09135
     ("async_diloco", "async_nesterov", "momentum at every push suffers, delayed does not"),
     ("async_diloco", "async_nesterov_small", "nor is it the outer rate alone"),
     ("async_diloco", "async_average", "delayed momentum helps"),
     ("async_diloco_by_speed", "async_diloco", "local steps by speed help"),
     ("async_diloco", "diloco", "nobody waits for the slow worker"),
+    *(
+        ("ringleader", rival, "uneven data and speeds leave no bias (arXiv 2509.22860)")
+        for rival in ("ringmaster", "rennala", "k_async")
+    ),
 )
+
+
+def rates_of(group: str) -> tuple[float, ...]:
+    """The grid of a method."""
+    return UNEVEN_RATES if group in UNEVEN else RATES
 
 
 def arms() -> Iterator[tuple[str, dict]]:
     """(method/rate, entries of its config)."""
-    for group, changes in GROUPS.items():
-        for rate in RATES:
+    for group, changes in ALL.items():
+        for rate in rates_of(group):
             yield f"{group}/rate={rate:g}", changes | {"optimizer.learning_rate": rate}
 
 
@@ -62,7 +90,7 @@ def ends_below(arms, ours: str, theirs: str) -> premises.Answer:
 def numbers(arms) -> Iterator[Numbers]:
     """Of every method that was run, at the rate that ends lowest: its loss, and when it came."""
     rows = []
-    for group in GROUPS:
+    for group in ALL:
         with contextlib.suppress(premises.CannotTell):
             arm = premises.best(premises.group(arms, group), LOSS)
             rows.append((group, *_row(arm)))

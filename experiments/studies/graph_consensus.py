@@ -8,7 +8,10 @@ import networkx as nx
 import numpy as np
 from matplotlib.figure import Figure
 
+from algorithms.gossip import graph_matchings
+from comms import matcha as sampling
 from comms import mixing
+from comms.rounds import Round, mixed
 from experiments.reports.figure import COLOURS, DASHES, save
 from experiments.studies import axes as look
 
@@ -22,20 +25,39 @@ class Consensus(NamedTuple):
     distance: np.ndarray  # [rounds + 1] root mean square to the mean of all, 1 at the start
 
 
-def consensus(graph: nx.Graph, models: float) -> Consensus:
-    """Gossip on the graph, with its rounds or with Metropolis weights, until `models` are sent.
+def of_graph(graph: nx.Graph) -> list[Round]:
+    """The rounds that the graph comes with, or all of its links with Metropolis weights."""
+    if "rounds" in graph.graph:
+        return graph.graph["rounds"]
+    _, partners = graph_matchings(graph)
+    everyone = np.arange(len(graph))
+    heard = mixing.metropolis(graph)[everyone, partners]
+    return [Round(partners, np.where(partners == everyone, 0, heard))]
+
+
+def of_matcha(graph: nx.Graph, budget: float, rounds: int, seed: int = 0) -> list[Round]:
+    """Rounds of MATCHA, of which each has the matchings of the graph that were drawn for it."""
+    matchings, partners = graph_matchings(graph)
+    p = sampling.activation_probabilities(matchings, len(graph), budget)
+    alpha, _ = sampling.mixing_weight(matchings, len(graph), p)
+    weights = np.where(partners == np.arange(len(graph)), 0, alpha)
+    drawn = sampling.activations(p, rounds, (seed, 0))
+    return [Round(partners[active], weights[active]) for active in drawn]
+
+
+def consensus(turn: Sequence[Round], models: float) -> Consensus:
+    """Gossip by these rounds, again and again, until a worker has sent `models`.
 
     The start is random, independent between workers; a distance is its expectation, in float64.
     """
-    matrices = graph.graph.get("rounds", [mixing.metropolis(graph)])
-    workers = len(graph)
+    workers = turn[0].partners.shape[1]
     off_mean = np.eye(workers) - 1 / workers
     start = np.linalg.norm(off_mean)
     sent, left = [0.0], [1.0]
     while sent[-1] < models:
-        W = matrices[(len(sent) - 1) % len(matrices)]
-        off_mean = W @ off_mean
-        sent.append(sent[-1] + np.count_nonzero(W - np.diag(np.diag(W))) / workers)
+        one = turn[(len(sent) - 1) % len(turn)]
+        off_mean = mixed(one, off_mean)
+        sent.append(sent[-1] + one.messages)
         left.append(max(np.linalg.norm(off_mean) / start, ROUNDING))
     return Consensus(np.array(sent), np.array(left))
 
@@ -47,17 +69,17 @@ def sent_until(line: Consensus, distance: float) -> float | None:
 
 
 def draw_consensus(
-    panels: Mapping[str, Mapping[str, nx.Graph]], models: float, path: str | os.PathLike
+    panels: Mapping[str, Mapping[str, Sequence[Round]]], models: float, path: str | os.PathLike
 ) -> None:
-    """Write a PNG: distance to the mean against models sent; title -> name of a line -> graph."""
-    canvas = Figure(figsize=(9, 3.2), dpi=150, layout="constrained")
-    for axes, (title, graphs) in zip(
+    """Write a PNG: distance to the mean against models sent; title -> name of a line -> rounds."""
+    canvas = Figure(figsize=(9, 3.4), dpi=150, layout="constrained")
+    for axes, (title, turns) in zip(
         canvas.subplots(1, len(panels), sharey=True), panels.items(), strict=True
     ):
-        for (name, graph), colour, dash in zip(
-            graphs.items(), COLOURS, _repeated(DASHES), strict=False
+        for (name, turn), colour, dash in zip(
+            turns.items(), COLOURS, _repeated(DASHES), strict=False
         ):
-            line = consensus(graph, models)
+            line = consensus(turn, models)
             axes.plot(line.models, line.distance, color=colour, linestyle=dash, label=name)
         axes.set(yscale="log", ylim=(1e-6, 1.5), xlim=(0, models))
         axes.set_title(title, fontsize=9)
@@ -65,9 +87,7 @@ def draw_consensus(
     canvas.supxlabel("models that a worker has sent", fontsize=9)
     canvas.supylabel("distance to the mean", fontsize=9)
     handles, names = axes.get_legend_handles_labels()
-    canvas.legend(
-        handles, names, loc="outside upper center", ncols=len(names), fontsize=8, frameon=False
-    )
+    canvas.legend(handles, names, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     save(canvas, path)
 
 

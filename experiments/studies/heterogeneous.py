@@ -4,15 +4,16 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import networkx as nx
 from matplotlib.figure import Figure
 
+from comms.rounds import Round
 from experiments import premises, prepare, records
 from experiments.numbers import Numbers
 from experiments.parts import part
 from experiments.reports import figure
 from experiments.studies import graph_consensus
 
+BUDGET = 0.5  # of MATCHA
 _SECOND_ORDER = part("dpsgd", order="adapt_then_combine")  # that of all its rivals
 METHODS = {
     "dpsgd": {"algorithm": _SECOND_ORDER},
@@ -24,7 +25,7 @@ METHODS = {
     "exact_diffusion": {"algorithm": part("exact_diffusion")},
     "qg_dsgdm": {"algorithm": part("qg_dsgdm", momentum=0.9)},
     "decentlam": {"algorithm": part("decentlam", momentum=0.9)},
-    "matcha": {"algorithm": part("matcha", budget=0.5)},
+    "matcha": {"algorithm": part("matcha", budget=BUDGET)},
 }
 GRAPHS = {
     "ring": part("ring"),
@@ -32,7 +33,9 @@ GRAPHS = {
     "one_peer": part("one_peer_exponential"),
     "base_2": part("base_k", k=1),
     "groups": part("hierarchical", group=4),
+    "equi": part("equi_dyn", directed=True),
 }
+
 _LOW, _MIDDLE = (0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8, 1.6)
 _HIGH, _HIGHER = (0.2, 0.4, 0.8, 1.6, 3.2), (0.4, 0.8, 1.6, 3.2, 6.4)
 _WITH_MOMENTUM = (0.08, 0.16, 0.32, 0.64, 1.28)
@@ -42,11 +45,13 @@ RATES = {
     "dpsgd/one_peer": _HIGH,
     "dpsgd/base_2": _HIGHER,
     "dpsgd/groups": _HIGHER,
+    "dpsgd/equi": _HIGH,
     "gradient_tracking/ring": _HIGH,
     "gradient_tracking/torus": _MIDDLE,
     "gradient_tracking/one_peer": _LOW,
     "gradient_tracking/base_2": _LOW,
     "gradient_tracking/groups": _LOW,
+    "gradient_tracking/equi": _LOW,
     "exact_diffusion/ring": _MIDDLE,
     "exact_diffusion/base_2": _MIDDLE,
     "dpsgd_momentum/ring": _WITH_MOMENTUM,
@@ -71,10 +76,13 @@ CLAIMS = (  # ours, theirs, what is said of them
     ("dpsgd/one_peer", "dpsgd/ring", "one peer is as good as many (arXiv 2110.13363)"),
     ("dpsgd/base_2", "dpsgd/ring", "finite-time consensus (arXiv 2305.11420)"),
     ("dpsgd/base_2", "dpsgd/one_peer", "finite-time consensus (arXiv 2305.11420)"),
+    ("dpsgd/equi", "dpsgd/ring", "a rate that does not depend on n (arXiv 2210.07881)"),
+    ("dpsgd/equi", "dpsgd/one_peer", "(not claimed) random hops, not powers of two"),
     ("dpsgd/base_2", "matcha/ring", "finite-time consensus (arXiv 2305.11420)"),
     ("dpsgd/torus", "dpsgd/ring", "(not claimed) more links"),
     ("dpsgd/groups", "dpsgd/ring", "(not claimed) the mean within groups"),
     ("gradient_tracking/base_2", "gradient_tracking/ring", "the same graph, gradient tracking"),
+    ("gradient_tracking/equi", "gradient_tracking/ring", "the same graph, gradient tracking"),
     ("dpsgd/base_2", "gradient_tracking/base_2", "(not claimed) half the bytes count for more"),
     ("dpsgd/base_2", "exact_diffusion/ring", "(not claimed) a better graph, not a better method"),
 )
@@ -113,44 +121,62 @@ def numbers(arms) -> Iterator[Numbers]:
     yield Numbers("at the rate that ends lowest", columns, [_row(*each) for each in best])
     yield Numbers(
         f"models sent until the distance to the mean is {NEAR:g} of what it was, no training",
-        ("workers", *GRAPHS),
-        [(f"{workers}", *map(_sent, _graphs(workers).values())) for workers in SIZES],
+        ("workers", *_turns(SIZES[0])),
+        [(f"{workers}", *map(_sent, _turns(workers).values())) for workers in SIZES],
     )
 
 
 def figures(workdir) -> None:
-    """Write heterogeneous.png, loss against bytes at the best rates, and consensus.png."""
+    """Write heterogeneous.png, what the best rates make of bytes, and consensus.png."""
     workdir = Path(workdir)
     members = [
         arm | {"config": records.read_config(next((workdir / arm["name"]).rglob(records.CONFIG)))}
         for arm in records.read_json(workdir / records.SUMMARY)["arms"]
     ]
     best = _best(members)
-    panels = {
+    columns = {
         "methods on the ring": [group for group in best if group.endswith("/ring")],
-        "D-PSGD and gradient tracking on graphs": [
-            group for group in best if group.startswith(("dpsgd/", "gradient_tracking/"))
-        ],
+        "D-PSGD and MATCHA on graphs": _of(best, "dpsgd/", "matcha/"),
+        "gradient tracking on graphs": _of(best, "gradient_tracking/"),
     }
-    canvas = Figure(figsize=(9, 4.2), dpi=150, layout="constrained")
-    for panel, (title, groups) in zip(
-        canvas.subplots(1, 2, sharey=True), panels.items(), strict=True
-    ):
-        lines = figure.styles(groups)
-        for group in groups:
-            runs = [
-                _in_megabytes(records.read_metrics(path.parent))
-                for path in sorted((workdir / best[group]["name"]).rglob(records.METRICS))
-            ]
-            figure.plot(panel, runs, lines[group], "megabytes", label=group)
-        figure.logarithmic(panel)
-        panel.set_title(title, fontsize=9)
-        panel.legend(fontsize=7, frameon=False, handlelength=3)
+    canvas = Figure(figsize=(12, 7), dpi=150, layout="constrained")
+    grid = canvas.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
+    for (title, groups), panels in zip(columns.items(), grid.T, strict=True):
+        runs = {group: _runs(workdir / best[group]["name"]) for group in groups}
+        _draw(panels, runs)
+        panels[0].set_title(title, fontsize=9)
+        panels[0].legend(fontsize=7, frameon=False, handlelength=3)
+    grid[0, 0].set_ylabel("training loss of the mean model", fontsize=9)
+    grid[1, 0].set_ylabel("consensus distance", fontsize=9)
     canvas.supxlabel("MB that a worker has sent", fontsize=9)
-    canvas.supylabel("training loss of the mean model", fontsize=9)
     figure.save(canvas, workdir / "heterogeneous.png")
-    sizes = {f"{workers} workers": _graphs(workers) for workers in SIZES}
+    sizes = {f"{workers} workers": _turns(workers) for workers in SIZES}
     graph_consensus.draw_consensus(sizes, MODELS, workdir / "consensus.png")
+
+
+def _of(best, *methods: str) -> list[str]:
+    return [group for group in best if group.startswith(methods)]
+
+
+def _runs(place: Path) -> list[list[dict]]:
+    """The records of all seeds of an arm."""
+    paths = sorted(place.rglob(records.METRICS))
+    return [_in_megabytes(records.read_metrics(path.parent)) for path in paths]
+
+
+def _draw(panels, runs: dict[str, list[list[dict]]]) -> None:
+    """Loss, and below it how far models are apart, which are equal as a run begins."""
+    # Lines of one method differ in their graph.
+    swapped = ["/".join(reversed(group.split("/"))) for group in runs]
+    alike = len({group.partition("/")[2] for group in runs}) == 1
+    lines = figure.styles(list(runs) if alike else swapped).values()
+    for (group, records_of), line in zip(runs.items(), lines, strict=True):
+        apart = [[row for row in run if row["consensus_distance"]] for run in records_of]
+        figure.plot(panels[0], records_of, line, "megabytes", label=group)
+        if all(apart):
+            figure.plot(panels[1], apart, line, "megabytes", "consensus_distance")
+    for panel in panels:
+        figure.logarithmic(panel)
 
 
 def _members(arms) -> dict[str, list[dict]]:
@@ -185,10 +211,14 @@ def _in_megabytes(run: list[dict]) -> list[dict]:
     return [record | {"megabytes": record["bytes_per_worker"] / 1e6} for record in run]
 
 
-def _graphs(workers: int) -> dict[str, nx.Graph]:
-    return {name: prepare.GRAPH.build(graph, n=workers) for name, graph in GRAPHS.items()}
+def _turns(workers: int) -> dict[str, list[Round]]:
+    """What the graphs do in turn, and what MATCHA does on the ring."""
+    graphs = {name: prepare.GRAPH.build(graph, n=workers) for name, graph in GRAPHS.items()}
+    turns = {name: graph_consensus.of_graph(graph) for name, graph in graphs.items()}
+    enough = int(2 * MODELS)  # of rounds in which about one model is sent
+    return turns | {"matcha": graph_consensus.of_matcha(graphs["ring"], BUDGET, enough)}
 
 
-def _sent(graph: nx.Graph) -> str:
-    models = graph_consensus.sent_until(graph_consensus.consensus(graph, MODELS), NEAR)
+def _sent(turn: list[Round]) -> str:
+    models = graph_consensus.sent_until(graph_consensus.consensus(turn, MODELS), NEAR)
     return f"more than {MODELS:g}" if models is None else f"{models:.3g}"

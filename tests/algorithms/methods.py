@@ -42,6 +42,7 @@ from algorithms import (
     qsgd,
     random_k,
     reducers,
+    ringleader,
     s2_reducer,
     sgp,
     sketched_sgd,
@@ -212,6 +213,7 @@ METHODS = {
     "trimmed_mean": lambda: trimmed_mean(momentum(0.02)),
     "krum": lambda: krum(scale_by_samples(0.02), keep=2),
     "centred_clipping": lambda: centred_clipping(momentum(0.02), radius=1.0, iterations=2),
+    "ringleader": lambda: ringleader(momentum(0.002), N),
     # In lock-step nothing is stale, and these are all-reduce SGD.
     "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
     "dc_asgd": lambda: dc_asgd(momentum()),

@@ -8,7 +8,7 @@ import pytest
 from algorithms import decentlam, dpsgd, exact_diffusion, gradient_tracking, qg_dsgdm
 from algorithms.base import AXIS
 from algorithms.gossip import mixing_over
-from comms import mixing, topology
+from comms import mixing, rounds, topology
 from stragglers import delays, processes
 from tests.algorithms import quadratics
 from tests.algorithms.quadratics import D, N, distance, gradients, in_step
@@ -22,8 +22,8 @@ FINISHED[0, 2] = 0  # one that has finished nothing yet
 
 def matrices(graph):
     """[UPDATES, n, n] of the updates: the graph's rounds in turn, or always the same."""
-    rounds = graph.graph.get("rounds", [mixing.metropolis(graph)])
-    return [rounds[t % len(rounds)] for t in range(UPDATES)]
+    turn = list(map(rounds.matrix, graph.graph.get("rounds", []))) or [mixing.metropolis(graph)]
+    return [turn[t % len(turn)] for t in range(UPDATES)]
 
 
 def track(graph):

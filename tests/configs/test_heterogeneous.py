@@ -4,7 +4,7 @@ import pytest
 
 from comms import mixing, topology
 from configs import heterogeneous
-from experiments import prepare, sweep, train
+from experiments import prepare, records, sweep, train
 from experiments.parts import part
 from experiments.studies import graph_consensus
 from experiments.studies import heterogeneous as study
@@ -36,6 +36,22 @@ def test_all_arms_send_about_the_same(tmp_path):
     assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
 
 
+def test_figures_show_loss_and_distance_against_bytes(tmp_path):
+    """Of three arms, which are read from their records."""
+    names = ("dpsgd/ring/rate=0.2", "gradient_tracking/equi/rate=0.1", "matcha/ring/rate=0.2")
+    config = heterogeneous.get_config("models=12,workers=8")
+    config.task = part("digits", model="logistic")
+    config.evaluate_every = 3.0
+    found = []
+    for name in names:
+        arm = sweep.override(config, ARMS[name] | {"name": name})
+        found.append(train.run(arm, tmp_path / name) | {"name": name})
+    records.write_json(tmp_path / records.SUMMARY, {"arms": found})
+    study.figures(tmp_path)
+    for picture in ("heterogeneous.png", "consensus.png"):
+        assert (tmp_path / picture).stat().st_size > 10_000
+
+
 def test_claims_stand_beside_what_was_measured():
     """Each at its best rate; what diverged is not the best, and what is as good is no gain."""
     level = {"exact_diffusion/ring": 0.5, "dpsgd/torus": 1.5}
@@ -55,12 +71,20 @@ def test_claims_stand_beside_what_was_measured():
 def test_consensus_is_that_of_the_spectrum():
     """On a ring, from the eigenvalues of W; after log2 n rounds of one peer nothing is left."""
     ring = topology.ring(16)
-    line = graph_consensus.consensus(ring, 20)
+    line = graph_consensus.consensus(graph_consensus.of_graph(ring), 20)
     eigenvalues = np.linalg.eigvalsh(mixing.metropolis(ring))[:-1]
     expected = [np.sqrt((eigenvalues ** (2 * t)).mean()) for t in range(11)]
     np.testing.assert_allclose(line.distance, expected, rtol=1e-6)
     np.testing.assert_array_equal(line.models, 2 * np.arange(11))
     for graph in (topology.one_peer_exponential(16), topology.base_k(16), topology.hypercube(16)):
-        line = graph_consensus.consensus(graph, 8)
+        line = graph_consensus.consensus(graph_consensus.of_graph(graph), 8)
         assert (graph_consensus.sent_until(line, 1e-9) == 4) == ("rounds" in graph.graph)
-    assert graph_consensus.sent_until(graph_consensus.consensus(nx.path_graph(16), 8), 0.1) is None
+    path = graph_consensus.consensus(graph_consensus.of_graph(nx.path_graph(16)), 8)
+    assert graph_consensus.sent_until(path, 0.1) is None
+
+
+def test_consensus_of_matcha_sends_its_share_and_comes_near():
+    turn = graph_consensus.of_matcha(topology.ring(16), 0.5, 400)
+    line = graph_consensus.consensus(turn, 100)
+    assert line.models[-1] / (len(line.models) - 1) == pytest.approx(1, rel=0.1)  # 2 on the ring
+    assert line.distance[-1] < 0.1

@@ -87,12 +87,12 @@ def test_what_streams_hides_its_seconds():
 
 
 def test_claims_of_asynchronous_arms():
-    losses = dict.fromkeys(asynchronous.GROUPS, 0.1) | {"async_nesterov": None, "diloco": 0.2}
+    losses = dict.fromkeys(asynchronous.ALL, 0.1) | {"async_nesterov": None, "diloco": 0.2}
     arms = []
     for name, changes in ASYNC.items():
         group = name.rpartition("/")[0]
         lowest = losses[group]
-        loss = None if lowest is None else valley(changes, lowest, asynchronous.RATES)
+        loss = None if lowest is None else valley(changes, lowest, asynchronous.rates_of(group))
         arms.append(arm_of(frontier_async, name, changes, loss))
     claims = [measured for _, measured in asynchronous.claims(arms)]
     assert claims[0].startswith(premises.UNKNOWN) and "async_nesterov" in claims[0]
@@ -102,7 +102,7 @@ def test_claims_of_asynchronous_arms():
     assert ("diloco", "0.1", "0.2 ± 0.001", "50") in table.rows
 
 
-@pytest.mark.parametrize("group", slow_but(("async_diloco_by_speed",), asynchronous.GROUPS))
+@pytest.mark.parametrize("group", slow_but(("async_diloco_by_speed",), asynchronous.ALL))
 def test_every_asynchronous_arm_runs(group, tmp_path):
     config = frontier_async.get_config("seconds=120")
     name = next(name for name in ASYNC if name.startswith(f"{group}/"))

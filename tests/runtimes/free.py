@@ -4,7 +4,7 @@ import functools
 
 import optax
 
-from algorithms import all_reduce, decoupled_diloco, easgd, local_sgd, top_k
+from algorithms import all_reduce, decoupled_diloco, easgd, local_sgd, ringleader, top_k
 from algorithms.base import scale_by_samples
 from runtimes.actors import Actors
 from runtimes.free_worker import Parts
@@ -29,6 +29,7 @@ METHODS = {
     "local_sgd": lambda: local_sgd(optimizer()),
     "easgd": lambda: easgd(optimizer(), N),
     "decoupled_diloco": lambda: decoupled_diloco(optimizer(), fragments=2, alpha=0.25),
+    "ringleader": lambda: ringleader(optimizer(), N),
 }
 DIVERGING = {"diverging": lambda: all_reduce(optax.sgd(1e15))}
 

@@ -1,0 +1,156 @@
+"""Ringleader ASGD: asynchronous SGD that weighs the data of fast and of slow workers alike.
+
+A. Maranjyan, P. Richtarik, *Ringleader ASGD: The First Asynchronous SGD with Optimal Time
+Complexity under Data Heterogeneity*, arXiv 2509.22860, Algorithm 1. Asynchronous SGD follows the
+data of fast workers. Here the server keeps a table of what came from each of n workers, the sum G_i
+of b_i gradients, and goes through rounds of two phases:
+
+    1  it adds every gradient to the table, and rests until all b_i >= 1
+    2  it makes n steps, one at the first arrival of every worker, which is added to the table:
+       x <- x - lr 1/n sum_i G_i / b_i          the last arrival of phase 1 makes the first of them
+       gradients of workers that have had their step wait in the table of the next round
+
+Nobody waits and nothing is thrown away; a gradient is at most 2n - 2 steps old when it counts.
+The waiting rule is that of Asynchronous SGD, `k_async(k=1)`, as the table alone decides whether the
+server moves. Contributions of one update count one after the other, in the order of their row.
+
+A worker is either owed a step or gathers for the next round, so that one average G_i / b_i for each
+suffices; their mean is kept up to date. The server holds n + 2 models beside the newest one.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.base import AXIS, Algorithm, equal
+from comms import cost
+from comms.messages import Payload
+
+
+class Pushed(NamedTuple):
+    """All contributions of an update, as the server gets them."""
+
+    gradients: Any  # [k, ...] for every parameter
+    workers: jax.Array  # [k] int32
+    batches: jax.Array  # [k] int32, finished mini-batches; 0: nothing was pushed
+
+
+class Table(NamedTuple):
+    """The server's state."""
+
+    averages: Any  # [n, ...] float32 for every parameter, G_i / b_i
+    counts: jax.Array  # [n] int32, b_i
+    owed: jax.Array  # [n] bool, workers that have yet to make the server move; none in phase 1
+    mean: Any  # like the parameters, float32: what the steps of phase 2 follow
+    coming: Any  # the same for the next round
+    optimizer: Any
+
+
+def gathered() -> optax.GradientTransformationExtraArgs:
+    """Hand the contributions of all workers to the server, apart from each other."""
+
+    def update_fn(updates, state, params=None, *, batches, worker, **extra):
+        del params, extra
+        whole = Pushed(updates, jnp.int32(worker), jnp.int32(batches))
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS), whole), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
+
+
+def average_of_averages(
+    optimizer: optax.GradientTransformation, workers: int
+) -> optax.GradientTransformationExtraArgs:
+    """Let `optimizer` step along the mean over `workers` of what each has sent (Algorithm 1)."""
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init_fn(params):
+        def zeros(*axes):
+            return jax.tree.map(lambda x: jnp.zeros((*axes, *jnp.shape(x)), jnp.float32), params)
+
+        return Table(
+            zeros(workers),
+            jnp.zeros(workers, jnp.int32),
+            jnp.zeros(workers, bool),
+            zeros(),
+            zeros(),
+            optimizer.init(params),
+        )
+
+    def update_fn(pushed, table, params, *, batches, **extra):
+        del batches  # of all contributions together
+
+        def arrive(carry, contribution):
+            moved, table = carry
+            mean_moves, table = _entered(table, contribution, workers)
+
+            def step(moved, state):
+                mean = jax.tree.map(lambda m, p: m.astype(p.dtype), table.mean, params)
+                at = optax.apply_updates(params, moved)
+                given = extra | {"batches": contribution.batches}
+                update, state = optimizer.update(mean, state, at, **given)
+                return jax.tree.map(jnp.add, moved, update), state
+
+            moved, state = jax.lax.cond(
+                mean_moves, step, lambda moved, state: (moved, state), moved, table.optimizer
+            )
+            return (moved, table._replace(optimizer=state)), None
+
+        rest = jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.scan(arrive, (rest, table), pushed)[0]
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Array, Table]:
+    """Whether the server moves now, and the table with one more contribution."""
+    gradient, worker, batches = contribution
+    counted, owed = batches > 0, table.owed[worker]
+    known = table.counts[worker] + 1
+    counts = table.counts.at[worker].set(jnp.where(counted, known, known - 1))
+    complete = ~table.owed.any() & (counts >= 1).all()  # the end of phase 1
+    moves = counted & (owed | complete)
+
+    def leaf(averages, mean, coming, new):
+        average = averages[worker]
+        change = jnp.where(counted, (new.astype(jnp.float32) - average) / known, 0)
+        coming = coming + jnp.where(owed, 0, change) / workers
+        mean = jnp.where(complete, coming, mean + jnp.where(owed, change, 0) / workers)
+        # Who has made the server move begins anew, in the table of the next round.
+        averages = averages.at[worker].set(jnp.where(moves, 0, average + change))
+        return averages, mean, jnp.where(complete, 0, coming)
+
+    leaves, structure = jax.tree.flatten(gradient)
+    others = (jax.tree.leaves(tree) for tree in (table.averages, table.mean, table.coming))
+    found = [leaf(*row) for row in zip(*others, leaves, strict=True)]
+    averages, mean, coming = (
+        jax.tree.unflatten(structure, column) for column in zip(*found, strict=True)
+    )
+    return moves, table._replace(
+        averages=averages,
+        counts=counts.at[worker].set(jnp.where(moves, 0, counts[worker])),
+        owed=(table.owed | complete).at[worker].set((owed | complete) & ~moves),
+        mean=mean,
+        coming=coming,
+    )
+
+
+def _messages(params, workers, row) -> tuple[Payload, ...]:
+    """A gradient, whose it is, and how many mini-batches are behind it."""
+    del workers, row
+    return (Payload(gathered=(cost.payload_bytes(params) + 8,)),)
+
+
+def ringleader(optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
+    """Let `optimizer` step along the mean of every worker's mean gradient of a round.
+
+    Wait for `k_async(k=1)`, Asynchronous SGD; rates are as of SGD on all data, with n steps a round
+    whose directions hardly differ.
+    """
+    return Algorithm(
+        exchange=gathered(),
+        server=average_of_averages(optimizer, workers),
+        messages=_messages,
+        weight=equal,
+    )
