@@ -27,6 +27,7 @@ SCHEDULE = "schedule.npz"
 MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
 PARAMETERS, CHECKPOINT = "parameters.npz", "checkpoint"
 UNFINISHED = "unfinished"  # a checkpoint that is being written or removed
+ORBAX = ".orbax-checkpoint-tmp"  # what orbax adds to a name until all is written
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -154,10 +155,20 @@ def remove_checkpoints(workdir: str | os.PathLike, keep: frozenset[str] = frozen
         # Out of sight first: a part of one is never taken for a checkpoint.
         files.remove_tree(folder / UNFINISHED)
         files.move(folder / name, folder / UNFINISHED)
-    files.remove_tree(folder / UNFINISHED)
+    remove_unfinished(folder)
     if not keep and not folder.is_symlink():
         with contextlib.suppress(OSError):  # there is none, or somebody else has put a file there
             folder.rmdir()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what of a checkpoint a killed process has left behind, under its own name or orbax's.
+
+    folder: of a run's checkpoints; nothing below a link is removed.
+    """
+    if not folder.is_symlink():
+        for name in (UNFINISHED, UNFINISHED + ORBAX):
+            files.remove_tree(folder / name)
 
 
 def checkpoints_in(folder: Path) -> frozenset[str]:

@@ -5,15 +5,15 @@ several processes the first one writes, and all of them read, so that they share
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, deciding, distributed, endings, parts, records
+from experiments import checkpoints, deciding, distributed, endings, parts, records, saving
 from experiments.prepare import Prepared
+from experiments.saving import Saver
 from experiments.training_loop import Arm
 from runtimes.batched import Batched
 
@@ -44,11 +44,12 @@ def run(
             return recorder.summary
         (evaluation,) = distributed.agreed(checkpoints.resumable([workdir]))
         arm = _begun(config, prepared, decided, recorder, on_record, evaluation)
-        due = _due(checkpoint_seconds)
-        while (budget := arm.budget()) is not None:
-            arm.take(*prepared.runtime.advance(arm.state, *budget))
-            if arm.budget() is not None:
-                _save([arm], due)
+        with Saver(checkpoint_seconds) as saver:
+            while (budget := arm.budget()) is not None:
+                arm.take(*prepared.runtime.advance(arm.state, *budget))
+                if arm.budget() is not None:
+                    saver.save([arm])
+            saver.wait()
         summary = arm.summary()
         _end_if_asked()
         return summary
@@ -106,7 +107,7 @@ def _train(
 
     arms: those that are left, by their places among the `states` of all.
     """
-    batch, due = together.stack(states), _due(checkpoint_seconds)
+    batch, saver = together.stack(states), Saver(checkpoint_seconds)
     budgets = {n: _budget_or_end(arm) for n, arm in arms.items()}
     while any(budgets.values()):
         batch = together.observed(batch, states)
@@ -117,7 +118,7 @@ def _train(
                 arm.take(together.one(batch, n), schedules[n])
                 states[n], budgets[n] = arm.state, _budget_or_end(arm)
         if any(budgets.values()):
-            _save([arm for n, arm in arms.items() if budgets[n] is not None], due)
+            saver.save([arm for n, arm in arms.items() if budgets[n] is not None])
 
 
 def _budget_or_end(arm: Arm) -> tuple[float, int] | None:
@@ -147,52 +148,13 @@ def _begun(
     """The arm from its checkpoint after `evaluation`, or from its start for None."""
     checkpoint = None
     if evaluation is not None:
-        checkpoint = checkpoints.read(recorder.workdir, evaluation)
+        checkpoint = saving.read(recorder.workdir, evaluation)
         if recorder.writes:
             checkpoints.keep_only(recorder.workdir, evaluation)
     return Arm(config, prepared, recorder, on_record, checkpoint, decided)
 
 
-def _due(seconds: float) -> Callable[[], tuple[bool, int | None]]:
-    """Whether a checkpoint is due, and the signal that asks the run to end, as by `_save`.
-
-    Due are those that come `seconds` after the last one. The same on all processes.
-    """
-    last = time.monotonic()
-
-    def due() -> tuple[bool, int | None]:
-        nonlocal last
-        number = distributed.asked_to_end()
-        passed = distributed.agreed(time.monotonic() - last >= seconds)
-        if passed:
-            last = time.monotonic()
-        return passed, number
-
-    return due
-
-
 def _end_if_asked() -> None:
     number = distributed.asked_to_end()
     if number is not None:
-        endings.end(number)
-
-
-def _save(arms: Sequence[Arm], due: Callable[[], tuple[bool, int | None]]) -> None:
-    """A checkpoint of every arm if one is due, and only when all have theirs, no older ones.
-
-    Raises `endings.Asked` after it, where a signal asks the run to end.
-    """
-    passed, number = due()
-    if not passed and number is None:
-        return
-    made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
-    for recorder, checkpoint in made:
-        if recorder.writes:
-            recorder.sync()  # it relies on the metrics until now
-            checkpoints.save(recorder.workdir, checkpoint)
-    for recorder, checkpoint in made:
-        if recorder.writes:
-            checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
-    if number is not None:
-        distributed.agreed(None)  # the first process has written it
         endings.end(number)

@@ -196,7 +196,10 @@ class Arm:
         for entry in metrics:
             formats.checked(entry, path, formats.RESUMED_LINE)
         observed = [(entry["seconds"], entry["train_loss"]) for entry in metrics]
-        self.state, happened = self._runtime.resume(self.state, checkpoint.packed, observed)
+        packed = checkpoint.packed
+        if checkpoint.bring is not None:
+            packed = checkpoint.bring(self._runtime.pack(self.state))
+        self.state, happened = self._runtime.resume(self.state, packed, observed)
         if not self._runtime.replays:
             happened = checkpoint.schedule
         self._history = [] if happened is None else [happened]

@@ -12,6 +12,7 @@ A loop that knows nothing else, with `evaluate` as its only own part:
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 
 from stragglers.schedule import Schedule
@@ -79,13 +80,16 @@ class Runtime(Protocol):
     def close(self) -> None:
         """End what a run has started; the same runtime may start another one."""
 
-    def pack(self, run: Run) -> dict[str, np.ndarray]:
-        """What `resume` needs of a run, the same on every process."""
+    def pack(self, run: Run) -> dict[str, np.ndarray | jax.Array]:
+        """What `resume` needs of a run, the same on every process.
+
+        A jax.Array is divided between devices, and no process has it whole.
+        """
 
     def resume(
         self,
         run: Run,
-        packed: Mapping[str, np.ndarray],
+        packed: Mapping[str, np.ndarray | jax.Array],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[Run, Schedule | None]:
         """Take a run that has just been started to where the packed one stood.

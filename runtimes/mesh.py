@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import mesh_inputs, packing, placement, rounds, slices, worker
+from runtimes import divided_state, mesh_inputs, packing, placement, rounds, slices, worker
 from runtimes.feeding import Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
@@ -158,8 +158,8 @@ class Mesh:
         """End what reads examples."""
         self._input.close()
 
-    def pack(self, run: MeshRun) -> dict[str, np.ndarray]:
-        """All of a run as a flat dict, the same on every process."""
+    def pack(self, run: MeshRun) -> dict[str, np.ndarray | jax.Array]:
+        """All of a run as a flat dict, the same on every process; a divided model stays divided."""
         counted = {
             "clock/consumed": run.consumed,
             "clock/seconds": np.array([run.seconds]),
@@ -169,26 +169,27 @@ class Mesh:
         if self._injector is not None:
             logged = self._injector.pack().items()
             counted |= {INJECTOR + name: value for name, value in logged}
+        if self._team.divides:
+            return divided_state.pack(self._once, run.model, self._where) | counted
         return packing.pack(self._stored(run.model)) | counted
 
     def resume(
         self,
         run: MeshRun,
-        packed: Mapping[str, np.ndarray],
+        packed: Mapping[str, np.ndarray | jax.Array],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[MeshRun, None]:
         """The packed run; what has happened until then is not known here."""
         del observed
-        shapes = jax.eval_shape(self._once, run.model)
-        rows = packing.unpack(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), packed)
-        model = jax.tree.map(
-            lambda row, old: np.broadcast_to(np.asarray(row), old.shape), rows, run.model
-        )
+        if any(isinstance(value, jax.Array) for value in packed.values()):
+            model = divided_state.unpack(self._once, run.model, packed, self._where)
+        else:
+            model = self._unpacked(run.model, packed)
         if self._injector is not None:
             logged = {n: value for n, value in packed.items() if n.startswith(INJECTOR)}
             self._injector.unpack({n.removeprefix(INJECTOR): v for n, v in logged.items()})
         return MeshRun(
-            self._on_devices(model),
+            model,
             packed["clock/consumed"].copy(),
             float(packed["clock/seconds"][0]),
             int(packed["clock/update"][0]),
@@ -235,6 +236,14 @@ class Mesh:
             schedule,
         )
 
+    def _unpacked(self, like: Model, packed: Mapping[str, np.ndarray]) -> Model:
+        """The model of a run that was packed whole, on its devices."""
+        shapes = jax.eval_shape(self._once, like)
+        rows = packing.unpack(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), packed)
+        return self._on_devices(
+            jax.tree.map(lambda row, old: np.broadcast_to(np.asarray(row), old.shape), rows, like)
+        )
+
     def _placed(self, model: Model) -> Model:
         """A copy of every leaf for every worker, on its devices."""
         stacked = jax.tree.map(lambda a: np.broadcast_to(a, (self._workers, *np.shape(a))), model)
@@ -243,11 +252,11 @@ class Mesh:
     def _on_devices(self, model: Model) -> Model:
         """Arrays with a leading axis of workers, where their workers are."""
 
-        def place(array):
-            spec = P(AXIS, *self._team.split(np.shape(array)[1:]))
-            return placement.place(array, NamedSharding(self._devices, spec))
+        return jax.tree.map(lambda a: placement.place(a, self._where(np.shape(a))), model)
 
-        return jax.tree.map(place, model)
+    def _where(self, shape: tuple[int, ...]) -> NamedSharding:
+        """How an array of this shape lies on the devices, its leading axis that of the workers."""
+        return NamedSharding(self._devices, P(AXIS, *self._team.split(shape[1:])))
 
     def _current(self, model: Model):
         if self._algorithm.adopt is not None:

@@ -37,6 +37,7 @@ class Alone:
     size = 1  # devices of a worker
     parts = 1  # of a mini-batch, of which a program sees one
     watched = True  # a program may call the host
+    divides = False  # whether a device has a part of the model
     axes: tuple[str, ...] = (AXIS,)
     batches = examples = P(AXIS)  # how [workers, mini-batches, samples] lie, and streamed examples
     # What of these the program's own axes divide, and which axes these are.
@@ -122,6 +123,7 @@ class Sharded(Replicated):
 
     parts = 1
     watched = False
+    divides = True
     seen_batches = seen_examples = P(AXIS)
     manual = frozenset({AXIS})
 

@@ -1,0 +1,123 @@
+"""A worker whose eight devices belong to two processes; as a program, one of the two.
+
+python -m tests.experiments.one_of_two COORDINATOR RANK FOLDER
+"""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms import all_reduce
+from experiments import checkpoints, distributed, saving
+from experiments.divided_checkpoints import Writing
+from runtimes import mesh
+from tests.runtimes.toy import DATA, SAMPLES
+from tests.two_processes import free_port
+
+ROOT = pathlib.Path(__file__).parents[2]
+WIDTH = 4096
+
+
+class _OfEight(type(SAMPLES)):
+    """As `SAMPLES`, with mini-batches for eight devices."""
+
+    batch_size = 8
+
+    def indices(self, workers, counters):
+        position = np.asarray(counters)[..., None] * 8 + np.arange(8)
+        return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
+
+
+def losses(params, examples):
+    return (jnp.tanh(examples["x"] @ params["in"]) @ params["out"] - examples["y"]) ** 2
+
+
+def model():
+    """Parameters that a store can hardly compress."""
+    generator = np.random.default_rng(0)
+    shapes = {"in": (6, WIDTH), "out": (WIDTH,)}
+    return {name: generator.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+
+
+def begun(*, devices_per_worker, workers, rounds=4):
+    """A runtime with a divided model, and its run after some rounds of Adam."""
+    runtime = mesh.Mesh(
+        all_reduce(optax.adam(1e-3)), losses, DATA, _OfEight(), workers=workers, mini_batches=1,
+        rounds_per_dispatch=4, devices_per_worker=devices_per_worker, sharding="fsdp",
+    )  # fmt: skip
+    run = runtime.start(model())
+    if rounds:
+        run, _ = runtime.advance(run, np.inf, rounds)
+    return runtime, run
+
+
+def text_of(index) -> str:
+    """The part of an array as a text, of which `index_of` makes the part."""
+    return ",".join(f"{part.start or 0}:{'' if part.stop is None else part.stop}" for part in index)
+
+
+def index_of(text: str) -> tuple[slice, ...]:
+    """See `text_of`."""
+    ends = (part.split(":") for part in text.split(","))
+    return tuple(slice(int(start), int(stop) if stop else None) for start, stop in ends)
+
+
+@contextlib.contextmanager
+def started(folder):
+    """Both processes, with four devices each, and what they print in RANK.txt."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    command = [sys.executable, "-m", "tests.experiments.one_of_two", f"127.0.0.1:{free_port()}"]
+    both = []
+    try:
+        for rank in range(2):
+            with (folder / f"{rank}.txt").open("w") as output:
+                both.append(
+                    subprocess.Popen(
+                        [*command, str(rank), str(folder)],
+                        cwd=ROOT,
+                        env=os.environ | {"XLA_FLAGS": flags},
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        yield both
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
+def main(coordinator, rank, folder) -> None:
+    """Write a checkpoint, go on from it, and leave the parts of the state that are written here."""
+    distributed.initialize(coordinator, 2, int(rank))
+    workdir = pathlib.Path(folder) / "out"
+    runtime, run = begun(devices_per_worker=8, workers=1)
+    packed = runtime.pack(run)
+    own = {
+        f"{name}|{text_of(shard.index)}": np.asarray(shard.data)
+        for name, array in packed.items()
+        if isinstance(array, jax.Array)
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    }
+    writing = Writing(workdir, checkpoints.Checkpoint(1, 1, 0.0, packed, None))
+    straight, _ = runtime.advance(run, np.inf, 4)
+    writing.wait()
+    assert checkpoints.resumable([workdir]) == [1]
+    again = runtime.start(model())
+    stored = saving.read(workdir, 1).bring(runtime.pack(again))
+    again, _ = runtime.advance(runtime.resume(again, stored, ())[0], np.inf, 4)
+    jax.tree.map(np.testing.assert_array_equal, runtime.models(straight), runtime.models(again))
+    np.savez(pathlib.Path(folder) / f"{rank}.npz", **own)
+    distributed.leave(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,233 @@
+"""Checkpoints of state that is divided between devices: written in parts, while the run goes on."""
+
+import shutil
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from configs import nonblocking
+from experiments import checkpoints, files, records, saving, sweep, train
+from experiments import divided_checkpoints as divided
+from tests import launcher, two_processes
+from tests.experiments import one_of_two
+from tests.two_processes import said, wait_for
+
+ENTRIES = {
+    "task": "synthetic_logistic(samples=64, dimension=8)",
+    "runtime": "mesh",
+    "algorithm": "all_reduce(collective=psum)",
+    "workers": 2,
+    "devices_per_worker": 4,
+    "sharding": "fsdp",
+    "wait": "barrier",
+    "delay": "none",
+    "communication": 0.0,
+    "batch_size": 4,
+    "mini_batches": 1,
+    "optimizer": {"name": "adam", "learning_rate": 0.1},
+    "seconds": 1000.0,
+    "evaluate_every": 1e-3,
+    "updates": 48,
+}
+
+
+def configured(**changes):
+    return sweep.override(nonblocking.get_config(), ENTRIES | changes)
+
+
+def left(workdir):
+    """The trained parameters, bit for bit; nothing of a checkpoint is left beside them."""
+    assert not (workdir / "checkpoint").exists()
+    with np.load(workdir / "parameters.npz") as stored:
+        return {name: value.tobytes() for name, value in stored.items()}
+
+
+def copied(old, new):
+    """A copy of a directory in which somebody writes."""
+    while True:
+        try:
+            return shutil.copytree(old, new, ignore=shutil.ignore_patterns("*.lock"))
+        except (shutil.Error, OSError):  # a name has just changed
+            shutil.rmtree(new)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run leaves that nothing disturbs, and what a kill leaves of it at several moments."""
+    place = tmp_path_factory.mktemp("divided")
+    snapshots = []
+
+    def kill(moment, function):
+        """Do what `function` does, after a copy of what a kill would leave."""
+
+        def killed(*given, **more):
+            if len(snapshots) < 12:
+                snapshots.append(copied(place / "out", place / f"{len(snapshots)}_{moment}"))
+            return function(*given, **more)
+
+        return killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(divided.Writing, "_finish", kill("begun", divided.Writing._finish))
+        patch.setattr(divided.Writing, "_seal", kill("unnamed", divided.Writing._seal))
+        patch.setattr(divided.files, "move", kill("complete", files.move))
+        patch.setattr(divided.checkpoints, "keep_only", kill("both", checkpoints.keep_only))
+        train.run(configured(), place / "out", checkpoint_seconds=0)
+    return left(place / "out"), snapshots
+
+
+def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(whole):
+    result, snapshots = whole
+    resumed = set()
+    for place in snapshots[5:9]:  # of the second checkpoint
+        found = checkpoints.resumable([place])
+        resumed |= set(found)
+        for evaluation in records.checkpoints_in(place / "checkpoint"):
+            assert divided.is_there(place, int(evaluation))
+        seen = []
+        train.run(configured(), place, on_record=seen.append, checkpoint_seconds=1000)
+        assert left(place) == result
+        assert seen and seen[0]["update"] > 0
+    assert resumed == {1, 2}
+
+
+def test_what_is_damaged_is_one_sentence(whole):
+    place = whole[1][4]
+    (evaluation,) = checkpoints.resumable([place])
+    folder = place / "checkpoint" / str(evaluation)
+    biggest = max((folder / "ocdbt.process_0").rglob("*"), key=lambda path: path.stat().st_size)
+    parts = folder / divided.PARTS
+    for path, content in (
+        (biggest, biggest.read_bytes()[:-1]),
+        (parts, b"{}"),
+        (folder / "more", b"nothing"),
+        (folder / checkpoints.DIGESTS, b"[1]"),
+    ):
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"checkpoint .* cannot be read \(") as caught:
+            saving.read(place, evaluation)
+        assert "\n" not in str(caught.value)
+        if before is None:
+            path.unlink()
+        else:
+            path.write_bytes(before)
+    checkpoint = saving.read(place, evaluation)
+    with pytest.raises(ValueError, match=r"of shape .* but the run has nothing; resume with"):
+        checkpoint.bring({})
+
+
+def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """And changes the arrays meanwhile; what is stored is what they were."""
+    runtime, run = one_of_two.begun(devices_per_worker=4, workers=2)
+    packed = runtime.pack(run)
+    before = {name: np.asarray(value) for name, value in packed.items()}
+    may_end, seal = threading.Event(), divided.Writing._seal
+    monkeypatch.setattr(divided.Writing, "_seal", lambda self: may_end.wait() and seal(self))
+    writing = divided.Writing(tmp_path, checkpoints.Checkpoint(3, 4, 0.5, packed, None))
+    del packed
+    run, _ = runtime.advance(run, np.inf, 4)
+    writing.check()
+    assert checkpoints.resumable([tmp_path]) == [None] and writing._thread.is_alive()
+    may_end.set()
+    writing.wait()
+    assert checkpoints.resumable([tmp_path]) == [3]
+    back = saving.read(tmp_path, 3)
+    assert back[:3] == (3, 4, 0.5)
+    stored = back.bring(runtime.pack(run))
+    assert stored.keys() == before.keys()
+    changed = runtime.pack(run)
+    for name, value in before.items():
+        np.testing.assert_array_equal(stored[name], value, err_msg=name)
+    assert any(not np.array_equal(before[name], changed[name]) for name in before)
+
+
+def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
+    """Found before anything is written, or by the thread that writes."""
+    runtime, run = one_of_two.begun(devices_per_worker=4, workers=2)
+    first = checkpoints.Checkpoint(1, 1, 0.0, runtime.pack(run), None)
+    divided.Writing(tmp_path, first).wait()
+    before = launcher.files(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files.shutil, "disk_usage", lambda place: usage._replace(free=10**5))
+        with pytest.raises(files.NotWritten, match=r"checkpoint cannot be written \(No space left"):
+            divided.Writing(tmp_path, first._replace(evaluation=2))
+    assert launcher.files(tmp_path) == before
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(divided.files, "sync_tree", full)
+        writing = divided.Writing(tmp_path, first._replace(evaluation=2))
+        with pytest.raises(files.NotWritten, match=r"checkpoint cannot be written \(No space left"):
+            writing.wait()
+    assert launcher.files(tmp_path) == before
+
+
+def test_two_processes_write_disjoint_parts_whose_union_is_the_state(tmp_path):
+    """One process reads them all, with as many devices per worker and with fewer."""
+    with one_of_two.started(tmp_path) as both:
+        for rank, process in enumerate(both):
+            assert process.wait(120) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
+    parts = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(2)]
+    sizes = [sum(part.nbytes for part in own.values()) for own in parts]
+    folder = tmp_path / "out" / "checkpoint" / "1"
+    written = [
+        sum(p.stat().st_size for p in (folder / f"ocdbt.process_{rank}").rglob("*") if p.is_file())
+        for rank in range(2)
+    ]
+    for size, own in zip(written, sizes, strict=True):
+        assert 0.7 * own < size < 1.1 * own  # compressed, with an index
+    assert max(sizes) < 0.51 * sum(sizes)
+    for devices in (8, 4):
+        runtime, run = one_of_two.begun(devices_per_worker=devices, workers=1, rounds=0)
+        like = runtime.pack(run)
+        stored = saving.read(tmp_path / "out", 1).bring(like)
+        filled = {name: np.zeros(value.shape, bool) for name, value in stored.items()}
+        for key, part in ((key, own[key]) for own in parts for key in own):
+            name, text = key.split("|")
+            index = one_of_two.index_of(text)
+            assert not filled[name][index].any()
+            filled[name][index] = True
+            np.testing.assert_array_equal(np.asarray(stored[name])[index], part)
+        for name, value in stored.items():
+            if isinstance(value, jax.Array):
+                assert filled[name].all(), name
+                assert value.sharding.is_equivalent_to(like[name].sharding, value.ndim)
+        run, _ = runtime.resume(run, stored, ())
+        assert run.update == 4 and np.isfinite(runtime.models(run)["in"]).all()
+
+
+def test_a_run_whose_checkpoint_is_whole_still_goes_on(tmp_path):
+    """As they were before, where every process gathered the model of a slice."""
+    runtime, run = one_of_two.begun(devices_per_worker=4, workers=2)
+    packed = {name: np.asarray(value) for name, value in runtime.pack(run).items()}
+    checkpoints.save(tmp_path, checkpoints.Checkpoint(1, 1, 0.0, packed, None))
+    stored = saving.read(tmp_path, 1)
+    assert stored.bring is None
+    again, _ = runtime.resume(runtime.start(one_of_two.model()), stored.packed, ())
+    jax.tree.map(np.testing.assert_array_equal, again.model, run.model)
+    assert again.update == run.update
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [3, 4, 6])
+def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch, lines):
+    here = launcher.directory(tmp_path, monkeypatch)
+    changes = {key: value for key, value in ENTRIES.items() if key != "optimizer"}
+    flags = [f"--config.{key}={value}" for key, value in changes.items()]
+    flags += ["--config=config.py", "--config.workers=1", "--checkpoint_seconds=0"]
+    flags += ["--config.updates=160"]
+    with two_processes.started(here, *flags, "--workdir=whole") as both:
+        assert [process.wait(120) for process in both] == [0, 0], said(here, 0) + said(here, 1)
+    with two_processes.started(here, *flags, "--workdir=out") as both:
+        wait_for(here / "out" / "metrics.jsonl", lines)
+        for process in both:
+            process.kill()
+    with two_processes.started(here, *flags, "--workdir=out") as both:
+        assert [process.wait(120) for process in both] == [0, 0], said(here, 0) + said(here, 1)
+    assert left(here / "out") == left(here / "whole")
