@@ -54,9 +54,9 @@ class Row(NamedTuple):
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
-    """The body of one update: (algorithm, losses, model, row, taken, everyone) -> model.
+    """The body of one update: (algorithm, losses, model, row, take, everyone) -> model.
 
-    taken: the examples of the row's mini-batches, [k, mini_batches, batch_size, ...]. stale: the
+    take: indices of samples and their draws, of any shape, -> the examples themselves. stale: the
     schedule has contributions taken at older versions. everyone: all workers take part, in order,
     so that nothing is gathered and scattered.
     """
@@ -105,22 +105,24 @@ def run_rows(
     augment: see `runtimes.worker.taken`.
     """
 
+    def take(places):
+        return worker.taken(examples, *places, augment)
+
     def step(t, model):
         row = jax.tree.map(lambda a: a[t], rows)
-        taken = worker.taken(examples, row.indices, row.draws, augment)
-        return body(algorithm, losses, model, row, taken, everyone)
+        return body(algorithm, losses, model, row, take, everyone)
 
     return jax.lax.fori_loop(0, count, step, model)
 
 
-def _union(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _union(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     if row.seen is not None and worker.draws(losses):
-        return _replicated(algorithm, losses, model, row, taken, everyone)
+        return _replicated(algorithm, losses, model, row, take, everyone)
     _, mini_batches, batch_size = row.indices.shape
     weight = algorithm.weight(row.batches)
     share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
     own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
-    taken = worker.flatten(worker.flatten(taken))
+    taken = worker.flatten(worker.flatten(take((row.indices, row.draws))))
     weights = (share[:, None] * own).reshape(-1)
     gradient = worker.gradient(losses, model.params, taken, weights, row.samples)
     common, _ = _given(row, mini_batches)
@@ -139,7 +141,7 @@ def _union(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
 
 
 def _contributions(
-    algorithm, losses, points, axis, model: Model, row: Row, taken, everyone, **given
+    algorithm, losses, points, axis, model: Model, row: Row, take, everyone, **given
 ):
     """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
     common, own = _given(row, row.indices.shape[1])
@@ -153,9 +155,9 @@ def _contributions(
     working = len(row.indices)
     taken_at = own if row.seen is None else own | {"samples": row.seen}
 
-    def contribute(params, state, examples, batches, own):
+    def contribute(params, state, places, batches, own):
         return worker.contribute(
-            algorithm, losses, params, state, examples, batches, {**common, **own}
+            algorithm, losses, params, state, places, batches, {**common, **own}, take
         )
 
     def first(tree):
@@ -164,7 +166,7 @@ def _contributions(
     contribution, worked = jax.vmap(contribute, in_axes=(axis, 0, 0, 0, 0))(
         points if axis is None else first(points),
         first(state),
-        taken,
+        (row.indices, row.draws),
         row.batches[:working],
         first(taken_at),
     )
@@ -209,32 +211,32 @@ def served(algorithm, updates, current, server, batches, common: dict) -> tuple[
     return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
 
 
-def _reduced(algorithm, losses, points, axis, current, model, row, taken, everyone):
+def _reduced(algorithm, losses, points, axis, current, model, row, take, everyone):
     """A replicated update from contributions taken at `points`, applied to `current`."""
     updates, workers = _contributions(
-        algorithm, losses, points, axis, model, row, taken, everyone, current=current
+        algorithm, losses, points, axis, model, row, take, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
     params, server = served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 
-def _replicated(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _replicated(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     params, model = _reduced(
-        algorithm, losses, model.params, None, model.params, model, row, taken, everyone
+        algorithm, losses, model.params, None, model.params, model, row, take, everyone
     )
     return model._replace(params=params)
 
 
-def _stale(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _stale(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     points = jax.tree.map(lambda a: a[row.read], model.params)
     current = jax.tree.map(lambda a: a[row.current], model.params)
-    params, model = _reduced(algorithm, losses, points, 0, current, model, row, taken, everyone)
+    params, model = _reduced(algorithm, losses, points, 0, current, model, row, take, everyone)
     kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), model.params, params)
     return model._replace(params=kept)
 
 
-def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _local(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     params = _take(model.params, row.worker, everyone)
     if row.restored is not None:
         own = params
@@ -250,19 +252,19 @@ def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
             theirs = jax.vmap(algorithm.public)(state, theirs)
         first = _where(row.restored == row.worker, own, theirs)
         params = _where(row.restored >= 0, first, params)
-    updates, workers = _contributions(algorithm, losses, params, 0, model, row, taken, everyone)
+    updates, workers = _contributions(algorithm, losses, params, 0, model, row, take, everyone)
     params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
     return model._replace(params=params, workers=workers)
 
 
-def _adopting(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _adopting(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     shared = model.server
     own = _take(model.params, row.worker, everyone)
     if row.restored is not None:
         begun = jax.tree.map(lambda s, a: jnp.broadcast_to(s, a.shape), shared.params, own)
         own = _where(row.restored >= 0, begun, own)
     parted, workers = _contributions(
-        algorithm, losses, own, 0, model, row, taken, everyone, current=shared.params
+        algorithm, losses, own, 0, model, row, take, everyone, current=shared.params
     )
     common, _ = _given(row, row.indices.shape[1])
     shared = worker.Shared(
