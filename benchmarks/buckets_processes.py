@@ -40,7 +40,7 @@ from rich.table import Table
 
 from algorithms.base import AXIS
 from algorithms.mg_wfbp import mg_wfbp, plan_with
-from benchmarks import namespaces, points
+from benchmarks import namespaces, output
 from experiments import profiling, stopwatch, tasks
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Workers.", lower_bound=2)
@@ -52,7 +52,6 @@ _REPEATS = flags.DEFINE_integer("repeats", 40, "Runs of everything timed.", lowe
 _THREADS = flags.DEFINE_integer(
     "threads", None, "XLA's threads per process; by default as many as there are cores."
 )
-_OUTPUT = flags.DEFINE_string("output", None, "A record, to which what was measured is added.")
 _TIMEOUT = flags.DEFINE_integer("timeout", 420, "Seconds after which everything is ended.")
 _RANK = flags.DEFINE_integer("rank", None, "Number of this worker; set by the first process.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Set by the first process.")
@@ -232,13 +231,10 @@ def main(_) -> None:
         error = plan["measured"] / plan["overlapped"] - 1
         shares = (f"{error:+.0%}", f"{plan['beside']:.0%}")
         table.add_row(name, str(plan["buckets"]), *milliseconds, *shares)
-    if _OUTPUT.value is not None:
-        common = {"processes": count, "rate": _RATE.value or "loopback"}
-        common |= {name: timed[name] for name in timed if name != "plans"}
-        found = [{**common, "plan": name, **plan} for name, plan in timed["plans"].items()]
-        key = ("processes", "rate", "plan")
-        command = "python -m benchmarks.buckets_processes"
-        points.put(pathlib.Path(_OUTPUT.value), command, key, found)
+    common = {"processes": count, "rate": _RATE.value or "loopback"}
+    common |= {name: timed[name] for name in timed if name != "plans"}
+    found = [{**common, "plan": name, **plan} for name, plan in timed["plans"].items()]
+    output.put("buckets_processes", ("processes", "rate", "plan"), found)
     console = Console(width=100)
     console.print(table)
     console.print(

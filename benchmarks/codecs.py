@@ -1,6 +1,6 @@
 """What a codec costs beside the gradient that it makes smaller: encode and decode of one worker.
 
-    python -m benchmarks.codecs [--size=10000000] [--density=0.02]
+    python -m benchmarks.codecs [--size=10000000] [--density=0.02] [--output=FILE]
 
 Throughput in GB of float32 gradient per second, and the ratio to one memory copy of the same
 gradient, which takes its turns in the same process. The network is left out: a message is decoded
@@ -18,6 +18,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import output
 from benchmarks.codec_calls import candidates
 from experiments import stopwatch
 
@@ -38,6 +39,7 @@ def main(_) -> None:
     )
     for column in ("codec", "ms", "GB/s", "x copy", "target", "MB sent", "of dense"):
         table.add_column(column, justify="left" if column == "codec" else "right")
+    rows = []
     for name, (_, payload) in found.items():
         table.add_row(
             name,
@@ -48,7 +50,10 @@ def main(_) -> None:
             f"{1e-6 * payload:.2f}",
             f"{payload / (4 * size):.1%}",
         )
+        times = {"seconds": taken[name], "over_copy": taken[name] / taken["copy"]}
+        rows.append({"codec": name, "size": size, "density": _DENSITY.value, **times})
     Console().print(table)
+    output.put("codecs", ("codec", "size", "density"), rows)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,30 @@ def local_step(losses: Callable) -> Callable:
     return jax.vmap(union_step(losses), in_axes=(0, 0, None))
 
 
+def lone_step(losses: Callable, rate: float) -> Callable:
+    """A step of plain SGD; the carry is the parameters, rows [b]."""
+    gradient = gradient_of(losses)
+
+    def step(params, rows, examples):
+        moved = gradient(params, rows, examples)
+        return jax.tree.map(lambda p, g: p - rate * g, params, moved)
+
+    return step
+
+
+def averaged_steps(losses: Callable, rate: float) -> Callable:
+    """Steps of plain SGD of every worker from one model, then their mean; rows [n, steps, b]."""
+    one = lone_step(losses, rate)
+
+    def step(params, rows, examples):
+        def worker(rows):
+            return jax.lax.scan(lambda p, r: (one(p, r, examples), None), params, rows)[0]
+
+        return jax.tree.map(lambda a: a.mean(0), jax.vmap(worker)(rows))
+
+    return step
+
+
 def ring_step(losses: Callable) -> Callable:
     """A step of D-PSGD on a ring of three workers or more; as `local_step`.
 

@@ -1,6 +1,6 @@
 """Seconds from a launch to its first update, and of the whole demo, with programs compiled before.
 
-    python -m benchmarks.launch_time [--record]
+    python -m benchmarks.launch_time [--output=FILE]
 
 A launch is `launch.py` in a fresh interpreter. The first update is there when the first record of
 metrics after the start's is in the file, which is looked at every 5 ms. The first turn compiles
@@ -20,13 +20,11 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import points
+from benchmarks import output
 
 _TURNS = flags.DEFINE_integer("turns", 5, "Counted turns of every launch.", lower_bound=1)
-_RECORD = flags.DEFINE_bool("record", False, "Put what is measured into the record.")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RECORD = points.FOLDER / "launch_time.json"
 ARM = ("--config=configs/demo.py", "--sweep", "--arm=all_reduce/blocking", "--config.updates=20")
 LOGISTIC = "--config.task=synthetic_logistic(samples=512, dimension=16)"
 LAUNCHES = {
@@ -82,8 +80,7 @@ def main(_) -> None:
         numbers = [f"{value:.2f}" for value in list(point.values())[1:]]
         table.add_row(name, *numbers, f"<= {LAUNCHES[name][2]}")
     Console(width=100).print(table)
-    if _RECORD.value:
-        points.put(RECORD, "python -m benchmarks.launch_time --record", ("launch",), found)
+    output.put("launch_time", ("launch",), found)
 
 
 if __name__ == "__main__":

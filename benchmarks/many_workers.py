@@ -1,7 +1,6 @@
 """Schedules of very many workers without training: events per second, and memory per worker.
 
-    python -m benchmarks.many_workers
-    python -m benchmarks.many_workers --record
+    python -m benchmarks.many_workers [--output=FILE]
 
 An event is a push to the server, or a meeting of two nodes. Every row is measured in a process of
 its own, which has compiled the loop before on few workers; it begins with nothing drawn. Memory is
@@ -18,16 +17,14 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import points
+from benchmarks import output
 from stragglers import delays, processes
 from stragglers.rule import Rule, Setting
 from stragglers.rules import RULES
 
 _WORKERS = flags.DEFINE_list("workers", ["1000", "100000", "1000000"], "How many, 16 or more.")
 _EVENTS = flags.DEFINE_integer("events", 4_000_000, "Events of a schedule, at least.", 1)
-_RECORD = flags.DEFINE_bool("record", False, "Put what is measured into the record.")
 
-RECORD = points.FOLDER / "many_workers.json"
 LAW = delays.shifted_exponential(1.0, 1.0)
 SLOW_SPELLS = processes.markov(LAW, factor=4.0, mean_normal=90.0, mean_slow=10.0)
 K = 64  # pushes of an update
@@ -105,9 +102,7 @@ def main(_) -> None:
         if rates:
             met = "met" if min(rates) >= goal else "missed"
             print(f"{delay}: at least {min(rates):.2e} events per second (goal {goal:.0e}: {met})")
-    if _RECORD.value:
-        key = ("schedule", "delays", "workers")
-        points.put(RECORD, "python -m benchmarks.many_workers --record", key, found)
+    output.put("many_workers", ("schedule", "delays", "workers"), found)
 
 
 if __name__ == "__main__":

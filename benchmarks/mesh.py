@@ -1,6 +1,6 @@
 """What the mesh runtime adds to a hand-written step, and whether real delays are kept.
 
-    python -m benchmarks.mesh            # on a CPU: eight virtual devices
+    python -m benchmarks.mesh [--output=FILE]      # on a CPU: eight virtual devices
 
 Three parts. Overhead: our plain round against a hand-written `shard_map` + `pmean` step, turn by
 turn in one process, without callbacks. Delays: measured round times against the injected ones,
@@ -14,6 +14,7 @@ from absl import app, flags, logging
 from rich.console import Console
 
 from algorithms import all_reduce
+from benchmarks import output
 from benchmarks.sides import BATCH, MINI_BATCHES, mesh_sides, optimizer
 from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
@@ -67,11 +68,15 @@ def main(_) -> None:
         console.print(line, highlight=False)
 
     say(f"{workers} workers on {jax.default_backend()} devices")
-    say(f"plain round / hand-written step: {overhead(workers):.3f} (target <= 1.05)")
+    ratio = overhead(workers)
+    say(f"plain round / hand-written step: {ratio:.3f} (target <= 1.05)")
+    found = [{"measure": "plain round", "workers": workers, "over_hand_written": ratio}]
     jitter = processes.persistent(delays.jitter(0.02, 0.1), {0: 4.0})
     for wait in ("barrier", "first_finisher"):
         real, planned = delayed(workers, wait, jitter, 40)
-        measured, wanted = np.median(np.diff(real.time)), np.median(np.diff(planned.time))
+        measured, wanted = (float(np.median(np.diff(each.time))) for each in (real, planned))
+        times = {"median_seconds": measured, "injected_seconds": wanted}
+        found.append({"measure": wait, "workers": workers, **times})
         say(
             f"{wait}: median round {1e3 * measured:.1f} ms, injected {1e3 * wanted:.1f} ms "
             f"({measured / wanted - 1:+.1%}, target within 10 %); mini-batches per round: "
@@ -80,6 +85,7 @@ def main(_) -> None:
     quick = processes.persistent(delays.jitter(0.002, 0.1), {0: 4.0})
     real, _ = delayed(workers, "first_finisher", quick, _ROUNDS.value)
     say(f"endurance: {real.updates} rounds in {real.time[-1]:.0f} s, none stuck")
+    output.put("mesh", ("measure", "workers"), found)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ side it would take as long as the longer one, as the links leave the cores alone
 keeps the program waiting it takes their sum.
 """
 
-import pathlib
 import sys
 
 import jax
@@ -17,12 +16,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS
-from benchmarks import namespaces, points
+from benchmarks import namespaces, output
 from benchmarks.processes import free_port
 from experiments import stopwatch
 
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of both links.")
-_OUTPUT = flags.DEFINE_string("output", None, "A record, to which what was measured is added.")
 _RANK = flags.DEFINE_integer("rank", None, "Number of this host; set by the first process.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Set by the first process.")
 
@@ -72,10 +70,8 @@ def work() -> None:
     hidden = taken["reduced"] + taken["multiplied"] - taken["both"]
     shorter = taken["reduced"] + taken["multiplied"] - longest
     print(f"side by side: {hidden / shorter:.0%} of the shorter one")
-    if _OUTPUT.value is not None:
-        found = {"hosts": HOSTS, "rate": _RATE.value, **taken}
-        path = pathlib.Path(_OUTPUT.value)
-        points.put(path, "python -m benchmarks.overlap", ("hosts", "rate"), [found])
+    found = {"hosts": HOSTS, "rate": _RATE.value, **taken}
+    output.put("overlap", ("hosts", "rate"), [found])
 
 
 def main(_) -> None:

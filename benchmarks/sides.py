@@ -12,14 +12,16 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from algorithms import all_reduce, dpsgd
+from algorithms import all_reduce, dpsgd, local_sgd
 from algorithms.base import AXIS, scale_by_samples
 from benchmarks.floors import (
     DECAY,
     RATE,
+    averaged_steps,
     carry_of,
     hand_written,
     local_step,
+    lone_step,
     replay,
     scanned,
     union_step,
@@ -37,6 +39,7 @@ MINI_BATCHES, BATCH = 8, 16
 STALE_RATE = 0.001  # stable with gradients that are 63 updates old
 STALE_BATCH = 32
 STALE_LAW = delays.shifted_exponential(1.0, 1.0)
+LOCAL_RATE, LOCAL_STEPS, LOCAL_BATCH = 0.05, 10, 20
 LOOPED = {"floor": scanned}
 MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
 
@@ -156,6 +159,30 @@ def gossip_sides(
         return loop(step(task.losses), carry, rows, examples)
 
     return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+
+
+def local_sides(task, workers: int, updates: int) -> dict[str, Callable]:
+    """Local SGD, two floors: steps and their mean as one would write them, and the union batch.
+
+    The union batch is a step of one model on as many samples as all workers take at a time.
+    """
+    sampler = sampler_of(task, workers, LOCAL_BATCH)
+    rule = barrier(workers, LOCAL_STEPS)
+    method = local_sgd(optax.sgd(LOCAL_RATE))
+    ours = simulated(method, task, sampler, rule, updates, LOCAL_STEPS)
+    rows = fixed_indices(sampler, workers, updates, LOCAL_STEPS)
+    examples = jax.tree.map(jnp.asarray, task.train)
+    at_once = rows.swapaxes(1, 2).reshape(updates * LOCAL_STEPS, -1)
+    params = task.init(jax.random.key(0))
+
+    def carry():  # which is given away
+        return jax.tree.map(jnp.copy, params)
+
+    return {
+        "ours": ours,
+        "by hand": scanned(averaged_steps(task.losses, LOCAL_RATE), carry(), rows, examples),
+        "union": scanned(lone_step(task.losses, LOCAL_RATE), carry(), at_once, examples),
+    }
 
 
 def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]:

@@ -1,17 +1,16 @@
 """What the simulator costs beyond the arithmetic that any program would have to do.
 
-    python -m benchmarks.simulate [--devices=8]
+    python -m benchmarks.simulate [--devices=8] [--output=FILE]
 
 Two ratios at 8, 64 and 256 workers, each against a floor in the same process: hand-written
 loops that do the gradients and the optimizer and nothing else, on indices made beforehand. The
-simulator's side contains everything: planning the schedule, choosing samples, dispatching. Then a
-table of 4,096 workers: memory and time against the number of workers. Asynchronous training is in
-`benchmarks.async_replay`.
+simulator's side contains everything: planning the schedule, choosing samples, dispatching. Then
+MATCHA, and local SGD with small products. Then a table of 4,096 workers: memory and time against
+the number of workers. Asynchronous training is in `benchmarks.async_replay`.
 """
 
 import resource
 import time
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms import dpsgd, matcha
-from benchmarks import sides
+from benchmarks import output, sides
 from benchmarks.sides import BATCH, MINI_BATCHES, barrier, optimizer
 from comms import topology
 from experiments import stopwatch, tasks
@@ -54,19 +53,42 @@ def gossip_ratio(
     return ratio(both, repeats)
 
 
-def matcha_lines(repeats: int) -> Iterator[str]:
-    """64 workers of MATCHA on a random 8-regular graph, at two sizes of a round."""
+def matcha_lines(repeats: int) -> tuple[list[str], list[dict]]:
+    """64 workers of MATCHA on a random 8-regular graph, at two sizes of a round: lines, points."""
+    lines, points = [], []
     graph = topology.random_regular(64, degree=8, seed=0)
     for mini_batches, target in ((8, 1.3), (1, 1.7)):
         found = gossip_ratio(64, repeats, matcha(optimizer(), graph, budget=0.5), mini_batches)
-        yield (
+        lines.append(
             f"MATCHA, 64 workers, 8-regular graph, budget 0.5, {mini_batches} x {BATCH} samples "
             f"per round: {found:.2f} (target <= {target})"
         )
+        points.append(point("MATCHA", 64, mini_batches, over_floor=found))
+    return lines, points
 
 
-def scale_table(devices: int) -> Table:
-    """Time and memory of D-PSGD on a ring with more and more workers of a small model."""
+def local_line(repeats: int, workers: int = 64, updates: int = 4) -> tuple[str, dict]:
+    """Local SGD of a softmax, milliseconds of a worker's step, as a line and a point."""
+    task = sides.noise(sides.MODELS["softmax 784x10"], 16384, (28, 28, 1))
+    taken = stopwatch.seconds(sides.local_sides(task, workers, updates), repeats)
+    steps = workers * sides.LOCAL_STEPS * updates
+    each = {name: 1e3 * seconds / steps for name, seconds in taken.items()}
+    line = (
+        f"local SGD, softmax 784 x 10, {workers} workers x {sides.LOCAL_STEPS} steps of "
+        f"{sides.LOCAL_BATCH}: {each['ours']:.4f} ms per local step, by hand "
+        f"{each['by hand']:.4f}, union batch {each['union']:.4f}"
+    )
+    named = {f"milliseconds_{name.replace(' ', '_')}": value for name, value in each.items()}
+    return line, point("local SGD", workers, sides.LOCAL_STEPS, **named)
+
+
+def point(measure: str, workers: int, mini_batches: int, **found: float) -> dict:
+    return {"measure": measure, "workers": workers, "mini_batches": mini_batches, **found}
+
+
+def scale_table(devices: int) -> tuple[Table, list[dict]]:
+    """Time and memory of D-PSGD on a ring with more and more workers of a small model: points."""
+    points = []
     table = Table(title=f"D-PSGD, logistic regression on digits, {devices} device(s)")
     for column in ("workers", "ms per update", "us per worker", "model state MiB", "peak MiB"):
         table.add_column(column, justify="right")
@@ -104,7 +126,9 @@ def scale_table(devices: int) -> Table:
             f"{held:.1f}",
             f"{peak:.0f}",
         )
-    return table
+        found = {"devices": devices, "milliseconds": 1e3 * each, "peak_mebibytes": peak}
+        points.append(point(f"scale, {devices} devices", workers, 1, **found))
+    return table, points
 
 
 def main(_) -> None:
@@ -116,16 +140,23 @@ def main(_) -> None:
     for column in ("family", "target", *(f"{n} workers" for n in WORKERS)):
         table.add_column(column, justify="right")
     measures = {"all-reduce": all_reduce_ratio, "gossip": gossip_ratio}
+    points = []
     for family, measure in measures.items():
         ratios = []
         for workers in WORKERS:
             ratios.append(measure(workers, _REPEATS.value))
+            points.append(point(family, workers, MINI_BATCHES, over_floor=ratios[-1]))
             console.print(f"{family}, {workers} workers: {ratios[-1]:.2f}", highlight=False)
         table.add_row(family, f"<= {TARGETS[family]:.2f}", *(f"{r:.2f}" for r in ratios))
     console.print(table)
-    for line in matcha_lines(_REPEATS.value):
-        console.print(line, highlight=False)
-    console.print(scale_table(_DEVICES.value))
+    lines, found = matcha_lines(_REPEATS.value)
+    line, of_local = local_line(_REPEATS.value)
+    for text in (*lines, line):
+        console.print(text, highlight=False)
+    table, of_scale = scale_table(_DEVICES.value)
+    console.print(table)
+    points += [*found, of_local, *of_scale]
+    output.put("simulate", ("measure", "workers", "mini_batches"), points)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from comms import bitmap, hashing, two_phase
 from comms.collectives import AXIS
 from comms.short_floats import power_of_two
 from comms.two_phase import Codec
+
+_PART = 1 << 18  # entries that QSGD rounds at a time, which fit into a cache
 
 
 class Quantised(NamedTuple):
@@ -37,15 +40,28 @@ def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
     "QSGD", arXiv 1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
     """
     bits = qsgd_bits(levels)
-    stretches = _stretches(x, bucket)
-    largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN stays NaN
-    unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
-    norm = jnp.sqrt((unit**2).sum(axis=1))  # of values up to 1: squares cannot overflow
-    share = jnp.abs(unit) / jnp.where(norm > 0, norm, 1)[:, None]
-    level = jnp.floor(share * levels + hashing.uniform(key, share.shape))
-    level = jnp.clip(jnp.where(jnp.isfinite(level), level, 0), 0, levels).astype(jnp.int32)
-    codes = (levels + jnp.where(stretches < 0, -level, level)).ravel()[: x.size]
-    return Quantised(bitmap.pack_codes(codes, bits), norm * largest)
+    count = -(-x.size // bucket)
+    parts = max(1, x.size // _PART)
+    each = -(-count // parts)  # stretches of a part
+    x = jnp.ravel(x).astype(jnp.float32)
+    stretches = jnp.pad(x, (0, parts * each * bucket - x.size)).reshape(parts, each, bucket)
+
+    def coded(part):
+        number, stretches = part
+        largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN stays NaN
+        unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
+        norm = jnp.sqrt((unit**2).sum(axis=1))  # of values up to 1: squares cannot overflow
+        share = jnp.abs(unit) / jnp.where(norm > 0, norm, 1)[:, None]
+        draws = hashing.uniform(key, share.shape, number * np.uint32(each * bucket))
+        level = jnp.floor(share * levels + draws)
+        level = jnp.clip(jnp.where(jnp.isfinite(level), level, 0), 0, levels).astype(jnp.int32)
+        codes = levels + jnp.where(stretches < 0, -level, level)
+        return codes.astype(jnp.uint8 if bits <= 8 else jnp.uint16), norm * largest
+
+    # Part by part, also because XLA on CPU would draw and round inside the loop that packs, one
+    # entry at a time.
+    codes, scale = jax.lax.map(coded, (jnp.arange(parts, dtype=jnp.uint32), stretches))
+    return Quantised(bitmap.pack_codes(codes.ravel()[: x.size], bits), scale.ravel()[:count])
 
 
 def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512) -> jax.Array:

@@ -56,9 +56,9 @@ class Row(NamedTuple):
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
-    """The body of one update: (algorithm, losses, model, row, taken, everyone) -> model.
+    """The body of one update: (algorithm, losses, model, row, take, everyone) -> model.
 
-    taken: the examples of the row's mini-batches, [k, mini_batches, batch_size, ...]. stale: the
+    take: indices of samples and their draws, of any shape, -> the examples themselves. stale: the
     schedule has contributions taken at older versions. everyone: all workers take part, in order,
     so that nothing is gathered and scattered.
     """
@@ -107,22 +107,24 @@ def run_rows(
     augment: see `runtimes.worker.taken`.
     """
 
+    def take(places):
+        return worker.taken(examples, *places, augment)
+
     def step(t, model):
         row = jax.tree.map(lambda a: a[t], rows)
-        taken = worker.taken(examples, row.indices, row.draws, augment)
-        return body(algorithm, losses, model, row, taken, everyone)
+        return body(algorithm, losses, model, row, take, everyone)
 
     return jax.lax.fori_loop(0, count, step, model)
 
 
-def _union(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _union(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     if row.seen is not None and worker.draws(losses):
-        return _replicated(algorithm, losses, model, row, taken, everyone)
+        return _replicated(algorithm, losses, model, row, take, everyone)
     _, mini_batches, batch_size = row.indices.shape
     weight = algorithm.weight(row.batches)
     share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
     own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
-    taken = worker.flatten(worker.flatten(taken))
+    taken = worker.flatten(worker.flatten(take((row.indices, row.draws))))
     weights = (share[:, None] * own).reshape(-1)
     gradient = worker.gradient(losses, model.params, taken, weights, row.samples)
     common, _ = _given(row, mini_batches)
@@ -141,7 +143,7 @@ def _union(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
 
 
 def _contributions(
-    algorithm, losses, points, axis, model: Model, row: Row, taken, everyone, **given
+    algorithm, losses, points, axis, model: Model, row: Row, take, everyone, **given
 ):
     """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
     common, own = _given(row, row.indices.shape[1])
@@ -155,9 +157,9 @@ def _contributions(
     working = len(row.indices)
     taken_at = own if row.seen is None else own | {"samples": row.seen}
 
-    def contribute(params, state, examples, batches, own):
+    def contribute(params, state, places, batches, own):
         return worker.contribute(
-            algorithm, losses, params, state, examples, batches, {**common, **own}
+            algorithm, losses, params, state, places, batches, {**common, **own}, take
         )
 
     def first(tree):
@@ -166,7 +168,7 @@ def _contributions(
     contribution, worked = jax.vmap(contribute, in_axes=(axis, 0, 0, 0, 0))(
         points if axis is None else first(points),
         first(state),
-        taken,
+        (row.indices, row.draws),
         row.batches[:working],
         first(taken_at),
     )
@@ -211,32 +213,32 @@ def served(algorithm, updates, current, server, batches, common: dict) -> tuple[
     return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
 
 
-def _reduced(algorithm, losses, points, axis, current, model, row, taken, everyone):
+def _reduced(algorithm, losses, points, axis, current, model, row, take, everyone):
     """A replicated update from contributions taken at `points`, applied to `current`."""
     updates, workers = _contributions(
-        algorithm, losses, points, axis, model, row, taken, everyone, current=current
+        algorithm, losses, points, axis, model, row, take, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
     params, server = served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 
-def _replicated(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _replicated(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     params, model = _reduced(
-        algorithm, losses, model.params, None, model.params, model, row, taken, everyone
+        algorithm, losses, model.params, None, model.params, model, row, take, everyone
     )
     return model._replace(params=params)
 
 
-def _stale(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _stale(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     points = jax.tree.map(lambda a: a[row.read], model.params)
     current = jax.tree.map(lambda a: a[row.current], model.params)
-    params, model = _reduced(algorithm, losses, points, 0, current, model, row, taken, everyone)
+    params, model = _reduced(algorithm, losses, points, 0, current, model, row, take, everyone)
     kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), model.params, params)
     return model._replace(params=kept)
 
 
-def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _local(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     params = _take(model.params, row.worker, everyone)
     if row.restored is not None:
         own = params
@@ -252,13 +254,13 @@ def _local(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
             theirs = jax.vmap(algorithm.public)(state, theirs)
         first = _where(row.restored == row.worker, own, theirs)
         params = _where(row.restored >= 0, first, params)
-    updates, workers = _contributions(algorithm, losses, params, 0, model, row, taken, everyone)
+    updates, workers = _contributions(algorithm, losses, params, 0, model, row, take, everyone)
     params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
     return model._replace(params=params, workers=workers)
 
 
 def _beside(
-    algorithm, losses, read, current, model: Model, row: Row, taken, everyone
+    algorithm, losses, read, current, model: Model, row: Row, take, everyone
 ) -> tuple[Any, Model]:
     """(the server's parameters, the model with everything else) after an update.
 
@@ -270,7 +272,7 @@ def _beside(
     state = _take(model.workers.exchange, row.worker, everyone)
     own = jax.vmap(algorithm.adopt)(own, read, state, row.version)
     parted, workers = _contributions(
-        algorithm, losses, own, 0, model, row, taken, everyone, current=current
+        algorithm, losses, own, 0, model, row, take, everyone, current=current
     )
     common, _ = _given(row, row.indices.shape[1])
     optimizer = model.server.optimizer
@@ -281,16 +283,16 @@ def _beside(
     return shared.params, model._replace(params=own, server=shared, workers=workers)
 
 
-def _adopting(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _adopting(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     current = model.server.params
     read = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(row.worker), *a.shape)), current)
-    return _beside(algorithm, losses, read, current, model, row, taken, everyone)[1]
+    return _beside(algorithm, losses, read, current, model, row, take, everyone)[1]
 
 
-def _reading(algorithm, losses, model: Model, row: Row, taken, everyone) -> Model:
+def _reading(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     slots = model.server.params
     read = jax.tree.map(lambda a: a[row.read], slots)
     current = jax.tree.map(lambda a: a[row.current], slots)
-    params, model = _beside(algorithm, losses, read, current, model, row, taken, everyone)
+    params, model = _beside(algorithm, losses, read, current, model, row, take, everyone)
     kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), slots, params)
     return model._replace(server=model.server._replace(params=kept))

@@ -87,11 +87,20 @@ def gradient(losses, params, examples, weights, samples) -> optax.Updates:
 
 
 def contribute(
-    algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given
+    algorithm: Algorithm,
+    losses,
+    params,
+    state: WorkerState,
+    examples,
+    batches,
+    given,
+    take: Callable[[Tree], Tree] = lambda examples: examples,
 ) -> tuple[optax.Updates, WorkerState]:
     """What the worker brings to the exchange, and its new state.
 
-    Only the first `batches` mini-batches count; with none the contribution is 0.
+    Only the first `batches` mini-batches count; with none the contribution is 0. take: from what
+    stands in `examples` for them, with the same leading axes, to the examples. Every local step
+    takes its own mini-batch, which is then still in the cache when it is used.
     """
     point = params
     if algorithm.grad_params is not None:
@@ -99,11 +108,12 @@ def contribute(
     mini_batches, batch_size = jax.tree.leaves(examples)[0].shape[:2]
     if algorithm.work is None:
         weights = sample_weights(batches, mini_batches, batch_size)
-        return gradient(losses, point, flatten(examples), weights, given["samples"]), state
+        samples = given["samples"]
+        return gradient(losses, point, flatten(take(examples)), weights, samples), state
 
     def step(carry, mini_batch):
         index, mini_batch = mini_batch
-        new = local_step(algorithm, losses, *carry, mini_batch, given)
+        new = local_step(algorithm, losses, *carry, take(mini_batch), given)
         keep = index < batches
         return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, carry), None
 

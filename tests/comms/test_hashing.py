@@ -77,6 +77,8 @@ def test_uniform():
         centred = draws - 0.5
         assert abs((centred[:, 1:] * centred[:, :-1]).mean()) < 4 / 12 / np.sqrt(found.size)
     assert hashing.uniform(jax.random.key(0), (0, 3)).shape == (0, 3)
+    rest = jax.jit(hashing.uniform, static_argnums=1)(jax.random.key(0), (4,), 6)
+    np.testing.assert_array_equal(rest, hashing.uniform(jax.random.key(0), (10,))[6:])
 
 
 def test_seeds_may_be_traced_and_are_all_different():

@@ -66,6 +66,14 @@ def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
         assert (part * entries >= 0).all()
 
 
+@pytest.mark.parametrize("levels", [3, 7])
+def test_qsgd_part_by_part_is_qsgd_at_once(levels, monkeypatch):
+    x, key = gradient(1000), jax.random.key(3)
+    whole = quantise.qsgd(x, levels, key, 16)
+    monkeypatch.setattr(quantise, "_PART", 300)
+    jax.tree.map(np.testing.assert_array_equal, quantise.qsgd(x, levels, key, 16), whole)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_qsgd_of_extreme_values(scale):
     """Their squares are no float32."""
