@@ -11,11 +11,9 @@ planning the schedule, choosing samples, dispatching.
 """
 
 import functools
-import heapq
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags, logging
@@ -24,7 +22,7 @@ from rich.table import Table
 
 from algorithms import all_reduce
 from algorithms.base import scale_by_samples
-from benchmarks.floors import gradient_of, replay
+from benchmarks.floors import plain_loop, replay
 from benchmarks.sides import MODELS, noise, sampler_of
 from benchmarks.sides import STALE_BATCH as BATCH
 from benchmarks.sides import STALE_LAW as LAW
@@ -57,40 +55,6 @@ def simulated(task, sampler, rule) -> tuple[Callable, optax.Params]:
     return run, jax.tree.map(lambda a: np.asarray(a)[0], runtime.models(state))
 
 
-def plain_loop(
-    task, durations: list[list[float]], indices, k: int, updates: int, rate: float = RATE
-) -> Callable:
-    """A candidate: train from the start, an event at a time; the last parameters.
-
-    indices: [P, counters, batch].
-    """
-    examples = jax.tree.map(jnp.asarray, task.train)
-    gradient = jax.jit(gradient_of(task.losses))
-    add = jax.jit(functools.partial(jax.tree.map, jnp.add))
-    step = jax.jit(lambda w, total: jax.tree.map(lambda a, g: a - rate / k * g, w, total))
-    start = task.init(jax.random.key(0))
-
-    def run():
-        w, draws = start, [iter(row) for row in durations]
-        read, counters = [w] * len(draws), [0] * len(draws)
-        flying = [(next(draw), i) for i, draw in enumerate(draws)]
-        heapq.heapify(flying)
-        for _ in range(updates):
-            total = None
-            for c in range(k):
-                now, i = heapq.heappop(flying)
-                g = gradient(read[i], indices[i, counters[i]], examples)
-                total = g if total is None else add(total, g)
-                counters[i] += 1
-                if c == k - 1:
-                    w = step(w, total)
-                read[i] = w
-                heapq.heappush(flying, (now + next(draws[i]), i))
-        return w
-
-    return run
-
-
 def compare(make, workers: int, k: int) -> dict[str, float]:
     """Seconds per update of the simulator, the floor and the plain loop."""
     task = noise(make, SAMPLES, (28, 28, 1))
@@ -102,7 +66,7 @@ def compare(make, workers: int, k: int) -> dict[str, float]:
     durations = process.duration(np.arange(workers)[:, None], 0.0, attempts)
     counters = np.arange(int(state.consumed.max()))
     indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
-    plain = plain_loop(task, durations.tolist(), indices, k, _UPDATES.value)
+    plain = plain_loop(task, durations.tolist(), indices, k, _UPDATES.value, RATE)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), reached, plain()
     )

@@ -6,6 +6,7 @@ stopped and returns the arrays to wait for, see `experiments.stopwatch`.
 """
 
 import functools
+import heapq
 from collections.abc import Callable
 
 import jax
@@ -98,6 +99,40 @@ def carry_of(params, workers: int | None = None) -> tuple[optax.Params, optax.Op
         return params, plain().init(params)
     stacked = jax.tree.map(lambda a: jnp.stack([a] * workers), params)
     return stacked, jax.vmap(plain().init)(stacked)
+
+
+def plain_loop(
+    task, durations: list[list[float]], indices, k: int, updates: int, rate: float
+) -> Callable:
+    """A candidate: train from the start, an event at a time; the last parameters.
+
+    indices: [P, counters, batch].
+    """
+    examples = jax.tree.map(jnp.asarray, task.train)
+    gradient = jax.jit(gradient_of(task.losses))
+    add = jax.jit(functools.partial(jax.tree.map, jnp.add))
+    step = jax.jit(lambda w, total: jax.tree.map(lambda a, g: a - rate / k * g, w, total))
+    start = task.init(jax.random.key(0))
+
+    def run():
+        w, draws = start, [iter(row) for row in durations]
+        read, counters = [w] * len(draws), [0] * len(draws)
+        flying = [(next(draw), i) for i, draw in enumerate(draws)]
+        heapq.heapify(flying)
+        for _ in range(updates):
+            total = None
+            for c in range(k):
+                now, i = heapq.heappop(flying)
+                g = gradient(read[i], indices[i, counters[i]], examples)
+                total = g if total is None else add(total, g)
+                counters[i] += 1
+                if c == k - 1:
+                    w = step(w, total)
+                read[i] = w
+                heapq.heappush(flying, (now + next(draws[i]), i))
+        return w
+
+    return run
 
 
 def scanned(step: Callable, carry, rows, examples) -> Callable:

@@ -35,8 +35,7 @@ from algorithms import all_reduce, local_sgd
 from algorithms.base import scale_by_samples
 from benchmarks import peers_data as data
 from benchmarks import points, sides
-from benchmarks.async_replay import plain_loop
-from benchmarks.floors import gradient_of
+from benchmarks.floors import gradient_of, plain_loop
 from experiments.tasks import models
 from stragglers.rule import Setting
 from stragglers.rules import RULES
@@ -47,8 +46,11 @@ _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Where they ar
 
 RECORD = points.FOLDER / "peers.json"
 KEY = ("task", "side")  # of a point
-MODELS = {"softmax": models.logistic, "mlp": functools.partial(models.mlp, hidden=(data.HIDDEN,))}
-AMOUNT = {"local_sgd": 4, "softmax": 2048, "mlp": 512}  # rounds or updates of a turn
+MODELS = {
+    "softmax": models.logistic,
+    "hidden": functools.partial(models.mlp, hidden=(data.HIDDEN,)),
+}
+AMOUNT = {"rounds": 4, "softmax": 2048, "hidden": 512}  # rounds or updates of a turn
 OTHERS = {"fedjax": ("fedjax", "benchmarks/peers_fedjax.py"),
           "torch": ("torch", "benchmarks/peers_torch.py")}  # fmt: skip
 GOALS = {"fedjax": 4.0, "call": 5.0, "scan": 2.0}  # times their seconds over ours
@@ -59,7 +61,7 @@ GOALS = {"fedjax": 4.0, "call": 5.0, "scan": 2.0}  # times their seconds over ou
 
 def ours(task: str) -> Callable:
     """The simulator, which goes on from where it stopped."""
-    if task == "local_sgd":
+    if task == "rounds":
         made = _task("softmax")
         method = local_sgd(scale_by_samples(data.RATE))
         sampler = sides.sampler_of(made, data.CLIENTS, data.BATCH)
@@ -134,7 +136,7 @@ def command(side: str, task: str, folder: pathlib.Path) -> list[str]:
     """What starts a side."""
     if side in OWN:
         return [sys.executable, "-m", "benchmarks.peers", "side", side, task]
-    words = [] if task == "local_sgd" else [task]
+    words = [] if task == "rounds" else [task]
     return [str(environment(side, folder)), OTHERS[side][1], *words, str(AMOUNT[task])]
 
 
@@ -174,7 +176,7 @@ def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     folder = pathlib.Path(_ENVIRONMENTS.value)
     for task in AMOUNT:
-        can = {"fedjax"} if task == "local_sgd" else {"call", "scan", "torch"}
+        can = {"fedjax"} if task == "rounds" else {"call", "scan", "torch"}
         names = ["gossax", *(name for name in _PEERS.value if name in can)]
         if len(names) == 1:
             continue

@@ -9,12 +9,12 @@ import torch
 
 
 def main(model: str, updates: int) -> None:
-    """A turn is so many updates from the start, each with one gradient of an earlier model."""
+    """A turn is a number of updates from the start, each with one gradient of an earlier model."""
     inputs, labels = data.images()
     inputs, labels = torch.from_numpy(inputs), torch.from_numpy(labels).long()
     seconds, rows = data.events(updates)
     rows = torch.from_numpy(rows).long()
-    sizes = [data.INPUTS, *([data.HIDDEN] if model == "mlp" else []), data.CLASSES]
+    sizes = [data.INPUTS, *([data.HIDDEN] if model == "hidden" else []), data.CLASSES]
     torch.manual_seed(0)
     start = [
         tensor

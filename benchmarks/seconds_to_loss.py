@@ -5,7 +5,7 @@
 Every rate is a sweep of `configs/links.py` with a process per host, see `benchmarks.hosts`. Beside
 it stand two expectations. The *expected* seconds of an update are what it takes on links without a
 limit, where the hosts share these cores as before, and what its bytes take on the link. The
-*nominal* ones are those of simulated workers on a network of that rate, who are given the seconds
+*nominal* ones are the seconds of simulated workers on a network of that rate, who are given the time
 that a mini-batch takes on the hosts with next to no exchange. Points go to
 docs/results/benchmarks/seconds_to_loss.json, in which other rates stay, and the figure of all of
 them to docs/links.png.
@@ -21,7 +21,7 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from benchmarks import hosts, namespaces, points
-from configs.links import PAYLOAD
+from comms import cost
 from experiments import records
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
@@ -91,8 +91,8 @@ def rows(
     free: dict[str, dict],
     simulated: dict[str, dict],
 ) -> Iterator[dict]:
-    """A point per arm; free: on links without a limit. Errors are those of the expected seconds."""
-    bandwidth = namespaces.bits_per_second(rate) / 8 * PAYLOAD
+    """A point per arm; free: on links without a limit. Errors are of the expected seconds."""
+    bandwidth = namespaces.bits_per_second(rate) / 8 * cost.PAYLOAD
     for name, summary in real.items():
         update, unlimited, nominal = map(_update, (summary, free[name], simulated[name]))
         sent = summary["bytes_per_worker"] / summary["updates"]

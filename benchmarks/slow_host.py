@@ -30,7 +30,7 @@ RECORD = points.FOLDER / "slow_host.json"
 KEY = ("hosts", "rate", "cores")  # of a point
 WARM = 2  # rounds of a run that are not counted
 MINI_BATCHES = 16
-RULES = ("barrier", "first_finisher(in_flight=finish)")  # a device is not interrupted
+BARRIER, FREE = RULES = "barrier", "first_finisher(in_flight=finish)"  # no device is interrupted
 
 
 def flags_of(rule: str) -> list[str]:
@@ -83,12 +83,12 @@ def compare(count: int, rate: str, cores: float, folder: pathlib.Path) -> dict:
         for rule in RULES:
             done = run(count, rate, cores, rule, folder / f"{rule.split('(')[0]}_{repeat}")
             rates[rule].append(throughput(done))
-            if rule != "barrier":
+            if rule == FREE:
                 each, communication = costs(done)
                 seconds.append(each)
                 beside.append(communication)
                 theory.append(speeds_gain(each, MINI_BATCHES, communication, in_flight="finish"))
-    barrier, free = rates.values()
+    barrier, free = rates[BARRIER], rates[FREE]
     gains = [one / other for one, other in zip(free, barrier, strict=True)]
     gain, expected = statistics.mean(gains), statistics.mean(theory)
     return {

@@ -9,6 +9,8 @@ import jax  # pytrees only
 import numpy as np
 import scipy
 
+PAYLOAD = 1448 / 1514  # of a full Ethernet frame that TCP sends; the rest is headers
+
 
 class AlphaBeta(NamedTuple):
     """Cost model of an operation: `alpha` seconds and `beta` seconds per byte of payload."""

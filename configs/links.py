@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from comms import cost
 from configs import arguments, base
 from experiments.parts import part
 
 STEPS = 8  # local steps between two exchanges
 LATENCY = 2e-4  # seconds of a message between two namespaces
-PAYLOAD = 1448 / 1514  # of a packet; the rest is headers
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -29,7 +29,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     second, and each, the seconds of a mini-batch.
     """
     a = arguments.parse(arg, workers=4, runtime="mesh", bits=1e9, each=0.004)
-    network = part("network", latency=LATENCY, bandwidth=a["bits"] / 8 * PAYLOAD)
+    network = part("network", latency=LATENCY, bandwidth=a["bits"] / 8 * cost.PAYLOAD)
     modelled = {"delay": part("deterministic", value=a["each"]), "communication": network}
     real = {"delay": part("none"), "communication": 0.0}  # the links are
     chosen = {"simulate": modelled, "mesh": real}

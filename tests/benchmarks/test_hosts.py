@@ -178,7 +178,7 @@ def test_a_point_has_what_was_measured_beside_what_was_expected():
     free = {name: summary(seconds=4.8) for name in real}  # 0.08 s an update
     simulated = {name: summary(seconds_to_target=0.9, seconds=1.8) for name in real}
     first, second = seconds_to_loss.rows(4, "1gbit", 0.02, real, free, simulated)
-    sent = 2e6 / (1e9 / 8 * links.PAYLOAD)  # s of an update
+    sent = 2e6 / (1e9 / 8 * cost.PAYLOAD)  # s of an update
     assert first["megabytes"] == pytest.approx(2.0)
     assert first["update"] == 0.1 and first["expected_update"] == pytest.approx(0.08 + sent)
     assert first["expected"] == pytest.approx(30 * (0.08 + sent))
