@@ -12,7 +12,7 @@ jax.tree_map = jax.tree.map  # which the library calls, and newer versions of JA
 
 
 def main(rounds: int) -> None:
-    """A turn is a number of rounds of all clients, with the library's backend that compiles a step."""
+    """A turn is a number of rounds of all clients; the library compiles a step of a client."""
     inputs, labels = data.images()
     each = data.SAMPLES // data.CLIENTS
     rows = [slice(i * each, (i + 1) * each) for i in range(data.CLIENTS)]

@@ -5,7 +5,7 @@
 Every rate is a sweep of `configs/links.py` with a process per host, see `benchmarks.hosts`. Beside
 it stand two expectations. The *expected* seconds of an update are what it takes on links without a
 limit, where the hosts share these cores as before, and what its bytes take on the link. The
-*nominal* ones are the seconds of simulated workers on a network of that rate, who are given the time
+*nominal* ones are seconds of simulated workers on a network of that rate, who are given the time
 that a mini-batch takes on the hosts with next to no exchange. Points go to
 docs/results/benchmarks/seconds_to_loss.json, in which other rates stay, and the figure of all of
 them to docs/links.png.
