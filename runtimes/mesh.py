@@ -87,6 +87,11 @@ class Mesh:
                 "none of them can ask the host about delays or a trigger; set delay='none', "
                 "communication=0.0 and wait='barrier', or sharding='replicated'"
             )
+        if team.divides and workers == 1:
+            raise ValueError(
+                f"mesh: sharding={sharding!r} needs 2 workers or more, got 1; set workers=2, or "
+                "sharding='replicated'"  # XLA ends a sum over an axis of one in such a program
+            )
         devices = team.grid(workers)
         self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches

@@ -1,4 +1,4 @@
-"""A worker whose eight devices belong to two processes; as a program, one of the two.
+"""Two workers of four devices each, with models of their own; as a program, one of two processes.
 
 python -m tests.experiments.one_of_two COORDINATOR RANK FOLDER
 """
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms import all_reduce
+from algorithms import dpsgd
+from comms import topology
 from experiments import checkpoints, distributed, saving
 from experiments.divided_checkpoints import Writing
 from runtimes import mesh
@@ -25,13 +26,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 WIDTH = 4096
 
 
-class _OfEight(type(SAMPLES)):
-    """As `SAMPLES`, with mini-batches for eight devices."""
+class _OfFour(type(SAMPLES)):
+    """As `SAMPLES`, with mini-batches for four devices."""
 
-    batch_size = 8
+    batch_size = 4
 
     def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * 8 + np.arange(8)
+        position = np.asarray(counters)[..., None] * 4 + np.arange(4)
         return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
 
 
@@ -46,10 +47,11 @@ def model():
     return {name: generator.normal(size=shape).astype("f4") for name, shape in shapes.items()}
 
 
-def begun(*, devices_per_worker, workers, rounds=4):
+def begun(*, devices_per_worker=4, rounds=4):
     """A runtime with a divided model, and its run after some rounds of Adam."""
+    method = dpsgd(optax.adam(1e-3), topology.ring(2))
     runtime = mesh.Mesh(
-        all_reduce(optax.adam(1e-3)), losses, DATA, _OfEight(), workers=workers, mini_batches=1,
+        method, losses, DATA, _OfFour(), workers=2, mini_batches=1,
         rounds_per_dispatch=4, devices_per_worker=devices_per_worker, sharding="fsdp",
     )  # fmt: skip
     run = runtime.start(model())
@@ -98,7 +100,7 @@ def main(coordinator, rank, folder) -> None:
     """Write a checkpoint, go on from it, and leave the parts of the state that are written here."""
     distributed.initialize(coordinator, 2, int(rank))
     workdir = pathlib.Path(folder) / "out"
-    runtime, run = begun(devices_per_worker=8, workers=1)
+    runtime, run = begun()
     packed = runtime.pack(run)
     own = {
         f"{name}|{text_of(shard.index)}": np.asarray(shard.data)

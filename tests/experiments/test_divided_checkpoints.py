@@ -90,14 +90,15 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(wh
         train.run(configured(), place, on_record=seen.append, checkpoint_seconds=1000)
         assert left(place) == result
         assert seen and seen[0]["update"] > 0
-    assert resumed == {1, 2}
+    assert len(resumed) == 2 and 1 in resumed  # one that is not due while another is written waits
 
 
 def test_what_is_damaged_is_one_sentence(whole):
     place = whole[1][4]
     (evaluation,) = checkpoints.resumable([place])
     folder = place / "checkpoint" / str(evaluation)
-    biggest = max((folder / "ocdbt.process_0").rglob("*"), key=lambda path: path.stat().st_size)
+    written = [path for path in (folder / "ocdbt.process_0").rglob("*") if path.is_file()]
+    biggest = max(written, key=lambda path: path.stat().st_size)
     parts = folder / divided.PARTS
     for path, content in (
         (biggest, biggest.read_bytes()[:-1]),
@@ -121,7 +122,7 @@ def test_what_is_damaged_is_one_sentence(whole):
 
 def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     """And changes the arrays meanwhile; what is stored is what they were."""
-    runtime, run = one_of_two.begun(devices_per_worker=4, workers=2)
+    runtime, run = one_of_two.begun()
     packed = runtime.pack(run)
     before = {name: np.asarray(value) for name, value in packed.items()}
     may_end, seal = threading.Event(), divided.Writing._seal
@@ -146,7 +147,7 @@ def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     """Found before anything is written, or by the thread that writes."""
-    runtime, run = one_of_two.begun(devices_per_worker=4, workers=2)
+    runtime, run = one_of_two.begun()
     first = checkpoints.Checkpoint(1, 1, 0.0, runtime.pack(run), None)
     divided.Writing(tmp_path, first).wait()
     before = launcher.files(tmp_path)
@@ -183,8 +184,8 @@ def test_two_processes_write_disjoint_parts_whose_union_is_the_state(tmp_path):
     for size, own in zip(written, sizes, strict=True):
         assert 0.7 * own < size < 1.1 * own  # compressed, with an index
     assert max(sizes) < 0.51 * sum(sizes)
-    for devices in (8, 4):
-        runtime, run = one_of_two.begun(devices_per_worker=devices, workers=1, rounds=0)
+    for devices in (4, 2):
+        runtime, run = one_of_two.begun(devices_per_worker=devices, rounds=0)
         like = runtime.pack(run)
         stored = saving.read(tmp_path / "out", 1).bring(like)
         filled = {name: np.zeros(value.shape, bool) for name, value in stored.items()}
@@ -204,7 +205,7 @@ def test_two_processes_write_disjoint_parts_whose_union_is_the_state(tmp_path):
 
 def test_a_run_whose_checkpoint_is_whole_still_goes_on(tmp_path):
     """As they were before, where every process gathered the model of a slice."""
-    runtime, run = one_of_two.begun(devices_per_worker=4, workers=2)
+    runtime, run = one_of_two.begun()
     packed = {name: np.asarray(value) for name, value in runtime.pack(run).items()}
     checkpoints.save(tmp_path, checkpoints.Checkpoint(1, 1, 0.0, packed, None))
     stored = saving.read(tmp_path, 1)
@@ -218,9 +219,15 @@ def test_a_run_whose_checkpoint_is_whole_still_goes_on(tmp_path):
 @pytest.mark.parametrize("lines", [3, 4, 6])
 def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch, lines):
     here = launcher.directory(tmp_path, monkeypatch)
-    changes = {key: value for key, value in ENTRIES.items() if key != "optimizer"}
+    changes = {
+        key: value for key, value in ENTRIES.items() if key not in ("optimizer", "algorithm")
+    }
     flags = [f"--config.{key}={value}" for key, value in changes.items()]
-    flags += ["--config=config.py", "--config.workers=1", "--checkpoint_seconds=0"]
+    flags += [
+        f"--config={launcher.ROOT}/configs/nonblocking.py",
+        "--config.algorithm=dpsgd",
+        "--checkpoint_seconds=0",
+    ]
     flags += ["--config.updates=160"]
     with two_processes.started(here, *flags, "--workdir=whole") as both:
         assert [process.wait(120) for process in both] == [0, 0], said(here, 0) + said(here, 1)

@@ -269,6 +269,7 @@ def test_a_divided_model_takes_a_quarter_of_the_memory():
         ({"sharding": "fsdp"}, "which is a single one; set config.devices_per_worker"),
         ({"devices_per_worker": 2, "sharding": "fsdp", "delay": "deterministic(value=0.01)"},
          "none of them can ask the host about delays or a trigger"),
+        ({"workers": 1, "devices_per_worker": 2, "sharding": "fsdp"}, "needs 2 workers or more"),
     ],
 )  # fmt: skip
 def test_what_slices_cannot_do_is_one_sentence(changes, words):
