@@ -41,7 +41,7 @@ from stragglers.rule import Setting
 from stragglers.rules import RULES
 
 _PEERS = flags.DEFINE_list("peers", ["fedjax", "call", "scan", "torch"], "Who takes part.")
-_TURNS = flags.DEFINE_integer("turns", 5, "Timed turns of every side.", lower_bound=1)
+_TIMED = flags.DEFINE_integer("timed", 5, "Turns of every side that are timed.", lower_bound=1)
 _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Where they are made.")
 
 RECORD = points.FOLDER / "peers.json"
@@ -151,7 +151,7 @@ def compare(task: str, names: list[str], folder: pathlib.Path) -> dict[str, list
             if running[name].stdout.readline() != "ready\n":
                 raise SystemExit(f"{name} has not begun; see above")
         found = {name: [] for name in names}
-        for turn in range(_TURNS.value):
+        for turn in range(_TIMED.value):
             for name in names[:: 1 if turn % 2 else -1]:
                 print(file=running[name].stdin, flush=True)
                 found[name].append(float(running[name].stdout.readline()) / AMOUNT[task])

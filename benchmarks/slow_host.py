@@ -23,8 +23,8 @@ from stragglers import schedule
 from stragglers.theory.rounds import speeds_gain
 
 _SHARE = flags.DEFINE_float("share", 0.2, "Cores that the last host may use.", lower_bound=0.01)
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of either rule, in turn.", lower_bound=2)
-_ROUNDS = flags.DEFINE_integer("rounds", 12, "Of a run, the first ones not counted.", lower_bound=4)
+_PAIRS = flags.DEFINE_integer("pairs", 3, "Runs of either rule, in turn.", lower_bound=2)
+_LENGTH = flags.DEFINE_integer("length", 12, "Rounds of a run, the first ones not counted.", lower_bound=4)
 
 RECORD = points.FOLDER / "slow_host.json"
 KEY = ("hosts", "rate", "cores")  # of a point
@@ -40,7 +40,7 @@ def flags_of(rule: str) -> list[str]:
         f"--config.wait={rule}",
         f"--config.mini_batches={MINI_BATCHES}",
         "--config.batch_size=512",
-        f"--config.updates={_ROUNDS.value}",
+        f"--config.updates={_LENGTH.value}",
         "--config.target_loss=None",
         "--config.stop_at_target=False",
         "--config.evaluate_every=1000",
@@ -79,7 +79,7 @@ def costs(done: schedule.Schedule) -> tuple[np.ndarray, float]:
 def compare(count: int, rate: str, cores: float, folder: pathlib.Path) -> dict:
     """The point of these hosts."""
     rates, theory, seconds, beside = {rule: [] for rule in RULES}, [], [], []
-    for repeat in range(_REPEATS.value):
+    for repeat in range(_PAIRS.value):
         for rule in RULES:
             done = run(count, rate, cores, rule, folder / f"{rule.split('(')[0]}_{repeat}")
             rates[rule].append(throughput(done))
@@ -95,7 +95,7 @@ def compare(count: int, rate: str, cores: float, folder: pathlib.Path) -> dict:
         "hosts": count,
         "rate": rate,
         "cores": cores,
-        "runs": _REPEATS.value,
+        "runs": _PAIRS.value,
         "gain": gain,
         "deviation": statistics.stdev(gains),
         "expected": expected,
