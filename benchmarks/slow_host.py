@@ -24,7 +24,7 @@ from stragglers.theory.rounds import speeds_gain
 
 _SHARE = flags.DEFINE_float("share", 0.2, "Cores that the last host may use.", lower_bound=0.01)
 _PAIRS = flags.DEFINE_integer("pairs", 3, "Runs of either rule, in turn.", lower_bound=2)
-_LENGTH = flags.DEFINE_integer("length", 12, "Rounds of a run, the first ones not counted.", lower_bound=4)
+_LENGTH = flags.DEFINE_integer("length", 12, "Rounds of a run.", lower_bound=4)
 
 RECORD = points.FOLDER / "slow_host.json"
 KEY = ("hosts", "rate", "cores")  # of a point
