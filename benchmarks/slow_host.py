@@ -24,7 +24,7 @@ from stragglers.theory.rounds import speeds_gain
 
 _SHARE = flags.DEFINE_float("share", 0.2, "Cores that the last host may use.", lower_bound=0.01)
 _PAIRS = flags.DEFINE_integer("pairs", 3, "Runs of either rule, in turn.", lower_bound=2)
-_LENGTH = flags.DEFINE_integer("length", 12, "Rounds of a run.", lower_bound=4)
+_ROUNDS = flags.DEFINE_integer("rounds_of_run", 12, "Of either rule.", lower_bound=4)
 
 RECORD = points.FOLDER / "slow_host.json"
 KEY = ("hosts", "rate", "cores")  # of a point
@@ -40,7 +40,7 @@ def flags_of(rule: str) -> list[str]:
         f"--config.wait={rule}",
         f"--config.mini_batches={MINI_BATCHES}",
         "--config.batch_size=512",
-        f"--config.updates={_LENGTH.value}",
+        f"--config.updates={_ROUNDS.value}",
         "--config.target_loss=None",
         "--config.stop_at_target=False",
         "--config.evaluate_every=1000",
