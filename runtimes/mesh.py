@@ -87,11 +87,6 @@ class Mesh:
                 "none of them can ask the host about delays or a trigger; set delay='none', "
                 "communication=0.0 and wait='barrier', or sharding='replicated'"
             )
-        if team.divides and workers == 1:
-            raise ValueError(
-                f"mesh: sharding={sharding!r} needs 2 workers or more, got 1; set workers=2, or "
-                "sharding='replicated'"  # XLA ends a sum over an axis of one in such a program
-            )
         devices = team.grid(workers)
         self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches
@@ -302,17 +297,22 @@ def _dispatch(
         check_vma=False,  # replicated values are kept stacked on purpose
     )
     def dispatch(model, table, examples, active, count):
+        def of_worker(model, table, examples):
+            def step(r, carry):
+                used = None if active is None else active[r]
+                return one_round((team.kept(carry[0]), *carry[1:]), table, examples, used)
+
+            carry = (model, jnp.int32(0), jnp.float32(0))
+            model, *_ = jax.lax.fori_loop(0, count, step, carry)
+            return team.kept(model)
+
+        own = 0 if spec != P() else None  # examples of a worker are stacked, too
+        if team.divides and devices.shape[AXIS] == 1:  # XLA divides no sum over an axis of one
+            return jax.vmap(of_worker, in_axes=(0, 0, own), axis_name=AXIS)(model, table, examples)
         model, table = jax.tree.map(lambda a: a[0], (model, table))
-        if spec != P():
+        if own is not None:
             examples = jax.tree.map(lambda a: a[0], examples)
-
-        def step(r, carry):
-            used = None if active is None else active[r]
-            return one_round((team.kept(carry[0]), *carry[1:]), table, examples, used)
-
-        carry = (model, jnp.int32(0), jnp.float32(0))
-        model, *_ = jax.lax.fori_loop(0, count, step, carry)
-        return jax.tree.map(lambda a: a[None], team.kept(model))
+        return jax.tree.map(lambda a: a[None], of_worker(model, table, examples))
 
     return dispatch
 
