@@ -56,9 +56,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """One arm: all-reduce.
 
     Arguments: size, a key of SIZES; workers; steps of a worker, a multiple of LOCAL_STEPS; corpus;
-    compute, float32 or bfloat16; micro_batch, sequences whose activations are in memory at a time,
-    0 for all; remat, to compute a block's activations again instead of keeping them; runtime,
-    simulate or mesh; tiny, the smallest size.
+    batch, sequences of a worker's mini-batch, 0 for the size's own; compute, float32 or bfloat16;
+    micro_batch, sequences whose activations are in memory at a time, 0 for all; remat, to compute a
+    block's activations again instead of keeping them; runtime, simulate or mesh; tiny, the smallest
+    size.
     """
     a = arguments.parse(
         arg,
@@ -66,6 +67,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         workers=4,
         steps=1000,
         corpus="python",
+        batch=0,
         compute="float32",
         micro_batch=0,
         remat=False,
@@ -81,9 +83,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
             f"{a['steps']}; set steps"
         )
     size = SIZES[name]
+    batch = a["batch"] or size.batch
     model = part("gpt", layers=size.layers, width=size.width, heads=size.heads, remat=a["remat"])
     corpus = part("python", files=40) if a["tiny"] else part(a["corpus"])
-    samples = a["workers"] * size.batch * a["steps"]
+    samples = a["workers"] * batch * a["steps"]
 
     return base.arm(
         name="all_reduce",
@@ -100,7 +103,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         ),
         runtime=a["runtime"],
         workers=a["workers"],
-        batch_size=size.batch,
+        batch_size=batch,
         mini_batches=1,  # local steps between two exchanges
         algorithm=part("all_reduce"),
         optimizer=[

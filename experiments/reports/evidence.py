@@ -144,6 +144,11 @@ SWEEPS = (
         "--config=configs/language_model.py:size=600k,steps=400 --sweep --seeds=3",
         1.5,
     ),
+    Sweep(
+        "language_model_10M",
+        "--config=configs/language_model.py:size=10M,steps=200,batch=1 --sweep",
+        0.8,
+    ),
 )
 
 
