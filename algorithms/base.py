@@ -158,21 +158,27 @@ class RateState(NamedTuple):
 
 
 def scale_by_samples(
-    learning_rate: float, shape: Callable[[jax.Array], jax.Array] | None = None
+    learning_rate: float,
+    shape: Callable[[jax.Array], jax.Array] | None = None,
+    batch_power: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Descend by learning_rate times `shape`, a function of the samples seen so far.
 
     optax schedules count updates, but an update of a non-blocking method holds a varying number
-    of samples, so the schedule follows the extra argument `samples` (arXiv 2211.00889).
+    of samples, so the schedule follows the extra argument `samples` (arXiv 2211.00889). The rate of
+    an update of b mini-batches, the extra argument `batches`, is that of one times b**batch_power:
+    1 is the linear scaling rule (P. Goyal et al., arXiv 1706.02677, Sec. 2.1), 0.5 the square root.
     """
 
     def init_fn(params):
         del params
         return RateState(jnp.asarray(learning_rate, jnp.float32))
 
-    def update_fn(updates, state, params=None, *, samples=0, **extra):
+    def update_fn(updates, state, params=None, *, samples=0, batches=1, **extra):
         del params, extra
         rate = state.learning_rate if shape is None else state.learning_rate * shape(samples)
+        if batch_power:
+            rate = rate * jnp.asarray(batches, jnp.float32) ** batch_power
         return jax.tree.map(lambda u: (-rate * u).astype(u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -25,9 +25,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from experiments import checkpoints, formats, profiling, provenance, records
+from experiments import (
+    checkpoints,
+    divided_checkpoints,
+    formats,
+    profiling,
+    provenance,
+    records,
+    saving,
+)
 from experiments.reports import published, workdirs
 from stragglers import delays, processes, schedule
 from stragglers.rule import Setting, whole
@@ -266,13 +275,40 @@ def _taken(place: Path) -> Path:
     return published.take_in(_sweep(place / "sweep"), place / "taken")
 
 
-def _checkpoint(place: Path) -> Path:
-    done = schedule.load(_schedule(place))
-    packed = {"params/a": np.arange(6.0).reshape(2, 3), "clock/update": np.array([3])}
-    checkpoints.save(place, checkpoints.Checkpoint(1, 2, 0.5, packed, done))
+MODEL = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+
+def _made(place: Path, model) -> checkpoints.Checkpoint:
+    packed = {"params/a": model, "clock/update": np.array([3])}
+    return checkpoints.Checkpoint(1, 2, 0.5, packed, schedule.load(_schedule(place)))
+
+
+def _largest(place: Path) -> Path:
+    """The largest file of the only checkpoint of a workdir."""
     parts = (place / records.CHECKPOINT / "1").rglob("*")
     stored = (part for part in parts if part.is_file() and part.name != checkpoints.DIGESTS)
     return max(stored, key=lambda part: part.stat().st_size)
+
+
+def _checkpoint(place: Path) -> Path:
+    checkpoints.save(place, _made(place, MODEL))
+    return _largest(place)
+
+
+def _divided(place: Path) -> Path:
+    divided_checkpoints.Writing(place, _made(place, jnp.asarray(MODEL))).wait()
+    return _largest(place)
+
+
+def _parts(place: Path) -> Path:
+    _divided(place)
+    return place / records.CHECKPOINT / "1" / divided_checkpoints.PARTS
+
+
+def _read_divided(path: Path) -> None:
+    checkpoint = saving.read(_workdir(path), 1)
+    brought = checkpoint.bring({"params/a": jnp.zeros_like(MODEL)})
+    np.testing.assert_array_equal(brought["params/a"], MODEL)
 
 
 def _read_schedule(path: Path) -> None:
@@ -313,6 +349,8 @@ READERS = {
     "profile": Reader(_profile, _read_profile, of_json),
     "published": Reader(_taken, lambda path: published.page(path.parent), of_json),
     "checkpoint": Reader(_checkpoint, lambda path: checkpoints.read(_workdir(path), 1), of_bytes),
+    "divided": Reader(_divided, _read_divided, of_bytes),
+    "parts": Reader(_parts, _read_divided, of_json),
 }
 
 

@@ -2,8 +2,10 @@
 
 Eight workers train logistic regression on scikit-learn's digits with tiny mini-batches, so that
 gradient noise sets a floor that only a larger K, or a smaller rate, gets below. At one common rate
-such a floor looks like a property of K, so that every arm is run at several. All arms have the same
-delays, initial parameters and samples per worker.
+such a floor looks like a property of K, so that every arm is run at several. The best rate of a
+fixed K grows with K, and AdaSync runs through several K, so that it also has arms whose rate
+follows K, in proportion and by its square root. All arms have the same delays, initial parameters
+and samples per worker.
 
     --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
 """
@@ -30,7 +32,8 @@ FIXED = {
     8: (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
 }
 ADAPTIVE = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
-RATE = "optimizer.learning_rate"
+FOLLOWING = {"adasync_sqrt": 0.5, "adasync_linear": 1.0}  # the power of K that the rate follows
+RATE, POWER = "optimizer.learning_rate", "optimizer.batch_power"
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -54,12 +57,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Every fixed K at its rates, then AdaSync, with the protocol of the config."""
+    """Every fixed K at its rates, then AdaSync's ways, with the protocol of the config."""
     for k, rates in FIXED.items():  # nothing adapts within the run
         for rate in rates:
             yield f"fixed/K={k}/rate={rate}", {"wait.k": k, "wait.interval": 1e9, RATE: rate}
     for rate in ADAPTIVE:
         yield f"adasync/rate={rate}", {RATE: rate}
+    for name, power in FOLLOWING.items():
+        for rate in ADAPTIVE:
+            yield f"{name}/rate={rate}", {RATE: rate, POWER: power}
 
 
 claims = study.claims

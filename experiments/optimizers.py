@@ -26,7 +26,8 @@ from experiments import parts
 from experiments.entries import is_number
 from experiments.kinds import Kind
 
-RATE = ("learning_rate", "schedule", "warmup_samples")  # what belongs to the rate of a part
+# What belongs to the rate of a part.
+RATE = ("learning_rate", "schedule", "warmup_samples", "batch_power")
 
 
 def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
@@ -96,11 +97,12 @@ _MASK = Kind("mask", MASKS, Callable)
 
 
 def build(part: parts.Part, entry: str = "optimizer") -> optax.GradientTransformationExtraArgs:
-    """{name, learning_rate, schedule: {name, ...}, warmup_samples, **its own} -> optimizer.
+    """{name, learning_rate, schedule: {name, ...}, warmup_samples, batch_power, **its own}.
 
     learning_rate: positive. schedule: a factor of it, see SCHEDULES. warmup_samples: the rate grows
-    linearly over this many samples. A list of such parts is their chain. entry: of the config, for
-    errors. Anything that does not fit raises ValueError.
+    linearly over this many samples. batch_power: see `algorithms.base.scale_by_samples`. A list of
+    such parts is their chain. entry: of the config, for errors. Anything that does not fit raises
+    ValueError.
     """
     spec = parts.spec(part)
     chained = _kind(entry).factory(spec["name"]) is optax.chain
@@ -153,7 +155,7 @@ def _rated(spec: dict, entry: str) -> optax.GradientTransformation:
     if not _steady(spec):
         raise ValueError(
             f"{entry} {spec['name']!r}: its rate does more than scale its updates, so that no "
-            "schedule of samples can be put on it; leave out schedule and warmup_samples"
+            "schedule can be put on it; leave out schedule, warmup_samples and batch_power"
         )
     return _make(spec, entry, spec["learning_rate"])
 
@@ -194,7 +196,7 @@ def _make(spec: dict, entry: str, rate: Any = None) -> optax.GradientTransformat
 
 
 def _steady(spec: Mapping) -> bool:
-    return "schedule" not in spec and not spec.get("warmup_samples")
+    return "schedule" not in spec and not spec.get("warmup_samples") and not spec.get("batch_power")
 
 
 def _scales(spec: dict, entry: str) -> bool:
@@ -265,7 +267,7 @@ def _is_averaged(state: Any) -> bool:
 
 
 def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
-    """Descend by the rate of a part: learning_rate, schedule and warmup_samples."""
+    """Descend by the rate of a part: learning_rate, schedule, warmup_samples and batch_power."""
     learning_rate = _number(spec, entry, "learning_rate", None)
     if not 0 < learning_rate < math.inf:
         raise ValueError(
@@ -278,6 +280,12 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
             f"{entry}: warmup_samples must be 0 or more, got {warmup}; "
             f"set config.{entry}.warmup_samples"
         )
+    power = _number(spec, entry, "batch_power", 0)
+    if not 0 <= power <= 1:
+        raise ValueError(
+            f"{entry}: batch_power must be from 0, the same rate for every update, to 1, a rate in "
+            f"proportion to its mini-batches, got {power}; set config.{entry}.batch_power"
+        )
     shape = _schedule(spec.get("schedule", "constant"))
 
     warmup = float(warmup)  # whole numbers beyond 32 bits are none to a device
@@ -285,7 +293,7 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
     def warmed(samples):
         return shape(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)
 
-    return scale_by_samples(learning_rate, warmed if warmup else shape)
+    return scale_by_samples(learning_rate, warmed if warmup else shape, power)
 
 
 def _schedule(part: parts.Part) -> optax.Schedule:

@@ -235,6 +235,11 @@ ROWS = (
         partial(in_theory, table="points", most=0.05)),
     Row("AdaSync, 2003.10579", "at most 1.1x the time of the best fixed K", "adasync",
         partial(tuned_among, ours="adasync", rivals="fixed", factor=1.1)),
+    *(
+        Row("the same", f"the same with a rate that follows {law}", "adasync",
+            partial(tuned_among, ours=ours, rivals="fixed", factor=1.1))
+        for ours, law in (("adasync_sqrt", "the root of K"), ("adasync_linear", "K"))
+    ),
     Row("Ringmaster, 2501.16168", "gradients that are too old are better left out",
         "async_baselines", partial(tuned, ours="ringmaster_ignore", theirs="async_sgd")),
     Row("m-Synchronous SGD, 2602.03802", "waiting for the fastest takes at most 1.1x the time",

@@ -62,15 +62,18 @@ def metrics(seconds, floor):
 def test_adasync_is_compared_with_the_best_fixed_k_that_reaches_the_target():
     """K = 1 is quick and stops at .32, K = 2 is slower than AdaSync, the others do not arrive."""
     pace = {"fixed/K=1": (5.0, 0.32), "fixed/K=2": (10.0, 0.01), "adasync": (8.0, 0.01)}
+    pace |= {"adasync_sqrt": (4.0, 0.01)}  # and with such a rate it is first everywhere
     made = made_up.arms(adasync)
     for arm in made:
         seconds, floor = pace.get(arm["name"].rpartition("/")[0], (1e9, 1.9))
         off = arm["seconds_to_target"] / 10  # 1 in the middle of the grid
         arm["metrics"] = [metrics(seconds * off * (1 + 1e-3 * seed), floor) for seed in range(3)]
-    loose, _, tight, tightest, _ = found(adasync, made)
+    loose, _, tight, tightest, _, *following = found(adasync, made)
     assert loose.startswith("does not hold: adasync/rate=0.25") and "fixed/K=8 never" in loose
     assert "against fixed/K=1/rate=" in tight and "fixed/K=4 never" in tight
     assert tightest.startswith("holds: adasync/rate=0.25") and "fixed/K=1 never" in tightest
+    assert all(way.startswith("holds: adasync_sqrt/rate=0.25") for way in following[:4])
+    assert all("adasync_linear" in way and "cannot be t" in way for way in following[5:])
     assert "to train loss 0.01," in [*adasync.claims(made)][-1][0]  # the lowest that one reaches
 
 

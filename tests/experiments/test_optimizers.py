@@ -58,6 +58,17 @@ def test_learning_rates_follow_the_samples(part, samples, expected):
     np.testing.assert_allclose(rates(part, samples), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(("power", "factors"), [(0, (1, 1)), (0.5, (1, 2)), (1, (1, 4))])
+def test_learning_rates_follow_the_mini_batches_of_an_update(power, factors):
+    optimizer = optimizers.build(f"sgd(learning_rate=0.5, batch_power={power})")
+    params = jnp.float32(0)
+    steps = [
+        optimizer.update(jnp.float32(1), optimizer.init(params), params, batches=jnp.int32(batches))
+        for batches in (1, 4)
+    ]
+    np.testing.assert_allclose([step for step, _ in steps], -0.5 * np.asarray(factors))
+
+
 def test_a_config_says_the_same_as_a_call():
     config = ConfigDict(
         {
@@ -136,10 +147,13 @@ def test_directions_are_those_of_optax(part, reference):
         ("sgd(learning_rate=true)", "learning_rate must be a number, got True"),
         ("sgd(learning_rate=1, warmup_samples=-1)", "warmup_samples must be 0 or more, got -1"),
         ("sgd(learning_rate=1, warmup_samples=x)", "warmup_samples must be a number, got 'x'"),
+        ("sgd(learning_rate=1, batch_power=2)", "batch_power must be from 0, the same rate for ev"),
+        ("sgd(learning_rate=1, batch_power=all)", "batch_power must be a number, got 'all'"),
+        ("fromage(learning_rate=1, batch_power=1)", "its rate does more than scale its updates"),
         ("sgd(learning_rate=1, decay=0.9)", "optimizer 'sgd': unknown parameter 'decay'"),
         ("rmspop(learning_rate=1)", "unknown name 'rmspop'; known names: acprop, ad"),
         ("fromage(learning_rate=1, warmup_samples=9)", "its rate does more than scale its updates"),
-        ("prodigy(learning_rate=1, schedule=cosine(samples=9))", "leave out schedule and warmup_"),
+        ("prodigy(learning_rate=1, schedule=cosine(samples=9))", "leave out schedule, warmup_"),
         ("chain(fromage, learning_rate=1)", "give it a learning_rate of its own"),
         ("lbfgs(learning_rate=1)", "cannot follow gradients alone (TypeError: "),
         ("schedule_free_sgd(learning_rate=1)", "is evaluated at other parameters than it trains"),
