@@ -1,6 +1,6 @@
 """What streaming costs: memory for data that do not fit, and time beside the same data in memory.
 
-    python -m benchmarks.streaming [--record=docs/results/benchmarks/streaming.json]
+    python -m benchmarks.streaming [--output=docs/results/benchmarks/streaming.json]
 
 Three measurements, on files that are made for them and removed:
 
@@ -11,7 +11,6 @@ Three measurements, on files that are made for them and removed:
 What a step reads is counted to the step: between two turns nothing is read.
 """
 
-import json
 import math
 import pathlib
 import tempfile
@@ -24,6 +23,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from algorithms import all_reduce
+from benchmarks import output
 from benchmarks.sides import barrier, optimizer
 from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
@@ -34,7 +34,6 @@ _TURNS = flags.DEFINE_integer("turns", 5, "Timed turns of every candidate.")
 _UPDATES = flags.DEFINE_integer("updates", 400, "Updates while the memory is looked at.")
 _WIDTH = flags.DEFINE_integer("width", 64, "Channels of ResNet-18's first stage.")
 _BATCH = flags.DEFINE_integer("batch", 16, "Images of a mini-batch for ResNet-18.")
-_RECORD = flags.DEFINE_string("record", None, "A JSON file for the figures.")
 
 IMAGE = (32, 32, 3)  # uint8
 WORKERS, CLASSES = 2, 10
@@ -163,9 +162,8 @@ def main(_) -> None:
                 f"times as long{goal}",
                 flush=True,
             )
-    if _RECORD.value is not None:
-        text = json.dumps({"backend": jax.default_backend(), **found}, indent=1)
-        pathlib.Path(_RECORD.value).write_text(text + "\n", encoding="utf-8")
+    setting = {"backend": jax.default_backend(), "width": _WIDTH.value, "batch": _BATCH.value}
+    output.put("streaming", tuple(setting), [setting | found])
 
 
 if __name__ == "__main__":
