@@ -85,10 +85,9 @@ def compare(name: str, source: sources.Source, workdir: Path) -> dict:
     began, computed = time.monotonic(), time.process_time()
     advice, config = weigh.weigh(source)
     weighed, weighed_cpu = time.monotonic() - began, time.process_time() - computed
-    best = [one for one in advice.order if one.rule != advice.reference.rule]
     workdir.mkdir(parents=True, exist_ok=True)
     results = trained.train(
-        [*best, advice.reference], advice.reference, config, source.measured, advice.ratio, workdir
+        advice.order, advice.reference, config, source.measured, advice.ratio, workdir
     )
     order = [one for one in advice.order if one.name in results]
     unit = weigh.ranking.predicted(advice.reference, advice.ratio)

@@ -1,13 +1,13 @@
 """Non-blocking rounds beside a barrier where one host has less of a core than the others.
 
-    python -m benchmarks.slow_host --hosts=3 --rate=1gbit --quota=0.2                 # as root
+    python -m benchmarks.slow_host --hosts=3 --rate=1gbit --share=0.2                 # as root
 
 No delay is injected: a control group limits the cores of the last host, so that its own computing
 is slow. Every host is a process of the same training, once with a barrier and once with
 first_finisher, each several times in turn. Theory (`stragglers.theory.rounds.speeds_gain`, the
 run-time analysis of arXiv 2211.00889) is given what a mini-batch takes on each host and what a
 round takes beside it, both from the runs without a barrier, which see every mini-batch end. Points
-go to docs/results/benchmarks/slow_host.json, in which other hosts, rates and quotas stay.
+go to docs/results/benchmarks/slow_host.json, in which other hosts, rates and shares stay.
 """
 
 import pathlib

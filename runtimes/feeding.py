@@ -80,15 +80,21 @@ class Feed:
         self.waited = 0.0  # s for which the devices had nothing to do because of the input
 
     def ask(self, addresses: np.ndarray) -> None:
-        """Let the readers begin with these mini-batches, [n, 2] int64 of (worker, counter)."""
+        """Let the readers begin with these mini-batches, [n, 2] int64 of (worker, counter).
+
+        Raises Unreadable where a process that reads has ended before.
+        """
         new = [a for a in map(tuple, addresses.tolist()) if a not in self._asked]
         if not new:
             return
         if self._pool is None:
             self._pool = _pool(self._streamed)
         workers, counters = np.array(new).T
-        for address, indices in zip(new, self._sampler.on_host(workers, counters), strict=True):
-            self._asked[address] = self._pool.submit(*_request(self._streamed), indices)
+        try:
+            for address, indices in zip(new, self._sampler.on_host(workers, counters), strict=True):
+                self._asked[address] = self._pool.submit(*_request(self._streamed), indices)
+        except BrokenProcessPool as error:
+            raise self._without_a_reader() from error
 
     def table(
         self,
@@ -144,11 +150,7 @@ class Feed:
         try:
             return self._asked[address].result()
         except BrokenProcessPool as error:
-            self.close()
-            raise Unreadable(
-                "input: a process that reads examples has ended, killed or out of memory; repeat "
-                "the command, which goes on from the last checkpoint, or let threads read"
-            ) from error
+            raise self._without_a_reader() from error
         except Exception as error:  # a source is code of others and can raise anything
             self.close()
             worker, counter = address
@@ -157,6 +159,13 @@ class Feed:
                 f"input: mini-batch {counter} of worker {worker} cannot be read ({reason}); mend "
                 "the source, and the same command goes on from the last checkpoint"
             ) from error
+
+    def _without_a_reader(self) -> Unreadable:
+        self.close()
+        return Unreadable(
+            "input: a process that reads examples has ended, killed or out of memory; repeat "
+            "the command, which goes on from the last checkpoint, or let threads read"
+        )
 
 
 def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -49,11 +49,9 @@ def check(workdir: str, measured: Measured, overwrite: bool) -> None:
         raise ValueError(
             f"workdir {root} holds something else than an advice; choose another --workdir"
         )
-    if overwrite:
-        for repeat in range(trained.SEEDS):
-            files.remove(root / trained.place(repeat))
-        files.remove_tree(root / trained.ARMS)
-    elif there.is_file() and records.read_json(there).get("digest") != measured.digest:
+    if overwrite or not there.is_file():
+        return
+    if records.read_json(there).get("digest") != measured.digest:
         raise ValueError(
             f"workdir {root} holds an advice on other durations; choose another --workdir, or "
             "--overwrite it"
@@ -79,6 +77,8 @@ def advise(
     root = Path(workdir)
     files.make(root)
     with locks.held(root / locks.LAUNCH):
+        if overwrite:
+            _forget(root)
         records.write_json(root / ADVICE, page.as_json(advice))
         provenance.begin(root, command)
         if training:
@@ -94,6 +94,13 @@ def advise(
             records.write_json(root / ADVICE, page.as_json(advice))
         page.write(advice, root)
     return advice
+
+
+def _forget(root: Path) -> None:
+    """Remove what was trained, and the durations that it was trained with."""
+    for repeat in range(trained.SEEDS):
+        files.remove(root / trained.place(repeat))
+    files.remove_tree(root / trained.ARMS)
 
 
 def show(advice: Advice, workdir: str) -> None:

@@ -114,11 +114,15 @@ def ends_below(arms, ours: str, theirs: str) -> premises.Answer:
 
 
 def numbers(arms) -> Iterator[Numbers]:
-    """Every method and graph at its best rate; then what graphs alone do, without training."""
+    """Every method and graph at its best rate, but for what diverged at all of them.
+
+    Then what graphs alone do, without training.
+    """
     columns = ("method/graph", "rate", "updates", "loss", "accuracy of the mean model [%]",
                "of the worst worker [%]", "consensus distance", "MB per worker")  # fmt: skip
     best = _best(arms).items()
-    yield Numbers("at the rate that ends lowest", columns, [_row(*each) for each in best])
+    rows = [_row(group, arm) for group, arm in best if math.isfinite(_loss(arm))]
+    yield Numbers("at the rate that ends lowest", columns, rows)
     yield Numbers(
         f"models sent until the distance to the mean is {NEAR:g} of what it was, no training",
         ("workers", *_turns(SIZES[0])),

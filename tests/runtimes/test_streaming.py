@@ -186,6 +186,20 @@ def test_processes_read_as_threads_do():
     feed.close()
 
 
+def test_a_reader_that_has_ended_before_it_is_asked_is_one_sentence():
+    feed = Feed(Streamed(Counted(), Readers(processes=1)), SAMPLES)
+    feed.table(np.array([[1, 0]]), 1)
+    for process in feed._pool._processes.values():
+        process.kill()
+    until = time.monotonic() + 10
+    while not feed._pool._broken:  # as soon as its parent has seen it
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with pytest.raises(Unreadable, match="a process that reads examples has ended"):
+        feed.ask(np.array([[1, 9]]))
+    feed.close()
+
+
 ORPHAN = """
 import os, signal
 import numpy as np

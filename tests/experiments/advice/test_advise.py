@@ -136,6 +136,20 @@ def test_what_cannot_be_advised_is_refused(here, call, quick, flags, words):
     assert launcher.files(here) == before
 
 
+def test_what_is_refused_leaves_what_was_trained_before(here, call, quick):
+    recorded().save(here / "three.npz")
+    arms = here / "advice" / trained.ARMS
+    arms.mkdir(parents=True)
+    for path in (here / "advice" / trained.DURATIONS, arms / "arm"):
+        path.write_text("mine")
+    (here / "advice" / advise.ADVICE).write_text("{}")
+    before = launcher.files(here)
+    flags = ["--config=config.py:workers=3", "--config.target_loss=None", "--workdir=advice"]
+    code, _, err = call("--advise=three.npz", *flags, "--overwrite")
+    assert code == 2 and "config.target_loss is None" in err
+    assert launcher.files(here) == before
+
+
 def result(*seconds):
     return Trained(0.1, seconds, False)
 
