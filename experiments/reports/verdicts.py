@@ -46,6 +46,12 @@ def at_most(
     return premises.at_most(*pair, field, factor, margin, where)
 
 
+def of_methods(record: Record, ours: str, theirs: str, field: str) -> Answer:
+    """Two methods of an analysis by name: `field` of ours is at most that of theirs."""
+    pair = premises.named(record["summary"]["methods"], ours, theirs)
+    return premises.at_most(*pair, field)
+
+
 def accuracy(record: Record, ours: str, theirs: str, points: float) -> Answer:
     """Whether ours is at most some points (a share of 1) less accurate."""
     return at_most(record, theirs, ours, ACCURACY, margin=points)
@@ -244,6 +250,9 @@ ROWS = (
         "async_baselines", partial(tuned, ours="ringmaster_ignore", theirs="async_sgd")),
     Row("m-Synchronous SGD, 2602.03802", "waiting for the fastest takes at most 1.1x the time",
         "async_baselines", partial(tuned, ours="k_sync", theirs="async_sgd", factor=1.1)),
+    Row("Decoupled DiLoCo, 2604.21428", "while processes are killed it keeps more than DiLoCo",
+        "goodput_real",
+        partial(of_methods, ours="DiLoCo", theirs="Decoupled DiLoCo", field="share")),
     Row(_SWARM, "8 bits cost at most .3 points of accuracy", "swarm",
         partial(accuracy, ours=_EIGHT, theirs="swarm/H=2", points=0.003)),
     Row("the same", "within 1 point of large batches", "swarm",

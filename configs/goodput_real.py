@@ -1,0 +1,45 @@
+"""Goodput of learners that are killed, real processes (Decoupled DiLoCo, arXiv 2604.21428).
+
+Four processes train logistic regression on scikit-learn's digits. Decoupled DiLoCo, in which nobody
+waits, stands beside DiLoCo, in which everybody waits for the process that takes the place of the
+killed one. Free workers know no grace, so that Decoupled DiLoCo has its quorum of one learner
+without it: `quorum_async` of `configs/goodput.py` with K = 1 and gamma = 0, which is `k_async` of
+one. It takes about 4 minutes.
+
+    --config=configs/goodput_real.py:every=14,kills=2
+"""
+
+from ml_collections import ConfigDict
+
+from configs import arguments, base
+from experiments.parts import part
+from experiments.studies import killed_learners as study
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """Two methods. Arguments: workers, every (s between two kills), kills (in a run), undisturbed
+    (s before the first kill), seeds."""
+    a = arguments.parse(arg, workers=4, every=7.0, kills=3, undisturbed=8.0, seeds=3)
+    config = base.arm(
+        name="goodput_real",
+        task=part("digits", model="logistic", l2=0.01),
+        runtime="actors",
+        workers=a["workers"],
+        batch_size=8,
+        mini_batches=4,  # local steps of a contribution
+        optimizer=part("sgd", learning_rate=0.02),
+        delay=part("deterministic", value=0.05),  # s of a mini-batch; computing adds little
+    )
+    config.every = a["every"]
+    config.kills = a["kills"]
+    config.undisturbed = a["undisturbed"]
+    config.seeds = a["seeds"]  # of samples, of initial parameters and of who is killed
+    nesterov = "server=momentum(learning_rate=0.7, decay=0.9, nesterov=true)"
+    config.methods = (
+        (study.OURS, "decoupled_diloco", "k_async(k=1)"),
+        (study.BARRIER, f"local_sgd({nesterov})", f"k_sync(k={a['workers']})"),
+    )
+    return config
+
+
+analyse = study.analyse

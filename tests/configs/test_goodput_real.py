@@ -1,0 +1,86 @@
+"""Learners that are killed while they train, and what is made of it."""
+
+import json
+import pathlib
+
+import pytest
+
+from configs import goodput_real
+from experiments.studies import killed_learners as study
+from runtimes.session import SESSION
+from stragglers.schedule import Event
+from tests import launcher
+
+FILE = goodput_real.__file__
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs the launcher in this process, in an empty directory: flags -> (exit code, out, err)."""
+    monkeypatch.chdir(tmp_path)
+    return launcher.caller(monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("actors")
+def test_who_waits_for_a_killed_learner_loses_what_others_do_not(call):
+    try:
+        code, out, err = call(
+            f"--config={FILE}:workers=2,every=6,kills=1,undisturbed=3,seeds=1", "--workdir=out"
+        )
+    finally:
+        SESSION.close()
+    assert code == 0 and err == "" and "goodput while learners are killed" in out
+    summary = json.loads(pathlib.Path("out/summary.json").read_text())
+    ours, barrier = summary["methods"]
+    for row in (ours, barrier):
+        assert row["kills"] == 1 and 0.4 < row["there"] < 1 and 0 < row["away"] < 7
+        assert row["undisturbed"] > row["disturbed"] and row["train_loss"] < 2
+    assert barrier["share"] < ours["share"]
+    assert all(measured.startswith("cannot be told") for _, measured in summary["claims"])
+
+
+def runs(name, *shares):
+    there = 0.9
+    return [study.Run(name, seed, 4, 100.0, 100 * share, share, there, 2.0, 0.5)
+            for seed, share in enumerate(shares)]  # fmt: skip
+
+
+def test_verdicts_come_from_the_shares_of_all_seeds():
+    barrier = study.of_seeds(runs(study.BARRIER, 0.5, 0.52, 0.49))
+    for shares, verdicts in (
+        ((0.89, 0.9, 0.88), ["holds", "holds"]),
+        ((0.7, 0.71, 0.69), ["holds", "does not hold"]),
+        ((0.4, 0.41, 0.39), ["does not hold", "does not hold"]),
+    ):
+        methods = [study.of_seeds(runs(study.OURS, *shares)), barrier]
+        measured = [text.partition(":")[0] for _, text in study.claims(methods)]
+        assert measured == verdicts
+    assert methods[0]["kills"] == 12 and methods[0]["share"] == pytest.approx(0.4)
+
+
+def test_an_absence_ends_with_the_new_process_or_with_the_run():
+    events = [
+        Event(2.0, 1, "lost"), Event(3.0, 0, "lost"), Event(3.5, 0, "lost"),
+        Event(4.5, 1, "restored"), Event(5.0, 2, "restored"), Event(9.0, 1, "lost"),
+        Event(10.5, 1, "restored"), Event(10.5, 2, "lost"),
+    ]  # fmt: skip
+    assert study.absences(events, 10.0) == [2.5, 1.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--config.kills=0",), "config.kills must be a positive whole number, got 0"),
+        (("--config.every=0.0",), "config.every must be positive seconds, got 0.0"),
+        (("--config.methods=(('a','all_reduce'),)",), "config.methods must be methods, each"),
+        (("--config.methods=(('a','all_reduce','barrier'),)",), "move freely, which 'barrier'"),
+        (("--config.methods=(('a','decoupled_diloco','quorum_async(k=1)'),)",), "move freely"),
+        (("--config.runtime=simulate",), "set config.runtime='actors' and methods with a server"),
+    ],
+)
+def test_bad_input_is_answered_in_one_sentence(call, tmp_path, flags, words):
+    code, out, err = call(f"--config={FILE}", "--workdir=out", *flags)
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and words in err, err
+    assert not list(tmp_path.iterdir())
