@@ -16,7 +16,8 @@ C is any reducer of `algorithms.reducers`:
 Error feedback proper adds up what was not sent; here what is sent becomes small where the gradients
 do not change, however large they are and however much they differ between workers. So a compression
 as coarse as top-1 reaches the optimum at a constant rate. Where only K of P workers deliver, the
-others' h_i stay in G.
+others' h_i stay in G. So does the old h_i of a worker that begins anew from h_i = 0 because its
+process has died: from then on G is off by h_i / P, a bias that nothing takes away.
 """
 
 from collections.abc import Callable

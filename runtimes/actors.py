@@ -193,7 +193,7 @@ class Actors:
 
     def _snapshot(self, seconds: float) -> ActorsRun:
         server, serving = self._server, self._serving
-        server.kept = server.counted.copy()
+        server.kept = server.settled()
         return ActorsRun(
             server.state,
             server.counters(),

@@ -37,7 +37,7 @@ class Order(NamedTuple):
 
     number: int  # of this worker's orders, from 1
     after: int  # the order whose state it goes on from, 0 for the initial one
-    keep: int  # an older order whose state may be asked for still
+    keep: tuple[int, ...]  # older orders whose states may be asked for still
     version: int  # of the parameters that come with it
     first: int  # counter of its first mini-batch
     batches: int  # mini-batches
@@ -74,7 +74,7 @@ class FreeWorker:
         encodes = uplink_of(parts.algorithm, params, parts.mini_batches)
         programs = _programs(parts.algorithm, parts.losses, parts.mini_batches, encodes)
         self._begin, self._one_more, self._end = programs
-        order = Order(0, 0, 0, 0, 0, parts.mini_batches, 0, 0, 0.0)
+        order = Order(0, 0, (), 0, 0, parts.mini_batches, 0, 0, 0.0)
         if parts.delay is not None:
             parts.delay.duration(self._me, 0.0, 0)  # it may compile as well
         contribution, *_ = self._computed(order, params, delayed=False)
@@ -87,7 +87,7 @@ class FreeWorker:
             if order.number <= self._stopped:
                 return Delivery(order.number, None, 0.0, True)
             self._stop.clear()
-        for number in [n for n in self._states if n < order.after and n != order.keep]:
+        for number in [n for n in self._states if n < order.after and n not in order.keep]:
             del self._states[number]
         contribution, state, busy = self._computed(order, params)
         if contribution is None or self._stop.wait(self._parts.communication):

@@ -87,7 +87,7 @@ class ParameterServer:
 
     def compile(self, most: int) -> None:
         """Run an update of `most` contributions that changes nothing, so that it is compiled."""
-        order = Order(0, 0, 0, self.update, 0, 1, 0, 0, 0.0)
+        order = Order(0, 0, (), self.update, 0, 1, 0, 0, 0.0)
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.expected)
         held = [Held(w % self.workers, order, zeros, 0.0, 0.0, False) for w in range(most)]
         jax.block_until_ready(self._applied(held))
@@ -158,6 +158,16 @@ class ParameterServer:
         """What has happened since the last call; None for no update."""
         return self.log.take()
 
+    def settled(self) -> np.ndarray:
+        """[workers] the order of each after which nothing of it waits for an update.
+
+        A run that resumes makes anew what waits, from the state that its worker had before.
+        """
+        settled = self.counted.copy()
+        for held in self._held:
+            settled[held.worker] = min(settled[held.worker], held.order.after)
+        return settled
+
     def counters(self) -> dict[str, np.ndarray]:
         """What is counted; a contribution that waits or is under way counts for nothing."""
         consumed = self.consumed.copy()
@@ -167,7 +177,7 @@ class ParameterServer:
             "consumed": consumed,
             "attempts": self.attempts.copy(),
             "numbers": self.numbers.copy(),
-            "counted": self.counted.copy(),
+            "counted": self.settled(),
             "samples": np.array([self.samples]),
             "dropped": np.array([self.dropped]),
         }
@@ -219,7 +229,7 @@ class ParameterServer:
         order = Order(
             number=int(self.numbers[who]),
             after=int(self.counted[who]),
-            keep=int(self.kept[who]),
+            keep=(int(self.kept[who]), int(self.settled()[who])),
             version=version,
             first=int(self.consumed[who]),
             batches=batches,

@@ -173,6 +173,24 @@ def test_a_server_that_resumes_stands_where_it_stood():
     assert schedule.offset == before and (schedule.version >= before).all()
 
 
+def test_what_waits_for_an_update_is_made_anew_from_the_state_before():
+    """A checkpoint has every worker's memory as it was at the last update that has its push."""
+    world = World("top_k", "k_async", k=2)
+    world.run(6)
+    seen = 0
+    for _ in range(12):
+        world.seconds, who, _, delivery = heapq.heappop(world.queue)
+        world.carry_out(world.server.arrived(who, delivery, world.seconds))
+        counters = world.server.counters()
+        for held in world.server._held:
+            seen += 1
+            assert counters["consumed"][held.worker] == held.order.first
+            assert counters["counted"][held.worker] == held.order.after
+        for one, number in enumerate(counters["counted"].tolist()):
+            world.workers[one].state(number)
+    assert seen
+
+
 def test_a_dropped_contribution_is_left_out_with_its_samples():
     world = World("all_reduce", "k_async", k=1)
     world.run(10)
@@ -184,7 +202,7 @@ def test_a_dropped_contribution_is_left_out_with_its_samples():
 def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
     worker = FreeWorker(functools.partial(parts, "all_reduce", 1, LAW), 0)
     worker.ready(X0)
-    order = Order(1, 0, 0, 0, 0, 1, 0, 0, 0.0)
+    order = Order(1, 0, (), 0, 0, 1, 0, 0, 0.0)
     worker.interrupt(1)
     assert worker.step(order, X0).contribution is None
     assert worker.step(order._replace(number=2), X0).contribution is not None
@@ -197,17 +215,19 @@ def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
 def test_a_contribution_goes_on_from_the_state_that_its_order_names():
     worker = FreeWorker(functools.partial(parts, "local_sgd", 2, None), 0)
     worker.ready(X0)
-    first = worker.step(Order(1, 0, 0, 0, 0, 2, 0, 0, 0.0), X0).contribution
-    later = worker.step(Order(2, 1, 0, 0, 0, 2, 0, 0, 0.0), X0).contribution
-    again = worker.step(Order(3, 0, 0, 0, 0, 2, 0, 0, 0.0), X0).contribution
+    first = worker.step(Order(1, 0, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
+    later = worker.step(Order(2, 1, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
+    again = worker.step(Order(3, 0, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
     assert np.abs(first - later).max() > 0  # it has momentum
     np.testing.assert_array_equal(first, again)
+    worker.step(Order(4, 3, (0, 1), 0, 0, 2, 0, 0, 0.0), X0)
+    assert set(worker._states) == {0, 1, 3, 4}
 
 
 def test_a_delivery_that_is_not_finite_says_so():
     worker = FreeWorker(functools.partial(parts, "all_reduce", 1, None), 0)
     worker.ready(X0)
-    assert not worker.step(Order(1, 0, 0, 0, 0, 1, 0, 0, 0.0), X0 * np.nan).finite
+    assert not worker.step(Order(1, 0, (), 0, 0, 1, 0, 0, 0.0), X0 * np.nan).finite
 
 
 def test_who_is_silent_is_asked_and_then_given_up():
