@@ -21,7 +21,8 @@ Who is in M is up to the waiting rule: `quorum_async` is the paper's, K learners
 all learners at equal speed, alpha 0 and plain means this is Streaming DiLoCo without overlap. Here
 all mini-batches have equally many tokens, so that w_m is proportional to steps_m. Fragments are
 equal stretches of all parameters in a row, in which a tensor may be cut in two. The paper packs
-whole tensors, and takes plain means of embeddings.
+whole tensors, and takes plain means of embeddings. What is sent may be rounded by any reducer
+without a memory; the lengths, one for every tensor, travel as they are.
 """
 
 from collections.abc import Callable
@@ -32,8 +33,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import Algorithm, Parted, choose, equal
-from algorithms.mean import mean_messages, mean_over_workers
-from algorithms.streaming_diloco import fragment_of, fragment_size, step_by_fragment
+from algorithms.compression import Reducer
+from algorithms.streaming_diloco import fragment_of, fragment_size, mean_by, step_by_fragment
 from comms.lattice import ravel_floats
 
 
@@ -42,10 +43,13 @@ class Received(NamedTuple):
 
     version: jax.Array  # [] int32, the server's updates that it has received
     steps: jax.Array  # [fragments] int32, local steps since it has received each fragment
+    inner: Any  # of the mean
 
 
-# (off the server's fragment [n], tensor of every entry [n], tensors, mean over workers) -> D [n]
-Average = Callable[[jax.Array, jax.Array, int, Callable[[Any], Any]], jax.Array]
+DIRECTION, LENGTH = "direction", "length"  # of what is sent
+Mean = Callable[[Any], tuple[Any, Any]]  # over workers, with the state of the exchange after it
+# (off the server's fragment [n], tensor of every entry [n], tensors, mean) -> (D [n], state)
+Average = Callable[[jax.Array, jax.Array, int, Mean], tuple[jax.Array, Any]]
 
 
 def lengths(x, tensor, tensors: int) -> jax.Array:
@@ -58,14 +62,15 @@ def directions(x, length, tensor) -> jax.Array:
     return x / jnp.where(length > 0, length, 1)[tensor]
 
 
-def radial_directional(off, tensor, tensors: int, mean) -> jax.Array:
+def radial_directional(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
     """The mean direction, at the mean length."""
     length = lengths(off, tensor, tensors)
-    direction, length = mean((directions(off, length, tensor), length))
-    return length[tensor] * directions(direction, lengths(direction, tensor, tensors), tensor)
+    sent, inner = mean({DIRECTION: directions(off, length, tensor), LENGTH: length})
+    direction = directions(sent[DIRECTION], lengths(sent[DIRECTION], tensor, tensors), tensor)
+    return sent[LENGTH][tensor] * direction, inner
 
 
-def plain(off, tensor, tensors: int, mean) -> jax.Array:
+def plain(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
     """The mean."""
     del tensor, tensors
     return mean(off)
@@ -90,16 +95,24 @@ def changed(since, version, fragments: int) -> jax.Array:
     return (jnp.arange(fragments) - since) % fragments < version - since
 
 
-def merge_of_fragment(average: Average, fragments: int) -> optax.GradientTransformationExtraArgs:
+def sent_of(average: Average, params, fragments: int) -> Any:
+    """The shapes of what a learner sends of the parameters."""
+    fragment = jax.ShapeDtypeStruct((fragment_size(params, fragments),), jnp.float32)
+    tensors = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32)
+    return {DIRECTION: fragment, LENGTH: tensors} if average is radial_directional else fragment
+
+
+def merge_of_fragment(
+    average: Average, mean: optax.GradientTransformationExtraArgs, fragments: int
+) -> optax.GradientTransformationExtraArgs:
     """What the learners are off the server in the fragment that is due, by `average`."""
-    weighted = mean_over_workers()
 
     def init_fn(params):
-        del params
-        return Received(jnp.int32(0), jnp.zeros(fragments, jnp.int32))
+        sent = sent_of(average, jax.tree.map(jnp.asarray, params), fragments)
+        inner = mean.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sent))
+        return Received(jnp.int32(0), jnp.zeros(fragments, jnp.int32), inner)
 
     def update_fn(updates, state, params, *, current, batches, version, staleness, **extra):
-        del extra
         received = changed(state.version, version, fragments)
         steps = jnp.where(received, 0, state.steps) + batches
         due = (version + staleness) % fragments
@@ -109,12 +122,13 @@ def merge_of_fragment(average: Average, fragments: int) -> optax.GradientTransfo
         off = fragment_of(current, due, fragments) - fragment_of(live, due, fragments)
         tensor = fragment_of(tensor_numbers(params), due, fragments).astype(jnp.int32)
         tensors = len(jax.tree.leaves(params))
-        merged = average(
-            off, tensor, tensors, lambda x: weighted.update(x, (), None, weight=weight)[0]
+        extra |= {"version": version, "weight": weight}
+        merged, inner = average(
+            off, tensor, tensors, lambda sent: mean.update(sent, state.inner, None, **extra)
         )
         own = jax.tree.map(jnp.negative, updates)
         version = jnp.asarray(version, jnp.int32)
-        return Parted(merged, own), Received(version, steps)
+        return Parted(merged, own), Received(version, steps, inner)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -125,14 +139,16 @@ def decoupled_diloco(
     fragments: int = 4,
     alpha: float = 0.0,
     average: str = "radial_directional",
+    exchange: Reducer | None = None,
     server: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Local steps of `optimizer`, merged a fragment at a time with whoever is there.
 
     fragments: of the model; the paper has 24, and sends each about every 24 steps. alpha: share of
     its own entries that a learner keeps, in [0, 1); the paper keeps none. average:
-    "radial_directional" or "mean". server: None: Nesterov momentum .9 at rate .7. The server's
-    model is evaluated.
+    "radial_directional" or "mean". exchange: how what is sent of a fragment, its directions or its
+    entries, is reduced, see `algorithms.reducers`; None: its mean. server: None: Nesterov momentum
+    .9 at rate .7. The server's model is evaluated.
     """
     if fragments < 1:
         raise ValueError(f"decoupled_diloco: needs fragments >= 1, got {fragments}; 1 is the model")
@@ -144,10 +160,10 @@ def decoupled_diloco(
     if server is None:
         server = optax.sgd(0.7, 0.9, nesterov=True)
 
+    mean = mean_by("decoupled_diloco", exchange, whole={LENGTH})
+
     def messages(params, workers, row):
-        sent = jax.ShapeDtypeStruct((fragment_size(params, fragments),), jnp.float32)
-        tensors = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32)
-        return mean_messages((sent, tensors) if merge is radial_directional else sent, workers, row)
+        return mean.messages(sent_of(merge, params, fragments), workers, row)
 
     def adopt(own, served, state, version):
         received = changed(state.version, version, fragments)
@@ -158,7 +174,7 @@ def decoupled_diloco(
 
     return Algorithm(
         work=optimizer,
-        exchange=merge_of_fragment(merge, fragments),
+        exchange=merge_of_fragment(merge, mean.exchange, fragments),
         messages=messages,
         server=step_by_fragment(server, fragments, 0),
         adopt=adopt,

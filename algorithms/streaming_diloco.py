@@ -18,6 +18,7 @@ letters H = F mini_batches and tau = overlap mini_batches. Fragments are equal s
 parameters in a row, where the paper cuts between layers.
 """
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import jax
@@ -73,6 +74,27 @@ def _placed(values, which, like, fragments: int) -> Any:
     start = which * fragment_size(like, fragments)
     whole = jax.lax.dynamic_update_slice(_padded(like, fragments), values, (start,))
     return restore(whole[: vector.size])
+
+
+def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> Algorithm:
+    """The mean of a fragment by a reducer, with what it sends.
+
+    name: of the method, for errors. exchange: None: a plain mean. whole: paths of leaves that are
+    not reduced. ValueError for a reducer with a memory.
+    """
+    if exchange is None:
+        return Algorithm(mean_over_workers(), messages=mean_messages)
+    if reducers.remembers(exchange):
+        raise ValueError(
+            f"{name}: {exchange.name} keeps a memory of one fragment, but every round sends "
+            "another; write what is inside of it"
+        )
+    return compressed(
+        name,
+        optax.identity(),
+        lambda path, leaf: None if path in whole else exchange,
+        weighting="equal",
+    )
 
 
 def mean_of_fragment(
@@ -150,18 +172,9 @@ def streaming_diloco(
         raise ValueError(
             f"streaming_diloco: needs 0 <= alpha < 1, got {alpha}; 0 takes the server's entries"
         )
-    if exchange is not None and reducers.remembers(exchange):
-        raise ValueError(
-            f"streaming_diloco: {exchange.name} keeps a memory of one fragment, but every round "
-            "sends another; write what is inside of it"
-        )
     if server is None:
         server = optax.sgd(0.7, 0.9, nesterov=True)
-    mean = Algorithm(mean_over_workers(), messages=mean_messages)
-    if exchange is not None:
-        mean = compressed(
-            "streaming_diloco", server, lambda path, leaf: exchange, weighting="equal"
-        )
+    mean = mean_by("streaming_diloco", exchange)
 
     def messages(params, workers, row):
         fragment = jax.ShapeDtypeStruct((fragment_size(params, fragments),), jnp.float32)

@@ -147,6 +147,9 @@ METHODS = {
     "decoupled_diloco/mean": lambda: decoupled_diloco(
         momentum(0.01), fragments=2, alpha=0.5, average="mean"
     ),
+    "decoupled_diloco/4 bits": lambda: decoupled_diloco(
+        momentum(0.01), fragments=2, exchange=quantise(bits=4)
+    ),
     "sparse_loco": lambda: sparse_loco(momentum(0.01), chunk=4, k=2, bits=4),
     "demo": lambda: demo(scale_by_samples(0.001), chunk=4, k=2, decay=0.9),
     "async_diloco": lambda: async_diloco(momentum(0.01), N, period=3),

@@ -8,6 +8,7 @@ import pytest
 from algorithms import decoupled_diloco, streaming_diloco
 from algorithms.base import AXIS
 from algorithms.decoupled_diloco import changed, radial_directional
+from algorithms.reducers import error_feedback, quantise, top_k
 from comms.collectives import weighted_mean
 from comms.messages import Row
 from stragglers import delays, processes
@@ -104,7 +105,7 @@ def test_its_mean_keeps_the_length_that_a_plain_one_loses():
     @jax.jit
     def merged(off, weight):
         def one(off, weight):
-            return radial_directional(off, tensor, 2, lambda x: weighted_mean(x, weight))
+            return radial_directional(off, tensor, 2, lambda x: (weighted_mean(x, weight), ()))[0]
 
         return jax.vmap(one, axis_name=AXIS)(off, weight)[0]
 
@@ -149,11 +150,24 @@ def test_a_fragment_is_sent_and_a_length_of_every_tensor(average, entries):
     assert payload.size == 4 * entries
 
 
+def test_directions_can_be_rounded_to_4_bits_and_lengths_are_not():
+    """1,500 codes of half a byte in words, their scales beside, and 2 lengths of 4 bytes."""
+    rounded = decoupled_diloco(optax.sgd(RATE), fragments=4, exchange=quantise(bits=4))
+    codes, lengths = rounded.messages(PARAMS, 2, Row(0))
+    assert 1510 / 2 < codes.size < 1510 * 0.6 and lengths.size == 8
+    even = {"a": CURVATURE, "c": np.broadcast_to(CENTRE[0], (N, D))}  # nothing is left to round
+    method = decoupled_diloco(optax.sgd(RATE), fragments=2, exchange=quantise(bits=4))
+    found, _ = run(method, "quorum_async", 300, data=even, k=4)
+    np.testing.assert_allclose(found, CENTRE[0], atol=1e-4)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="needs fragments >= 1, got 0"):
         decoupled_diloco(optax.sgd(RATE), fragments=0)
     with pytest.raises(ValueError, match="needs 0 <= alpha < 1, got 1"):
         decoupled_diloco(optax.sgd(RATE), alpha=1)
+    with pytest.raises(ValueError, match=r"decoupled_diloco: .*keeps a memory of one fragment"):
+        decoupled_diloco(optax.sgd(RATE), exchange=error_feedback(top_k(0.1)))
     with pytest.raises(ValueError, match="unknown choice 'median'; known choices: radial_direct"):
         decoupled_diloco(optax.sgd(RATE), average="median")
     with pytest.raises(ValueError, match="a worker delivers twice in update"):
