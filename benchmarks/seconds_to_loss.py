@@ -113,7 +113,7 @@ def rows(
             "error": expected / update - 1,
             "nominal_error": nominal / update - 1,
             "updates": updates,
-            "megabytes": sent / 1e6,
+            "bytes": sent,
             "mini_batch": mini_batch,
         }
 

@@ -53,7 +53,11 @@ def measure(
 
 
 def point(form: str, nodes: int, rate: str, summaries: Sequence[dict]) -> dict:
-    """Means and deviations over runs; seconds to the loss where all of them reached it."""
+    """Means and deviations over runs; seconds to the loss where all of them reached it.
+
+    `meeting` is in seconds from one meeting of any two nodes to the next, `bytes` what a node sends
+    in that time.
+    """
     each = [summary["seconds"] / summary["updates"] for summary in summaries]
     reached = [summary["seconds_to_target"] for summary in summaries]
     whole = None not in reached
@@ -68,9 +72,7 @@ def point(form: str, nodes: int, rate: str, summaries: Sequence[dict]) -> dict:
         "loss": summaries[0]["target_loss"],
         "seconds": float(np.mean(reached)) if whole else None,
         "seconds_deviation": float(np.std(reached, **several)) if whole else None,
-        "megabytes": float(
-            np.mean([one["bytes_per_worker"] / one["updates"] for one in summaries]) / 1e6
-        ),
+        "bytes": float(np.mean([one["bytes_per_worker"] / one["updates"] for one in summaries])),
     }
 
 

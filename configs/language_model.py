@@ -2,9 +2,9 @@
 
 Workers predict the next word in the sources of Python's own library, or in another corpus. AdamW
 and a cosine; every arm takes the same number of steps per worker, in time that does not count what
-is sent: loss is compared at equal bytes. On a mesh all arms have the same seconds. DiLoCo is
-local AdamW whose mean progress is a gradient for Nesterov momentum (A. Douillard et al., arXiv
-2311.08105).
+is sent: the claims put the loss after these steps beside the bytes. On a mesh all arms have the
+same seconds. DiLoCo is local AdamW whose mean progress is a gradient for Nesterov momentum
+(A. Douillard et al., arXiv 2311.08105).
 
     --config=configs/language_model.py:size=600k,steps=400 --sweep
     --config=configs/language_model.py:size=1B,compute=bfloat16,remat,micro_batch=1 --dry_run

@@ -250,14 +250,14 @@ def both(*answers: Answer) -> Answer:
 
 def against(ours: Arm, theirs: Arm, field: str) -> str:
     """As in "fast 58.9 ± 8.2 s against slow 104.5 ± 13.7 s, 0.56x"."""
-    shown = [f"{arm['name']} {_shown(arm, field)}" for arm in (ours, theirs)]
-    return " against ".join(shown) + _ratio(ours, theirs, field)
+    sides = [f"{arm['name']} {shown(arm, field)}" for arm in (ours, theirs)]
+    return " against ".join(sides) + _ratio(ours, theirs, field)
 
 
 def in_brief(ours: Arm, theirs: Arm, field: str) -> str:
     """The same without the names."""
-    shown = " against ".join(_shown(arm, field) for arm in (ours, theirs))
-    return shown + _ratio(ours, theirs, field)
+    sides = " against ".join(shown(arm, field) for arm in (ours, theirs))
+    return sides + _ratio(ours, theirs, field)
 
 
 def _ratio(ours: Arm, theirs: Arm, field: str) -> str:
@@ -299,7 +299,8 @@ def _complete(arm: Arm, field: str) -> bool:
     return True
 
 
-def _shown(arm: Arm, field: str) -> str:
+def shown(arm: Arm, field: str) -> str:
+    """A number with the deviation of its seeds, where there are several, and its unit."""
     scale, unit = UNITS.get(field, (1.0, ""))
     value, spread = arm[field], arm.get(f"{field}_std")
     values = arm.get(f"{field}_by_seed")

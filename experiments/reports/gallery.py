@@ -27,7 +27,7 @@ gradients have changed since these records were made, so that their commands run
 ## One slow worker under four waiting rules
 ![What eight workers do in the first seconds](strip.png)
 
-With a barrier seven workers wait for the slow one; under the other three rules nobody does.
+With a barrier seven workers wait for the slow one; under the other three rules they wait less.
 [Concepts](concepts.md) draws this strip in twenty lines.
 """
 
@@ -57,13 +57,13 @@ class Exhibit(NamedTuple):
 
 EXHIBITS = (
     Exhibit(
-        "demo", "Non-blocking SGD in twenty seconds",
+        "demo", "Non-blocking SGD, the demo",
         "Where one worker is slow, stopping rounds early or making them smaller beats waiting.",
         TO_TARGET,
     ),
     Exhibit(
         "nonblocking_slow4", "Non-blocking SGD, three methods, one slow worker",
-        "With equal rounds all methods gain, D-PSGD most; smaller rounds gain as much or more.",
+        "With equal rounds all methods gain, D-PSGD most; smaller rounds gain more on average.",
         TO_TARGET,
     ),
     Exhibit(
@@ -73,12 +73,12 @@ EXHIBITS = (
     ),
     Exhibit(
         "adasync", "AdaSync",
-        "A number of workers that grows is nearly as fast as the best fixed one, at one rate.",
+        "A number of workers that grows is a tenth slower than the best fixed one, at one rate.",
         TO_TARGET,
     ),
     Exhibit(
         "swarm", "SwarmSGD among equal nodes",
-        "With two local steps gossip in pairs is as fast as rounds; a codec saves most bytes.",
+        "With two local steps pairs are about as fast as rounds; a codec saves most bytes.",
         TO_TARGET, SENT,
     ),
     Exhibit(
@@ -93,7 +93,7 @@ EXHIBITS = (
     ),
     Exhibit(
         "language_model", "A small GPT",
-        "Ten local steps send a tenth of the bytes for a little more loss, DiLoCo for more.",
+        "In one run ten local steps sent a tenth of the bytes and ended a bit higher, DiLoCo more.",
         SENT, LOSS,
     ),
 )  # fmt: skip

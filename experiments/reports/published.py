@@ -37,9 +37,11 @@ LONG = 100  # characters of a line of measurements that is divided
 OPENING = """\
 # Results
 
-Every sweep with the command that repeats it, means over its seeds, and beside each claim of a paper
-what was measured, in favour or not. Seconds on a network are modelled, [links.md](links.md) has
-measured ones. This page is written by `experiments/reports/published.py`.
+Every sweep with the command that made it, means over its seeds, and beside each claim of a paper
+what was measured, in favour or not. Some configs have changed since, see
+[reproducing.md](reproducing.md). Seconds on a network are modelled, but for the sweeps whose names
+end in "real"; [links.md](links.md) has exchanges that were measured over links with a rate. This
+page is written by `experiments/reports/published.py`.
 
 ## Verdicts
 A claim holds, holds where a condition is met, does not hold, or cannot be told. The last stands
@@ -48,7 +50,7 @@ its grid, and where the difference lies within its noise: the 95 % interval of a
 lie on one side of the claim's bound, by Student's paired test where a record has every seed's
 number, else by Welch's. A difference stands with its standard error, and p is the probability of
 such a one if there were none. The rows are in `experiments/reports/verdicts.py`, and
-`make evidence` repeats all sweeps.
+`make evidence` repeats all sweeps. A row without seeds is a single simulation or a count.
 """
 
 

@@ -7,7 +7,8 @@ is a link to a record in docs/results, and its title says where in the record th
 of an arm, the one over or minus the other, or a place in the summary of an analysis, written as
 `by_workers[delay=pareto, workers=8].simulated`. `best fixed` is the arm, of fixed/K=1/rate=0.5 and
 its like, whose field is least. What is shown is the number itself, with as many decimals and in the
-unit of the text before; `refresh` writes it, so that nobody types it.
+unit of the text before; `refresh` writes it, so that nobody types it. Records are in seconds, bytes
+and shares of 1, from which the unit of the text is reckoned.
 """
 
 import re
@@ -22,6 +23,7 @@ QUOTE = re.compile(r'\[([^\[\]]*)\]\(([^()\s]*results/[\w/]+\.json)\s+"([^"]+)"\
 # Text before, the number, and the unit that says by what the value is multiplied.
 NUMBER = re.compile(r"^([^\d+−-]*)([+−-]?)([\d,]*\.?\d+)(\s*)(x|%|points|s|ms|MB|kB|MiB|)$")
 UNITS = {"%": 100.0, "points": 100.0, "ms": 1e3, "kB": 1e-3, "MB": 1e-6, "MiB": 2.0**-20}
+ROUNDING = 1e-9  # of a float64 that should be zero, as the deviation of equal numbers
 _STEP = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?")
 
 
@@ -74,7 +76,10 @@ _JOINED: dict[str, Callable[[float, float], float]] = {
 
 
 def show(number: float, like: str) -> str:
-    """A number in the form of a text: its decimals, its unit, and what stands before it."""
+    """A number in the form of a text: its decimals, its unit, and what stands before it.
+
+    Raises ValueError for a text that is no number, and where only zeros would be left of it.
+    """
     match = NUMBER.match(like)
     if match is None:
         raise ValueError(f"{like!r} is no number with a unit")
@@ -82,6 +87,11 @@ def show(number: float, like: str) -> str:
     decimals = len(digits.partition(".")[2])
     scaled = number * UNITS.get(unit, 1.0)
     text = f"{abs(scaled):{',' if ',' in digits else ''}.{decimals}f}"
+    if abs(scaled) > ROUNDING and not float(text.replace(",", "")):
+        raise ValueError(
+            f"{scaled:g}{space}{unit} would be shown as {text}; give it more decimals, or mend the "
+            "unit: records are in seconds, bytes and shares of 1"
+        )
     minus = "−" if scaled < 0 and float(text.replace(",", "")) else ""
     plus = "+" if sign == "+" and not minus else ""
     return f"{before}{minus or plus}{text}{space}{unit}"

@@ -102,6 +102,6 @@ def _row(arm: dict) -> tuple[str, ...]:
     seconds = arm.get("seconds_to_target")
     return (
         f"{arm['config'].optimizer.learning_rate:g}",
-        f"{arm[LOSS]:.3g} ± {arm.get('train_loss_std') or 0.0:.2g}",
+        premises.shown(arm, LOSS),
         "never" if seconds is None else f"{seconds:.3g}",
     )

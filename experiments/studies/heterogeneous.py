@@ -203,7 +203,7 @@ def _row(group: str, arm: dict) -> tuple[str, ...]:
         group,
         f"{arm['config'].optimizer.learning_rate:g}",
         f"{arm['updates']:,.0f}",
-        f"{_loss(arm):.3g} ± {arm.get('train_loss_std') or 0.0:.2g}",
+        premises.shown(arm, LOSS) if math.isfinite(_loss(arm)) else "diverged",
         f"{100 * arm['test_accuracy']:.1f}",
         f"{100 * arm['test_accuracy_worst_worker']:.1f}",
         f"{arm['consensus_distance']:.2g}",

@@ -113,7 +113,7 @@ def _sent(arm: dict) -> tuple[str, ...]:
     sent = arm["bytes_per_worker"]
     return (
         f"{config.optimizer.learning_rate:g}",
-        f"{arm[LOSS]:.4g} ± {arm.get('train_loss_std') or 0.0:.2g}",
+        premises.shown(arm, LOSS),
         f"{sent / 1e6:.4g}",
         f"{sent / updates / 1e6:.4g}",
         *seconds,

@@ -179,7 +179,7 @@ def test_a_point_has_what_was_measured_beside_what_was_expected():
     simulated = {name: summary(seconds_to_target=0.9, seconds=1.8) for name in real}
     first, second = seconds_to_loss.rows(4, "1gbit", 0.02, real, free, simulated)
     sent = 2e6 / (1e9 / 8 * cost.PAYLOAD)  # s of an update
-    assert first["megabytes"] == pytest.approx(2.0)
+    assert first["bytes"] == pytest.approx(2e6)
     assert first["update"] == 0.1 and first["expected_update"] == pytest.approx(0.08 + sent)
     assert first["expected"] == pytest.approx(30 * (0.08 + sent))
     assert first["error"] == pytest.approx((0.08 + sent) / 0.1 - 1)
@@ -208,6 +208,7 @@ def test_a_point_of_swarm_has_means_and_deviations():
     found = swarm_hosts.point("8 bits", 4, "1gbit", runs)
     assert found["meeting"] == pytest.approx(0.15) and found["seconds"] == pytest.approx(5.0)
     assert found["meeting_deviation"] == pytest.approx(0.1 / 2**0.5)
+    assert found["bytes"] == pytest.approx(1.2e8 / 60)
     assert swarm_hosts.point("8 bits", 4, "1gbit", runs[:1])["seconds_deviation"] == 0.0
     missed = swarm_hosts.point("8 bits", 4, "1gbit", [*runs, summary(seconds_to_target=None)])
     assert missed["seconds"] is None and missed["runs"] == 3

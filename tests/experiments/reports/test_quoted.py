@@ -56,6 +56,13 @@ def test_a_number_is_shown_in_the_form_of_the_text(record, place, like, shown):
     assert quoted.show(quoted.value(record, place), like) == shown
 
 
+def test_a_number_is_not_shown_as_zero_unless_it_is():
+    with pytest.raises(ValueError, match=r"6.02e-07 MB would be shown as 0.00; .* are in .*bytes"):
+        quoted.show(0.602, "0.60 MB")  # megabytes, where bytes are expected
+    assert quoted.show(6.02e5, "0.00 MB") == "0.60 MB"
+    assert quoted.show(0.0, "1 %") == "0 %" and quoted.show(1e-16, "1.0 points") == "0.0 points"
+
+
 def page(place, text="1.0x", record="results/one.json"):
     return f'before [{text}]({record} "{place}") after'
 
