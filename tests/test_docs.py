@@ -165,12 +165,24 @@ def commands(body):
             yield shlex.split(line, comments=True)
 
 
+@contextlib.contextmanager
+def without_new_modules():
+    """Forget the modules that a page has written; installed ones are not to be there twice."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if not file.startswith((sys.prefix, sys.base_prefix)):
+            del sys.modules[name]
+
+
 @named(slow_but(QUICK, PAGES))
 def test_every_block_runs(page, shell):
     names = {"__name__": page.stem}
     with contextlib.ExitStack() as unchanged:
-        for registry in (*REGISTRIES, sys.modules):
+        for registry in REGISTRIES:
             unchanged.enter_context(mock.patch.dict(registry))
+        unchanged.enter_context(without_new_modules())
         for number, (language, body) in enumerate(BLOCK.findall(page.read_text())):
             assert language in ("", "python", "yaml"), f"{page.name}: what is {language}?"
             if language == "yaml":
