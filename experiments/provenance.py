@@ -13,6 +13,8 @@ from experiments import formats, records, texts
 from experiments.numbers import Numbers
 
 NOTE = "report.json"
+ROOT = Path(__file__).parents[1]
+_CODE = (".", ":(exclude)docs", ":(exclude)*.md")  # of all below the root
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
 
 
@@ -62,16 +64,20 @@ def known(root: str | os.PathLike) -> dict:
 
 
 def commit() -> str | None:
-    """The commit of this code, "-dirty" if files differ from it; None outside of a checkout."""
-    asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """The commit of this code, "-dirty" if code differs from it; None outside of a checkout.
+
+    Pages and records may differ, of which no run depends: they change from one published sweep
+    to the next.
+    """
     try:
-        return subprocess.run(
-            asked,
-            cwd=Path(__file__).parent,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        ).stdout.strip()
+        ours = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_CODE)
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{ours}-dirty" if changed else ours
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True, timeout=10
+    ).stdout.strip()
