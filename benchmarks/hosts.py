@@ -21,14 +21,10 @@ from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
-from benchmarks import namespaces, points
+from benchmarks import host_runs, namespaces, points
 from benchmarks.hosts_exchange import COLUMNS
 from benchmarks.processes import free_port
 
-# The first three are the flags of other benchmarks on hosts, too.
-HOSTS = flags.DEFINE_list("hosts", ["2", "4"], "How many, with a process and a link each.")
-RATES = flags.DEFINE_list("rate", ["1gbit", "100mbit"], "Of all links, one after the other.")
-OUTPUT = flags.DEFINE_string("output", None, "The record, if it is to be another one.")
 _TASKS = flags.DEFINE_list(
     "tasks", ["lstm", "transformer", "skip_gram", "ncf", "hashed_logistic"], "Of s2_reducer.py."
 )
@@ -82,18 +78,6 @@ def exchanges(hosts: Sequence[namespaces.Host], orders: dict) -> Iterator[dict]:
             raise RuntimeError("the first host has failed, see above")
 
 
-def launched(hosts: Sequence[namespaces.Host], arguments: Sequence[str]) -> int:
-    """Run launch.py with these flags on all hosts; the exit code of the first."""
-    where = [f"--coordinator_address={hosts[0].address}:{free_port()}"]
-    where.append(f"--num_processes={len(hosts)}")
-    commands = [
-        [sys.executable, "launch.py", *arguments, *where, f"--process_id={rank}"]
-        for rank in range(len(hosts))
-    ]
-    with namespaces.started(hosts, commands, {}) as running:
-        return running[0].wait()
-
-
 def shown(point: dict) -> str:
     """A point on a line: measured ms, and how far off what was expected is, for every column."""
     columns = (f"{1e3 * point[column]:8.2f} {point[f'{column}_error']:+5.0%}" for column in COLUMNS)
@@ -106,21 +90,23 @@ def main(_) -> int | None:
     if reason is not None:
         print(f"skipped: {reason}")
         return None
-    path = RECORD if OUTPUT.value is None else pathlib.Path(OUTPUT.value)
+    path = RECORD if host_runs.OUTPUT.value is None else pathlib.Path(host_runs.OUTPUT.value)
     orders = {
         "tasks": _TASKS.value,
         "methods": _METHODS.value,
-        "rates": RATES.value,
+        "rates": host_runs.RATES.value,
         "turns": _RUNS.value,
     }
     if _LAUNCH.value is not None:
-        if len(HOSTS.value) > 1 or len(RATES.value) > 1:
+        if len(host_runs.HOSTS.value) > 1 or len(host_runs.RATES.value) > 1:
             raise app.UsageError("--launch runs once; give one number of --hosts and one --rate")
-        with namespaces.switch(int(HOSTS.value[0]), RATES.value[0], _QUOTA.value) as hosts:
-            return launched(hosts, shlex.split(_LAUNCH.value))
+        with namespaces.switch(
+            int(host_runs.HOSTS.value[0]), host_runs.RATES.value[0], _QUOTA.value
+        ) as hosts:
+            return host_runs.launched(hosts, shlex.split(_LAUNCH.value))
     print(f"ms: {', '.join(COLUMNS)}, each with the error of what was expected")
-    for count in map(int, HOSTS.value):
-        with namespaces.switch(count, RATES.value[0], _QUOTA.value) as hosts:
+    for count in map(int, host_runs.HOSTS.value):
+        with namespaces.switch(count, host_runs.RATES.value[0], _QUOTA.value) as hosts:
             for point in exchanges(hosts, orders):
                 print(shown(point), flush=True)
                 points.put(path, "python -m benchmarks.hosts", KEY, [point])

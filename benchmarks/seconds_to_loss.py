@@ -15,12 +15,12 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from benchmarks import hosts, namespaces, points
+from benchmarks import host_runs, namespaces, points
 from comms import cost
 from experiments import records
 from experiments.reports.figure import COLOURS, save
@@ -53,7 +53,7 @@ def each(count: int, workdir: pathlib.Path, options: Sequence[str]) -> float:
         "--config.evaluate_every=1000",
     ]
     with namespaces.switch(count) as there:
-        _ended(hosts.launched(there, [CONFIG, *alone, *options, f"--workdir={workdir}"]))
+        _ended(host_runs.launched(there, [CONFIG, *alone, *options, f"--workdir={workdir}"]))
     (summary,) = results(workdir).values()
     return summary["seconds"] / summary["updates"] / ALONE
 
@@ -63,7 +63,7 @@ def measured(
 ) -> dict[str, dict]:
     """The summaries of all arms on links of a rate; None: without a limit."""
     with namespaces.switch(count, rate) as there:
-        _ended(hosts.launched(there, [CONFIG, "--sweep", *options, f"--workdir={workdir}"]))
+        _ended(host_runs.launched(there, [CONFIG, "--sweep", *options, f"--workdir={workdir}"]))
     return results(workdir)
 
 
@@ -123,8 +123,11 @@ def _update(summary: dict) -> float:
     return summary["seconds"] / summary["updates"]
 
 
-def figure(found: Iterable[dict]) -> Figure:
-    """Seconds to the loss against the rate of the links: a line per method, dots where expected."""
+def figure(found: Sequence[dict]) -> Figure:
+    """Seconds to the loss against the rate of the links: a line per method, dots where expected.
+
+    found: of them, at least one came to the loss.
+    """
     found = [point for point in found if point["seconds"] is not None]
     canvas = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     axes = canvas.subplots()
@@ -151,14 +154,14 @@ def main(_) -> None:
     if reason is not None:
         print(f"skipped: {reason}")
         return
-    path = RECORD if hosts.OUTPUT.value is None else pathlib.Path(hosts.OUTPUT.value)
+    path = RECORD if host_runs.OUTPUT.value is None else pathlib.Path(host_runs.OUTPUT.value)
     options = _OPTIONS.value
-    for count in map(int, hosts.HOSTS.value):
+    for count in map(int, host_runs.HOSTS.value):
         with tempfile.TemporaryDirectory() as folder:
             place = pathlib.Path(folder)
             mini_batch = each(count, place / "alone", options)
             free = measured(count, None, place / "unlimited", options)
-            for rate in hosts.RATES.value:
+            for rate in host_runs.RATES.value:
                 real = measured(count, rate, place / rate, options)
                 simulated = modelled(count, rate, mini_batch, place / f"modelled_{rate}", options)
                 found = list(rows(count, rate, mini_batch, real, free, simulated))
@@ -166,7 +169,11 @@ def main(_) -> None:
                 for point in found:
                     print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
     if path == RECORD:
-        save(figure(records.read_json(path)["summary"]["points"]), PICTURE)
+        every = records.read_json(path)["summary"]["points"]
+        if any(point["seconds"] is not None for point in every):
+            save(figure(every), PICTURE)
+        else:
+            print(f"no method came to the loss, so that {PICTURE.name} stays as it is")
 
 
 if __name__ == "__main__":

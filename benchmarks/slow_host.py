@@ -17,7 +17,7 @@ import tempfile
 import numpy as np
 from absl import app, flags
 
-from benchmarks import hosts, namespaces, points
+from benchmarks import host_runs, namespaces, points
 from experiments import records
 from stragglers import schedule
 from stragglers.theory.rounds import speeds_gain
@@ -51,7 +51,7 @@ def run(count: int, rate: str, cores: float, rule: str, workdir: pathlib.Path) -
     """What happened in one run on `count` hosts, the last of which may use this much of a core."""
     arguments = [*flags_of(rule), f"--config.workers={count}", f"--workdir={workdir}"]
     with namespaces.switch(count, rate, cores) as there:
-        code = hosts.launched(there, arguments)
+        code = host_runs.launched(there, arguments)
     if code:
         raise SystemExit(code)
     return schedule.load(workdir / records.SCHEDULE)
@@ -113,9 +113,9 @@ def main(_) -> None:
     if reason is not None:
         print(f"skipped: {reason}")
         return
-    path = RECORD if hosts.OUTPUT.value is None else pathlib.Path(hosts.OUTPUT.value)
-    for count in map(int, hosts.HOSTS.value):
-        for rate in hosts.RATES.value:
+    path = RECORD if host_runs.OUTPUT.value is None else pathlib.Path(host_runs.OUTPUT.value)
+    for count in map(int, host_runs.HOSTS.value):
+        for rate in host_runs.RATES.value:
             with tempfile.TemporaryDirectory() as folder:
                 point = compare(count, rate, _SHARE.value, pathlib.Path(folder))
             points.put(path, "python -m benchmarks.slow_host", KEY, [point])

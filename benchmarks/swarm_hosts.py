@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import app, flags
 
-from benchmarks import hosts, namespaces, points, ray_nodes
+from benchmarks import host_runs, namespaces, points, ray_nodes
 from experiments import records
 
 _TIMES = flags.DEFINE_integer("times", 3, "Seeds of each form, in turn.", lower_bound=1)
@@ -81,8 +81,8 @@ def main(_) -> None:
     if reason is not None:
         print(f"skipped: {reason}")
         return
-    path = RECORD if hosts.OUTPUT.value is None else pathlib.Path(hosts.OUTPUT.value)
-    for count, rate in itertools.product(map(int, hosts.HOSTS.value), hosts.RATES.value):
+    path = RECORD if host_runs.OUTPUT.value is None else pathlib.Path(host_runs.OUTPUT.value)
+    for count, rate in itertools.product(map(int, host_runs.HOSTS.value), host_runs.RATES.value):
         with tempfile.TemporaryDirectory() as folder:
             found = {form: [] for form in FORMS}
             for seed, form in itertools.product(range(_TIMES.value), FORMS):
