@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import formats, provenance, texts
-from experiments.reports import published
+from experiments.reports import gallery, published
 
 ROOT = published.FOLDER.parents[1]
 WORKDIRS = ROOT / "runs" / "evidence"
@@ -187,11 +187,17 @@ def launched(sweep: Sweep, workdir: Path) -> int:
     return subprocess.run(words, cwd=ROOT, check=False).returncode
 
 
+def write_pages() -> None:
+    """All pages that records are shown on, with their pictures."""
+    published.write_pages()
+    gallery.write()
+
+
 def repeat(
     sweeps: Sequence[Sweep],
     workdirs: Path = WORKDIRS,
     folder: Path = published.FOLDER,
-    write: Callable[[], None] = published.write_pages,
+    write: Callable[[], None] = write_pages,
     launch: Callable[[Sweep, Path], int] = launched,
 ) -> list[str]:
     """Run what is not yet published, publish each when it ends; what went wrong, a line each.
