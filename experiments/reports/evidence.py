@@ -94,6 +94,11 @@ SWEEPS = (
         "--config=configs/swarm.py:split=dirichlet --sweep --seeds=3 --together",
         0.3,
     ),
+    Sweep(
+        "swarm_gaussians",
+        "--config=configs/swarm.py:task=gaussians --sweep --seeds=3 --together",
+        0.5,
+    ),
     *(
         Sweep(
             f"swarm_{graph}",
