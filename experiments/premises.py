@@ -309,6 +309,21 @@ def sampling_error(accuracy: float, samples: float) -> float:
     return math.sqrt(accuracy * (1 - accuracy) / samples)
 
 
+def resolved(points: float, *arms: Arm) -> None:
+    """The test samples can show a difference of `points`, a share of 1, in accuracy.
+
+    It has to be at least the standard error of each arm that has the number of its test samples.
+    """
+    for arm in arms:
+        if arm.get("test_samples"):
+            error = sampling_error(arm["test_accuracy"], arm["test_samples"])
+            if error > points:
+                raise CannotTell(
+                    f"{arm['test_samples']:,} test samples leave the accuracy of {arm['name']} a "
+                    f"standard error of {100 * error:.2g} points, and {100 * points:.2g} are asked"
+                )
+
+
 def shown(arm: Arm, field: str) -> str:
     """A number with the deviation of its seeds, where there are several, and its unit.
 

@@ -55,6 +55,9 @@ def of_methods(record: Record, ours: str, theirs: str, field: str) -> Answer:
 
 def accuracy(record: Record, ours: str, theirs: str, points: float) -> Answer:
     """Whether ours is at most some points (a share of 1) less accurate."""
+    pair = premises.named(_arms(record), ours, theirs)
+    premises.finite(ACCURACY, *pair)
+    premises.resolved(points, *pair)
     found = at_most(record, theirs, ours, ACCURACY, margin=points)
     return found._replace(brief="")  # with the names, as theirs stands before ours
 

@@ -57,6 +57,8 @@ def as_accurate(arms, ours: str, theirs: str, points: float) -> premises.Answer:
     """Test accuracy after equal samples; points: as a share of 1, that ours may lose."""
     pair = premises.named(arms, theirs, ours)
     premises.equal("samples", *pair)
+    premises.finite("test_accuracy", *pair)
+    premises.resolved(points, *pair)
     return premises.at_most(*pair, "test_accuracy", margin=points)
 
 

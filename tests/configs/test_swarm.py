@@ -177,13 +177,22 @@ def test_rows_of_both_tasks_ask_the_same_of_accuracies():
         return premises.answer(row.ask, {"arms": {"columns": columns, "rows": cells}})
 
     for arm in made:
-        arm["test_samples"] = 10_000
+        arm["test_samples"] = 20_000
     few, large = twins
     found = asked(made, few)
     assert found.verdict == premises.HOLDS
-    assert found.measured.startswith("swarm/H=2 90 ± 0 (test samples: ± 0.3) % against swarm/H=2/8")
+    assert found.measured.startswith("swarm/H=2 90 ± 0 (test samples: ± 0.21) % against swarm/H=2")
     for broken in (made_up.unequal, made_up.one_seed, made_up.diverged, made_up.missing):
         assert {asked(broken(made), row).verdict for row in twins} == {premises.UNKNOWN}
+    images = [arm | {"test_samples": 2_000} for arm in made]
+    assert asked(images, few).measured == (
+        "2,000 test samples leave the accuracy of swarm/H=2/8 bits a standard error of 0.67 "
+        "points, and 0.3 are asked"
+    )
+    assert dict(swarm.claims(images))["8 bits cost at most .3 points of accuracy"].startswith(
+        "cannot be told: 2,000 test samples leave the accuracy of swarm/H=2 a standard error"
+    )
+    assert asked(images, large).verdict == premises.HOLDS
     coarse = next(arm for arm in made if arm["name"] == "swarm/H=2/8 bits")
     coarse |= {"test_accuracy": 0.895, "test_accuracy_by_seed": [0.8945, 0.895, 0.8955]}
     assert asked(made, few).verdict == premises.FAILS

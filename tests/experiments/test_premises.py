@@ -101,6 +101,11 @@ def test_an_accuracy_shows_the_standard_error_of_its_test_samples():
     arm["test_samples"] = 900
     assert premises.shown(arm, "test_accuracy") == "90 ± 0.2 (test samples: ± 1) %"
     assert premises.shown(arm, "train_loss") == "0.5"
+    premises.resolved(0.011, arm)
+    with pytest.raises(
+        premises.CannotTell, match=r"900 test samples .* error of 1 points, and 0.9"
+    ):
+        premises.resolved(0.009, arm)
 
 
 def test_parts_of_a_claim_are_judged_together():
