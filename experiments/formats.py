@@ -216,7 +216,7 @@ _OF_ARM: Entries = (
         "target_loss", "seconds_to_target", "seconds_to_target_std", "updates_to_target",
         "samples_to_target", "communication_seconds_to_target", "updates", "samples", "seconds",
         "final_train_loss", "idle_fraction", "staleness_mean", "test_accuracy_worst_worker",
-        "test_accuracy_best_worker")),
+        "test_accuracy_best_worker", "test_samples")),
     ("a list of numbers or nulls", lambda v: v is None or _list_of(_or_none(_is_finite))(v),
      tuple(f"{name}_by_seed" for name in BY_SEED)),
 )  # fmt: skip

@@ -32,6 +32,7 @@ UNITS = {
     "bytes_per_worker": (1e-6, " MB"),
     "bytes_to_target": (1e-6, " MB"),
 }
+OF_TEST_SAMPLES = ("test_accuracy",)  # shares of the test samples that are right
 
 Arm = Mapping[str, Any]
 
@@ -299,8 +300,36 @@ def _complete(arm: Arm, field: str) -> bool:
     return True
 
 
+def sampling_error(accuracy: float, samples: float) -> float:
+    """Standard error sqrt(a (1 - a) / n) of an accuracy a as a share of n test samples, binomial.
+
+    All seeds and arms are tested on the same samples, so that a deviation over seeds lacks it, and
+    a difference of two arms has less than both together.
+    """
+    return math.sqrt(accuracy * (1 - accuracy) / samples)
+
+
+def resolved(points: float, *arms: Arm) -> None:
+    """The test samples can show a difference of `points`, a share of 1, in accuracy.
+
+    It has to be at least the standard error of each arm that has the number of its test samples.
+    """
+    for arm in arms:
+        if arm.get("test_samples"):
+            error = sampling_error(arm["test_accuracy"], arm["test_samples"])
+            if error > points:
+                raise CannotTell(
+                    f"{arm['test_samples']:,} test samples leave the accuracy of {arm['name']} a "
+                    f"standard error of {100 * error:.2g} points, and {100 * points:.2g} are asked"
+                )
+
+
 def shown(arm: Arm, field: str) -> str:
-    """A number with the deviation of its seeds, where there are several, and its unit."""
+    """A number with the deviation of its seeds, where there are several, and its unit.
+
+    Beside a test accuracy stands the standard error that its test samples leave, where the arm has
+    their number.
+    """
     scale, unit = UNITS.get(field, (1.0, ""))
     value, spread = arm[field], arm.get(f"{field}_std")
     values = arm.get(f"{field}_by_seed")
@@ -308,6 +337,9 @@ def shown(arm: Arm, field: str) -> str:
         mean = sum(values) / len(values)
         spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
     deviation = "" if spread is None else f" ± {scale * spread:.2g}"
+    if field in OF_TEST_SAMPLES and arm.get("test_samples"):
+        error = scale * sampling_error(value, arm["test_samples"])
+        deviation += f" (test samples: ± {error:.2g})"
     return f"{scale * value:.4g}{deviation}{unit}"
 
 

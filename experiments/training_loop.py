@@ -172,6 +172,7 @@ class Arm:
             },
             "updates": last["update"],
             **{k: v for k, v in last.items() if k != "update"},
+            "test_samples": tasks.tested(self._prepared.task),
             **tasks.worker_accuracy(self._prepared.task, models),
             "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
             "idle_fraction": None if schedule is None else schedule.idle_fraction,

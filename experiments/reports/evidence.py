@@ -54,6 +54,11 @@ SWEEPS = (
         "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep --seeds=3 --together",
         1.5,
     ),
+    Sweep(
+        "nonblocking_weightings",
+        "--config=configs/nonblocking_weightings.py --sweep --seeds=3 --together",
+        0.2,
+    ),
     Sweep("nonblocking_analysis", "--config=configs/nonblocking_analysis.py", 0.02),
     *(
         Sweep(
@@ -88,6 +93,11 @@ SWEEPS = (
         "swarm_dirichlet",
         "--config=configs/swarm.py:split=dirichlet --sweep --seeds=3 --together",
         0.3,
+    ),
+    Sweep(
+        "swarm_gaussians",
+        "--config=configs/swarm.py:task=gaussians --sweep --seeds=3 --together",
+        0.5,
     ),
     *(
         Sweep(

@@ -28,8 +28,8 @@ FIELDS = (
     "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
     "seconds_to_target", "seconds_to_target_std", "updates_to_target", "samples_to_target",
     "communication_seconds_to_target", "train_loss", "train_loss_std", "test_accuracy",
-    "test_accuracy_std", "final_train_loss", "idle_fraction", "bytes_per_worker", "fallback_share",
-    "fallback_bytes", "fallback_seconds", "stopped",
+    "test_accuracy_std", "test_samples", "final_train_loss", "idle_fraction", "bytes_per_worker",
+    "fallback_share", "fallback_bytes", "fallback_seconds", "stopped",
     *(f"{field}_by_seed" for field in formats.BY_SEED),
 )  # fmt: skip
 MOST_ARMS = 20  # of a table; of more only the claims are shown
@@ -49,10 +49,11 @@ where the record lacks what the claim presupposes, as seeds, equal samples or an
 its grid, and where the difference lies within its noise: the 95 % interval of a difference has to
 lie on one side of the claim's bound, by Student's paired test where a record has every seed's
 number, else by Welch's. A difference stands with its standard error, and p is the probability of
-such a one if there were none. The rows are in `experiments/reports/verdicts.py`, and
-`make evidence` repeats all sweeps. A row without seeds is a single simulation or a count. Claims
-further below stand as the sweep printed them when it ran; where they and this table differ, the
-table counts.
+such a one if there were none. Beside a test accuracy stands the standard error that its test
+samples leave, where the record has their number; all seeds share these samples. The rows are in
+`experiments/reports/verdicts.py`, and `make evidence` repeats all sweeps. A row without seeds is a
+single simulation or a count. Claims further below stand as the sweep printed them when it ran;
+where they and this table differ, the table counts.
 """
 
 

@@ -7,6 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments import premises
+
 NONE = "–"
 
 
@@ -28,6 +30,16 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         caption.append("* baseline of the speed-up")
     if any("seeds" in arm and len(arm["seeds"]) > 1 for arm in arms):
         caption.append("mean ± standard deviation over seeds")
+    tested = [arm for arm in arms if arm.get("test_samples") and arm["test_accuracy"] is not None]
+    if tested:
+        counts = sorted({arm["test_samples"] for arm in tested})
+        most = max(
+            premises.sampling_error(arm["test_accuracy"], arm["test_samples"]) for arm in tested
+        )
+        caption.append(
+            f"with {' or '.join(f'{count:,}' for count in counts)} test samples an accuracy has a "
+            f"standard error of up to {100 * most:.1f} points"
+        )
     result = Table(
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption="; ".join(caption)
     )

@@ -14,6 +14,7 @@ from experiments.premises import FAILS, HOLDS, Answer, CannotTell
 from experiments.reports import quoted
 
 SECONDS, LOSS, ACCURACY = "seconds_to_target", "train_loss", "test_accuracy"
+END = "final_train_loss"  # a mean over the last tenth of the evaluations
 Record = Mapping[str, Any]
 
 
@@ -54,6 +55,9 @@ def of_methods(record: Record, ours: str, theirs: str, field: str) -> Answer:
 
 def accuracy(record: Record, ours: str, theirs: str, points: float) -> Answer:
     """Whether ours is at most some points (a share of 1) less accurate."""
+    pair = premises.named(_arms(record), ours, theirs)
+    premises.finite(ACCURACY, *pair)
+    premises.resolved(points, *pair)
     found = at_most(record, theirs, ours, ACCURACY, margin=points)
     return found._replace(brief="")  # with the names, as theirs stands before ours
 
@@ -81,12 +85,20 @@ def tuned_among(record: Record, ours: str, rivals: str, factor: float = 1.0) -> 
     return premises.at_most(first, min(found, key=lambda arm: arm[SECONDS]), SECONDS, factor)
 
 
-def tuned_at_equal_bytes(record: Record, ours: str, theirs: str) -> Answer:
-    """Losses of two tuned groups that have sent about the same."""
+def tuned_after(
+    record: Record,
+    ours: str,
+    theirs: str,
+    equal: Sequence[str],
+    within: float = premises.SAME,
+    field: str = LOSS,
+) -> Answer:
+    """Losses of two tuned groups after about the same bytes, seconds or samples: see `equal`."""
     arms = _arms(record)
-    pair = [premises.tuned(arms, name, LOSS) for name in (ours, theirs)]
-    premises.equal("bytes_per_worker", *pair, within=0.1)
-    return premises.at_most(*pair, LOSS)
+    pair = [premises.tuned(arms, name, field) for name in (ours, theirs)]
+    for spent in equal:
+        premises.equal(spent, *pair, within=within)
+    return premises.at_most(*pair, field)
 
 
 def half_the_bytes(record: Record, ours: str, theirs: str) -> Answer:
@@ -216,6 +228,26 @@ ROWS = (
             partial(tuned, ours=f"{mixer}/nonblocking", theirs=f"{mixer}/blocking"))
         for mixer in ("all_reduce", "dpsgd", "matcha")
     ),
+    *(
+        Row("the same", f"uneven data, {mixer}: {ours} weights end below {theirs} ones",
+            "nonblocking_weightings",
+            partial(tuned_after, ours=f"{mixer}/{ours}", theirs=f"{mixer}/{theirs}",
+                    equal=("seconds", "samples"), field=END))
+        for mixer, ours, theirs in (
+            ("all_reduce", "equal", "proportional"),
+            *((mixer, ours, "equal") for mixer in ("dpsgd", "matcha")
+              for ours in ("confidence", "local_sum")),
+        )
+    ),
+    *(
+        Row("the same", f"uneven data, {mixer}: ends below blocking rounds after the same time",
+            "nonblocking_weightings",
+            partial(tuned_after, ours=f"{mixer}/{weighting}", theirs=f"{mixer}/blocking",
+                    equal=("seconds",), field=END))
+        for mixer, weighting in (
+            ("all_reduce", "proportional"), ("dpsgd", "equal"), ("matcha", "equal")
+        )
+    ),
     Row("MATCHA, 1905.09435", "half the communication takes at most 1.1x the updates", "matcha",
         partial(tuned, ours="matcha/0.5", theirs="vanilla", field="updates_to_target", factor=1.1)),
     Row("the same", "half the communication takes less time than D-PSGD", "matcha",
@@ -224,7 +256,8 @@ ROWS = (
         partial(tuned, ours="matcha/0.5", theirs="periodic/0.5")),
     *(
         Row(paper, f"{ours} ends below {theirs} at equal bytes", "heterogeneous",
-            partial(tuned_at_equal_bytes, ours=ours, theirs=theirs))
+            partial(tuned_after, ours=ours, theirs=theirs, equal=("bytes_per_worker",),
+                    within=0.1))
         for paper, ours, theirs in (
             ("Gradient tracking, 1805.09708", "gradient_tracking/ring", "dpsgd/ring"),
             ("Exact diffusion, 1803.07068", "exact_diffusion/ring", "dpsgd/ring"),
@@ -259,6 +292,14 @@ ROWS = (
         partial(accuracy, ours=_EIGHT, theirs="swarm/H=2", points=0.003)),
     Row("the same", "within 1 point of large batches", "swarm",
         partial(accuracy, ours=_EIGHT, theirs="all_reduce", points=0.01)),
+    *(
+        Row("the same", f"10,000 test samples: {claim}", "swarm_gaussians",
+            partial(accuracy, ours=_EIGHT, theirs=theirs, points=points))
+        for claim, theirs, points in (
+            ("8 bits cost at most .3 points of accuracy", "swarm/H=2", 0.003),
+            ("within 1 point of large batches", "all_reduce", 0.01),
+        )
+    ),
     *(
         Row("the same", f"{ours}: half the bytes of {rival}, as accurate to 1 point", "swarm",
             partial(half_the_bytes, ours=ours, theirs=rival))

@@ -1,13 +1,12 @@
 """What SwarmSGD claims against its rivals (Nadiradze et al., arXiv 1910.12308)."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import aggregates, premises, records
+from experiments import aggregates, premises, records, tasks
 from experiments.numbers import Numbers
 from experiments.reports.figure import COLOURS, DASHES, save
 from stragglers import schedule, wavefront
@@ -15,8 +14,7 @@ from stragglers import schedule, wavefront
 EXACT, COARSE, LARGE = "swarm/H=2", "swarm/H=2/8 bits", "all_reduce"
 RIVALS, SERIAL = ("dpsgd/ring", "sgp"), "dpsgd/ring/serial"
 OVERLAPPED = ("sgp/overlap",)  # D-PSGD overlaps in its own arm
-POINT = 0.01  # of accuracy that counts as none beside the error of the test images
-TEST_IMAGES = 359  # of scikit-learn's digits
+POINT = 0.01  # of accuracy that counts as none beside the error of the test samples
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
@@ -59,6 +57,8 @@ def as_accurate(arms, ours: str, theirs: str, points: float) -> premises.Answer:
     """Test accuracy after equal samples; points: as a share of 1, that ours may lose."""
     pair = premises.named(arms, theirs, ours)
     premises.equal("samples", *pair)
+    premises.finite("test_accuracy", *pair)
+    premises.resolved(points, *pair)
     return premises.at_most(*pair, "test_accuracy", margin=points)
 
 
@@ -114,13 +114,12 @@ def _sent_to_target(arm) -> list[float | None]:
 
 def numbers(arms) -> Iterator[Numbers]:
     """Single models, the distance between them, what was sent again."""
-    images = math.sqrt(0.25 / TEST_IMAGES)
+    tested = tasks.tested(tasks.build(arms[0]["config"].task))
     yield Numbers(
-        f"at the end; with {TEST_IMAGES} test images an accuracy has a standard error of up to "
-        f"{100 * images:.1f} points beside its deviation over seeds",
+        _of_test(arms[0], tested),
         ("arm", "samples per node", "accuracy of the mean model [%]", "of the nodes' [%]",
          "Gamma / n", "MB per node"),
-        [_row(arm) for arm in arms],
+        [_row(arm, tested) for arm in arms],
     )  # fmt: skip
     coded = [arm for arm in arms if "decode_failures" in arm["metrics"][0][-1]]
     if coded:
@@ -132,12 +131,23 @@ def numbers(arms) -> Iterator[Numbers]:
         )  # fmt: skip
 
 
-def _row(arm) -> tuple[str, ...]:
+def _of_test(arm, tested: int) -> str:
+    """What an accuracy is of, and how high it could be where that is known."""
+    title = (
+        f"at the end; ± is the standard error sqrt(a (1 - a) / n) of an accuracy a of n = "
+        f"{tested:,} test samples, beside its deviation over seeds"
+    )
+    known = arm.get("bayes_accuracy")
+    return title if known is None else f"{title}; the Bayes classifier has {100 * known:.2f} %"
+
+
+def _row(arm, tested: int) -> tuple[str, ...]:
+    error = premises.sampling_error(arm["test_accuracy"], tested)
     worst, best = (arm[f"test_accuracy_{end}_worker"] for end in ("worst", "best"))
     return (
         arm["name"],
         f"{arm['samples'] / arm['config'].workers:,.0f}",
-        f"{100 * arm['test_accuracy']:.2f}",
+        f"{100 * arm['test_accuracy']:.2f} ± {100 * error:.2f}",
         f"{100 * worst:.2f} to {100 * best:.2f}",
         f"{_mean_of_last(arm, 'consensus_distance'):.2g}",
         f"{_mean_of_last(arm, 'bytes_per_worker') / 1e6:.2f}",

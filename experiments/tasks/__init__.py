@@ -12,6 +12,7 @@ from experiments.tasks.base import (
     in_pieces,
     row_sparse,
     take,
+    tested,
     worker_accuracy,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "row_sparse",
     "streams",
     "take",
+    "tested",
     "worker_accuracy",
 ]
 

@@ -69,6 +69,14 @@ def take(examples: Any, indices: np.ndarray | slice) -> Any:
     return examples.source.read(indices)
 
 
+def tested(task: Task) -> int | None:
+    """How many test examples an accuracy of `evaluate` is of; None: nothing is predicted."""
+    if task.correct is None:
+        return None
+    samples = count(task.test)
+    return samples if task.evaluated is None else min(samples, task.evaluated)
+
+
 def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[Any, int]]:
     """The examples that `evaluate` takes, at most `batch` at a time, each with their number."""
     samples, spread = count(examples), None

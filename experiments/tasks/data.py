@@ -153,7 +153,7 @@ def quadratic(samples: int, dimension: int, condition: float, noise: float, seed
     H is diagonal, its entries in geometric progression from 1 down to 1/condition. The a_i are
     noise * N(0, I), shifted so that the training set's mean, the minimiser, is 0.
     """
-    _at_least(
+    at_least(
         "synthetic_quadratic",
         samples=(samples, 1),
         dimension=(dimension, 1),
@@ -182,7 +182,7 @@ def logistic(samples: int, dimension: int, seed: int, l2: float) -> Logistic:
     found by Newton's method in float64 and is at most 1e-10 too high.
     """
     # Below this l2, float64 cannot tell a gradient that certifies the optimum from rounding.
-    _at_least("synthetic_logistic", samples=(samples, 1), dimension=(dimension, 1), l2=(l2, 1e-8))
+    at_least("synthetic_logistic", samples=(samples, 1), dimension=(dimension, 1), l2=(l2, 1e-8))
     rng = np.random.default_rng(seed)
     truth = rng.standard_normal(dimension)
 
@@ -219,7 +219,11 @@ def _held_out(samples: int) -> int:
     return max(1, samples // 4)
 
 
-def _at_least(what: str, **bounds):
+def at_least(what: str, **bounds: tuple[float, float]) -> None:
+    """Raise ValueError for a parameter of `what` that is below its bound.
+
+    bounds: (value, bound) by the name of the parameter.
+    """
     for name, (value, bound) in bounds.items():
         if not value >= bound:
             raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")

@@ -11,7 +11,7 @@ import optax
 from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import data, lean, sources
+from experiments.tasks import data, lean, mixtures, sources
 from experiments.tasks.augment import AUGMENT
 from experiments.tasks.base import Task, take
 from experiments.tasks.models import MODELS, scaled
@@ -113,6 +113,29 @@ def digits(
     """Classify scikit-learn's 8x8 digits; model: a key of MODELS and its parameters."""
     dataset = data.digits(seed, test_fraction)
     return classification("digits", dataset, _model(model, dataset.classes), l2)
+
+
+def gaussians(
+    model: str | Mapping,
+    samples: int = 32_768,
+    dimension: int = 64,
+    classes: int = 10,
+    separation: float = 5.0,
+    noise: float = 0.5,
+    test: int = 10_000,
+    seed: int = 0,
+    l2: float = 0.0,
+) -> Task:
+    """Classify points of a mixture of Gaussians; reports `bayes_accuracy` of the same test points.
+
+    That is the test accuracy of the classifier which knows the mixture; no other has a higher
+    expected one. model: logistic or mlp, as a point is an image of one row. samples, test: numbers
+    of examples. separation: of any two means, in units of `noise`, the standard deviation of an
+    entry within a class; at 5 the Bayes error of ten classes is 4.1 %. See `mixtures.gaussians`.
+    """
+    drawn = mixtures.gaussians(samples, dimension, classes, separation, noise, test, seed)
+    task = classification("gaussians", drawn.dataset, _model(model, classes), l2)
+    return task._replace(metrics=lambda params, means: {"bayes_accuracy": drawn.bayes_accuracy})
 
 
 def images(
@@ -239,6 +262,7 @@ SOURCE = Kind("source", data.SOURCES | {"noise": noise}, data.Dataset)
 TASKS = {
     "images": labelled_images,
     "digits": digits,
+    "gaussians": gaussians,
     "synthetic_quadratic": synthetic_quadratic,
     "synthetic_logistic": synthetic_logistic,
     **{name: functools.partial(images, name) for name in data.IMAGE_CLASSES},

@@ -19,6 +19,7 @@ from flax import linen as nn
 from experiments.kinds import Kind
 from experiments.tasks import lean, sparse_models, text
 from experiments.tasks.base import Task
+from experiments.tasks.data import at_least
 from experiments.tasks.sparse_models import LANGUAGE_MODELS
 
 EVALUATED_AT_ONCE = 8  # windows: all their words' scores of the whole vocabulary are in memory
@@ -44,8 +45,8 @@ def language_model(
     candidates: draws of the sampled softmax, shared by all workers of an update, so that the
         output table is row-sparse as well; 0: train with the full softmax.
     """
-    _at_least("language_model", window=(window, 1), candidates=(candidates, 0))
-    _at_least("language_model", evaluated=(evaluated, 1))
+    at_least("language_model", window=(window, 1), candidates=(candidates, 0))
+    at_least("language_model", evaluated=(evaluated, 1))
     module = LANGUAGE_MODEL.build(model, vocabulary=vocabulary, window=window)
     words = _read(corpus, vocabulary)
     train, document = text.windows(words.train, window + 1, window)
@@ -113,8 +114,8 @@ def skip_gram(
 
     threshold: frequent words are thinned out as in Sec. 2.3 there.
     """
-    _at_least("skip_gram", width=(width, 1), context=(context, 1), negatives=(negatives, 1))
-    _at_least("skip_gram", drawn=(drawn, 1), evaluated=(evaluated, 1))
+    at_least("skip_gram", width=(width, 1), context=(context, 1), negatives=(negatives, 1))
+    at_least("skip_gram", drawn=(drawn, 1), evaluated=(evaluated, 1))
     if not threshold > 0:
         raise ValueError(f"skip_gram: threshold must be positive, got {threshold}; try 1e-4")
     words = _read(corpus, vocabulary)
@@ -189,8 +190,8 @@ def ncf(
 
     interactions: a key of text.INTERACTIONS and its parameters.
     """
-    _at_least("ncf", width=(width, 1), hidden=(hidden, 1), negatives=(negatives, 1))
-    _at_least("ncf", evaluated=(evaluated, 1))
+    at_least("ncf", width=(width, 1), hidden=(hidden, 1), negatives=(negatives, 1))
+    at_least("ncf", evaluated=(evaluated, 1))
     user, item, group = INTERACTIONS.build(interactions)
     users, items = len(group), int(item.max()) + 1
     last = np.append(user[1:] != user[:-1], True)
@@ -267,7 +268,7 @@ def hashed_logistic(
     The features are the hashed words (arXiv 0902.2206). The classes are the `largest` groups by
     number of files, single modules being one of them, and a last one for all others.
     """
-    _at_least("hashed_logistic", window=(window, 1), largest=(largest, 1), evaluated=(evaluated, 1))
+    at_least("hashed_logistic", window=(window, 1), largest=(largest, 1), evaluated=(evaluated, 1))
     words = CORPUS.build(corpus)
     label, classes = text.groups(words.train.names + words.test.names, largest)
     codes = text.hashes(words.words, buckets)
@@ -322,9 +323,3 @@ TASKS = {
 
 def _read(corpus: str | Mapping, vocabulary: int) -> text.Corpus:
     return text.limit(CORPUS.build(corpus), vocabulary)
-
-
-def _at_least(what: str, **bounds):
-    for name, (value, bound) in bounds.items():
-        if not value >= bound:
-            raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")

@@ -31,6 +31,10 @@ TABLE = {
         {"unequal": ("one mini-batch",), "never": (), "one_seed": (), "diverged": ()},
     ),
     "nonblocking_tuned": (None, {"never": (), "one_seed": (), "at_the_edge": (), "diverged": ()}),
+    "nonblocking_weightings": (
+        None,
+        {"unequal": ("after the same time",), "one_seed": (), "at_the_edge": (), "diverged": ()},
+    ),
     "s2_reducer": (
         "task=ncf",
         {name: ("1.8x", "scales") for name in ("unequal", "one_seed", "diverged")},

@@ -4,9 +4,9 @@ import pytest
 from PIL import Image
 
 from configs import swarm
-from experiments import prepare, records, sweep, train
+from experiments import premises, prepare, records, sweep, train
 from experiments.parts import part
-from experiments.reports import comparison
+from experiments.reports import comparison, verdicts
 from experiments.studies import swarm as study
 from tests.configs import made_up
 
@@ -84,6 +84,7 @@ def test_arguments_reach_the_config():
     [
         ("delay=none", "unknown delay 'none'; choose one of equal, slow4"),
         ("split=even", "unknown split 'even'; choose one of iid, dirichlet"),
+        ("task=mnist", "unknown task 'mnist'; choose one of digits, gaussians"),
         ("width=3", "known arguments: nodes, graph"),
         ("nodes=12", "nodes must be a multiple of 8, got 12"),
         ("nodes=0", "nodes must be a multiple of 8, got 0"),
@@ -143,9 +144,59 @@ def test_single_models_and_what_was_sent_again_are_numbers():
     made = some(**{"swarm/H=2/8 bits": arm_of("swarm/H=2/8 bits", megabytes=2.5, **decoded)})
     nodes, again = swarm.numbers(made)
     row = next(row for row in nodes.rows if row[0] == "swarm/H=2/8 bits")
-    assert row == (row[0], "4,800", "97.00", "95.00 to 98.00", "0.001", "2.50")
-    assert "359 test images" in nodes.title
+    assert row == (row[0], "4,800", "97.00 ± 0.90", "95.00 to 98.00", "0.001", "2.50")
+    assert "n = 359 test samples" in nodes.title and "Bayes" not in nodes.title
     assert again.rows == [(row[0], "3.0", "1.0", "0.0", "500.0", "0.12", "25.0")]
+
+
+def test_numbers_of_points_with_a_known_error_say_what_the_best_classifier_has():
+    config = swarm.get_config("task=gaussians")
+    assert config.task == part("gaussians", model="mlp")
+    assert config.target_loss == swarm.TASKS["gaussians"]
+    arm = arm_of("swarm/H=2", argument="task=gaussians")
+    (nodes,) = swarm.numbers([arm | {"bayes_accuracy": 0.9725}])
+    assert nodes.rows[0][2] == "97.00 ± 0.17"
+    assert nodes.title.endswith("over seeds; the Bayes classifier has 97.25 %")
+
+
+def test_rows_of_both_tasks_ask_the_same_of_accuracies():
+    """.3 points for 8 bits and 1 point beside large batches, after equal samples."""
+    rows = [row for row in verdicts.ROWS if row.record in ("swarm", "swarm_gaussians")]
+    twins = [row for row in rows if row.record == "swarm_gaussians"]
+    assert len(twins) == 2
+    made = made_up.arms(swarm, "task=gaussians")
+    for row in twins:
+        claim = row.claim.removeprefix("10,000 test samples: ")
+        (of_digits,) = [other for other in rows if other.claim == claim]
+        assert row.ask.keywords == of_digits.ask.keywords
+
+    def asked(made, row):
+        columns = ("name", "seeds", "samples", "test_accuracy", "test_accuracy_by_seed",
+                   "test_samples")  # fmt: skip
+        cells = [[arm.get(column) for column in columns] for arm in made]
+        return premises.answer(row.ask, {"arms": {"columns": columns, "rows": cells}})
+
+    for arm in made:
+        arm["test_samples"] = 20_000
+    few, large = twins
+    found = asked(made, few)
+    assert found.verdict == premises.HOLDS
+    assert found.measured.startswith("swarm/H=2 90 ± 0 (test samples: ± 0.21) % against swarm/H=2")
+    for broken in (made_up.unequal, made_up.one_seed, made_up.diverged, made_up.missing):
+        assert {asked(broken(made), row).verdict for row in twins} == {premises.UNKNOWN}
+    images = [arm | {"test_samples": 2_000} for arm in made]
+    assert asked(images, few).measured == (
+        "2,000 test samples leave the accuracy of swarm/H=2/8 bits a standard error of 0.67 "
+        "points, and 0.3 are asked"
+    )
+    assert dict(swarm.claims(images))["8 bits cost at most .3 points of accuracy"].startswith(
+        "cannot be told: 2,000 test samples leave the accuracy of swarm/H=2 a standard error"
+    )
+    assert asked(images, large).verdict == premises.HOLDS
+    coarse = next(arm for arm in made if arm["name"] == "swarm/H=2/8 bits")
+    coarse |= {"test_accuracy": 0.895, "test_accuracy_by_seed": [0.8945, 0.895, 0.8955]}
+    assert asked(made, few).verdict == premises.FAILS
+    assert asked(made, large).verdict == premises.HOLDS
 
 
 @pytest.mark.slow

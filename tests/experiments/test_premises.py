@@ -93,6 +93,21 @@ def test_an_answer_shows_means_deviations_and_the_test():
     assert brief == "1 ± 0.1 s against 2 ± 0.2 s, 0.50x"
 
 
+def test_an_accuracy_shows_the_standard_error_of_its_test_samples():
+    """sqrt(.9 * .1 / 900) is a hundredth; nothing else is a share of the test samples."""
+    assert premises.sampling_error(0.9, 900) == pytest.approx(0.01)
+    arm = {"name": "a", "test_accuracy": 0.9, "test_accuracy_std": 0.002, "train_loss": 0.5}
+    assert premises.shown(arm, "test_accuracy") == "90 ± 0.2 %"
+    arm["test_samples"] = 900
+    assert premises.shown(arm, "test_accuracy") == "90 ± 0.2 (test samples: ± 1) %"
+    assert premises.shown(arm, "train_loss") == "0.5"
+    premises.resolved(0.011, arm)
+    with pytest.raises(
+        premises.CannotTell, match=r"900 test samples .* error of 1 points, and 0.9"
+    ):
+        premises.resolved(0.009, arm)
+
+
 def test_parts_of_a_claim_are_judged_together():
     good, bad = premises.Answer(premises.HOLDS, "a", 3), premises.Answer(premises.FAILS, "b", 2)
     unknown = premises.Answer(premises.UNKNOWN, "c")

@@ -277,7 +277,7 @@ def test_a_run_that_diverges_ends_early_and_says_null(tmp_path):
     expected = f"training loss is not finite at update {summary['updates']}, {summary['seconds']} s"
     assert summary["stopped"] == expected
     assert records.read_metrics(tmp_path)[-1]["train_loss"] is None
-    assert summary["test_accuracy"] is None  # nothing is predicted
+    assert summary["test_accuracy"] is None and summary["test_samples"] is None  # no prediction
 
 
 def test_the_trained_model_is_the_one_that_was_evaluated(tmp_path):
@@ -286,6 +286,7 @@ def test_the_trained_model_is_the_one_that_was_evaluated(tmp_path):
     with np.load(tmp_path / "parameters.npz") as model:
         expected = tasks.evaluate(tasks.build(config.task), model["params"])
     assert {name: summary[name] for name in expected} == expected
+    assert summary["test_samples"] == tasks.tested(tasks.build(config.task)) > 0
 
 
 def test_gossip_has_a_consensus_distance_and_workers_that_differ(tmp_path):

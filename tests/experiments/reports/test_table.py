@@ -55,6 +55,16 @@ def test_a_row_says_what_the_summary_says():
     }
 
 
+def test_the_caption_has_the_largest_standard_error_of_an_accuracy():
+    """sqrt(.9 * .1 / 900) is a hundredth; an arm that predicts nothing has none."""
+    tested = [arm("a", test_samples=900), arm("b", test_samples=900, test_accuracy=0.9)]
+    lost = arm("c", test_samples=900, test_accuracy=None)
+    assert table.of_arms([*tested, lost]).caption.endswith(
+        "; with 900 test samples an accuracy has a standard error of up to 1.0 points"
+    )
+    assert "test samples" not in table.of_arms([*ARMS, lost]).caption
+
+
 def test_speed_up_is_against_the_arms_own_baseline():
     assert [row["speed-up"] for row in rows(ARMS)] == ["1.00x*", "2.50x", "–", "–"]
     assert [row["to target [s]"] for row in rows(ARMS)] == ["20.0", "8.00", "never", "10.0"]

@@ -1,0 +1,80 @@
+"""Mixtures of Gaussians, of which it is known how well any classifier can do."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.tasks.data import Dataset, Images, at_least
+
+
+class Gaussians(NamedTuple):
+    """Drawn examples, and what the Bayes classifier makes of them."""
+
+    dataset: Dataset  # train, test: Images [N, 1, 1, d] float32
+    means: np.ndarray  # [classes, d] float64
+    bayes_accuracy: float  # of the Bayes classifier on exactly these test examples
+    bayes_error: float  # its expected share of errors, by quadrature
+
+
+@functools.lru_cache(maxsize=2)
+def gaussians(
+    samples: int,
+    dimension: int,
+    classes: int,
+    separation: float,
+    noise: float,
+    test: int,
+    seed: int,
+) -> Gaussians:
+    """Draw x ~ N(mu_y, noise^2 I), with all classes y as likely.
+
+    The means are orthogonal and of one length, such that any two of them are `separation` times
+    `noise` apart. samples, test: numbers of examples.
+    """
+    at_least(
+        "gaussians",
+        samples=(samples, 1),
+        test=(test, 1),
+        classes=(classes, 2),
+        dimension=(dimension, classes),  # for means that are orthogonal
+        separation=(separation, 0),
+        noise=(noise, 1e-6),
+    )
+    rng = np.random.default_rng(seed)
+    directions, _ = np.linalg.qr(rng.standard_normal((dimension, classes)))
+    means = noise * separation / np.sqrt(2) * directions.T
+
+    def draw(count: int) -> Images:
+        labels = rng.integers(0, classes, count, dtype=np.int32)
+        points = means[labels] + noise * rng.standard_normal((count, dimension))
+        return Images(points.astype(np.float32)[:, None, None], labels)
+
+    dataset = Dataset(draw(samples), draw(test), classes)
+    predicted = bayes_classifier(dataset.test.image[:, 0, 0], means)
+    accuracy = float((predicted == dataset.test.label).mean())
+    return Gaussians(dataset, means, accuracy, bayes_error(classes, separation))
+
+
+def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """The most likely class of every point: points [N, d], means [classes, d] -> [N] int.
+
+    With one covariance noise^2 I and equal shares it is the class with the nearest mean, which is
+    linear where all means are of one length (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
+    Statistical Learning, 2nd ed., Sec. 4.3).
+    """
+    return (points.astype(np.float64) @ means.T).argmax(axis=1)
+
+
+def bayes_error(classes: int, separation: float) -> float:
+    """The expected share of errors of the Bayes classifier, exact up to quadrature.
+
+    An example's coordinates along the means, in units of the noise, are independent: N(a, 1) along
+    its own class's and N(0, 1) along all others, with a = separation / sqrt(2). So the error is
+    1 - E[Phi(z + a)^(classes - 1)] over z ~ N(0, 1); with two classes it is Phi(-separation / 2).
+    """
+    from scipy import special  # late: it takes a moment to load
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
+    right = special.ndtr(nodes + separation / np.sqrt(2)) ** (classes - 1)
+    return float(1 - weights @ right / weights.sum())
