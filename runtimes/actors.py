@@ -84,6 +84,12 @@ class Actors:
         )
         if self._server.remembers:
             planning.refuse_lost_memory(self._planned, self._rule.workers)
+        if not self._server.foresees and _goes_on_before_its_update(self._planned):
+            raise ValueError(
+                "actors: the method has models of the workers' own, of which only an update knows "
+                "how they change, so that a worker cannot go on before its update is made; wait "
+                "for k_async, or take runtime='simulate'"
+            )
         self._params, self._elapsed = params, 0.0
         self._sent_before, self._deaths_before = 0, 0  # in the run that this one resumes
         self._states: dict[int, tuple[int, worker.WorkerState]] = {}
@@ -184,9 +190,10 @@ class Actors:
 
     def _open(self) -> None:
         self._serving = Serving(self._server, self._params, self._options)
-        planned = self._planned.workers.shape[1]
+        planned = (self._planned.batches > 0).sum(axis=1)
+        counts = range(planned.min(), self._planned.workers.shape[1] + 1)
         try:
-            self._serving.open(self._session, self._recipe, planned, self._elapsed, self._states)
+            self._serving.open(self._session, self._recipe, counts, self._elapsed, self._states)
         except BaseException:
             self.close()
             raise
@@ -244,20 +251,16 @@ def check(algorithm: Algorithm, rule: Rule) -> Schedule:
         )
     if algorithm.check is not None:
         algorithm.check(rule.workers, planned)
-    if algorithm.adopt is not None and _goes_on_before_its_update(planned):
-        raise ValueError(
-            "actors: the method has models of the workers' own, which the server keeps, so that a "
-            "worker cannot go on before its update is made; wait for k_async, or take "
-            "runtime='simulate'"
-        )
     return planned
 
 
 def _goes_on_before_its_update(planned: Schedule) -> bool:
     """Whether a worker begins a contribution before the update that has its last one."""
-    needed = np.zeros(planned.all_workers + 1, np.int64)  # version after its last contribution
-    for t, row in enumerate(planned.workers):
-        if (planned.version[t] < needed[row]).any() or np.unique(row).size < row.size:
+    needed = np.zeros(planned.all_workers, np.int64)  # version after its last contribution
+    for t, everybody in enumerate(planned.workers):
+        real = planned.batches[t] > 0
+        row, version = everybody[real], planned.version[t][real]
+        if (version < needed[row]).any() or np.unique(row).size < row.size:
             return True
         needed[row] = planned.offset + t + 1
     return False

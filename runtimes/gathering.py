@@ -222,7 +222,7 @@ class Gathering(Standstill):
             self.log.restored(node, source, self.now(), version)
             known = self.log.known(node)
         self._ledger.replace(node, model)
-        self._matchmaker.anew(node)
+        self._matchmaker.anew(node, self.now())
         holding = begins(self._parts, node, model, **known)
         with self.turn:
             self._missing.discard(node)

@@ -42,10 +42,10 @@ class Matchmaker:
         with self._lock:
             return self._arrivals.mini_batches(self._state, worker)
 
-    def anew(self, worker: int) -> None:
+    def anew(self, worker: int, now: float) -> None:
         """The node has begun its local steps once more, and waits for nobody."""
         with self._lock:
-            self._state = self._arrivals.begun(self._state, worker, 0)
+            self._state = self._arrivals.begun(self._state, worker, 0, now)
 
 
 def _steps(arrivals: Arrivals, reaction: Reaction) -> dict[int, Step]:

@@ -76,6 +76,13 @@ class Overseer:
         """Take in what has happened to a process."""
         raise NotImplementedError
 
+    def _rest(self) -> float:
+        """Seconds for which nothing is to be done unless there is news."""
+        return LOOK / 2
+
+    def _wake(self) -> None:
+        """Do what is due by now."""
+
     def _look(self) -> None:
         """End the processes that do not answer any more."""
         raise NotImplementedError
@@ -85,8 +92,9 @@ class Overseer:
         looked = time.monotonic()
         while not self._closing and self.error is None:
             with contextlib.suppress(queue.Empty):
-                news = self._crew.news.get(timeout=LOOK / 2)
+                news = self._crew.news.get(timeout=self._rest())
                 self._try(self._react, news)
+            self._try(self._wake)
             if time.monotonic() - looked > LOOK:
                 looked = time.monotonic()
                 self._try(self._look)

@@ -4,7 +4,7 @@ Here is no process, no thread and no clock: arrivals come with their times, and 
 is answered as orders. The waiting rule decides through its face `stragglers.rule.Arrivals`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +14,9 @@ import numpy as np
 from algorithms.base import Algorithm
 from runtimes import planning, worker
 from runtimes.free_worker import Delivery, Order, uplink_of
-from runtimes.server_programs import State, adoption, program
-from runtimes.update_log import Held, Made, UpdateLog
+from runtimes.own_models import OwnModels
+from runtimes.server_programs import State, program
+from runtimes.update_log import Held, UpdateLog
 from stragglers.rule import Arrivals, Reaction
 from stragglers.schedule import Event, Schedule
 
@@ -68,7 +69,7 @@ class ParameterServer:
             for tree in (memory, own)
         )
         self.state = State(params, algorithm.server.init(params), memory, own)
-        self.own_models = algorithm.own_models
+        self.own_models = algorithm.adopt is not None
         self.remembers = self.own_models or bool(jax.tree.leaves(worker.init(algorithm, params)))
         self.rule: Any = arrivals.init()
         self.update = self.samples = self.dropped = 0
@@ -81,21 +82,24 @@ class ParameterServer:
         self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
         self._in_flight: dict[int, Order] = {}
         self._held: list[Held] = []
-        self._at: dict[int, Any] = {}  # where the workers with models of their own are at work
+        self._models = OwnModels(algorithm, params, mini_batches) if self.own_models else None
         self._apply = program(algorithm, mini_batches, uplink)
-        self._adopted = adoption(algorithm)
 
-    def compile(self, most: int) -> None:
-        """Run an update of `most` contributions that changes nothing, so that it is compiled."""
+    def compile(self, counts: Iterable[int]) -> None:
+        """Run updates of these numbers of contributions that change nothing, to compile them."""
         order = Order(0, 0, (), self.update, 0, 1, 0, 0, 0.0)
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.expected)
-        held = [Held(w % self.workers, order, zeros, 0.0, 0.0, False) for w in range(most)]
-        jax.block_until_ready(self._applied(held))
+        held = [Held(w, order, zeros, 0.0, 0.0, 0.0, False) for w in range(self.workers)]
+        if self._models is not None:
+            self._models.compile(self.state, held[0])
+        for count in counts:
+            taken = [held[n % self.workers] for n in range(count)]
+            jax.block_until_ready(self._applied(taken, [self.state.params] * count))
 
     def begin(self, now: float) -> Iterator[Command]:
         """Everybody begins a contribution at the newest version."""
         for one in range(self.workers):
-            self.rule = self._arrivals.begun(self.rule, one, self.update)
+            self.rule = self._arrivals.begun(self.rule, one, self.update, now)
             yield self._begun(one, self.update, now)
 
     def arrived(self, who: int, delivery: Delivery, now: float) -> list[Command]:
@@ -105,21 +109,36 @@ class ParameterServer:
             return []  # it was sent for something newer in the meantime
         del self._in_flight[who]
         reaction = self._arrivals.on_arrival(self.rule, who, order.version, now)
-        self.rule = reaction.state
         if reaction.counts:
-            own = (delivery.contribution, delivery.busy, now, who in self._renewed)
+            own = (delivery.contribution, delivery.busy, now, now, who in self._renewed)
             self._held.append(Held(who, order, *own))
             self._renewed.discard(who)
             self.consumed[who] += order.batches
             self.counted[who] = order.number
-        if reaction.update:
-            self._update(reaction, now)
-        commands = list(self._sent(reaction.restart, self.update, now))
+        commands = self._followed(reaction, now)
         commands += self._sent(reaction.proceed, order.version, now)
         for one in reaction.proceed:
             self._more[one] = self._in_flight[one].number
         self._forget()
         return commands
+
+    @property
+    def due(self) -> float:
+        """When the rule reacts though nobody delivers, in seconds; inf: it waits for deliveries."""
+        return np.inf if self._arrivals.due is None else self._arrivals.due(self.rule)
+
+    def passed(self, now: float) -> list[Command]:
+        """React to a time that is `due`."""
+        commands = self._followed(self._arrivals.on_due(self.rule, now), now)
+        self._forget()
+        return commands
+
+    def _followed(self, reaction: Reaction, now: float) -> list[Command]:
+        """Make the update of a reaction, and send to work whom it restarts."""
+        self.rule = reaction.state
+        if reaction.update:
+            self._update(reaction, now)
+        return list(self._sent(reaction.restart, self.update, now))
 
     def drop(self, who: int, now: float) -> list[Command]:
         """Leave out the samples of the worker's order, and let it begin another one."""
@@ -132,12 +151,19 @@ class ParameterServer:
         """Let a worker whose order is lost begin it anew, at the newest version; [] without one."""
         if self._in_flight.pop(who, None) is None:
             return []  # it waits for an update that will have what it has sent
-        self.rule = self._arrivals.begun(self.rule, who, self.update)
+        self.rule = self._arrivals.begun(self.rule, who, self.update, now)
         return [self._begun(who, self.update, now)]
 
     def point(self, who: int, order: Order) -> Any:
         """The parameters that an order under way is carried out at."""
-        return self._at[who] if self.own_models else self.points[order.version]
+        if self._models is None:
+            return self.points[order.version]
+        return self._models.point(who, order)
+
+    @property
+    def foresees(self) -> bool:
+        """Whether a worker may go on before the update that has its last contribution."""
+        return self._models is None or self._models.foreseen
 
     def waits_for(self, who: int) -> Order | None:
         """The worker's order under way."""
@@ -200,14 +226,7 @@ class ParameterServer:
         self.log.resume(history)
         self.update = self.log.updates
         self.points = {self.update: state.params}
-        for happened in self.log.repeated(observed):
-            if isinstance(happened, Made):
-                for who, version in zip(happened.workers, happened.versions, strict=True):
-                    self.rule = self._arrivals.begun(self.rule, who, version)
-                    arrival = (who, version, happened.time)
-                    self.rule = self._arrivals.on_arrival(self.rule, *arrival).state
-            elif self._arrivals.observe is not None:
-                self.rule = self._arrivals.observe(self.rule, *happened)
+        self.rule = self.log.repeated(self._arrivals, self.rule, observed)
 
     def observe(self, seconds: float, loss: float) -> None:
         """Pass a training loss to a rule that follows it."""
@@ -239,9 +258,10 @@ class ParameterServer:
         )
         self.attempts[who] += batches
         self._in_flight[who] = order
-        if self.own_models:
-            newest = self.points[version]
-            self._at[who] = self._adopted(self.state, newest, who, version, who in self._renewed)
+        if self._models is not None:
+            waiting = [held for held in self._held if held.worker == who]
+            served = self.points[version]
+            self._models.begin(who, order, self.state, served, waiting, who in self._renewed)
         return Begin(who, order)
 
     def _update(self, reaction: Reaction, now: float) -> None:
@@ -252,17 +272,19 @@ class ParameterServer:
             taken.append(self._held.pop(at))
         if self.remembers and len(set(reaction.update)) < len(reaction.update):
             raise ValueError(planning.lost_memory(self.update))
-        self.state = self._applied(taken)
+        self.state = self._applied(taken, [self.point(h.worker, h.order) for h in taken])
         self.update += 1
         self.samples += self._batch_size * sum(held.order.batches for held in taken)
         self.points[self.update] = self.state.params
         busy_on = {  # who has gone on to another contribution at the same parameters
             who for who, order in self._in_flight.items() if order.number == self._more[who]
         }
-        elsewhere = self._in_flight.keys() - busy_on
+        # Who is back with another contribution has waited for its place in the next update.
+        elsewhere = (self._in_flight.keys() - busy_on) | {held.worker for held in self._held}
+        self._held = [held._replace(free=now) for held in self._held]
         self.log.add(now, taken, busy_on, elsewhere)
 
-    def _applied(self, taken: Sequence[Held]) -> State:
+    def _applied(self, taken: Sequence[Held], points: Sequence[Any]) -> State:
         orders = [held.order for held in taken]
         own = {
             "worker": np.array([held.worker for held in taken], np.int32),
@@ -271,11 +293,10 @@ class ParameterServer:
             "staleness": np.array([self.update - o.version for o in orders], np.int32),
         }
         fresh = np.array([held.restored for held in taken])
-        at = self._at if self.own_models else {}
         return self._apply(
             self.state,
             tuple(held.contribution for held in taken),
-            tuple(at.get(held.worker, self.points[held.order.version]) for held in taken),
+            tuple(points),
             np.array([o.batches for o in orders], np.int32),
             fresh,
             own,
@@ -284,6 +305,8 @@ class ParameterServer:
 
     def _forget(self) -> None:
         """Keep only the parameters that an order or an update to come needs."""
-        used = {order.version for order in self._in_flight.values()}
-        used |= {held.order.version for held in self._held} | {self.update}
+        orders = [*self._in_flight.items(), *((held.worker, held.order) for held in self._held)]
+        used = {order.version for _, order in orders} | {self.update}
         self.points = {version: self.points[version] for version in used}
+        if self._models is not None:
+            self._models.forget({(who, order.number) for who, order in orders})

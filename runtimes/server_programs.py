@@ -1,4 +1,4 @@
-"""What the server of free workers computes: an update, and where a worker goes on."""
+"""What the server of free workers computes in an update."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -68,16 +68,3 @@ def program(algorithm: Algorithm, mini_batches: int, uplink: Uplink | None) -> C
         return State(params, server, memory, models)
 
     return apply
-
-
-def adoption(algorithm: Algorithm) -> Callable[..., Any]:
-    """Where a worker with a model of its own goes on: (state, the server's parameters of a version,
-    worker, version, whether it begins anew) -> its parameters, in which it has adopted of these."""
-
-    @jax.jit
-    def adopted(state: State, served, who, version, anew):
-        own, memory = (jax.tree.map(lambda a: a[who], tree) for tree in (state.own, state.memory))
-        own = jax.tree.map(lambda a, s: jnp.where(anew, s, a), own, served)
-        return algorithm.adopt(own, served, memory, version)
-
-    return adopted

@@ -3,7 +3,7 @@
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,14 +31,14 @@ class Serving(Overseer):
         self,
         session: Session,
         recipe: Callable[[], Parts],
-        planned: int,
+        planned: Iterable[int],
         elapsed: float,
         states: Mapping[int, tuple[int, Any]],
     ) -> None:
         """Start all processes and, when they have compiled, the clock at `elapsed` seconds.
 
-        planned: contributions of an update. states: worker -> (order, state of local steps after
-        it), where a run is resumed.
+        planned: how many contributions an update may have. states: worker -> (order, state of local
+        steps after it), where a run is resumed.
         """
         workers, resources = self._workers, self._options.resources
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(self._params))
@@ -68,10 +68,27 @@ class Serving(Overseer):
         return self._crew.call(who, "state", number, aside=True)
 
     def _react(self, news: News) -> None:
-        with self.turn:
-            self.turn.wait_for(lambda: self._server.update < self.limit or self._closing)
+        self._wake()  # what was due before the news
+        with self._before_the_limit():
             for command in self._heed(news):
                 self._send(command)
+
+    def _rest(self) -> float:
+        with self.turn:
+            return min(super()._rest(), max(0.0, self._server.due - self.now()))
+
+    def _wake(self) -> None:
+        while self._server.due <= self.now():  # nobody changes it but this thread
+            with self._before_the_limit():
+                for command in self._server.passed(self.now()):
+                    self._send(command)
+
+    @contextlib.contextmanager
+    def _before_the_limit(self) -> Iterator[None]:
+        """The turn, once there are updates to be made."""
+        with self.turn:
+            self.turn.wait_for(lambda: self._server.update < self.limit or self._closing)
+            yield
 
     def _heed(self, news: News) -> list[Command]:
         who, now = news.member, self.now()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtimes.free_worker import Order
+from stragglers.rule import Arrivals
 from stragglers.schedule import Event, Schedule, concatenate
 
 
@@ -18,6 +19,7 @@ class Held(NamedTuple):
     contribution: Any
     busy: float  # s
     arrived: float  # s
+    free: float  # s, when its worker may go on, if it does not wait for the update
     restored: bool  # its worker had begun with a fresh state, as it had lost its process
 
 
@@ -65,7 +67,7 @@ class UpdateLog:
         lands = [last[h.worker] == n and h.worker not in elsewhere for n, h in enumerate(taken)]
         arrived = np.array([held.arrived for held in taken])
         start = np.array([order.seconds for order in orders])
-        finish = np.where(lands, now, arrived)
+        finish = np.where(lands, now, [held.free for held in taken])
         more = [land and h.worker in busy_on for land, h in zip(lands, taken, strict=True)]
         computing = np.array([held.busy for held in taken])
         busy = np.minimum(computing + np.where(more, now - arrived, 0.0), finish - start)
@@ -129,8 +131,23 @@ class UpdateLog:
         self._made = [Made(*made) for made in zip(times, *columns, strict=True)]
         self._observed = packed["observed"].tolist()
 
-    def repeated(self, losses: Sequence[Any]) -> Iterator[Any]:
-        """All updates, and the losses between them, in the order in which they came."""
+    def repeated(
+        self, arrivals: Arrivals, state: Any, losses: Sequence[tuple[float, float]]
+    ) -> Any:
+        """The state of a rule after all updates, and after the losses that it has seen."""
+        for happened in self._in_order(losses):
+            if isinstance(happened, Made):
+                for arrival in zip(happened.workers, happened.versions, strict=True):
+                    state = arrivals.begun(state, *arrival, happened.time)
+                    state = arrivals.on_arrival(state, *arrival, happened.time).state
+                if arrivals.on_due is not None:
+                    state = arrivals.on_due(state, happened.time).state
+            elif arrivals.observe is not None:
+                state = arrivals.observe(state, *happened)
+        return state
+
+    def _in_order(self, losses: Sequence[tuple[float, float]]) -> Iterator[Made | tuple]:
+        """All updates, and the losses between them, as they came."""
         waiting = list(zip(self._observed, losses[: len(self._observed)], strict=True))
         for update, made in enumerate(self._made):
             while waiting and waiting[0][0] <= update:

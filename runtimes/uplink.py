@@ -12,7 +12,7 @@ The two parts together compute what the whole exchange does.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -103,6 +103,37 @@ def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | No
     return found if found.message_bytes < dense else None
 
 
+def alone(
+    algorithm: Algorithm, params: Tree, mini_batches: int
+) -> Callable[..., tuple[Tree, Any]] | None:
+    """What a contribution does to its worker where the method keeps models of the workers' own:
+    (contribution, state of the exchange, the worker's parameters, `OWN` by name) -> (change of its
+    parameters, new state). None where that follows from more than the worker knows.
+
+    Arguments as of `Uplink`.
+    """
+    programs = []
+    for contributions in TRIED:
+        try:
+            trace = _trace(algorithm, params, mini_batches, contributions)
+        except ValueError:
+            return None
+        shapes, (updates, state) = trace.shapes, trace.results
+        wanted = [*updates[len(jax.tree.leaves(shapes[0].served)) :], *state]
+        if not trace.late.isdisjoint(_variables(wanted)):
+            return None
+        programs.append(_program(trace.program, trace.ours, wanted))
+    if not all(_same(programs[0], program) for program in programs[1:]):
+        return None
+    structure = jax.tree.structure((shapes[0].own, shapes[1]))
+
+    def follows(contribution, state, params, **own):
+        values = jax.tree.leaves((contribution, state, params, _in_order(own)))
+        return jax.tree.unflatten(structure, _run(programs[0], values))
+
+    return follows
+
+
 class _Cut(NamedTuple):
     """An exchange among a number of contributions, in two parts."""
 
@@ -113,8 +144,25 @@ class _Cut(NamedTuple):
     reduced: Any  # structure
 
 
-def _cut(algorithm: Algorithm, params: Tree, mini_batches: int, contributions: int) -> _Cut:
-    """Trace the exchange and cut it."""
+class _Trace(NamedTuple):
+    """An exchange among a number of contributions."""
+
+    program: ClosedJaxpr
+    ours: Sequence[Any]  # variables that a worker knows
+    theirs: Sequence[Any]  # variables that the update knows
+    equations: Sequence[Any]  # that anything follows from
+    late: set  # variables that follow from more than the worker knows
+    worker: set  # variables that follow from what it knows, and from nothing else
+    shapes: tuple[Tree, Any]  # of what the exchange returns, and of the state
+
+    @property
+    def results(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Variables of what the exchange returns, and of the state."""
+        count = len(jax.tree.leaves(self.shapes[0]))
+        return self.program.jaxpr.outvars[:count], self.program.jaxpr.outvars[count:]
+
+
+def _trace(algorithm: Algorithm, params: Tree, mini_batches: int, contributions: int) -> _Trace:
     params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     real = jax.ShapeDtypeStruct((), jnp.float32)
@@ -143,8 +191,6 @@ def _cut(algorithm: Algorithm, params: Tree, mini_batches: int, contributions: i
         ) from error
     program, count = traced.jaxpr, len(jax.tree.leaves(own))
     ours, theirs = program.invars[:count], program.invars[count:]
-    results = len(jax.tree.leaves(shapes[0]))
-    reduced, state = program.outvars[:results], program.outvars[results:]
     equations = jaxprs.needed(_variables(program.outvars), [], program.eqns)
 
     late, worker = set(theirs), set(ours)  # variables that follow from more, or from the worker
@@ -154,20 +200,27 @@ def _cut(algorithm: Algorithm, params: Tree, mini_batches: int, contributions: i
             late.update(e.outvars)
         elif not worker.isdisjoint(read):
             worker.update(e.outvars)
+    return _Trace(traced, ours, theirs, equations, late, worker, shapes)
+
+
+def _cut(algorithm: Algorithm, params: Tree, mini_batches: int, contributions: int) -> _Cut:
+    """Trace the exchange and cut it."""
+    trace = _trace(algorithm, params, mini_batches, contributions)
+    late, (reduced, state) = trace.late, trace.results
     if not late.isdisjoint(_variables(state)):
         raise ValueError(
             "uplink: what a worker remembers depends on the others; let the server run the whole "
             "exchange"
         )
-    served = [e for e in equations if not late.isdisjoint(e.outvars)]
+    served = [e for e in trace.equations if not late.isdisjoint(e.outvars)]
     read = [var for e in served for var in jaxprs.inputs(e)] + _variables(reduced)
-    message = list(dict.fromkeys(var for var in read if var in worker))
+    message = list(dict.fromkeys(var for var in read if var in trace.worker))
     return _Cut(
-        _program(traced, ours, [*message, *state]),
-        _program(traced, [*message, *theirs], reduced),
+        _program(trace.program, trace.ours, [*message, *state]),
+        _program(trace.program, [*message, *trace.theirs], reduced),
         message,
-        jax.tree.structure(shapes[1]),
-        jax.tree.structure(shapes[0]),
+        jax.tree.structure(trace.shapes[1]),
+        jax.tree.structure(trace.shapes[0]),
     )
 
 

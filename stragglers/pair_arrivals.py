@@ -45,9 +45,9 @@ class Meetings:
         """Local steps that the node is about to do."""
         return int(self._clock.steps(worker, state.rounds[worker]))
 
-    def begun(self, state: MeetingState, worker: int, version: int) -> MeetingState:
+    def begun(self, state: MeetingState, worker: int, version: int, now: float) -> MeetingState:
         """The node does its local steps once more, and waits for nobody meanwhile."""
-        del version
+        del version, now
         waits = state.waits.copy()
         waits[worker] = -1
         return state._replace(waits=waits)

@@ -5,7 +5,7 @@ can do stands in the `Rule`.
 
     plan       `init, extend, observe`: a Schedule in virtual time, without any training
     trigger    for workers that move in rounds on devices: when a round stops, what counts then
-    arrivals   for workers that run freely: what happens when one of them delivers
+    arrivals   for workers that run freely: what happens when one of them delivers, or a time comes
 
 A face that makes no sense for a rule is None, and who needs it refuses the rule.
 """
@@ -130,7 +130,7 @@ class Trigger(NamedTuple):
 
 
 class Reaction(NamedTuple):
-    """What a rule makes of an arrival: it ignores it, holds it, or makes an update."""
+    """What a rule makes of an arrival, or of a time that is due: nothing, a hold, or an update."""
 
     state: Any
     counts: bool  # the contribution is held until it is in an update; False: it is ignored
@@ -146,19 +146,26 @@ class Arrivals(NamedTuple):
     on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Reaction.
         Every arrival is reported, also one whose worker has been restarted in the meantime.
     mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
-    begun: (state, worker, version) -> state in which the worker's contribution in flight is taken
-        at that version: what it had in flight is lost, as its process has died or the run resumes.
+    begun: (state, worker, version, seconds) -> state in which the worker's contribution in flight
+        is taken at that version and begun at that time: what it had in flight is lost, as its
+        process has died or the run resumes.
     observe: as in `Rule`.
     apart: every arrival makes an update at once, whatever the others have done, so that each worker
         can keep a state of its own and report nothing but its own arrivals to it.
+    due: state -> s, when the rule reacts though nobody has arrived; inf: at no time that is known.
+        None: it reacts to arrivals alone.
+    on_due: (state, seconds) -> Reaction, at that time or soon after; what has arrived until then
+        was reported before. None where `due` is.
     """
 
     init: Callable[[], Any]
     on_arrival: Callable[[Any, int, int, float], Reaction]
     mini_batches: Callable[[Any, int], int]
-    begun: Callable[[Any, int, int], Any]
+    begun: Callable[[Any, int, int, float], Any]
     observe: Callable[[Any, float, float], Any] | None = None
     apart: bool = False
+    due: Callable[[Any], float] | None = None
+    on_due: Callable[[Any, float], Reaction] | None = None
 
 
 class Rule(NamedTuple):

@@ -41,8 +41,9 @@ class Server:
         del state
         return int(self._mini_batches[worker])
 
-    def begun(self, state: ServerState, worker: int, version: int) -> ServerState:
+    def begun(self, state: ServerState, worker: int, version: int, now: float) -> ServerState:
         """The worker's contribution in flight is taken at this version, whatever it was at."""
+        del now
         versions = state.version.copy()
         versions[worker] = version
         return state._replace(version=versions)

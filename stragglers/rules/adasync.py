@@ -174,9 +174,9 @@ class _Adaptive:
         reaction = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
         return reaction._replace(state=state._replace(protocol=reaction.state))
 
-    def begun(self, state: AdaState, worker: int, version: int) -> AdaState:
+    def begun(self, state: AdaState, worker: int, version: int, now: float) -> AdaState:
         """The protocol's state in which the worker has begun anew."""
-        return state._replace(protocol=self._server.begun(state.protocol, worker, version))
+        return state._replace(protocol=self._server.begun(state.protocol, worker, version, now))
 
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
         """Take note of the first loss; choose K anew by a later one once the interval is over."""

@@ -21,6 +21,7 @@ update, then scalar or [workers]. Bad values raise ValueError.
 import math
 
 from stragglers.event_clock import EventClock, Protocol
+from stragglers.grace_arrivals import GraceServer
 from stragglers.rule import Goal, Rule, Setting, Trigger
 from stragglers.server_arrivals import Server
 
@@ -33,14 +34,14 @@ K_ASYNC, K_BATCH_ASYNC = Protocol(True), Protocol(False)
 def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule:
     """The rule of a server that updates on k contributions; name: for errors."""
     clock = EventClock(name, setting, k, protocol)
+    server = GraceServer if protocol.waits_on else Server
     return Rule(
         clock.workers,
         clock.init,
         clock.extend,
         asynchronous=clock.asynchronous,
         trigger=_trigger(clock) if protocol.cancels else None,
-        # The end of a grace is no arrival, and nothing else is ever reported to a server.
-        arrivals=None if protocol.waits_on else Server(protocol, k, clock.mini_batches).face(),
+        arrivals=server(protocol, k, clock.mini_batches).face(),
         data=ALL_DATA,
     )
 
@@ -101,7 +102,8 @@ def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float =
     update waits for the share `gamma`, and for `grace` seconds at most. So whoever is less than
     that behind comes along, and no time is lost by it: at the latest the update is made when any of
     its workers is back. Only where the k-th is slower than that does who is back wait until the
-    update is made, as a worker is in it only once.
+    update is made, as a worker is in it only once. Where workers are processes, a contribution has
+    taken what lies between its order and its delivery on the server's clock.
 
     Decoupled DiLoCo, arXiv 2604.21428, with its grace gamma max(0, tau s - q): tau s are the
     seconds of the local steps that hide an exchange, here all of a contribution, and q is how long

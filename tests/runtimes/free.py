@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import optax
 
 from algorithms import all_reduce, decoupled_diloco, easgd, local_sgd, ringleader, top_k
@@ -45,6 +46,13 @@ def actors(method, wait, mini_batches=1, law=LAW, workers=N, **knobs):
     recipe = functools.partial(parts, method, mini_batches, law)
     rule = planned.rule(wait, law or LAW, workers, mini_batches, 3, **knobs)
     return Actors(recipe(), recipe, rule)
+
+
+def used_once(schedule, mini_batches):
+    """No sample of a worker is skipped, and none is in two contributions."""
+    for who in range(N):
+        first = np.sort(schedule.first[schedule.workers == who])
+        np.testing.assert_array_equal(first, mini_batches * np.arange(first.size))
 
 
 def replayed(method, schedule, mini_batches=1):

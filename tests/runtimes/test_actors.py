@@ -20,7 +20,7 @@ from runtimes.crew import Crew
 from runtimes.session import SESSION, Resources
 from stragglers.schedule import concatenate, load
 from tests.launcher import ROOT
-from tests.runtimes.free import N, actors, replayed
+from tests.runtimes.free import N, actors, replayed, used_once
 from tests.runtimes.toy import X0
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
@@ -60,12 +60,6 @@ def same_as_replay(runtime, run, method, mini_batches, schedule):
     replay, _ = simulator.advance(simulator.start(X0), np.inf)
     ours, theirs = (np.asarray(r.models(s)) for r, s in ((runtime, run), (simulator, replay)))
     np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6 * np.abs(theirs).max())
-
-
-def used_once(schedule, mini_batches):
-    for who in range(N):
-        first = np.sort(schedule.first[schedule.workers == who])
-        np.testing.assert_array_equal(first, mini_batches * np.arange(first.size))
 
 
 def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, monkeypatch):
@@ -119,6 +113,39 @@ def test_a_run_goes_on_from_what_it_has_packed(started, method):
     same_as_replay(other, resumed, method, 2, schedule)
 
 
+@pytest.mark.parametrize(
+    ("method", "wait", "own"),
+    [
+        ("local_sgd", "k_async", {"k": 1, "grace": 0.02}),
+        ("decoupled_diloco", "quorum_async", {"k": 2, "gamma": 0.7}),
+    ],
+)
+def test_an_update_waits_on_while_processes_die_and_a_run_resumes(started, method, wait, own):
+    runtime, run = started(method, wait, 2, **own)
+    run, schedule = runtime.advance(run, np.inf, 30)
+    pieces = [schedule]
+    os.kill(runtime.pids()[1], signal.SIGKILL)
+
+    def replaced():
+        nonlocal run
+        run, piece = runtime.advance(run, np.inf, 10)
+        pieces.append(piece)
+        return any(event.kind == "restored" for event in piece.events)
+
+    until(replaced)
+    run, piece = runtime.advance(run, run.seconds + 0.3)  # whatever the server waits for then
+    packed = runtime.pack(run)
+    runtime.close()
+    other, fresh = started(method, wait, 2, **own)
+    run, _ = other.resume(fresh, packed, [])
+    run, last = other.advance(run, np.inf, 30)
+    schedule = concatenate([*pieces, piece, last])
+    used_once(schedule, 2)
+    same_as_replay(other, run, method, 2, schedule)
+    counts = (schedule.batches > 0).sum(axis=1)
+    assert own["k"] == counts.min() < counts.max()
+
+
 def test_a_worker_that_computes_nonsense_ends_the_run_or_is_left_out(started):
     runtime, run = started("diverging", "k_async", 1, k=1)
     with pytest.raises(RuntimeError, match=r"contribution of worker . at update .* is not finite"):
@@ -160,6 +187,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     command = [
         sys.executable, "launch.py", "--config=configs/slow_and_stale_real.py:seconds=12",
         f"--workdir={workdir}", "--checkpoint_seconds=0", "--config.delay=exponential(scale=0.02)",
+        "--config.wait=quorum_async(k=2)",
     ]  # fmt: skip
 
     def metrics():

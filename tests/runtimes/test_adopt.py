@@ -10,12 +10,13 @@ import pytest
 
 from algorithms import all_reduce
 from algorithms.base import AXIS, Algorithm, Parted
-from runtimes import actors, bodies, mesh, rounds, simulate, worker
+from runtimes import bodies, mesh, rounds, simulate, worker
 from stragglers import delays
 from stragglers.rules.replay import recorded
 from tests import planned
 from tests.algorithms.methods import METHODS, momentum
 from tests.marks import slow_but
+from tests.runtimes import free
 from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
 
 N, M, UPDATES = 8, 2, 20
@@ -178,9 +179,13 @@ def test_without_it_programs_are_as_they_were(name, monkeypatch):
     assert bodies.body_of(METHODS[name](), stale=False) is not bodies._adopting
 
 
-def test_free_workers_wait_for_their_update():
-    law, method = delays.exponential(1.0), toy(ADOPTED["all"])
-    for name, k in (("k_async", 2), ("k_batch_async", 1)):
-        assert actors.check(method, planned.rule(name, law, N, M, k=k)).updates
+def test_free_workers_wait_for_the_update_that_changes_their_models():
+    """Where their own contribution alone does that, they may go on before."""
+    for method, name, own in (
+        ("easgd", "k_async", {"k": 2, "grace": 0.1}),
+        ("easgd", "k_batch_async", {"k": 1}),
+        ("decoupled_diloco", "quorum_async", {"k": 1}),
+    ):
+        assert free.actors(method, name, **own).start(X0).update == 0
     with pytest.raises(ValueError, match="cannot go on before its update is made; wait for k_asy"):
-        actors.check(method, planned.rule("k_batch_async", law, N, M, k=2))
+        free.actors("easgd", "quorum_async", k=1).start(X0)

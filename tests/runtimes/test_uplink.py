@@ -10,7 +10,7 @@ import pytest
 from algorithms.base import AXIS
 from comms import collectives
 from comms.messages import Row
-from runtimes.uplink import OWN, Uplink, uplink
+from runtimes.uplink import OWN, Uplink, alone, uplink
 from tests.algorithms.methods import METHODS, RELATIVES
 
 K, M = 5, 4  # contributions of an update, mini-batches of a full round
@@ -68,13 +68,8 @@ def drawn(rng, like):
     return jax.tree.map(lambda a: np.float32(rng.standard_normal(np.shape(a))), like)
 
 
-@pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
-def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
-    """Bit for bit what it returns and what every worker remembers, over several updates.
-
-    Both under `vmap` over all of them; alone a worker may add up squares in another order.
-    """
-    method, parts = method_of(name), Uplink(method_of(name), PARAMS, M)
+def whole_exchange(method):
+    """The exchange of K workers, compiled."""
 
     @jax.jit
     def whole(contributions, states, points, own, staleness, update):
@@ -89,6 +84,29 @@ def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
                 contributions, states, points, own, staleness
             )
 
+    return whole
+
+
+def some_updates(method):
+    """(contributions, points, what workers know, staleness, what the update knows) of each."""
+    rng = np.random.default_rng(0)
+    for t, batches in enumerate(np.int32([[4, 1, 3, 2, 2], [2, 0, 4, 1, 1], [3, 3, 1, 4, 2]])):
+        contributions, points = (drawn(rng, stacked(PARAMS)) for _ in range(2))
+        own = dict.fromkeys(OWN, np.arange(K, dtype=np.int32) + t)
+        own |= {"batches": batches, "weight": np.asarray(method.weight(batches))}
+        staleness = np.int32([t, 2 * t, 0, 1, t])
+        update = {"samples": np.float32(64 * t), "current": drawn(rng, PARAMS)}
+        yield contributions, points, own, staleness, update
+
+
+@pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
+def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
+    """Bit for bit what it returns and what every worker remembers, over several updates.
+
+    Both under `vmap` over all of them; alone a worker may add up squares in another order.
+    """
+    method, parts = method_of(name), Uplink(method_of(name), PARAMS, M)
+    whole = whole_exchange(method)
     encode = jax.jit(
         jax.vmap(lambda mine, state, params, own: parts.encode(mine, state, params, **own))
     )
@@ -96,14 +114,8 @@ def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
         lambda messages, staleness, update: parts.reduce(messages, staleness, **update)
     )
 
-    rng, states = np.random.default_rng(0), stacked(method.exchange.init(PARAMS))
-    kept = states
-    for t, batches in enumerate(np.int32([[4, 1, 3, 2, 2], [2, 0, 4, 1, 1], [3, 3, 1, 4, 2]])):
-        contributions, points = (drawn(rng, stacked(PARAMS)) for _ in range(2))
-        own = dict.fromkeys(OWN, np.arange(K, dtype=np.int32) + t)
-        own |= {"batches": batches, "weight": np.asarray(method.weight(batches))}
-        staleness = np.int32([t, 2 * t, 0, 1, t])
-        update = {"samples": np.float32(64 * t), "current": drawn(rng, PARAMS)}
+    kept = states = stacked(method.exchange.init(PARAMS))
+    for contributions, points, own, staleness, update in some_updates(method):
         expected, states = whole(contributions, states, points, own, staleness, update)
 
         messages, kept = encode(contributions, kept, points, own)
@@ -128,3 +140,25 @@ def test_a_message_weighs_what_the_method_says_and_a_weight(name):
     if found is not None:
         payloads = method_of(name).messages(PARAMS, K, Row(0, pushed=True))
         assert found.message_bytes == sum(payload.size for payload in payloads) + 4
+
+
+ADOPTING = [name for name, build in METHODS.items() if build().adopt is not None]
+
+
+@pytest.mark.parametrize("name", rows(ADOPTING))
+def test_what_a_contribution_does_to_its_worker_is_known_without_the_others(name):
+    """Bit for bit what the exchange of all makes of each one's own model and memory, if it is."""
+    method = method_of(name)
+    follows = alone(method, PARAMS, M)
+    assert (follows is None) == (name == "easgd")
+    if follows is None:
+        return
+    whole = whole_exchange(method)
+    each = jax.jit(jax.vmap(lambda mine, state, params, own: follows(mine, state, params, **own)))
+    kept = states = stacked(method.exchange.init(PARAMS))
+    for contributions, points, own, staleness, update in some_updates(method):
+        expected, states = whole(contributions, states, points, own, staleness, update)
+        change, kept = each(contributions, kept, points, own)
+        jax.tree.map(np.testing.assert_array_equal, change, expected.own)
+        jax.tree.map(np.testing.assert_array_equal, kept, states)
+    assert any(leaf.any() for leaf in jax.tree.leaves(change))
