@@ -39,7 +39,7 @@ SWEEPS = (
         Sweep(
             f"nonblocking_{delay}",
             f"--config=configs/nonblocking.py:delay={delay} --sweep --seeds=3 --together",
-            0.05,
+            0.07,
         )
         for delay in _DELAYS
     ),
@@ -56,8 +56,8 @@ SWEEPS = (
     ),
     Sweep(
         "nonblocking_weightings",
-        "--config=configs/nonblocking_weightings.py --sweep --seeds=3 --together",
-        0.2,
+        "--config=configs/nonblocking_weightings.py --sweep --seeds=10 --together",
+        0.3,
     ),
     Sweep("nonblocking_analysis", "--config=configs/nonblocking_analysis.py", 0.02),
     *(
