@@ -36,21 +36,21 @@ METHODS = {
         None,
         (),
     ),
-    "hinge": (_async(algorithm=part("hinge_staleness")), "algorithm.free", (2, 6, 12)),
+    "hinge": (_async(algorithm=part("hinge_staleness")), "algorithm.free", (2, 6, 12, 24)),
     # Corrections by how far the parameters have moved: arXiv 1609.08326 and 1803.01113.
-    "dc_asgd": (_async(algorithm=part("dc_asgd")), "algorithm.strength", (0.04, 0.2, 1.0)),
+    "dc_asgd": (_async(algorithm=part("dc_asgd")), "algorithm.strength", (0.008, 0.04, 0.2, 1.0)),
     "compensated": (
-        _async(algorithm=part("compensated_rate")), "algorithm.threshold", (0.01, 0.1, 1.0),
+        _async(algorithm=part("compensated_rate")), "algorithm.threshold", (0.01, 0.1, 1.0, 10.0),
     ),
     # Without gradients that are too old: arXiv 2501.16168 and 2305.12387.
-    "ringmaster_ignore": (_async(wait=part("ringmaster")), "wait.limit", (4, 8, 16)),
+    "ringmaster_ignore": (_async(wait=part("ringmaster")), "wait.limit", (4, 8, 16, 32)),
     "ringmaster_interrupt": (
-        _async(wait=part("ringmaster", interrupt=True)), "wait.limit", (4, 8, 16),
+        _async(wait=part("ringmaster", interrupt=True)), "wait.limit", (4, 8, 16, 32),
     ),
     "rennala_ignore": (_async(wait=part("rennala")), "wait.k", (2, 4, 8)),
     "rennala_interrupt": (_async(wait=part("rennala", interrupt=True)), "wait.k", (2, 4, 8)),
     # m-Synchronous SGD, arXiv 2602.03802.
-    "k_sync": (_async(wait=part("k_sync")), "wait.k", (2, 4, 7)),
+    "k_sync": (_async(wait=part("k_sync")), "wait.k", (2, 4, 7, 8)),
 }  # fmt: skip
 
 
