@@ -49,8 +49,9 @@ where the record lacks what the claim presupposes, as seeds, equal samples or an
 its grid, and where the difference lies within its noise: the 95 % interval of a difference has to
 lie on one side of the claim's bound, by Student's paired test where a record has every seed's
 number, else by Welch's. A difference stands with its standard error, and p is the probability of
-such a one if there were none. Beside a test accuracy stands the standard error that its test
-samples leave, where the record has their number; all seeds share these samples. The rows are in
+such a one if there were none. A test accuracy has a standard error as well, which its test samples
+leave and all seeds share; it stands below each sweep's own table, and what is smaller cannot be
+told. The rows are in
 `experiments/reports/verdicts.py`, and `make evidence` repeats all sweeps. A row without seeds is a
 single simulation or a count. Claims further below stand as the sweep printed them when it ran;
 where they and this table differ, the table counts.

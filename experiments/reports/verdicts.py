@@ -4,6 +4,7 @@ A row is asked of the record as it is, with the premises of `experiments.premise
 of one seed, or of one setting where settings had to be searched, answers "cannot be told".
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -354,13 +355,19 @@ def answers(folder: Path) -> Iterator[tuple[Row, Answer]]:
         yield row, premises.answer(row.ask, record)
 
 
+SAMPLING_ERROR = re.compile(r" \(test samples: ± [^)]*\)")  # as `premises.shown` writes it
+
+
 def cells(folder: Path) -> list[list[str]]:
-    """The rows of the table as texts: paper, claim, measured, seeds, deviation, verdict, record."""
+    """The rows of the table as texts: paper, claim, measured, seeds, deviation, verdict, record.
+
+    Without the standard errors of test accuracies, which stand below every sweep's own table.
+    """
     return [
         [
             row.paper,
             row.claim,
-            answer.brief or answer.measured,
+            SAMPLING_ERROR.sub("", answer.brief or answer.measured),
             "–" if answer.seeds is None else str(answer.seeds),
             answer.deviation or "–",
             f"**{answer.verdict}**",
