@@ -286,6 +286,19 @@ ROWS = (
         "async_baselines", partial(tuned, ours="ringmaster_ignore", theirs="async_sgd")),
     Row("m-Synchronous SGD, 2602.03802", "at most 1.1x the time of Async-SGD",
         "async_baselines", partial(tuned, ours="k_sync", theirs="async_sgd", factor=1.1)),
+    *(
+        Row(paper, f"one worker 4x slower: {ours} ends below {theirs}", "frontier_async",
+            partial(tuned_after, ours=ours, theirs=theirs, equal=("seconds",), field=END))
+        for paper, ours, theirs in (
+            ("Asynchronous DiLoCo, 2401.09135", "async_diloco", "async_nesterov"),
+            ("the same", "async_diloco", "async_average"),
+            ("the same", "async_diloco", "diloco"),
+            ("the same", "async_diloco_by_speed", "async_diloco"),
+            ("Ringleader ASGD, 2509.22860", "ringleader", "ringmaster"),
+            ("the same", "ringleader", "rennala"),
+            ("the same", "ringleader", "k_async"),
+        )
+    ),
     Row("Decoupled DiLoCo, 2604.21428", "while processes are killed it keeps more than DiLoCo",
         "goodput_real",
         partial(of_methods, ours="DiLoCo", theirs="Decoupled DiLoCo", field="share")),
