@@ -20,8 +20,8 @@ OPENING = """\
 # Gallery
 
 Each entry has a picture, a sentence and the command of its sweep. Every picture is drawn from the
-record of its sweep by `experiments/reports/gallery.py`. The configs of MATCHA and sparse
-gradients have changed since these records were made, so that their commands run larger sweeps.
+record of its sweep by `experiments/reports/gallery.py`. The config of MATCHA has changed since its
+record was made, so that its command runs a larger sweep.
 Arms that were run at several rates are shown at their best one.
 [Findings](findings.md) has the numbers, [results](results.md) all claims.
 

@@ -34,7 +34,7 @@ GROUPS = {  # method -> what it changes
     "async_diloco_by_speed": _pushed(algorithm=part("async_diloco"), mini_batches=list(BY_SPEED)),
 }
 RATES = (0.0004, 0.0008, 0.0016, 0.0032, 0.0063, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # where its optimum is
+LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # below its optimum
 
 
 def _uneven(wait, method: str = "all_reduce") -> dict:
