@@ -54,6 +54,7 @@ class Exhibit(NamedTuple):
     sentence: str
     across: Measure
     up: Measure | None = None  # points instead of bars
+    control: str = ""  # an arm that only shows the noise, and is not drawn
 
 
 EXHIBITS = (
@@ -90,7 +91,7 @@ EXHIBITS = (
     Exhibit(
         "s2_hashed_logistic", "Sparse gradients",
         "Exact sparse exchanges send less than a sketch where gradients are sparse enough.",
-        SENT,
+        SENT, control="dense/reordered",
     ),
     Exhibit(
         "language_model", "A small GPT",
@@ -122,6 +123,7 @@ def at_best_rates(arms: Mapping[str, Mapping], column: str) -> dict[str, Mapping
 
 def draw(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
     """A picture of 1000 pixels' width: bars, or points where there are two measures."""
+    arms = {name: arm for name, arm in arms.items() if name != exhibit.control}
     arms = at_best_rates(arms, exhibit.across.column)
     shown = {name: arm for name, arm in arms.items() if arm[exhibit.across.column] is not None}
     if exhibit.up is not None:
