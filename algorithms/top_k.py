@@ -28,7 +28,7 @@ def largest(ratio: float) -> Reducer:
 
     def reduce(x, state, draw):
         del draw
-        message = sparse.top_k(x, _entries(x, ratio))
+        message = sparse.top_k(x, _entries(x, ratio), ordered=False)
         total = sparse.all_gather_sum(message, x.size, AXIS).reshape(x.shape)
         return total, sparse.decode(message, x.size).reshape(x.shape), state
 
@@ -39,7 +39,7 @@ def largest(ratio: float) -> Reducer:
         return _listed(ratio, inner)
 
     encoder = Encoder(
-        lambda x, key: sparse.top_k(x, _entries(x, ratio)),
+        lambda x, key: sparse.top_k(x, _entries(x, ratio), ordered=False),
         sparse.decode,
         lambda size: sparse.payload_bytes(min(_share(size, ratio), size), jnp.float32),
     )

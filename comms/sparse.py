@@ -29,14 +29,17 @@ LARGE = 2**20  # entries from which on sorting all of them takes longer than cho
 SAMPLES = 2**16
 
 
-def top_k(x, k: int) -> Sparse:
+def top_k(x, k: int, ordered: bool = True) -> Sparse:
     """The k entries of largest magnitude, all if there are fewer. Stich et al., arXiv 1809.07599.
 
-    The largest comes first, and of equal ones the one with the lowest index. Of many entries only
-    those are sorted that exceed a threshold, which a sample sets so low that they are a few more
-    than k. Where they are fewer or many more, as in a vector that is mostly zero, all are sorted.
+    ordered: the largest comes first, and of equal ones the one with the lowest index; else they
+    come by their indices, with the ones that equal the smallest at the end, which takes half of the
+    time with many entries. Of many entries only those are looked at closely that exceed a
+    threshold, which a sample sets so low that they are a few more than k. Where they are fewer or
+    many more, as in a vector that is mostly zero, all are.
     """
     x, k = jnp.ravel(x), min(_positive(k), x.size)
+    largest = _sorted if ordered else _unsorted
     if x.size < LARGE:
         return _sorted(x, k)
     # A sample's count is off by its root: by five of them in next to no case.
@@ -44,25 +47,55 @@ def top_k(x, k: int) -> Sparse:
     rank = int(expected + 5 * np.sqrt(expected) + 8)
     most = int((rank + 5 * np.sqrt(rank)) * x.size / SAMPLES)
     if most > x.size // 4:
-        return _sorted(x, k)
+        return largest(x, k)
     stride = x.size // SAMPLES
     place = jnp.arange(SAMPLES, dtype=jnp.uint32)
-    sample = jnp.abs(x[stride * place + hashing.lowbias32(place) % jnp.uint32(stride)])
-    threshold = jax.lax.top_k(sample.astype(jnp.float32), rank)[0][-1]
+    sample = x[stride * place + hashing.lowbias32(place) % jnp.uint32(stride)]
+    least = _kth_largest(_magnitude_bits(sample), rank)
+    threshold = jax.lax.bitcast_convert_type(least, jnp.float32)
     chosen, found = above(x, threshold, most)
 
     def choice(_):
-        within = _sorted(chosen.values, k)
+        within = largest(chosen.values, k)
         return Sparse(within.values, chosen.indices[within.indices])
 
     enough = (found >= k) & (found <= most)
-    return jax.lax.cond(enough, choice, lambda x: _sorted(x, k), x)
+    return jax.lax.cond(enough, choice, lambda x: largest(x, k), x)
 
 
 def _sorted(x, k: int) -> Sparse:
     """The k entries of largest magnitude, by sorting all."""
     _, indices = jax.lax.top_k(jnp.abs(x), k)
     return Sparse(_poisoned(x[indices], x), indices.astype(jnp.int32))
+
+
+def _magnitude_bits(x) -> jax.Array:
+    """Integers, int32, in the order of the magnitudes: the bits of floats from 0 on."""
+    return jax.lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)
+
+
+def _kth_largest(bits, k: int) -> jax.Array:
+    """The k-th largest of integers from 0 on, int32: its bits from the highest one down."""
+
+    def lower_bit(step, least):
+        raised = least | (jnp.int32(1 << 30) >> step)
+        return jnp.where(jnp.sum(bits >= raised, dtype=jnp.int32) >= k, raised, least)
+
+    return jax.lax.fori_loop(0, 31, lower_bit, jnp.int32(0))
+
+
+def _unsorted(x, k: int) -> Sparse:
+    """The k entries of largest magnitude, by counting how many are as large as the k-th."""
+    bits = _magnitude_bits(x)
+    least = _kth_largest(bits, k)
+    over, equal = bitmap.pack(bits > least), bitmap.pack(bits == least)
+    slot, first = jnp.arange(k, dtype=jnp.int32), bitmap.count(over)
+    indices = jnp.where(
+        slot < first,
+        bitmap.positions(over, k),
+        bitmap.positions(equal, k)[jnp.maximum(slot - first, 0)],
+    )
+    return Sparse(_poisoned(x[indices], x), indices)
 
 
 def sidco_threshold(x, ratio: float, stages: int = 2) -> jax.Array:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stragglers.event_loop import compiled, loop
+from stragglers.interleaved import interleaved
 from stragglers.lookahead import Ahead, columns_of
 from stragglers.processes import as_process
 from stragglers.rule import Setting, checked_cost, mini_batches_each, per_round
@@ -123,12 +124,11 @@ class EventClock:
         """The next `updates` rows; k: another one for this segment alone."""
         k = self.k if k is None else k
         self.check_k(k)
-        after = EventState(*state[:3], *(array.copy() for array in state[3:]))
         cost = self._costs(state.update, updates)
         kinds = (np.int32, float, float, np.int64, np.int32, float, float)
         width = self.workers if self.protocol.waits_on else k
         rows = _Rows(*(np.empty((updates, width), kind) for kind in kinds))
-        opened = self._fill(after, cost, k, rows)
+        after, opened = self._filled(state, cost, k, rows)
         landed = np.concatenate([[state.time], rows.finish.max(axis=1)])
         time = np.maximum.accumulate(landed)  # an update with cheaper links may overtake
         after = after._replace(update=state.update + updates, time=float(time[-1]), opened=opened)
@@ -152,20 +152,30 @@ class EventClock:
             -1, width
         )
 
-    def _fill(self, state: EventState, cost: np.ndarray, k: int, rows: _Rows) -> float:
-        """Fill `rows` and move the arrays of `state` on; when the next row has opened."""
-        arrays = (state.begin, state.end, state.version, state.attempts, state.consumed)
-        fixed = (self.mini_batches, k, *self.protocol)
+    def _filled(
+        self, state: EventState, cost: np.ndarray, k: int, rows: _Rows
+    ) -> tuple[EventState, float]:
+        """Fill `rows`: the arrays of the state after them, and when the next row has opened."""
+        unknown = np.zeros(self.workers, np.int64)
+        together = interleaved([*state[3:], unknown, unknown, self.mini_batches])
+        *arrays, counter, room, steps = together
+        _, end, _, attempts, _ = arrays
+        fixed = (steps, k, *self.protocol)
         longest, (updates, width) = int(self.mini_batches.max()), rows.workers.shape
         place, times = np.zeros(3, np.int64), np.array([0.0, 0.0, 0.0, state.opened])
         taken = np.zeros(updates, np.int64)
         while place[0] < updates:
             each = (updates - place[0]) * width / self.workers * longest
             columns = columns_of(self.workers, longest, each)
-            seconds = self._ahead.of(state.attempts, columns, state.end, times[1])
+            seconds = self._ahead.of(attempts, columns, end, times[1])
+            seconds = seconds.written_to(counter, room)
             run = compiled() if isinstance(seconds.table, np.ndarray) else loop
-            run(place, times, taken, state.update, tuple(seconds), fixed, cost, arrays, tuple(rows))
-        return float(times[3])
+            run(
+                *(place, times, taken, state.update, tuple(seconds), fixed, cost),
+                *(tuple(arrays), tuple(rows)),
+            )
+        after = (np.ascontiguousarray(array) for array in arrays)
+        return EventState(*state[:3], *after), float(times[3])
 
 
 def _check_server(name: str, setting: Setting) -> None:

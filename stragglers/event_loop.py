@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from stragglers import earliest
+
 
 def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None:
     """Fill rows from `place` on while all durations are known, and move `place` on.
@@ -25,26 +27,14 @@ def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None
     costs, own = cost.shape  # a row per update, or one for all; so for the workers
     cancel = interrupt and limit == 1  # an update restarts everybody
     in_time = switch.shape[1] > 0
-    leaves = 1
-    while leaves < end.size:
-        leaves *= 2
-    # A tournament for the least `end`: worker i is leaf `leaves + i`, a node has who wins below it.
-    winner = np.arange(-leaves, leaves)
     held = np.zeros(end.size, np.bool_)  # who is in the row already, and has gone on
-
-    def due(i):
-        return np.inf if held[i] else end[i]
-
-    def play(node):
-        i, j = winner[2 * node], winner[2 * node + 1]
-        winner[node] = j if j < end.size and due(j) < due(i) else i  # ties by worker
+    levels = earliest.levels_of(end.size)
+    tree = np.empty(levels[-1])  # of the least `end`, ties by worker
+    earliest.fill(tree, levels, end)
 
     def enter(i):
-        """Play all matches of worker i again."""
-        node = (leaves + i) // 2
-        while node > 0:
-            play(node)
-            node //= 2
+        """Tell the tree when worker i is due."""
+        earliest.set_time(tree, levels, i, np.inf if held[i] else end[i])
 
     def sojourn(bounds, i, value):
         """The last n with bounds[i, n] <= value."""
@@ -90,12 +80,11 @@ def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None
     if late and not idle and row < updates and size[row] == 0:
         for j in range(c):
             held[workers[row, j]] = True
-    for node in range(leaves - 1, 0, -1):
-        play(node)
+            enter(workers[row, j])
     while row < updates:
         while size[row] == 0:
-            i = winner[1]
-            now = max(due(i), times[3])  # who is back early has waited
+            i = earliest.first(tree, levels)
+            now = max(tree[i], times[3])  # who is back early has waited
             if c == width or (c >= k and now > times[2]):
                 if c < width:
                     times[0] = times[2]
@@ -154,27 +143,23 @@ def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None
                     busy[row, c - n] = now - start[row, c - n]  # it went on until it was cut
             c += 1
         if interrupt:
-            interrupted = False
             while after < end.size:
                 if update + row + 1 - version[after] >= limit:
                     if not restart(after, now + seconds(row, after)):
                         place[0], place[1], place[2] = row, c, after
                         return
                     version[after] = update + row + 1
-                    interrupted = True
+                    enter(after)
                 after += 1
-            if interrupted:
-                for node in range(leaves - 1, 0, -1):
-                    play(node)
         if late:
             times[3] = now
             for j in range(n, width):  # nobody
                 workers[row, j], first[row, j], taken[row, j] = end.size, 0, update + row
                 start[row, j] = finish[row, j] = now
                 busy[row, j] = spent[row, j] = 0.0
-            held[:] = False
-            for node in range(leaves - 1, 0, -1):
-                play(node)
+            for j in range(n):
+                held[workers[row, j]] = False
+                enter(workers[row, j])
         row, c, after = row + 1, 0, 0
     place[0], place[1], place[2] = row, c, after
 
@@ -184,4 +169,5 @@ def compiled() -> Callable[..., None]:
     """The loop as machine code."""
     import numba  # here, because importing it takes a second that other rules need not wait
 
+    earliest.register()
     return numba.njit(loop, cache=True)

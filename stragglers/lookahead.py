@@ -29,6 +29,11 @@ class Seconds(NamedTuple):
     speed: np.ndarray  # [P, S]
     slowest: float  # s that a second of work takes at most
 
+    def written_to(self, counter: np.ndarray, room: np.ndarray) -> "Seconds":
+        """The same, with these arrays in place of its own."""
+        counter[:], room[:] = self.counter, self.room
+        return self._replace(counter=counter, room=room)
+
 
 class Live(NamedTuple):
     """A table of durations that are drawn when they are looked up, as they depend on the start."""
@@ -68,7 +73,8 @@ class Ahead:
         table = np.ascontiguousarray(work(worker, counts), np.float64)
         constant = ones if constant is None else constant(workers)
         path = known.beyond(workers, until)
-        return Seconds(table, counter, room, constant, *path[:3], slowest=float(slowest))
+        paths = (path.switch, path.done, path.speed)
+        return Seconds(table, counter, room, constant, *paths, slowest=float(slowest))
 
 
 def columns_of(workers: int, least: int, each: float) -> int:

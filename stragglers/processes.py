@@ -7,6 +7,7 @@ laws flatter methods that drop stragglers; the processes here do not.
 """
 
 import csv
+import functools
 import io
 import itertools
 import math
@@ -177,6 +178,7 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
             "their mean speed as a law"
         )
 
+    @functools.cache
     def in_time(seed: int) -> InTime:
         work = addressed(seed, transform=law.quantile)
         return InTime(work, Paths(addressed(seed, 1), factor, mean_normal, mean_slow), factor)

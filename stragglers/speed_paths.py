@@ -4,23 +4,39 @@ A duration is the time that a fixed amount of work takes from its start, at a sp
 between the switches of a path.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 Uniforms = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, count -> [0, 1)
-FIRST_SOJOURNS = 64
+FIRST_SOJOURNS = 64  # of a worker, or fewer where all workers together would have more than
+MANY_SOJOURNS = 2**21
 
 
-class Path(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Path:
     """State paths of P workers: the speed between switches, and the work done until each."""
 
     switch: np.ndarray  # [P, S + 1] s, from 0
     done: np.ndarray  # [P, S + 1] s of work at full speed
     speed: np.ndarray  # [P, S]
-    switch_keys: np.ndarray  # [P (S + 1)] complex: (worker, switch), ordered
-    done_keys: np.ndarray
+
+    @functools.cached_property
+    def switch_keys(self) -> np.ndarray:
+        """(worker, switch) as complex numbers, ordered, [P (S + 1)]."""
+        return _keys(self.switch)
+
+    @functools.cached_property
+    def done_keys(self) -> np.ndarray:
+        """(worker, done) as complex numbers, ordered, [P (S + 1)]."""
+        return _keys(self.done)
+
+
+def _keys(values: np.ndarray) -> np.ndarray:
+    return (np.arange(len(values))[:, None] + 1j * values).ravel()
 
 
 class Paths:
@@ -38,6 +54,7 @@ class Paths:
         """A path of `workers` workers or more, for longer than `until` seconds."""
         known, sojourns = self._path.speed.shape
         if workers > known:
+            sojourns = max(1, min(sojourns, MANY_SOJOURNS // workers))
             self._path = self._grown(workers, sojourns)
         while self._path.switch[:, -1].min() <= until:
             sojourns *= 2
@@ -53,8 +70,7 @@ class Paths:
         origin = np.zeros((workers, 1))
         switch = np.concatenate([origin, np.cumsum(sojourn, axis=1)], axis=1)
         done = np.concatenate([origin, np.cumsum(sojourn * speed, axis=1)], axis=1)
-        rows = np.arange(workers)[:, None]
-        return Path(switch, done, speed, (rows + 1j * switch).ravel(), (rows + 1j * done).ravel())
+        return Path(switch, done, speed)
 
 
 class InTime(NamedTuple):

@@ -9,6 +9,7 @@ NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015)
 """
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ _BLOCK = 256  # draws per generator: creating one costs as much as some thousand
 # What is kept of the draws; of more, each is drawn anew when it is looked up.
 MOST_ROWS, MOST_KNOWN = 2**15, 2**25
 MANY_BLOCKS = 2**14  # take NumPy about as long as it takes to load a compiler
+MANY_WITH_COMPILER = 2**10  # where it is loaded already
 _POOL = 4  # 32-bit words of a SeedSequence
 _WORD = 2**32
 
@@ -51,7 +53,7 @@ def addressed(
         unknown = np.ones((rows, blocks), bool)
         unknown[:known_rows, :known_blocks] = False
         missing = np.argwhere(unknown)
-        if len(missing) > MANY_BLOCKS:
+        if len(missing) > (MANY_WITH_COMPILER if "numba" in sys.modules else MANY_BLOCKS):
             worker, block = missing.T[..., None]
             count = _BLOCK * block + np.arange(_BLOCK)
             new[unknown] = transform(uniforms(seed, stream, worker, count))
@@ -91,118 +93,123 @@ def words(number: int) -> list[int]:
     return found
 
 
+# Of the two algorithms, as lines to be compiled.
+_U32, _U64 = np.uint32, np.uint64
+_LOW = _U64(0xFFFFFFFF)
+_STEP_HIGH, _STEP_LOW = _U64(2549297995355413924), _U64(4865540595714422341)
+_FIRST_A, _TIMES_A = _U32(0x43B0D7E5), _U32(0x931E8875)
+_FIRST_B, _TIMES_B = _U32(0x8B51F9DD), _U32(0x58F38DED)
+_LEFT, _RIGHT = _U32(0xCA01F9DD), _U32(0x4973F715)
+_HALF = _U32(16)
+
+
+def _product(a, b):
+    """a b of 64 bits each as (high, low)."""
+    a_high, a_low, b_high, b_low = a >> _U64(32), a & _LOW, b >> _U64(32), b & _LOW
+    low, cross = a_low * b_low, a_high * b_low
+    middle = (low >> _U64(32)) + (cross & _LOW) + a_low * b_high
+    high = a_high * b_high + (cross >> _U64(32)) + (middle >> _U64(32))
+    return high, (middle << _U64(32)) | (low & _LOW)
+
+
+def _advanced(high, low, by_high, by_low, plus_high, plus_low):
+    """state by + plus, modulo 2^128."""
+    new_high, new_low = _product(low, by_low)
+    new_high = new_high + high * by_low + low * by_high
+    new_low = new_low + plus_low
+    new_high = new_high + plus_high + _U64(new_low < plus_low)
+    return new_high, new_low
+
+
+def _mixed(x, y):
+    result = _U32(_U32(_LEFT * x) - _U32(_RIGHT * y))
+    return _U32(result ^ (result >> _HALF))
+
+
+def _fill(known, tail, block, workers, counts, out):
+    entropy = np.zeros(known.size + 4 + tail.size, np.uint32)
+    pool, seeds = np.zeros(4, np.uint32), np.zeros(4, np.uint64)
+    at_worker, at_count = -1, -1
+    high, low, plus_high, plus_low = _U64(0), _U64(0), _U64(0), _U64(0)
+    for n in range(out.size):
+        worker, count = workers[n], counts[n]
+        if worker != at_worker or count != at_count + 1 or count % block == 0:
+            # The SeedSequence of the block.
+            size = known.size
+            entropy[:size] = known
+            for number in (worker, count // block):
+                entropy[size] = _U32(number & 0xFFFFFFFF)
+                size += 1
+                if number >> 32:
+                    entropy[size] = _U32(number >> 32)
+                    size += 1
+            for word in tail:
+                entropy[size] = word
+                size += 1
+            salt = _FIRST_A
+            for i in range(4):
+                value = _U32(entropy[i] ^ salt)
+                salt = _U32(salt * _TIMES_A)
+                value = _U32(value * salt)
+                pool[i] = _U32(value ^ (value >> _HALF))
+            for source in range(size):
+                for i in range(4):
+                    if source != i:
+                        value = pool[source] if source < 4 else entropy[source]
+                        value = _U32(value ^ salt)
+                        salt = _U32(salt * _TIMES_A)
+                        value = _U32(value * salt)
+                        pool[i] = _mixed(pool[i], _U32(value ^ (value >> _HALF)))
+            salt = _FIRST_B
+            for i in range(8):
+                value = _U32(pool[i % 4] ^ salt)
+                salt = _U32(salt * _TIMES_B)
+                value = _U32(value * salt)
+                value = _U32(value ^ (value >> _HALF))
+                if i % 2 == 0:
+                    seeds[i // 2] = _U64(value)
+                else:
+                    seeds[i // 2] |= _U64(value) << _U64(32)
+            # The generator of these seeds, before its first draw.
+            plus_high = (seeds[2] << _U64(1)) | (seeds[3] >> _U64(63))
+            plus_low = (seeds[3] << _U64(1)) | _U64(1)
+            low = plus_low + seeds[1]
+            high = plus_high + seeds[0] + _U64(low < plus_low)
+            high, low = _advanced(high, low, _STEP_HIGH, _STEP_LOW, plus_high, plus_low)
+            # Skip by squaring: k steps are state by^k + plus (by^k - 1) / (by - 1).
+            skip = count % block
+            all_high, all_low, sum_high, sum_low = _U64(0), _U64(1), _U64(0), _U64(0)
+            by_high, by_low, add_high, add_low = _STEP_HIGH, _STEP_LOW, plus_high, plus_low
+            while skip:
+                if skip & 1:
+                    all_high, all_low = _advanced(
+                        all_high, all_low, by_high, by_low, _U64(0), _U64(0)
+                    )
+                    sum_high, sum_low = _advanced(
+                        sum_high, sum_low, by_high, by_low, add_high, add_low
+                    )
+                next_low = by_low + _U64(1)
+                next_high = by_high + _U64(next_low == 0)
+                add_high, add_low = _advanced(
+                    add_high, add_low, next_high, next_low, _U64(0), _U64(0)
+                )
+                by_high, by_low = _advanced(by_high, by_low, by_high, by_low, _U64(0), _U64(0))
+                skip >>= 1
+            high, low = _advanced(high, low, all_high, all_low, sum_high, sum_low)
+        high, low = _advanced(high, low, _STEP_HIGH, _STEP_LOW, plus_high, plus_low)
+        turn = high >> _U64(58)
+        folded = high ^ low
+        drawn = (folded >> turn) | (folded << ((_U64(64) - turn) & _U64(63)))
+        out[n] = np.float64(drawn >> _U64(11)) * (1.0 / 9007199254740992.0)
+        at_worker, at_count = worker, count
+
+
 @functools.cache
 def _compiled() -> Callable[..., None]:
+    """`_fill` as machine code, which is kept on disk: a function within this one would not be."""
     import numba  # here, because importing it takes a second that small runs need not wait
+    from numba.extending import register_jitable
 
-    u32, u64 = np.uint32, np.uint64
-    inlined = numba.njit(inline="always")
-    most = u64(0xFFFFFFFF)
-    step_high, step_low = u64(2549297995355413924), u64(4865540595714422341)
-    first_a, times_a = u32(0x43B0D7E5), u32(0x931E8875)
-    first_b, times_b = u32(0x8B51F9DD), u32(0x58F38DED)
-    left, right = u32(0xCA01F9DD), u32(0x4973F715)
-    half = u32(16)
-
-    @inlined
-    def product(a, b):
-        """a b of 64 bits each as (high, low)."""
-        a_high, a_low, b_high, b_low = a >> u64(32), a & most, b >> u64(32), b & most
-        low, cross = a_low * b_low, a_high * b_low
-        middle = (low >> u64(32)) + (cross & most) + a_low * b_high
-        high = a_high * b_high + (cross >> u64(32)) + (middle >> u64(32))
-        return high, (middle << u64(32)) | (low & most)
-
-    @inlined
-    def advanced(high, low, by_high, by_low, plus_high, plus_low):
-        """state by + plus, modulo 2^128."""
-        new_high, new_low = product(low, by_low)
-        new_high = new_high + high * by_low + low * by_high
-        new_low = new_low + plus_low
-        new_high = new_high + plus_high + u64(new_low < plus_low)
-        return new_high, new_low
-
-    @inlined
-    def mixed(x, y):
-        result = u32(u32(left * x) - u32(right * y))
-        return u32(result ^ (result >> half))
-
-    @numba.njit(cache=True)
-    def fill(known, tail, block, workers, counts, out):
-        entropy = np.zeros(known.size + 4 + tail.size, np.uint32)
-        pool, seeds = np.zeros(4, np.uint32), np.zeros(4, np.uint64)
-        at_worker, at_count = -1, -1
-        high, low, plus_high, plus_low = u64(0), u64(0), u64(0), u64(0)
-        for n in range(out.size):
-            worker, count = workers[n], counts[n]
-            if worker != at_worker or count != at_count + 1 or count % block == 0:
-                # The SeedSequence of the block.
-                size = known.size
-                entropy[:size] = known
-                for number in (worker, count // block):
-                    entropy[size] = u32(number & 0xFFFFFFFF)
-                    size += 1
-                    if number >> 32:
-                        entropy[size] = u32(number >> 32)
-                        size += 1
-                for word in tail:
-                    entropy[size] = word
-                    size += 1
-                salt = first_a
-                for i in range(4):
-                    value = u32(entropy[i] ^ salt)
-                    salt = u32(salt * times_a)
-                    value = u32(value * salt)
-                    pool[i] = u32(value ^ (value >> half))
-                for source in range(size):
-                    for i in range(4):
-                        if source != i:
-                            value = pool[source] if source < 4 else entropy[source]
-                            value = u32(value ^ salt)
-                            salt = u32(salt * times_a)
-                            value = u32(value * salt)
-                            pool[i] = mixed(pool[i], u32(value ^ (value >> half)))
-                salt = first_b
-                for i in range(8):
-                    value = u32(pool[i % 4] ^ salt)
-                    salt = u32(salt * times_b)
-                    value = u32(value * salt)
-                    value = u32(value ^ (value >> half))
-                    if i % 2 == 0:
-                        seeds[i // 2] = u64(value)
-                    else:
-                        seeds[i // 2] |= u64(value) << u64(32)
-                # The generator of these seeds, before its first draw.
-                plus_high = (seeds[2] << u64(1)) | (seeds[3] >> u64(63))
-                plus_low = (seeds[3] << u64(1)) | u64(1)
-                low = plus_low + seeds[1]
-                high = plus_high + seeds[0] + u64(low < plus_low)
-                high, low = advanced(high, low, step_high, step_low, plus_high, plus_low)
-                # Skip by squaring: k steps are state by^k + plus (by^k - 1) / (by - 1).
-                skip = count % block
-                all_high, all_low, sum_high, sum_low = u64(0), u64(1), u64(0), u64(0)
-                by_high, by_low, add_high, add_low = step_high, step_low, plus_high, plus_low
-                while skip:
-                    if skip & 1:
-                        all_high, all_low = advanced(
-                            all_high, all_low, by_high, by_low, u64(0), u64(0)
-                        )
-                        sum_high, sum_low = advanced(
-                            sum_high, sum_low, by_high, by_low, add_high, add_low
-                        )
-                    next_low = by_low + u64(1)
-                    next_high = by_high + u64(next_low == 0)
-                    add_high, add_low = advanced(
-                        add_high, add_low, next_high, next_low, u64(0), u64(0)
-                    )
-                    by_high, by_low = advanced(by_high, by_low, by_high, by_low, u64(0), u64(0))
-                    skip >>= 1
-                high, low = advanced(high, low, all_high, all_low, sum_high, sum_low)
-            high, low = advanced(high, low, step_high, step_low, plus_high, plus_low)
-            turn = high >> u64(58)
-            folded = high ^ low
-            drawn = (folded >> turn) | (folded << ((u64(64) - turn) & u64(63)))
-            out[n] = np.float64(drawn >> u64(11)) * (1.0 / 9007199254740992.0)
-            at_worker, at_count = worker, count
-
-    return fill
+    for function in (_product, _advanced, _mixed):
+        register_jitable(function)
+    return numba.njit(_fill, cache=True)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stragglers import earliest
+from stragglers.interleaved import interleaved
 from stragglers.lookahead import Seconds
 from stragglers.schedule import Schedule
 
@@ -110,12 +112,17 @@ def fill(
     ahead: (nodes, s until when paths of speeds have to be known) -> Lookahead that lets every
         node go on.
     """
-    row, until = 0, np.zeros(1)
+    row, until, unknown = 0, np.zeros(1), np.zeros_like(nodes.round)
+    *theirs, counter, room, begun = interleaved([*nodes, unknown, unknown, unknown])
+    moving = Nodes(*theirs)
     while row < rows.time.size:
-        known = ahead(nodes, until[0])
+        known = ahead(moving, until[0])
+        begun[:] = known.round
         run = _compiled() if isinstance(known.seconds.table, np.ndarray) else _loop
-        draws = (tuple(known.seconds), *known[1:])
-        row = run(row, time, until, blocking, draws, *map(tuple, (nodes, pending, rows)))
+        draws = (tuple(known.seconds.written_to(counter, room)), *known[1:-1], begun)
+        row = run(row, time, until, blocking, draws, *map(tuple, (moving, pending, rows)))
+    for array, moved in zip(nodes, moving, strict=True):
+        array[:] = moved
     for spans in (rows.start, rows.finish):
         np.copyto(spans, rows.time[:, None], where=np.isnan(spans))
 
@@ -175,22 +182,10 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
     horizon = drawn_steps.shape[1]
     in_time = switch.shape[1] > 0
     touched = np.full(begin.size, -1)  # the row at whose making a node was last seen
-    leaves = 1
-    while leaves < begin.size:
-        leaves *= 2
-    # Tournaments for the least `land` and `wake`: node i is leaf `leaves + i`.
-    landing, waking = np.arange(-leaves, leaves), np.arange(-leaves, leaves)
-
-    def play(winner, key, node):
-        i, j = winner[2 * node], winner[2 * node + 1]
-        winner[node] = j if j < key.size and key[j] < key[i] else i  # ties by node
-
-    def enter(winner, key, i):
-        """Play all matches of node i again."""
-        node = (leaves + i) // 2
-        while node > 0:
-            play(winner, key, node)
-            node //= 2
+    levels = earliest.levels_of(begin.size)
+    landing, waking = np.empty(levels[-1]), np.empty(levels[-1])  # trees of `land` and `wake`
+    earliest.fill(landing, levels, land)
+    earliest.fill(waking, levels, wake)
 
     def exhausted(i, at):
         """Whether the round after this one, begun at `at`, is not known to its end."""
@@ -237,17 +232,17 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
         if blocking:
             wake[i] = end[i]
             land[i] = np.inf
-            enter(waking, wake, i)
+            earliest.set_time(waking, levels, i, wake[i])
         else:
             asked[i] = drawn_partner[i, column]
             land[i] = end[i] + cost[i, column]
-        enter(landing, land, i)
+        earliest.set_time(landing, levels, i, land[i])
 
     def meet(i, j):
         """Land with j, both idle, for whichever of them communicates for longer."""
         longer = max(cost[i, round_[i] - known[i]], cost[j, round_[j] - known[j]])
         land[i] = max(end[i], end[j]) + longer
-        enter(landing, land, i)
+        earliest.set_time(landing, levels, i, land[i])
         asked[i] = j
         waits[i] = -1
         waits[j] = -1
@@ -255,7 +250,7 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
     def look(i):
         """Serve whoever has waited longest for i; else meet the drawn partner or wait for it."""
         wake[i] = np.inf
-        enter(waking, wake, i)
+        earliest.set_time(waking, levels, i, wake[i])
         waiting = -1
         for q in range(waits.size):
             if waits[q] == i and (waiting < 0 or end[q] < end[waiting]):
@@ -268,14 +263,11 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
         else:
             waits[i] = j
 
-    for node in range(leaves - 1, 0, -1):
-        play(landing, land, node)
-        play(waking, wake, node)
     while row < times.size:
         while count[0] < size:
-            i = landing[1]
+            i = earliest.first(landing, levels)
             if blocking:
-                idle = waking[1]
+                idle = earliest.first(waking, levels)
                 if wake[idle] <= land[i]:
                     look(idle)
                     continue
@@ -329,4 +321,5 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
 def _compiled() -> Callable[..., int]:
     import numba  # here, because importing it takes a second that other rules need not wait
 
+    earliest.register()
     return numba.njit(_loop, cache=True)

@@ -37,6 +37,15 @@ def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatc
         else:
             np.testing.assert_array_equal(message.indices, order)
             np.testing.assert_array_equal(message.values, x[order])
+        message = jax.jit(sparse.top_k, static_argnums=(1, 2))(x, k, False)
+        if law == "nan":
+            assert np.isnan(message.values).all()
+        else:
+            smallest = np.abs(x[order[-1]])
+            over = np.abs(x[np.sort(order)]) > smallest
+            expected = [*np.sort(order)[over], *np.sort(order)[~over]]
+            np.testing.assert_array_equal(message.indices, expected)
+            np.testing.assert_array_equal(message.values, x[expected])
 
 
 def test_more_than_all_is_all():

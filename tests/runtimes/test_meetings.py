@@ -33,7 +33,7 @@ def rays_own():
 def meetings():
     """Runtimes whose processes end with the test, however it ends.
 
-    Those of a test that fails would take the places of the next one's.
+    Processes that a failed test leaves behind would take the places of the next one's.
     """
     made = []
 

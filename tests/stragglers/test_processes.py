@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stragglers import delays, processes
+from stragglers import delays, processes, speed_paths
 from stragglers.processes import as_process, markov, persistent, spells, trace
 
 LAW = delays.shifted_exponential(1.0, 0.5)
@@ -77,6 +77,15 @@ def test_markov_durations_integrate_the_speed():
         begun = done[round(start * 1000)]
         expected = np.searchsorted(done, begun + 2.5) * 1e-3 - start
         assert process.duration(0, start, 3) == pytest.approx(expected, abs=0.02)
+
+
+def test_markov_of_many_workers_begins_with_short_paths(monkeypatch):
+    worker, start = np.arange(6), np.array([0.0, 3.0, 700.0, 50.0, 0.0, 10.0])
+    process = markov(LAW, 4.0, 3.0, 2.0)
+    expected = process.seeded(1).duration(worker, start, 2)
+    monkeypatch.setattr(speed_paths, "MANY_SOJOURNS", 6)
+    found = markov(LAW, 4.0, 3.0, 2.0).seeded(1).duration(worker, start, 2)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_markov_starts_stationary():

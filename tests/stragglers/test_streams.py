@@ -1,7 +1,12 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from stragglers import streams
+from tests.launcher import ROOT
 
 
 def of_numpy(seed, stream, worker, count):
@@ -22,10 +27,48 @@ def test_numbers_are_those_of_numpys_generators(seed, stream):
 def test_draws_that_are_not_kept_are_the_same(monkeypatch):
     worker, count = np.broadcast_arrays(np.arange(3)[:, None], np.array([0, 1, 255, 256, 300, 2]))
     kept = streams.addressed(4, 1, transform=np.log1p)(worker, count)
-    monkeypatch.setattr(streams, "MANY_BLOCKS", 1)
+    for threshold in ("MANY_BLOCKS", "MANY_WITH_COMPILER"):
+        monkeypatch.setattr(streams, threshold, 1)
     np.testing.assert_array_equal(streams.addressed(4, 1, transform=np.log1p)(worker, count), kept)
     monkeypatch.setattr(streams, "MOST_KNOWN", 256)
     anew = streams.addressed(4, 1, transform=np.log1p)
     np.testing.assert_array_equal(anew(worker, count), kept)
     first = anew(np.array([0]), np.array([5]))
     np.testing.assert_array_equal(first, [np.log1p(of_numpy(4, (1,), 0, 5))])
+
+
+COMPILED = {
+    "streams": "streams.uniforms(0, (1,), np.arange(3), np.arange(3)); f = streams._compiled()",
+    "event_loop": """
+rule = RULES["k_async"](Setting(delays.exponential(1.0), 4, 1, 0), k=1)
+rule.extend(rule.init(), 3); f = event_loop.compiled()""",
+    "wavefront": """
+rule = RULES["random_pairs"](Setting(delays.exponential(1.0), 4, 1, 0, nx.cycle_graph(4)))
+rule.extend(rule.init(), 3); f = wavefront._compiled()""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", COMPILED)
+def test_compiled_lines_are_kept_for_the_next_process(module, tmp_path):
+    lines = f"""
+import networkx as nx
+import numpy as np
+from stragglers import delays, event_loop, streams, wavefront
+from stragglers.rule import Setting
+from stragglers.rules import RULES
+{COMPILED[module]}
+print(sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()))
+"""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", lines],
+            cwd=ROOT,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert found == [["0", "1"], ["1", "0"]]
