@@ -231,11 +231,27 @@ def _replicated(algorithm, losses, model: Model, row: Row, take, everyone) -> Mo
 
 
 def _stale(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
-    points = jax.tree.map(lambda a: a[row.read], model.params)
-    current = jax.tree.map(lambda a: a[row.current], model.params)
+    points, current = _read(model.params, row)
     params, model = _reduced(algorithm, losses, points, 0, current, model, row, take, everyone)
-    kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), model.params, params)
-    return model._replace(params=kept)
+    return model._replace(params=_written(model.params, row, params))
+
+
+def _read(slots, row: Row) -> tuple[Any, Any]:
+    """Of parameters [slots, ...] (where the contributions were taken [k, ...], the newest ones)."""
+
+    def taken_at(a):
+        if len(row.read) == 1:  # several times faster than gathering, on a CPU
+            return jax.lax.dynamic_index_in_dim(a, row.read[0])
+        return a[row.read]
+
+    return jax.tree.map(taken_at, slots), jax.tree.map(lambda a: a[row.current], slots)
+
+
+def _written(slots, row: Row, params):
+    """The slots with the new version in its place."""
+    return jax.tree.map(
+        lambda a, p: jax.lax.dynamic_update_index_in_dim(a, p, row.write, 0), slots, params
+    )
 
 
 def _local(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
@@ -291,8 +307,6 @@ def _adopting(algorithm, losses, model: Model, row: Row, take, everyone) -> Mode
 
 def _reading(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     slots = model.server.params
-    read = jax.tree.map(lambda a: a[row.read], slots)
-    current = jax.tree.map(lambda a: a[row.current], slots)
+    read, current = _read(slots, row)
     params, model = _beside(algorithm, losses, read, current, model, row, take, everyone)
-    kept = jax.tree.map(lambda a, p: a.at[row.write].set(p), slots, params)
-    return model._replace(server=model.server._replace(params=kept))
+    return model._replace(server=model.server._replace(params=_written(slots, row, params)))

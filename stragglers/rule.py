@@ -212,8 +212,8 @@ def checked_transfers(
                 )
         return transfers
 
-    of_round(0)  # refuse a bad constant before the first segment
-    return of_round
+    first = of_round(0)  # refuses a bad constant before the first segment
+    return of_round if callable(communication) else lambda t: first
 
 
 def checked_cost(
