@@ -30,10 +30,13 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
             f"{name}: needs positive weights of edges, got {weight[~usable][0]}; remove such an "
             "edge"
         )
-    rows = np.split(weight, np.flatnonzero(np.diff(node)) + 1)
-    shares = np.concatenate([np.append(np.cumsum(r[:-1]) / r.sum(), 1.0) for r in rows])
     start = np.searchsorted(node, np.arange(len(graph) + 1))  # of a node's edges
-    halvings = int(np.diff(start).max() - 1).bit_length()
+    degree, shares = np.diff(start), np.ones(len(weight))
+    for d in np.unique(degree):  # the last edge of a node has the rest: up to 1
+        edges = start[:-1][degree == d, None] + np.arange(d)
+        sums = weight[edges].sum(axis=1, keepdims=True)
+        shares[edges[:, :-1]] = np.cumsum(weight[edges[:, :-1]], axis=1) / sums
+    halvings = int(degree.max() - 1).bit_length()
     uniform = addressed(seed, PARTNERS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
