@@ -30,7 +30,7 @@ LOGISTIC = "--config.task=synthetic_logistic(samples=512, dimension=16)"
 LAUNCHES = {
     "logistic, to the first update": ((*ARM, LOGISTIC), "all_reduce/blocking", 2.5),
     "digits, to the first update": (ARM, "all_reduce/blocking", 2.5),
-    "demo, all of it": (("--config=configs/demo.py", "--sweep"), None, 8.0),
+    "demo, to its end": (("--config=configs/demo.py", "--sweep"), None, 8.0),
 }  # flags, the arm whose first update counts, the goal in seconds
 
 

@@ -5,8 +5,8 @@
 Two ratios at 8, 64 and 256 workers, each against a floor in the same process: hand-written
 loops that do the gradients and the optimizer and nothing else, on indices made beforehand. The
 simulator's side contains everything: planning the schedule, choosing samples, dispatching. Then
-MATCHA, and local SGD with small products. Then a table of 4,096 workers: memory and time against
-the number of workers. Asynchronous training is in `benchmarks.async_replay`.
+MATCHA, and local SGD with small products. Then a table of up to 65,536 workers: memory and time
+against their number. Asynchronous training is in `benchmarks.async_replay`.
 """
 
 import resource
@@ -26,8 +26,11 @@ from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
 from runtimes import simulate
 
-_DEVICES = flags.DEFINE_integer("devices", 1, "Devices that the 4,096 workers are sharded over.")
+_DEVICES = flags.DEFINE_integer("devices", 1, "Devices of the last table's workers.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of every candidate.")
+_SCALE = flags.DEFINE_list(
+    "scale", ["256", "1024", "4096", "16384", "65536"], "Workers of the last table."
+)
 
 WORKERS = (8, 64, 256)
 TARGETS = {"all-reduce": 1.15, "gossip": 1.25}
@@ -78,7 +81,7 @@ def local_line(repeats: int, workers: int = 64, updates: int = 4) -> tuple[str, 
         f"{sides.LOCAL_BATCH}: {each['ours']:.4f} ms per local step, by hand "
         f"{each['by hand']:.4f}, union batch {each['union']:.4f}"
     )
-    named = {f"milliseconds_{name.replace(' ', '_')}": value for name, value in each.items()}
+    named = {f"seconds_{name.replace(' ', '_')}": ms / 1e3 for name, ms in each.items()}
     return line, point("local SGD", workers, sides.LOCAL_STEPS, **named)
 
 
@@ -87,12 +90,16 @@ def point(measure: str, workers: int, mini_batches: int, **found: float) -> dict
 
 
 def scale_table(devices: int) -> tuple[Table, list[dict]]:
-    """Time and memory of D-PSGD on a ring with more and more workers of a small model: points."""
+    """Time and memory of D-PSGD with more and more workers of a small model: points.
+
+    On the one-peer exponential graph, whose rounds are lists: mixing matrices of 65,536 workers
+    would take 34 GB.
+    """
     points = []
     table = Table(title=f"D-PSGD, logistic regression on digits, {devices} device(s)")
     for column in ("workers", "ms per update", "us per worker", "model state MiB", "peak MiB"):
         table.add_column(column, justify="right")
-    for workers in (256, 1024, 4096):
+    for workers in map(int, _SCALE.value):
         task = tasks.build({"name": "digits", "model": {"name": "logistic"}})
         repeats = 1 + workers * BATCH // len(task.labels)
         task = task._replace(
@@ -100,7 +107,7 @@ def scale_table(devices: int) -> tuple[Table, list[dict]]:
             labels=np.concatenate([task.labels] * repeats),
         )
         sampler = sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), BATCH, 0)
-        method = dpsgd(optimizer(), topology.ring(workers))
+        method = dpsgd(optimizer(), topology.one_peer_exponential(workers))
         runtime = simulate.Simulator(
             method,
             task.losses,
@@ -126,8 +133,8 @@ def scale_table(devices: int) -> tuple[Table, list[dict]]:
             f"{held:.1f}",
             f"{peak:.0f}",
         )
-        found = {"devices": devices, "milliseconds": 1e3 * each, "peak_mebibytes": peak}
-        points.append(point(f"scale, {devices} devices", workers, 1, **found))
+        found = {"devices": devices, "seconds": each, "peak_bytes": peak * 2**20}
+        points.append(point("scale", workers, 1, **found))
     return table, points
 
 

@@ -2,7 +2,8 @@
 
 A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one
 unit of communication time. Misra and Gries, "A constructive proof of Vizing's theorem" (1992);
-where that would take minutes, complete graphs have the rounds of a tournament (Kirkman, 1847).
+where that would take minutes, an edge takes a colour that both of its ends have left, if there is
+one, and complete graphs have the rounds of a tournament (Kirkman, 1847).
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from comms.matcha import mixing_weight as mixing_weight
 
 Edge = tuple[int, int]
 Matching = list[Edge]
-COLOURED = 256  # workers up to which complete graphs are coloured as all others are
+COLOURED = 256  # workers up to which all graphs are coloured in the same way
 
 
 def decompose(graph: nx.Graph) -> list[Matching]:
@@ -33,9 +34,14 @@ def decompose(graph: nx.Graph) -> list[Matching]:
         )
     if len(graph) > COLOURED and 2 * graph.number_of_edges() == len(graph) * (len(graph) - 1):
         return _tournament(len(graph))
+    few = max(dict(graph.degree).values(), default=0) if len(graph) > COLOURED else 0
     # at[u][c] is the neighbour that u is joined to by an edge of colour c.
     at: list[dict[int, int]] = [{} for _ in graph]
     for u, v in sorted((min(edge), max(edge)) for edge in graph.edges):
+        both = next((c for c in range(few) if c not in at[u] and c not in at[v]), None)
+        if both is not None:
+            at[u][both], at[v][both] = v, u
+            continue
         c, d = _free(at, u), _free(at, v)
         path = _path(at, u, c, d)
         if path[-1] == v:

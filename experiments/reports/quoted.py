@@ -25,6 +25,7 @@ NUMBER = re.compile(r"^([^\d+−-]*)([+−-]?)([\d,]*\.?\d+)(\s*)(x|%|points|s|m
 UNITS = {"%": 100.0, "points": 100.0, "ms": 1e3, "kB": 1e-3, "MB": 1e-6, "MiB": 2.0**-20}
 ROUNDING = 1e-9  # of a float64 that should be zero, as the deviation of equal numbers
 _STEP = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?")
+_ITEM = re.compile(r",\s*(?=\w+=)")  # a value may have commas: codec=S2, rows, r = 1
 
 
 class Quote(NamedTuple):
@@ -109,7 +110,7 @@ def _term(record: Mapping[str, Any], place: str) -> float:
     for name, chosen in _STEP.findall(place):
         node = node[name]
         if chosen:
-            wanted = dict(item.strip().split("=", 1) for item in chosen.split(","))
+            wanted = dict(item.strip().split("=", 1) for item in _ITEM.split(chosen))
             (node,) = (one for one in node if all(_same(one[k], wanted[k]) for k in wanted))
     return float(node)
 

@@ -78,6 +78,25 @@ def test_odd_ring_needs_a_third_matching():
     assert len(check(topology.ring(7))) == 3
 
 
+@pytest.mark.parametrize("graph", [nx.cycle_graph(64), nx.gnp_random_graph(60, 0.2, seed=3)])
+def test_large_graphs_take_the_colours_that_are_left(graph, monkeypatch):
+    expected = matching.decompose(graph)
+    monkeypatch.setattr(matching, "COLOURED", 8)
+    found = matching.decompose(graph)
+    matching.validate(graph, found)
+    most = max(dict(graph.degree).values())
+    assert len(found) <= most + (not nx.is_bipartite(graph))
+    if most == 2:
+        assert found == expected
+
+
+def test_a_long_ring_is_decomposed_at_once():
+    for n, count in ((20_000, 2), (20_001, 3)):
+        found = matching.decompose(nx.cycle_graph(n))
+        assert len(found) == count
+        assert sum(map(len, found)) == n
+
+
 def test_one_worker_has_no_matchings():
     assert matching.decompose(topology.ring(1)) == []
 

@@ -26,6 +26,7 @@ STUDY = {
         "points": [
             {"delay": "pareto", "workers": 8, "seconds": 0.0431},
             {"delay": "pareto", "workers": 16, "seconds": 0.0982},
+            {"delay": "pareto, k = 2", "workers": 16, "seconds": 0.2},
         ],
     }
 }
@@ -50,6 +51,7 @@ STUDY = {
         (SWEEP, "bytes_per_worker of a/x", "1,000", "12,500,000"),
         (STUDY, "gap.mean", "9.9 %", "2.6 %"),
         (STUDY, "points[delay=pareto, workers=16].seconds", "1 ms", "98 ms"),
+        (STUDY, "points[workers=16, delay=pareto, k = 2].seconds", "1 ms", "200 ms"),
     ],
 )
 def test_a_number_is_shown_in_the_form_of_the_text(record, place, like, shown):
