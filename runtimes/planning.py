@@ -228,6 +228,8 @@ def stacked(rows: list[Row]) -> Row:
 def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np.ndarray:
     """Values [T] or [T, k] in the shape [updates] or [updates, width]."""
     wide = [(0, updates - len(values)), *((0, width - k) for k in values.shape[1:])]
+    if not any(after for _, after in wide):
+        return values.astype(dtype)
     return np.pad(values.astype(dtype), wide, constant_values=filler)
 
 

@@ -35,28 +35,29 @@ def allocate(slots: Slots, schedule) -> tuple[Slots, np.ndarray, np.ndarray, np.
     """
     first_update, updates = schedule.offset, schedule.updates
     end = first_update + updates
+    reads = schedule.version.tolist()
     last_read = {first_update + t: first_update + t for t in range(updates)}
     for t in range(updates):
-        last_read.update((int(v), first_update + t) for v in schedule.version[t])
-    held = () if schedule.held is None else np.unique(schedule.held)
-    last_read.update((int(v), end) for v in (*held, end))
+        last_read.update(dict.fromkeys(reads[t], first_update + t))
+    held = [] if schedule.held is None else np.unique(schedule.held).tolist()
+    last_read.update(dict.fromkeys([*held, end], end))
 
-    slot_of = {int(v): s for s, v in enumerate(slots.version) if v >= 0}
+    slot_of = {v: s for s, v in enumerate(slots.version.tolist()) if v >= 0}
     expiring = [[] for _ in range(updates + 1)]
     # In order, as that in which slots become free says which one is written next.
     for version in sorted({*slot_of, *range(first_update, end + 1)}):
         expiring[max(last_read.get(version, first_update) - first_update, 0)].append(version)
-    free = [s for s, v in enumerate(slots.version) if v < 0]
+    free = np.flatnonzero(slots.version < 0).tolist()
     read = np.empty(schedule.version.shape, np.int32)
     write, current = np.empty(updates, np.int32), np.empty(updates, np.int32)
     for t in range(updates):
-        missing = [int(v) for v in schedule.version[t] if int(v) not in slot_of]
+        missing = [version for version in reads[t] if version not in slot_of]
         if missing:
             raise ValueError(
                 f"update {first_update + t} reads version {missing[0]}, which is not born yet or "
                 "was not announced in `held` of an earlier segment; check the schedule's versions"
             )
-        read[t] = [slot_of[int(v)] for v in schedule.version[t]]
+        read[t] = [slot_of[version] for version in reads[t]]
         current[t] = slot_of[first_update + t]
         free.extend(slot_of.pop(version) for version in expiring[t])
         if not free:

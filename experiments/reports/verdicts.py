@@ -215,7 +215,10 @@ ROWS = (
             f"nonblocking_{delay}",
             partial(at_most, ours=f"{mixer}/nonblocking", theirs=f"{mixer}/{arm}", where=where),
         )
-        for delay, words in (("slow4", "one worker 4x slower"), ("pause", "random pauses"))
+        for delay, words in (
+            ("slow4", "one worker 4x slower"), ("pause", "random pauses"),
+            ("dirichlet", "one 4x slower, uneven data"),
+        )
         for mixer in ("all_reduce", "dpsgd", "matcha")
         for rival, arm, where in (
             ("blocking rounds", "blocking", "at equal samples per round"),
