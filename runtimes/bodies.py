@@ -240,7 +240,7 @@ def _read(slots, row: Row) -> tuple[Any, Any]:
     """Of parameters [slots, ...] (where the contributions were taken [k, ...], the newest ones)."""
 
     def taken_at(a):
-        if len(row.read) == 1:  # several times faster than gathering, on a CPU
+        if len(row.read) == 1:  # a slice, which a CPU copies faster than it gathers
             return jax.lax.dynamic_index_in_dim(a, row.read[0])
         return a[row.read]
 

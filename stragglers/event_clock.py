@@ -157,8 +157,8 @@ class EventClock:
     ) -> tuple[EventState, float]:
         """Fill `rows`: the arrays of the state after them, and when the next row has opened."""
         unknown = np.zeros(self.workers, np.int64)
-        together = interleaved([*state[3:], unknown, unknown, self.mini_batches])
-        *arrays, counter, room, steps = together
+        numbers = [*state[3:], unknown, unknown, self.mini_batches]
+        *arrays, counter, room, steps = interleaved(numbers)
         _, end, _, attempts, _ = arrays
         fixed = (steps, k, *self.protocol)
         longest, (updates, width) = int(self.mini_batches.max()), rows.workers.shape
@@ -170,10 +170,8 @@ class EventClock:
             seconds = self._ahead.of(attempts, columns, end, times[1])
             seconds = seconds.written_to(counter, room)
             run = compiled() if isinstance(seconds.table, np.ndarray) else loop
-            run(
-                *(place, times, taken, state.update, tuple(seconds), fixed, cost),
-                *(tuple(arrays), tuple(rows)),
-            )
+            where = place, times, taken, state.update
+            run(*where, tuple(seconds), fixed, cost, tuple(arrays), tuple(rows))
         after = (np.ascontiguousarray(array) for array in arrays)
         return EventState(*state[:3], *after), float(times[3])
 

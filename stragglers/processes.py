@@ -7,7 +7,6 @@ laws flatter methods that drop stragglers; the processes here do not.
 """
 
 import csv
-import functools
 import io
 import itertools
 import math
@@ -178,10 +177,13 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
             "their mean speed as a law"
         )
 
-    @functools.cache
+    known: dict[int, InTime] = {}  # so that paths are drawn once; a cached function has no pickle
+
     def in_time(seed: int) -> InTime:
-        work = addressed(seed, transform=law.quantile)
-        return InTime(work, Paths(addressed(seed, 1), factor, mean_normal, mean_slow), factor)
+        if seed not in known:
+            paths = Paths(addressed(seed, 1), factor, mean_normal, mean_slow)
+            known[seed] = InTime(addressed(seed, transform=law.quantile), paths, factor)
+        return known[seed]
 
     def bind(seed: int) -> Draw:
         work, paths, _, _ = in_time(seed)

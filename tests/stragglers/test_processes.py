@@ -1,8 +1,12 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from stragglers import delays, processes, speed_paths
 from stragglers.processes import as_process, markov, persistent, spells, trace
+from tests.launcher import ROOT
 
 LAW = delays.shifted_exponential(1.0, 0.5)
 
@@ -162,3 +166,23 @@ def test_bad_values(call, message):
 
 def test_registry_is_complete():
     assert set(processes.PROCESSES) == {"persistent", "spells", "markov", "trace"}
+
+
+PICKLED = """
+import numpy as np
+from ray import cloudpickle  # in a process of its own, as it reads variables once
+from stragglers import delays
+from stragglers.processes import as_process, markov, persistent, spells
+
+LAW = delays.shifted_exponential(1.0, 0.5)
+for process in (as_process(LAW), persistent(LAW, {1: 4.0}), markov(LAW, 5.0, 9.0, 1.0),
+                spells(markov(LAW, 5.0, 9.0, 1.0), 3)):
+    drawn = process.seeded(1).duration(np.arange(3), 0.5, 2)
+    there = cloudpickle.loads(cloudpickle.dumps(process))
+    np.testing.assert_array_equal(there.seeded(1).duration(np.arange(3), 0.5, 2), drawn)
+"""
+
+
+@pytest.mark.slow
+def test_processes_travel_to_workers():
+    subprocess.run([sys.executable, "-c", PICKLED], cwd=ROOT, check=True)
