@@ -114,15 +114,17 @@ def fill(
     """
     row, until, unknown = 0, np.zeros(1), np.zeros_like(nodes.round)
     *theirs, counter, room, begun = interleaved([*nodes, unknown, unknown, unknown])
-    moving = Nodes(*theirs)
+    moving, place = Nodes(*theirs), np.arange(pending.land.size)
     while row < rows.time.size:
         known = ahead(moving, until[0])
         begun[:] = known.round
         run = _compiled() if isinstance(known.seconds.table, np.ndarray) else _loop
         draws = (tuple(known.seconds.written_to(counter, room)), *known[1:-1], begun)
-        row = run(row, time, until, blocking, draws, *map(tuple, (moving, pending, rows)))
+        row = run(row, time, until, blocking, draws, place, *map(tuple, (moving, pending, rows)))
     for array, moved in zip(nodes, moving, strict=True):
         array[:] = moved
+    for array in pending[1:]:
+        array[:] = array[place]
     for spans in (rows.start, rows.finish):
         np.copyto(spans, rows.time[:, None], where=np.isnan(spans))
 
@@ -167,9 +169,10 @@ def copy_staleness(schedule: Schedule) -> np.ndarray:
     return met.time - np.where(known, met.time[last % stride], beginning)
 
 
-def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
+def _loop(row, time, until, blocking, ahead, place, nodes, pending, rows):
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
+    place: [W], where the pending meetings are, in their order; behind them, places that are free.
     until: [1] s, where paths of speeds end too early, beyond which they have to go.
     These lines are compiled, except where durations are drawn when they are looked up.
     """
@@ -181,6 +184,7 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
     size, width = landed.size, workers.shape[1] // 2
     horizon = drawn_steps.shape[1]
     in_time = switch.shape[1] > 0
+    freed = np.empty(width, np.int64)
     touched = np.full(begin.size, -1)  # the row at whose making a node was last seen
     levels = earliest.levels_of(begin.size)
     landing, waking = np.empty(levels[-1]), np.empty(levels[-1])  # trees of `land` and `wake`
@@ -274,7 +278,7 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
             j, now = asked[i], land[i]
             if exhausted(i, now) or (blocking and exhausted(j, now)):
                 return row
-            p = count[0]
+            p = place[count[0]]
             ready = max(end[i], end[j]) if blocking else end[i]
             landed[p] = now
             for side, node in ((0, i), (1, j)):
@@ -291,15 +295,14 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
 
         taken, kept = 0, 0
         times[row] = times[row - 1] if row > 0 else time
-        for p in range(size):
+        for n in range(size):
+            p = place[n]
             i, j = pair[p]
             free = taken < width and touched[i] < row and touched[j] < row
             touched[i] = row
             touched[j] = row
             if not free:
-                pair[kept], brought[kept], counters[kept] = pair[p], brought[p], counters[p]
-                begun[kept], ended[kept], spent[kept] = begun[p], ended[p], spent[p]
-                landed[kept] = landed[p]
+                place[kept] = p
                 kept += 1
                 continue
             for side in range(1 if i == j else 2):
@@ -311,7 +314,9 @@ def _loop(row, time, until, blocking, ahead, nodes, pending, rows):
                 busy[row, at] = ended[p, side] - begun[p, side]
                 communication[row, at] = spent[p, side]
             times[row] = max(times[row], landed[p])
+            freed[taken] = p
             taken += 1
+        place[kept:] = freed[:taken]
         count[0] = kept
         row += 1
     return row
