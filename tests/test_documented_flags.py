@@ -16,6 +16,7 @@ for path in sorted((ROOT / "configs").glob("*.py")):
         tiny = ":tiny" if "tiny=False" in path.read_text() else ""
         CONFIGS[path.stem] = f"{path}{tiny}"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORD = re.compile(r"'(--config\.[a-z_.]+=)([^'\n]*)'")  # the quotes of a shell around the whole flag
 OVERRIDE = re.compile(r"--config\.([a-z_.]+)=('[^']*'|\"[^\"]*\"|[^\s`'\"\\),;]+)")
 
 # What an error says an entry must be -> ways to write it, and what then stands in the config.
@@ -97,7 +98,8 @@ def test_parts_are_read_in_all_forms(config):
 def documented():
     """(document, entry, text) of every --config.ENTRY=VALUE that is written down."""
     for path in DOCUMENTS:
-        for entry, text in OVERRIDE.findall(path.read_text()):
+        page = WORD.sub(r"\1'\2'", path.read_text())
+        for entry, text in OVERRIDE.findall(page):
             if text[0] in "'\"":
                 text = text[1:-1]
             yield path.name, entry, text
@@ -107,6 +109,7 @@ def test_documents_are_searched():
     found = {(entry, text) for _, entry, text in documented()}
     assert ("communication", "network(latency=1e-4, bandwidth=1.25e9)") in found
     assert ("wait.seconds", "0.4") in found and len(found) > 20
+    assert ("split", "dirichlet(alpha=0.1)") in found
 
 
 KINDS = {
