@@ -16,7 +16,7 @@ for path in sorted((ROOT / "configs").glob("*.py")):
         tiny = ":tiny" if "tiny=False" in path.read_text() else ""
         CONFIGS[path.stem] = f"{path}{tiny}"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORD = re.compile(r"'(--config\.[a-z_.]+=)([^'\n]*)'")  # the quotes of a shell around the whole flag
+WORD = re.compile(r"'(--config\.[a-z_.]+=)([^'\n]*)'")  # a flag that is quoted as a whole
 OVERRIDE = re.compile(r"--config\.([a-z_.]+)=('[^']*'|\"[^\"]*\"|[^\s`'\"\\),;]+)")
 
 # What an error says an entry must be -> ways to write it, and what then stands in the config.
