@@ -70,9 +70,8 @@ def program(task, sampler, rule) -> Callable:
         return run(model, *given)
 
     runtime._run = recorded
-    model = runtime.advance(runtime.start(task.init(jax.random.key(0))), np.inf, _UPDATES.value)[
-        0
-    ].model
+    begun = runtime.start(task.init(jax.random.key(0)))
+    model = runtime.advance(begun, np.inf, _UPDATES.value)[0].model
 
     def again():
         nonlocal model

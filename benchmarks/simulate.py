@@ -134,7 +134,8 @@ def scale_table(devices: int) -> tuple[Table, list[dict]]:
             f"{peak:.0f}",
         )
         found = {"devices": devices, "seconds": each, "peak_bytes": peak * 2**20}
-        points.append(point("scale", workers, 1, **found))
+        measure = "scale" if devices == 1 else f"scale, {devices} devices"  # a record of its own
+        points.append(point(measure, workers, 1, **found))
     return table, points
 
 

@@ -33,8 +33,8 @@ def top_k(x, k: int, ordered: bool = True) -> Sparse:
     """The k entries of largest magnitude, all if there are fewer. Stich et al., arXiv 1809.07599.
 
     Of equal ones those with the lowest indices are sent. ordered: the largest comes first, and of
-    equal ones the one with the lowest index; else they come in any order, which takes half of the
-    time with many entries. Of many entries only those are looked at closely that exceed a
+    equal ones the one with the lowest index; else they come in any order, which takes less time
+    with many entries. Of many entries only those are looked at closely that exceed a
     threshold, which a sample sets so low that they are a few more than k. Where they are fewer or
     many more, as in a vector that is mostly zero, all are.
     """
