@@ -86,13 +86,12 @@ class Planner:
 
     def take(self, plan: Plan, seconds: float, most: float) -> tuple[Plan, Turn | None]:
         """The next updates that land by `seconds`, at most `most`, and not too many at once."""
-        if plan.planned is None:
-            plan = self._extended(plan)
+        plan = self._ahead(plan, seconds, most)
         planned, count = plan.planned, 0
         if planned is not None:
             per_update = planned.workers.shape[1] * self._mini_batches * self._batch_size
             landed = np.searchsorted(planned.time, seconds, side="right")
-            count = int(min(landed, most, self._most(per_update)))
+            count = int(min(landed, most, PLANNED_UPDATES, self._most(per_update)))
         if count == 0:
             waited = max(plan.seconds, seconds)
             return plan._replace(seconds=waited, exhausted=planned is None), None
@@ -182,8 +181,30 @@ class Planner:
             most -= turn.schedule.updates
         return plan, concatenate(done) if done else None
 
+    def _ahead(self, plan: Plan, seconds: float, most: float) -> Plan:
+        """The plan with rows for a whole turn, as far as the rule has them.
+
+        What is left of the last rows would make a turn of its own, in a shape that has to be
+        compiled. A rule that follows the training is asked again only when they have been taken.
+        """
+        planned = plan.planned
+        if planned is None:
+            return self._extended(plan)
+        if self._rule.observe is not None or planned.time[-1] > seconds:
+            return plan
+        if planned.updates >= min(most, PLANNED_UPDATES):
+            return plan
+        longer = self._extended(plan)
+        if longer.planned is planned:
+            return longer
+        joined = concatenate([planned, longer.planned])
+        width = joined.workers.shape[1]
+        pairs = zip(plan.rows, longer.rows, strict=True)
+        rows = tuple(np.concatenate([_widened(a, width), _widened(b, width)]) for a, b in pairs)
+        return longer._replace(planned=joined, rows=rows)
+
     def _extended(self, plan: Plan) -> Plan:
-        """The plan with the next rows of the rule, or without any at the end of a recorded one."""
+        """The plan with the rule's next rows alone, or as it was at the end of a recorded one."""
         clock, planned = self._rule.extend(plan.clock, PLANNED_UPDATES)
         if planned.updates == 0:
             return plan._replace(clock=clock)
@@ -231,6 +252,11 @@ def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np
     if not any(after for _, after in wide):
         return values.astype(dtype)
     return np.pad(values.astype(dtype), wide, constant_values=filler)
+
+
+def _widened(values: np.ndarray, width: int) -> np.ndarray:
+    """Values [T] as they are, or [T, k] with zeros up to [T, width]."""
+    return values if values.ndim == 1 else np.pad(values, [(0, 0), (0, width - values.shape[1])])
 
 
 def _lengthened(matchings: np.ndarray, updates: int) -> np.ndarray:

@@ -33,3 +33,35 @@ def test_a_replayed_version_lives_until_the_segment_that_reads_it_last():
     plan, ran = plans.skip(plans.start(remembers=False), np.inf, np.inf)
     assert plan.planned is None and plan.update == made.updates
     np.testing.assert_array_equal(ran.version, made.version)
+
+
+def test_turns_of_equal_updates_have_equal_shapes():
+    """What is left of the rows that were planned is no turn of its own."""
+    plans = planner(planned.rule("k_async", delays.exponential(1.0), 8, 1, 0, k=3))
+    every = 3 * planning.PLANNED_UPDATES // 8  # does not divide what is planned at once
+    plan, counts, ran = plans.start(remembers=False), [], []
+    for _ in range(10):
+        plan, turn = plans.take(plan, np.inf, every)
+        counts.append(turn.schedule.updates)
+        ran.append(turn)
+    assert counts == [every] * 10
+    whole = planned.plan("k_async", delays.exponential(1.0), 8, 10 * every, k=3)
+    np.testing.assert_array_equal(
+        np.concatenate([turn.schedule.version for turn in ran]), whole.version
+    )
+    assert plans.take(plan, np.inf, np.inf)[1].schedule.updates == planning.PLANNED_UPDATES
+
+
+def test_slots_go_on_where_a_turn_takes_rows_of_two_plans():
+    """Every contribution reads the slot that its version was written to, and nobody else since."""
+    plans = planner(planned.rule("k_async", delays.exponential(1.0), 8, 1, 0, k=1))
+    plan, held, update = plans.start(remembers=False), {0: 0}, 0
+    for _ in range(12):
+        plan, turn = plans.take(plan, np.inf, 25)
+        for row in range(turn.schedule.updates):
+            versions, read = turn.schedule.version[row], turn.read[row]
+            assert [held[slot] for slot in read] == versions.tolist()
+            assert held[turn.current[row]] == update
+            update += 1
+            held[turn.write[row]] = update
+    assert plan.update == update == 300
