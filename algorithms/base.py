@@ -136,12 +136,16 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
     """Leave parameters and the state of `inner` untouched where `batches` is 0.
 
     A worker that finished nothing must not decay its momentum or count a step
-    (Non-blocking SGD, arXiv 2211.00889).
+    (Non-blocking SGD, arXiv 2211.00889). The extra argument `busy`, a bool of Python, says that
+    `batches` is never 0: the choice is left out then, which keeps XLA from making updates in place.
     """
     inner = optax.with_extra_args_support(inner)
 
-    def update_fn(updates, state, params=None, *, batches, **extra):
-        new_updates, new_state = inner.update(updates, state, params, batches=batches, **extra)
+    def update_fn(updates, state, params=None, *, batches, busy=False, **extra):
+        extra |= {"batches": batches, "busy": busy}
+        new_updates, new_state = inner.update(updates, state, params, **extra)
+        if busy:
+            return new_updates, new_state
         busy = jnp.asarray(batches) > 0
         return (
             jax.tree.map(lambda u: jnp.where(busy, u, jnp.zeros_like(u)), new_updates),

@@ -98,7 +98,7 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
     def run(model, rows, count, examples):
         return bodies.run_rows(
             body, algorithm, made.task.losses, made.task.augment, model, rows, count, examples,
-            turn.everyone,
+            turn.known,
         )  # fmt: skip
 
     model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))

@@ -16,7 +16,7 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import worker
-from runtimes.bodies import Model, body_of, run_rows
+from runtimes.bodies import Known, Model, body_of, run_rows
 from runtimes.planning import Plan, stacked, whole_powers
 from runtimes.simulate import Simulation, Simulator
 from stragglers.schedule import Schedule, concatenate
@@ -90,8 +90,11 @@ class Batched:
                     counts[r] = turn.schedule.updates
                     done[r].append(turn.schedule)
                     remaining[r] -= turn.schedule.updates
-            everyone = all(turn.everyone for turn in ready)
-            model = self._run(model, stacked(rows), counts, examples, everyone)
+            known = functools.reduce(Known.__and__, (turn.known for turn in ready))
+            if any(turn.schedule.workers.shape[1] < width for turn in ready):
+                known = known._replace(busy=False)  # the positions that fill up finish nothing
+            model = self._run(model, stacked(rows), counts, examples, known)
+            plans = [r.ahead(plan) for r, plan in zip(self._planners, plans, strict=True)]
         return Batch(model, plans), [concatenate(rows) if rows else None for rows in done]
 
     def observed(self, batch: Batch, runs: Sequence[Simulation]) -> Batch:
@@ -106,14 +109,14 @@ class Batched:
 def _program(
     algorithm: Algorithm, losses: Callable, augment: worker.Augment | None, stale: bool
 ) -> Callable:
-    """Compiled once per shape: (model, rows, counts, examples, everyone) -> model, all stacked."""
+    """Compiled once per shape: (model, rows, counts, examples, known) -> model, all stacked."""
     body = body_of(algorithm, stale)
 
-    @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
-    def run(model, rows, counts, examples, everyone):
+    @functools.partial(jax.jit, static_argnames="known", donate_argnums=0)
+    def run(model, rows, counts, examples, known):
         def one(model, rows, count):
             return run_rows(
-                body, algorithm, losses, augment, model, rows, count, examples, everyone
+                body, algorithm, losses, augment, model, rows, count, examples, known
             )
 
         return jax.vmap(one)(model, rows, counts)

@@ -55,12 +55,22 @@ class Row(NamedTuple):
     # this update; None: nobody ever does
 
 
+class Known(NamedTuple):
+    """What holds for all rows of a dispatch, so that its program need not look; never an array."""
+
+    everyone: bool  # all workers take part, in their order: nothing is gathered and scattered
+    busy: bool  # every participant has finished a mini-batch: no memory has to be left untouched
+    served: bool  # some participant has, so that the server has something to apply
+
+    def __and__(self, other: "Known") -> "Known":
+        return Known(*(a and b for a, b in zip(self, other, strict=True)))
+
+
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
-    """The body of one update: (algorithm, losses, model, row, take, everyone) -> model.
+    """The body of one update: (algorithm, losses, model, row, take, known) -> model.
 
     take: indices of samples and their draws, of any shape, -> the examples themselves. stale: the
-    schedule has contributions taken at older versions. everyone: all workers take part, in order,
-    so that nothing is gathered and scattered.
+    schedule has contributions taken at older versions. known: see `Known`.
     """
     if algorithm.server is None:
         return _local
@@ -72,12 +82,13 @@ def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
     return _union if algorithm.mean_only and plain else _replicated
 
 
-def _given(row: Row, mini_batches: int) -> tuple[dict, dict]:
+def _given(row: Row, known: Known) -> tuple[dict, dict]:
     """The schedule's extra arguments: (equal on all workers, one per participant)."""
     own = {name: getattr(row, name) for name in ("worker", "version", "first", "staleness")}
     if row.partner is not None:
         own["partner"] = row.partner
-    return {"samples": row.samples, "nominal": mini_batches, "active": row.active}, own
+    common = {"samples": row.samples, "nominal": row.indices.shape[1], "active": row.active}
+    return common | {"busy": known.busy}, own
 
 
 def _take(tree, index, everyone: bool):
@@ -100,7 +111,7 @@ def _where(chosen, new, old):
 
 
 def run_rows(
-    body, algorithm, losses, augment, model: Model, rows: Row, count, examples, everyone
+    body, algorithm, losses, augment, model: Model, rows: Row, count, examples, known: Known
 ) -> Model:
     """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`.
 
@@ -112,14 +123,14 @@ def run_rows(
 
     def step(t, model):
         row = jax.tree.map(lambda a: a[t], rows)
-        return body(algorithm, losses, model, row, take, everyone)
+        return body(algorithm, losses, model, row, take, known)
 
     return jax.lax.fori_loop(0, count, step, model)
 
 
-def _union(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
+def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     if row.seen is not None and worker.draws(losses):
-        return _replicated(algorithm, losses, model, row, take, everyone)
+        return _replicated(algorithm, losses, model, row, take, known)
     _, mini_batches, batch_size = row.indices.shape
     weight = algorithm.weight(row.batches)
     share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
@@ -127,7 +138,7 @@ def _union(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
     taken = worker.flatten(worker.flatten(take((row.indices, row.draws))))
     weights = (share[:, None] * own).reshape(-1)
     gradient = worker.gradient(losses, model.params, taken, weights, row.samples)
-    common, _ = _given(row, mini_batches)
+    common, _ = _given(row, known)
     finished = row.batches.sum()
     lone = jax.tree.map(lambda a: a[:1], model.workers.exchange)
 
@@ -138,17 +149,18 @@ def _union(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
 
     reduced, _ = jax.vmap(exchange, axis_name=AXIS)(jax.tree.map(lambda g: g[None], gradient), lone)
     reduced = jax.tree.map(lambda g: g[0], reduced)
+    common |= {"busy": known.served}
     params, server = worker.serve(algorithm, reduced, model.params, model.server, finished, common)
     return model._replace(params=params, server=server)
 
 
 def _contributions(
-    algorithm, losses, points, axis, model: Model, row: Row, take, everyone, **given
+    algorithm, losses, points, axis, model: Model, row: Row, take, known, **given
 ):
     """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
-    common, own = _given(row, row.indices.shape[1])
+    common, own = _given(row, known)
     common |= given
-    state = _take(model.workers, row.worker, everyone)
+    state = _take(model.workers, row.worker, known.everyone)
     if row.restored is not None:
         fresh = jax.vmap(
             lambda params: worker.init(algorithm, params), in_axes=axis, axis_size=len(row.worker)
@@ -181,7 +193,7 @@ def _contributions(
     updates, state = exchanged(
         algorithm, contribution, points, axis, worked, row.batches, common, own
     )
-    return updates, _put(model.workers, row.worker, state, everyone)
+    return updates, _put(model.workers, row.worker, state, known.everyone)
 
 
 def exchanged(
@@ -213,26 +225,26 @@ def served(algorithm, updates, current, server, batches, common: dict) -> tuple[
     return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
 
 
-def _reduced(algorithm, losses, points, axis, current, model, row, take, everyone):
+def _reduced(algorithm, losses, points, axis, current, model, row, take, known):
     """A replicated update from contributions taken at `points`, applied to `current`."""
     updates, workers = _contributions(
-        algorithm, losses, points, axis, model, row, take, everyone, current=current
+        algorithm, losses, points, axis, model, row, take, known, current=current
     )
-    common, _ = _given(row, row.indices.shape[1])
+    common = _given(row, known)[0] | {"busy": known.served}
     params, server = served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 
-def _replicated(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
+def _replicated(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     params, model = _reduced(
-        algorithm, losses, model.params, None, model.params, model, row, take, everyone
+        algorithm, losses, model.params, None, model.params, model, row, take, known
     )
     return model._replace(params=params)
 
 
-def _stale(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
+def _stale(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     points, current = _read(model.params, row)
-    params, model = _reduced(algorithm, losses, points, 0, current, model, row, take, everyone)
+    params, model = _reduced(algorithm, losses, points, 0, current, model, row, take, known)
     return model._replace(params=_written(model.params, row, params))
 
 
@@ -254,12 +266,12 @@ def _written(slots, row: Row, params):
     )
 
 
-def _local(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
-    params = _take(model.params, row.worker, everyone)
+def _local(algorithm, losses, model: Model, row: Row, take, known) -> Model:
+    params = _take(model.params, row.worker, known.everyone)
     if row.restored is not None:
         own = params
         if row.keep is not None:
-            older = _take(model.kept, row.worker, everyone)
+            older = _take(model.kept, row.worker, known.everyone)
             own = _where(row.staleness > 0, older, own)
             kept = jax.lax.cond(row.keep, lambda: model.params, lambda: model.kept)
             model = model._replace(kept=kept)
@@ -270,43 +282,43 @@ def _local(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
             theirs = jax.vmap(algorithm.public)(state, theirs)
         first = _where(row.restored == row.worker, own, theirs)
         params = _where(row.restored >= 0, first, params)
-    updates, workers = _contributions(algorithm, losses, params, 0, model, row, take, everyone)
-    params = _put(model.params, row.worker, optax.apply_updates(params, updates), everyone)
+    updates, workers = _contributions(algorithm, losses, params, 0, model, row, take, known)
+    params = _put(model.params, row.worker, optax.apply_updates(params, updates), known.everyone)
     return model._replace(params=params, workers=workers)
 
 
 def _beside(
-    algorithm, losses, read, current, model: Model, row: Row, take, everyone
+    algorithm, losses, read, current, model: Model, row: Row, take, known
 ) -> tuple[Any, Model]:
     """(the server's parameters, the model with everything else) after an update.
 
     read: what each participant has read of the server's, [k, ...]; current: its newest parameters.
     """
-    own = _take(model.params, row.worker, everyone)
+    own = _take(model.params, row.worker, known.everyone)
     if row.restored is not None:
         own = _where(row.restored >= 0, read, own)
-    state = _take(model.workers.exchange, row.worker, everyone)
+    state = _take(model.workers.exchange, row.worker, known.everyone)
     own = jax.vmap(algorithm.adopt)(own, read, state, row.version)
     parted, workers = _contributions(
-        algorithm, losses, own, 0, model, row, take, everyone, current=current
+        algorithm, losses, own, 0, model, row, take, known, current=current
     )
-    common, _ = _given(row, row.indices.shape[1])
+    common = _given(row, known)[0] | {"busy": known.served}
     optimizer = model.server.optimizer
     shared = worker.Shared(
         *served(algorithm, parted.served, current, optimizer, row.batches, common)
     )
-    own = _put(model.params, row.worker, optax.apply_updates(own, parted.own), everyone)
+    own = _put(model.params, row.worker, optax.apply_updates(own, parted.own), known.everyone)
     return shared.params, model._replace(params=own, server=shared, workers=workers)
 
 
-def _adopting(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
+def _adopting(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     current = model.server.params
     read = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(row.worker), *a.shape)), current)
-    return _beside(algorithm, losses, read, current, model, row, take, everyone)[1]
+    return _beside(algorithm, losses, read, current, model, row, take, known)[1]
 
 
-def _reading(algorithm, losses, model: Model, row: Row, take, everyone) -> Model:
+def _reading(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     slots = model.server.params
     read, current = _read(slots, row)
-    params, model = _beside(algorithm, losses, read, current, model, row, take, everyone)
+    params, model = _beside(algorithm, losses, read, current, model, row, take, known)
     return model._replace(server=model.server._replace(params=_written(slots, row, params)))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtimes import slots
-from runtimes.bodies import Row
+from runtimes.bodies import Known, Row
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
@@ -34,6 +34,7 @@ class Plan(NamedTuple):
     seconds: float  # the last landing, or until when nothing more has landed
     exhausted: bool  # the last time that something was asked for, the rule had no more rows
     remembers: bool  # the method keeps something for every worker
+    known: Known  # of all rows that have been planned
 
 
 class Turn(NamedTuple):
@@ -45,7 +46,7 @@ class Turn(NamedTuple):
     write: np.ndarray  # [T]
     current: np.ndarray  # [T]
     keep: np.ndarray  # [T] bool, see `bodies.Row`
-    everyone: bool  # all workers take part in every update, in their order
+    known: Known
 
 
 class Addresses(NamedTuple):
@@ -82,7 +83,9 @@ class Planner:
     def start(self, remembers: bool) -> Plan:
         """The plan of a run of no updates; remembers: the method keeps something per worker."""
         free = slots.init(self._rule.workers + 1)
-        return Plan(self._rule.init(), None, None, None, free, 0, 0, 0, 0.0, False, remembers)
+        known = Known(everyone=True, busy=True, served=True)
+        clock = self._rule.init()
+        return Plan(clock, None, None, None, free, 0, 0, 0, 0.0, False, remembers, known)
 
     def take(self, plan: Plan, seconds: float, most: float) -> tuple[Plan, Turn | None]:
         """The next updates that land by `seconds`, at most `most`, and not too many at once."""
@@ -97,7 +100,7 @@ class Planner:
             return plan._replace(seconds=waited, exhausted=planned is None), None
         done = planned.slice(0, count)
         seen = plan.samples + np.concatenate([[0], done.samples_used(self._batch_size)])
-        turn = Turn(done, seen[:-1], *(a[:count] for a in plan.rows), self._everyone(done))
+        turn = Turn(done, seen[:-1], *(a[:count] for a in plan.rows), plan.known)
         left = planned.updates - count
         return plan._replace(
             planned=planned.slice(count, planned.updates) if left else None,
@@ -181,6 +184,11 @@ class Planner:
             most -= turn.schedule.updates
         return plan, concatenate(done) if done else None
 
+    def ahead(self, plan: Plan) -> Plan:
+        """The plan with rows to come, for a host that has nothing to do while devices work."""
+        follows = self._rule.observe is not None  # its rows depend on losses that are not known
+        return plan if follows or plan.planned is not None else self._extended(plan)
+
     def _ahead(self, plan: Plan, seconds: float, most: float) -> Plan:
         """The plan with rows for a whole turn, as far as the rule has them.
 
@@ -217,14 +225,21 @@ class Planner:
         rows.append(_recalled(planned))
         begun = (plan.clock, plan.slots)
         return plan._replace(
-            clock=clock, planned=planned, begun=begun, rows=tuple(rows), slots=held
+            clock=clock,
+            planned=planned,
+            begun=begun,
+            rows=tuple(rows),
+            slots=held,
+            known=plan.known & self._known(planned),
         )
 
-    def _everyone(self, done: Schedule) -> bool:
+    def _known(self, planned: Schedule) -> Known:
         workers = self._rule.workers
-        return done.workers.shape[1] == workers and np.array_equal(
-            done.workers, np.broadcast_to(np.arange(workers), done.workers.shape)
+        everyone = planned.workers.shape[1] == workers and np.array_equal(
+            planned.workers, np.broadcast_to(np.arange(workers), planned.workers.shape)
         )
+        finished = planned.batches > 0
+        return Known(everyone, busy=bool(finished.all()), served=bool(finished.any(axis=1).all()))
 
 
 def whole_powers(updates: int) -> int:

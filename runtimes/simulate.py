@@ -140,7 +140,8 @@ class Simulator:
             examples, indices = self.input.take(addresses, after=model.params)
             draws = self.draws(addresses)
             rows = self._on_devices(self.planner.rows(turn, updates, width, indices, draws))
-            model = self._run(model, rows, count, examples, turn.everyone)
+            model = self._run(model, rows, count, examples, turn.known)
+            plan = self.planner.ahead(plan)
             done.append(turn.schedule)
             remaining -= count
         return Simulation(model, plan), concatenate(done) if done else None
@@ -238,12 +239,12 @@ class Simulator:
 def _program(
     algorithm: Algorithm, losses: Callable, augment: worker.Augment | None, stale: bool
 ) -> Callable:
-    """Compiled once per shape: (model, rows, count, examples, everyone) -> model."""
+    """Compiled once per shape: (model, rows, count, examples, known) -> model."""
     body = body_of(algorithm, stale)
 
-    @functools.partial(jax.jit, static_argnames="everyone", donate_argnums=0)
-    def run(model, rows, count, examples, everyone):
-        return run_rows(body, algorithm, losses, augment, model, rows, count, examples, everyone)
+    @functools.partial(jax.jit, static_argnames="known", donate_argnums=0)
+    def run(model, rows, count, examples, known):
+        return run_rows(body, algorithm, losses, augment, model, rows, count, examples, known)
 
     return run
 

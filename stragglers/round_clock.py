@@ -32,6 +32,8 @@ class ClockState(NamedTuple):
 
 
 UNSENT = -np.inf  # s, when nothing arrives
+NEVER = np.full((1, 1), np.inf)  # s, a signal that does not come
+DRAWN_AT_ONCE = 1 << 20  # durations
 
 
 class Work(NamedTuple):
@@ -39,7 +41,7 @@ class Work(NamedTuple):
 
     start: np.ndarray  # [P]
     ready: np.ndarray  # [P]
-    begins: np.ndarray  # [P, M] of the mini-batches
+    ends: np.ndarray  # [P, M] of the mini-batches
     done: np.ndarray  # [P] finished mini-batches
     stops: np.ndarray  # [P, 1] or [1, 1], when the signal comes
 
@@ -52,11 +54,16 @@ class Work(NamedTuple):
             return self.start
         if leaves == 1:
             return self.ready
-        workers, whole = self.begins.shape
-        last = self.begins[np.arange(workers), np.maximum(self.done - 1, 0)]
+        workers, whole = self.ends.shape
+        last = _begins(self.start, self.ends)[np.arange(workers), np.maximum(self.done - 1, 0)]
         signal = np.minimum(self.stops[:, 0], self.ready)
         sure = np.where(self.done == whole, last, signal)
         return np.maximum(last + leaves * (self.ready - last), sure)
+
+
+def _begins(start: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """[P, M] s, when mini-batches that follow each other begin."""
+    return np.concatenate([start[:, None], ends[:, :-1]], axis=1)
 
 
 class RoundClock:
@@ -78,7 +85,9 @@ class RoundClock:
         self.carries = _choose("leftovers", leftovers, round_parts.LEFTOVERS)
         by_round = per_round("rounds", setting.draw)
         ends = round_parts.ends_by_round if by_round else round_parts.ends_by_mini_batch
-        self._ends_of = ends(self._process.seeded(setting.seed), self.workers, self.mini_batches)
+        seeded = self._process.seeded(setting.seed)
+        self._ends_of = ends(seeded, self.workers, self.mini_batches)
+        self._draw = None if by_round or seeded.uses_time else seeded.draw
         self._links = setting.links
         near = round_parts.land_at_neighbours(setting.graph, setting.links, self.workers)
         everywhere = round_parts.land_everywhere
@@ -105,18 +114,22 @@ class RoundClock:
         shape = (updates, self.workers)
         start, finish, busy, spent = (np.empty(shape) for _ in range(4))
         batches, first = np.empty(shape, np.int32), np.empty(shape, np.int64)
-        begins = np.empty((self.workers, self.mini_batches))
+        within = self._whole_rounds(state.attempts, updates, signal)
         active = round_parts.activations(self._links, state.update, updates)
         free, attempts, consumed = state.free, state.attempts, state.consumed
+        whole = np.full(self.workers, self.mini_batches)
         under_way = state.under_way
         for row in range(updates):
             t = state.update + row
-            ends = self._ends_of(t, free, attempts)
-            begins[:, 0], begins[:, 1:] = free, ends[:, :-1]
-            stops = np.reshape(signal(free, ends), (-1, 1))
-            started = (begins < stops).sum(axis=1)
-            done, ready = self._stop(free, ends, stops, started)
-            work = Work(free, ready, begins, done, stops)
+            if within is None:
+                ends = self._ends_of(t, free, attempts)
+                stops = np.reshape(signal(free, ends), (-1, 1))
+                started = (_begins(free, ends) < stops).sum(axis=1)
+                done, ready = self._stop(free, ends, stops, started)
+            else:
+                ends = free[:, None] + within[row]
+                stops, started, done, ready = NEVER, whole, whole, ends[:, -1]
+            work = Work(free, ready, ends, done, stops)
             start[row], first[row], batches[row] = free, consumed, done
             spent[row], finish[row], under_way = self._exchange(t, work, active[row], under_way)
             busy[row] = ready - free
@@ -138,6 +151,22 @@ class RoundClock:
             matchings=None if self._links is None else active,
             offset=state.update,
         )
+
+    def _whole_rounds(
+        self, attempts: np.ndarray, updates: int, signal: Signal
+    ) -> np.ndarray | None:
+        """[updates, P, M] s from a round's begin to the ends of its mini-batches.
+
+        None unless all of them can be drawn at once: nobody is ever stopped, no duration depends on
+        when it begins, and they are not too many.
+        """
+        shape = (updates, self.workers, self.mini_batches)
+        if signal is not round_parts.never or self._draw is None or np.prod(shape) > DRAWN_AT_ONCE:
+            return None
+        rounds, worker, step = np.ogrid[: shape[0], : shape[1], : shape[2]]
+        counts = attempts[:, None] + (rounds * self.mini_batches + step)
+        within = self._draw(worker, np.zeros((1, 1, 1)), counts).cumsum(axis=2)
+        return within if np.isfinite(within[..., -1]).all() else None
 
     def _exchange(self, t: int, work: Work, active: np.ndarray, under_way: tuple):
         """Exposed seconds [P] of round t, when it lands [P], and what is under way after it."""

@@ -14,9 +14,9 @@ Signal = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
 Landing = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
 
 
-def until_full() -> Signal:
-    """Never stop anybody: blocking."""
-    return lambda begin, ends: np.inf
+def never(begin: np.ndarray, ends: np.ndarray) -> float:
+    """The signal of blocking rounds: nobody is ever stopped."""
+    return np.inf
 
 
 def until_first_finisher() -> Signal:

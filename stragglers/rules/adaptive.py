@@ -61,7 +61,7 @@ def adaptive_deadline(
         raise ValueError(f"adaptive_deadline: needs c >= 0, got {c}; 0 is the median itself")
     if window < 1:
         raise ValueError(f"adaptive_deadline: needs window >= 1 rounds, got {window}; set more")
-    clock = RoundClock(setting, round_parts.until_full(), landing, leftovers, in_flight)
+    clock = RoundClock(setting, round_parts.never, landing, leftovers, in_flight)
     whole = clock.mini_batches
 
     def init() -> AdaptiveState:

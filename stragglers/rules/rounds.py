@@ -51,7 +51,7 @@ def _trigger(clock: RoundClock) -> Trigger:
 
 def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
     """Everybody waits for everybody's M mini-batches."""
-    clock = RoundClock(setting, round_parts.until_full(), "all", leftovers, in_flight)
+    clock = RoundClock(setting, round_parts.never, "all", leftovers, in_flight)
     return _rule(clock)
 
 
@@ -63,7 +63,7 @@ def neighbour_barrier(
         raise ValueError(
             "neighbour_barrier: got neither graph nor links; pass the graph, or use barrier"
         )
-    clock = RoundClock(setting, round_parts.until_full(), "neighbours", leftovers, in_flight)
+    clock = RoundClock(setting, round_parts.never, "neighbours", leftovers, in_flight)
     return _rule(clock)
 
 
@@ -162,7 +162,7 @@ def drop_compute(
         raise ValueError(
             f"drop_compute: needs calibration >= 1 rounds, got {calibration}; set at least 1"
         )
-    clock = RoundClock(setting, round_parts.until_full(), landing, "drop", in_flight)
+    clock = RoundClock(setting, round_parts.never, landing, "drop", in_flight)
 
     def choose(durations: np.ndarray, communication: np.ndarray) -> float:
         # What ends at the threshold exactly shall count.

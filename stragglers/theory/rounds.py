@@ -15,7 +15,7 @@ from stragglers.delays import Law
 from stragglers.order_statistics import cuts, finished, moments
 from stragglers.processes import Process
 from stragglers.round_clock import RoundClock
-from stragglers.round_parts import until_first_finisher, until_full
+from stragglers.round_parts import never, until_first_finisher
 from stragglers.rule import Cost, Setting
 
 
@@ -117,7 +117,7 @@ def estimate_gain(
         process, workers, mini_batches, seed, communication=communication, draw=draw, **options
     )
     clocks = (
-        RoundClock(setting, until_full(), "neighbours", "carry", "finish"),
+        RoundClock(setting, never, "neighbours", "carry", "finish"),
         RoundClock(setting, until_first_finisher(), landing, "carry", in_flight),
     )
     blocking, nonblocking = (clock.extend(clock.init(), rounds)[1] for clock in clocks)
