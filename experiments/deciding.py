@@ -12,18 +12,21 @@ from experiments.tasks import Task, sampling
 from stragglers.rule import most_mini_batches
 
 
-def prepared(config: ConfigDict) -> tuple[prepare.Prepared, dict[str, Any]]:
+def prepared(
+    config: ConfigDict, task: Task | None = None
+) -> tuple[prepare.Prepared, dict[str, Any]]:
     """The parts of an arm with everything decided, and what was, by name; {} if nothing was open.
 
     A method that leaves parameters open (`Algorithm.decide`) costs an update's gradients, which
-    follow from the config alone. Raises ValueError as `prepare.prepare` does.
+    follow from the config alone. task: as of `prepare.prepare`, whose ValueError this raises.
     """
-    made = prepare.prepare(config)
+    made = prepare.prepare(config, task)
     if made.algorithm.decide is None:
         return made, {}
     decided = made.algorithm.decide(first_gradient(config, made.task))
     algorithm = parts.spec(config.algorithm) | decided
-    return prepare.prepare(ConfigDict(config.to_dict() | {"algorithm": algorithm})), decided
+    decidedly = ConfigDict(config.to_dict() | {"algorithm": algorithm})
+    return prepare.prepare(decidedly, made.task), decided
 
 
 def first_gradient(config: ConfigDict, task: Task) -> Any:

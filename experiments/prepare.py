@@ -41,10 +41,11 @@ class Prepared(NamedTuple):
     exchange: Cost  # what a round's exchange takes
 
 
-def prepare(config: ConfigDict) -> Prepared:
+def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     """Build and check every part of an arm; raises ValueError before anything is compiled.
 
-    Only a profile that the config wants measured takes running the model.
+    Only a profile that the config wants measured takes running the model. task: what has been built
+    of the same `config.task` for another arm, with which this one then shares what is compiled.
     """
     config = parts.canonical(config)
     entries.check_arm(config)
@@ -60,8 +61,9 @@ def prepare(config: ConfigDict) -> Prepared:
                 f"graph {parts.text(config.graph)!r} has {graph.number_of_nodes()} nodes but there "
                 f"are {config.workers} workers; set config.workers={graph.number_of_nodes()}"
             )
-    with limits.rationed():
-        task = tasks.TASK.build(config.task)
+    if task is None:
+        with limits.rationed():
+            task = tasks.TASK.build(config.task)
     try:
         shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
     except (TypeError, ValueError, ArithmeticError) as error:

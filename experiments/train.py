@@ -68,7 +68,9 @@ def run_together(
     See `alike` for which arms these are. Times on the wall count all of them together.
     """
     configs = [parts.canonical(config) for config in configs]
-    made = [deciding.prepared(config) for config in configs]
+    made: list[tuple[Prepared, dict]] = []
+    for config in configs:  # whose tasks are the same
+        made.append(deciding.prepared(config, made[0][0].task if made else None))
     hooks = on_record or [lambda record: None] * len(configs)
     with contextlib.ExitStack() as opened, endings.deferred():
         recorders = [

@@ -103,7 +103,12 @@ class Batched:
 
     def one(self, batch: Batch, r: int) -> Simulation:
         """Run r as its own simulator knows it."""
-        return Simulation(jax.tree.map(lambda a: a[r], batch.model), batch.plans[r])
+        return Simulation(_taken_out(batch.model, r), batch.plans[r])
+
+
+@jax.jit
+def _taken_out(model: Model, r) -> Model:
+    return jax.tree.map(lambda a: a[r], model)
 
 
 def _program(

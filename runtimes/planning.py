@@ -4,7 +4,7 @@ A waiting rule plans some updates ahead; a run takes those that land in time, a 
 other. Where gradients are stale, every version of the parameters gets its slot here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -257,16 +257,25 @@ def _recalled(planned: Schedule) -> np.ndarray:
 
 
 def stacked(rows: list[Row]) -> Row:
-    """Rows of several runs with a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+    """Rows of several runs with a leading axis; in one call for what lies on a device."""
+    leaves = zip(*map(jax.tree.leaves, rows), strict=True)
+    joined = [np.stack(a) if isinstance(a[0], np.ndarray) else _stack(a) for a in leaves]
+    return jax.tree.unflatten(jax.tree.structure(rows[0]), joined)
+
+
+@jax.jit
+def _stack(arrays: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack(arrays)
 
 
 def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np.ndarray:
     """Values [T] or [T, k] in the shape [updates] or [updates, width]."""
-    wide = [(0, updates - len(values)), *((0, width - k) for k in values.shape[1:])]
-    if not any(after for _, after in wide):
+    shape = (updates, *(width for _ in values.shape[1:]))
+    if values.shape == shape:
         return values.astype(dtype)
-    return np.pad(values.astype(dtype), wide, constant_values=filler)
+    padded = np.full(shape, filler, dtype)
+    padded[tuple(map(slice, values.shape))] = values
+    return padded
 
 
 def _widened(values: np.ndarray, width: int) -> np.ndarray:

@@ -160,7 +160,7 @@ class Simulator:
         elif self._local:
             return params
         if self.stale:
-            return jax.tree.map(lambda a: a[simulation.plan.newest][None], params)
+            return _version(params, simulation.plan.newest)
         return jax.tree.map(lambda a: a[None], params)
 
     def memory(self, simulation: Simulation) -> optax.OptState:
@@ -247,6 +247,12 @@ def _program(
         return run_rows(body, algorithm, losses, augment, model, rows, count, examples, known)
 
     return run
+
+
+@jax.jit
+def _version(slots, slot):
+    """The parameters in a slot, with a leading axis."""
+    return jax.tree.map(lambda a: a[slot][None], slots)
 
 
 def _copied(tree):

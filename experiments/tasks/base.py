@@ -109,13 +109,10 @@ def worker_accuracy(task: Task, models) -> dict[str, float]:
     if task.correct is None:
         return {}
 
-    @jax.jit
-    def hits(models, examples):
-        return jax.lax.map(lambda params: task.correct(params, examples).sum(), models)
-
     found, samples = 0.0, 0
     for piece, size in in_pieces(task, task.test):
-        found, samples = found + np.asarray(hits(models, piece), np.float64), samples + size
+        hits = np.asarray(_hits(task.correct, models, piece), np.float64)
+        found, samples = found + hits, samples + size
     return {
         "test_accuracy_worst_worker": float(found.min() / samples),
         "test_accuracy_best_worker": float(found.max() / samples),
@@ -135,6 +132,11 @@ def _begun(task: Task, params, examples, batch: int) -> tuple[list[jax.Array], i
 def _means(task: Task, totals: list[jax.Array], samples: int) -> tuple[float, float | None]:
     loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
     return float(loss), None if task.correct is None else float(hits)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _hits(correct, models, examples):
+    return jax.lax.map(lambda params: correct(params, examples).sum(), models)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
