@@ -77,6 +77,11 @@ SWEEPS = (
         )
         for workers in (64, 256)
     ),
+    Sweep(
+        "local_training",
+        "--config=configs/local_training.py:size=120k,steps=1500 --sweep --seeds=3 --together",
+        1.5,
+    ),
     Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),
     Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.5),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
