@@ -6,7 +6,7 @@ import pytest
 from algorithms import base, gossip
 from configs import nonblocking, nonblocking_weightings
 from experiments import premises, prepare, records, sweep
-from experiments.reports import verdicts
+from experiments.reports import verdict_rows
 from experiments.studies import weightings as study
 from stragglers.schedule import Schedule
 from tests.configs import made_up
@@ -73,7 +73,7 @@ def test_ends_are_compared_after_equal_seconds_and_weights_in_equal_rounds(field
 
 
 def test_rows_of_the_verdicts_need_what_the_claims_need():
-    rows = [row for row in verdicts.ROWS if row.record == "nonblocking_weightings"]
+    rows = [row for row in verdict_rows.ROWS if row.record == "nonblocking_weightings"]
     assert len(rows) == 8
 
     def asked(made):

@@ -6,7 +6,7 @@ from PIL import Image
 from configs import swarm
 from experiments import premises, prepare, records, sweep, train
 from experiments.parts import part
-from experiments.reports import comparison, verdicts
+from experiments.reports import comparison, verdict_rows
 from experiments.studies import swarm as study
 from tests.configs import made_up
 
@@ -161,7 +161,7 @@ def test_numbers_of_points_with_a_known_error_say_what_the_best_classifier_has()
 
 def test_rows_of_both_tasks_ask_the_same_of_accuracies():
     """.3 points for 8 bits and 1 point beside large batches, after equal samples."""
-    rows = [row for row in verdicts.ROWS if row.record in ("swarm", "swarm_gaussians")]
+    rows = [row for row in verdict_rows.ROWS if row.record in ("swarm", "swarm_gaussians")]
     twins = [row for row in rows if row.record == "swarm_gaussians"]
     assert len(twins) == 2
     made = made_up.arms(swarm, "task=gaussians")

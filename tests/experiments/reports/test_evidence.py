@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from experiments import config_files, provenance, records
-from experiments.reports import evidence, published, verdicts
+from experiments.reports import evidence, published, verdict_rows
 from tests.launcher import ROOT
 
 TINY = [
@@ -45,7 +45,7 @@ def test_every_record_is_listed_once_and_every_row_of_the_verdicts():
     names = [sweep.name for sweep in evidence.SWEEPS]
     assert len(set(names)) == len(names)
     assert {path.stem for path in published.FOLDER.glob("*.json")} <= set(names)
-    assert {row.record for row in verdicts.ROWS} <= set(names)
+    assert {row.record for row in verdict_rows.ROWS} <= set(names)
 
 
 @pytest.mark.parametrize("sweep", evidence.SWEEPS, ids=lambda sweep: sweep.name)
