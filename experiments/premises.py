@@ -21,6 +21,7 @@ from experiments import differences
 
 HOLDS, WHERE, FAILS, UNKNOWN = "holds", "holds where", "does not hold", "cannot be told"
 VERDICTS = (HOLDS, WHERE, FAILS, UNKNOWN)
+NOISE = "in the noise: "  # before what was measured, where a difference is none
 SAME = 0.02  # relative difference of samples that counts as none: schedules end a little apart
 # Field: (by what it is multiplied, its unit); all others are shown as they are.
 UNITS = {
@@ -210,7 +211,7 @@ def at_most(
     except ValueError as error:
         raise CannotTell(f"{error}: {measured}") from error
     deviation = noise(ours, theirs, field)
-    verdict, before = UNKNOWN, "in the noise: "
+    verdict, before = UNKNOWN, NOISE
     if found.high <= margin:
         verdict, before = (WHERE, f"{where}: ") if where else (HOLDS, "")
     elif found.low > margin:
@@ -240,12 +241,14 @@ def both(*answers: Answer) -> Answer:
     else:
         verdict = HOLDS
     seeds = [one.seeds for one in answers if one.seeds is not None]
+    briefs = [one.brief or one.measured for one in answers]
+    noisy = NOISE if all(brief.startswith(NOISE) for brief in briefs) else ""
     return Answer(
         verdict,
         "; ".join(one.measured for one in answers),
         min(seeds, default=None),
         "; ".join(filter(None, (one.deviation for one in answers))),
-        "; ".join(one.brief or one.measured for one in answers),
+        noisy + "; ".join(brief.removeprefix(noisy) for brief in briefs),
     )
 
 

@@ -27,6 +27,7 @@ from experiments import (
     progress,
     provenance,
     records,
+    tasks,
     texts,
 )
 from experiments.config_files import override
@@ -139,13 +140,19 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     if there.is_dir() and not os.access(there, os.W_OK):
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
     _check_root(root, arms)
+    task, described = None, None
     with limits.Patience() as patience:
         for number, arm in enumerate(arms, 1):
             patience.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
-            _check_arm(arm, root, overwrite)
+            if arm.config.task != described:
+                task, described = None, arm.config.task
+            task = _check_arm(arm, root, overwrite, task)
 
 
-def _check_arm(arm: Arm, root: pathlib.Path, overwrite: bool) -> None:
+def _check_arm(
+    arm: Arm, root: pathlib.Path, overwrite: bool, task: tasks.Task | None
+) -> tasks.Task:
+    """The task of the arm, which is `task` if that has been built of the same entry already."""
     other = _other_seeds(root / arm.path)
     if other is not None:
         raise ValueError(
@@ -154,7 +161,7 @@ def _check_arm(arm: Arm, root: pathlib.Path, overwrite: bool) -> None:
         )
     records.check(root / arm.path, arm.config, overwrite=overwrite)
     try:
-        prepare.prepare(arm.config)
+        return prepare.prepare(arm.config, task).task
     except ValueError as error:
         raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 
