@@ -79,7 +79,7 @@ SWEEPS = (
     ),
     Sweep(
         "local_training",
-        "--config=configs/local_training.py:size=120k,steps=1500 --sweep --seeds=3 --together",
+        "--config=configs/local_training.py:size=140k,steps=1500 --sweep --seeds=3 --together",
         1.5,
     ),
     Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),

@@ -114,7 +114,7 @@ def test_a_size_has_the_parameters_of_its_name(size):
 @pytest.mark.parametrize(
     ("module", "argument", "words"),
     [
-        (language_model, "size=2B", "unknown size '2B'; known sizes: tiny, 120k"),
+        (language_model, "size=2B", "unknown size '2B'; known sizes: tiny, 140k"),
         (language_model, "steps=60", "steps must be a multiple of 50"),
         (cifar10, "delay=rain", "unknown delay 'rain'; known delays: equal"),
     ],

@@ -33,7 +33,8 @@ def rays_own():
 def meetings():
     """Runtimes whose processes end with the test, however it ends.
 
-    Processes that a failed test leaves behind would take the places of the next one's.
+    Processes that a test leaves behind would take the places of the next one's. One that is killed
+    while it starts may be left by Ray itself, which then begins anew.
     """
     made = []
 
@@ -44,6 +45,11 @@ def meetings():
     yield make
     for runtime in made:
         runtime.close()
+    until = time.monotonic() + 20
+    while ray.is_initialized() and ray.available_resources().get("CPU", 0) < N:
+        if time.monotonic() > until:
+            SESSION.close()
+        time.sleep(0.05)
 
 
 def held(run):
