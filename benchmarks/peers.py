@@ -51,8 +51,8 @@ MODELS = {
     "hidden": functools.partial(models.mlp, hidden=(data.HIDDEN,)),
 }
 AMOUNT = {"rounds": 4, "softmax": 2048, "hidden": 512}  # rounds or updates of a turn
-OTHERS = {"fedjax": ("fedjax", "benchmarks/peers_fedjax.py"),
-          "torch": ("torch", "benchmarks/peers_torch.py")}  # fmt: skip
+OTHERS = {"fedjax": (("fedjax",), "benchmarks/peers_fedjax.py"),
+          "torch": (("torch", "numpy"), "benchmarks/peers_torch.py")}  # fmt: skip
 GOALS = {"fedjax": 4.0, "call": 5.0, "scan": 2.0}  # times their seconds over ours
 
 
@@ -126,7 +126,7 @@ def environment(name: str, folder: pathlib.Path) -> pathlib.Path:
         print(f"installing {name} into {place}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
         subprocess.run(
-            [str(python), "-m", "pip", "install", "--quiet", OTHERS[name][0]], check=True
+            [str(python), "-m", "pip", "install", "--quiet", *OTHERS[name][0]], check=True
         )
         (place / "installed").touch()
     return python
@@ -166,10 +166,11 @@ def version(side: str, folder: pathlib.Path) -> str:
     """Of the library that a side runs on."""
     if side in OWN:
         return f"jax {importlib.metadata.version('jax')}"
-    ask = f"import importlib.metadata as m; print(m.version({OTHERS[side][0]!r}))"
+    library = OTHERS[side][0][0]
+    ask = f"import importlib.metadata as m; print(m.version({library!r}))"
     words = [str(environment(side, folder)), "-c", ask]
     answer = subprocess.run(words, check=True, capture_output=True, text=True)
-    return f"{OTHERS[side][0]} {answer.stdout.strip()}"
+    return f"{library} {answer.stdout.strip()}"
 
 
 def main(_) -> None:
