@@ -52,7 +52,7 @@ SWEEPS = (
     Sweep(
         "nonblocking_tuned",
         "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep --seeds=3 --together",
-        1.5,
+        0.4,
     ),
     Sweep(
         "nonblocking_weightings",
@@ -64,7 +64,7 @@ SWEEPS = (
         Sweep(
             "matcha" + (f"_graph_{graph}" if graph else ""),
             f"--config=configs/matcha.py:graph={graph} --sweep --seeds=5 --together",
-            0.7 if graph in (0, 5) else 1.4,
+            0.2 if graph in (0, 5) else 0.4,
         )
         for graph in range(6)
     ),
@@ -73,9 +73,9 @@ SWEEPS = (
         Sweep(
             f"heterogeneous_workers_{workers}",
             f"--config=configs/heterogeneous.py:workers={workers} --sweep --seeds=3 --together",
-            0.5 * workers / 16,
+            hours,
         )
-        for workers in (64, 256)
+        for workers, hours in ((64, 0.15), (256, 0.6))
     ),
     Sweep(
         "local_training",
@@ -83,7 +83,7 @@ SWEEPS = (
         1.5,
     ),
     Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),
-    Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.5),
+    Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.25),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
     Sweep("goodput", "--config=configs/goodput.py", 0.07),
     Sweep("goodput_real", "--config=configs/goodput_real.py", 0.07),
@@ -102,7 +102,7 @@ SWEEPS = (
     Sweep(
         "swarm_gaussians",
         "--config=configs/swarm.py:task=gaussians --sweep --seeds=3 --together",
-        0.5,
+        0.15,
     ),
     *(
         Sweep(
