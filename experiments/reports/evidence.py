@@ -83,7 +83,7 @@ SWEEPS = (
         1.5,
     ),
     Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),
-    Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.25),
+    Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.3),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
     Sweep("goodput", "--config=configs/goodput.py", 0.07),
     Sweep("goodput_real", "--config=configs/goodput_real.py", 0.07),
