@@ -137,7 +137,7 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
 
     A worker that finished nothing must not decay its momentum or count a step
     (Non-blocking SGD, arXiv 2211.00889). The extra argument `busy`, a bool of Python, says that
-    `batches` is never 0: the choice is left out then, which keeps XLA from making updates in place.
+    `batches` is never 0. The choice is left out then: it would keep XLA from updating in place.
     """
     inner = optax.with_extra_args_support(inner)
 

@@ -65,3 +65,14 @@ def test_slots_go_on_where_a_turn_takes_rows_of_two_plans():
             update += 1
             held[turn.write[row]] = update
     assert plan.update == update == 300
+
+
+def test_what_is_known_of_all_rows():
+    def known(name, **options):
+        rule = planned.rule(name, delays.exponential(1.0), 8, 2, 0, **options)
+        plans = planner(rule, stale=rule.asynchronous)
+        return plans.take(plans.start(remembers=False), np.inf, 10)[1].known
+
+    assert known("barrier") == (True, True, True)
+    assert known("first_finisher", in_flight="cut") == (True, False, True)  # somebody has nothing
+    assert known("k_async", k=1) == (False, True, True)

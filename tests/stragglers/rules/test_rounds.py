@@ -5,9 +5,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from stragglers import delays
+from stragglers import delays, round_clock
 from stragglers.processes import as_process, markov, persistent
 from stragglers.round_parts import until_deadline
+from stragglers.rule import Transfer
 from stragglers.rules import RULES
 from stragglers.schedule import Schedule, concatenate
 from tests import planned
@@ -281,3 +282,21 @@ def test_bad_values(call, message):
 def test_short_deadline_is_allowed_where_nothing_is_cut():
     schedule = planned.plan("deadline", EXPONENTIAL, 8, 10, 8, 0, seconds=0.5)
     assert (schedule.batches == 1).all()
+
+
+@pytest.mark.parametrize("name", ["barrier", "neighbour_barrier"])
+def test_rounds_that_are_drawn_at_once_are_those_that_are_drawn_one_by_one(name, monkeypatch):
+    """To the bit, over segments, with an exchange that begins before the work has ended."""
+    exchange = (Transfer(0.3, leaves=0.5), Transfer(0.2))
+
+    def rows():
+        options = {"communication": lambda t: exchange, "graph": nx.cycle_graph(5)}
+        rule = planned.rule(name, delays.exponential(1.0), 5, 3, **options)
+        state, first = rule.extend(rule.init(), 7)
+        return concatenate([first, rule.extend(state, 9)[1]])
+
+    at_once = rows()
+    monkeypatch.setattr(round_clock, "DRAWN_AT_ONCE", 0)
+    one_by_one = rows()
+    for column in ("time", "start", "finish", "busy", "communication", "first", "batches"):
+        np.testing.assert_array_equal(getattr(at_once, column), getattr(one_by_one, column))
