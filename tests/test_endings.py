@@ -18,7 +18,7 @@ from tests import launcher, two_processes
 from tests.launcher import ROOT, metrics, summary
 from tests.two_processes import ENDLESS, said, wait_for
 
-LONG = ("--config=config.py", "--config.seconds=300", "--config.updates=20000")
+LONG = ("--config=config.py", "--config.seconds=1e6", "--config.updates=10000000")
 LONG = (*LONG, "--checkpoint_seconds=1000", "--workdir=out")
 
 
