@@ -23,6 +23,8 @@ HOLDS, WHERE, FAILS, UNKNOWN = "holds", "holds where", "does not hold", "cannot 
 VERDICTS = (HOLDS, WHERE, FAILS, UNKNOWN)
 NOISE = "in the noise: "  # before what was measured, where a difference is none
 SAME = 0.02  # relative difference of samples that counts as none: schedules end a little apart
+ROUNDING = 1e-6  # relative, of a number that two compiled programs compute
+LOSS_SHARE = 1e-3  # of a loss, that counts as none
 # Field: (by what it is multiplied, its unit); all others are shown as they are.
 UNITS = {
     "seconds_to_target": (1.0, " s"),
@@ -128,19 +130,31 @@ def settings(name: str) -> dict[str, float]:
     return found
 
 
-def ends(arm: Arm, members: Sequence[Arm]) -> list[str]:
-    """The entries of an arm that are the first or the last value in the grid of its members."""
+def ends(arm: Arm, members: Sequence[Arm], bounds: Mapping[str, float] | None = None) -> list[str]:
+    """The entries of an arm that are the first or the last value in the grid of its members.
+
+    bounds: of an entry, the value beyond which there is none, as rounds of one sample: no search
+    can go on from there, so that it is no end.
+    """
     grid: dict[str, set[float]] = {}
     for member in members:
         for key, value in settings(member["name"]).items():
             grid.setdefault(key, set()).add(value)
-    own = settings(arm["name"])
-    return [key for key, values in grid.items()
-            if len(values) > 1 and own.get(key) in (min(values), max(values))]  # fmt: skip
+    own, bounds = settings(arm["name"]), bounds or {}
+    return [
+        key
+        for key, values in grid.items()
+        if len(values) > 1
+        and own.get(key) in (min(values), max(values))
+        and own.get(key) != bounds.get(key)
+    ]
 
 
-def inside(arm: Arm, members: Sequence[Arm]) -> None:
-    """The best of the members lies inside of their grid, of which every entry has been searched."""
+def inside(arm: Arm, members: Sequence[Arm], bounds: Mapping[str, float] | None = None) -> None:
+    """The best of the members lies inside of their grid, of which every entry has been searched.
+
+    bounds: see `ends`.
+    """
     if len(members) < 2:
         raise CannotTell(f"{arm['name']} was run at one setting, nothing was searched")
     common = settings(_common(members))
@@ -148,7 +162,7 @@ def inside(arm: Arm, members: Sequence[Arm]) -> None:
         values = {settings(member["name"]).get(key) for member in members}
         if len(values) < 2:
             raise CannotTell(f"{key} of {arm['name']} has one value, it was not searched")
-    found = ends(arm, members)
+    found = ends(arm, members, bounds)
     if found:
         raise CannotTell(f"{found[0]} of {arm['name']}, the best, is at the end of its grid")
 
@@ -180,12 +194,25 @@ def best(members: Sequence[Arm], field: str) -> Arm:
     return min(complete, key=lambda arm: arm[field])
 
 
-def tuned(arms: Iterable[Arm], name: str, field: str) -> Arm:
-    """The best arm of a group, which lies inside of the group's grid."""
+def tuned(
+    arms: Iterable[Arm], name: str, field: str, bounds: Mapping[str, float] | None = None
+) -> Arm:
+    """The best arm of a group, which lies inside of the group's grid; bounds: see `ends`."""
     members = group(arms, name)
     found = best(members, field)
-    inside(found, members)
+    inside(found, members, bounds)
     return found
+
+
+def loss_margin(again: Arm, dense: Arm, field: str) -> tuple[float, float]:
+    """The noise level of a loss, and how far above `dense` a loss still counts as the same.
+
+    The level is the largest distance over the seeds between the arm and one that sums the same in
+    another order. It can be as small as rounding; a share of LOSS_SHARE counts as none then.
+    """
+    pairs = zip(again[f"{field}_by_seed"], dense[f"{field}_by_seed"], strict=True)
+    level = max(abs(one - other) for one, other in pairs)
+    return level, max(level, LOSS_SHARE * abs(dense[field]))
 
 
 def at_most(
@@ -217,6 +244,30 @@ def at_most(
     elif found.low > margin:
         verdict, before = FAILS, ""
     return Answer(verdict, before + measured, found.seeds, deviation, before + brief)
+
+
+def beside_its_limit(arms: Iterable[Arm], ours: str, limit: str, field: str, key: str) -> Answer:
+    """A group beside the one that it becomes where its setting `key` acts no more.
+
+    Both are at their best, and have their rates in common. A setting at which the two are the same
+    is no end of its grid, as what lies beyond does the same. Where it is the best, nothing is
+    gained.
+    """
+    arms = list(arms)
+    best_of_ours = best(group(arms, ours), field)
+    chosen = settings(best_of_ours["name"])
+    (alike,) = named(arms, f"{limit}/rate={chosen['rate']}")
+    values = [arm.get(f"{field}_by_seed") or [math.nan] for arm in (best_of_ours, alike)]
+    unchanged = len(values[0]) == len(values[1]) and all(
+        math.isclose(*pair, rel_tol=ROUNDING) for pair in zip(*values, strict=True)
+    )
+    inside(best_of_ours, group(arms, ours), {key: chosen[key]} if unchanged else None)
+    theirs = tuned(arms, limit, field)
+    found = at_most(best_of_ours, theirs, field)
+    if not (unchanged and theirs is alike):
+        return found
+    same = f"the best {key} does not act, {limit} is the same: {shown(best_of_ours, field)}"
+    return found._replace(verdict=FAILS, measured=same, deviation="", brief=same)
 
 
 def counted(ours: Arm, theirs: Arm, field: str, factor: float = 1.0) -> Answer:

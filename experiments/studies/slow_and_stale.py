@@ -46,7 +46,7 @@ def claims(arms) -> Iterator[tuple[str, str]]:
     for field, words in ((LOSS, "ends below"), (SECONDS, "is sooner at the target than")):
         yield (
             f"min(C / distance^2, eta), tuned in C and eta, {words} the tuned fixed rate",
-            premises.text(beside_the_fixed_rate, arms, field),
+            premises.text(premises.beside_its_limit, arms, COMPENSATED, FIXED, field, "threshold"),
         )
 
 
@@ -115,12 +115,6 @@ def trains_where_fixed_diverges(arms: Sequence[dict]) -> premises.Answer:
         f"has {guessing:.4g}",
         len(ours["seeds"]),
     )
-
-
-def beside_the_fixed_rate(arms: Sequence[dict], field: str) -> premises.Answer:
-    """Both at their best, inside of their grids."""
-    pair = [premises.tuned(arms, name, field) for name in (COMPENSATED, FIXED)]
-    return premises.at_most(*pair, field)
 
 
 def numbers(arms) -> Iterator[Numbers]:

@@ -41,6 +41,19 @@ def test_the_compensated_rate_is_compared_with_the_tuned_fixed_one():
     assert "k_async/K=1/rate=1.0 at infinity; guessing has 2.303" in trains
     assert lower.startswith("does not hold: compensated/threshold=0.1/rate=0.063")
     assert sooner.startswith("does not hold: compensated/")
+    for arm in made:  # a C that never acts
+        if arm["name"].startswith("compensated/threshold=10.0"):
+            rate = arm["name"].rpartition("/")[2]
+            (fixed,) = [one for one in made if one["name"] == f"k_async/K=1/{rate}"]
+            arm |= {field: fixed[field] for field in fixed if field != "name"}
+    *_, lower, sooner = found(slow_and_stale, made)
+    same = "does not hold: the best threshold does not act, k_async/K=1 is the same: "
+    assert lower.startswith(f"{same}0.01") and sooner.startswith(f"{same}11")
+    (arm,) = premises.named(made, "compensated/threshold=10.0/rate=1.0")
+    arm["final_train_loss_by_seed"] = arm["seconds_to_target_by_seed"] = [1e-3] * made_up.SEEDS
+    arm |= dict.fromkeys(("final_train_loss", "seconds_to_target"), 1e-3)
+    for end in found(slow_and_stale, made)[-2:]:
+        assert end.startswith("cannot be told: threshold of compensated/threshold=10.0/rate=1.0")
     (table,) = slow_and_stale.numbers(made)
     assert len(table.rows) == len(slow_and_stale.GROUPS)
     assert table.rows[0][:2] == ("k_sync/K=1", "0.16")

@@ -63,6 +63,7 @@ def test_premises_that_are_met_say_nothing():
     premises.repeated(OURS, THEIRS, least=3)
     premises.equal("samples", OURS, THEIRS | {"samples": 1010})
     assert premises.tuned(GRID, "m/K=2", "train_loss") is GRID[1]
+    assert premises.tuned(GRID[1:], "m/K=2", "train_loss", {"rate": 0.2}) is GRID[1]
     assert premises.settings("m/K=2/x/rate=0.5") == {"K": 2.0, "rate": 0.5}
 
 
@@ -124,3 +125,14 @@ def test_a_seed_that_is_not_there_takes_the_mean_with_it():
     assert there["bytes_to_target"] == 2.0 and there["reached"] == "3/3"
     gone = premises.per_seed(OURS, "bytes_to_target", [1.0, None, 3.0])
     assert gone["bytes_to_target"] is None and gone["reached"] == "2/3"
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "expected"),
+    [([2.0, 4.0], (0.0, 0.003)), ([2.0, 4.01], (0.01, 0.01))],
+    ids=["rounding", "noise"],
+)
+def test_a_loss_is_the_same_up_to_the_noise_level_or_a_thousandth(by_seed, expected):
+    dense = {"name": "dense", "loss": 3.0, "loss_by_seed": [2.0, 4.0]}
+    again = dense | {"loss_by_seed": by_seed}
+    assert premises.loss_margin(again, dense, "loss") == pytest.approx(expected)
