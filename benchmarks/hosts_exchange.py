@@ -71,7 +71,7 @@ class Orders(NamedTuple):
 def arms(task: str, hosts: int) -> dict[str, Any]:
     """The configs of S2 Reducer and its rivals, by name."""
     file = config_files.read(f"{CONFIG}:task={task},workers={hosts},runtime=mesh")
-    changes = dict(file.module.sweep()) | {
+    changes = dict(config_files.swept_arms(file.module, file.config)) | {
         name: {"algorithm": rival} for name, rival in RIVALS.items()
     }
     return {name: config_files.override(file.config, changes[name]) for name in ARMS}

@@ -6,8 +6,9 @@ reads it; a value is whatever `parts.read` knows, and what an entry may be is ch
 
 import functools
 import importlib.util
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -67,6 +68,11 @@ def load(path: str) -> ModuleType:
     except Exception as error:  # the file is code and can raise anything
         raise ValueError(f"{type(error).__name__}: {error}; correct {path}") from error
     return module
+
+
+def swept_arms(module: ModuleType, config: ConfigDict) -> Iterator[tuple[str, dict]]:
+    """What `sweep()` of a config file yields, or `sweep(config)` if it takes an argument."""
+    return module.sweep(config) if inspect.signature(module.sweep).parameters else module.sweep()
 
 
 def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dict[str, str | bool]]:

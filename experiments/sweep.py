@@ -30,7 +30,7 @@ from experiments import (
     tasks,
     texts,
 )
-from experiments.config_files import override
+from experiments.config_files import override, swept_arms
 from experiments.executors import Arm
 
 MOST_ARMS = 100_000
@@ -42,8 +42,9 @@ def expand(
 ) -> list[Arm]:
     """The arms to run: the config itself, or everything that `sweep()` of a config file yields.
 
-    sweep() yields (name, {dotted key: value}); `user` holds the values of the command line, which
-    win. With several seeds every arm runs with seed, seed + 1, ...
+    sweep() yields (name, {dotted key: value}), and is given the config if it takes an argument;
+    `user` holds the values of the command line, which win. With several seeds every arm runs with
+    seed, seed + 1, ...
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
@@ -52,7 +53,7 @@ def expand(
     else:
         named = [
             (name, override(config, {**changes, **user, "name": name}))
-            for name, changes in _arms_of(swept)
+            for name, changes in _arms_of(swept, override(config, user))
         ]
     if len(named) * seeds > MOST_ARMS:
         raise ValueError(
@@ -83,13 +84,13 @@ def expand(
     return arms
 
 
-def _arms_of(module: ModuleType) -> list[tuple[str, dict]]:
+def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:
     """What `sweep()` of a config file yields; a file that cannot do it is a ValueError."""
     file = module.__file__
     if not hasattr(module, "sweep"):
         raise ValueError(f"{file} has no sweep(); run it without --sweep or write one")
     try:
-        return [(name, dict(changes)) for name, changes in module.sweep()]
+        return [(name, dict(changes)) for name, changes in swept_arms(module, config)]
     except Exception as error:  # a config file is code and can raise anything
         raise ValueError(
             f"sweep() of {file} fails with {type(error).__name__}: {error}; "

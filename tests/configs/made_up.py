@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from experiments import premises
+from experiments import config_files, premises
 
 SEEDS = 3
 TO_TARGET = ("seconds_to_target", "updates_to_target", "communication_seconds_to_target")
@@ -17,8 +17,9 @@ def arms(file, argument=None, level=lambda name: 1.0) -> list[dict]:
 
     level: name -> what its seconds and losses are multiplied by.
     """
-    config = (file.get_config(argument) if argument else file.get_config()).to_dict()
-    names = dict(file.sweep())
+    config = file.get_config(argument) if argument else file.get_config()
+    names = dict(config_files.swept_arms(file, config))
+    config = config.to_dict()
     off = _off(names, _from_the_middle)
     return [
         _arm(name, _changed(config, changes | {"name": name}), level(name) * (1 + off[name]))
@@ -80,8 +81,8 @@ def _off(names, distance) -> dict[str, float]:
 
 
 def _bare(name) -> tuple[str, ...]:
-    """What is no setting in a name."""
-    return tuple(piece for piece in name.split("/") if "=" not in piece)
+    """What is no setting in a name; with other local steps a method has another grid."""
+    return tuple(piece for piece in name.split("/") if "=" not in piece or piece[:2] == "H=")
 
 
 def _from_the_middle(place, length) -> float:
