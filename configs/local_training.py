@@ -2,7 +2,8 @@
 
 All arms take the same number of steps per worker, in time that does not count what is sent: the
 claims work out how long that takes over links of several rates. The sweep goes over the rate of the
-local optimizer; the outer optimizers have the numbers of their papers.
+local optimizer and that of the outer one; SparseLoCo, NoLoCo and DiLoCo with H = 500 have the outer
+numbers of their papers.
 
     --config=configs/local_training.py:size=10M,steps=3000 --sweep --seeds=3
 
@@ -37,7 +38,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = language_model.get_config(like)
     each = language_model.EACH
     rate = language_model.SIZES["tiny" if a["tiny"] else a["size"]].rate
-    config.name, config.baseline = f"all_reduce/rate={rate:g}", None  # method/H/rate
+    config.name, config.baseline = f"all_reduce/rate={rate:g}", None  # method/H/outer/rate
     config.seconds, config.evaluate_every = (a["steps"] + 0.5) * each, a["steps"] * each / 12
     config.optimizer = part(
         "adamw",

@@ -35,6 +35,37 @@ def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransf
     return optax.trace(decay, nesterov)
 
 
+@functools.wraps(contrib.muon, assigned=())
+def muon(*args, **given) -> optax.GradientTransformation:
+    """Muon on the hidden matrices of a model, AdamW on all else, as its author advises.
+
+    optax would orthogonalise every array of two dimensions, a table of embeddings too, and no other
+    array. (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024.)
+    """
+    given.setdefault("muon_weight_dimension_numbers", hidden_matrices)
+    return contrib.muon(*args, **given)
+
+
+def hidden_matrices(params: optax.Params) -> Any:
+    """Per array the axes that Muon takes as rows and columns, None for what is no hidden matrix.
+
+    Not hidden are tables whose name begins with "embed", as Flax calls them. The last axis of a
+    convolution's kernel holds the columns; one of three axes, as that of attention heads, is cut
+    where the matrix comes closest to a square.
+    """
+
+    def axes_of(path, array):
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        if jnp.ndim(array) < 2 or any(name.startswith("embed") for name in names):
+            return None
+        sizes = np.array(jnp.shape(array))
+        cuts = range(1, sizes.size) if sizes.size == 3 else [sizes.size - 1]
+        cut = min(cuts, key=lambda n: abs(np.log(sizes[:n].prod() / sizes[n:].prod())))
+        return contrib.MuonDimensionNumbers(tuple(range(cut)), tuple(range(cut, sizes.size)))
+
+    return jax.tree_util.tree_map_with_path(axes_of, params)
+
+
 def _of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """All transforms of optax and optax.contrib by their names, with or without a rate."""
     found = {}
@@ -47,11 +78,11 @@ def _of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
     return found
 
 
-TRANSFORMS = _of_optax() | {"momentum": momentum}
+TRANSFORMS = _of_optax() | {"momentum": momentum, "muon": muon}
 # Whose rate only scales their updates, whatever their other numbers are; a test tries them all.
 SCALED = frozenset({
     optax.adabelief, optax.adadelta, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw,
-    optax.adamw, optax.adan, optax.amsgrad, optax.lamb, optax.lion, contrib.muon, optax.novograd,
+    optax.adamw, optax.adan, optax.amsgrad, optax.lamb, optax.lion, muon, optax.novograd,
     optax.radam, optax.rmsprop, optax.sgd, optax.sign_sgd, optax.signum, optax.yogi,
 })  # fmt: skip
 # Parameters that say how much of the past stays, in whichever optimizer they stand.

@@ -1,7 +1,9 @@
 """Local steps and what they send: what methods like DiLoCo make of the same steps as all-reduce."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from comms import cost
 from comms.messages import exchange_transfers
@@ -14,35 +16,60 @@ from stragglers.rules import RULES
 
 FRAGMENTS = 3
 LOSS = "final_train_loss"  # a mean over the last tenth of the evaluations
-# The best of DiLoCo's outer rates and momenta (arXiv 2311.08105, Sec. 3.1).
-OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)
 FOUR_BITS = part("quantise", bits=4)
 
 
-def _local(count: int, **algorithm) -> dict:
-    return {"algorithm": part("local_sgd", **algorithm), "mini_batches": count}
+class Group(NamedTuple):
+    """A method with a number of local steps, and the grid on which it is searched."""
+
+    changes: Callable[..., dict]  # outer rate, if there is one -> entries of the config
+    rates: Sequence[float]  # of the local optimizer
+    outer: Sequence[float] = ()  # of the optimizer that is applied to what is exchanged
 
 
-def _streaming(count: int, **algorithm) -> dict:
-    streaming = part("streaming_diloco", fragments=FRAGMENTS, overlap=1, **algorithm)
+def _nesterov(rate: float):
+    """The outer optimizer of DiLoCo, whose paper gives it the rate 0.7 (2311.08105, Sec. 3.1)."""
+    return part("momentum", decay=0.9, nesterov=True, learning_rate=rate)
+
+
+def _diloco(count: int, outer: float) -> dict:
+    return {"algorithm": part("local_sgd", server=_nesterov(outer)), "mini_batches": count}
+
+
+def _fedadam(count: int, outer: float) -> dict:
+    server = part("adam", learning_rate=outer)
+    return {"algorithm": part("local_sgd", server=server), "mini_batches": count}
+
+
+def _streaming(count: int, outer: float, **algorithm) -> dict:
+    streaming = part(
+        "streaming_diloco", fragments=FRAGMENTS, overlap=1, server=_nesterov(outer), **algorithm
+    )
     return {"algorithm": streaming, "mini_batches": count // FRAGMENTS}
+
+
+def _local(count: int, name: str) -> dict:
+    return {"algorithm": part(name), "mini_batches": count}
 
 
 _MUON = {"optimizer.name": "muon"}
 ADAM_RATES, MUON_RATES = (0.0005, 0.001, 0.002, 0.004, 0.008), (0.0025, 0.005, 0.01, 0.02, 0.04)
-GROUPS = {  # method/H -> (what it changes, rates of its local optimizer)
-    "all_reduce": ({}, ADAM_RATES),
-    "all_reduce_muon": (_MUON, MUON_RATES),
-    "local_sgd/H=30": (_local(30), ADAM_RATES),
-    "diloco/H=30": (_local(30, server=OUTER), ADAM_RATES),
-    "diloco/H=100": (_local(100, server=OUTER), ADAM_RATES),
-    "diloco/H=500": (_local(500, server=OUTER), ADAM_RATES),
-    "muloco/H=30": (_local(30, server=OUTER) | _MUON, MUON_RATES),
-    "fedadam/H=30": (_local(30, server=part("adam", learning_rate=0.003)), ADAM_RATES),
-    "streaming/H=30": (_streaming(30), ADAM_RATES),
-    "streaming_4_bits/H=30": (_streaming(30, exchange=FOUR_BITS), ADAM_RATES),
-    "sparse_loco/H=30": ({"algorithm": part("sparse_loco"), "mini_batches": 30}, ADAM_RATES),
-    "noloco/H=30": ({"algorithm": part("noloco"), "mini_batches": 30}, ADAM_RATES),
+HIGH, OUTER = (0.008, 0.016, 0.032), (0.4, 0.7, 1.0)  # around DiLoCo's best
+GROUPS = {  # by method/H
+    "all_reduce": Group(dict, ADAM_RATES),
+    "local_sgd/H=30": Group(partial(_local, 30, "local_sgd"), ADAM_RATES),
+    "diloco/H=30": Group(partial(_diloco, 30), (*HIGH, 0.064), OUTER),
+    "diloco/H=100": Group(partial(_diloco, 100), ADAM_RATES[:3], OUTER),
+    "diloco/H=500": Group(partial(_diloco, 500), ADAM_RATES, (0.7,)),
+    "fedadam/H=30": Group(partial(_fedadam, 30), ADAM_RATES[1:4], (0.003, 0.01, 0.03)),
+    "streaming/H=30": Group(partial(_streaming, 30), HIGH, (0.7, 1.0, 1.4)),
+    "streaming_4_bits/H=30": Group(partial(_streaming, 30, exchange=FOUR_BITS), HIGH, OUTER),
+    "sparse_loco/H=30": Group(partial(_local, 30, "sparse_loco"), ADAM_RATES),
+    "noloco/H=30": Group(partial(_local, 30, "noloco"), (*ADAM_RATES, 0.016, 0.032)),
+    "all_reduce_muon": Group(partial(dict, _MUON), MUON_RATES),
+    "muloco/H=30": Group(
+        lambda outer: _diloco(30, outer) | _MUON, MUON_RATES[1:4], (0.2, 0.4, 0.7)
+    ),
 }
 CLOSE = (  # ours, theirs, the share by which ours may end above theirs, what is said of them
     ("diloco/H=30", "all_reduce", 0.01, "as good as all-reduce (arXiv 2311.08105)"),
@@ -62,10 +89,12 @@ LATENCY = 1e-3  # s of a message
 
 
 def arms() -> Iterator[tuple[str, dict]]:
-    """(method/H/rate, entries of its config)."""
-    for group, (changes, rates) in GROUPS.items():
-        for rate in rates:
-            yield f"{group}/rate={rate:g}", changes | {"optimizer.learning_rate": rate}
+    """(method/H/outer/rate, entries of its config); outer where there is an outer optimizer."""
+    for group, (changes, rates, several) in GROUPS.items():
+        outer = {f"/outer={rate:g}": changes(rate) for rate in several} or {"": changes()}
+        for name, changed in outer.items():
+            for rate in rates:
+                yield f"{group}{name}/rate={rate:g}", changed | {"optimizer.learning_rate": rate}
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
@@ -92,12 +121,20 @@ def numbers(arms) -> Iterator[Numbers]:
         with contextlib.suppress(premises.CannotTell):
             arm = premises.best(premises.group(arms, group), LOSS)
             rows.append((group, *_sent(arm)))
-    columns = ("method/local steps", "rate", "loss", "MB per worker", "MB at a time", *LINKS)
+    columns = (
+        "method/local steps",
+        "outer rate",
+        "rate",
+        "loss",
+        "MB per worker",
+        "MB at a time",
+        *LINKS,
+    )
     yield Numbers("at the rate that ends lowest; seconds over links of three rates", columns, rows)
 
 
 def _sent(arm: dict) -> tuple[str, ...]:
-    """Rate, loss, bytes of the whole run and of an update, then the run's seconds by link."""
+    """Rates, loss, bytes of the whole run and of an update, then the run's seconds by link."""
     config, updates = arm["config"], round(arm["updates"])
     prepared = prepare.prepare(config)
     delay = delays.deterministic(config.delay.value)
@@ -111,7 +148,9 @@ def _sent(arm: dict) -> tuple[str, ...]:
         clock = whole(RULES["barrier"](setting), updates).time[-1]
         seconds.append(f"{clock:.3g}")
     sent = arm["bytes_per_worker"]
+    outer = premises.settings(arm["name"]).get("outer")
     return (
+        "" if outer is None else f"{outer:g}",
         f"{config.optimizer.learning_rate:g}",
         premises.shown(arm, LOSS),
         f"{sent / 1e6:.4g}",

@@ -226,3 +226,33 @@ def test_schedules_of_optax_count_samples():
     hill = "warmup_cosine_decay_schedule(warmup_steps=10, decay_steps=110)"
     found = rates(f"sgd(learning_rate=0.5, schedule={hill})", (0, 5, 10, 60, 110))
     np.testing.assert_allclose(found, (0, 0.25, 0.5, 0.25, 0), atol=1e-6)
+
+
+def test_muon_turns_hidden_matrices_and_leaves_embeddings_to_adam():
+    shapes = {
+        "embedding": {"embedding": (12, 4)},
+        "query": {"kernel": (8, 2, 4)},  # [in, heads, of a head]
+        "attention": {"kernel": (2, 4, 8)},  # [heads, of a head, out]
+        "convolution": {"kernel": (3, 3, 4, 5)},
+        "dense": {"kernel": (6, 4), "bias": (4,)},
+    }
+    rng = np.random.default_rng(0)
+
+    def uneven(shape):
+        columns = np.where(np.arange(shape[-1]) == 0, 10, 1)
+        return jnp.asarray(rng.normal(size=shape) * columns, jnp.float32)
+
+    gradient = jax.tree.map(uneven, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    params = jax.tree.map(jnp.ones_like, gradient)
+    optimizer = optimizers.build("muon(learning_rate=0.1)")
+    moved, _ = optimizer.update(gradient, optimizer.init(params), params, samples=0.0)
+    adam = optax.adam(0.1, nesterov=True)
+    by_adam, _ = adam.update(gradient, adam.init(params), params)
+    for name, part in (("embedding", "embedding"), ("dense", "bias")):
+        np.testing.assert_allclose(moved[name][part], by_adam[name][part], rtol=1e-5)
+    for name, rows in (("query", 8), ("attention", 8), ("convolution", 36), ("dense", 6)):
+        matrix = np.asarray(moved[name]["kernel"]).reshape(rows, -1)
+        sizes = np.linalg.svd(matrix, compute_uv=False)
+        assert sizes.min() > 0.4 * sizes.max()  # five iterations bring them near to each other
+        of_gradient = np.linalg.svd(gradient[name]["kernel"].reshape(rows, -1), compute_uv=False)
+        assert of_gradient.min() < 0.2 * of_gradient.max()
