@@ -7,7 +7,7 @@ that bring it to the target first, on the grid below, under the same delays.
     python launch.py --config=configs/nonblocking_tuned.py:delay=pause --sweep --workdir=runs/pause
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
@@ -36,16 +36,24 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep() -> Iterator[tuple[str, dict]]:
     """The grid, for three mixers, blocking and not."""
-    for mixer, (algorithm, wait_for_all) in nonblocking.MIXERS.items():
+    yield from grid(nonblocking.MIXERS, MINI_BATCHES, LEARNING_RATES)
+
+
+def grid(
+    mixers: Iterable[str], mini_batches: Iterable[int], rates: Iterable[float]
+) -> Iterator[tuple[str, dict]]:
+    """Keys of `nonblocking.MIXERS`, blocking and not, at all round lengths and learning rates."""
+    for mixer in mixers:
+        algorithm, wait_for_all = nonblocking.MIXERS[mixer]
         for variant, wait in (("blocking", wait_for_all), ("nonblocking", part("first_finisher"))):
-            for mini_batches in MINI_BATCHES:
-                for rate in LEARNING_RATES:
+            for length in mini_batches:
+                for rate in rates:
                     yield (
-                        f"{mixer}/{variant}/M={mini_batches}/rate={rate}",
+                        f"{mixer}/{variant}/M={length}/rate={rate}",
                         {
                             "algorithm": algorithm,
                             "wait": wait,
-                            "mini_batches": mini_batches,
+                            "mini_batches": length,
                             "optimizer.learning_rate": rate,
                             "baseline": None,
                         },

@@ -1,11 +1,13 @@
 """What Non-blocking SGD claims over three mixers (He & Dube, arXiv 2211.00889)."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 
 from experiments import premises
 from experiments.numbers import Numbers
 
 SECONDS = "seconds_to_target"
+ONE_SAMPLE = {"M": 1.0}  # bounds of rounds, where a mini-batch has one sample
 EQUAL_ROUNDS = "at equal samples per round"
 
 
@@ -69,18 +71,26 @@ def numbers(arms) -> Iterator[Numbers]:
     )  # fmt: skip
 
 
-def tuned_claims(arms) -> Iterator[tuple[str, str]]:
-    """Best against best, where both optima lie inside of the grid."""
+def tuned_claims(arms, bounds: Mapping[str, float] | None = None) -> Iterator[tuple[str, str]]:
+    """Best against best, where both optima lie inside of the grid; bounds: of `premises.ends`."""
     for mixer in _mixers(arms):
         yield (
             f"{mixer}: the best non-blocking takes less time than the best blocking",
-            premises.text(best_against_best, arms, mixer),
+            premises.text(best_against_best, arms, mixer, bounds),
         )
 
 
-def best_against_best(arms, mixer: str) -> premises.Answer:
+tuned_claims_of_single_samples = functools.partial(tuned_claims, bounds=ONE_SAMPLE)
+
+
+def best_against_best(
+    arms, mixer: str, bounds: Mapping[str, float] | None = None
+) -> premises.Answer:
     """Each at its own rate and length of a round."""
-    pair = [premises.tuned(arms, f"{mixer}/{v}", SECONDS) for v in ("nonblocking", "blocking")]
+    pair = [
+        premises.tuned(arms, f"{mixer}/{variant}", SECONDS, bounds)
+        for variant in ("nonblocking", "blocking")
+    ]
     return premises.at_most(*pair, SECONDS)
 
 

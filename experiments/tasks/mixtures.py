@@ -78,3 +78,37 @@ def bayes_error(classes: int, separation: float) -> float:
     nodes, weights = np.polynomial.hermite_e.hermegauss(100)
     right = special.ndtr(nodes + separation / np.sqrt(2)) ** (classes - 1)
     return float(1 - weights @ right / weights.sum())
+
+
+def images(
+    samples: int = 4096,
+    size: int = 32,
+    patches: int = 2,
+    channels: int = 3,
+    classes: int = 10,
+    separation: float = 7.0,
+    noise: float = 0.5,
+    test: int = 1024,
+    seed: int = 0,
+) -> Dataset:
+    """Square images whose patches are drawn by `gaussians`, one colour in each patch.
+
+    size: pixels of a side. patches: of a side, each a square of size / patches pixels. A point of
+    the mixture is a colour per patch, so that its dimension is patches^2 * channels, and the Bayes
+    error is that of the mixture: an image shows its point and nothing else.
+    """
+    if patches < 1 or size < patches or size % patches:
+        raise ValueError(
+            f"gaussians: size must be a multiple of patches, got size={size} and "
+            f"patches={patches}; set size"
+        )
+    drawn = gaussians(
+        samples, patches * patches * channels, classes, separation, noise, test, seed
+    ).dataset
+
+    def enlarged(points: Images) -> Images:
+        colours = points.image.reshape(-1, patches, patches, channels)
+        side = size // patches
+        return Images(colours.repeat(side, axis=1).repeat(side, axis=2), points.label)
+
+    return Dataset(enlarged(drawn.train), enlarged(drawn.test), classes)

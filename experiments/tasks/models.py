@@ -36,18 +36,19 @@ def cnn(classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
     return nn.Sequential([*layers, _mean, nn.Dense(classes)])
 
 
-def resnet18(classes: int, width: int = 64) -> nn.Module:
+def resnet18(classes: int, width: int = 64, products: bool = False) -> nn.Module:
     """ResNet-18 (arXiv 1512.03385) for 32x32 images: a 3x3 stem without pooling, GroupNorm.
 
-    width: channels of the first stage; each later stage has twice as many.
+    width: channels of the first stage; each later stage has twice as many. products: convolutions
+        are computed as `product_of_patches` does, which is faster in the simulator on a CPU.
     """
     _check_width("resnet18", width)
     blocks = [
-        Block(width * 2**stage, strides=2 if stage > 0 and first else 1)
+        Block(width * 2**stage, strides=2 if stage > 0 and first else 1, products=products)
         for stage in range(4)
         for first in (True, False)
     ]
-    stem = [scaled, _conv(width), _norm(), nn.relu]
+    stem = [scaled, _conv(width, products=products), _norm(), nn.relu]
     return nn.Sequential([*stem, *blocks, _mean, nn.Dense(classes)])
 
 
@@ -78,13 +79,14 @@ class Block(nn.Module):
 
     channels: int
     strides: int
+    products: bool = False  # see `resnet18`
 
     @nn.compact
     def __call__(self, x):
-        y = nn.relu(_norm()(_conv(self.channels, self.strides)(x)))
-        y = _norm()(_conv(self.channels)(y))
+        y = nn.relu(_norm()(_conv(self.channels, self.strides, products=self.products)(x)))
+        y = _norm()(_conv(self.channels, products=self.products)(y))
         if x.shape != y.shape:
-            x = _norm()(_conv(self.channels, self.strides, kernel=1)(x))
+            x = _norm()(_conv(self.channels, self.strides, 1, products=self.products)(x))
         return nn.relu(x + y)
 
 
@@ -114,8 +116,32 @@ def scaled(image: jax.Array) -> jax.Array:
     return image
 
 
-def _conv(channels: int, strides: int = 1, kernel: int = 3) -> nn.Module:
-    return nn.Conv(channels, (kernel, kernel), strides, use_bias=False)
+def product_of_patches(
+    images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str, **_
+) -> jax.Array:
+    """A convolution as one product of matrices: what a kernel sees times the kernel.
+
+    images: [b, height, width, in]; kernel: [k, k, in, out]. XLA on a CPU computes the gradient of
+    an ordinary convolution slowly inside of a compiled loop, as the simulator's updates are. It
+    does not mind a product of matrices there.
+    """
+    size = kernel.shape[:2]
+    before_and_after = jax.lax.padtype_to_pads(images.shape[1:3], size, strides, padding)
+    padded = jnp.pad(images, ((0, 0), *before_and_after, (0, 0)))
+    ends = [side - k + 1 for side, k in zip(padded.shape[1:3], size, strict=True)]
+    seen = [
+        padded[:, row : row + ends[0] : strides[0], column : column + ends[1] : strides[1]]
+        for row in range(size[0])
+        for column in range(size[1])
+    ]
+    return jnp.concatenate(seen, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def _conv(channels: int, strides: int = 1, kernel: int = 3, products: bool = False) -> nn.Module:
+    computed = product_of_patches if products else None  # None: the ordinary one
+    return nn.Conv(
+        channels, (kernel, kernel), strides, use_bias=False, conv_general_dilated=computed
+    )
 
 
 def _norm() -> nn.Module:

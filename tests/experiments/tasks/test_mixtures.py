@@ -86,3 +86,26 @@ def test_only_as_many_test_examples_count_as_are_evaluated():
 def test_what_cannot_be_drawn_is_refused(parameters, words):
     with pytest.raises(ValueError, match=words):
         tasks.build(f"gaussians(model=logistic, {parameters})")
+
+
+def test_an_image_shows_the_point_that_was_drawn_in_squares_of_one_colour():
+    shown = mixtures.images(samples=6, size=8, patches=2, classes=4, test=5, seed=3)
+    drawn = mixtures.gaussians(6, 12, 4, 7.0, 0.5, 5, 3).dataset
+    for part, points in ((shown.train, drawn.train), (shown.test, drawn.test)):
+        assert part.image.shape == (len(points.label), 8, 8, 3) and part.image.dtype == np.float32
+        np.testing.assert_array_equal(part.label, points.label)
+        corners = part.image[:, ::4, ::4].reshape(len(points.label), 1, 1, 12)
+        np.testing.assert_array_equal(corners, points.image)
+        np.testing.assert_array_equal(part.image[:, 3, 4], part.image[:, 0, 7])
+    assert shown.classes == 4
+
+
+def test_the_images_are_a_source_of_the_shape_of_cifar():
+    task = tasks.build("images(source=gaussians(samples=20, test=10), model=logistic)")
+    assert tasks.take(task.train, slice(2)).image.shape == (2, 32, 32, 3)
+
+
+@pytest.mark.parametrize("patches", [0, 3, 64])
+def test_patches_that_do_not_fill_an_image_are_refused(patches):
+    with pytest.raises(ValueError, match="size must be a multiple of patches, got size=32"):
+        mixtures.images(samples=4, patches=patches)

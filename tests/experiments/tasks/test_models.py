@@ -3,7 +3,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.tasks.models import MODELS, cnn, logistic, mlp, resnet18
+from experiments.tasks.models import (
+    MODELS,
+    cnn,
+    logistic,
+    mlp,
+    product_of_patches,
+    resnet18,
+)
 
 SMALL = {"resnet18": {"width": 16}}
 
@@ -60,3 +67,28 @@ def test_bytes_are_scaled_to_unit_floats(build):
 def test_channels_that_do_not_form_groups(build):
     with pytest.raises(ValueError, match="needs a multiple of 16 channels"):
         build()
+
+
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (3, 2), (1, 1), (1, 2)])
+@pytest.mark.parametrize("side", [8, 7])
+def test_a_product_of_patches_is_the_convolution(size, stride, side):
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((2, side, side, 3), np.float32)
+    kernel = rng.standard_normal((size, size, 3, 5), np.float32)
+    expected = jax.lax.conv_general_dilated(
+        images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    found = product_of_patches(images, kernel, (stride, stride), "SAME")
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_resnet_of_products_has_the_parameters_of_the_ordinary_one():
+    shapes = [
+        jax.eval_shape(
+            resnet18(10, width=16, products=products).init,
+            jax.random.key(0),
+            jnp.zeros((1, 8, 8, 3)),
+        )
+        for products in (False, True)
+    ]
+    assert shapes[0] == shapes[1]
