@@ -30,7 +30,10 @@ TABLE = {
         None,
         {"unequal": ("one mini-batch",), "never": (), "one_seed": (), "diverged": ()},
     ),
-    "nonblocking_tuned": (None, {"never": (), "one_seed": (), "at_the_edge": (), "diverged": ()}),
+    **{
+        name: (None, {"never": (), "one_seed": (), "at_the_edge": (), "diverged": ()})
+        for name in ("nonblocking_tuned", "nonblocking_tuned_images", "nonblocking_tuned_text")
+    },
     "nonblocking_weightings": (
         None,
         {"unequal": ("after the same time",), "one_seed": (), "at_the_edge": (), "diverged": ()},
@@ -58,6 +61,7 @@ TABLE = {
             "diverged": (),
         },
     ),
+    "swarm_tuned": (None, {"never": (), "one_seed": (), "at_the_edge": (), "diverged": ()}),
     "swarm_real": (None, {"never": (), "one_seed": (), "at_the_edge": ("processes take",),
                           "diverged": ()}),
 }  # fmt: skip
