@@ -30,12 +30,16 @@ def read(workdir: Path) -> tuple[dict[str, dict], dict[str, dict]]:
 
 
 def draw(axes: Axes, workdir: Path, place: str, colour: str, kinds: Mapping[str, dict]) -> None:
-    """Draw training loss against seconds, a line for each kind that has the place."""
+    """Draw training loss against seconds, a line for each seed of each kind that has the place."""
     for kind, found in kinds.items():
-        if place in found:
-            entries = records.read_metrics(workdir / kind / place)
+        if place not in found:
+            continue
+        seeds = sorted((workdir / kind / place).rglob(records.METRICS))
+        for path in seeds:
+            entries = records.read_metrics(path.parent)
             points = [(entry["seconds"], entry["train_loss"]) for entry in entries]
-            axes.plot(*zip(*points, strict=True), LINES[kind], color=colour, linewidth=1.4)
+            width = 1.4 if len(seeds) == 1 else 0.8
+            axes.plot(*zip(*points, strict=True), LINES[kind], color=colour, linewidth=width)
 
 
 def handles() -> list[Line2D]:

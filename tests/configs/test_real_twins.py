@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from matplotlib.axes import Axes
 
 from configs import slow_and_stale_real, swarm_real
 from experiments import records, sweep
+from experiments.studies import twins
 from tests.configs import made_up
 
 
@@ -64,16 +66,30 @@ def test_gossip_is_compared_with_its_simulation_and_with_methods_that_wait():
     assert table.rows[0] == ("float32", "10.0", "2.0", "10.0", "2.0", "0.00")
 
 
+@pytest.mark.parametrize("seeds", [("",), ("seed_0", "seed_1")])
 @pytest.mark.parametrize("file", [slow_and_stale_real, swarm_real])
-def test_figures_show_a_line_for_every_arm(file, tmp_path):
+def test_figures_show_a_line_for_every_seed_of_every_arm(file, seeds, tmp_path, monkeypatch):
+    drawn, plot = [], Axes.plot
+
+    def count(axes, *values, **how):
+        drawn.append(values[-1])
+        return plot(axes, *values, **how)
+
+    monkeypatch.setattr(Axes, "plot", count)
     made = arms(file, lambda name: (100, 10.0))
     for arm in made:
-        place = tmp_path / arm["name"]
-        place.mkdir(parents=True)
-        records.write_json(place / records.CONFIG, arm.pop("config").to_dict())
-        lines = [{"update": n, "seconds": 1.0 * n, "train_loss": 2.0 / (1 + n)} for n in range(3)]
-        (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        config = arm.pop("config").to_dict()
+        for seed in seeds:
+            place = tmp_path / arm["name"] / seed
+            place.mkdir(parents=True)
+            records.write_json(place / records.CONFIG, config)
+            lines = [
+                {"update": n, "seconds": 1.0 * n, "train_loss": 2.0 / (1 + n)} for n in range(3)
+            ]
+            (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         del arm["metrics"]
     records.write_json(tmp_path / records.SUMMARY, {"arms": made})
     file.figures(tmp_path)
+    for kind, line in twins.LINES.items():
+        assert drawn.count(line) == len(seeds) * len(twins.of_kind(made, kind))
     assert (tmp_path / "curves.png").stat().st_size > 10_000
