@@ -1,6 +1,6 @@
 """Our simulator beside others who simulate distributed training, on the same task, in turn.
 
-    python -m benchmarks.peers [--peers=fedjax,call,scan,torch]
+    python -m benchmarks.peers [--peers=fedjax,appfl,call]
 
 The task is noise of the shape of images with a softmax, or an MLP, in float32.
 
@@ -8,11 +8,23 @@ The task is noise of the shape of images with a softmax, or an MLP, in float32.
                    averaging compiles a client's step and loops over clients and steps. It shuffles
                    each client's samples on the host and takes the norm of each client's progress,
                    which we do not; we plan a schedule with delays, which it does not.
+                   pfl-research loops over clients and steps in torch and adds up the differences
+                   of their models, with weights and counts, which we do not. It has no clock
+                   either. It can clip differences, add noise and spread clients over processes;
+                   here it does none of that.
+                   APPFL's virtual-time simulator has a clock, as we have, and loops over clients
+                   and steps in torch. It makes an optimizer for every client and round, takes the
+                   accuracy of its mini-batches and formats a row of a log, which we do not. It can
+                   leave out late clients; here it waits for all, as we do.
     asynchronous   8 workers, 32 samples, an update with every gradient, seconds of an update.
                    Event loops as one writes them down: a heap and a compiled call for each event,
                    in JAX or in torch, and a single `lax.scan` over all events that keeps what each
                    worker has read. They get durations and samples for nothing; our side plans and
-                   draws them.
+                   draws them. APPFL's simulator keeps a heap of events and draws them as well. Its
+                   client sends the difference of its model before and after a step as a gradient.
+
+pfl-research and APPFL get one thread, since two are slower, and data in memory. They neither
+evaluate nor write a log in a turn that is timed.
 
 Every side is a process that waits while another has its turn. Libraries that the project does not
 use are installed into environments of their own in --environments. Points go to
@@ -40,7 +52,8 @@ from experiments.tasks import models
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 
-_PEERS = flags.DEFINE_list("peers", ["fedjax", "call", "scan", "torch"], "Who takes part.")
+SIDES = ("fedjax", "appfl", "pfl", "call", "scan", "torch")
+_PEERS = flags.DEFINE_list("peers", list(SIDES), "Who takes part.")
 _TIMED = flags.DEFINE_integer("timed", 5, "Turns of every side that are timed.", lower_bound=1)
 _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Where they are made.")
 
@@ -51,7 +64,11 @@ MODELS = {
     "hidden": functools.partial(models.mlp, hidden=(data.HIDDEN,)),
 }
 AMOUNT = {"rounds": 4, "softmax": 2048, "hidden": 512}  # rounds or updates of a turn
+EVENTS = ("appfl", "call", "scan", "torch")  # who trains asynchronously
+TAKES = {"rounds": ("fedjax", "appfl", "pfl"), "softmax": EVENTS, "hidden": EVENTS}
 OTHERS = {"fedjax": (("fedjax",), "benchmarks/peers_fedjax.py"),
+          "appfl": (("appfl",), "benchmarks/peers_appfl.py"),
+          "pfl": (("pfl", "torch"), "benchmarks/peers_pfl.py"),
           "torch": (("torch", "numpy"), "benchmarks/peers_torch.py")}  # fmt: skip
 GOALS = {"fedjax": 4.0, "call": 5.0, "scan": 2.0}  # times their seconds over ours
 
@@ -136,8 +153,7 @@ def command(side: str, task: str, folder: pathlib.Path) -> list[str]:
     """What starts a side."""
     if side in OWN:
         return [sys.executable, "-m", "benchmarks.peers", "side", side, task]
-    words = [] if task == "rounds" else [task]
-    return [str(environment(side, folder)), OTHERS[side][1], *words, str(AMOUNT[task])]
+    return [str(environment(side, folder)), OTHERS[side][1], task, str(AMOUNT[task])]
 
 
 def compare(task: str, names: list[str], folder: pathlib.Path) -> dict[str, list[float]]:
@@ -177,8 +193,7 @@ def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     folder = pathlib.Path(_ENVIRONMENTS.value)
     for task in AMOUNT:
-        can = {"fedjax"} if task == "rounds" else {"call", "scan", "torch"}
-        names = ["gossax", *(name for name in _PEERS.value if name in can)]
+        names = ["gossax", *(name for name in _PEERS.value if name in TAKES[task])]
         if len(names) == 1:
             continue
         found = compare(task, names, folder)

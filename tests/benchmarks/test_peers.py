@@ -1,6 +1,7 @@
 """The sides of the comparison with others train on the same, and take turns."""
 
 import io
+import pathlib
 
 import jax
 import numpy as np
@@ -26,3 +27,10 @@ def test_a_side_takes_a_turn_for_every_line(monkeypatch, capsys):
     ready, *seconds = capsys.readouterr().out.split()
     assert ready == "ready" and len(seconds) == 2 and len(turns) == 3
     assert all(float(taken) >= 0 for taken in seconds)
+
+
+def test_every_side_of_a_task_has_something_to_start():
+    taking = {name for names in peers.TAKES.values() for name in names}
+    assert taking == set(peers.SIDES) and peers.TAKES.keys() == peers.AMOUNT.keys()
+    for name in taking - set(peers.OWN):
+        assert (pathlib.Path(peers.__file__).parents[1] / peers.OTHERS[name][1]).is_file()
