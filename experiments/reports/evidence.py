@@ -5,8 +5,9 @@ python -m experiments.reports.evidence matcha adasync  # make evidence ONLY="mat
 python -m experiments.reports.evidence --list          # only say what there is, and what is left
 
 What is left, with the hours that it is expected to take, is printed first. A sweep that has been
-published from its workdir in runs/evidence is skipped; one that was cut off goes on where it was. A
-finished one is taken into docs/results, and the pages are written anew, before the next begins.
+published from its workdir in runs/evidence is skipped, unless its config has other arms by now; one
+that was cut off goes on where it was. A finished one is taken into docs/results, and the pages are
+written anew, before the next begins.
 """
 
 import shlex
@@ -17,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import formats, provenance, texts
-from experiments.reports import gallery, published
+from experiments import config_files, formats, provenance, texts
+from experiments.reports import gallery, published, quoted
 
 ROOT = published.FOLDER.parents[1]
 WORKDIRS = ROOT / "runs" / "evidence"
@@ -54,6 +55,14 @@ SWEEPS = (
         "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep --seeds=3 --together",
         0.4,
     ),
+    *(
+        Sweep(
+            f"nonblocking_tuned_{task}",
+            f"--config=configs/nonblocking_tuned_{task}.py --sweep --seeds=3 --together",
+            hours,
+        )
+        for task, hours in (("images", 1.5), ("text", 0.9))
+    ),
     Sweep(
         "nonblocking_weightings",
         "--config=configs/nonblocking_weightings.py --sweep --seeds=10 --together",
@@ -80,7 +89,7 @@ SWEEPS = (
     Sweep(
         "local_training",
         "--config=configs/local_training.py:size=140k,steps=1500 --sweep --seeds=3 --together",
-        1.5,
+        3.0,
     ),
     Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),
     Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.3),
@@ -104,6 +113,7 @@ SWEEPS = (
         "--config=configs/swarm.py:task=gaussians --sweep --seeds=3 --together",
         0.15,
     ),
+    Sweep("swarm_tuned", "--config=configs/swarm_tuned.py --sweep --seeds=3 --together", 0.4),
     *(
         Sweep(
             f"swarm_{graph}",
@@ -118,7 +128,7 @@ SWEEPS = (
             f"--config=configs/swarm.py:nodes={nodes} --sweep --seeds=3 --together",
             hours,
         )
-        for nodes, hours in ((8, 0.2), (64, 1.2), (256, 5.0))
+        for nodes, hours in ((8, 0.2), (64, 0.2), (256, 0.8))
     ),
     Sweep("swarm_scale", "--config=configs/swarm_scale.py", 0.05),
     Sweep("swarm_real", "--config=configs/swarm_real.py --sweep --seeds=3", 0.4),
@@ -134,31 +144,30 @@ SWEEPS = (
         for task, hours in (
             ("hashed_logistic", 0.3),
             ("ncf", 0.5),
-            ("lstm", 1.5),
-            ("transformer", 1.5),
-            ("skip_gram", 1.0),
+            ("lstm", 0.5),
+            ("transformer", 0.5),
+            ("skip_gram", 0.5),
         )
     ),
     *(
         Sweep(
             f"s2_ncf_ratio_{percent}",
-            f"--config=configs/s2_reducer.py:task=ncf,ratio={percent / 100:g} --sweep --seeds=3",
-            0.5,
+            # A quarter of the updates: bytes and what falls back against the ratio.
+            f"--config=configs/s2_reducer.py:task=ncf,ratio={percent / 100:g},updates=375 --sweep "
+            "--seeds=3",
+            0.15,
         )
-        for percent in (5, 10, 30, 50)
+        for percent in (1, 2, 5, 10, 18, 30, 50)
     ),
     *(
         Sweep(
             f"s2_ncf_workers_{workers}",
-            f"--config=configs/s2_reducer.py:task=ncf,workers={workers} --sweep --seeds=3",
-            0.5 * workers / 4,
+            # Samples as with four workers: bytes and the time of a step against the workers.
+            f"--config=configs/s2_reducer.py:task=ncf,workers={workers},updates={6000 // workers} "
+            "--sweep --seeds=3",
+            0.5,
         )
         for workers in (16, 64)
-    ),
-    Sweep(
-        "language_model",
-        "--config=configs/language_model.py:size=600k,steps=400 --sweep --seeds=3",
-        1.5,
     ),
     Sweep(
         "language_model_10M",
@@ -178,7 +187,7 @@ def chosen(sweeps: Sequence[Sweep], names: Sequence[str]) -> list[Sweep]:
 
 
 def is_published(sweep: Sweep, workdirs: Path, folder: Path) -> bool:
-    """Whether the record is the one of the sweep's workdir, which ran these arguments."""
+    """Whether the record is the one of the sweep's workdir, which ran these arguments and arms."""
     path = folder / f"{sweep.name}.json"
     try:
         note = provenance.read(workdirs / sweep.name)
@@ -187,7 +196,21 @@ def is_published(sweep: Sweep, workdirs: Path, folder: Path) -> bool:
         return False
     if not note or note["date"] != record.get("date"):
         return False
-    return shlex.split(sweep.arguments) == _arguments(note["command"])
+    return repeats(sweep, record)
+
+
+def repeats(sweep: Sweep, record: dict) -> bool:
+    """Whether the sweep's arguments, and its config of today, are what the record came from."""
+    if shlex.split(sweep.arguments) != _arguments(record["command"]):
+        return False
+    return "arms" not in record or set(quoted.arms(record)) == _names(sweep)
+
+
+def _names(sweep: Sweep) -> set[str]:
+    """Of the arms that the config has today."""
+    place = shlex.split(sweep.arguments)[0].removeprefix("--config=")
+    file = config_files.read(str(ROOT / place))
+    return {name for name, _ in config_files.swept_arms(file.module, file.config)}
 
 
 def _arguments(command: str) -> list[str]:

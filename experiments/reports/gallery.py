@@ -3,6 +3,7 @@
 python -m experiments.reports.gallery  # draw the pictures from docs/results and write the page
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from experiments import files, formats, premises, texts
-from experiments.reports import figure, published, quoted, telling
+from experiments.reports import figure, graphs, published, quoted, sparse, telling
 
 PAGE = published.FOLDER.parent / "gallery.md"
 PICTURES = published.FOLDER.parent / "gallery"
@@ -20,10 +21,8 @@ OPENING = """\
 # Gallery
 
 Each entry has a picture, a sentence and the command of its sweep. Every picture is drawn from the
-record of its sweep by `experiments/reports/gallery.py`. The config of MATCHA has changed since its
-record was made, so that its command runs a larger sweep.
-Arms that were run at several rates are shown at their best one.
-[Findings](findings.md) has the numbers, [results](results.md) all claims.
+record of its sweep by `experiments/reports/gallery.py`. Arms that were run at several rates are
+shown at their best one. [Findings](findings.md) has the numbers, [results](results.md) all claims.
 
 ## One slow worker under four waiting rules
 ![What eight workers do in the first seconds](strip.png)
@@ -54,6 +53,7 @@ class Exhibit(NamedTuple):
     sentence: str
     across: Measure
     up: Measure | None = None  # points instead of bars
+    best: Measure | None = None  # whose least is the best rate; None: across
     control: str = ""  # an arm that only shows the noise, and is not drawn
 
 
@@ -70,12 +70,12 @@ EXHIBITS = (
     ),
     Exhibit(
         "matcha", "MATCHA",
-        "Random matchings reach the same loss in less time, with one learning rate for all.",
+        "Random matchings reach the same loss in less time, each method at its best rate.",
         TO_TARGET,
     ),
     Exhibit(
         "adasync", "AdaSync",
-        "At rates of their own, growing numbers of workers are not faster than a fixed one.",
+        "At rates of their own, growing numbers of workers are not seen to beat a fixed one.",
         TO_TARGET,
     ),
     Exhibit(
@@ -94,11 +94,39 @@ EXHIBITS = (
         SENT, control="dense/reordered",
     ),
     Exhibit(
-        "language_model", "A small GPT",
-        "In one run ten local steps sent a tenth of the bytes and ended a bit higher, DiLoCo more.",
-        SENT, LOSS,
+        "local_training", "Local steps on a small GPT",
+        "Local steps send far less and end higher. With Muon they end below AdamW that sends all.",
+        SENT, LOSS, best=LOSS,
     ),
 )  # fmt: skip
+
+GRAPHS = """\
+## Gossip on uneven data with more workers
+![Training loss against the number of workers, for graphs and methods](gallery/graphs.png)
+
+All workers send about as many bytes. With D-PSGD the graphs that take turns (EquiDyn, one-peer,
+Base-2) end lowest and lose little by more workers; the ring loses much, with MATCHA as well, which
+ends below D-PSGD there. Gradient tracking sends two models, so that it makes half the updates. It
+ends above D-PSGD on all graphs but large rings. On the ring DecentLaM has the lowest mean.
+
+```
+{}
+```
+"""
+
+SPARSE = """\
+## Sketches of several sizes, and more workers
+![Bytes and losses against the size of a sketch, a step against the workers](gallery/sparse.png)
+
+A sketch sends what its size says. Where it is too small for the rows that changed, the workers fall
+back on sending these rows, which costs less here than a sketch that is large enough. Peeling loses
+nothing that another order of summing does not lose as well. SparCML's step is among the shortest
+for every number of workers. On the faster link dense all-reduce passes all of them with many.
+
+```
+{}
+```
+"""
 
 
 def read(exhibit: Exhibit) -> dict[str, Any]:
@@ -108,10 +136,10 @@ def read(exhibit: Exhibit) -> dict[str, Any]:
 
 
 def at_best_rates(arms: Mapping[str, Mapping], column: str) -> dict[str, Mapping]:
-    """Where arms differ by their rate alone, the one whose `column` is least in every seed."""
+    """Where arms differ by their rates alone, the one whose `column` is least in every seed."""
     groups: dict[str, list[Mapping]] = {}
     for name, arm in arms.items():
-        groups.setdefault(name.partition("/rate=")[0], []).append(arm)
+        groups.setdefault(re.split("/(?:outer|rate)=", name)[0], []).append(arm)
     chosen = {}
     for name, members in groups.items():
         try:
@@ -124,7 +152,7 @@ def at_best_rates(arms: Mapping[str, Mapping], column: str) -> dict[str, Mapping
 def draw(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
     """A picture of 1000 pixels' width: bars, or points where there are two measures."""
     arms = {name: arm for name, arm in arms.items() if name != exhibit.control}
-    arms = at_best_rates(arms, exhibit.across.column)
+    arms = at_best_rates(arms, (exhibit.best or exhibit.across).column)
     shown = {name: arm for name, arm in arms.items() if arm[exhibit.across.column] is not None}
     if exhibit.up is not None:
         shown = {name: arm for name, arm in shown.items() if arm[exhibit.up.column] is not None}
@@ -170,6 +198,8 @@ def _points(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
         x, y = arm[across.column], arm[up.column]
         label = f"{numbers[name]}  {figure.literal(name)}"
         axes.plot(x, y, "o", color=colours[name], markersize=5, label=label)
+        if seeds := arm.get(f"{up.column}_by_seed"):
+            axes.plot([x] * len(seeds), seeds, ".", color=colours[name], markersize=2, alpha=0.6)
         axes.annotate(
             numbers[name], (x, y), (4, 3), textcoords="offset points", fontsize=7,
             color=colours[name],
@@ -178,7 +208,9 @@ def _points(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
     axes.set_yscale("log" if up.unit else "linear")  # losses at the end are close together
     for axis, measure in ((axes.xaxis, across), (axes.yaxis, up)):
         if axis.get_scale() == "log":
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            values = [arm[measure.column] for arm in arms.values()]
+            wide = max(values) > 100 * min(values)
+            axis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
             axis.set_minor_locator(NullLocator())
         _label(axis, measure)
     axes.grid(color="0.92", linewidth=0.6)
@@ -202,7 +234,10 @@ def page() -> str:
         f"```\n{read(exhibit)['command']}\n```\n"
         for exhibit in EXHIBITS
     ]
-    return "\n".join([OPENING, *sections])
+    several = [
+        text.format("\n".join(of.commands())) for text, of in ((GRAPHS, graphs), (SPARSE, sparse))
+    ]
+    return "\n".join([OPENING, *sections, *several])
 
 
 def write() -> None:
@@ -211,6 +246,8 @@ def write() -> None:
     for exhibit in EXHIBITS:
         picture = draw(exhibit, quoted.arms(read(exhibit)))
         figure.save(picture, PICTURES / f"{exhibit.record}.png")
+    figure.save(graphs.draw(graphs.read()), PICTURES / "graphs.png")
+    figure.save(sparse.draw(sparse.read()), PICTURES / "sparse.png")
     files.write(PAGE, page())
 
 

@@ -38,10 +38,9 @@ OPENING = """\
 # Results
 
 Every sweep with the command that made it, means over its seeds, and beside each claim of a paper
-what was measured, in favour or not. Some configs have changed since, see
-[reproducing.md](reproducing.md). Seconds on a network are modelled, but for the sweeps whose names
-end in "real"; [links.md](links.md) has exchanges that were measured over links with a rate. This
-page is written by `experiments/reports/published.py`.
+what was measured, in favour or not. Seconds on a network are modelled, but for the sweeps whose
+names end in "real"; [links.md](links.md) has exchanges that were measured over links with a rate.
+This page is written by `experiments/reports/published.py`.
 
 ## Verdicts
 A claim holds, holds where a condition is met, does not hold, or cannot be told. The last stands

@@ -52,10 +52,15 @@ def accuracy(record: Record, ours: str, theirs: str, points: float) -> Answer:
 
 
 def tuned(
-    record: Record, ours: str, theirs: str, field: str = SECONDS, factor: float = 1.0
+    record: Record,
+    ours: str,
+    theirs: str,
+    field: str = SECONDS,
+    factor: float = 1.0,
+    bounds: Mapping[str, float] | None = None,
 ) -> Answer:
-    """Two groups, each at a best setting that lies inside of its grid."""
-    pair = [premises.tuned(_arms(record), name, field) for name in (ours, theirs)]
+    """Two groups, each at a best setting that lies inside of its grid; bounds: `premises.ends`."""
+    pair = [premises.tuned(_arms(record), name, field, bounds) for name in (ours, theirs)]
     return premises.at_most(*pair, field, factor)
 
 
@@ -89,6 +94,12 @@ def tuned_after(
     for spent in equal:
         premises.equal(spent, *pair, within=within)
     return premises.at_most(*pair, field, factor)
+
+
+def compensated(record: Record, field: str) -> Answer:
+    """The staleness-compensating rate beside the fixed one, each at its best."""
+    fixed = "k_async/K=1"
+    return premises.beside_its_limit(_arms(record), "compensated", fixed, field, "threshold")
 
 
 def half_the_bytes(record: Record, ours: str, theirs: str) -> Answer:
@@ -125,19 +136,18 @@ def first_is_not_lowest(record: Record) -> Answer:
 
 
 def fewer_bytes_at_the_same_loss(record: Record, ours: str, theirs: str, saved: float) -> Answer:
-    """Bytes after equal samples, and a loss that is above by no more than the noise level."""
+    """Bytes after equal samples, and a loss above by no more than `premises.loss_margin`."""
     first, dense = premises.named(_arms(record), ours, theirs)
     premises.equal("samples", first, dense)
     premises.repeated(first, dense, least=3)
     (again,) = premises.named(_arms(record), f"{theirs}/reordered")
-    level = max(
-        abs(one - other)
-        for one, other in zip(again[f"{LOSS}_by_seed"], dense[f"{LOSS}_by_seed"], strict=True)
-    )
-    return premises.both(
+    _, margin = premises.loss_margin(again, dense, LOSS)
+    found = premises.both(
         premises.counted(first, dense, "bytes_per_worker", factor=1 - saved),
-        premises.at_most(first, dense, LOSS, margin=level),
+        premises.at_most(first, dense, LOSS, margin=margin),
     )
+    words = _fell_back(first)
+    return found._replace(measured=f"{found.measured}{words}", brief=f"{found.brief}{words}")
 
 
 def sends_less(record: Record, ours: str, rivals: Sequence[str]) -> Answer:
@@ -148,10 +158,26 @@ def sends_less(record: Record, ours: str, rivals: Sequence[str]) -> Answer:
               if first["bytes_per_worker"] <= rival["bytes_per_worker"]]  # fmt: skip
     ratios = [first["bytes_per_worker"] / rival["bytes_per_worker"] for rival in others]
     shown = ", ".join(f"{ratio:.2f}x {name}" for ratio, name in zip(ratios, rivals, strict=True))
-    return Answer(
-        premises.of_all(len(beaten), len(others)),
-        f"against {', '.join(beaten)}: {shown}" if beaten else shown,
-    )
+    where = f"against {len(beaten)} of {len(others)}: " if beaten else ""
+    return Answer(premises.of_all(len(beaten), len(others)), f"{where}{shown}{_fell_back(first)}")
+
+
+def _fell_back(arm: Mapping[str, Any]) -> str:
+    """What a verdict says of a sketch that was not sent."""
+    share = arm["fallback_share"]
+    return f"; fell back in {100 * share:.0f} %" if share else ""
+
+
+def sooner_steps(
+    record: Record, ours: Sequence[str], rivals: Sequence[str], gigabits: int, factor: float
+) -> Answer:
+    """The fastest of ours against every rival: a step with a modelled link, see `quoted.column`."""
+    steps = quoted.column(record, f"a step at {gigabits} Gbit/s", "ms")
+    fastest = min(ours, key=steps.__getitem__)
+    gains = {rival: steps[rival] / steps[fastest] for rival in rivals}
+    beaten = [rival for rival, gain in gains.items() if gain >= factor]
+    shown = ", ".join(f"{gain:.2f}x {rival}" for rival, gain in gains.items())
+    return Answer(premises.of_all(len(beaten), len(gains)), f"{fastest}: {shown}")
 
 
 def skilled(record: Record, baseline: str) -> Answer:

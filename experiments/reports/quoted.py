@@ -70,6 +70,13 @@ def value(record: Mapping[str, Any], place: str) -> float:
     return _term(record, place)
 
 
+def column(record: Mapping[str, Any], title: str, heading: str) -> dict[str, float]:
+    """A column of numbers of one of the tables of a record, by the first cells of its rows."""
+    (table,) = (table for table in record["numbers"] if table["title"] == title)
+    place = table["columns"].index(heading)
+    return {row[0]: float(row[place]) for row in table["rows"]}
+
+
 _JOINED: dict[str, Callable[[float, float], float]] = {
     "over": lambda a, b: a / b,
     "minus": lambda a, b: a - b,

@@ -2,10 +2,12 @@
 
 import json
 import shlex
+import sys
 
 import pytest
 
-from experiments import config_files, provenance, records
+from configs import demo
+from experiments import config_files, formats, provenance, records
 from experiments.reports import evidence, published, verdict_rows
 from tests.launcher import ROOT
 
@@ -13,6 +15,7 @@ TINY = [
     evidence.Sweep("one", "--config=configs/demo.py --sweep", 0.5),
     evidence.Sweep("two", "--config=configs/demo.py:delay=pause --sweep", 0.25),
 ]
+DEMO = [name for name, _ in demo.sweep()]
 
 
 def arm(name):
@@ -33,7 +36,7 @@ def room(tmp_path, monkeypatch):
         if codes.get(sweep.name):
             return codes[sweep.name]
         workdir.mkdir(parents=True, exist_ok=True)
-        records.write_json(workdir / records.SUMMARY, {"arms": [arm("a"), arm("b")]})
+        records.write_json(workdir / records.SUMMARY, {"arms": list(map(arm, DEMO))})
         provenance.begin(workdir, f"python launch.py {sweep.arguments} --workdir={workdir}")
         return 0
 
@@ -58,13 +61,21 @@ def test_every_command_names_a_config_that_is_there(sweep):
     assert hasattr(module, "sweep" if "--sweep" in words else "analyse")
 
 
+@pytest.mark.parametrize("path", sorted(published.FOLDER.glob("*.json")), ids=lambda x: x.stem)
+def test_every_record_is_what_its_command_gives_today(path):
+    sweep = {sweep.name: sweep for sweep in evidence.SWEEPS}[path.stem]
+    record = formats.read(path, formats.QUOTED)
+    assert evidence.repeats(sweep, record)
+    assert not evidence.repeats(sweep._replace(arguments=f"{sweep.arguments} --x=1"), record)
+
+
 def test_what_is_finished_is_skipped_and_the_rest_goes_on(room, capsys):
     how, ran, codes = room
     codes["two"] = 3
     assert evidence.repeat(TINY, **how) == ["two: launch.py ended with exit code 3"]
     assert ran == ["one", "two"]
     record = json.loads((how["folder"] / "one.json").read_text())
-    assert record["count"] == 2 and record["command"].startswith("python launch.py")
+    assert record["count"] == len(DEMO) and record["command"].startswith("python launch.py")
     places = {key: how[key] for key in ("workdirs", "folder")}
     evidence.plan(TINY, **places)
     printed = capsys.readouterr().out
@@ -83,6 +94,16 @@ def test_other_arguments_or_a_newer_run_are_not_what_is_published(room):
     note = how["workdirs"] / "one" / provenance.NOTE
     note.write_text(note.read_text().replace('"date": "20', '"date": "21'))
     assert not evidence.is_published(TINY[0], how["workdirs"], how["folder"])
+
+
+def test_a_config_with_other_arms_is_not_what_is_published(room, monkeypatch):
+    how, _, _ = room
+    monkeypatch.setattr(sys.modules[__name__], "DEMO", DEMO[1:])
+    evidence.repeat(TINY[:1], **how)
+    assert not evidence.is_published(TINY[0], how["workdirs"], how["folder"])
+    monkeypatch.undo()
+    evidence.repeat(TINY[:1], **how)
+    assert evidence.is_published(TINY[0], how["workdirs"], how["folder"])
 
 
 def test_pages_whose_numbers_are_gone_are_named_and_the_next_sweep_goes_on(room):

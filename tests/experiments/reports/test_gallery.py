@@ -20,7 +20,7 @@ def test_every_result_has_a_picture_a_sentence_and_its_command():
         with Image.open(gallery.PICTURES / f"{exhibit.record}.png") as picture:
             assert picture.format == "PNG" and 900 < picture.width < 1100
         assert not re.search(r"\d", exhibit.sentence)  # numbers stand where tests compare them
-    shown = {f"{exhibit.record}.png" for exhibit in gallery.EXHIBITS}
+    shown = {"graphs.png", "sparse.png", *(f"{exhibit.record}.png" for exhibit in gallery.EXHIBITS)}
     assert {path.name for path in gallery.PICTURES.iterdir()} == shown
 
 
@@ -44,3 +44,25 @@ def test_bars_have_the_lengths_of_the_record_and_points_its_places():
     (axes,) = gallery.draw(points, arms).axes
     places = [line.get_xydata()[0].tolist() for line in axes.lines]
     assert places == [[arm["seconds_to_target"], arm["bytes_per_worker"]] for arm in arms.values()]
+
+
+def test_points_are_the_best_of_all_rates_and_dots_their_seeds():
+    (points,) = (exhibit for exhibit in gallery.EXHIBITS if exhibit.best is not None)
+    losses = {"a/H=3/outer=1/rate=2": 3.0, "a/H=3/outer=2/rate=2": 1.0, "a/H=9/outer=1/rate=2": 2.0}
+    arms = {
+        name: {
+            "name": name,
+            "bytes_per_worker": 1e6 * place,
+            "final_train_loss": loss,
+            "final_train_loss_by_seed": [loss - 0.1, loss + 0.1],
+        }
+        for place, (name, loss) in enumerate(losses.items(), 1)
+    }
+    (axes,) = gallery.draw(points, arms).axes
+    places = [line.get_xydata().tolist() for line in axes.lines]
+    assert places == [
+        [[2e6, 1.0]],
+        [[2e6, 0.9], [2e6, 1.1]],
+        [[3e6, 2.0]],
+        [[3e6, 1.9], [3e6, 2.1]],
+    ]
