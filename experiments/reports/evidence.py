@@ -91,6 +91,11 @@ SWEEPS = (
         "--config=configs/local_training.py:size=140k,steps=1500 --sweep --seeds=3 --together",
         3.0,
     ),
+    Sweep(
+        "small_messages",
+        "--config=configs/small_messages.py:size=140k,steps=1500 --sweep --seeds=3 --together",
+        0.8,
+    ),
     Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),
     Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.3),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),

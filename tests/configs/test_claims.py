@@ -42,6 +42,11 @@ TABLE = {
         "task=ncf",
         {name: ("1.8x", "scales") for name in ("unequal", "one_seed", "diverged")},
     ),
+    "small_messages": (
+        "tiny",
+        {"unequal": (), "one_seed": ("fewer bytes",), "at_the_edge": ("fewer bytes",),
+         "diverged": ()},
+    ),
     "slow_and_stale": (
         None,
         {
