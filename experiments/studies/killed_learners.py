@@ -61,6 +61,7 @@ class Run(NamedTuple):
     share: float  # the second over the first
     there: float  # share of the learners' time in which they had a process, while some are killed
     away: float  # s for which a killed one was away, on average, until the end of the run at most
+    meanwhile: int  # updates that were made while a killed one was away
     train_loss: float  # at the end
 
 
@@ -98,21 +99,31 @@ def disturbed(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> R
         first = runtime.start(task.init(jax.random.key(seed)))
         begin, _ = runtime.advance(first, WARM)
         middle, _ = runtime.advance(begin, begin.seconds + config.undisturbed)
-        events, end = [], middle
+        rows, end = [], middle
         for number in range(1, config.kills + 1):
             kill_one(runtime.pids(), draw)
             end, schedule = runtime.advance(end, middle.seconds + number * config.every)
-            events += () if schedule is None else schedule.events
+            rows.append(schedule)
         _, schedule = runtime.advance(end, np.inf, 1)  # losses are known with the next update
-        events += () if schedule is None else schedule.events
+        rows = [schedule for schedule in (*rows, schedule) if schedule is not None]
         model = jax.tree.map(lambda leaf: leaf[0], runtime.models(end))
         loss = float(jnp.mean(task.losses(model, jax.tree.map(jnp.asarray, task.train))))
     alone, among_kills = rate(begin, middle), rate(middle, end)
-    absent = absences(events, end.seconds)
-    there = 1 - sum(absent) / (config.workers * (end.seconds - middle.seconds))
-    away = float(np.mean(absent)) if absent else 0.0
-    kills = end.deaths - middle.deaths
-    return Run(name, seed, kills, alone, among_kills, among_kills / alone, there, away, loss)
+    absent = absences([event for schedule in rows for event in schedule.events], end.seconds)
+    seconds = [until - since for since, until in absent]
+    updates = np.concatenate([schedule.time for schedule in rows])
+    return Run(
+        name,
+        seed,
+        kills=end.deaths - middle.deaths,
+        undisturbed=alone,
+        disturbed=among_kills,
+        share=among_kills / alone,
+        there=1 - sum(seconds) / (config.workers * (end.seconds - middle.seconds)),
+        away=float(np.mean(seconds)) if absent else 0.0,
+        meanwhile=sum(any(since < time < until for since, until in absent) for time in updates),
+        train_loss=loss,
+    )
 
 
 def kill_one(pids: Mapping[int, int], draw: random.Random) -> None:
@@ -127,15 +138,15 @@ def rate(before, after) -> float:
     return (after.samples - before.samples) / (after.seconds - before.seconds)
 
 
-def absences(events: Iterable[Event], end: float) -> list[float]:
-    """Seconds from every loss of a worker until it was back, or until `end`."""
+def absences(events: Iterable[Event], end: float) -> list[tuple[float, float]]:
+    """From when a worker was lost until when it was back, in seconds, or until `end`."""
     lost, absent = {}, []
     for event in events:
         if event.kind == "lost":
             lost.setdefault(event.worker, event.time)
         elif event.worker in lost:
-            absent.append(min(event.time, end) - lost.pop(event.worker))
-    return absent + [end - time for time in lost.values() if time < end]
+            absent.append((lost.pop(event.worker), min(event.time, end)))
+    return absent + [(time, end) for time in lost.values() if time < end]
 
 
 def of_seeds(runs: Sequence[Run]) -> dict[str, Any]:
@@ -145,6 +156,7 @@ def of_seeds(runs: Sequence[Run]) -> dict[str, Any]:
         "name": runs[0].name,
         "seeds": [run.seed for run in runs],
         "kills": sum(run.kills for run in runs),
+        "meanwhile": sum(run.meanwhile for run in runs),
         **{field: float(np.mean([getattr(run, field) for run in runs]))
            for field in ("undisturbed", "disturbed", "share", "there", "away", "train_loss")},
         "share_std": float(np.std(shares, ddof=1)) if len(runs) > 1 else None,
@@ -194,7 +206,9 @@ def table(methods: Sequence[Mapping[str, Any]]) -> Table:
     """A row per method, means over seeds."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="goodput while learners are killed")
     shown.add_column("method", no_wrap=True)
-    for column in ("samples/s", "with kills", "goodput", "learners there", "away", "kills", "loss"):
+    columns = ("samples/s", "with kills", "goodput", "learners there", "away", "updates meanwhile",
+               "kills", "loss")  # fmt: skip
+    for column in columns:
         shown.add_column(column, justify="right")
     for row in methods:
         spread = "" if row["share_std"] is None else f" ± {row['share_std']:.1%}"
@@ -205,6 +219,7 @@ def table(methods: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['share']:.1%}{spread}",
             f"{row['there']:.1%}",
             f"{row['away']:.1f} s",
+            str(row["meanwhile"]),
             str(row["kills"]),
             f"{row['train_loss']:.3f}",
         )
