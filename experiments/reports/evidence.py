@@ -118,6 +118,7 @@ SWEEPS = (
         "--config=configs/swarm.py:task=gaussians --sweep --seeds=3 --together",
         0.15,
     ),
+    Sweep("swarm_epochs", "--config=configs/swarm_epochs.py --sweep --seeds=5 --together", 0.2),
     Sweep("swarm_tuned", "--config=configs/swarm_tuned.py --sweep --seeds=3 --together", 0.4),
     *(
         Sweep(

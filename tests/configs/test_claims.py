@@ -66,6 +66,7 @@ TABLE = {
             "diverged": (),
         },
     ),
+    "swarm_epochs": (None, {"one_seed": (), "diverged": ()}),
     "swarm_tuned": (None, {"never": (), "one_seed": (), "at_the_edge": (), "diverged": ()}),
     "swarm_real": (None, {"never": (), "one_seed": (), "at_the_edge": ("processes take",),
                           "diverged": ()}),
