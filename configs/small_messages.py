@@ -1,10 +1,10 @@
 """Messages smaller than a gradient, and pairs instead of a common exchange, on a small GPT.
 
-The task and the steps of `configs/local_training.py`. DeMo sends the fastest moving frequencies of
+The task of `configs/local_training.py`. DeMo sends the fastest moving frequencies of
 its momentum at every step; NoLoCo and SwarmSGD make local steps and meet in pairs, with momentum
 and without. Each method is compared at its best learning rate.
 
-    --config=configs/small_messages.py:size=140k,steps=1500 --sweep --seeds=3 --together
+    --config=configs/small_messages.py:size=140k,steps=750 --sweep --seeds=3 --together
 """
 
 from collections.abc import Iterator

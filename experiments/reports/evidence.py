@@ -93,7 +93,7 @@ SWEEPS = (
     ),
     Sweep(
         "small_messages",
-        "--config=configs/small_messages.py:size=140k,steps=1500 --sweep --seeds=3 --together",
+        "--config=configs/small_messages.py:size=140k,steps=750 --sweep --seeds=3 --together",
         0.8,
     ),
     Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),

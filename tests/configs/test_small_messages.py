@@ -35,7 +35,7 @@ def test_claims_tell_losses_from_bytes():
         arm["bytes_per_worker"] = 1e4 if arm["name"].startswith("demo/1") else 1e6
     found = [text.partition(":")[0] for _, text in small_messages.claims(made)]
     good, bad = premises.HOLDS, premises.FAILS
-    assert found == [good, bad, bad, good, bad, good]
+    assert found == [good, bad, bad, good, bad]
     (table,) = small_messages.numbers(made)
     rows = {row[0]: row[1:] for row in table.rows}
     assert set(rows) == set(study.METHODS) and rows["demo/1 of 256"][-2:] == ("0.01", "100")
