@@ -87,6 +87,11 @@ SWEEPS = (
         for workers, hours in ((64, 0.15), (256, 0.6))
     ),
     Sweep(
+        "heterogeneous_text",
+        "--config=configs/heterogeneous.py:task=text --sweep --seeds=3 --together",
+        0.5,
+    ),
+    Sweep(
         "local_training",
         "--config=configs/local_training.py:size=140k,steps=1500 --sweep --seeds=3 --together",
         3.0,

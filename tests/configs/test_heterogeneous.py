@@ -10,7 +10,7 @@ from experiments.studies import graph_consensus
 from experiments.studies import heterogeneous as study
 from tests.configs import made_up
 
-ARMS = dict(heterogeneous.sweep())
+ARMS = dict(heterogeneous.sweep(heterogeneous.get_config()))
 FIRST = [f"{group}/rate={rates[0]}" for group, rates in study.RATES.items()]
 
 
@@ -20,6 +20,28 @@ def test_every_method_can_run_on_its_graph(workers):
     for name in FIRST:
         prepared = prepare.prepare(sweep.override(config, ARMS[name] | {"name": name}))
         assert prepared.algorithm.graph.number_of_nodes() == workers
+
+
+def test_text_has_methods_and_rates_of_its_own():
+    config = heterogeneous.get_config("task=text,workers=8")
+    config.task.corpus = part("python", files=40)
+    arms, task = dict(heterogeneous.sweep(config)), None
+    assert {name.rpartition("/")[0] for name in arms} == set(study.TEXT_RATES) < set(study.RATES)
+    for group, rates in study.TEXT_RATES.items():
+        name = f"{group}/rate={rates[0]}"
+        prepared = prepare.prepare(sweep.override(config, arms[name] | {"name": name}), task)
+        task = prepared.task
+    assert len(np.unique(task.labels)) > 8  # packages, which a Dirichlet split deals unevenly
+    made = [
+        {key: value for key, value in arm.items() if not key.startswith("test_accuracy")}
+        for arm in made_up.arms(heterogeneous, "task=text")
+    ]
+    trained, _ = study.numbers(made)
+    assert [row[0] for row in trained.rows] == list(study.TEXT_RATES)
+    claims = [claim for claim, text in study.claims(made) if not text.startswith("cannot")]
+    assert len(claims) > 5 and all("torus" not in claim for claim in claims)
+    with pytest.raises(ValueError, match="unknown task 'novels'; known tasks: digits, text"):
+        heterogeneous.get_config("task=novels")
 
 
 def test_all_arms_send_about_the_same(tmp_path):
