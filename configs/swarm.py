@@ -46,7 +46,7 @@ TASKS = {"digits": 0.05, "gaussians": 0.15}
 # 0.1, Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms use these rates untuned, as
 # all arms do with the Gaussians, whose examples have about the length of the digits.
 RATES = {
-    "all_reduce": 0.025,  # times the number of nodes: linear scaling
+    "all_reduce": 0.025,  # times NODES, linear scaling; more nodes have the same rate
     "local": 0.2,
 }
 NODES = 16  # of the sweep

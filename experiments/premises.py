@@ -316,7 +316,10 @@ def in_brief(ours: Arm, theirs: Arm, field: str) -> str:
 
 
 def _ratio(ours: Arm, theirs: Arm, field: str) -> str:
-    return f", {ours[field] / theirs[field]:.2f}x" if theirs[field] else ""
+    if not theirs[field]:
+        return ""
+    ratio = ours[field] / theirs[field]
+    return f", {ratio:.2f}x" if ratio >= 0.01 else f", {ratio:.2g}x"
 
 
 def noise(ours: Arm, theirs: Arm, field: str) -> str:

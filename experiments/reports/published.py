@@ -50,9 +50,12 @@ lie on one side of the claim's bound, by Student's paired test where a record ha
 number, else by Welch's. A difference stands with its standard error, and p is the probability of
 such a one if there were none. A test accuracy has a standard error as well, which its test samples
 leave and all seeds share; it stands below each sweep's own table, and smaller differences are not
-resolved. The rows are in `experiments/reports/verdict_rows.py`, and `make evidence` repeats all
-sweeps. A row without seeds is a single simulation or a count. Claims further below stand as the
-sweep printed them when it ran; where they and this table differ, the table counts.
+resolved. A row without seeds is a single simulation or a count. A loss at the end is a mean over
+the last tenth of the evaluations. For sketches the noise level of a loss is how far apart dense
+training ends where it sums in another order; a loss that is above by so much, or by a thousandth,
+counts as the same. Rows that are "not claimed" compare what no paper does. The rows are in
+`experiments/reports/verdict_rows`, and `make evidence` repeats all sweeps. Claims further below
+stand as the sweep printed them when it ran; where they and this table differ, the table counts.
 """
 
 

@@ -4,20 +4,32 @@ A record of one seed, or of one setting where settings had to be searched, answe
 a question raises CannotTell then, with the reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments import premises
 from experiments.premises import FAILS, HOLDS, Answer, CannotTell
 from experiments.reports import quoted
+from experiments.studies import goodput
 
 SECONDS, LOSS, ACCURACY = "seconds_to_target", "train_loss", "test_accuracy"
-END = "final_train_loss"  # a mean over the last tenth of the evaluations
+END = "final_train_loss"  # a mean over the last tenth of the evaluations, less noisy than LOSS
 Record = Mapping[str, Any]
 
 
 def _arms(record: Record) -> list[dict[str, Any]]:
     return list(quoted.arms(record).values())
+
+
+def as_claimed(
+    record: Record, judge: Callable[..., Answer], names: bool = False, **asked: Any
+) -> Answer:
+    """What `judge`, by which a study judges a claim of its sweep, answers of the record's arms.
+
+    names: the answer is shown with the names of its arms.
+    """
+    found = judge(_arms(record), **asked)
+    return found._replace(brief="") if names else found
 
 
 def at_most(
@@ -48,7 +60,8 @@ def accuracy(record: Record, ours: str, theirs: str, points: float) -> Answer:
     premises.finite(ACCURACY, *pair)
     premises.resolved(points, *pair)
     found = at_most(record, theirs, ours, ACCURACY, margin=points)
-    return found._replace(brief="")  # with the names, as theirs stands before ours
+    # With the names, as theirs stands before ours, and without the ratio of the two.
+    return found._replace(brief=found.measured.rpartition(", ")[0])
 
 
 def tuned(
@@ -64,19 +77,34 @@ def tuned(
     return premises.at_most(*pair, field, factor)
 
 
-def tuned_among(record: Record, ours: str, rivals: str, factor: float = 1.0) -> Answer:
-    """A tuned group against the best of all groups that begin with `rivals`."""
+def tuned_among(
+    record: Record,
+    ours: Sequence[str],
+    rivals: Sequence[str],
+    field: str = SECONDS,
+    factor: float = 1.0,
+) -> Answer:
+    """The best group of our methods against the best of the rivals', after the same seconds."""
     arms = _arms(record)
-    first = premises.tuned(arms, ours, SECONDS)
+    pair = [_best_of(arms, methods, field) for methods in (ours, rivals)]
+    if "_to_target" not in field:
+        premises.equal("seconds", *pair)
+    return premises.at_most(*pair, field, factor)
+
+
+def _best_of(arms: Sequence[dict[str, Any]], methods: Sequence[str], field: str) -> dict[str, Any]:
+    """The best of all groups of these methods that have the field, each at its best rate."""
     groups = dict.fromkeys(
-        arm["name"].rpartition("/rate=")[0] or arm["name"]
-        for arm in arms
-        if arm["name"].startswith(rivals) and arm[SECONDS] is not None
+        arm["name"].rpartition("/rate=")[0] or arm["name"] for arm in arms if arm[field] is not None
     )
-    found = [premises.tuned(arms, group, SECONDS) for group in groups]
+    found = [
+        premises.tuned(arms, group, field)
+        for group in groups
+        if any(f"{group}/".startswith(f"{method}/") for method in methods)
+    ]
     if not found:
-        raise CannotTell(f"no arm of {rivals} came to the target")
-    return premises.at_most(first, min(found, key=lambda arm: arm[SECONDS]), SECONDS, factor)
+        raise CannotTell(f"no arm of {', '.join(methods)} has the {field.replace('_', ' ')}")
+    return min(found, key=lambda arm: arm[field])
 
 
 def tuned_after(
@@ -85,15 +113,22 @@ def tuned_after(
     theirs: str,
     equal: Sequence[str],
     within: float = premises.SAME,
-    field: str = LOSS,
     factor: float = 1.0,
 ) -> Answer:
-    """Losses of two tuned groups after about the same bytes, seconds or samples: see `equal`."""
+    """Final losses of two tuned groups after as many bytes, seconds or samples: see `equal`."""
     arms = _arms(record)
-    pair = [premises.tuned(arms, name, field) for name in (ours, theirs)]
+    pair = [premises.tuned(arms, name, END) for name in (ours, theirs)]
     for spent in equal:
         premises.equal(spent, *pair, within=within)
-    return premises.at_most(*pair, field, factor)
+    return premises.at_most(*pair, END, factor)
+
+
+def tuned_bytes(record: Record, ours: str, theirs: str, factor: float) -> Answer:
+    """Bytes after equal samples of two groups, each at the rate that ends lowest."""
+    arms = _arms(record)
+    pair = [premises.tuned(arms, name, END) for name in (ours, theirs)]
+    premises.equal("samples", *pair)
+    return premises.counted(*pair, "bytes_per_worker", factor)
 
 
 def compensated(record: Record, field: str) -> Answer:
@@ -110,44 +145,30 @@ def half_the_bytes(record: Record, ours: str, theirs: str) -> Answer:
     return premises.both(fewer, accuracy(record, ours, theirs, 0.01))
 
 
-def first_is_not_lowest(record: Record) -> Answer:
-    """Of tuned protocols: the first at the target ends above the lowest, which is later there."""
-    arms = [arm for arm in _arms(record) if "/K=" in arm["name"]]
-    groups = dict.fromkeys(arm["name"].rpartition("/rate=")[0] for arm in arms)
-    chosen: dict[str, dict[str, Mapping]] = {SECONDS: {}, LOSS: {}}
-    for field, found in chosen.items():
-        for group in groups:
-            try:
-                found[group] = premises.best(premises.group(arms, group), field)
-            except CannotTell:
-                continue
-        if not found:
-            raise CannotTell("no protocol came to the target in every seed")
-    early, low = (min(found, key=lambda g: found[g][field]) for field, found in chosen.items())
-    for field, group in ((SECONDS, early), (LOSS, low)):
-        premises.inside(chosen[field][group], premises.group(arms, group))
-    premises.repeated(chosen[SECONDS][early], chosen[LOSS][low])
-    if early == low:
-        return Answer(FAILS, f"{early} is first and ends lowest")
-    return premises.both(
-        premises.at_most(chosen[SECONDS][early], chosen[SECONDS][low], SECONDS),
-        premises.at_most(chosen[LOSS][low], chosen[LOSS][early], LOSS),
-    )
-
-
 def fewer_bytes_at_the_same_loss(record: Record, ours: str, theirs: str, saved: float) -> Answer:
-    """Bytes after equal samples, and a loss above by no more than `premises.loss_margin`."""
-    first, dense = premises.named(_arms(record), ours, theirs)
+    """Bytes for sparse gradients alone, and a loss above by at most `premises.loss_margin`."""
+    first, dense, again = premises.named(_arms(record), ours, theirs, f"{theirs}/reordered")
     premises.equal("samples", first, dense)
-    premises.repeated(first, dense, least=3)
-    (again,) = premises.named(_arms(record), f"{theirs}/reordered")
-    _, margin = premises.loss_margin(again, dense, LOSS)
-    found = premises.both(
-        premises.counted(first, dense, "bytes_per_worker", factor=1 - saved),
-        premises.at_most(first, dense, LOSS, margin=margin),
-    )
-    words = _fell_back(first)
-    return found._replace(measured=f"{found.measured}{words}", brief=f"{found.brief}{words}")
+    premises.repeated(first, dense, again, least=3)
+    premises.finite(LOSS, first, dense, again)
+    (fewer,) = _of_table(record, "bytes for the tables, and what was lost", "fewer bytes [%]", ours)
+    of_all = 100 * (1 - first["bytes_per_worker"] / dense["bytes_per_worker"])
+    words = f"{fewer:.1f} % fewer bytes, of all {of_all:.1f} %{_fell_back(first)}"
+    level, margin = premises.loss_margin(again, dense, LOSS)
+    lost = premises.at_most(first, dense, LOSS, margin=margin)
+    lost = lost._replace(deviation=f"{lost.deviation}; noise level {level:.2g}")
+    return premises.both(Answer(HOLDS if fewer >= 100 * saved else FAILS, words), lost)
+
+
+def _of_table(record: Record, title: str, heading: str, *names: str) -> list[float]:
+    """The numbers of these arms in a column of one of the record's tables."""
+    if title not in (table["title"] for table in record.get("numbers", ())):
+        raise CannotTell(f"the record has no table of {title}")
+    column = quoted.column(record, title, heading)
+    missing = [name for name in names if name not in column]
+    if missing:
+        raise CannotTell(f"there is no arm {missing[0]} in the table of {title}")
+    return [column[name] for name in names]
 
 
 def sends_less(record: Record, ours: str, rivals: Sequence[str]) -> Answer:
@@ -172,7 +193,9 @@ def sooner_steps(
     record: Record, ours: Sequence[str], rivals: Sequence[str], gigabits: int, factor: float
 ) -> Answer:
     """The fastest of ours against every rival: a step with a modelled link, see `quoted.column`."""
-    steps = quoted.column(record, f"a step at {gigabits} Gbit/s", "ms")
+    names = (*ours, *rivals)
+    column = _of_table(record, f"a step at {gigabits} Gbit/s", "ms", *names)
+    steps = dict(zip(names, column, strict=True))
     fastest = min(ours, key=steps.__getitem__)
     gains = {rival: steps[rival] / steps[fastest] for rival in rivals}
     beaten = [rival for rival, gain in gains.items() if gain >= factor]
@@ -182,9 +205,12 @@ def sooner_steps(
 
 def skilled(record: Record, baseline: str) -> Answer:
     """A simulation has skill where its error is below a constant's and it correlates."""
-    (error,) = (one for one in record["summary"]["errors"] if one["baseline"] == baseline)
+    errors = {one["baseline"]: one for one in record["summary"]["errors"]}
+    error = errors.get(baseline, {})
     if "correlation" not in error:
-        raise CannotTell("the record has no correlation of the simulated and the published ratios")
+        raise CannotTell(
+            f"the record has no correlation of simulated and published ratios over {baseline}"
+        )
     shown = (
         f"{error['runs']} runs: median error {error['median']:.0%}, a constant's "
         f"{error['constant_median']:.0%}, correlation {error['correlation']:.2f}"
@@ -205,6 +231,11 @@ def does_not_grow(record: Record, prefix: str, most: float) -> Answer:
     good = [method for method, growth in grown.items() if growth < most]
     shown = "; ".join(f"{method} {growth:.2f}x" for method, growth in grown.items())
     return Answer(premises.of_all(len(good), len(grown)), shown)
+
+
+def keeps_more(record: Record) -> Answer:
+    """Goodput of Decoupled DiLoCo where elastic all-reduce has the paper's share."""
+    return goodput.keeps_more([goodput.Point(**each) for each in record["summary"]["by_workers"]])
 
 
 def in_theory(record: Record, table: str, most: float) -> Answer:

@@ -5,13 +5,15 @@
 
 is a link to a record in docs/results, and its title says where in the record the number is: a field
 of an arm, the one over or minus the other, or a place in the summary of an analysis, written as
-`by_workers[delay=pareto, workers=8].simulated`. `best fixed` is the arm, of fixed/K=1/rate=0.5 and
-its like, whose field is least. What is shown is the number itself, with as many decimals and in the
+`by_workers[delay=pareto, workers=8].simulated`. A field that ends in `_std` is a deviation over
+seeds, for which their numbers are enough. `best fixed` is the arm, of fixed/K=1/rate=0.5 and its
+like, whose field is least. What is shown is the number itself, with as many decimals and in the
 unit of the text before; `refresh` writes it, so that nobody types it. Records are in seconds, bytes
 and shares of 1, from which the unit of the text is reckoned.
 """
 
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -112,7 +114,7 @@ def _term(record: Mapping[str, Any], place: str) -> float:
     if found and group != arm:  # of a grid, as fixed/K=1/rate=0.5, the arm with the least
         return float(premises.best(premises.group(arms(record).values(), group), field)[field])
     if found:
-        return float(arms(record)[arm][field])
+        return _field(arms(record)[arm], field)
     node: Any = record["summary"]
     for name, chosen in _STEP.findall(place):
         node = node[name]
@@ -120,6 +122,14 @@ def _term(record: Mapping[str, Any], place: str) -> float:
             wanted = dict(item.strip().split("=", 1) for item in _ITEM.split(chosen))
             (node,) = (one for one in node if all(_same(one[k], wanted[k]) for k in wanted))
     return float(node)
+
+
+def _field(arm: Mapping[str, Any], field: str) -> float:
+    """The field, or the deviation of its seeds where the arm has only their numbers."""
+    bare = field.removesuffix("_std")
+    if field in arm or bare == field:
+        return float(arm[field])
+    return statistics.stdev(arm[f"{bare}_by_seed"])
 
 
 def _same(there: Any, wanted: str) -> bool:

@@ -10,8 +10,11 @@ RIVALS = ("sparcml", "omnireduce")
 DENSE = {"bytes_per_worker": 100.0, "train_loss_by_seed": [1.0, 1.1, 1.2], "fallback_share": None}
 
 
-def record(**changes) -> dict:
-    """Dense training of two orders, a sketch, and two rivals; changes: of the sketch."""
+def record(fewer="82.5", **changes) -> dict:
+    """Dense training of two orders, a sketch, and two rivals; changes: of the sketch.
+
+    fewer: percent of the bytes for tables that the sketch saves.
+    """
     arms = {
         "dense": DENSE,
         "dense/reordered": DENSE | {"train_loss_by_seed": [1.0005, 1.1, 1.2]},
@@ -25,14 +28,21 @@ def record(**changes) -> dict:
         same = {"train_loss": sum(losses) / 3, "samples": 640, "seeds": [0, 1, 2]}
         rows.append({"name": name, **arm, **same})
     columns = list(rows[0])
-    table = {
-        "title": "a step at 1 Gbit/s",
-        "columns": ["arm", "ms", "over dense"],
-        "rows": [[name, ms, "1x"] for name, ms in STEPS.items()],
-    }
+    tables = [
+        {
+            "title": "a step at 1 Gbit/s",
+            "columns": ["arm", "ms", "over dense"],
+            "rows": [[name, ms, "1x"] for name, ms in STEPS.items()],
+        },
+        {
+            "title": "bytes for the tables, and what was lost",
+            "columns": ["arm", "fewer bytes [%]"],
+            "rows": [["s2/sketch", fewer]],
+        },
+    ]
     return {
         "arms": {"columns": columns, "rows": [[row[c] for c in columns] for row in rows]},
-        "numbers": [table],
+        "numbers": tables,
     }
 
 
@@ -46,10 +56,14 @@ def saves(**changes) -> premises.Answer:
 
 def test_bytes_and_the_loss_both_count_and_fallbacks_are_named():
     assert saves().verdict == premises.HOLDS and "fell back" not in saves().measured
-    assert saves(bytes_per_worker=20.0).verdict == premises.FAILS
+    assert saves().deviation.endswith("; noise level 0.0005")
+    of_all = saves(bytes_per_worker=20.0)
+    assert of_all.verdict == premises.HOLDS
+    assert of_all.brief.startswith("82.5 % fewer bytes, of all 80.0 %; ")
+    assert saves(fewer="80.9").verdict == premises.FAILS
     assert saves(train_loss_by_seed=[1.1, 1.2, 1.3]).verdict == premises.FAILS
     fell = saves(fallback_share=1.0)
-    assert fell.measured.endswith("; fell back in 100 %") and fell.brief.endswith("in 100 %")
+    assert "; fell back in 100 %; " in fell.measured and "; fell back in 100 %; " in fell.brief
 
 
 def test_what_is_sent_is_compared_with_every_rival():
@@ -72,6 +86,13 @@ def test_steps_are_of_the_fastest_of_ours():
     assert verdict(*RIVALS) == (premises.WHERE, "s2/exact: 0.95x sparcml, 1.80x omnireduce")
     assert verdict("omnireduce") == (premises.HOLDS, "s2/exact: 1.80x omnireduce")
     assert verdict("omnireduce", factor=1.9)[0] == premises.FAILS
+
+
+def test_a_method_or_a_table_that_is_missing_is_named():
+    with pytest.raises(CannotTell, match="no arm parallax in the table of a step at 1 Gbit/s"):
+        questions.sooner_steps(record(), ("s2/sketch",), ("parallax",), 1, 1.8)
+    with pytest.raises(CannotTell, match="no table of a step at 10 Gbit/s"):
+        questions.sooner_steps(record(), ("s2/sketch",), RIVALS, 10, 1.8)
 
 
 def test_a_column_is_of_the_table_of_this_title():

@@ -9,8 +9,8 @@ from experiments.reports import published, quoted
 
 SWEEP = {
     "arms": {
-        "columns": ["name", "seconds_to_target", "test_accuracy", "bytes_per_worker"],
-        "rows": [["a/x", 3.0, 0.9549, 1.25e7], ["b y", 1.2, 0.9612, 3.2e6]],
+        "columns": ["name", "seconds_to_target", "test_accuracy", "bytes_per_worker", "l_by_seed"],
+        "rows": [["a/x", 3.0, 0.9549, 1.25e7, [1.0, 3.0, 2.0]], ["b y", 1.2, 0.9612, 3.2e6, [1.0]]],
     }
 }
 GRID = {
@@ -47,6 +47,7 @@ STUDY = {
         ),
         (GRID, "seconds_to_target of best m", "9.99 s", "1.50 s"),
         (GRID, "seconds_to_target of best m/K=1 over seconds_to_target of best m", "1x", "2x"),
+        (SWEEP, "l_std of a/x", "0.00", "1.00"),
         (SWEEP, "bytes_per_worker of a/x", "about 1 MB", "about 12 MB"),
         (SWEEP, "bytes_per_worker of a/x", "1,000", "12,500,000"),
         (STUDY, "gap.mean", "9.9 %", "2.6 %"),
