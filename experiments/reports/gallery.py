@@ -6,13 +6,13 @@ python -m experiments.reports.gallery  # draw the pictures from docs/results and
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-from experiments import files, formats, premises, texts
+from experiments import files, premises, texts
 from experiments.reports import figure, graphs, published, quoted, sparse, telling
 
 PAGE = published.FOLDER.parent / "gallery.md"
@@ -100,39 +100,10 @@ EXHIBITS = (
     ),
 )  # fmt: skip
 
-GRAPHS = """\
-## Gossip on uneven data with more workers
-![Training loss against the number of workers, for graphs and methods](gallery/graphs.png)
-
-All workers send about as many bytes. With D-PSGD the graphs that take turns (EquiDyn, one-peer,
-Base-2) end lowest and lose little by more workers; the ring loses much, with MATCHA as well, which
-ends below D-PSGD there. Gradient tracking sends two models, so that it makes half the updates. It
-ends above D-PSGD on all graphs but large rings. On the ring DecentLaM has the lowest mean.
-
-```
-{}
-```
-"""
-
-SPARSE = """\
-## Sketches of several sizes, and more workers
-![Bytes and losses against the size of a sketch, a step against the workers](gallery/sparse.png)
-
-A sketch sends what its size says. Where it is too small for the rows that changed, the workers fall
-back on sending these rows, which costs less here than a sketch that is large enough. Peeling loses
-nothing that another order of summing does not lose as well. SparCML's step is among the shortest
-for every number of workers. On the faster link dense all-reduce passes all of them with many.
-
-```
-{}
-```
-"""
 
 
-def read(exhibit: Exhibit) -> dict[str, Any]:
-    """The record of an exhibit."""
-    path = published.FOLDER / f"{exhibit.record}.json"
-    return formats.checked(formats.read(path, formats.PUBLISHED), path, formats.PUBLISHED_SWEEP)
+# Pictures with a module of their own, each with a TEXT, `commands`, `read` and `draw`.
+MODULES = {"graphs": graphs, "sparse": sparse}
 
 
 def at_best_rates(arms: Mapping[str, Mapping], column: str) -> dict[str, Mapping]:
@@ -231,12 +202,10 @@ def page() -> str:
     sections = [
         f"## {exhibit.heading}\n![{exhibit.across.label} of every arm]"
         f"(gallery/{exhibit.record}.png)\n\n{exhibit.sentence}\n\n"
-        f"```\n{read(exhibit)['command']}\n```\n"
+        f"```\n{published.record(exhibit.record)['command']}\n```\n"
         for exhibit in EXHIBITS
     ]
-    several = [
-        text.format("\n".join(of.commands())) for text, of in ((GRAPHS, graphs), (SPARSE, sparse))
-    ]
+    several = [module.TEXT.format("\n".join(module.commands())) for module in MODULES.values()]
     return "\n".join([OPENING, *sections, *several])
 
 
@@ -244,10 +213,10 @@ def write() -> None:
     """Draw the pictures and write the page."""
     files.make(PICTURES)
     for exhibit in EXHIBITS:
-        picture = draw(exhibit, quoted.arms(read(exhibit)))
+        picture = draw(exhibit, quoted.arms(published.record(exhibit.record)))
         figure.save(picture, PICTURES / f"{exhibit.record}.png")
-    figure.save(graphs.draw(graphs.read()), PICTURES / "graphs.png")
-    figure.save(sparse.draw(sparse.read()), PICTURES / "sparse.png")
+    for name, module in MODULES.items():
+        figure.save(module.draw(module.read()), PICTURES / f"{name}.png")
     files.write(PAGE, page())
 
 
