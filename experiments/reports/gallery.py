@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from experiments import files, premises, texts
-from experiments.reports import figure, graphs, published, quoted, sparse, telling
+from experiments.reports import figure, graphs, labels, published, quoted, sparse, telling
 
 PAGE = published.FOLDER.parent / "gallery.md"
 PICTURES = published.FOLDER.parent / "gallery"
@@ -161,20 +161,19 @@ def _bars(exhibit: Exhibit, arms: Mapping[str, Mapping], left_out: int) -> Figur
 
 
 def _points(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
-    canvas = Figure(figsize=(6.7, 0.9 + max(2.6, 0.2 * len(arms))), dpi=150, layout="constrained")
+    canvas = Figure(figsize=(6.7, 0.9 + max(3.4, 0.2 * len(arms))), dpi=150, layout="constrained")
     axes = canvas.subplots()
-    across, up, colours = exhibit.across, exhibit.up, _colours(arms)
+    across, up, looks = exhibit.across, exhibit.up, _looks(arms)
     numbers = {name: str(place) for place, name in enumerate(arms, 1)}
+    dots = []
     for name, arm in arms.items():
-        x, y = arm[across.column], arm[up.column]
+        (colour, marker), x, y = looks[name], arm[across.column], arm[up.column]
         label = f"{numbers[name]}  {figure.literal(name)}"
-        axes.plot(x, y, "o", color=colours[name], markersize=5, label=label)
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}  # some lie on others
+        axes.plot(x, y, marker, color=colour, markersize=6.5, label=label, linestyle="", **edge)
         if seeds := arm.get(f"{up.column}_by_seed"):
-            axes.plot([x] * len(seeds), seeds, ".", color=colours[name], markersize=2, alpha=0.6)
-        axes.annotate(
-            numbers[name], (x, y), (4, 3), textcoords="offset points", fontsize=7,
-            color=colours[name],
-        )  # fmt: skip
+            axes.plot([x] * len(seeds), seeds, ".", color=colour, markersize=2, alpha=0.6)
+            dots += [(x, seed) for seed in seeds]
     axes.set_xscale("log")
     axes.set_yscale("log" if up.unit else "linear")  # losses at the end are close together
     for axis, measure in ((axes.xaxis, across), (axes.yaxis, up)):
@@ -188,7 +187,20 @@ def _points(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     canvas.legend(loc="outside right upper", fontsize=7, frameon=False, handletextpad=0.2)
+    places = [(arm[across.column], arm[up.column]) for arm in arms.values()]
+    colours = [colour for colour, _ in looks.values()]
+    labels.beside(axes, places, list(numbers.values()), colours, dots)
     return canvas
+
+
+def _looks(names) -> dict[str, tuple[str, str]]:
+    """Colour and marker of every arm: methods have colours, and no two arms are alike."""
+    given, taken = {}, set()
+    for name, colour in _colours(names).items():
+        free = [look for marker in figure.MARKERS if (look := (colour, marker)) not in taken]
+        given[name] = free[0] if free else (colour, figure.MARKERS[0])
+        taken.add(given[name])
+    return given
 
 
 def _label(axis, measure: Measure, more: str = "") -> None:

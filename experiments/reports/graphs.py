@@ -36,7 +36,6 @@ RECORDS = {
 }
 LOSS = "final_train_loss"  # of the mean model, a mean over the last tenth of the evaluations
 CHANCE = math.log(10)  # the loss of a model that takes all ten digits for equally likely
-MARKERS = "osD^vPX"
 PANELS = {
     "D-PSGD and MATCHA on graphs": {
         "dpsgd/ring": "ring",
@@ -145,7 +144,7 @@ def _panel(axes: matplotlib.axes.Axes, lines: Mapping[str, list[Point]]) -> None
     named = []
     for place, (label, line) in enumerate(lines.items()):
         colour = figure.COLOURS[place % len(figure.COLOURS)]
-        marker = MARKERS[place % len(MARKERS)]
+        marker = figure.MARKERS[place % len(figure.MARKERS)]
         if not line:
             continue
         aside = ASIDE ** (place - (len(lines) - 1) / 2)

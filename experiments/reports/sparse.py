@@ -42,7 +42,6 @@ STEPS = {
     "parallax": "Parallax",
 }
 LINKS = (1, 10)  # Gbit/s
-MARKERS = "osD^vPX"
 LOSS = "train_loss_by_seed"
 
 
@@ -126,7 +125,7 @@ def _sent(axes: Axes, by_name: Mapping[str, Sequence[Point]]) -> None:
         fallen = [point for point in points if point.fell_back > 0.5]
         axes.plot(
             [point.percent for point in fallen], [point.sent for point in fallen],
-            linestyle="", marker=MARKERS[place], markersize=5, zorder=line.get_zorder() + 1,
+            linestyle="", marker=figure.MARKERS[place], markersize=5, zorder=line.get_zorder() + 1,
             markerfacecolor="white", markeredgecolor=figure.COLOURS[place],
         )  # fmt: skip
     figure.logarithmic(axes)
@@ -175,5 +174,5 @@ def _across(axes: Axes, values: Sequence[int]) -> None:
 
 
 def _line(axes: Axes, place: int, x: Sequence[float], y: Sequence[float], label: str) -> list:
-    look = {"color": figure.COLOURS[place], "marker": MARKERS[place], "markersize": 5}
+    look = {"color": figure.COLOURS[place], "marker": figure.MARKERS[place], "markersize": 5}
     return axes.plot(x, y, label=label, linewidth=1.3, **look)
