@@ -13,7 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from experiments import files, premises, texts
-from experiments.reports import failures, figure, graphs, labels, published, quoted, sparse, telling
+from experiments.reports import (
+    failures,
+    figure,
+    graphs,
+    labels,
+    published,
+    quoted,
+    slow_worker,
+    sparse,
+    telling,
+)
 
 PAGE = published.FOLDER.parent / "gallery.md"
 PICTURES = published.FOLDER.parent / "gallery"
@@ -103,7 +113,12 @@ EXHIBITS = (
 
 
 # Pictures with a module of their own, each with a TEXT, `commands`, `read` and `draw`.
-MODULES = {"graphs": graphs, "failures": failures, "sparse": sparse}
+MODULES = {
+    "graphs": graphs,
+    "slow_worker": slow_worker,
+    "failures": failures,
+    "sparse": sparse,
+}
 
 
 def at_best_rates(arms: Mapping[str, Mapping], column: str) -> dict[str, Mapping]:
