@@ -14,10 +14,12 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from experiments import files, premises, texts
 from experiments.reports import (
+    compensated,
     failures,
     figure,
     graphs,
     labels,
+    noise_levels,
     published,
     quoted,
     slow_worker,
@@ -31,7 +33,7 @@ OPENING = """\
 # Gallery
 
 Each entry has a picture, a sentence and the command of its sweep. Every picture is drawn from the
-record of its sweep by `experiments/reports/gallery.py`. Arms that were run at several rates are
+records of its sweeps by `experiments/reports/gallery.py`. Arms that were run at several rates are
 shown at their best one. [Findings](findings.md) has the numbers, [results](results.md) all claims.
 
 ## One slow worker under four waiting rules
@@ -116,6 +118,8 @@ EXHIBITS = (
 MODULES = {
     "graphs": graphs,
     "slow_worker": slow_worker,
+    "compensated": compensated,
+    "noise_levels": noise_levels,
     "failures": failures,
     "sparse": sparse,
 }
