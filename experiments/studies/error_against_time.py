@@ -1,8 +1,9 @@
 """Training loss above the lowest against virtual time, as a figure (arXiv 1803.01113).
 
-Dotted lines are the levels at which fresh gradients would keep training, see `noise_floor`. The
-paper's own bound is not drawn: with the numbers of the minimum it lies far above these levels, and
-for most rates above the loss at which training begins.
+Dotted lines are the levels at which the noise of fresh gradients keeps training, as `noise_floor`
+estimates them at the minimum of a convex task. The floor that the paper proves is not drawn: with
+the same estimates it lies more than a hundred times as high, and gamma and p0, which it needs for
+stale gradients, are not estimated.
 """
 
 import os
