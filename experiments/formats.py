@@ -295,6 +295,7 @@ PUBLISHED = QUOTED._replace(
     needed=NOTE.needed,
 )
 PUBLISHED_SWEEP = PUBLISHED._replace(needed=(*NOTE.needed, "count", "seeds", "arms"))
+PUBLISHED_ANALYSIS = PUBLISHED._replace(needed=(*NOTE.needed, "summary"))
 ANYTHING = Format((), (), "give another file, or let the program that wrote it write it again")
 
 

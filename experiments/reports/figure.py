@@ -15,6 +15,7 @@ from experiments import files
 
 # Okabe and Ito's colours, which differ for any colour vision; the lightest left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX<>"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
 
 

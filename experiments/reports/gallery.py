@@ -6,14 +6,26 @@ python -m experiments.reports.gallery  # draw the pictures from docs/results and
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-from experiments import files, formats, premises, texts
-from experiments.reports import figure, graphs, published, quoted, sparse, telling
+from experiments import files, premises, texts
+from experiments.reports import (
+    compensated,
+    failures,
+    figure,
+    graphs,
+    labels,
+    noise_levels,
+    published,
+    quoted,
+    slow_worker,
+    sparse,
+    telling,
+)
 
 PAGE = published.FOLDER.parent / "gallery.md"
 PICTURES = published.FOLDER.parent / "gallery"
@@ -21,7 +33,7 @@ OPENING = """\
 # Gallery
 
 Each entry has a picture, a sentence and the command of its sweep. Every picture is drawn from the
-record of its sweep by `experiments/reports/gallery.py`. Arms that were run at several rates are
+records of its sweeps by `experiments/reports/gallery.py`. Arms that were run at several rates are
 shown at their best one. [Findings](findings.md) has the numbers, [results](results.md) all claims.
 
 ## One slow worker under four waiting rules
@@ -100,39 +112,17 @@ EXHIBITS = (
     ),
 )  # fmt: skip
 
-GRAPHS = """\
-## Gossip on uneven data with more workers
-![Training loss against the number of workers, for graphs and methods](gallery/graphs.png)
-
-All workers send about as many bytes. With D-PSGD the graphs that take turns (EquiDyn, one-peer,
-Base-2) end lowest and lose little by more workers; the ring loses much, with MATCHA as well, which
-ends below D-PSGD there. Gradient tracking sends two models, so that it makes half the updates. It
-ends above D-PSGD on all graphs but large rings. On the ring DecentLaM has the lowest mean.
-
-```
-{}
-```
-"""
-
-SPARSE = """\
-## Sketches of several sizes, and more workers
-![Bytes and losses against the size of a sketch, a step against the workers](gallery/sparse.png)
-
-A sketch sends what its size says. Where it is too small for the rows that changed, the workers fall
-back on sending these rows, which costs less here than a sketch that is large enough. Peeling loses
-nothing that another order of summing does not lose as well. SparCML's step is among the shortest
-for every number of workers. On the faster link dense all-reduce passes all of them with many.
-
-```
-{}
-```
-"""
 
 
-def read(exhibit: Exhibit) -> dict[str, Any]:
-    """The record of an exhibit."""
-    path = published.FOLDER / f"{exhibit.record}.json"
-    return formats.checked(formats.read(path, formats.PUBLISHED), path, formats.PUBLISHED_SWEEP)
+# Pictures with a module of their own, each with a TEXT, `commands`, `read` and `draw`.
+MODULES = {
+    "graphs": graphs,
+    "slow_worker": slow_worker,
+    "compensated": compensated,
+    "noise_levels": noise_levels,
+    "failures": failures,
+    "sparse": sparse,
+}
 
 
 def at_best_rates(arms: Mapping[str, Mapping], column: str) -> dict[str, Mapping]:
@@ -190,20 +180,19 @@ def _bars(exhibit: Exhibit, arms: Mapping[str, Mapping], left_out: int) -> Figur
 
 
 def _points(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
-    canvas = Figure(figsize=(6.7, 0.9 + max(2.6, 0.2 * len(arms))), dpi=150, layout="constrained")
+    canvas = Figure(figsize=(6.7, 0.9 + max(3.4, 0.2 * len(arms))), dpi=150, layout="constrained")
     axes = canvas.subplots()
-    across, up, colours = exhibit.across, exhibit.up, _colours(arms)
+    across, up, looks = exhibit.across, exhibit.up, _looks(arms)
     numbers = {name: str(place) for place, name in enumerate(arms, 1)}
+    dots = []
     for name, arm in arms.items():
-        x, y = arm[across.column], arm[up.column]
+        (colour, marker), x, y = looks[name], arm[across.column], arm[up.column]
         label = f"{numbers[name]}  {figure.literal(name)}"
-        axes.plot(x, y, "o", color=colours[name], markersize=5, label=label)
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}  # some lie on others
+        axes.plot(x, y, marker, color=colour, markersize=6.5, label=label, linestyle="", **edge)
         if seeds := arm.get(f"{up.column}_by_seed"):
-            axes.plot([x] * len(seeds), seeds, ".", color=colours[name], markersize=2, alpha=0.6)
-        axes.annotate(
-            numbers[name], (x, y), (4, 3), textcoords="offset points", fontsize=7,
-            color=colours[name],
-        )  # fmt: skip
+            axes.plot([x] * len(seeds), seeds, ".", color=colour, markersize=2, alpha=0.6)
+            dots += [(x, seed) for seed in seeds]
     axes.set_xscale("log")
     axes.set_yscale("log" if up.unit else "linear")  # losses at the end are close together
     for axis, measure in ((axes.xaxis, across), (axes.yaxis, up)):
@@ -217,7 +206,20 @@ def _points(exhibit: Exhibit, arms: Mapping[str, Mapping]) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     canvas.legend(loc="outside right upper", fontsize=7, frameon=False, handletextpad=0.2)
+    places = [(arm[across.column], arm[up.column]) for arm in arms.values()]
+    colours = [colour for colour, _ in looks.values()]
+    labels.beside(axes, places, list(numbers.values()), colours, dots)
     return canvas
+
+
+def _looks(names) -> dict[str, tuple[str, str]]:
+    """Colour and marker of every arm: methods have colours, and no two arms are alike."""
+    given, taken = {}, set()
+    for name, colour in _colours(names).items():
+        free = [look for marker in figure.MARKERS if (look := (colour, marker)) not in taken]
+        given[name] = free[0] if free else (colour, figure.MARKERS[0])
+        taken.add(given[name])
+    return given
 
 
 def _label(axis, measure: Measure, more: str = "") -> None:
@@ -231,12 +233,10 @@ def page() -> str:
     sections = [
         f"## {exhibit.heading}\n![{exhibit.across.label} of every arm]"
         f"(gallery/{exhibit.record}.png)\n\n{exhibit.sentence}\n\n"
-        f"```\n{read(exhibit)['command']}\n```\n"
+        f"```\n{published.record(exhibit.record)['command']}\n```\n"
         for exhibit in EXHIBITS
     ]
-    several = [
-        text.format("\n".join(of.commands())) for text, of in ((GRAPHS, graphs), (SPARSE, sparse))
-    ]
+    several = [module.TEXT.format("\n".join(module.commands())) for module in MODULES.values()]
     return "\n".join([OPENING, *sections, *several])
 
 
@@ -244,10 +244,10 @@ def write() -> None:
     """Draw the pictures and write the page."""
     files.make(PICTURES)
     for exhibit in EXHIBITS:
-        picture = draw(exhibit, quoted.arms(read(exhibit)))
+        picture = draw(exhibit, quoted.arms(published.record(exhibit.record)))
         figure.save(picture, PICTURES / f"{exhibit.record}.png")
-    figure.save(graphs.draw(graphs.read()), PICTURES / "graphs.png")
-    figure.save(sparse.draw(sparse.read()), PICTURES / "sparse.png")
+    for name, module in MODULES.items():
+        figure.save(module.draw(module.read()), PICTURES / f"{name}.png")
     files.write(PAGE, page())
 
 

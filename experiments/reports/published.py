@@ -122,6 +122,11 @@ def _dumps(record: Mapping) -> str:
     return re.sub(r'"@(\d+)@"', lambda match: marks[int(match[1])], text) + "\n"
 
 
+def record(name: str, form: formats.Format = formats.PUBLISHED_SWEEP) -> dict[str, Any]:
+    """The record of this name, of a sweep unless `form` says otherwise."""
+    return formats.read(FOLDER / f"{name}.json", form)
+
+
 def page(folder: Path = FOLDER) -> str:
     """The page of everything in `folder`, in Markdown."""
     sections = [_section(path) for path in sorted(folder.glob("*.json"))]

@@ -1,13 +1,14 @@
 """What becomes slow and what stale in four protocols (Dutta et al., arXiv 1803.01113)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments import premises, records, tasks
 from experiments.numbers import Numbers
 from experiments.parts import part
-from experiments.studies import error_against_time
+from experiments.studies import error_against_time, noise_floor
 
 PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
 K = (1, 2, 4, 8)
@@ -147,16 +148,19 @@ def figures(workdir) -> None:
     ]
     config = arms[0]["config"]
     convex = config.task.to_dict() == CONVEX.to_dict()
-    lowest = error_against_time.lowest_loss(tasks.build(config.task)) if convex else 0.0
-    rows = {
-        words: {
-            protocol: {f"K={k}": _runs(workdir, chosen[_twin(f"{protocol}/K={k}")]) for k in K}
-            for protocol in PROTOCOLS
-        }
-        for words, chosen in _choices(arms).items()
-    }
+    minimum = noise_floor.at_minimum(tasks.build(config.task)) if convex else None
+    lowest = 0.0 if minimum is None else minimum.loss
+    levels = None
+    if minimum is not None:
+        levels = _panels(
+            arms, lambda arm, k: noise_floor.level(minimum, _rate(arm), k, config.batch_size)
+        )
     error_against_time.draw_error_against_time(
-        rows, config.target_loss, lowest, workdir / "error_against_time.png"
+        _panels(arms, lambda arm, _: _runs(workdir, arm)),
+        config.target_loss,
+        lowest,
+        workdir / "error_against_time.png",
+        levels,
     )
     lines = {"fixed": {_rate(arm): _loss(arm) for arm in arms if _group_of(arm) == FIXED}}
     for arm in arms:
@@ -164,6 +168,17 @@ def figures(workdir) -> None:
             threshold = premises.settings(arm["name"])["threshold"]
             lines.setdefault(f"C = {threshold:g}", {})[_rate(arm)] = _loss(arm)
     error_against_time.draw_final_losses(lines, lowest, workdir / "compensated.png")
+
+
+def _panels(arms, made: Callable[[dict, int], Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """How the rate is chosen -> protocol -> K -> what `made` makes of the arm and of K."""
+    return {
+        words: {
+            protocol: {f"K={k}": made(chosen[_twin(f"{protocol}/K={k}")], k) for k in K}
+            for protocol in PROTOCOLS
+        }
+        for words, chosen in _choices(arms).items()
+    }
 
 
 def _twin(group: str) -> str:

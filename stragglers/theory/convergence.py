@@ -133,14 +133,27 @@ def varying_batches_bound(
     return float((2 * gap + noise) / rates.sum())
 
 
-def stationary_loss(rate: float, k: int, variance: float) -> float:
-    """E[F] of F = w^2 / 2 under k_sync at a fixed rate, exactly: eta s^2 / (2 k (2 - eta)).
+def stationary_loss(
+    rate: float,
+    k: int,
+    variance: ArrayLike,
+    *,
+    curvature: ArrayLike = 1.0,
+    batch_size: int = 1,
+) -> float:
+    """E[F] of a quadratic F under k_sync at a fixed rate, exactly, its minimum being 0.
 
-    The stationary variance of w <- (1 - eta) w - eta * noise. Outside 0 < eta < 2: ValueError.
+    The sum of eta s^2 / (2 k m (2 - eta lambda)) over the axes of F: lambda is the curvature along
+    one, and s^2 the variance of one sample's gradient along it. It follows from the stationary
+    variance of w <- (1 - eta lambda) w - eta noise. Outside 0 < eta lambda < 2: ValueError.
     """
-    if not 0 < rate < 2:
-        raise ValueError(f"stationary_loss: needs 0 < rate < 2, got {rate}; it diverges otherwise")
-    return rate * variance / (2 * k * (2 - rate))
+    steps = rate * np.asarray(curvature, np.float64)
+    if not ((steps > 0) & (steps < 2)).all():
+        raise ValueError(
+            f"stationary_loss: needs 0 < rate * curvature < 2, got {np.min(steps):g} to "
+            f"{np.max(steps):g}; it diverges otherwise, take a smaller rate"
+        )
+    return float(np.sum(rate * np.asarray(variance) / (2 * k * batch_size * (2 - steps))))
 
 
 def stability_limit(delay: float) -> float:

@@ -3,7 +3,7 @@ import re
 
 from PIL import Image
 
-from experiments.reports import gallery, quoted
+from experiments.reports import gallery, published, quoted
 
 TIME = "seconds_to_target"
 
@@ -20,13 +20,15 @@ def test_every_result_has_a_picture_a_sentence_and_its_command():
         with Image.open(gallery.PICTURES / f"{exhibit.record}.png") as picture:
             assert picture.format == "PNG" and 900 < picture.width < 1100
         assert not re.search(r"\d", exhibit.sentence)  # numbers stand where tests compare them
-    shown = {"graphs.png", "sparse.png", *(f"{exhibit.record}.png" for exhibit in gallery.EXHIBITS)}
-    assert {path.name for path in gallery.PICTURES.iterdir()} == shown
+    for name, module in gallery.MODULES.items():
+        assert f"(gallery/{name}.png)" in text and all(line in text for line in module.commands())
+    names = [*gallery.MODULES, *(exhibit.record for exhibit in gallery.EXHIBITS)]
+    assert {path.name for path in gallery.PICTURES.iterdir()} == {f"{name}.png" for name in names}
 
 
 def test_bars_have_the_lengths_of_the_record_and_points_its_places():
     bars = next(exhibit for exhibit in gallery.EXHIBITS if exhibit.record == "adasync")
-    arms = quoted.arms(gallery.read(bars))
+    arms = quoted.arms(published.record(bars.record))
     (axes,) = gallery.draw(bars, arms).axes
     groups = dict.fromkeys(name.partition("/rate=")[0] for name in arms)
     best = [
@@ -40,7 +42,7 @@ def test_bars_have_the_lengths_of_the_record_and_points_its_places():
     (axes,) = gallery.draw(bars, late).axes
     assert "; 1 of 7 arms did not get there in every seed" in axes.get_xlabel()
     points = next(exhibit for exhibit in gallery.EXHIBITS if exhibit.up is not None)
-    arms = quoted.arms(gallery.read(points))
+    arms = quoted.arms(published.record(points.record))
     (axes,) = gallery.draw(points, arms).axes
     places = [line.get_xydata()[0].tolist() for line in axes.lines]
     assert places == [[arm["seconds_to_target"], arm["bytes_per_worker"]] for arm in arms.values()]

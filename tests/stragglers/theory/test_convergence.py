@@ -20,6 +20,20 @@ def test_stationary_loss_is_the_fixed_point_of_the_variance(k):
     assert convergence.stationary_loss(rate, k, variance) == pytest.approx(second_moment / 2)
 
 
+def test_stationary_loss_adds_up_the_axes_of_a_quadratic():
+    rate, k, samples = 0.3, 2, 5
+    curvature, variance = np.array([0.1, 4.0]), np.array([2.0, 0.5])
+    second_moment = np.zeros(2)
+    for _ in range(2000):
+        noise = rate**2 * variance / (k * samples)
+        second_moment = (1 - rate * curvature) ** 2 * second_moment + noise
+    expected = np.sum(curvature * second_moment / 2)
+    found = convergence.stationary_loss(
+        rate, k, variance, curvature=curvature, batch_size=samples
+    )
+    assert found == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("delay", [0, 1, 2, 7, 30])
 def test_stability_limit_puts_a_root_on_the_unit_circle(delay):
     def radius(rate):
@@ -111,7 +125,14 @@ def test_rennala_never_loses():
     ("call", "message"),
     [
         (lambda: convergence.staleness_factor(1.5, 0.2), "must be > 0, got -0.4"),
-        (lambda: convergence.stationary_loss(2.0, 1, 1.0), "needs 0 < rate < 2, got 2"),
+        (
+            lambda: convergence.stationary_loss(2.0, 1, 1.0),
+            r"needs 0 < rate \* curvature < 2, got 2 to 2",
+        ),
+        (
+            lambda: convergence.stationary_loss(1.0, 1, 1.0, curvature=[0.5, 3.0]),
+            "got 0.5 to 3; it diverges",
+        ),
         (lambda: convergence.stability_limit(-1), "delay >= 0 updates, got -1"),
         (lambda: convergence.convex_bound(1, 0.6, 1, 1.0, **BOUND), "0 < rate <= 0.5, got 0.6"),
         (lambda: convergence.convex_bound(1, 0.4, 1, 1.0, **BOUND, growth=1.0), "rate <= 0.25"),
