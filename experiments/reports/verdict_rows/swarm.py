@@ -12,6 +12,7 @@ from experiments.reports.questions import (
 )
 from experiments.reports.verdict_rows.row import AGAIN, UNCLAIMED, Row
 from experiments.studies import swarm as study
+from experiments.studies import swarm_epochs
 from experiments.studies.swarm import COARSE, EXACT, LARGE
 
 PAPER = "SwarmSGD, 1910.12308"
@@ -98,6 +99,26 @@ ROWS = (
             ("", "swarm", {}), (TUNED, "swarm_tuned", {"pick": study.at_best})
         )
         for steps in (1, 4)
+    ),
+    *(
+        Row(
+            PAPER,
+            f"epochs matter: more accurate after {more} mini-batches of a node than after {fewer}",
+            "swarm_epochs",
+            partial(as_claimed, judge=swarm_epochs.more_accurate,
+                    ours=f"{EXACT}/batches={more}", theirs=f"{EXACT}/batches={fewer}"),
+        )
+        for fewer, more in swarm_epochs.SPANS
+    ),
+    *(
+        Row(
+            AGAIN,
+            f"local steps matter little: H = 4 within .3 points of H = 1, {length} mini-batches",
+            "swarm_epochs",
+            partial(accuracy, ours=f"swarm/H=4/batches={length}",
+                    theirs=f"swarm/H=1/batches={length}", points=swarm_epochs.LITTLE),
+        )
+        for length in swarm_epochs.LENGTHS
     ),
     *(
         row
