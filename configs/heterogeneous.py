@@ -21,16 +21,14 @@ from configs import arguments, base
 from experiments.parts import part
 from experiments.studies import heterogeneous as study
 
-TASKS = {
-    "digits": part("digits", model="mlp"),
-    "text": part(
-        "next_token",
-        model=part("gpt", layers=2, width=32, heads=2),
-        vocabulary=256,
-        length=32,
-        evaluated=256,
-    ),
-}
+GPT = part(
+    "next_token",
+    model=part("gpt", layers=2, width=32, heads=2),
+    vocabulary=256,
+    length=32,
+    evaluated=256,
+)
+TASKS = {"digits": (part("digits", model="mlp"), 16), "text": (GPT, 4)}  # and a mini-batch's samples
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -39,12 +37,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     a = arguments.parse(arg, task="digits", workers=16, alpha=0.1, models=400)
     if a["task"] not in TASKS:
         raise ValueError(f"unknown task {a['task']!r}; known tasks: {', '.join(TASKS)}")
+    task, batch_size = TASKS[a["task"]]
     return base.arm(
         name="gradient_tracking/ring",  # method/graph/rate
-        task=TASKS[a["task"]],
+        task=task,
         split=part("dirichlet", alpha=a["alpha"]),
         workers=a["workers"],
-        batch_size=16,
+        batch_size=batch_size,
         algorithm=part("gradient_tracking"),
         graph=part("ring"),
         optimizer=part("sgd", learning_rate=0.2),
