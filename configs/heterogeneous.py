@@ -28,7 +28,7 @@ GPT = part(
     length=32,
     evaluated=256,
 )
-TASKS = {"digits": (part("digits", model="mlp"), 16), "text": (GPT, 4)}  # and a mini-batch's samples
+TASKS = {"digits": (part("digits", model="mlp"), 16), "text": (GPT, 4)}  # samples of a mini-batch
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
