@@ -18,6 +18,7 @@ from runtimes import pulse
 from runtimes.base import Runtime
 from runtimes.crew import Crew
 from runtimes.session import SESSION, Resources
+from stragglers import delays, local_updates, processes
 from stragglers.schedule import concatenate, load
 from tests.launcher import ROOT
 from tests.runtimes.free import N, actors, replayed, used_once
@@ -92,6 +93,36 @@ def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, m
     used_once(schedule, 2)
     same_as_replay(runtime, run, "local_sgd", 2, schedule)
     assert runtime.measured(run)["deaths"] == 2
+
+
+def test_local_steps_by_measured_speed_go_on_though_a_worker_is_killed(started):
+    """Asynchronous DiLoCo with DyLU: a first run says how many steps each makes in the second."""
+    law = processes.persistent(delays.deterministic(0.01), factors={0: 8.0})
+    runtime, run = started("async_diloco", "k_async", 4, law=law, k=1)
+    pieces = []
+
+    def go_on():
+        nonlocal run
+        run, piece = runtime.advance(run, np.inf, 10)
+        pieces.append(piece)
+        return piece
+
+    until(lambda: go_on() and set(concatenate(pieces).workers.ravel()) == set(range(N)))
+    steps = local_updates.dynamic(local_updates.measured_speeds(concatenate(pieces), N), 4)
+    runtime.close()
+
+    runtime, run = started("async_diloco", "k_async", steps, law=law, k=1)
+    pieces.clear()
+    go_on()
+    os.kill(runtime.pids()[1], signal.SIGKILL)
+    until(lambda: (go_on().restored == 1).any())  # its contribution, made anew
+    go_on()
+    schedule = concatenate(pieces)
+    kinds = [event.kind for event in schedule.events if event.worker == 1]
+    assert kinds[:2] == ["lost", "restored"]
+    np.testing.assert_array_equal(schedule.batches, np.array(steps)[schedule.workers])
+    used_once(schedule, steps)
+    same_as_replay(runtime, run, "async_diloco", steps, schedule)
 
 
 @pytest.mark.parametrize("method", ["local_sgd", "decoupled_diloco"])
