@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from algorithms.streaming_diloco import fragment_size
 from stragglers.schedule import concatenate
-from tests.marks import slow
-from tests.runtimes.free import METHODS, used_once
-from tests.runtimes.world import REPEATING, difference, fitting, same_rows
+from tests.marks import slow, slow_but
+from tests.runtimes.free import IN_STEP, METHODS, N, used_once
+from tests.runtimes.toy import X0, D
+from tests.runtimes.world import REPEATING, World, difference, fitting, same_rows
 
 BY_SPEED = (1, 2, 2, 2)  # mini-batches of every worker's contribution
 
@@ -36,3 +38,48 @@ def test_each_worker_makes_its_own_number_of_local_steps(wait, method):
     assert set(schedule.workers[schedule.restored >= 0].tolist()) == {0, 1}
     used_once(schedule, BY_SPEED)
     assert difference(world, method, schedule, BY_SPEED) < 2e-6
+
+
+def lossy(method, updates=35):
+    """(world, rows) of a run in which everybody is waited for, and a process lost now and then."""
+    world, pieces = World(method, "k_sync", 2, k=N), []
+    for update, who in ((5, 2), (12, 0), (20, 3), (21, 2)):
+        pieces.append(world.run(update))
+        world.lose(who)
+    return world, concatenate([*pieces, world.run(updates)])
+
+
+@pytest.mark.parametrize(
+    "method", slow_but(("one_bit_adam",), [name for name in IN_STEP if name != "streaming_diloco"])
+)
+def test_what_the_server_remembers_of_a_worker_outlives_its_process(method):
+    """Nothing is lost, and the parameters are as in a run without losses."""
+    world, schedule = lossy(method)
+    assert (schedule.restored == -1).all() and len(schedule.events) == 8
+    used_once(schedule, 2)
+    assert difference(world, method, schedule, 2) < 2e-6
+    untouched = World(method, "k_sync", 2, k=N)
+    untouched.run(35)
+    np.testing.assert_allclose(
+        world.server.state.params, untouched.server.state.params, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_who_takes_the_place_of_a_lost_one_streams_the_same_fragment_as_the_others():
+    """The server then has the workers' mean in that fragment, and elsewhere what it had."""
+    world, size = World("streaming_diloco", "k_sync", 2, k=N), fragment_size(X0, 3)
+    apply = world.server._applied
+
+    def applied(taken, points):
+        before, state = np.array(world.server.state.params), apply(taken, points)
+        live = np.mean([p - h.contribution for p, h in zip(points, taken, strict=True)], axis=0)
+        due = np.arange(D) // size == world.server.update % 3
+        np.testing.assert_allclose(state.params, np.where(due, live, before), rtol=1e-5, atol=1e-6)
+        return state
+
+    world.server._applied = applied
+    pieces = [world.run(5)]
+    world.lose(2)
+    schedule = concatenate([*pieces, world.run(12)])
+    assert (schedule.restored >= 0).sum() == 1
+    assert difference(world, "streaming_diloco", schedule, 2) < 2e-6
