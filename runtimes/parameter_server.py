@@ -286,7 +286,9 @@ class ParameterServer:
         # Who is back with another contribution has waited for its place in the next update.
         elsewhere = (self._in_flight.keys() - busy_on) | {held.worker for held in self._held}
         self._held = [held._replace(free=now) for held in self._held]
-        self.log.add(now, taken, busy_on, elsewhere)
+        row = self.log.add(now, taken, busy_on, elsewhere)
+        if self._algorithm.check is not None:  # it may have come otherwise than planned
+            self._algorithm.check(self.workers, row)
 
     def _applied(self, taken: Sequence[Held], points: Sequence[Any]) -> State:
         orders = [held.order for held in taken]

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from algorithms.streaming_diloco import fragment_size
+from runtimes.simulate import Simulator
 from stragglers.schedule import concatenate
+from tests import planned
 from tests.marks import slow, slow_but
-from tests.runtimes.free import IN_STEP, METHODS, N, used_once
-from tests.runtimes.toy import X0, D
+from tests.runtimes.free import IN_STEP, LAW, METHODS, N, actors, used_once
+from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
 from tests.runtimes.world import REPEATING, World, difference, fitting, same_rows
 
 BY_SPEED = (1, 2, 2, 2)  # mini-batches of every worker's contribution
@@ -83,3 +85,30 @@ def test_who_takes_the_place_of_a_lost_one_streams_the_same_fragment_as_the_othe
     schedule = concatenate([*pieces, world.run(12)])
     assert (schedule.restored >= 0).sum() == 1
     assert difference(world, "streaming_diloco", schedule, 2) < 2e-6
+
+
+@pytest.mark.parametrize("method", IN_STEP)
+def test_a_method_that_needs_everybody_says_for_whom_to_wait(method):
+    """And what it says to wait for, free workers can."""
+    sentence = r"2 of 4.*; wait for a rule in rounds, .*, or at a server for k_sync\(k=4\)"
+    with pytest.raises(ValueError, match=f"{method.split('/')[0]}: .* {sentence}"):
+        actors(method, "k_async", 2, k=2)
+    with pytest.raises(ValueError, match=sentence):
+        actors(method, "quorum_async", 2, k=2)  # which waits on for all, but not long enough
+    assert actors(method, "k_sync", 2, k=4).start(X0).update == 0
+
+
+def test_a_simulation_finds_the_update_that_comes_without_everybody_behind_others_that_have_all():
+    rule = planned.rule("k_async", LAW, N, 2, 3, k=1, grace=0.1)
+    assert rule.extend(rule.init(), 1)[1].fewest == N
+    with pytest.raises(ValueError, match="3 of 4 take part in an update"):
+        Simulator(IN_STEP["top_k/warm-up"](), losses, DATA, SAMPLES, rule, mini_batches=2)
+
+
+def test_an_update_that_comes_without_everybody_ends_a_run_that_needs_all():
+    """A grace that has been long enough is not, once a worker has lost its process."""
+    world = World("top_k/warm-up", "k_async", 2, k=1, grace=10.0)
+    assert (world.run(3).batches > 0).all()
+    world.queue = [event for event in world.queue if event[1] != 2]
+    with pytest.raises(ValueError, match="only 3 of 4 take part in an update"):
+        world.run(4)
