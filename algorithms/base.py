@@ -104,7 +104,7 @@ class Algorithm(NamedTuple):
     decide: gradient -> parameters of the method that it leaves to a gradient, by name: with
         these it is built again. The gradient is that of the first mini-batches of all workers.
         None: nothing is open.
-    check: (workers, first row of the schedule); raises ValueError if the method cannot use it.
+    check: (workers, first rows of the schedule); raises ValueError if the method cannot use it.
     links: which of the graph's matchings are used in which update; None: all, always. Then the
         extra argument `active` [M] says so to the exchange.
     """

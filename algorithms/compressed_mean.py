@@ -165,11 +165,12 @@ def compressed(
     def check(workers, row):
         if rest.check is not None:
             rest.check(workers, row)
-        if (equal_memory or warmup_updates) and row.workers.shape[1] != workers:
+        if (equal_memory or warmup_updates) and row.fewest < workers:
             raise ValueError(
                 f"{name}: {'its memory' if equal_memory else 'its count of warm-up updates'} must "
-                f"be equal on all workers, but only {row.workers.shape[1]} of {workers} take part "
-                "in an update; wait for a rule in rounds, as barrier or first_finisher"
+                f"be equal on all workers, but only {row.fewest} of {workers} take part "
+                "in an update; wait for a rule in rounds, as barrier or first_finisher, or at a "
+                f"server for k_sync(k={workers})"
             )
 
     return Algorithm(

@@ -183,10 +183,12 @@ def needs_everybody(name: str, why: str) -> Callable[[int, Any], None]:
     """`Algorithm.check` of a method in which no worker may be missing; why: what each one does."""
 
     def check(workers: int, row) -> None:
-        if row.partner is not None or row.workers.shape[1] != workers:
+        if row.partner is not None or row.fewest < workers:
+            some = "pairs" if row.partner is not None else f"{row.fewest} of {workers}"
             raise ValueError(
-                f"{name}: all workers {why} at every update, but the schedule has only some; wait "
-                "for a rule in rounds, as barrier or first_finisher"
+                f"{name}: all workers {why} at every update, but the schedule has {some} in one; "
+                "wait for a rule in rounds, as barrier or first_finisher, or at a server for "
+                f"k_sync(k={workers})"
             )
 
     return check

@@ -34,13 +34,6 @@ from algorithms.mean import mean_messages, mean_over_workers
 from comms.lattice import ravel_floats
 
 
-class Turn(NamedTuple):
-    """The exchange's state of one worker."""
-
-    update: jax.Array  # [] int32, rounds so far
-    inner: Any
-
-
 class Outer(NamedTuple):
     """The server's state; n = fragment_size(...)."""
 
@@ -100,19 +93,22 @@ def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> 
 def mean_of_fragment(
     mean: optax.GradientTransformationExtraArgs, fragments: int
 ) -> optax.GradientTransformationExtraArgs:
-    """What the workers' models are off the server's in the fragment that is due, by `mean`."""
+    """What the workers' models are off the server's in the fragment that is due, by `mean`.
+
+    Which one that is follows from the rounds of the server, as a worker that begins anew in the
+    place of a lost one has not counted them.
+    """
 
     def init_fn(params):
-        size = fragment_size(jax.tree.map(jnp.asarray, params), fragments)
-        return Turn(jnp.int32(0), mean.init(jnp.zeros(size)))
+        return mean.init(jnp.zeros(fragment_size(jax.tree.map(jnp.asarray, params), fragments)))
 
-    def update_fn(updates, state, params, *, current, **extra):
-        due = state.update % fragments
+    def update_fn(updates, state, params, *, current, version, staleness, **extra):
+        due = (version + staleness) % fragments
         live = jax.tree.map(jnp.subtract, params, updates)
         off = fragment_of(current, due, fragments) - fragment_of(live, due, fragments)
-        off, inner = mean.update(off, state.inner, None, **extra)
+        off, state = mean.update(off, state, None, version=version, **extra)
         own = jax.tree.map(jnp.negative, updates)
-        return Parted(off, own), Turn(state.update + 1, inner)
+        return Parted(off, own), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -161,7 +157,7 @@ def streaming_diloco(
     sent has come back, fewer than fragments; 0 waits for it. alpha: share of its own entries that a
     worker keeps, in [0, 1). exchange: how a fragment is reduced, see `algorithms.reducers`; None:
     its mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated. Every
-    update needs all workers: a rule in rounds.
+    update needs all workers: a rule in rounds, or k_sync with K equal to the number of workers.
     """
     if fragments < 1 or not 0 <= overlap < fragments:
         raise ValueError(

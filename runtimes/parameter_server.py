@@ -13,7 +13,7 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import planning, worker
-from runtimes.free_worker import Delivery, Order, uplink_of
+from runtimes.free_worker import Delivery, Order, first_state, uplink_of
 from runtimes.own_models import OwnModels
 from runtimes.server_programs import State, program
 from runtimes.update_log import Held, UpdateLog
@@ -71,6 +71,9 @@ class ParameterServer:
         self.state = State(params, algorithm.server.init(params), memory, own)
         self.own_models = algorithm.adopt is not None
         self.remembers = self.own_models or bool(jax.tree.leaves(worker.init(algorithm, params)))
+        # A process takes with it what it remembers itself; what the server remembers of it stays.
+        in_process = jax.tree.leaves(first_state(algorithm, params, mini_batches))
+        self._forgets = self.own_models or bool(in_process) or not jax.tree.leaves(memory)
         self.rule: Any = arrivals.init()
         self.update = self.samples = self.dropped = 0
         self.points = {0: params}  # version -> parameters that somebody has in use
@@ -170,9 +173,10 @@ class ParameterServer:
         return self._in_flight.get(who)
 
     def lost(self, who: int, now: float) -> None:
-        """Note that the worker's process has gone, and the state of its local steps with it."""
+        """Note that the worker's process has gone, and what it remembered with it."""
         self.log.events.append(Event(now, who, "lost"))
-        self._renewed.add(who)
+        if self._forgets:
+            self._renewed.add(who)
         self.counted[who] = self.kept[who] = 0
 
     def returned(self, who: int, now: float) -> list[Command]:
@@ -221,7 +225,7 @@ class ParameterServer:
             setattr(self, name, counters[name].copy())
         self.kept = self.counted.copy()
         lost = (self.counted == 0) & (self.consumed > 0)
-        self._renewed = set(np.flatnonzero(lost).tolist())
+        self._renewed = set(np.flatnonzero(lost).tolist()) if self._forgets else set()
         self.samples, self.dropped = (int(counters[n][0]) for n in ("samples", "dropped"))
         self.log.resume(history)
         self.update = self.log.updates
@@ -282,7 +286,9 @@ class ParameterServer:
         # Who is back with another contribution has waited for its place in the next update.
         elsewhere = (self._in_flight.keys() - busy_on) | {held.worker for held in self._held}
         self._held = [held._replace(free=now) for held in self._held]
-        self.log.add(now, taken, busy_on, elsewhere)
+        row = self.log.add(now, taken, busy_on, elsewhere)
+        if self._algorithm.check is not None:  # it may have come otherwise than planned
+            self._algorithm.check(self.workers, row)
 
     def _applied(self, taken: Sequence[Held], points: Sequence[Any]) -> State:
         orders = [held.order for held in taken]

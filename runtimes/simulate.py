@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS, Algorithm
 from runtimes import inputs, packing, worker
 from runtimes.bodies import Model, Row, body_of, run_rows
-from runtimes.planning import Addresses, Plan, Planner, whole_powers
+from runtimes.planning import PLANNED_UPDATES, Addresses, Plan, Planner, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
@@ -78,7 +78,8 @@ class Simulator:
         self.algorithm, self.losses, self.augment = algorithm, losses, augment
         self._workers, self._devices = rule.workers, devices
         if algorithm.check is not None:
-            algorithm.check(rule.workers, rule.extend(rule.init(), 1)[1])
+            looked_at = PLANNED_UPDATES if rule.asynchronous else 1
+            algorithm.check(rule.workers, rule.extend(rule.init(), looked_at)[1])
         if len(jax.devices()) < devices or rule.workers % devices:
             raise ValueError(
                 f"simulate: cannot shard {rule.workers} workers over {devices} of "

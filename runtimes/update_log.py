@@ -55,8 +55,8 @@ class UpdateLog:
         taken: Sequence[Held],
         busy_on: Collection[int],
         elsewhere: Collection[int],
-    ) -> None:
-        """Note an update of these contributions, in order.
+    ) -> Schedule:
+        """Note an update of these contributions, in order; returns its row.
 
         busy_on: workers that have gone on to another contribution at the same parameters, which
         the update cancels. elsewhere: those that have gone on from newer ones.
@@ -95,6 +95,7 @@ class UpdateLog:
         )
         workers, versions = [held.worker for held in taken], [order.version for order in orders]
         self._made.append(Made(now, workers, versions))
+        return self._rows[-1]
 
     def observed(self) -> None:
         """Note that the rule has seen a loss."""

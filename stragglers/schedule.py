@@ -86,6 +86,11 @@ class Schedule:
         return 1 + int(self.workers.max(initial=-1))
 
     @property
+    def fewest(self) -> int:
+        """Workers in the update that has the fewest, also those who have finished nothing."""
+        return int((self.workers < self.all_workers).sum(axis=1).min(initial=self.all_workers))
+
+    @property
     def staleness(self) -> np.ndarray:
         """Updates between a gradient's version and its use, [T, k]: t - version."""
         return self.offset + np.arange(self.updates)[:, None] - self.version

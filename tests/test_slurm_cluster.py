@@ -178,7 +178,7 @@ def test_a_cluster_ends_with_the_process_that_has_asked_for_it(own, tmp_path):
     finally:
         asks.kill()
         asks.wait()
-    until(lambda: not slurm_cluster.running(folder), "all daemons end", 10)
+    until(lambda: not slurm_cluster.running(folder), "all daemons end")
     own.wait_until_idle()  # another one is not disturbed
 
 
@@ -260,7 +260,7 @@ def test_arms_of_a_node_whose_daemon_dies_go_on(own, here):
         before = {name: wait_for_records(launch.arm(name))[:-1] for name in "ab"}
         own.kill_daemon(NODES[1])
         try:
-            until(lambda: "queued again" in launch.said(), "Slurm notices", 90)
+            until(lambda: "queued again" in launch.said(), "Slurm notices")
         finally:
             own.start_daemon(NODES[1])
         assert launch.ends(200) == 0, launch.said()
@@ -352,10 +352,8 @@ def test_a_mesh_run_of_srun(own, here):
     kept = 0.25 * max(evaluations(place))
     before = [record for record in whole(place) if record["seconds"] < kept]
     killed = max(pid for pid in tasks() if "bash" not in command_line(pid))
-    begun = time.monotonic()
     os.kill(killed, signal.SIGKILL)
-    until(lambda: " 3\n" in output.read_text() and " 137\n" in output.read_text(), "3 and 137", 60)
-    assert time.monotonic() - begun < 60
+    until(lambda: " 3\n" in output.read_text() and " 137\n" in output.read_text(), "3 and 137")
     assert "the run goes on from its last checkpoint" in output.read_text()
     until(lambda: not tasks(), "both have ended")
     own.ask("scontrol", "requeue", job)

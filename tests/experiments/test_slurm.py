@@ -141,11 +141,15 @@ def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(tmp_path, 
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        time.sleep(0.2)
+        until, said = time.monotonic() + 60, ""
+        while "waiting: workdir" not in said:
+            assert time.monotonic() < until
+            said += capsys.readouterr().err
+            time.sleep(0.01)
         order.append("first")
-    waiting.join(10)
+    waiting.join(60)
     assert order == ["first", "second"]
-    assert capsys.readouterr().err.count("waiting: workdir") == 1
+    assert (said + capsys.readouterr().err).count("waiting: workdir") == 1
 
 
 class Submitted:

@@ -5,13 +5,30 @@ import functools
 import numpy as np
 import optax
 
-from algorithms import all_reduce, decoupled_diloco, easgd, local_sgd, ringleader, top_k
+from algorithms import (
+    all_reduce,
+    async_diloco,
+    centred_clipping,
+    coordinate_median,
+    decoupled_diloco,
+    demo,
+    easgd,
+    ef21,
+    local_sgd,
+    one_bit_adam,
+    reducers,
+    ringleader,
+    sparse_loco,
+    streaming_diloco,
+    top_k,
+)
 from algorithms.base import scale_by_samples
 from runtimes.actors import Actors
 from runtimes.free_worker import Parts
 from runtimes.simulate import Simulator
 from stragglers import delays
 from stragglers.processes import as_process
+from stragglers.rule import most_mini_batches
 from stragglers.rules.replay import recorded
 from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, losses
@@ -31,14 +48,32 @@ METHODS = {
     "easgd": lambda: easgd(optimizer(), N),
     "decoupled_diloco": lambda: decoupled_diloco(optimizer(), fragments=2, alpha=0.25),
     "ringleader": lambda: ringleader(optimizer(), N),
+    "async_diloco": lambda: async_diloco(optimizer(), N, period=3),
+    "ef21": lambda: ef21(scale_by_samples(0.02), N, exchange=reducers.top_k(0.3)),
+    "sparse_loco": lambda: sparse_loco(optimizer(), chunk=6, k=2, bits=4),
+    "demo": lambda: demo(scale_by_samples(0.001), chunk=6, k=2, decay=0.9),
+    "coordinate_median": lambda: coordinate_median(optimizer()),
+}
+RELATIVES = {"coordinate_median", "demo", "ef21", "sparse_loco"}  # slow, as others do the same
+ENCODED = ("top_k", "ef21", "sparse_loco", "demo")  # a message is smaller than a contribution
+# All workers remember the same, so that none may be missing in an update.
+IN_STEP = {
+    "centred_clipping": lambda: centred_clipping(optimizer(), radius=1.0),
+    "one_bit_adam": lambda: one_bit_adam(scale_by_samples(0.02), N, warmup_updates=10),
+    "top_k/warm-up": lambda: top_k(optimizer(), ratio=0.3, warmup_updates=10),
+    "streaming_diloco": lambda: streaming_diloco(
+        optimizer(), fragments=3, overlap=0, alpha=0.0, server=optax.sgd(1.0)
+    ),
 }
 DIVERGING = {"diverging": lambda: all_reduce(optax.sgd(1e15))}
+KNOWN = METHODS | IN_STEP | DIVERGING
 
 
 def parts(method, mini_batches=1, law=LAW, seed=3):
     """The parts of a free worker."""
     delay = None if law is None else as_process(law).seeded(seed)
-    return Parts((METHODS | DIVERGING)[method](), losses, DATA, SAMPLES, mini_batches, delay)
+    most = most_mini_batches(mini_batches)
+    return Parts(KNOWN[method](), losses, DATA, SAMPLES, most, delay)
 
 
 def actors(method, wait, mini_batches=1, law=LAW, workers=N, **knobs):
@@ -52,11 +87,11 @@ def used_once(schedule, mini_batches):
     """No sample of a worker is skipped, and none is in two contributions."""
     for who in range(N):
         first = np.sort(schedule.first[schedule.workers == who])
-        np.testing.assert_array_equal(first, mini_batches * np.arange(first.size))
+        own = np.broadcast_to(mini_batches, N)[who]
+        np.testing.assert_array_equal(first, own * np.arange(first.size))
 
 
 def replayed(method, schedule, mini_batches=1):
     """A simulator of what has happened."""
-    return Simulator(
-        METHODS[method](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=mini_batches
-    )
+    most = most_mini_batches(mini_batches)
+    return Simulator(KNOWN[method](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)

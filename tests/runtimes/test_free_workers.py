@@ -1,7 +1,4 @@
-"""Workers under a server, without processes: the server's orders are carried out at once.
-
-Their arrivals come in the order of a virtual clock, so that the rows equal the rule's plan.
-"""
+"""Workers under a server, on a virtual clock: what happens is what the rule has planned."""
 
 import functools
 import heapq
@@ -13,137 +10,31 @@ import pytest
 
 from runtimes.actors import Actors, check
 from runtimes.free_worker import FreeWorker, Order
-from runtimes.parameter_server import Begin, ParameterServer, Stop
 from runtimes.pulse import SILENCE, Pulse
 from runtimes.worker import WorkerState
 from stragglers import delays
-from stragglers.processes import as_process
 from stragglers.schedule import concatenate
 from tests import planned
 from tests.marks import slow, slow_but
-from tests.runtimes.free import LAW, METHODS, N, parts, replayed, used_once
-from tests.runtimes.toy import SAMPLES, X0
-
-RULES = {
-    "k_sync": {"k": 2},
-    "k_batch_sync": {"k": 3},
-    "k_async": {"k": 2},
-    "k_batch_async": {"k": 2},
-    "ringmaster": {"limit": 2, "interrupt": True},
-    "rennala": {"k": 3},
-    "k_async/grace": {"k": 1, "grace": 0.01},
-    "quorum_async": {"k": 2, "gamma": 0.7},
-}
-GRACES = ("k_async/grace", "quorum_async")  # updates that wait on after their k-th push
-REPEATING = ("k_batch_sync", "k_batch_async", "rennala")  # a worker may deliver twice in an update
-
-
-class World:
-    """A server and workers on a virtual clock, in which processes can be lost."""
-
-    def __init__(self, method, wait, mini_batches=1, **knobs):
-        built = parts(method, mini_batches, None)
-        self.rule = planned.rule(wait.split("/")[0], LAW, N, mini_batches, 3, **knobs)
-        self.recipe, self._delay = lambda: built, as_process(LAW).seeded(3)
-        self.server = ParameterServer(
-            built.algorithm,
-            self.rule.arrivals,
-            X0,
-            workers=N,
-            mini_batches=mini_batches,
-            batch_size=SAMPLES.batch_size,
-        )
-        self.workers = {who: self.process(who) for who in range(N)}
-        self.queue, self.seconds = [], 0.0
-        self.carry_out(self.server.begin(0.0))
-
-    def process(self, who):
-        worker = FreeWorker(self.recipe, who)
-        worker.ready(X0)
-        return worker
-
-    def carry_out(self, commands):
-        for command in commands:
-            if isinstance(command, Stop):
-                self.workers[command.worker].interrupt(command.number)
-                self.queue = [e for e in self.queue if e[1:3] != (command.worker, command.number)]
-                heapq.heapify(self.queue)
-            else:
-                self.begin(command)
-
-    def begin(self, command: Begin):
-        order, now = command.order, self.seconds
-        for step in range(order.batches):
-            now += float(self._delay.duration(command.worker, now, order.attempt + step))
-        params = self.server.point(command.worker, order)
-        delivery = self.workers[command.worker].step(order, params)
-        heapq.heappush(self.queue, (now, command.worker, order.number, delivery))
-
-    def step(self):
-        """To the next delivery, or to the time at which the server reacts without any."""
-        if not self.queue or self.server.due < self.queue[0][0]:
-            self.seconds = self.server.due
-            self.carry_out(self.server.passed(self.seconds))
-        else:
-            self.seconds, who, _, delivery = heapq.heappop(self.queue)
-            self.carry_out(self.server.arrived(who, delivery, self.seconds))
-
-    def run(self, updates):
-        while self.server.update < updates:
-            self.step()
-        return self.server.rows()
-
-    def run_into_a_grace(self):
-        """Until an update waits on for others, and has more than it needs; the rows until then."""
-        while not (self.server.due > self.seconds and len(self.server._held) > 2):
-            self.step()
-        return self.server.rows()
-
-    def lose(self, who):
-        """The process of a worker goes, and another one comes at once."""
-        self.queue = [event for event in self.queue if event[1] != who]
-        heapq.heapify(self.queue)
-        self.server.lost(who, self.seconds)
-        self.workers[who] = self.process(who)
-        self.carry_out(self.server.returned(who, self.seconds))
-
-
-def difference(world, method, schedule, mini_batches):
-    """Between the parameters of the server and of a simulated replay, relative."""
-    simulator = replayed(method, schedule, mini_batches)
-    run, _ = simulator.advance(simulator.start(X0), np.inf)
-    ours, theirs = world.server.state.params, np.asarray(simulator.models(run))[0]
-    return np.abs(ours - theirs).max() / np.abs(theirs).max()
+from tests.runtimes.free import ENCODED, LAW, METHODS, RELATIVES, N, parts, used_once
+from tests.runtimes.toy import X0
+from tests.runtimes.world import GRACES, RULES, World, difference, fitting, same_rows
 
 
 @pytest.mark.parametrize("mini_batches", [slow(1), 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS.keys() - RELATIVES, METHODS))
 @pytest.mark.parametrize("wait", slow_but(RULES.keys() - {"k_async/grace"}, RULES))
 def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait, method, mini_batches):
-    if method != "all_reduce" and wait in REPEATING:
-        pytest.skip("a worker delivers twice, and the method has a memory")
-    if (method, wait) == ("easgd", "quorum_async"):
-        pytest.skip("a worker goes on before the update that changes its model")
-    world = World(method, wait, mini_batches, **RULES[wait])
+    world = fitting(method, wait, mini_batches)
     schedule = world.run(40)
     schedule.validate()
     same_rows(schedule, world.rule.extend(world.rule.init(), 40)[1])
     assert difference(world, method, schedule, mini_batches) < 2e-6
 
 
-def same_rows(schedule, plan):
-    width = schedule.workers.shape[1]
-    assert (plan.batches[:, width:] == 0).all()
-    np.testing.assert_allclose(schedule.time, plan.time, atol=1e-9)
-    for column in ("workers", "batches", "first", "version"):
-        planned = getattr(plan, column)[:, :width]
-        np.testing.assert_array_equal(getattr(schedule, column), planned, err_msg=column)
-    for column in ("start", "finish"):
-        planned = getattr(plan, column)[:, :width]
-        np.testing.assert_allclose(getattr(schedule, column), planned, atol=1e-9, err_msg=column)
-
-
-@pytest.mark.parametrize("method", slow_but(("decoupled_diloco",), ("top_k", "decoupled_diloco")))
+@pytest.mark.parametrize(
+    "method", slow_but(("decoupled_diloco",), ("top_k", "decoupled_diloco", "async_diloco"))
+)
 @pytest.mark.parametrize("wait", GRACES)
 def test_processes_are_lost_and_a_run_resumes_while_an_update_waits_on(wait, method):
     """Of the contributions that it has already, and of one on its way, no sample gets lost."""
@@ -185,7 +76,7 @@ def resumed(world, method, wait):
     return other
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS.keys() - RELATIVES, METHODS))
 def test_lost_processes_lose_their_state_and_no_sample(method):
     world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
     pieces = []
@@ -207,7 +98,7 @@ def test_a_worker_encodes_what_it_sends_where_it_can():
         delivery = world.queue[0][-1]
         sent[method] = sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))
         assert bool(jax.tree.leaves(world.server.state.memory)) == (method == "decoupled_diloco")
-    assert sent.pop("top_k") < X0.nbytes
+    assert max(sent.pop(method) for method in ENCODED) < X0.nbytes
     assert set(sent.values()) == {X0.nbytes}
 
 

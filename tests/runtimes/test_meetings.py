@@ -20,6 +20,7 @@ from tests.runtimes.meeters import X0, B, H, N
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
 STARTED = Crew.start
 DYING, PACKED = {"float32", "blocking"}, {"8 bits", "blocking"}
+PATIENCE = 300.0  # s, for a machine that has other things to do
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,8 +110,8 @@ def test_a_node_that_dies_or_hangs_begins_anew(meetings, name, sent, own, monkey
     gathering = runtime._gathering
     victim = gathering._crew.place(2).pid
     os.kill(victim, sent)
-    alive = [first]
-    for _ in range(100):
+    alive, until = [first], time.monotonic() + PATIENCE
+    while time.monotonic() < until:
         run, schedule = runtime.advance(run, run.seconds + 1.0)
         alive += [] if schedule is None else [schedule]
         found = concatenate(alive)
@@ -138,8 +139,9 @@ def test_a_node_that_returns_while_another_one_is_away_meets_the_rest(meetings):
     gathering, pieces = runtime._gathering, [first]
     for victim in (2, 0):
         os.kill(gathering.pids()[victim], signal.SIGKILL)
-        until = time.monotonic() + 30
-        while victim in gathering.pids() and time.monotonic() < until:
+        until = time.monotonic() + PATIENCE
+        while victim in gathering.pids():
+            assert time.monotonic() < until, "its death is not noticed"
             time.sleep(0.01)
     for _ in range(3):  # an evaluation waits for all of them
         run, schedule = runtime.advance(run, run.seconds + 1.0)
@@ -168,12 +170,12 @@ def test_a_run_goes_on_without_a_node_that_cannot_come_back(meetings, start, mon
     monkeypatch.setattr(Crew, "start", start)
     os.kill(runtime._gathering.pids()[2], signal.SIGKILL)
     pieces = [first]
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE
     while run.measured["nodes"] == N and time.monotonic() < until:
         run, schedule = runtime.advance(run, run.seconds + 0.5)
         pieces += [] if schedule is None else [schedule]
     assert run.measured["nodes"] == 3
-    at_work, until = set(), time.monotonic() + 60
+    at_work, until = set(), time.monotonic() + PATIENCE
     while at_work != {0, 1, 3} and time.monotonic() < until:  # one may still wait for who is gone
         run, schedule = runtime.advance(run, np.inf, 30)
         pieces.append(schedule)

@@ -62,7 +62,7 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
     watched = injector("first_finisher", uneven(), leftovers=leftovers)
     real, schedule = run(METHODS[name](), watched)
     schedule.validate()
-    assert schedule.batches[:, 1:].mean() > schedule.batches[:, 0].mean()
+    assert (schedule.batches.max(1) == M).all() and (schedule.batches < M).any()
     runtime = simulate.Simulator(
         METHODS[name](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
     )
@@ -86,7 +86,7 @@ def test_the_plain_round_and_the_watched_round_agree(name):
 @pytest.mark.parametrize(("wait", "k", "most"), [("k_sync", 6, 1), ("k_batch_sync", 10, 10)])
 def test_workers_outside_the_first_k_are_cut(wait, k, most):
     """Exactly k mini-batches count; a slow worker is let go long before its delay is over."""
-    slow = processes.persistent(delays.jitter(0.02, 0.2), {0: 100.0})
+    slow = processes.persistent(delays.jitter(0.02, 0.2), {0: 1e4})  # some 200 s
     watched = injector(wait, slow, 1, k=k)
     method = METHODS["all_reduce"]()
     runtime = mesh.Mesh(
@@ -96,7 +96,7 @@ def test_workers_outside_the_first_k_are_cut(wait, k, most):
     schedule.validate()
     assert (schedule.batches.sum(1) == k).all() and (schedule.batches <= most).all()
     assert state.samples == 16 * k * SAMPLES.batch_size
-    assert not schedule.batches[:, 0].any() and (schedule.busy[:, 0] < 1.0).all()
+    assert not schedule.batches[:, 0].any() and (schedule.busy[:, 0] < 60.0).all()
     again = simulate.Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)
     replayed, _ = again.advance(again.start(X0), np.inf)
     np.testing.assert_allclose(
@@ -105,12 +105,12 @@ def test_workers_outside_the_first_k_are_cut(wait, k, most):
 
 
 def test_triggers_stop_the_workers():
-    quorum = injector("quorum", uneven(), k=12)
+    quorum = injector("quorum", processes.persistent(delays.deterministic(0.005), {0: 20.0}), k=12)
     _, schedule = run(METHODS["all_reduce"](), quorum, 8)
     assert (schedule.batches.sum(1) >= 12).all() and (schedule.batches.sum(1) < N * M).all()
-    slow = processes.persistent(delays.deterministic(0.002), {0: 50.0})
-    deadline = injector("deadline", slow, seconds=0.05)
-    _, schedule = run(METHODS["all_reduce"](), deadline, 4)
+    slow = processes.persistent(delays.deterministic(0.002), {0: 400.0})
+    deadline = injector("deadline", slow, seconds=0.4)
+    _, schedule = run(METHODS["all_reduce"](), deadline, 2)
     assert (schedule.batches[:, 0] == 1).all()  # the one in flight at the deadline is finished
 
 
@@ -177,7 +177,8 @@ def test_a_parameter_without_elements_is_watched_too():
 @pytest.mark.slow
 def test_a_deadline_follows_from_the_rounds_of_its_calibration():
     """It holds from the dispatch on that comes after them."""
-    watched = injector("drop_compute", uneven(), calibration=4)
+    slow = processes.persistent(delays.deterministic(0.005), {0: 20.0})
+    watched = injector("drop_compute", slow, calibration=4)
     _, schedule = run(METHODS["all_reduce"](), watched, 16)
     schedule.validate()
     assert (schedule.batches[:8] == M).all() and (schedule.batches[8:, 0] < M).all()

@@ -68,7 +68,8 @@ def check_what_happened(arrays):
         **{name: array for name, array in arrays.items() if name != "models"},
     )
     schedule.validate()
-    assert (schedule.batches[:, 5] == 1).all() and (schedule.batches > 0).all()
+    # No time is left for a second one; who had not begun by the deadline has made none at all.
+    assert (schedule.batches[:, 5] <= 1).all() and (schedule.batches.sum(0) > 0).all()
     np.testing.assert_array_equal(np.diff(schedule.first, axis=0), schedule.batches[:-1])
     method = one_of_several.METHODS["top_k"]()
     runtime = simulate.Simulator(

@@ -11,6 +11,19 @@ from tests.runtimes.rules_of_several import METHODS, ROWS, most, rule, started
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 from tests.stragglers.test_contract import counted
 
+LATE = 0.1  # s by which a round may last longer than planned, of ends that are 0.15 s apart
+# What a rule promises of [rounds, workers] mini-batches however late a loaded machine is.
+PROMISED = {
+    "first_finisher": lambda row, found, plan: (found.max(1) == row.mini_batches).all(),
+    "quorum": lambda row, found, plan: (
+        (found.sum(1) >= row.own["k"]) & (found.sum(1) < row.own["k"] + found.shape[1])
+    ).all(),
+    "k_sync": lambda row, found, plan: (found.sum(1) == plan.sum(1)).all(),
+    "k_batch_sync": lambda row, found, plan: (found.sum(1) == plan.sum(1)).all(),
+    "deadline": lambda row, found, plan: (found <= plan).all(),
+    "anytime": lambda row, found, plan: (found <= plan).all(),
+}
+
 
 def happened(tmp_path, count, devices, rows):
     """What the rows made on `count` processes, the same on all of them: {row: arrays}."""
@@ -30,7 +43,9 @@ def happened(tmp_path, count, devices, rows):
 
 
 def check(name, arrays, workers):
-    """The mini-batches of the plan where all land together, and the models of a replay."""
+    """What the rule promises of every round, the mini-batches of the plan where all land together
+    and the machine was in time, and the models of a replay.
+    """
     row, models = ROWS[name], arrays.pop("models")
     schedule = Schedule(**arrays)
     schedule.validate()
@@ -38,9 +53,13 @@ def check(name, arrays, workers):
         check_calibrated(schedule, row.own["calibration"])
     elif row.method == "all_reduce":
         plan = whole(rule(row, workers), row.rounds)
-        np.testing.assert_array_equal(counted(schedule, workers), counted(plan, workers))
+        counts = [counted(one, workers) for one in (schedule, plan)]
+        assert PROMISED[row.wait](row, *counts)
+        lasted, planned = ((s.finish.max(1) - s.start.min(1)) for s in (schedule, plan))
+        if (np.abs(lasted - planned) < LATE).all():
+            np.testing.assert_array_equal(*counts)
     else:  # neighbours land apart in the plan, and on CPU together
-        assert (schedule.batches[0] == [3, 2, 1, 1]).all() and (schedule.batches > 0).all()
+        assert PROMISED[row.wait](row, schedule.batches, None) and (schedule.batches > 0).all()
     runtime = simulate.Simulator(
         METHODS[row.method](workers),
         losses,
@@ -55,10 +74,8 @@ def check(name, arrays, workers):
 
 def check_calibrated(schedule, rounds):
     """Nobody is stopped in the first rounds; then the slowest worker decides no longer."""
-    lasted = (schedule.finish - schedule.start).max(1)
     assert (schedule.batches[:rounds] == 3).all()
-    assert (schedule.batches[rounds:, 0] > schedule.batches[rounds:, 3]).all()
-    assert lasted[rounds:].max() < lasted[:rounds].min()
+    assert (schedule.batches[rounds:, 3] < 3).all()
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from stragglers.processes import as_process
 from stragglers.rule import whole
 from tests import planned
 from tests.runtimes.free import LAW, N, parts, used_once
-from tests.runtimes.test_free_workers import GRACES, RULES, same_rows
 from tests.runtimes.toy import SAMPLES, X0
+from tests.runtimes.world import GRACES, RULES, same_rows
 
 
 class Script:

@@ -99,7 +99,7 @@ def uneven():
 def test_delayed_slices_are_replayed_to_the_same_parameters(name):
     """Workers take unequal numbers of mini-batches, and one device of each asks the host."""
     real, schedule = advanced(build(WATCHED[name](), injector=injector("first_finisher", uneven())))
-    assert schedule.batches[:, 1:].mean() > schedule.batches[:, 0].mean()
+    assert (schedule.batches.max(1) == M).all() and (schedule.batches < M).any()
     runtime = simulate.Simulator(
         WATCHED[name](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
     )
@@ -110,7 +110,7 @@ def test_delayed_slices_are_replayed_to_the_same_parameters(name):
 @pytest.mark.slow
 def test_a_slice_whose_delay_is_cut_counts_for_nothing():
     """Exactly k mini-batches count; no device of the slow worker adds anything."""
-    slowest = processes.persistent(delays.jitter(0.02, 0.2), {0: 100.0})
+    slowest = processes.persistent(delays.jitter(0.02, 0.2), {0: 1e4})  # some 200 s
     method = WATCHED["all_reduce"]()
     runtime = mesh.Mesh(
         method, losses, DATA, SAMPLES, workers=N, mini_batches=1, devices_per_worker=S,

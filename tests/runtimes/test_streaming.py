@@ -135,7 +135,7 @@ def test_a_watched_round_streams_what_its_workers_take():
         return models, schedule
 
     models, schedule = run(Streamed(Counted()))
-    assert schedule.batches[:, 0].sum() < schedule.batches[:, 1].sum()
+    assert (schedule.batches.max(1) == M).all() and (schedule.batches < M).any()
     method = dpsgd(optimizer(), topology.ring(N))
     again = Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=M)
     replayed, _ = again.advance(again.start(X0), np.inf)
@@ -149,7 +149,7 @@ def test_a_run_reads_each_mini_batch_once_and_ahead():
     run, _ = runtime.advance(run, np.inf, 8)
     jax.block_until_ready(run.model)
     used = [SAMPLES.on_host(w, np.arange(16 * M)) for w in range(N)]
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while len(source.reads) < N * 24 * M and time.monotonic() < until:
         time.sleep(0.01)
     read = sorted(tuple(indices) for indices in source.reads[: N * 16 * M])
@@ -191,7 +191,7 @@ def test_a_reader_that_has_ended_before_it_is_asked_is_one_sentence():
     feed.table(np.array([[1, 0]]), 1)
     for process in feed._pool._processes.values():
         process.kill()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not feed._pool._broken:  # as soon as its parent has seen it
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -224,7 +224,7 @@ def test_readers_end_with_a_process_that_is_killed(tmp_path):
         timeout=120,
         check=False,
     )
-    reader, until = pathlib.Path("/proc", killed.stdout.decode().strip()), time.monotonic() + 20
+    reader, until = pathlib.Path("/proc", killed.stdout.decode().strip()), time.monotonic() + 60
     assert killed.returncode == -signal.SIGKILL and reader.name.isdigit()
     while reader.exists() and "Z (zombie)" not in (reader / "status").read_text():
         assert time.monotonic() < until
@@ -239,7 +239,7 @@ def test_what_cannot_be_read_is_one_sentence():
     runtime = simulator("union", Streamed(Broken()))
     with pytest.raises(Unreadable, match=r"mini-batch 0 of worker 0 cannot be read \(shard 3 ends"):
         runtime.advance(runtime.start(X0), np.inf, 1)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(thread.name.startswith("reader") for thread in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.01)
