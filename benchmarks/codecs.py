@@ -56,7 +56,7 @@ def main(_) -> None:
         )
         point = {"codec": name, "size": size, "density": _DENSITY.value, "seconds": seconds}
         rows.append(point | over_copy)
-    Console().print(table)
+    Console(width=120).print(table)
     output.put("codecs", ("codec", "size", "density"), rows)
 
 
