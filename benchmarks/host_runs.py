@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from benchmarks import namespaces
+from benchmarks import namespaces, output
 from benchmarks.processes import free_port
 
 HOSTS = flags.DEFINE_list("hosts", ["2", "4"], "How many, with a process and a link each.")
 RATES = flags.DEFINE_list("rate", ["1gbit", "100mbit"], "Of all links, one after the other.")
-OUTPUT = flags.DEFINE_string("output", None, "The record, if it is to be another one.")
+OUTPUT = output.PATH
 
 
 def launched(hosts: Sequence[namespaces.Host], arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from absl import flags
 
 from benchmarks import points
 
-_OUTPUT = flags.DEFINE_string("output", None, "A record, to which what was measured is added.")
+PATH = flags.DEFINE_string("output", None, "A record, to which what was measured is added.")
 
 
 def put(benchmark: str, key: Sequence[str], found: Sequence[dict]) -> None:
@@ -15,5 +15,5 @@ def put(benchmark: str, key: Sequence[str], found: Sequence[dict]) -> None:
 
     benchmark: the module's name.
     """
-    if _OUTPUT.value is not None:
-        points.put(pathlib.Path(_OUTPUT.value), f"python -m benchmarks.{benchmark}", key, found)
+    if PATH.value is not None:
+        points.put(pathlib.Path(PATH.value), f"python -m benchmarks.{benchmark}", key, found)

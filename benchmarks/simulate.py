@@ -3,10 +3,11 @@
     python -m benchmarks.simulate [--devices=8] [--output=FILE]
 
 Two ratios at 8, 64 and 256 workers, each against a floor in the same process: hand-written
-loops that do the gradients and the optimizer and nothing else, on indices made beforehand. The
-simulator's side contains everything: planning the schedule, choosing samples, dispatching. Then
-MATCHA, and local SGD with small products. Then a table of up to 65,536 workers: memory and time
-against their number. Asynchronous training is in `benchmarks.async_replay`.
+loops that do the gradients and the optimizer and nothing else, on indices made beforehand. A ratio
+is of the faster halves of both sides' turns, and has the median, the least and the greatest of a
+turn beside it. The simulator's side contains everything: planning the schedule, choosing samples,
+dispatching. Then MATCHA, and local SGD with small products. Then a table of up to 65,536 workers:
+memory and time against their number. Asynchronous training is in `benchmarks.async_replay`.
 """
 
 import resource
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms import dpsgd, matcha
-from benchmarks import output, sides
+from benchmarks import output, ratios, sides
 from benchmarks.sides import BATCH, MINI_BATCHES, barrier, optimizer
 from comms import topology
 from experiments import stopwatch, tasks
@@ -36,12 +37,13 @@ WORKERS = (8, 64, 256)
 TARGETS = {"all-reduce": 1.05, "gossip": 1.08}
 
 
-def ratio(candidates, repeats: int) -> float:
-    taken = stopwatch.seconds(candidates, repeats)
-    return taken["ours"] / taken["floor"]
+def ratio(candidates, repeats: int) -> dict[str, float]:
+    """Our time over the floor's, as fields of a point."""
+    times = stopwatch.taken(candidates, repeats)
+    return ratios.over("floor", times["ours"], times["floor"])
 
 
-def all_reduce_ratio(workers: int, repeats: int) -> float:
+def all_reduce_ratio(workers: int, repeats: int) -> dict[str, float]:
     task, sampler = sides.task_and_sampler(workers)
     updates = sides.updates_of(workers)
     return ratio(sides.all_reduce_sides(task, sampler, workers, updates), repeats)
@@ -49,7 +51,7 @@ def all_reduce_ratio(workers: int, repeats: int) -> float:
 
 def gossip_ratio(
     workers: int, repeats: int, method=None, mini_batches: int = MINI_BATCHES
-) -> float:
+) -> dict[str, float]:
     task, sampler = sides.task_and_sampler(workers)
     updates = sides.updates_of(workers) * MINI_BATCHES // mini_batches
     both = sides.gossip_sides(task, sampler, workers, updates, mini_batches, method)
@@ -58,16 +60,16 @@ def gossip_ratio(
 
 def matcha_lines(repeats: int) -> tuple[list[str], list[dict]]:
     """64 workers of MATCHA on a random 8-regular graph, at two sizes of a round: lines, points."""
-    lines, points = [], []
+    lines, found = [], []
     graph = topology.random_regular(64, degree=8, seed=0)
     for mini_batches, target in ((8, 1.25), (1, 1.25)):
-        found = gossip_ratio(64, repeats, matcha(optimizer(), graph, budget=0.5), mini_batches)
+        over_floor = gossip_ratio(64, repeats, matcha(optimizer(), graph, budget=0.5), mini_batches)
         lines.append(
             f"MATCHA, 64 workers, 8-regular graph, budget 0.5, {mini_batches} x {BATCH} samples "
-            f"per round: {found:.2f} (target <= {target})"
+            f"per round: {ratios.as_text(over_floor)}, target <= {target}"
         )
-        points.append(point("MATCHA", 64, mini_batches, over_floor=found))
-    return lines, points
+        found.append(point("MATCHA", 64, mini_batches, **over_floor))
+    return lines, found
 
 
 def local_line(repeats: int, workers: int = 64, updates: int = 4) -> tuple[str, dict]:
@@ -95,7 +97,7 @@ def scale_table(devices: int) -> tuple[Table, list[dict]]:
     On the one-peer exponential graph, whose rounds are lists: mixing matrices of 65,536 workers
     would take 34 GB.
     """
-    points = []
+    found = []
     table = Table(title=f"D-PSGD, logistic regression on digits, {devices} device(s)")
     for column in ("workers", "ms per update", "us per worker", "model state MiB", "peak MiB"):
         table.add_column(column, justify="right")
@@ -133,10 +135,10 @@ def scale_table(devices: int) -> tuple[Table, list[dict]]:
             f"{held:.1f}",
             f"{peak:.0f}",
         )
-        found = {"devices": devices, "seconds": each, "peak_bytes": peak * 2**20}
+        cost = {"devices": devices, "seconds": each, "peak_bytes": peak * 2**20}
         measure = "scale" if devices == 1 else f"scale, {devices} devices"  # a record of its own
-        points.append(point(measure, workers, 1, **found))
-    return table, points
+        found.append(point(measure, workers, 1, **cost))
+    return table, found
 
 
 def main(_) -> None:
@@ -148,23 +150,24 @@ def main(_) -> None:
     for column in ("family", "target", *(f"{n} workers" for n in WORKERS)):
         table.add_column(column, justify="right")
     measures = {"all-reduce": all_reduce_ratio, "gossip": gossip_ratio}
-    points = []
+    found = []
     for family, measure in measures.items():
-        ratios = []
+        of_family = []
         for workers in WORKERS:
-            ratios.append(measure(workers, _REPEATS.value))
-            points.append(point(family, workers, MINI_BATCHES, over_floor=ratios[-1]))
-            console.print(f"{family}, {workers} workers: {ratios[-1]:.2f}", highlight=False)
-        table.add_row(family, f"<= {TARGETS[family]:.2f}", *(f"{r:.2f}" for r in ratios))
+            one = measure(workers, _REPEATS.value)
+            of_family.append(one["over_floor"])
+            found.append(point(family, workers, MINI_BATCHES, **one))
+            console.print(f"{family}, {workers} workers: {ratios.as_text(one)}", highlight=False)
+        table.add_row(family, f"<= {TARGETS[family]:.2f}", *(f"{r:.2f}" for r in of_family))
     console.print(table)
-    lines, found = matcha_lines(_REPEATS.value)
+    lines, of_matcha = matcha_lines(_REPEATS.value)
     line, of_local = local_line(_REPEATS.value)
     for text in (*lines, line):
         console.print(text, highlight=False)
     table, of_scale = scale_table(_DEVICES.value)
     console.print(table)
-    points += [*found, of_local, *of_scale]
-    output.put("simulate", ("measure", "workers", "mini_batches"), points)
+    found += [*of_matcha, of_local, *of_scale]
+    output.put("simulate", ("measure", "workers", "mini_batches"), found)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def unpack(words, size: int) -> jax.Array:
 def pack_codes(codes, bits: int) -> jax.Array:
     """Codes in [0, 2^bits), any integer or bool [n], as uint32 words of 32 // bits codes each."""
     per_word = 32 // bits
+    if bits <= 2 and codes.size % per_word == 0:
+        return _packed_by_fours(codes, bits)
     codes = jnp.pad(codes.astype(jnp.uint32), (0, -codes.size % per_word)).reshape(-1, per_word)
     shifts = jnp.arange(per_word, dtype=jnp.uint32) * bits
     return jnp.sum(codes << shifts[None], axis=1, dtype=jnp.uint32)
@@ -94,6 +96,20 @@ def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: i
 def payload_bytes(size: int) -> int:
     """Bytes of the bitmap of `size` entries, an all-reduce's payload of uint32 words."""
     return 4 * -(-size // 32)
+
+
+def _packed_by_fours(codes, bits: int):
+    """As `pack_codes` for codes of 1 or 2 bits that fill their words, several times faster on CPU.
+
+    Four codes lie side by side in the bytes of a word, and a few operations move them together.
+    """
+    word = jax.lax.bitcast_convert_type(codes.astype(jnp.uint8).reshape(-1, 4), jnp.uint32)
+    if bits == 1:
+        word = ((word * 0x01020408) >> 24) & 0xF
+    else:
+        word = (word | word >> 6) & 0x000F000F
+        word = (word | word >> 12) & 0xFF
+    return pack_codes(word, 4 * bits)
 
 
 def _ends(words):

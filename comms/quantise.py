@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from comms import bitmap, hashing, two_phase
 from comms.collectives import AXIS
@@ -40,28 +39,20 @@ def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
     "QSGD", arXiv 1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
     """
     bits = qsgd_bits(levels)
-    count = -(-x.size // bucket)
-    parts = max(1, x.size // _PART)
-    each = -(-count // parts)  # stretches of a part
     x = jnp.ravel(x).astype(jnp.float32)
-    stretches = jnp.pad(x, (0, parts * each * bucket - x.size)).reshape(parts, each, bucket)
 
-    def coded(part):
-        number, stretches = part
-        largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN stays NaN
-        unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
-        norm = jnp.sqrt((unit**2).sum(axis=1))  # of values up to 1: squares cannot overflow
-        share = jnp.abs(unit) / jnp.where(norm > 0, norm, 1)[:, None]
-        draws = hashing.uniform(key, share.shape, number * np.uint32(each * bucket))
-        level = jnp.floor(share * levels + draws)
-        level = jnp.clip(jnp.where(jnp.isfinite(level), level, 0), 0, levels).astype(jnp.int32)
-        codes = levels + jnp.where(stretches < 0, -level, level)
-        return codes.astype(jnp.uint8 if bits <= 8 else jnp.uint16), norm * largest
+    def coded(first, entries):
+        stretches = _stretches(entries, bucket)
+        draws = hashing.uniform(key, stretches.shape, first)
+        return _qsgd_codes(stretches, levels, draws)
 
-    # Part by part, also because XLA on CPU would draw and round inside the loop that packs, one
-    # entry at a time.
-    codes, scale = jax.lax.map(coded, (jnp.arange(parts, dtype=jnp.uint32), stretches))
-    return Quantised(bitmap.pack_codes(codes.ravel()[: x.size], bits), scale.ravel()[:count])
+    if x.size < 32 * bucket:
+        codes, scale = coded(0, x)
+        return Quantised(bitmap.pack_codes(codes.ravel()[: x.size], bits), scale)
+    codes, scale = _part_by_part(coded, x, bucket)
+    per_word = 32 // bits
+    codes = codes.ravel()[: -(-x.size // per_word) * per_word]
+    return Quantised(bitmap.pack_codes(codes, bits), scale.ravel()[: -(-x.size // bucket)])
 
 
 def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512) -> jax.Array:
@@ -186,6 +177,49 @@ def sign_codec() -> Codec:
         return jax.vmap(lambda row: sign_decode(row, entries))(message)
 
     return Codec(lambda x, key: jax.vmap(sign)(x), decode, sign_payload_bytes)
+
+
+def _qsgd_codes(stretches, levels: int, draws) -> Quantised:
+    """Codes, not packed, and scales of stretches [count, bucket]; draws: as many in [0, 1)."""
+    largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN stays NaN
+    unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
+    norm = jnp.sqrt((unit**2).sum(axis=1))  # of values up to 1: squares cannot overflow
+    level = jnp.abs(unit) / jnp.where(norm > 0, norm, 1)[:, None] * levels + draws
+    level = jnp.minimum(jnp.where(level >= 0, level, 0), levels).astype(jnp.int32)  # NaN is 0
+    codes = levels + jnp.where(stretches < 0, -level, level)
+    dtype = jnp.uint8 if qsgd_bits(levels) <= 8 else jnp.uint16
+    return Quantised(codes.astype(dtype), norm * largest)
+
+
+def _part_by_part(coded, x, bucket: int) -> Quantised:
+    """Codes and scales of parts of x, with a leading axis of parts; zeros at the end.
+
+    coded: (number of the first entry, some entries) -> their codes [count, bucket] and scales. In
+    one go, XLA on CPU would draw and round inside the loop that packs, one entry at a time.
+    """
+    stretches = x.size // bucket
+    # At least two parts, because XLA does not keep a loop of one turn as a loop.
+    width = max(1, min(_PART // bucket, stretches // 2))
+    parts, each = stretches // width, width * bucket
+
+    def replace(message, i, part):
+        return jax.tree.map(
+            lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, i, 0), message, part
+        )
+
+    def code_part(i, message):
+        part = jax.lax.dynamic_slice_in_dim(x, i * each, each)
+        return replace(message, i, coded(i * each, part))
+
+    # The rest is coded apart, because padding x would copy it. Of fewer than eight stretches XLA on
+    # CPU takes the norms in another order.
+    rest = x[parts * each :]
+    least = min(width, 8) * bucket
+    codes, scale = coded(parts * each, jnp.pad(rest, (0, max(0, least - rest.size))))
+    codes = jnp.pad(codes.ravel()[: rest.size], (0, each - rest.size)).reshape(width, bucket)
+    last = Quantised(codes, jnp.pad(scale, (0, width - scale.size)))
+    message = jax.tree.map(lambda a: jnp.zeros((parts + 1, *a.shape), a.dtype), last)
+    return jax.lax.fori_loop(0, parts, code_part, replace(message, parts, last))
 
 
 def _to_int8(x, key) -> Quantised:

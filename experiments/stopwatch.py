@@ -26,7 +26,19 @@ def seconds(
     warm_ups: int = 1,
     budget: float = np.inf,
 ) -> dict[Name, float]:
-    """Seconds of each program: the mean of the faster half of its runs, one in each of `turns`.
+    """Seconds of each program: the mean of the faster half of its runs; arguments as of `taken`."""
+    found = taken(programs, turns, warm_ups=warm_ups, budget=budget)
+    return {name: faster_half(times) for name, times in found.items()}
+
+
+def taken(
+    programs: Mapping[Name, Callable[[], object]],
+    turns: int = 9,
+    *,
+    warm_ups: int = 1,
+    budget: float = np.inf,
+) -> dict[Name, list[float]]:
+    """Seconds of every run of each program, one in each of `turns`.
 
     A program returns the arrays to wait for. The first `warm_ups` runs of each are not counted. The
     order is reversed from turn to turn. After `budget` seconds no further turn begins, but at least
@@ -35,7 +47,7 @@ def seconds(
     for run in programs.values():
         for _ in range(warm_ups):
             jax.block_until_ready(run())
-    taken = {name: [] for name in programs}
+    found = {name: [] for name in programs}
     opened = time.perf_counter()
     for turn in range(turns):
         if turn >= LEAST and time.perf_counter() - opened > budget:
@@ -43,8 +55,8 @@ def seconds(
         for name in list(programs)[:: 1 if turn % 2 else -1]:
             began = time.perf_counter()
             jax.block_until_ready(programs[name]())
-            taken[name].append(time.perf_counter() - began)
-    return {name: faster_half(times) for name, times in taken.items()}
+            found[name].append(time.perf_counter() - began)
+    return found
 
 
 def faster_half(times) -> float:

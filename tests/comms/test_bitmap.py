@@ -28,9 +28,11 @@ def test_pack_is_little_endian(size):
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 7, 8, 16])
-def test_codes_come_back(bits):
+def test_codes_lie_side_by_side_and_come_back(bits):
     rng = np.random.default_rng(0)
-    codes = {size: rng.integers(0, 2**bits, size) for size in (0, 1, 10, 11, 100)}
+    codes = {size: rng.integers(0, 2**bits, size) for size in (0, 1, 10, 11, 100, 1021, 1024)}
+    per_word = 32 // bits
+    shifts = np.arange(per_word, dtype=np.uint32) * bits
 
     @jax.jit  # one program for all sizes
     def both_ways(codes):
@@ -39,7 +41,8 @@ def test_codes_come_back(bits):
 
     words, found = both_ways(codes)
     for size, some in codes.items():
-        assert words[size].shape == (-(-size // (32 // bits)),)
+        rows = np.pad(some, (0, -size % per_word)).astype(np.uint32).reshape(-1, per_word)
+        np.testing.assert_array_equal(words[size], (rows << shifts).sum(axis=1, dtype=np.uint32))
         np.testing.assert_array_equal(found[size], some)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from comms import quantise
+from comms import bitmap, hashing, quantise
 
 DRAWS = 4000
 
@@ -66,12 +66,20 @@ def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
         assert (part * entries >= 0).all()
 
 
-@pytest.mark.parametrize("levels", [3, 7])
-def test_qsgd_part_by_part_is_qsgd_at_once(levels, monkeypatch):
-    x, key = gradient(1000), jax.random.key(3)
-    whole = quantise.qsgd(x, levels, key, 16)
-    monkeypatch.setattr(quantise, "_PART", 300)
-    jax.tree.map(np.testing.assert_array_equal, quantise.qsgd(x, levels, key, 16), whole)
+@pytest.mark.parametrize("size", [600, 991, 1000, 1024])
+@pytest.mark.parametrize("levels", [1, 3, 7, 127, 300])
+def test_qsgd_part_by_part_is_qsgd_at_once(levels, size, monkeypatch):
+    x, key = gradient(size), jax.random.key(3)
+    x[5], x[-3] = np.nan, np.inf
+    count, bits = -(-size // 16), quantise.qsgd_bits(levels)
+    stretches = jnp.pad(x, (0, 16 * count - size)).reshape(count, 16)
+    draws = hashing.uniform(key, stretches.shape)
+    codes, scale = jax.jit(quantise._qsgd_codes, static_argnums=1)(stretches, levels, draws)
+    at_once = bitmap.pack_codes(codes.ravel()[:size], bits), scale
+    for part in (1, 300, 1 << 18):
+        monkeypatch.setattr(quantise, "_PART", part)
+        found = jax.jit(functools.partial(quantise.qsgd, levels=levels, bucket=16))(x, key=key)
+        jax.tree.map(np.testing.assert_array_equal, tuple(found), at_once)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
