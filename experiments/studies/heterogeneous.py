@@ -101,7 +101,7 @@ CLAIMS = (  # ours, theirs, what is said of them
 
 def rates_of(config: ConfigDict) -> Mapping[str, Sequence[float]]:
     """The grid of every method and graph that is asked about on the config's task."""
-    return TEXT_RATES if parts.as_part(config.task).name == "next_token" else RATES
+    return TEXT_RATES if "vocabulary" in parts.as_part(config.task) else RATES
 
 
 def arms(config: ConfigDict) -> Iterator[tuple[str, dict]]:

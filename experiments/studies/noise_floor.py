@@ -1,7 +1,7 @@
 """How low SGD gets at a fixed rate on a convex task: the level of its noise, and a bound on it.
 
 All that both need is taken at the minimum of the training loss, which is found to about six digits:
-the curvatures are the eigenvalues of the Hessian, and the variances are those of one sample's
+the curvatures are the eigenvalues of the Hessian, and the variances are of one sample's
 gradient along its eigenvectors. The largest curvature stands for L, the smallest for c, the sum of
 the variances for sigma^2.
 
