@@ -4,7 +4,11 @@ A change reads one group of eight times a level, next to each other in memory. W
 with the number of who is first in a node instead of a time, it would read several times more.
 """
 
+import itertools
+
 import numpy as np
+
+from stragglers.interleaved import aligned
 
 BRANCHES = 8
 
@@ -19,13 +23,16 @@ def levels_of(size: int) -> np.ndarray:
         size = -(-size // BRANCHES)
 
 
-def fill(tree: np.ndarray, levels: np.ndarray, times: np.ndarray) -> None:
-    """Set all leaves, and all nodes after them; tree: [levels[-1]] s."""
-    tree[:] = np.inf
-    tree[: times.size] = times
-    for level in range(1, levels.size - 1):
-        for node in range((levels[level] - levels[level - 1]) // BRANCHES):
-            tree[levels[level] + node] = least_below(tree, levels, level, node)
+def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A tree of these times, and its levels; the branches of a node share a cache line."""
+    levels = levels_of(times.size)
+    tree = aligned(levels[-1])
+    below = times
+    for start, end in itertools.pairwise(levels.tolist()):
+        tree[start:end] = np.inf
+        tree[start : start + below.size] = below
+        below = tree[start:end].reshape(-1, BRANCHES).min(axis=1)
+    return tree, levels
 
 
 def least_below(tree: np.ndarray, levels: np.ndarray, level: int, node: int) -> float:
@@ -66,5 +73,5 @@ def register() -> None:
     """Let compiled lines call these."""
     from numba.extending import register_jitable  # here, as importing numba takes a second
 
-    for function in (levels_of, least_below, fill, set_time, first):
+    for function in (least_below, set_time, first):
         register_jitable(function)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stragglers import earliest
 from stragglers.event_loop import compiled, loop
 from stragglers.interleaved import interleaved
 from stragglers.lookahead import Ahead, columns_of
@@ -157,8 +158,7 @@ class EventClock:
     ) -> tuple[EventState, float]:
         """Fill `rows`: the arrays of the state after them, and when the next row has opened."""
         unknown = np.zeros(self.workers, np.int64)
-        numbers = [*state[3:], unknown, unknown, self.mini_batches]
-        *arrays, counter, room, steps = interleaved(numbers)
+        *arrays, counter, steps = interleaved([*state[3:], unknown, self.mini_batches])
         _, end, _, attempts, _ = arrays
         fixed = (steps, k, *self.protocol)
         longest, (updates, width) = int(self.mini_batches.max()), rows.workers.shape
@@ -168,10 +168,12 @@ class EventClock:
             each = (updates - place[0]) * width / self.workers * longest
             columns = columns_of(self.workers, longest, each)
             seconds = self._ahead.of(attempts, columns, end, times[1])
-            seconds = seconds.written_to(counter, room)
+            counter[:] = seconds.counter
+            seconds = seconds._replace(counter=counter)
             run = compiled() if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
-            run(*where, tuple(seconds), fixed, cost, tuple(arrays), tuple(rows))
+            moving = tuple(arrays), earliest.tree_of(end)
+            run(*where, tuple(seconds), fixed, cost, *moving, tuple(rows))
         after = (np.ascontiguousarray(array) for array in arrays)
         return EventState(*state[:3], *after), float(times[3])
 

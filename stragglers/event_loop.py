@@ -6,9 +6,10 @@ from collections.abc import Callable
 import numpy as np
 
 from stragglers import earliest
+from stragglers.speed_paths import DONE, SPEED, SWITCH
 
 
-def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None:
+def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:
     """Fill rows from `place` on while all durations are known, and move `place` on.
 
     place: [3], where to go on: a row; in it a contribution, or as many more as it has for what the
@@ -16,9 +17,10 @@ def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None
     times: [4] s of the last push or of the update, until when paths of speeds have to be known to
         go on, when the grace of the row ends, and when the row has opened.
     size: [T] contributions of every row, 0 of one that still waits.
+    due: the tree of the least `end`, and its levels, as `stragglers.earliest` has them.
     These lines are compiled, except where durations are drawn when they are looked up.
     """
-    table, counter, room, constant, switch, done, speed, slowest = ahead
+    table, counter, columns, constant, path, slowest = ahead
     steps, k, idle, limit, interrupt, grace, share = protocol
     begin, end, version, attempts, consumed = state
     workers, start, finish, first, taken, busy, spent = rows
@@ -26,22 +28,20 @@ def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None
     late = grace > 0  # who pushes within it comes along
     costs, own = cost.shape  # a row per update, or one for all; so for the workers
     cancel = interrupt and limit == 1  # an update restarts everybody
-    in_time = switch.shape[1] > 0
+    in_time = path.shape[1] > 0
     held = np.zeros(end.size, np.bool_)  # who is in the row already, and has gone on
-    levels = earliest.levels_of(end.size)
-    tree = np.empty(levels[-1])  # of the least `end`, ties by worker
-    earliest.fill(tree, levels, end)
+    tree, levels = due
 
     def enter(i):
         """Tell the tree when worker i is due."""
         earliest.set_time(tree, levels, i, np.inf if held[i] else end[i])
 
-    def sojourn(bounds, i, value):
-        """The last n with bounds[i, n] <= value."""
-        low, high = 0, bounds.shape[1]
+    def sojourn(i, kind, value):
+        """The last n with path[i, n, kind] <= value."""
+        low, high = 0, path.shape[1]
         while high - low > 1:
             middle = (low + high) // 2
-            if bounds[i, middle] <= value:
+            if path[i, middle, kind] <= value:
                 low = middle
             else:
                 high = middle
@@ -53,13 +53,13 @@ def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None
     def restart(i, at):
         """Begin a contribution; False if too little is known of it, and nothing is done."""
         n = attempts[i] - counter[i]
-        if attempts[i] + steps[i] > room[i]:
+        if n + steps[i] > columns:
             return False
         if in_time:
             latest = at
             for step in range(steps[i]):
                 latest += max(constant[i], 1.0) * slowest * table[i, n + step]
-            if latest >= switch[i, -1]:
+            if latest >= path[i, -1, SWITCH]:
                 times[1] = latest
                 return False
         begin[i] = at
@@ -67,10 +67,10 @@ def loop(place, times, size, update, ahead, protocol, cost, state, rows) -> None
         for step in range(steps[i]):
             work = table[i, n + step]
             if in_time:
-                x = sojourn(switch, i, end[i])
-                total = done[i, x] + speed[i, x] * (end[i] - switch[i, x]) + work
-                y = sojourn(done, i, total)
-                work = switch[i, y] + (total - done[i, y]) / speed[i, y] - end[i]
+                x = sojourn(i, SWITCH, end[i])
+                total = path[i, x, DONE] + path[i, x, SPEED] * (end[i] - path[i, x, SWITCH]) + work
+                y = sojourn(i, DONE, total)
+                work = path[i, y, SWITCH] + (total - path[i, y, DONE]) / path[i, y, SPEED] - end[i]
                 work *= constant[i]
             end[i] += work
             attempts[i] += 1

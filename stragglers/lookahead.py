@@ -1,20 +1,22 @@
 """What event loops know in advance: the durations of every worker's next mini-batches."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from stragglers.processes import Process
+from stragglers.streams import parts
 
 WINDOW = 256  # mini-batches of a worker that are looked up at once
 MANY_ENTRIES = 2**20  # of all workers together, from which on it matters how many are drawn
 MOST_ENTRIES = 2**24  # of all workers together
 _ALWAYS = 2**62  # mini-batches: none is too far ahead
-_NO_PATH = np.zeros((0, 0))
+_NO_PATH = np.zeros((0, 0, 3))
 
 
 class Seconds(NamedTuple):
-    """Durations by worker i and counter n: table[i, n - counter[i]] s, for n below room[i].
+    """Durations by worker i and counter n: table[i, n - counter[i]] s.
 
     Where there are paths of speeds, the table has the work in seconds at full speed, and the time
     that it takes is multiplied with a constant. See `stragglers.speed_paths`.
@@ -22,17 +24,10 @@ class Seconds(NamedTuple):
 
     table: np.ndarray  # [P, C], or a `Live`
     counter: np.ndarray  # [P] int64, of the first column
-    room: np.ndarray  # [P] int64
+    columns: int  # C
     constant: np.ndarray  # [P]
-    switch: np.ndarray  # [P, S + 1] s, or [0, 0] without paths
-    done: np.ndarray  # [P, S + 1] s
-    speed: np.ndarray  # [P, S]
+    path: np.ndarray  # [P, S + 1, 3] of speeds, or [0, 0, 3] without
     slowest: float  # s that a second of work takes at most
-
-    def written_to(self, counter: np.ndarray, room: np.ndarray) -> "Seconds":
-        """The same, with these arrays in place of its own."""
-        counter[:], room[:] = self.counter, self.room
-        return self._replace(counter=counter, room=room)
 
 
 class Live(NamedTuple):
@@ -59,22 +54,32 @@ class Ahead:
         begin: [P] s, where the loop writes down when a mini-batch begins, before it looks it up.
         """
         workers, counter = len(counter), counter.copy()
-        ones, paths = np.ones(workers), (_NO_PATH, _NO_PATH, _NO_PATH)
+        ones = np.ones(workers)
         if self._in_time is None and self._process.uses_time:
-            room = np.full(workers, _ALWAYS)
             live = Live(self._process, begin)
-            return Seconds(live, np.zeros_like(counter), room, ones, *paths, slowest=1.0)
-        worker, counts = np.arange(workers)[:, None], counter[:, None] + np.arange(columns)
-        room = counter + columns
+            return Seconds(live, np.zeros_like(counter), _ALWAYS, ones, _NO_PATH, slowest=1.0)
         if self._in_time is None:
-            table = np.ascontiguousarray(self._process.duration(worker, 0.0, counts), np.float64)
-            return Seconds(table, counter, room, ones, *paths, slowest=1.0)
+            duration = self._process.duration
+            table = table_of(lambda i, n: duration(i, 0.0, n), counter, columns, np.float64)
+            return Seconds(table, counter, columns, ones, _NO_PATH, slowest=1.0)
         work, known, slowest, constant = self._in_time
-        table = np.ascontiguousarray(work(worker, counts), np.float64)
+        table = table_of(work, counter, columns, np.float64)
         constant = ones if constant is None else constant(workers)
-        path = known.beyond(workers, until)
-        paths = (path.switch, path.done, path.speed)
-        return Seconds(table, counter, room, constant, *paths, slowest=float(slowest))
+        path = known.beyond(workers, until).sojourns
+        return Seconds(table, counter, columns, constant, path, slowest=float(slowest))
+
+
+def table_of(
+    draw: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    counter: np.ndarray,
+    columns: int,
+    kind: type,
+) -> np.ndarray:
+    """What `draw` gives for workers and counts from their `counter` on, [P, columns]."""
+    table = np.empty((counter.size, columns), kind)
+    for some in parts(counter.size, columns):
+        table[some[0, 0] :][: some.size] = draw(some, counter[some] + np.arange(columns))
+    return table
 
 
 def columns_of(workers: int, least: int, each: float) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from stragglers import wavefront
 from stragglers.event_clock import check_draw
-from stragglers.lookahead import Ahead, columns_of
+from stragglers.lookahead import Ahead, columns_of, table_of
 from stragglers.pair_draws import STEP_DRAWS, neighbour
 from stragglers.processes import as_process
 from stragglers.rule import Setting, checked_cost, one_number
@@ -79,12 +79,12 @@ class PairClock:
         begin, end = np.zeros(workers), np.zeros(workers)
         first, waits = np.zeros(workers, np.int64), np.full(workers, -1)
         nothing = np.full(workers, np.inf)
-        asked = self.partner(everybody, first)
+        asked = self.partner(everybody, first).astype(np.int64)
         number = self.steps(everybody, first)
         for step in range(number.max()):
             at = np.flatnonzero(step < number)
             end[at] += self._process.duration(at, end[at], step)
-        cost = self.costs(first[:, None], asked[:, None])[:, 0]
+        cost = np.where(asked == everybody, 0.0, self.costs(first[:, None])[:, 0])
         wake, land = (end.copy(), nothing) if self.blocking else (nothing, end + cost)
         nodes = wavefront.Nodes(
             begin, end, number, first, first, wake=wake, waits=waits, asked=asked, land=land
@@ -94,7 +94,7 @@ class PairClock:
     def extend(self, state: PairState, updates: int) -> tuple[PairState, Schedule]:
         """The next `updates` rows."""
         nodes, pending = (type(part)(*(a.copy() for a in part)) for part in state[2:])
-        rows = wavefront.padded_rows(updates, self.width, self.workers)
+        rows = wavefront.empty_rows(updates, self.width)
         sides = 2 if self.blocking else 1  # of a meeting that begin another round
         steps = sides * self.width * updates / self.workers * self.mini_batches
         ahead = functools.partial(self._ahead, columns_of(self.workers, self.mini_batches, steps))
@@ -109,25 +109,28 @@ class PairClock:
             **rows._asdict(),
         )
 
-    def costs(self, rounds: np.ndarray, partners: np.ndarray) -> np.ndarray:
-        """Seconds that every node communicates for in its `rounds`, all [P, R]."""
-        if callable(self._communication):
-            known, at = np.unique(rounds, return_inverse=True)
-            given = [np.ravel(self._seconds(t)) for t in known.tolist()]
-            table = np.stack([np.broadcast_to(row, self.workers) for row in given])
-            table = table[at.reshape(rounds.shape), self._everybody[:, None]]
-        else:
-            table = np.broadcast_to(np.ravel(self._seconds(0)), self.workers)[:, None]
-        # A node that meets itself sends nothing.
-        return np.where(partners == self._everybody[:, None], 0.0, table)
+    def costs(self, rounds: np.ndarray) -> np.ndarray:
+        """Seconds that every node communicates for in its `rounds`, [P, R], unless with itself."""
+        if not callable(self._communication):
+            return np.broadcast_to(np.ravel(self._seconds(0))[:, None], rounds.shape)
+        known, at = np.unique(rounds, return_inverse=True)
+        given = [np.ravel(self._seconds(t)) for t in known.tolist()]
+        table = np.stack([np.broadcast_to(row, self.workers) for row in given])
+        return table[at.reshape(rounds.shape), self._everybody[:, None]]
 
     def _ahead(self, columns: int, nodes: wavefront.Nodes, until: float) -> wavefront.Lookahead:
         everybody = self._everybody[:, None]
         seconds = self._known.of(nodes.first + nodes.steps, columns, nodes.end, until)
         rounds = nodes.round[:, None] + np.arange(columns)
-        number, partners = (draw(everybody, rounds) for draw in (self.steps, self.partner))
-        draws = (number, partners, self.costs(rounds, partners))
-        return wavefront.Lookahead(seconds, *draws, round=nodes.round.copy())
+        partners = table_of(self.partner, nodes.round, columns, np.int32)
+        number, cost = map(_compact, (self.steps(everybody, rounds), self.costs(rounds)))
+        return wavefront.Lookahead(seconds, partners, number, cost, round=nodes.round.copy())
+
+
+def _compact(table: np.ndarray) -> np.ndarray:
+    """The table with one entry along an axis where a broadcast has repeated it."""
+    part = table[tuple(slice(None if s else 1) for s in table.strides)]
+    return np.require(part, requirements="CW")  # of one kind for loops that are compiled
 
 
 def check_neighbours(name: str, setting: Setting) -> None:

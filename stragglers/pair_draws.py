@@ -24,6 +24,7 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
         for j in (sorted(links) if asks[i] else [i])
     ]
     node, partner, weight = (np.array(column) for column in zip(*edges, strict=True))
+    partner = partner.astype(np.int32)
     usable = np.isfinite(weight) & (weight > 0)
     if not usable.all():
         raise ValueError(
@@ -40,7 +41,7 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
     uniform = addressed(seed, PARTNERS)
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
-        worker, count = np.broadcast_arrays(worker, count)
+        worker, count = np.asarray(worker), np.asarray(count)
         u = uniform(worker, count)
         low, high = start[worker], start[worker + 1] - 1  # the first share above u is between them
         for _ in range(halvings):
@@ -48,7 +49,7 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
             under = shares[middle] <= u
             low = np.where(under, middle + 1, low)
             high = np.where(under, high, middle)
-        return partner[low]
+        return partner[np.broadcast_to(low, u.shape)]
 
     return drawn
 
@@ -60,7 +61,7 @@ def _fixed(name: str, mean: float, most: int, seed: int) -> Draw:
             f"{name}: needs a whole number 1 <= local_steps <= mini_batches={most}, got {mean}; "
             "set one in this range"
         )
-    return lambda worker, count: np.full(np.broadcast(worker, count).shape, int(mean))
+    return lambda worker, count: np.broadcast_to(int(mean), np.broadcast(worker, count).shape)
 
 
 def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:

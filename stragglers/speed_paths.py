@@ -6,37 +6,32 @@ between the switches of a path.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from stragglers.streams import parts
+
+SWITCH, DONE, SPEED = range(3)  # of a sojourn: s when it begins, s of work done by then, speed
 Uniforms = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, count -> [0, 1)
 FIRST_SOJOURNS = 64  # of a worker, or fewer where all workers together would have more than
 MANY_SOJOURNS = 2**21
+MANY_SEARCHES = 2**12  # at once, which take less time by halves than keys take to be written
 
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """State paths of P workers: the speed between switches, and the work done until each."""
+    """State paths of P workers; the last sojourn has begun at the end and is not complete."""
 
-    switch: np.ndarray  # [P, S + 1] s, from 0
-    done: np.ndarray  # [P, S + 1] s of work at full speed
-    speed: np.ndarray  # [P, S]
+    sojourns: np.ndarray  # [P, S + 1, 3]
 
     @functools.cached_property
-    def switch_keys(self) -> np.ndarray:
-        """(worker, switch) as complex numbers, ordered, [P (S + 1)]."""
-        return _keys(self.switch)
-
-    @functools.cached_property
-    def done_keys(self) -> np.ndarray:
-        """(worker, done) as complex numbers, ordered, [P (S + 1)]."""
-        return _keys(self.done)
-
-
-def _keys(values: np.ndarray) -> np.ndarray:
-    return (np.arange(len(values))[:, None] + 1j * values).ravel()
+    def keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """(worker, switch) and (worker, done) as complex numbers, ordered, [P (S + 1)] each."""
+        worker = np.arange(len(self.sojourns))[:, None]
+        return tuple((worker + 1j * self.sojourns[..., of]).ravel() for of in (SWITCH, DONE))
 
 
 class Paths:
@@ -52,25 +47,36 @@ class Paths:
 
     def beyond(self, workers: int, until: float) -> Path:
         """A path of `workers` workers or more, for longer than `until` seconds."""
-        known, sojourns = self._path.speed.shape
+        known, ends, _ = self._path.sojourns.shape
         if workers > known:
-            sojourns = max(1, min(sojourns, MANY_SOJOURNS // workers))
-            self._path = self._grown(workers, sojourns)
-        while self._path.switch[:, -1].min() <= until:
-            sojourns *= 2
-            self._path = self._grown(max(workers, known), sojourns)
+            sojourns = min(ends - 1, MANY_SOJOURNS // workers)
+            self._path = self._grown(workers, max(sojourns, self._enough(workers, until)))
+        while self._path.sojourns[:, -1, SWITCH].min() <= until:
+            known, ends, _ = self._path.sojourns.shape
+            sojourns = max(2 * (ends - 1), self._enough(known, until))
+            self._path = self._grown(known, sojourns)
         return self._path
 
+    def _enough(self, workers: int, until: float) -> int:
+        """Sojourns that hardly any of the workers has behind it by `until`: Chernoff's bound."""
+        rate = np.geomspace(1e-4, 1e4, 200) / (self._mean_normal + self._mean_slow)
+        two = np.log1p(rate * self._mean_normal) + np.log1p(rate * self._mean_slow)
+        return math.ceil(2 * np.min((np.log(workers) + rate * until) / two)) + 1
+
     def _grown(self, workers: int, sojourns: int) -> Path:
-        u = self._uniforms(np.arange(workers)[:, None], np.arange(sojourns + 1))
-        slow_first = u[:, :1] < self._mean_slow / (self._mean_normal + self._mean_slow)
-        slow = slow_first ^ (np.arange(sojourns) % 2 == 1)
-        sojourn = -np.log1p(-u[:, 1:]) * np.where(slow, self._mean_slow, self._mean_normal)
-        speed = np.where(slow, 1 / self._factor, 1.0)
-        origin = np.zeros((workers, 1))
-        switch = np.concatenate([origin, np.cumsum(sojourn, axis=1)], axis=1)
-        done = np.concatenate([origin, np.cumsum(sojourn * speed, axis=1)], axis=1)
-        return Path(switch, done, speed)
+        path = np.empty((workers, sojourns + 1, 3))
+        for some in parts(workers, sojourns + 1):
+            u = self._uniforms(some, np.arange(sojourns + 1))
+            slow_first = u[:, :1] < self._mean_slow / (self._mean_normal + self._mean_slow)
+            slow = slow_first ^ (np.arange(sojourns + 1) % 2 == 1)
+            mean = np.where(slow[:, :-1], self._mean_slow, self._mean_normal)
+            sojourn = -np.log1p(-u[:, 1:]) * mean
+            of_some = path[some[0, 0] :][: some.size]
+            of_some[..., SPEED] = np.where(slow, 1 / self._factor, 1.0)
+            of_some[:, 0, :SPEED] = 0.0
+            np.cumsum(sojourn, axis=1, out=of_some[:, 1:, SWITCH])
+            np.cumsum(sojourn * of_some[:, :-1, SPEED], axis=1, out=of_some[:, 1:, DONE])
+        return Path(path)
 
 
 class InTime(NamedTuple):
@@ -84,10 +90,22 @@ class InTime(NamedTuple):
 
 def finish(path: Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) -> np.ndarray:
     """When `work` begun at `start` is done: invert the piecewise linear work done by then."""
-    # Complex numbers order lexicographically: one search finds the sojourn of every worker.
-    stride = path.switch.shape[1]
-    at = path.switch_keys.searchsorted(worker + 1j * start, side="right") - 1 - worker * stride
-    total = path.done[worker, at] + path.speed[worker, at] * (start - path.switch[worker, at])
+    known = path.sojourns[worker, _last(path, SWITCH, worker, start)]
+    total = known[..., DONE] + known[..., SPEED] * (start - known[..., SWITCH])
     total = total + work
-    to = path.done_keys.searchsorted(worker + 1j * total, side="right") - 1 - worker * stride
-    return path.switch[worker, to] + (total - path.done[worker, to]) / path.speed[worker, to]
+    known = path.sojourns[worker, _last(path, DONE, worker, total)]
+    return known[..., SWITCH] + (total - known[..., DONE]) / known[..., SPEED]
+
+
+def _last(path: Path, of: int, worker: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """The last sojourn of every worker whose switch, or work done by then, is at most `value`."""
+    stride = path.sojourns.shape[1]
+    if worker.size < MANY_SEARCHES:
+        # Complex numbers order lexicographically: one search finds the sojourn of every worker.
+        at = path.keys[of].searchsorted(worker + 1j * value, side="right")
+        return at - 1 - worker * stride
+    found, bounds = np.zeros(worker.shape, np.int64), path.sojourns[..., of]
+    for power in reversed(range((stride - 1).bit_length())):
+        beyond = np.minimum(found + 2**power, stride - 1)
+        found = np.where(bounds[worker, beyond] <= value, beyond, found)
+    return found

@@ -10,13 +10,14 @@ NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015)
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 _BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
 # What is kept of the draws; of more, each is drawn anew when it is looked up.
 MOST_ROWS, MOST_KNOWN = 2**15, 2**25
+AT_ONCE = 2**16  # draws, where there are many
 MANY_BLOCKS = 2**14  # take NumPy about as long as it takes to load a compiler
 MANY_WITH_COMPILER = 2**10  # where it is loaded already
 _POOL = 4  # 32-bit words of a SeedSequence
@@ -30,17 +31,17 @@ def addressed(
 
     Blocks are kept, unless all workers together have too many: memory is then what a call asks for.
     """
-    table = np.empty((0, 0))
+    table, workers = np.empty((0, 0)), 0
 
     def lookup(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
-        nonlocal table
+        nonlocal table, workers
         rows = worker.max(initial=-1) + 1
         columns = count.max(initial=-1) + 1
         if rows > table.shape[0] or columns > table.shape[1]:
-            rows = max(rows, table.shape[0])
-            if rows > MOST_ROWS or rows * -(-columns // _BLOCK) * _BLOCK > MOST_KNOWN:
+            workers = max(rows, workers)
+            if workers > MOST_ROWS or workers * -(-columns // _BLOCK) * _BLOCK > MOST_KNOWN:
                 return transform(uniforms(seed, stream, worker, count))
-            table = grown(table, rows, columns)
+            table = grown(table, workers, columns)
         return table[worker, count]
 
     def grown(old: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -65,6 +66,16 @@ def addressed(
         return new.reshape(rows, blocks * _BLOCK)
 
     return lookup
+
+
+def parts(workers: int, counts: int) -> Iterator[np.ndarray]:
+    """Workers [n, 1], some at a time, so that arrays of [n, counts] stay in a cache.
+
+    The last ones come first, as what a lookup keeps of all of them then grows once.
+    """
+    together = max(1, AT_ONCE // counts)
+    for end in range(workers, 0, -together):
+        yield np.arange(max(0, end - together), end)[:, None]
 
 
 def uniforms(seed: int, stream: Sequence[int], worker: np.ndarray, count: np.ndarray) -> np.ndarray:

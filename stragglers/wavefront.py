@@ -18,6 +18,7 @@ from stragglers import earliest
 from stragglers.interleaved import interleaved
 from stragglers.lookahead import Seconds
 from stragglers.schedule import Schedule
+from stragglers.speed_paths import DONE, SPEED, SWITCH
 
 # Pending meetings per place of a row: with more, rows are hardly fuller but less in order.
 WINDOW_PER_WIDTH = 4
@@ -31,10 +32,13 @@ class Nodes(NamedTuple):
     steps: np.ndarray  # [P] int64, how many they are
     first: np.ndarray  # [P] int64, the counter of the first
     round: np.ndarray  # [P] int64, how often it has done them before
-    wake: np.ndarray  # [P] s, when it will look for a partner, inf if it has one or waits
-    waits: np.ndarray  # [P] int64, the working node that it waits for, -1 if for none
     asked: np.ndarray  # [P] int64, the partner that it drew or met
+    waits: np.ndarray  # [P] int64, the working node that it waits for, -1 if for none
+    wake: np.ndarray  # [P] s, when it will look for a partner, inf if it has one or waits
     land: np.ndarray  # [P] s, when the meeting that it asked for lands, inf if there is none
+
+
+_OFTEN = 6  # the first arrays of `Nodes`, which a meeting looks at, go together in a cache line
 
 
 class Pending(NamedTuple):
@@ -57,9 +61,9 @@ class Lookahead(NamedTuple):
     """What comes for every node: durations of mini-batches and the draws of its rounds."""
 
     seconds: Seconds  # by the counter of a mini-batch
-    steps: np.ndarray  # [P, R] int64
-    partner: np.ndarray  # [P, R] int64
-    cost: np.ndarray  # [P, R] s
+    partner: np.ndarray  # [P, R] int32
+    steps: np.ndarray  # [P, R] int64; axes of one entry if all nodes or rounds have the same
+    cost: np.ndarray  # [P, R] s, likewise; of a node that meets another one than itself
     round: np.ndarray  # [P] int64, of the first column of the draws
 
 
@@ -93,15 +97,10 @@ def empty_window(width: int) -> Pending:
     return Pending(np.zeros(1, np.int64), whole, whole, whole, real, real, real, np.zeros(size))
 
 
-def padded_rows(updates: int, width: int, workers: int) -> Rows:
-    """Rows without meetings: every position stands for nobody, the worker one past the last."""
-    shape = (updates, 2 * width)
-    whole = functools.partial(np.zeros, shape)
-    partner = np.tile(np.arange(2 * width, dtype=np.int32), (updates, 1))
-    nobody = np.full(shape, workers, np.int32)
-    spans = (np.full(shape, np.nan) for _ in range(2))  # known once the row's time is
-    counts = (whole(np.int32), whole(np.int64))
-    return Rows(np.zeros(updates), nobody, partner, *spans, *counts, whole(float), whole(float))
+def empty_rows(updates: int, width: int) -> Rows:
+    """Rows that are yet to be filled."""
+    kinds = (np.int32, np.int32, float, float, np.int32, np.int64, float, float)
+    return Rows(np.empty(updates), *(np.empty((updates, 2 * width), kind) for kind in kinds))
 
 
 def fill(
@@ -113,20 +112,22 @@ def fill(
         node go on.
     """
     row, until, unknown = 0, np.zeros(1), np.zeros_like(nodes.round)
-    *theirs, counter, room, begun = interleaved([*nodes, unknown, unknown, unknown])
-    moving, place = Nodes(*theirs), np.arange(pending.land.size)
+    *often, counter, begun = interleaved([*nodes[:_OFTEN], unknown, unknown])
+    moving, place = Nodes(*often, *nodes[_OFTEN:]), np.arange(pending.land.size)
+    landing, levels = earliest.tree_of(nodes.land)
+    waking, _ = earliest.tree_of(nodes.wake)
+    fixed = place, moving[:-2], (landing, waking, levels), tuple(pending), tuple(rows)
     while row < rows.time.size:
         known = ahead(moving, until[0])
-        begun[:] = known.round
+        counter[:], begun[:] = known.seconds.counter, known.round
         run = _compiled() if isinstance(known.seconds.table, np.ndarray) else _loop
-        draws = (tuple(known.seconds.written_to(counter, room)), *known[1:-1], begun)
-        row = run(row, time, until, blocking, draws, place, *map(tuple, (moving, pending, rows)))
-    for array, moved in zip(nodes, moving, strict=True):
-        array[:] = moved
+        draws = (tuple(known.seconds._replace(counter=counter)), *known[1:-1], begun)
+        row = run(row, time, until, blocking, draws, *fixed)
+    moved = (*moving[:-2], *(tree[: nodes.land.size] for tree in (waking, landing)))
+    for array, new in zip(nodes, moved, strict=True):
+        array[:] = new
     for array in pending[1:]:
         array[:] = array[place]
-    for spans in (rows.start, rows.finish):
-        np.copyto(spans, rows.time[:, None], where=np.isnan(spans))
 
 
 def interactions(schedule: Schedule) -> Meetings:
@@ -169,48 +170,55 @@ def copy_staleness(schedule: Schedule) -> np.ndarray:
     return met.time - np.where(known, met.time[last % stride], beginning)
 
 
-def _loop(row, time, until, blocking, ahead, place, nodes, pending, rows):
+def _loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows):
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
     place: [W], where the pending meetings are, in their order; behind them, places that are free.
     until: [1] s, where paths of speeds end too early, beyond which they have to go.
+    trees: of when nodes land and of when they wake, and their levels, see `stragglers.earliest`.
     These lines are compiled, except where durations are drawn when they are looked up.
     """
-    seconds, drawn_steps, drawn_partner, cost, known = ahead
-    table, counter, room, constant, switch, done, speed, slowest = seconds
-    begin, end, steps, first, round_, wake, waits, asked, land = nodes
+    seconds, drawn_partner, drawn_steps, cost, known = ahead
+    table, counter, columns, constant, path, slowest = seconds
+    begin, end, steps, first, round_, asked, waits = nodes
+    landing, waking, levels = trees
     count, pair, brought, counters, begun, ended, spent, landed = pending
     times, workers, partner, start, finish, batches, firsts, busy, communication = rows
     size, width = landed.size, workers.shape[1] // 2
-    horizon = drawn_steps.shape[1]
-    in_time = switch.shape[1] > 0
+    in_time = path.shape[1] > 0
     freed = np.empty(width, np.int64)
-    touched = np.full(begin.size, -1)  # the row at whose making a node was last seen
-    levels = earliest.levels_of(begin.size)
-    landing, waking = np.empty(levels[-1]), np.empty(levels[-1])  # trees of `land` and `wake`
-    earliest.fill(landing, levels, land)
-    earliest.fill(waking, levels, wake)
+    touched = np.full(begin.size, -1, np.int32)  # the row at whose making a node was last seen
+
+    def steps_of(i, column):
+        """Local steps of a round."""
+        of_all, always = drawn_steps.shape
+        return drawn_steps[min(i, of_all - 1), min(column, always - 1)]
+
+    def seconds_of(i, column):
+        """Communication of a round."""
+        of_all, always = cost.shape
+        return cost[min(i, of_all - 1), min(column, always - 1)]
 
     def exhausted(i, at):
         """Whether the round after this one, begun at `at`, is not known to its end."""
-        column, n = round_[i] + 1 - known[i], first[i] + steps[i]
-        if column >= horizon or n + drawn_steps[i, column] > room[i]:
+        column, n = round_[i] + 1 - known[i], first[i] + steps[i] - counter[i]
+        if column >= drawn_partner.shape[1] or n + steps_of(i, column) > columns:
             return True
         if in_time:
             latest = at
-            for step in range(drawn_steps[i, column]):
-                latest += max(constant[i], 1.0) * slowest * table[i, n + step - counter[i]]
-            if latest >= switch[i, -1]:
+            for step in range(steps_of(i, column)):
+                latest += max(constant[i], 1.0) * slowest * table[i, n + step]
+            if latest >= path[i, -1, SWITCH]:
                 until[0] = latest
                 return True
         return False
 
-    def sojourn(bounds, i, value):
-        """The last n with bounds[i, n] <= value."""
-        low, high = 0, bounds.shape[1]
+    def sojourn(i, kind, value):
+        """The last n with path[i, n, kind] <= value."""
+        low, high = 0, path.shape[1]
         while high - low > 1:
             middle = (low + high) // 2
-            if bounds[i, middle] <= value:
+            if path[i, middle, kind] <= value:
                 low = middle
             else:
                 high = middle
@@ -221,40 +229,38 @@ def _loop(row, time, until, blocking, ahead, place, nodes, pending, rows):
         first[i] += steps[i]
         round_[i] += 1
         column = round_[i] - known[i]
-        steps[i] = drawn_steps[i, column]
+        steps[i] = steps_of(i, column)
         begin[i] = at
         end[i] = at
         for step in range(steps[i]):
             lasting = table[i, first[i] + step - counter[i]]
             if in_time:
-                x = sojourn(switch, i, end[i])
-                total = done[i, x] + speed[i, x] * (end[i] - switch[i, x]) + lasting
-                y = sojourn(done, i, total)
-                lasting = switch[i, y] + (total - done[i, y]) / speed[i, y] - end[i]
-                lasting *= constant[i]
+                x = sojourn(i, SWITCH, end[i])
+                total = path[i, x, DONE] + path[i, x, SPEED] * (end[i] - path[i, x, SWITCH])
+                total += lasting
+                y = sojourn(i, DONE, total)
+                lasting = path[i, y, SWITCH] + (total - path[i, y, DONE]) / path[i, y, SPEED]
+                lasting = (lasting - end[i]) * constant[i]
             end[i] += lasting
         if blocking:
-            wake[i] = end[i]
-            land[i] = np.inf
-            earliest.set_time(waking, levels, i, wake[i])
+            earliest.set_time(waking, levels, i, end[i])
+            earliest.set_time(landing, levels, i, np.inf)
         else:
             asked[i] = drawn_partner[i, column]
-            land[i] = end[i] + cost[i, column]
-        earliest.set_time(landing, levels, i, land[i])
+            longer = 0.0 if asked[i] == i else seconds_of(i, column)
+            earliest.set_time(landing, levels, i, end[i] + longer)
 
     def meet(i, j):
         """Land with j, both idle, for whichever of them communicates for longer."""
-        longer = max(cost[i, round_[i] - known[i]], cost[j, round_[j] - known[j]])
-        land[i] = max(end[i], end[j]) + longer
-        earliest.set_time(landing, levels, i, land[i])
+        longer = max(seconds_of(i, round_[i] - known[i]), seconds_of(j, round_[j] - known[j]))
+        earliest.set_time(landing, levels, i, max(end[i], end[j]) + longer)
         asked[i] = j
         waits[i] = -1
         waits[j] = -1
 
     def look(i):
         """Serve whoever has waited longest for i; else meet the drawn partner or wait for it."""
-        wake[i] = np.inf
-        earliest.set_time(waking, levels, i, wake[i])
+        earliest.set_time(waking, levels, i, np.inf)
         waiting = -1
         for q in range(waits.size):
             if waits[q] == i and (waiting < 0 or end[q] < end[waiting]):
@@ -272,10 +278,10 @@ def _loop(row, time, until, blocking, ahead, place, nodes, pending, rows):
             i = earliest.first(landing, levels)
             if blocking:
                 idle = earliest.first(waking, levels)
-                if wake[idle] <= land[i]:
+                if waking[idle] <= landing[i]:
                     look(idle)
                     continue
-            j, now = asked[i], land[i]
+            j, now = asked[i], landing[i]
             if exhausted(i, now) or (blocking and exhausted(j, now)):
                 return row
             p = place[count[0]]
@@ -293,14 +299,15 @@ def _loop(row, time, until, blocking, ahead, place, nodes, pending, rows):
             if blocking:
                 work(j, now)
 
-        taken, kept = 0, 0
+        taken, kept, n = 0, 0, 0
         times[row] = times[row - 1] if row > 0 else time
-        for n in range(size):
+        while taken < width and n < size:
             p = place[n]
             i, j = pair[p]
-            free = taken < width and touched[i] < row and touched[j] < row
+            free = touched[i] < row and touched[j] < row
             touched[i] = row
             touched[j] = row
+            n += 1
             if not free:
                 place[kept] = p
                 kept += 1
@@ -316,8 +323,18 @@ def _loop(row, time, until, blocking, ahead, place, nodes, pending, rows):
             times[row] = max(times[row], landed[p])
             freed[taken] = p
             taken += 1
+        for left in range(n, size):
+            place[kept] = place[left]
+            kept += 1
         place[kept:] = freed[:taken]
         count[0] = kept
+        for at in range(2 * width):  # where nobody is
+            asking = at % width
+            if asking >= taken or (at >= width and partner[row, asking] == asking):
+                workers[row, at], partner[row, at] = begin.size, at
+                start[row, at] = finish[row, at] = times[row]
+                batches[row, at] = firsts[row, at] = 0
+                busy[row, at] = communication[row, at] = 0.0
         row += 1
     return row
 

@@ -9,9 +9,7 @@ from stragglers.interleaved import interleaved
 def test_the_first_is_who_has_the_least_time(size):
     rng = np.random.default_rng(size)
     times = rng.integers(0, 20, size).astype(float)  # with ties
-    levels = earliest.levels_of(size)
-    tree = np.full(levels[-1], np.nan)
-    earliest.fill(tree, levels, times)
+    tree, levels = earliest.tree_of(times)
     assert earliest.first(tree, levels) == np.argmin(times)
     for _ in range(300):
         who = earliest.first(tree, levels) if rng.random() < 0.5 else rng.integers(size)

@@ -11,6 +11,7 @@ from stragglers.processes import markov, persistent, spells
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
 from stragglers.schedule import Schedule
+from stragglers.speed_paths import SWITCH
 
 MARKOV = markov(delays.shifted_exponential(1.0, 1.0), 5.0, 9.0, 3.0)
 PROCESSES = {
@@ -55,4 +56,4 @@ def test_a_process_that_nothing_is_known_of_is_drawn_as_it_goes():
     expected = PROCESSES["factors of factors"].seeded(0).duration(1, 7.0, 3)
     assert seconds.table[1, 3] == expected
     compiled = lookahead.Ahead(MARKOV, 0).of(np.zeros(2, np.int64), 4, begin, 500.0)
-    assert compiled.switch[:, -1].min() > 500.0 and compiled.table.shape == (2, 4)
+    assert compiled.path[:, -1, SWITCH].min() > 500.0 and compiled.table.shape == (2, 4)
