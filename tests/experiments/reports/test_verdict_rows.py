@@ -9,7 +9,7 @@ import pytest
 from experiments import formats, premises
 from experiments.reports import published, questions, verdicts
 from experiments.reports.verdict_rows import ROWS, row
-from experiments.studies import async_baselines, matcha, slow_and_stale, swarm
+from experiments.studies import async_baselines, matcha, slow_and_stale, swarm, swarm_epochs
 from tests.configs import made_up
 
 
@@ -49,6 +49,7 @@ SWEEPS = {
     slow_and_stale.at_a_common_rate: TO_TARGET,
     slow_and_stale.at_tuned_rates: (*TO_TARGET, "at_the_edge"),
     swarm.within: TO_TARGET,
+    swarm_epochs.more_accurate: (*ALWAYS, "one_seed", "diverged"),
 }  # fmt: skip
 BY_WHAT_IS_EQUAL = {
     "samples": "unequal", "bytes_per_worker": "unequal", "seconds": "other_seconds",
