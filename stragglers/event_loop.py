@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stragglers import earliest
-from stragglers.speed_paths import DONE, SPEED, SWITCH
+from stragglers import earliest, speed_paths
 
 
 def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:
@@ -36,17 +35,6 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
         """Tell the tree when worker i is due."""
         earliest.set_time(tree, levels, i, np.inf if held[i] else end[i])
 
-    def sojourn(i, kind, value):
-        """The last n with path[i, n, kind] <= value."""
-        low, high = 0, path.shape[1]
-        while high - low > 1:
-            middle = (low + high) // 2
-            if path[i, middle, kind] <= value:
-                low = middle
-            else:
-                high = middle
-        return low
-
     def seconds(row, i):
         return cost[min(row, costs - 1), min(i, own - 1)]
 
@@ -59,7 +47,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
             latest = at
             for step in range(steps[i]):
                 latest += max(constant[i], 1.0) * slowest * table[i, n + step]
-            if latest >= path[i, -1, SWITCH]:
+            if latest >= path[i, -1, speed_paths.SWITCH]:
                 times[1] = latest
                 return False
         begin[i] = at
@@ -67,11 +55,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
         for step in range(steps[i]):
             work = table[i, n + step]
             if in_time:
-                x = sojourn(i, SWITCH, end[i])
-                total = path[i, x, DONE] + path[i, x, SPEED] * (end[i] - path[i, x, SWITCH]) + work
-                y = sojourn(i, DONE, total)
-                work = path[i, y, SWITCH] + (total - path[i, y, DONE]) / path[i, y, SPEED] - end[i]
-                work *= constant[i]
+                work = speed_paths.duration(path, i, end[i], work) * constant[i]
             end[i] += work
             attempts[i] += 1
         return True
@@ -170,4 +154,5 @@ def compiled() -> Callable[..., None]:
     import numba  # here, because importing it takes a second that other rules need not wait
 
     earliest.register()
+    speed_paths.register()
     return numba.njit(loop, cache=True)

@@ -66,6 +66,7 @@ class PairClock:
         mean = self.mini_batches if local_steps is None else local_steps
         self.partner = neighbour(name, graph, asks, setting.seed)
         self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
+        self._always = np.full((1, 1), int(mean)) if steps == "fixed" else None
         process = as_process(setting.delay)
         self._process = process.seeded(setting.seed)
         self._known = Ahead(process, setting.seed)
@@ -79,12 +80,12 @@ class PairClock:
         begin, end = np.zeros(workers), np.zeros(workers)
         first, waits = np.zeros(workers, np.int64), np.full(workers, -1)
         nothing = np.full(workers, np.inf)
-        asked = self.partner(everybody, first).astype(np.int64)
+        asked = table_of(self.partner, first, 1, np.int64)[:, 0]
         number = self.steps(everybody, first)
         for step in range(number.max()):
             at = np.flatnonzero(step < number)
             end[at] += self._process.duration(at, end[at], step)
-        cost = np.where(asked == everybody, 0.0, self.costs(first[:, None])[:, 0])
+        cost = np.where(asked == everybody, 0.0, self.costs(first, 1)[:, 0])
         wake, land = (end.copy(), nothing) if self.blocking else (nothing, end + cost)
         nodes = wavefront.Nodes(
             begin, end, number, first, first, wake=wake, waits=waits, asked=asked, land=land
@@ -109,28 +110,27 @@ class PairClock:
             **rows._asdict(),
         )
 
-    def costs(self, rounds: np.ndarray) -> np.ndarray:
-        """Seconds that every node communicates for in its `rounds`, [P, R], unless with itself."""
+    def costs(self, first: np.ndarray, columns: int) -> np.ndarray:
+        """Seconds that nodes communicate for from their `first` rounds on, unless with themselves.
+
+        As in a `wavefront.Lookahead`, [P, columns] or with axes of one entry.
+        """
         if not callable(self._communication):
-            return np.broadcast_to(np.ravel(self._seconds(0))[:, None], rounds.shape)
+            return np.ravel(self._seconds(0)).astype(np.float64)[:, None]
+        rounds = first[:, None] + np.arange(columns)
         known, at = np.unique(rounds, return_inverse=True)
         given = [np.ravel(self._seconds(t)) for t in known.tolist()]
         table = np.stack([np.broadcast_to(row, self.workers) for row in given])
-        return table[at.reshape(rounds.shape), self._everybody[:, None]]
+        return table[at.reshape(rounds.shape), self._everybody[:, None]].astype(np.float64)
 
     def _ahead(self, columns: int, nodes: wavefront.Nodes, until: float) -> wavefront.Lookahead:
-        everybody = self._everybody[:, None]
+        first = nodes.round.copy()
         seconds = self._known.of(nodes.first + nodes.steps, columns, nodes.end, until)
-        rounds = nodes.round[:, None] + np.arange(columns)
-        partners = table_of(self.partner, nodes.round, columns, np.int32)
-        number, cost = map(_compact, (self.steps(everybody, rounds), self.costs(rounds)))
-        return wavefront.Lookahead(seconds, partners, number, cost, round=nodes.round.copy())
-
-
-def _compact(table: np.ndarray) -> np.ndarray:
-    """The table with one entry along an axis where a broadcast has repeated it."""
-    part = table[tuple(slice(None if s else 1) for s in table.strides)]
-    return np.require(part, requirements="CW")  # of one kind for loops that are compiled
+        partners = table_of(self.partner, first, columns, np.int32)
+        number = self._always
+        if number is None:
+            number = table_of(self.steps, first, columns, np.int64)
+        return wavefront.Lookahead(seconds, partners, number, self.costs(first, columns), first)
 
 
 def check_neighbours(name: str, setting: Setting) -> None:

@@ -61,7 +61,7 @@ def _fixed(name: str, mean: float, most: int, seed: int) -> Draw:
             f"{name}: needs a whole number 1 <= local_steps <= mini_batches={most}, got {mean}; "
             "set one in this range"
         )
-    return lambda worker, count: np.broadcast_to(int(mean), np.broadcast(worker, count).shape)
+    return lambda worker, count: np.full(np.broadcast(worker, count).shape, int(mean))
 
 
 def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:

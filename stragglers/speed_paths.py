@@ -43,27 +43,28 @@ class Paths:
     def __init__(self, uniforms: Uniforms, factor: float, mean_normal: float, mean_slow: float):
         self._uniforms, self._factor = uniforms, factor
         self._mean_normal, self._mean_slow = mean_normal, mean_slow
-        self._path = self._grown(1, FIRST_SOJOURNS)
+        self._path = self.grown(1, FIRST_SOJOURNS)
 
     def beyond(self, workers: int, until: float) -> Path:
         """A path of `workers` workers or more, for longer than `until` seconds."""
         known, ends, _ = self._path.sojourns.shape
         if workers > known:
             sojourns = min(ends - 1, MANY_SOJOURNS // workers)
-            self._path = self._grown(workers, max(sojourns, self._enough(workers, until)))
+            self._path = self.grown(workers, max(sojourns, self.enough(workers, until)))
         while self._path.sojourns[:, -1, SWITCH].min() <= until:
             known, ends, _ = self._path.sojourns.shape
-            sojourns = max(2 * (ends - 1), self._enough(known, until))
-            self._path = self._grown(known, sojourns)
+            sojourns = max(2 * (ends - 1), self.enough(known, until))
+            self._path = self.grown(known, sojourns)
         return self._path
 
-    def _enough(self, workers: int, until: float) -> int:
+    def enough(self, workers: int, until: float) -> int:
         """Sojourns that hardly any of the workers has behind it by `until`: Chernoff's bound."""
         rate = np.geomspace(1e-4, 1e4, 200) / (self._mean_normal + self._mean_slow)
         two = np.log1p(rate * self._mean_normal) + np.log1p(rate * self._mean_slow)
         return math.ceil(2 * np.min((np.log(workers) + rate * until) / two)) + 1
 
-    def _grown(self, workers: int, sojourns: int) -> Path:
+    def grown(self, workers: int, sojourns: int) -> Path:
+        """A path of these workers and of this number of complete sojourns."""
         path = np.empty((workers, sojourns + 1, 3))
         for some in parts(workers, sojourns + 1):
             u = self._uniforms(some, np.arange(sojourns + 1))
@@ -95,6 +96,35 @@ def finish(path: Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) 
     total = total + work
     known = path.sojourns[worker, _last(path, DONE, worker, total)]
     return known[..., SWITCH] + (total - known[..., DONE]) / known[..., SPEED]
+
+
+def duration(sojourns: np.ndarray, i: int, start: float, work: float) -> float:
+    """Seconds that `work` begun at `start` takes worker i: as `finish`, lines to be compiled."""
+    x = sojourn(sojourns, i, SWITCH, start)
+    total = sojourns[i, x, DONE] + sojourns[i, x, SPEED] * (start - sojourns[i, x, SWITCH]) + work
+    y = sojourn(sojourns, i, DONE, total)
+    end = sojourns[i, y, SWITCH] + (total - sojourns[i, y, DONE]) / sojourns[i, y, SPEED]
+    return end - start
+
+
+def sojourn(sojourns: np.ndarray, i: int, of: int, value: float) -> int:
+    """The last n with sojourns[i, n, of] <= value."""
+    low, high = 0, sojourns.shape[1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if sojourns[i, middle, of] <= value:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def register() -> None:
+    """Let compiled lines call `duration`."""
+    from numba.extending import register_jitable  # here, as importing numba takes a second
+
+    for function in (sojourn, duration):
+        register_jitable(function)
 
 
 def _last(path: Path, of: int, worker: np.ndarray, value: np.ndarray) -> np.ndarray:

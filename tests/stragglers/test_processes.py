@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from stragglers import delays, processes, speed_paths
+from stragglers import delays, processes, speed_paths, streams
 from stragglers.processes import as_process, markov, persistent, spells, trace
 from tests.launcher import ROOT
 
@@ -90,6 +90,28 @@ def test_markov_of_many_workers_begins_with_short_paths(monkeypatch):
     monkeypatch.setattr(speed_paths, "MANY_SOJOURNS", 6)
     found = markov(LAW, 4.0, 3.0, 2.0).seeded(1).duration(worker, start, 2)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_many_searches_at_once_find_what_few_find(monkeypatch):
+    rng = np.random.default_rng(0)
+    worker, start = rng.integers(0, 5, (2, 200)), rng.uniform(0, 900, (2, 200))
+    start[0] = 0.0
+    expected = markov(LAW, 4.0, 3.0, 2.0).seeded(1).duration(worker, start, 2)
+    monkeypatch.setattr(speed_paths, "MANY_SEARCHES", 1)
+    monkeypatch.setattr(streams, "AT_ONCE", 1)  # and draws for one worker after the other
+    found = markov(LAW, 4.0, 3.0, 2.0).seeded(1).duration(worker, start, 2)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("until", [0.0, 1e-3, 50.0, 1e5])
+def test_paths_of_many_workers_are_long_enough_at_once(until):
+    """The odds of a worker whose path ends too early are small, and paths are not much longer."""
+    uniforms = streams.addressed(3, 1)
+    paths = speed_paths.Paths(uniforms, 4.0, 90.0, 10.0)
+    enough = paths.enough(2000, until)
+    ends = paths.grown(2000, enough).sojourns[:, -1, speed_paths.SWITCH]
+    assert ends.min() > until
+    assert enough <= 2 * (until / 50.0) + 20
 
 
 def test_markov_starts_stationary():

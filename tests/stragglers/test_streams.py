@@ -37,14 +37,26 @@ def test_draws_that_are_not_kept_are_the_same(monkeypatch):
     np.testing.assert_array_equal(first, [np.log1p(of_numpy(4, (1,), 0, 5))])
 
 
+@pytest.mark.parametrize("most", [2, 5], ids=["drawn anew", "kept"])
+def test_draws_in_parts_are_the_same(most, monkeypatch):
+    expected = streams.addressed(4)(np.arange(5)[:, None], np.arange(3))
+    monkeypatch.setattr(streams, "AT_ONCE", 6)
+    monkeypatch.setattr(streams, "MOST_ROWS", most)
+    order = [some.ravel().tolist() for some in streams.parts(5, 3)]
+    assert order == [[3, 4], [1, 2], [0]]
+    lookup = streams.addressed(4)
+    for some in streams.parts(5, 3):
+        np.testing.assert_array_equal(lookup(some, np.arange(3)), expected[some[:, 0]])
+
+
 COMPILED = {
     "streams": "streams.uniforms(0, (1,), np.arange(3), np.arange(3)); f = streams._compiled()",
     "event_loop": """
 rule = RULES["k_async"](Setting(delays.exponential(1.0), 4, 1, 0), k=1)
 rule.extend(rule.init(), 3); f = event_loop.compiled()""",
-    "wavefront": """
+    "pair_loop": """
 rule = RULES["random_pairs"](Setting(delays.exponential(1.0), 4, 1, 0, nx.cycle_graph(4)))
-rule.extend(rule.init(), 3); f = wavefront._compiled()""",
+rule.extend(rule.init(), 3); f = pair_loop.compiled()""",
 }
 
 
@@ -54,7 +66,7 @@ def test_compiled_lines_are_kept_for_the_next_process(module, tmp_path):
     lines = f"""
 import networkx as nx
 import numpy as np
-from stragglers import delays, event_loop, streams, wavefront
+from stragglers import delays, event_loop, pair_loop, streams
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 {COMPILED[module]}

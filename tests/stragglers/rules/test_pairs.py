@@ -117,6 +117,14 @@ def test_segments_equal_the_whole(kind, delay):
 
 
 @ANY
+@pytest.mark.parametrize("seconds", [0.3, 0.1 * np.arange(8)], ids=["of all", "of each"])
+def test_constant_communication_equals_a_function_of_the_round(kind, seconds):
+    options = {"mini_batches": 2, "width": 2}
+    constant = whole(rule(kind, communication=seconds, **options), 60)
+    assert_equal(constant, whole(rule(kind, communication=lambda t: seconds, **options), 60))
+
+
+@ANY
 def test_more_rounds_than_were_looked_up_equal_short_segments(kind):
     delay = persistent(SHIFTED, {0: 0.02})
     long = rule(kind, delay, topology.complete(4) if kind != "bipartite" else topology.ring(4))
