@@ -4,7 +4,9 @@ from functools import partial
 
 from experiments.reports.questions import tuned_after, tuned_bytes
 from experiments.reports.verdict_rows.row import AGAIN, Row
+from experiments.studies import small_messages
 
+DEMO = [method for method in small_messages.METHODS if method.startswith("demo")]
 ROWS = (
     *(
         Row(
@@ -35,4 +37,26 @@ ROWS = (
         )
         for theirs in ("all_reduce", "diloco/H=30")
     ),
-)
+    *(
+        Row(
+            paper,
+            f"{ours} ends {f'within {share:.0%} of' if share else 'below'} {theirs}",
+            "small_messages",
+            partial(tuned_after, ours=ours, theirs=theirs, equal=("samples",), factor=1 + share),
+        )
+        for paper, ours, theirs, share in (
+            *(("DeMo, 2411.19870", method, small_messages.DENSE, 0.01) for method in DEMO),
+            ("NoLoCo, 2506.10911", small_messages.NOLOCO, small_messages.SWARM, 0.0),
+        )
+    ),
+    *(
+        Row(
+            "DeMo, 2411.19870",
+            f"{method} sends a hundredth of the bytes of all-reduce",
+            "small_messages",
+            partial(tuned_bytes, ours=method, theirs=small_messages.DENSE,
+                    factor=1 / small_messages.FEWER),
+        )
+        for method in DEMO
+    ),
+)  # fmt: skip
