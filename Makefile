@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 
 # All published sweeps again, hours of them: make evidence ONLY="matcha adasync" for some.
 evidence: $(VENV)/installed
-	$(RUN) -m experiments.reports.evidence $(ONLY)
+	$(RUN) -m experiments.publishing.evidence $(ONLY)
 
 test: $(VENV)/installed
 	$(RUN) -m pytest -n 2

@@ -37,7 +37,8 @@ from experiments import (
     records,
     saving,
 )
-from experiments.reports import published, workdirs
+from experiments.publishing import published
+from experiments.reports import workdirs
 from stragglers import delays, processes, schedule
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES

@@ -146,7 +146,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _is_table(value: Any, needed: Iterable[str] = ("name",)) -> bool:
-    """Whether it has columns and rows of arms, as `experiments.reports.published` writes them."""
+    """Whether it has columns and rows of arms, as `publishing.published` writes them."""
     if not isinstance(value, dict) or not {"columns", "rows"} <= value.keys():
         return False
     columns, rows = value["columns"], value["rows"]
@@ -285,7 +285,7 @@ QUOTED = Format(
         ("an object", lambda value: isinstance(value, dict), ("summary",)),
     ),
     (),
-    "take it in again with python -m experiments.reports.published WORKDIR",
+    "take it in again with python -m experiments.publishing.published WORKDIR",
 )
 PUBLISHED = QUOTED._replace(
     fields=(

@@ -17,7 +17,7 @@ import numpy as np
 from stragglers import wavefront
 from stragglers.event_clock import check_draw
 from stragglers.lookahead import Ahead, columns_of, table_of
-from stragglers.pair_draws import STEP_DRAWS, neighbour
+from stragglers.pair_draws import CONSTANT, STEP_DRAWS, neighbour
 from stragglers.processes import as_process
 from stragglers.rule import Setting, checked_cost, one_number
 from stragglers.schedule import Schedule
@@ -65,8 +65,9 @@ class PairClock:
         self.width = width
         mean = self.mini_batches if local_steps is None else local_steps
         self.partner = neighbour(name, graph, asks, setting.seed)
-        self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
-        self._always = np.full((1, 1), int(mean)) if steps == "fixed" else None
+        draw = STEP_DRAWS[steps]
+        self.steps = draw(name, mean, self.mini_batches, setting.seed)
+        self._always = np.full((1, 1), int(mean)) if draw in CONSTANT else None
         process = as_process(setting.delay)
         self._process = process.seeded(setting.seed)
         self._known = Ahead(process, setting.seed)

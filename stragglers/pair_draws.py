@@ -87,3 +87,4 @@ def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
 
 # how a round's number of local steps is drawn: (name, mean, most, seed) -> Draw
 STEP_DRAWS: dict[str, Callable[..., Draw]] = {"fixed": _fixed, "geometric": _geometric}
+CONSTANT = (_fixed,)  # all rounds of which have the mean

@@ -23,7 +23,7 @@ from algorithms.all_reduce import all_reduce
 from comms import cost, messages
 from experiments import codec_times, deciding, entries, formats, optimizers, parts, prepare, waiting
 from experiments.config_files import override
-from experiments.reports import published, quoted
+from experiments.publishing import published, quoted
 from experiments.reports.table import NONE
 from experiments.studies.study import Study
 

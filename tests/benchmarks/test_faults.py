@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import goodput, peers_that_die, points
-from experiments.reports import quoted
+from experiments.publishing import quoted
 from tests.launcher import ROOT
 
 

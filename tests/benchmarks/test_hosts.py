@@ -25,7 +25,7 @@ from benchmarks import (
 )
 from comms import cost
 from configs import links
-from experiments.reports import quoted
+from experiments.publishing import quoted
 from stragglers import delays, processes
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES

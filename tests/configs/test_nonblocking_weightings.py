@@ -6,7 +6,7 @@ import pytest
 from algorithms import base, gossip
 from configs import nonblocking, nonblocking_weightings
 from experiments import premises, prepare, records, sweep
-from experiments.reports import verdict_rows
+from experiments.publishing import verdict_rows
 from experiments.studies import weightings as study
 from stragglers.schedule import Schedule
 from tests.configs import made_up

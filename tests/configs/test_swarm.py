@@ -6,7 +6,8 @@ from PIL import Image
 from configs import swarm
 from experiments import premises, prepare, records, sweep, train
 from experiments.parts import part
-from experiments.reports import comparison, verdict_rows
+from experiments.publishing import verdict_rows
+from experiments.reports import comparison
 from experiments.studies import swarm as study
 from tests.configs import made_up
 

@@ -1,0 +1,117 @@
+"""Rows about workers that do not wait for each other, or for the fastest alone."""
+
+from functools import partial
+
+from experiments.publishing.questions import (
+    END,
+    SECONDS,
+    as_claimed,
+    compensated,
+    in_theory,
+    keeps_more,
+    of_methods,
+    tuned_after,
+    tuned_among,
+)
+from experiments.publishing.verdict_rows.row import AGAIN, UNCLAIMED, Row
+from experiments.studies import async_baselines, slow_and_stale
+
+ROWS = (
+    *(
+        Row(
+            paper,
+            f"who is first does not end lowest, {words}",
+            "slow_and_stale",
+            partial(as_claimed, judge=judge),
+        )
+        for paper, words, judge in (
+            (
+                "Slow and stale gradients, 1803.01113",
+                "one rate for all",
+                slow_and_stale.at_a_common_rate,
+            ),
+            (AGAIN, "each at its best rates", slow_and_stale.at_tuned_rates),
+        )
+    ),
+    Row(
+        UNCLAIMED,
+        "each at its best rate: the lowest end without waiting is below the lowest with waiting",
+        "slow_and_stale",
+        partial(
+            tuned_among,
+            ours=("k_async", "k_batch_async"),
+            rivals=("k_sync", "k_batch_sync"),
+            field=END,
+        ),
+    ),
+    *(
+        Row(
+            "Slow and stale gradients, 1803.01113",
+            f"a staleness-compensating rate {words} the tuned fixed rate",
+            "slow_and_stale",
+            partial(compensated, field=field),
+        )
+        for field, words in ((END, "ends below"), (SECONDS, "is sooner at the target than"))
+    ),
+    Row(
+        AGAIN,
+        "expected seconds of an update are within 5 % of simulated ones",
+        "runtime_analysis",
+        partial(in_theory, table="points", most=0.05),
+    ),
+    *(
+        Row(
+            paper,
+            f"at most 1.1x the time of the best fixed K{words}",
+            "adasync",
+            partial(tuned_among, ours=(ours,), rivals=("fixed",), factor=1.1),
+        )
+        for paper, ours, words in (
+            ("AdaSync, 2003.10579", "adasync", ""),
+            (AGAIN, "adasync_sqrt", ", with a rate that follows the root of K"),
+            (AGAIN, "adasync_linear", ", with a rate that follows K"),
+        )
+    ),
+    Row(
+        "Ringmaster, 2501.16168; Rennala, 2305.12387",
+        "less time than Async-SGD, as old gradients are left out",
+        "async_baselines",
+        partial(as_claimed, judge=async_baselines.better_left_out, names=True),
+    ),
+    Row(
+        "m-Synchronous SGD, 2602.03802",
+        "at most 1.1x the time of the first of all other methods",
+        "async_baselines",
+        partial(as_claimed, judge=async_baselines.nearly_optimal, names=True),
+    ),
+    *(
+        Row(
+            paper,
+            f"one worker 4x slower: {ours} ends below {theirs}",
+            "frontier_async",
+            partial(tuned_after, ours=ours, theirs=theirs, equal=("seconds",)),
+        )
+        for paper, ours, theirs in (
+            ("Asynchronous DiLoCo, 2401.09135", "async_diloco", "async_nesterov"),
+            (AGAIN, "async_diloco", "async_nesterov_small"),
+            (AGAIN, "async_diloco", "async_average"),
+            (AGAIN, "async_diloco", "diloco"),
+            (AGAIN, "async_diloco_by_speed", "async_diloco"),
+            ("Ringleader ASGD, 2509.22860", "ringleader", "ringmaster"),
+            (AGAIN, "ringleader", "rennala"),
+            (AGAIN, "ringleader", "k_async"),
+        )
+    ),
+    Row(
+        "Decoupled DiLoCo, 2604.21428",
+        "88 % of the learners' time counts where elastic all-reduce has 58 %; one simulation",
+        "goodput",
+        keeps_more,
+    ),
+    Row(
+        AGAIN,
+        "while processes are killed it keeps more than DiLoCo",
+        "goodput_real",
+        partial(of_methods, ours="DiLoCo", theirs="Decoupled DiLoCo", field="share"),
+    ),
+)

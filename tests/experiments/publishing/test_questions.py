@@ -1,0 +1,102 @@
+"""What records of sparse gradients answer, for and against the claim."""
+
+import pytest
+
+from experiments import premises
+from experiments.premises import CannotTell
+from experiments.publishing import questions, quoted
+
+RIVALS = ("sparcml", "omnireduce")
+DENSE = {"bytes_per_worker": 100.0, "train_loss_by_seed": [1.0, 1.1, 1.2], "fallback_share": None}
+
+
+def record(fewer="82.5", **changes) -> dict:
+    """Dense training of two orders, a sketch, and two rivals; changes: of the sketch.
+
+    fewer: percent of the bytes for tables that the sketch saves.
+    """
+    arms = {
+        "dense": DENSE,
+        "dense/reordered": DENSE | {"train_loss_by_seed": [1.0005, 1.1, 1.2]},
+        "s2/sketch": DENSE | {"bytes_per_worker": 18.0, "fallback_share": 0.0} | changes,
+        "sparcml": DENSE | {"bytes_per_worker": 5.0, "fallback_share": 0.0},
+        "omnireduce": DENSE | {"bytes_per_worker": 30.0, "fallback_share": 0.0},
+    }
+    rows = []
+    for name, arm in arms.items():
+        losses = arm["train_loss_by_seed"]
+        same = {"train_loss": sum(losses) / 3, "samples": 640, "seeds": [0, 1, 2]}
+        rows.append({"name": name, **arm, **same})
+    columns = list(rows[0])
+    tables = [
+        {
+            "title": "a step at 1 Gbit/s",
+            "columns": ["arm", "ms", "over dense"],
+            "rows": [[name, ms, "1x"] for name, ms in STEPS.items()],
+        },
+        {
+            "title": "bytes for the tables, and what was lost",
+            "columns": ["arm", "fewer bytes [%]"],
+            "rows": [["s2/sketch", fewer]],
+        },
+    ]
+    return {
+        "arms": {"columns": columns, "rows": [[row[c] for c in columns] for row in rows]},
+        "numbers": tables,
+    }
+
+
+STEPS = {"s2/sketch": "2.50", "s2/exact": "2.00", "sparcml": "1.90", "omnireduce": "3.60"}
+
+
+def saves(**changes) -> premises.Answer:
+    asked = {"ours": "s2/sketch", "theirs": "dense", "saved": 0.81}
+    return questions.fewer_bytes_at_the_same_loss(record(**changes), **asked)
+
+
+def test_bytes_and_the_loss_both_count_and_fallbacks_are_named():
+    assert saves().verdict == premises.HOLDS and "fell back" not in saves().measured
+    assert saves().deviation.endswith("; noise level 0.0005")
+    of_all = saves(bytes_per_worker=20.0)
+    assert of_all.verdict == premises.HOLDS
+    assert of_all.brief.startswith("82.5 % fewer bytes, of all 80.0 %; ")
+    assert saves(fewer="80.9").verdict == premises.FAILS
+    assert saves(train_loss_by_seed=[1.1, 1.2, 1.3]).verdict == premises.FAILS
+    fell = saves(fallback_share=1.0)
+    assert "; fell back in 100 %; " in fell.measured and "; fell back in 100 %; " in fell.brief
+
+
+def test_what_is_sent_is_compared_with_every_rival():
+    answer = questions.sends_less(record(), "s2/sketch", RIVALS)
+    assert answer.verdict == premises.WHERE
+    assert answer.measured == "against 1 of 2: 3.60x sparcml, 0.60x omnireduce"
+    fell = questions.sends_less(record(fallback_share=0.5), "s2/sketch", RIVALS)
+    assert fell.measured.endswith("omnireduce; fell back in 50 %")
+    alone = questions.sends_less(record(), "s2/sketch", RIVALS[1:])
+    assert alone.verdict == premises.HOLDS
+    with pytest.raises(CannotTell, match="no arm parallax"):
+        questions.sends_less(record(), "s2/sketch", ("parallax",))
+
+
+def test_steps_are_of_the_fastest_of_ours():
+    def verdict(*rivals, factor=1.8):
+        answer = questions.sooner_steps(record(), ("s2/sketch", "s2/exact"), rivals, 1, factor)
+        return answer.verdict, answer.measured
+
+    assert verdict(*RIVALS) == (premises.WHERE, "s2/exact: 0.95x sparcml, 1.80x omnireduce")
+    assert verdict("omnireduce") == (premises.HOLDS, "s2/exact: 1.80x omnireduce")
+    assert verdict("omnireduce", factor=1.9)[0] == premises.FAILS
+
+
+def test_a_method_or_a_table_that_is_missing_is_named():
+    with pytest.raises(CannotTell, match="no arm parallax in the table of a step at 1 Gbit/s"):
+        questions.sooner_steps(record(), ("s2/sketch",), ("parallax",), 1, 1.8)
+    with pytest.raises(CannotTell, match="no table of a step at 10 Gbit/s"):
+        questions.sooner_steps(record(), ("s2/sketch",), RIVALS, 10, 1.8)
+
+
+def test_a_column_is_of_the_table_of_this_title():
+    steps = {name: float(ms) for name, ms in STEPS.items()}
+    assert quoted.column(record(), "a step at 1 Gbit/s", "ms") == steps
+    with pytest.raises(ValueError, match="not enough values"):
+        quoted.column(record(), "a step at 10 Gbit/s", "ms")

@@ -1,0 +1,172 @@
+"""Every row of the verdicts, fed with a record that breaks what its question presupposes."""
+
+import importlib
+import re
+from functools import cache, partial
+
+import pytest
+
+from experiments import formats, premises
+from experiments.publishing import published, questions, verdicts
+from experiments.publishing.verdict_rows import ROWS, row
+from experiments.studies import async_baselines, matcha, slow_and_stale, swarm, swarm_epochs
+from tests.configs import made_up
+
+
+def other_seconds(made) -> list[dict]:
+    """Every arm has trained for another time."""
+    return [arm | {"seconds": 10.0 * place} for place, arm in enumerate(made, 1)]
+
+
+def without_tables(made) -> list[dict]:
+    """The arms are whole; a sweep without tables of numbers has no more than these."""
+    return made
+
+
+BREAKS = made_up.BREAKS | {each.__name__: each for each in (other_seconds, without_tables)}
+# Question, or the study's function by which it judges: what is broken in turn. No arm but the first
+# is "missing".
+ALWAYS = ("missing",)
+TO_TARGET = (*ALWAYS, "never", "one_seed", "diverged")
+AT_THE_END = (*ALWAYS, "one_seed", "at_the_edge", "diverged")
+SWEEPS = {
+    questions.at_most: TO_TARGET,
+    questions.accuracy: (*ALWAYS, "unequal", "one_seed", "diverged"),
+    questions.half_the_bytes: (*ALWAYS, "unequal", "one_seed", "diverged"),
+    questions.tuned: (*TO_TARGET, "at_the_edge"),
+    questions.tuned_among: AT_THE_END,
+    questions.tuned_after: AT_THE_END,
+    questions.tuned_bytes: (*ALWAYS, "unequal", "at_the_edge", "diverged"),
+    questions.compensated: AT_THE_END,
+    questions.fewer_bytes_at_the_same_loss: (
+        *ALWAYS, "unequal", "one_seed", "diverged", "without_tables",
+    ),
+    questions.sends_less: (*ALWAYS, "unequal"),
+    questions.sooner_steps: (*ALWAYS, "without_tables"),
+    async_baselines.better_left_out: (*TO_TARGET, "at_the_edge"),
+    async_baselines.nearly_optimal: (*TO_TARGET, "at_the_edge"),
+    matcha.five_times: (*TO_TARGET, "at_the_edge"),
+    slow_and_stale.at_a_common_rate: TO_TARGET,
+    slow_and_stale.at_tuned_rates: (*TO_TARGET, "at_the_edge"),
+    swarm.within: TO_TARGET,
+    swarm_epochs.more_accurate: (*ALWAYS, "one_seed", "diverged"),
+}  # fmt: skip
+BY_WHAT_IS_EQUAL = {
+    "samples": "unequal", "bytes_per_worker": "unequal", "seconds": "other_seconds",
+}  # fmt: skip
+# Question: summaries of an analysis that lack what it presupposes.
+ONE_RUN = {"share": 0.8, "share_std": None, "seeds": [0]}
+POINT = {"method": "swarm/H=1", "workers": 8, "mean": 1.0, "error": 0.0}
+LEARNERS = {"workers": 8, "between": 1.0, "goodput": 0.9, "taking_part": None, "staleness": None}
+ANALYSES = {
+    questions.does_not_grow: ({"points": []}, {"points": [POINT]}),
+    questions.in_theory: ({"points": [], "by_workers": []},),
+    questions.keeps_more: (
+        {"by_workers": []},
+        {"by_workers": [{"method": "Decoupled DiLoCo", **LEARNERS}]},
+        {"by_workers": [{"method": method, **LEARNERS}
+                        for method in ("Decoupled DiLoCo", "elastic all-reduce")]},
+    ),
+    questions.of_methods: (
+        {"methods": []},
+        {"methods": [{"name": name, **ONE_RUN} for name in ("DiLoCo", "Decoupled DiLoCo")]},
+    ),
+    questions.skilled: (
+        {"errors": []},
+        {"errors": [{"baseline": name, "median": 0.1, "constant_median": 0.2, "runs": 9}
+                    for name in ("single", "wfbp", "byte_scheduler")]},
+    ),
+}  # fmt: skip
+
+
+def question(one):
+    """What decides on a row: its question, or the study's function."""
+    asked = one.ask if isinstance(one.ask, partial) else partial(one.ask)
+    return asked.keywords.get("judge", asked.func)
+
+
+def broken_by(one) -> list[str]:
+    """How the record of a row can be broken: as its question says, and by its arguments."""
+    asked = one.ask.keywords
+    spent = [BY_WHAT_IS_EQUAL[field] for field in asked.get("equal", ())]
+    if asked.get("field") == questions.SECONDS:
+        spent.append("never")
+    if asked.get("pick") is swarm.at_best:
+        spent.append("at_the_edge")
+    if question(one) is questions.tuned_among:
+        spent.append("other_seconds" if asked.get("field") == questions.END else "never")
+    return list(dict.fromkeys([*SWEEPS[question(one)], *spent]))
+
+
+@cache
+def published_record(name):
+    return formats.read(published.FOLDER / f"{name}.json", formats.PUBLISHED)
+
+
+@cache
+def arms(name):
+    """Made-up arms of the sweep behind a record."""
+    path, argument = re.search(
+        r"--config=(\S+)\.py:?(\S*)", published_record(name)["command"]
+    ).groups()
+    made = made_up.arms(importlib.import_module(path.replace("/", ".")), argument or None)
+    return [arm | {"test_samples": 20_000, "fallback_share": 0.0} for arm in made]
+
+
+@cache
+def record(name, broken):
+    """A record of the made-up arms, with the published tables of those that are there."""
+    made = BREAKS[broken](arms(name)) if broken else arms(name)
+    found = published._of_sweep({"arms": made})
+    there = {arm["name"] for arm in made}
+    if broken == "without_tables":
+        return found
+    tables = [table | {"rows": [cells for cells in table["rows"] if cells[0] in there]}
+              for table in published_record(name).get("numbers", ())]  # fmt: skip
+    return found | {"numbers": tables}
+
+
+OF_SWEEPS = [one for one in ROWS if question(one) in SWEEPS]
+CASES = [(one, broken) for one in OF_SWEEPS for broken in broken_by(one)]
+
+
+def named(one) -> str:
+    return f"{one.record}: {one.claim}"
+
+
+def test_it_is_known_of_every_question_what_it_presupposes():
+    asked = {question(one) for one in ROWS}
+    assert asked == SWEEPS.keys() | ANALYSES.keys()
+
+
+def test_rows_whose_premises_are_met_are_judged():
+    found = [premises.answer(one.ask, record(one.record, None)).verdict for one in OF_SWEEPS]
+    assert found.count(premises.UNKNOWN) < len(found) / 10
+
+
+@pytest.mark.parametrize(
+    ("one", "broken"), CASES, ids=lambda x: x if isinstance(x, str) else named(x)
+)
+def test_a_row_whose_premise_is_broken_cannot_be_judged(one, broken):
+    answer = premises.answer(one.ask, record(one.record, broken))
+    assert answer.verdict == premises.UNKNOWN
+    assert answer.measured and not answer.measured.startswith(premises.NOISE)
+
+
+@pytest.mark.parametrize("one", [one for one in ROWS if question(one) in ANALYSES], ids=named)
+def test_an_analysis_that_lacks_something_cannot_be_judged(one):
+    for summary in ANALYSES[question(one)]:
+        assert premises.answer(one.ask, {"summary": summary}).verdict == premises.UNKNOWN
+
+
+def test_the_table_and_the_claims_that_sweeps_printed_agree():
+    """Where both measured the same, of a claim of a paper, their verdicts are the same."""
+    compared = 0
+    for one, answer in verdicts.answers(published.FOLDER):
+        measured = answer.measured.replace(premises.NOISE, "")
+        twins = [text.partition(": ")[0] for _, text in published_record(one.record)["claims"]
+                 if measured in text.replace(premises.NOISE, "")]  # fmt: skip
+        if twins and one.paper != row.UNCLAIMED:
+            compared += 1
+            assert answer.verdict in twins, named(one)
+    assert compared > 100
