@@ -21,9 +21,9 @@ def test_every_method_trains_the_tiny_model_on_the_same_samples(method, tmp_path
 
 
 def test_signs_are_scaled_by_the_rate_and_decay_with_the_weights():
-    decay, signs = ARMS["demo/8 of 64/rate=0.001"]["optimizer"]
+    decay, signs = ARMS["demo/8 of 64/rate=0.002"]["optimizer"]
     assert decay.weight_decay == CONFIG.optimizer.weight_decay > 0
-    assert signs.learning_rate == 0.001 and signs.schedule == CONFIG.optimizer.schedule
+    assert signs.learning_rate == 0.002 and signs.schedule == CONFIG.optimizer.schedule
 
 
 def test_claims_tell_losses_from_bytes():
