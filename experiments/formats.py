@@ -201,7 +201,7 @@ WHOLE_LINE = LINE._replace(needed=_DRAWN)
 RESUMED_LINE = LINE._replace(needed=(*_DRAWN, "communication_seconds"))
 BY_SEED = (  # fields of which a summary of several seeds has every seed's number
     "seconds_to_target", "updates_to_target", "communication_seconds_to_target", "train_loss",
-    "final_train_loss", "test_accuracy",
+    "final_train_loss", "test_accuracy", "updates", "staleness_mean",
 )  # fmt: skip
 _OF_ARM: Entries = (
     ("a name", _is_name, ("name", "clock", "wait", "algorithm", "runtime")),

@@ -30,7 +30,7 @@ FIELDS = (
     "seconds_to_target", "seconds_to_target_std", "updates_to_target", "samples_to_target",
     "communication_seconds_to_target", "train_loss", "train_loss_std", "test_accuracy",
     "test_accuracy_std", "test_samples", "final_train_loss", "idle_fraction", "bytes_per_worker",
-    "fallback_share", "fallback_bytes", "fallback_seconds", "stopped",
+    "workers", "staleness_mean", "fallback_share", "fallback_bytes", "fallback_seconds", "stopped",
     *(f"{field}_by_seed" for field in formats.BY_SEED),
 )  # fmt: skip
 MOST_ARMS = 20  # of a table; of more only the claims are shown

@@ -45,6 +45,18 @@ def test_protocols_are_compared_with_their_simulation_and_with_theory():
     assert row in table.rows
 
 
+def test_a_real_update_of_several_seeds_has_a_deviation():
+    """Of the ratios to the simulation, which has the same delays for every seed."""
+    found = arms(slow_and_stale_real, lambda name: (300, None))
+    for arm in found:
+        real = arm["name"].startswith("real")
+        paces = (250, 300, 200) if real else (300, 300, 300)
+        arm |= {"seeds": [0, 1, 2], "updates_by_seed": list(paces), "updates": sum(paces) / 3}
+    (_, seconds), *_ = slow_and_stale_real.claims(found)
+    # 1.2, 1 and 1.5 times as long
+    assert "+23.3% ± 25 points" in seconds
+
+
 def test_gossip_is_compared_with_its_simulation_and_with_methods_that_wait():
     """Each at the rate that its grid finds best; the waiting ones are four times as slow."""
     waits = ("dpsgd", "all_reduce")

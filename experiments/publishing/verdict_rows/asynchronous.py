@@ -14,7 +14,7 @@ from experiments.publishing.questions import (
     tuned_among,
 )
 from experiments.publishing.verdict_rows.row import AGAIN, UNCLAIMED, Row
-from experiments.studies import async_baselines, slow_and_stale
+from experiments.studies import async_baselines, real_protocols, slow_and_stale
 
 ROWS = (
     *(
@@ -58,6 +58,24 @@ ROWS = (
         "expected seconds of an update are within 5 % of simulated ones",
         "runtime_analysis",
         partial(in_theory, table="points", most=0.05),
+    ),
+    *(
+        Row(
+            AGAIN,
+            f"with processes, {words}",
+            "slow_and_stale_real",
+            partial(as_claimed, judge=judge, names=True),
+        )
+        for words, judge in (
+            (
+                "an update takes at most 1.05x the seconds of the same delays simulated",
+                real_protocols.follows_the_simulation,
+            ),
+            (
+                "staleness is P / K - 1 (K-async) and (P - 1) / K (K-batch-async) within 10 %",
+                real_protocols.is_as_stale,
+            ),
+        )
     ),
     *(
         Row(

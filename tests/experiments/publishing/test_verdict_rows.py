@@ -9,7 +9,14 @@ import pytest
 from experiments import formats, premises
 from experiments.publishing import published, questions, verdicts
 from experiments.publishing.verdict_rows import ROWS, row
-from experiments.studies import async_baselines, matcha, slow_and_stale, swarm, swarm_epochs
+from experiments.studies import (
+    async_baselines,
+    matcha,
+    real_protocols,
+    slow_and_stale,
+    swarm,
+    swarm_epochs,
+)
 from tests.configs import made_up
 
 
@@ -18,12 +25,23 @@ def other_seconds(made) -> list[dict]:
     return [arm | {"seconds": 10.0 * place} for place, arm in enumerate(made, 1)]
 
 
+def few(made) -> list[dict]:
+    """Too few updates for a mean of their seconds."""
+    return [arm | {"updates": 29} for arm in made]
+
+
+def never_measured(made) -> list[dict]:
+    """Staleness is not known, as in records of an older version."""
+    return [arm | {"staleness_mean": None} for arm in made]
+
+
 def without_tables(made) -> list[dict]:
     """The arms are whole; a sweep without tables of numbers has no more than these."""
     return made
 
 
-BREAKS = made_up.BREAKS | {each.__name__: each for each in (other_seconds, without_tables)}
+OWN = (other_seconds, few, never_measured, without_tables)
+BREAKS = made_up.BREAKS | {each.__name__: each for each in OWN}
 # Question, or the study's function by which it judges: what is broken in turn. No arm but the first
 # is "missing".
 ALWAYS = ("missing",)
@@ -46,6 +64,8 @@ SWEEPS = {
     async_baselines.better_left_out: (*TO_TARGET, "at_the_edge"),
     async_baselines.nearly_optimal: (*TO_TARGET, "at_the_edge"),
     matcha.five_times: (*TO_TARGET, "at_the_edge"),
+    real_protocols.follows_the_simulation: (*ALWAYS, "few"),
+    real_protocols.is_as_stale: (*ALWAYS, "few", "never_measured"),
     slow_and_stale.at_a_common_rate: TO_TARGET,
     slow_and_stale.at_tuned_rates: (*TO_TARGET, "at_the_edge"),
     swarm.within: TO_TARGET,
