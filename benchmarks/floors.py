@@ -76,6 +76,16 @@ def averaged_steps(losses: Callable, rate: float) -> Callable:
     return step
 
 
+def turned(params: optax.Params) -> optax.Params:
+    """Matrices transposed."""
+    return jax.tree.map(lambda a: a.T if a.ndim == 2 else a, params)
+
+
+def of_turned(losses: Callable) -> Callable:
+    """The same losses, of parameters that are held as `turned` makes them."""
+    return lambda params, batch: losses(turned(params), batch)
+
+
 def ring_step(losses: Callable) -> Callable:
     """A step of D-PSGD on a ring of three workers or more; as `local_step`.
 

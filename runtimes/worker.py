@@ -18,6 +18,9 @@ from algorithms.base import Algorithm
 from comms.trees import Tree
 
 
+NARROW = 16  # columns of a matrix with which products on a CPU are faster from its transpose
+
+
 class WorkerState(NamedTuple):
     """What a worker remembers between updates, besides parameters."""
 
@@ -81,9 +84,27 @@ def gradient(losses, params, examples, weights, samples) -> optax.Updates:
     """Gradient of the weighted sum of per-example losses; examples and weights are flat.
 
     samples: float32 [], seen by all workers before the update, for losses that ask for it.
+
+    On a CPU narrow matrices are held transposed: under `vmap`, products of 20 samples with a matrix
+    [784, 10] of each worker's own and their gradients take 1.6 times as long without.
     """
     seen = (samples,) if draws(losses) else ()
-    return jax.grad(lambda p: jnp.vdot(weights, losses(p, examples, *seen)))(params)
+
+    def loss(held):
+        return jnp.vdot(weights, losses(_turned(held, params), examples, *seen))
+
+    held = jax.lax.optimization_barrier(_turned(params, params))  # else XLA takes it back
+    return _turned(jax.lax.optimization_barrier(jax.grad(loss)(held)), params)
+
+
+def _turned(tree: Tree, params: Tree) -> Tree:
+    """`tree` with those leaves transposed that are narrow matrices in `params`, on a CPU."""
+
+    def leaf(a, param):
+        narrow = param.ndim == 2 and param.shape[1] <= NARROW < param.shape[0]
+        return a.T if narrow and jax.default_backend() == "cpu" else a
+
+    return jax.tree.map(leaf, tree, params)
 
 
 def contribute(
