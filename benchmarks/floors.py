@@ -103,6 +103,24 @@ def ring_step(losses: Callable) -> Callable:
     return step
 
 
+def hearing_step(losses: Callable, alpha: float) -> Callable:
+    """As `local_step`, and each hears others; rows ([n, b], partners [m, n]), stacked carry."""
+    gradient, optimizer = gradient_of(losses), plain()
+
+    def step(carry, rows, examples):
+        (params, state), (rows, partners) = carry, rows
+        gradients = jax.vmap(gradient, in_axes=(0, 0, None))(params, rows, examples)
+        update, state = jax.vmap(optimizer.update)(gradients, state)
+
+        def leaf(a, moved):
+            heard = sum(a[partners[m]] for m in range(len(partners)))
+            return a + alpha * (heard - len(partners) * a) + moved
+
+        return jax.tree.map(leaf, params, update), state
+
+    return step
+
+
 def carry_of(params, workers: int | None = None) -> tuple[optax.Params, optax.OptState]:
     """Parameters, a copy for each of the workers, and the optimizer's state."""
     if workers is None:

@@ -20,6 +20,7 @@ from benchmarks.floors import (
     averaged_steps,
     carry_of,
     hand_written,
+    hearing_step,
     local_step,
     lone_step,
     of_turned,
@@ -161,6 +162,24 @@ def gossip_sides(
         return loop(step(task.losses), carry, rows, examples)
 
     return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+
+
+def matcha_sides(
+    task, sampler, workers: int, updates: int, mini_batches: int, method, heard: int
+) -> dict[str, Callable]:
+    """MATCHA against steps that send nothing, and by hand with `heard` others in every round.
+
+    By hand everybody hears as many in every round, so that what is heard and the step are one pass.
+    """
+    both = gossip_sides(task, sampler, workers, updates, mini_batches, method)
+    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, workers, -1)
+    rng = np.random.default_rng(0)
+    partners = [[rng.permutation(workers) for _ in range(heard)] for _ in range(updates)]
+    rows = rows, jnp.asarray(np.array(partners))
+    examples = jax.tree.map(jnp.asarray, task.train)
+    carry = carry_of(task.init(jax.random.key(0)), workers)
+    step = hearing_step(task.losses, alpha=0.5 / heard)
+    return both | {"by hand": scanned(step, carry, rows, examples)}
 
 
 def local_sides(task, workers: int, updates: int) -> dict[str, Callable]:

@@ -17,7 +17,6 @@ import optax
 from algorithms.base import Algorithm
 from comms.trees import Tree
 
-
 NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
 
 
@@ -85,8 +84,8 @@ def gradient(losses, params, examples, weights, samples) -> optax.Updates:
 
     samples: float32 [], seen by all workers before the update, for losses that ask for it.
 
-    On a CPU the gradient of a narrow matrix is taken as that of its transpose: XLA's products of
-    samples [784, 20] with slopes [20, 10] take up to 1.7 times as long as those the other way round.
+    On a CPU the gradient of a narrow matrix is taken as that of its transpose: XLA's product of
+    samples [784, 20] with slopes [20, 10] takes up to 1.7 times as long as the transposed one.
     """
     seen = (samples,) if draws(losses) else ()
 
