@@ -76,6 +76,16 @@ def averaged_steps(losses: Callable, rate: float) -> Callable:
     return step
 
 
+def turned(params: optax.Params) -> optax.Params:
+    """Matrices transposed."""
+    return jax.tree.map(lambda a: a.T if a.ndim == 2 else a, params)
+
+
+def of_turned(losses: Callable) -> Callable:
+    """The same losses, of parameters that are held as `turned` makes them."""
+    return lambda params, batch: losses(turned(params), batch)
+
+
 def ring_step(losses: Callable) -> Callable:
     """A step of D-PSGD on a ring of three workers or more; as `local_step`.
 
@@ -89,6 +99,24 @@ def ring_step(losses: Callable) -> Callable:
         update, state = jax.vmap(optimizer.update)(gradients, state)
         mixed = jax.tree.map(lambda a: (a + jnp.roll(a, 1, 0) + jnp.roll(a, -1, 0)) / 3, params)
         return optax.apply_updates(mixed, update), state
+
+    return step
+
+
+def hearing_step(losses: Callable, alpha: float) -> Callable:
+    """As `local_step`, and each hears others; rows ([n, b], partners [m, n]), stacked carry."""
+    gradient, optimizer = gradient_of(losses), plain()
+
+    def step(carry, rows, examples):
+        (params, state), (rows, partners) = carry, rows
+        gradients = jax.vmap(gradient, in_axes=(0, 0, None))(params, rows, examples)
+        update, state = jax.vmap(optimizer.update)(gradients, state)
+
+        def leaf(a, moved):
+            heard = sum(a[partners[m]] for m in range(len(partners)))
+            return a + alpha * (heard - len(partners) * a) + moved
+
+        return jax.tree.map(leaf, params, update), state
 
     return step
 

@@ -20,10 +20,13 @@ from benchmarks.floors import (
     averaged_steps,
     carry_of,
     hand_written,
+    hearing_step,
     local_step,
     lone_step,
+    of_turned,
     replay,
     scanned,
+    turned,
     union_step,
 )
 from comms import topology
@@ -161,10 +164,29 @@ def gossip_sides(
     return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
 
 
-def local_sides(task, workers: int, updates: int) -> dict[str, Callable]:
-    """Local SGD, two floors: steps and their mean as one would write them, and the union batch.
+def matcha_sides(
+    task, sampler, workers: int, updates: int, mini_batches: int, method, heard: int
+) -> dict[str, Callable]:
+    """MATCHA against steps that send nothing, and by hand with `heard` others in every round.
 
-    The union batch is a step of one model on as many samples as all workers take at a time.
+    By hand everybody hears as many in every round, so that what is heard and the step are one pass.
+    """
+    both = gossip_sides(task, sampler, workers, updates, mini_batches, method)
+    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, workers, -1)
+    rng = np.random.default_rng(0)
+    partners = [[rng.permutation(workers) for _ in range(heard)] for _ in range(updates)]
+    rows = rows, jnp.asarray(np.array(partners))
+    examples = jax.tree.map(jnp.asarray, task.train)
+    carry = carry_of(task.init(jax.random.key(0)), workers)
+    step = hearing_step(task.losses, alpha=0.5 / heard)
+    return both | {"by hand": scanned(step, carry, rows, examples)}
+
+
+def local_sides(task, workers: int, updates: int) -> dict[str, Callable]:
+    """Local SGD, three floors: steps and their mean as one would write them, and the union batch.
+
+    The second holds matrices as [classes, inputs], from which products of each worker's own are
+    faster. The union batch is a step of one model on as many samples as all workers take at a time.
     """
     sampler = sampler_of(task, workers, LOCAL_BATCH)
     rule = barrier(workers, LOCAL_STEPS)
@@ -178,9 +200,12 @@ def local_sides(task, workers: int, updates: int) -> dict[str, Callable]:
     def carry():  # which is given away
         return jax.tree.map(jnp.copy, params)
 
+    by_hand = averaged_steps(task.losses, LOCAL_RATE)
+    by_hand_turned = averaged_steps(of_turned(task.losses), LOCAL_RATE)
     return {
         "ours": ours,
-        "by hand": scanned(averaged_steps(task.losses, LOCAL_RATE), carry(), rows, examples),
+        "by hand": scanned(by_hand, carry(), rows, examples),
+        "by hand, turned": scanned(by_hand_turned, turned(carry()), rows, examples),
         "union": scanned(lone_step(task.losses, LOCAL_RATE), carry(), at_once, examples),
     }
 

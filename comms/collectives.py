@@ -21,10 +21,11 @@ _on_one_device = contextvars.ContextVar("on_one_device", default=False)
 
 @contextlib.contextmanager
 def on_one_device() -> Iterator[None]:
-    """While tracing here, sums over workers are dot products over their array axis.
+    """While tracing here, all workers are an array axis under `jax.vmap`, on one device.
 
-    For workers that are an array axis under `jax.vmap`: XLA on CPU takes up to 50 times longer
-    to sum large leaves over a leading axis, which is what `psum` becomes there.
+    Sums over workers are then dot products over that axis: XLA on CPU takes up to 50 times longer
+    to sum large leaves over a leading axis, which is what `psum` becomes there. Others' values are
+    at hand, see `comms.gossip`.
     """
     token = _on_one_device.set(True)
     try:
@@ -33,9 +34,14 @@ def on_one_device() -> Iterator[None]:
         _on_one_device.reset(token)
 
 
+def is_on_one_device() -> bool:
+    """Whether what is traced now stands within `on_one_device`."""
+    return _on_one_device.get()
+
+
 def _summed(x, axis):
     """Sum over the workers, in x's dtype."""
-    if not (_on_one_device.get() and jnp.issubdtype(x.dtype, jnp.floating)):
+    if not (is_on_one_device() and jnp.issubdtype(x.dtype, jnp.floating)):
         return jax.lax.psum(x, axis)
     everyone = jax.lax.all_gather(x, axis)
     ones = jnp.ones(everyone.shape[0], x.dtype)

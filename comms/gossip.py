@@ -4,7 +4,8 @@ Which to use:
 - `mix`: x_i <- sum_j W_ij x_j, one permutation per matching of the graph. On a mesh only
   neighbours talk; under `vmap` it is a fused gather, faster than a dense [n, n] product from
   16 workers on.
-- `mix_active`: the same with matchings that are switched on and off as data.
+- `mix_active`: the same with matchings that are switched on and off as data. Under `vmap` all
+  that are on are heard in one pass over the values.
 - `pull`: how far mixing moves the values, free of the rounding of the values themselves.
 - `exchange`: a partner's value where partners are data, for simulated workers; on a mesh it
   sends everything to everyone.
@@ -21,8 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from comms import collectives
 from comms.collectives import AXIS
 from comms.trees import Tree
+
+AT_ONCE = 16  # matchings that are heard in one pass over the values
 
 
 def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
@@ -91,6 +95,8 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 
         return jax.tree.map(leaf, mixed, tree)
 
+    if active is not None and collectives.is_on_one_device():
+        return _pulled_at_once(start, tree, alpha, partners, active, axis)
     weights = [alpha] * len(partners) if np.ndim(alpha) == 0 else np.asarray(alpha)
     mixed = start
     for m, (partner, weight) in enumerate(zip(np.asarray(partners), weights, strict=True)):
@@ -100,6 +106,41 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
         else:
             mixed = jax.lax.cond(active[m], heard, lambda mixed: mixed, mixed)
     return mixed
+
+
+def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
+    """`_pulled` where others' values are at hand: passes over the values, not one per matching.
+
+    The active matchings come first, AT_ONCE of them in a pass, and the rest in a last one, which is
+    one of as many programs as it can have matchings.
+    """
+    partners = np.asarray(partners)
+    matchings = len(partners)
+    worker = jax.lax.axis_index(axis)
+    order, count = jnp.argsort(~active, stable=True), active.sum()
+    theirs = jnp.asarray(partners)[order, worker]
+    everyone = jax.tree.map(lambda x: jax.lax.all_gather(x, axis), tree)
+
+    def heard(mixed, first, count):
+        def leaf(m, x, of_all):
+            weights = jnp.broadcast_to(jnp.asarray(alpha, m.dtype), partners.shape)[order, worker]
+            for place in range(count):
+                received = of_all[theirs[first + place]].astype(m.dtype)
+                m += weights[first + place] * (received - x.astype(m.dtype))
+            return m
+
+        return jax.tree.map(leaf, mixed, tree, everyone)
+
+    passes = jnp.maximum(count - 1, 0) // AT_ONCE  # but for the last one
+    if matchings > AT_ONCE:
+        start = jax.lax.fori_loop(
+            0, passes, lambda turn, mixed: heard(mixed, AT_ONCE * turn, AT_ONCE), start
+        )
+    programs = [
+        functools.partial(heard, first=AT_ONCE * passes, count=rest)
+        for rest in range(min(AT_ONCE, matchings) + 1)
+    ]
+    return jax.lax.switch(count - AT_ONCE * passes, programs, start)
 
 
 def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:

@@ -55,6 +55,17 @@ class Row(NamedTuple):
     # this update; None: nobody ever does
 
 
+class Versions(NamedTuple):
+    """Versions of one model while rows run: in their slots, and the newest one beside them.
+
+    Read out of its slot, the newest would be copied in every update, and what applies the update
+    and writes the slot would be one loop on one thread. Beside them it is changed on all threads.
+    """
+
+    slots: Any  # [slots, ...]
+    newest: Any  # [...], equal to one of the slots
+
+
 class Known(NamedTuple):
     """What holds for all rows of a dispatch, so that its program need not look; never an array."""
 
@@ -125,7 +136,20 @@ def run_rows(
         row = jax.tree.map(lambda a: a[t], rows)
         return body(algorithm, losses, model, row, take, known)
 
+    if body is _stale:
+        model = model._replace(params=_versions(model.params, rows))
+        model = jax.lax.fori_loop(0, count, step, model)
+        return model._replace(params=model.params.slots)
+    if body is _reading:
+        server = model.server
+        begun = server._replace(params=_versions(server.params, rows))
+        model = jax.lax.fori_loop(0, count, step, model._replace(server=begun))
+        return model._replace(server=model.server._replace(params=model.server.params.slots))
     return jax.lax.fori_loop(0, count, step, model)
+
+
+def _versions(slots, rows: Row) -> Versions:
+    return Versions(slots, jax.tree.map(lambda a: a[rows.current[0]], slots))
 
 
 def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
@@ -243,20 +267,21 @@ def _replicated(algorithm, losses, model: Model, row: Row, take, known) -> Model
 
 
 def _stale(algorithm, losses, model: Model, row: Row, take, known) -> Model:
-    points, current = _read(model.params, row)
-    params, model = _reduced(algorithm, losses, points, 0, current, model, row, take, known)
-    return model._replace(params=_written(model.params, row, params))
+    slots, newest = model.params
+    points = _read(slots, row)
+    newest, model = _reduced(algorithm, losses, points, 0, newest, model, row, take, known)
+    return model._replace(params=Versions(_written(slots, row, newest), newest))
 
 
-def _read(slots, row: Row) -> tuple[Any, Any]:
-    """Of parameters [slots, ...] (where the contributions were taken [k, ...], the newest ones)."""
+def _read(slots, row: Row):
+    """Where the contributions were taken, [k, ...]."""
 
     def taken_at(a):
         if len(row.read) == 1:  # a slice, which a CPU copies faster than it gathers
             return jax.lax.dynamic_index_in_dim(a, row.read[0])
         return a[row.read]
 
-    return jax.tree.map(taken_at, slots), jax.tree.map(lambda a: a[row.current], slots)
+    return jax.tree.map(taken_at, slots)
 
 
 def _written(slots, row: Row, params):
@@ -318,7 +343,8 @@ def _adopting(algorithm, losses, model: Model, row: Row, take, known) -> Model:
 
 
 def _reading(algorithm, losses, model: Model, row: Row, take, known) -> Model:
-    slots = model.server.params
-    read, current = _read(slots, row)
-    params, model = _beside(algorithm, losses, read, current, model, row, take, known)
-    return model._replace(server=model.server._replace(params=_written(slots, row, params)))
+    slots, newest = model.server.params
+    read = _read(slots, row)
+    newest, model = _beside(algorithm, losses, read, newest, model, row, take, known)
+    versions = Versions(_written(slots, row, newest), newest)
+    return model._replace(server=model.server._replace(params=versions))
