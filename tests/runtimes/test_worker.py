@@ -11,7 +11,7 @@ SHAPES = {"narrow": (40, 3), "wide": (3, 40), "bias": (3,), "scale": ()}
 
 
 def losses(params, examples):
-    hidden = jnp.tanh(examples @ params["narrow"] + params["bias"])
+    hidden = jnp.tanh(examples @ params["narrow"] + params["bias"][None])
     return (params["scale"] * (hidden @ params["wide"])[:, 0] - 1) ** 2
 
 
