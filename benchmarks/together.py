@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks import output
 from experiments import compiled, train
-from experiments.config_files import override
+from experiments.config_files import override, swept_arms
 
 _ARMS = flags.DEFINE_integer("arms", 32, "How many train together.", lower_bound=2)
 _TIMES = flags.DEFINE_integer("times", 3, "Counted turns of each side.", lower_bound=1)
@@ -43,8 +43,9 @@ def arms_of(case: str, count: int) -> list[ConfigDict]:
     """The first `count` seeds of an arm."""
     (name, argument), arm, changes = CASES[case]
     module = importlib.import_module(f"configs.{name}")
-    chosen = dict(module.sweep())[arm] | {"name": arm} | changes
-    config = override(module.get_config(argument), chosen)
+    config = module.get_config(argument)
+    chosen = dict(swept_arms(module, config))[arm] | {"name": arm} | changes
+    config = override(config, chosen)
     return [override(config, {"seed": seed}) for seed in range(count)]
 
 
