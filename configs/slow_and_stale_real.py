@@ -5,7 +5,7 @@ simulated arms have, so that both see the same durations; what is left between t
 update takes beside: a gradient on its way to the server, the update, parameters on their way back.
 
     --config=configs/slow_and_stale_real.py                          one arm, 30 s and 10 s to start
-    --config=configs/slow_and_stale_real.py --sweep                  36 arms, about 15 minutes a seed
+    --config=configs/slow_and_stale_real.py --sweep                  36 arms, 12 minutes a seed
 
 A process takes about 270 MB of memory. Real arms count seconds of the wall.
 """
