@@ -8,7 +8,6 @@ first turn compiles and is not counted.
 """
 
 import functools
-import importlib
 import pathlib
 import statistics
 import tempfile
@@ -16,39 +15,17 @@ import time
 from collections.abc import Callable
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import output
+from benchmarks.together_arms import CASES, arms_of
 from experiments import compiled, train
-from experiments.config_files import override, swept_arms
 
 _ARMS = flags.DEFINE_integer("arms", 32, "How many train together.", lower_bound=2)
 _TIMES = flags.DEFINE_integer("times", 3, "Counted turns of each side.", lower_bound=1)
 
 GOAL = 0.3
-CASES = {  # config and its argument, arm, changes
-    "asynchronous, logistic regression": (
-        ("slow_and_stale", "seconds=150"), "k_async/K=1/rate=0.16", {}
-    ),
-    "all-reduce, MLP": (
-        ("nonblocking", None), "all_reduce/nonblocking", {"stop_at_target": False, "seconds": 10.0}
-    ),
-    "D-PSGD on a ring, MLP": (("heterogeneous", None), "dpsgd/ring/rate=0.2", {}),
-}  # fmt: skip
-
-
-def arms_of(case: str, count: int) -> list[ConfigDict]:
-    """The first `count` seeds of an arm."""
-    (name, argument), arm, changes = CASES[case]
-    module = importlib.import_module(f"configs.{name}")
-    config = module.get_config(argument)
-    chosen = dict(swept_arms(module, config))[arm] | {"name": arm} | changes
-    config = override(config, chosen)
-    return [override(config, {"seed": seed}) for seed in range(count)]
-
-
 def timed(run: Callable[[pathlib.Path], object]) -> float:
     """Seconds of a run in an empty workdir."""
     with tempfile.TemporaryDirectory() as folder:
