@@ -109,10 +109,10 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 
 
 def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
-    """`_pulled` where others' values are at hand: passes over the values, not one per matching.
+    """`_pulled` where others' values are at hand, with as few passes over the values as possible.
 
-    The active matchings come first, AT_ONCE of them in a pass, and the rest in a last one, which is
-    one of as many programs as it can have matchings.
+    A pass hears AT_ONCE active matchings. The last one hears the rest, by a program of its own for
+    each number of them.
     """
     partners = np.asarray(partners)
     matchings = len(partners)

@@ -45,7 +45,7 @@ def claims(arms: Sequence[dict]) -> Iterator[tuple[str, str]]:
 
 
 def follows_the_simulation(arms: Sequence[dict]) -> premises.Answer:
-    """Seconds per update, each beside its twin of the same delays, so that one seed is enough."""
+    """Seconds per update, each beside its twin of the same delays, seed by seed."""
     over = {
         place: _per_update_by_seed(real) / _per_update_by_seed(twin) - 1
         for place, real, twin in _pairs(arms)

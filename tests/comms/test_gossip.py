@@ -130,6 +130,24 @@ def test_on_one_device_what_is_heard_at_once_is_what_is_heard_one_by_one(heard, 
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_on_one_device_active_matchings_are_heard_in_one_pass():
+    """One choice between programs, where elsewhere every matching is a choice of its own."""
+    _, partners = network(topology.matcha_graph(0))
+
+    def choices():
+        body = jax.vmap(
+            lambda x, on: gossip.mix_active(x, 0.3, partners, on),
+            in_axes=(0, None),
+            axis_name="workers",
+        )
+        jaxpr = jax.make_jaxpr(body)(jnp.zeros((8, 100)), jnp.ones(len(partners), bool)).jaxpr
+        return sum(e.primitive.name == "cond" for e in equations(jaxpr))
+
+    assert choices() == len(partners)
+    with collectives.on_one_device():
+        assert choices() == 1
+
+
 def test_simulated_exchange_is_one_gather():
     body = jax.vmap(gossip.exchange, axis_name="workers")
     jaxpr = jax.make_jaxpr(body)(jnp.zeros((8, 100)), jnp.zeros(8, int)).jaxpr

@@ -39,3 +39,10 @@ def test_a_gradient_has_the_values_and_the_shapes_of_a_plain_one(workers):
     ):
         assert got.shape == known.shape
         np.testing.assert_allclose(got, known, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_the_narrow_matrix_alone_is_kept_transposed():
+    """Behind a barrier, without which XLA merges the transpose into the slower product again."""
+    jaxpr = jax.make_jaxpr(ours)(*made(0)).jaxpr
+    held = [e for e in jaxpr.eqns if e.primitive.name == "optimization_barrier"]
+    assert [e.outvars[0].aval.shape for e in held] == [SHAPES["narrow"][::-1]]
