@@ -35,14 +35,18 @@ def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return tree, levels
 
 
+def lesser(a: float, b: float) -> float:
+    """The lesser of two times."""
+    return a if a < b else b
+
+
 def least_below(tree: np.ndarray, levels: np.ndarray, level: int, node: int) -> float:
-    """The least time of the branches of a node."""
-    branch = levels[level - 1] + BRANCHES * node
-    least = tree[branch]
-    for other in range(branch + 1, branch + BRANCHES):
-        if tree[other] < least:
-            least = tree[other]
-    return least
+    """The least time of the branches of a node, of pairs of pairs: they need not wait in a row."""
+    at = levels[level - 1] + BRANCHES * node
+    return lesser(
+        lesser(lesser(tree[at], tree[at + 1]), lesser(tree[at + 2], tree[at + 3])),
+        lesser(lesser(tree[at + 4], tree[at + 5]), lesser(tree[at + 6], tree[at + 7])),
+    )
 
 
 def set_time(tree: np.ndarray, levels: np.ndarray, who: int, time: float) -> None:
@@ -62,10 +66,10 @@ def first(tree: np.ndarray, levels: np.ndarray) -> int:
     node = 0
     for level in range(levels.size - 2, 0, -1):
         least, branch = tree[levels[level] + node], levels[level - 1] + BRANCHES * node
-        other = 0
-        while other < BRANCHES - 1 and tree[branch + other] != least:
-            other += 1
-        node = BRANCHES * node + other
+        lowest = BRANCHES - 1
+        for other in range(BRANCHES - 2, -1, -1):  # all of them: a jump cannot be foreseen
+            lowest = other if tree[branch + other] == least else lowest
+        node = BRANCHES * node + lowest
     return node
 
 
@@ -73,5 +77,5 @@ def register() -> None:
     """Let compiled lines call these."""
     from numba.extending import register_jitable  # here, as importing numba takes a second
 
-    for function in (least_below, set_time, first):
+    for function in (lesser, least_below, set_time, first):
         register_jitable(function)
