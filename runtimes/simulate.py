@@ -162,7 +162,7 @@ class Simulator:
             return params
         if self.stale:
             return _version(params, simulation.plan.newest)
-        return jax.tree.map(lambda a: a[None], params)
+        return _replica(params)
 
     def memory(self, simulation: Simulation) -> optax.OptState:
         """The exchange's state, with a leading axis of workers."""
@@ -254,6 +254,12 @@ def _program(
 def _version(slots, slot):
     """The parameters in a slot, with a leading axis."""
     return jax.tree.map(lambda a: a[slot][None], slots)
+
+
+@jax.jit
+def _replica(params):
+    """Replicated parameters, with a leading axis."""
+    return jax.tree.map(lambda a: a[None], params)
 
 
 def _copied(tree):
