@@ -32,6 +32,27 @@ def as_claimed(
     return found._replace(brief="") if names else found
 
 
+def as_printed(record: Record, claim: Callable[[Sequence[str]], str]) -> Answer:
+    """What the sweep itself answered of a claim, which takes more than a record has of its arms.
+
+    claim: of the words of all claims, in their order, those of the one that is asked.
+    """
+    printed = dict(record["claims"])
+    asked = claim(list(printed))
+    if asked not in printed:
+        raise CannotTell(f"the sweep has not judged: {asked}")
+    # The longest one, as a verdict may begin with another one.
+    verdict = max(filter(printed[asked].startswith, premises.VERDICTS), key=len)
+    measured, drawn, deviation = printed[asked].removeprefix(f"{verdict}: ").partition("; difference")
+    return Answer(
+        verdict,
+        measured,
+        record["seeds"] if drawn else None,
+        f"difference{deviation}" if drawn else "",
+        measured.partition("; ")[0],
+    )
+
+
 def at_most(
     record: Record,
     ours: str,

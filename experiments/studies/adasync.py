@@ -20,11 +20,15 @@ def claims(arms) -> Iterator[tuple[str, str]]:
     lowest = _lowest(arms)
     for ours, way in WAYS.items():
         for target in (*TARGETS, *([lowest] if lowest < min(TARGETS) else ())):
-            yield (
-                f"{way}: at most {ABOUT:g}x the time of the best fixed K to train loss "
-                f"{target:g}, each at its best rate (arXiv 2003.10579)",
-                premises.text(about_as_fast, arms, target, ours),
-            )
+            yield of_target(way, target), premises.text(about_as_fast, arms, target, ours)
+
+
+def of_target(way: str, target: float) -> str:
+    """The words of the claim about a training loss."""
+    return (
+        f"{way}: at most {ABOUT:g}x the time of the best fixed K to train loss {target:g}, each at "
+        "its best rate (arXiv 2003.10579)"
+    )
 
 
 def about_as_fast(arms: Sequence[dict], target: float, ours: str) -> premises.Answer:
