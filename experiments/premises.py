@@ -27,6 +27,8 @@ ROUNDING = 1e-6  # relative, of a number that two compiled programs compute
 LOSS_SHARE = 1e-3  # of a loss, that counts as none
 # Field: (by what it is multiplied, its unit); all others are shown as they are.
 UNITS = {
+    "meeting": (1.0, " s"),
+    "seconds": (1.0, " s"),
     "seconds_to_target": (1.0, " s"),
     "communication_seconds_to_target": (1.0, " s"),
     "updates_to_target": (1.0, " updates"),

@@ -69,6 +69,22 @@ def at_most(
     return premises.at_most(*pair, field, factor, margin, where)
 
 
+def of_points(
+    record: Record, ours: str, theirs: str, field: str, factor: float, **key: Any
+) -> Answer:
+    """Two forms of a benchmark, by means and deviations over its runs; key: of their points."""
+    points = [p for p in record["summary"]["points"] if {k: p.get(k) for k in key} == key]
+    for point in points:
+        if point[field] is None:
+            raise CannotTell(f"not every run with {point['form']} came to its loss")
+    arms = [
+        {"name": point["form"], field: point[field], f"{field}_std": point[f"{field}_deviation"],
+         "seeds": list(range(point["runs"]))}
+        for point in points
+    ]  # fmt: skip
+    return premises.at_most(*premises.named(arms, ours, theirs), field, factor)
+
+
 def of_methods(record: Record, ours: str, theirs: str, field: str) -> Answer:
     """Two methods of an analysis by name: `field` of ours is at most that of theirs."""
     pair = premises.named(record["summary"]["methods"], ours, theirs)

@@ -43,9 +43,11 @@ def cells(folder: Path) -> list[list[str]]:
 
 
 def _link(record: str, folder: Path) -> str:
-    """The record's section, where it has one."""
+    """The record's section, where it has one; of a benchmark the file."""
     if not (folder / f"{record}.json").exists():
         return record
+    if "/" in record:
+        return f"[{record.rpartition('/')[2]}](results/{record}.json)"
     return f"[{record}](#{record.replace('_', '-')})"
 
 

@@ -14,5 +14,5 @@ class Row(NamedTuple):
 
     paper: str
     claim: str
-    record: str  # name of a file in docs/results, without its ending
+    record: str  # a file in docs/results without its ending; benchmarks/NAME of a benchmark
     ask: Callable[[Mapping[str, Any]], Answer]

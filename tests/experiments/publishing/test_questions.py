@@ -1,4 +1,4 @@
-"""What records of sparse gradients answer, for and against the claim."""
+"""What records answer, for and against the claim."""
 
 import pytest
 
@@ -100,3 +100,32 @@ def test_a_column_is_of_the_table_of_this_title():
     assert quoted.column(record(), "a step at 1 Gbit/s", "ms") == steps
     with pytest.raises(ValueError, match="not enough values"):
         quoted.column(record(), "a step at 10 Gbit/s", "ms")
+
+
+@pytest.mark.parametrize(("coarse", "verdict"), [(0.5, "holds"), (0.97, "does not hold")])
+def test_forms_of_a_benchmark_by_their_runs(coarse, verdict):
+    form = {"nodes": 4, "rate": "100mbit", "runs": 5, "meeting_deviation": 0.01}
+    points = [
+        form | {"form": "8 bits", "meeting": coarse},
+        form | {"form": "float32", "meeting": 1.0},
+        form | {"form": "float32", "meeting": 9.0, "rate": "1gbit"},
+    ]
+    asked = {"ours": "8 bits", "theirs": "float32", "field": "meeting", "factor": 0.9}
+    answer = questions.of_points({"summary": {"points": points}}, **asked, rate="100mbit")
+    assert (answer.verdict, answer.seeds) == (verdict, 5)
+    assert answer.measured.startswith(f"8 bits {coarse} ± 0.01 s against float32 1 ± 0.01 s")
+
+
+def test_what_a_sweep_printed_of_a_claim():
+    printed = {
+        "sooner": "holds where: at equal samples: a 1 s against b 2 s; c never; difference -1 ± 0 s",
+        "later": "cannot be told: there is no arm b",
+    }
+    record = {"claims": [list(claim) for claim in printed.items()], "seeds": 5}
+    answer = questions.as_printed(record, lambda claims: claims[0])
+    assert str(answer) == printed["sooner"]
+    assert (answer.seeds, answer.brief) == (5, "at equal samples: a 1 s against b 2 s")
+    answer = questions.as_printed(record, lambda claims: "later")
+    assert (str(answer), answer.seeds) == (printed["later"], None)
+    with pytest.raises(CannotTell, match="has not judged: never asked"):
+        questions.as_printed(record, lambda claims: "never asked")

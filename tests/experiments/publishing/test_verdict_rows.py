@@ -79,6 +79,10 @@ BY_WHAT_IS_EQUAL = {
 ONE_RUN = {"share": 0.8, "share_std": None, "seeds": [0]}
 POINT = {"method": "swarm/H=1", "workers": 8, "mean": 1.0, "error": 0.0}
 LEARNERS = {"workers": 8, "between": 1.0, "goodput": 0.9, "taking_part": None, "staleness": None}
+FORM = {
+    "nodes": 4, "rate": "100mbit", "runs": 3, "meeting": 1.0, "meeting_deviation": 0.1,
+    "seconds": 9.0, "seconds_deviation": 0.1,
+}  # fmt: skip
 ANALYSES = {
     questions.does_not_grow: ({"points": []}, {"points": [POINT]}),
     questions.in_theory: ({"points": [], "by_workers": []},),
@@ -91,6 +95,12 @@ ANALYSES = {
     questions.of_methods: (
         {"methods": []},
         {"methods": [{"name": name, **ONE_RUN} for name in ("DiLoCo", "Decoupled DiLoCo")]},
+    ),
+    questions.of_points: (
+        {"points": []},
+        {"points": [FORM | {"form": "8 bits"}, FORM | {"form": "float32", "runs": 1}]},
+        {"points": [FORM | {"form": form, "meeting": None, "seconds": None}
+                    for form in ("8 bits", "float32")]},
     ),
     questions.skilled: (
         {"errors": []},
