@@ -26,6 +26,8 @@ _ARMS = flags.DEFINE_integer("arms", 32, "How many train together.", lower_bound
 _TIMES = flags.DEFINE_integer("times", 3, "Counted turns of each side.", lower_bound=1)
 
 GOAL = 0.3
+
+
 def timed(run: Callable[[pathlib.Path], object]) -> float:
     """Seconds of a run in an empty workdir."""
     with tempfile.TemporaryDirectory() as folder:

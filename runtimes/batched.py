@@ -120,9 +120,7 @@ def _program(
     @functools.partial(jax.jit, static_argnames="known", donate_argnums=0)
     def run(model, rows, counts, examples, known):
         def one(model, rows, count):
-            return run_rows(
-                body, algorithm, losses, augment, model, rows, count, examples, known
-            )
+            return run_rows(body, algorithm, losses, augment, model, rows, count, examples, known)
 
         return jax.vmap(one)(model, rows, counts)
 

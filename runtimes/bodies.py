@@ -178,9 +178,7 @@ def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     return model._replace(params=params, server=server)
 
 
-def _contributions(
-    algorithm, losses, points, axis, model: Model, row: Row, take, known, **given
-):
+def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take, known, **given):
     """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
     common, own = _given(row, known)
     common |= given

@@ -106,9 +106,7 @@ SWEEPS = (
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
     Sweep("goodput", "--config=configs/goodput.py", 0.07),
     Sweep("goodput_real", "--config=configs/goodput_real.py", 0.07),
-    Sweep(
-        "slow_and_stale_real", "--config=configs/slow_and_stale_real.py --sweep --seeds=3", 0.7
-    ),
+    Sweep("slow_and_stale_real", "--config=configs/slow_and_stale_real.py --sweep --seeds=3", 0.7),
     Sweep("adasync", "--config=configs/adasync.py --sweep --seeds=15 --together", 0.6),
     Sweep(
         "async_baselines", "--config=configs/async_baselines.py --sweep --seeds=10 --together", 1.0

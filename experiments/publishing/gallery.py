@@ -114,7 +114,6 @@ EXHIBITS = (
 )  # fmt: skip
 
 
-
 # Pictures with a module of their own, each with a TEXT, `commands`, `read` and `draw`.
 MODULES = {
     "graphs": graphs,

@@ -49,9 +49,7 @@ def beside(
             if _within(box, axes.bbox) and not any(map(box.overlaps, taken))
         ]
         own = [
-            place
-            for place in free
-            if np.linalg.norm(pixels - middles[place], axis=1).argmin() == n
+            place for place in free if np.linalg.norm(pixels - middles[place], axis=1).argmin() == n
         ]
         chosen = [*own, *free, 0][0]
         offset, distance = places[chosen]

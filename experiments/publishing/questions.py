@@ -43,7 +43,8 @@ def as_printed(record: Record, claim: Callable[[Sequence[str]], str]) -> Answer:
         raise CannotTell(f"the sweep has not judged: {asked}")
     # The longest one, as a verdict may begin with another one.
     verdict = max(filter(printed[asked].startswith, premises.VERDICTS), key=len)
-    measured, drawn, deviation = printed[asked].removeprefix(f"{verdict}: ").partition("; difference")
+    rest = printed[asked].removeprefix(f"{verdict}: ")
+    measured, drawn, deviation = rest.partition("; difference")
     return Answer(
         verdict,
         measured,

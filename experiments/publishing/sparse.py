@@ -137,9 +137,7 @@ def _sent(axes: Axes, by_name: Mapping[str, Sequence[Point]]) -> None:
 
 
 def _losses(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
-    ends = {
-        label: {point.percent: point.losses for point in line} for label, line in lines.items()
-    }
+    ends = {label: {point.percent: point.losses for point in line} for label, line in lines.items()}
     (first, *_) = lines.values()
     ends["dense, summed in another order"] = {point.percent: point.orders for point in first}
     # The colours that the sketch and dense training have in the other panels.

@@ -258,9 +258,7 @@ def synthetic_logistic(
 
 
 MODEL = Kind("model", MODELS, nn.Module, ("classes",))
-SOURCE = Kind(
-    "source", data.SOURCES | {"gaussians": mixtures.images, "noise": noise}, data.Dataset
-)
+SOURCE = Kind("source", data.SOURCES | {"gaussians": mixtures.images, "noise": noise}, data.Dataset)
 TASKS = {
     "images": labelled_images,
     "digits": digits,

@@ -19,7 +19,6 @@ from experiments.publishing.verdict_rows.row import AGAIN, UNCLAIMED, Row
 from experiments.studies import adasync, async_baselines, real_protocols, slow_and_stale
 
 
-
 def _named(loss: float | None) -> str:
     return "the lowest train loss of any arm" if loss is None else f"train loss {loss:g}"
 

@@ -31,9 +31,7 @@ def test_every_arm_of_the_protocols_is_drawn_at_its_rate_over_k(records):
         panels, (noise_levels.SYNCHRONOUS, noise_levels.ASYNCHRONOUS), strict=True
     ):
         measured = [line for line in axes.lines if line.get_marker() in ("o", "s")]
-        groups = [
-            group for group, (name, _) in slow_and_stale.GROUPS.items() if name in protocols
-        ]
+        groups = [group for group, (name, _) in slow_and_stale.GROUPS.items() if name in protocols]
         for line, group in zip(measured, groups, strict=True):
             protocol, k = slow_and_stale.GROUPS[group]
             arms = {

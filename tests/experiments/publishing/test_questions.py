@@ -118,7 +118,7 @@ def test_forms_of_a_benchmark_by_their_runs(coarse, verdict):
 
 def test_what_a_sweep_printed_of_a_claim():
     printed = {
-        "sooner": "holds where: at equal samples: a 1 s against b 2 s; c never; difference -1 ± 0 s",
+        "sooner": "holds where: at equal samples: a 1 s against b 2 s; c never; difference -1 s",
         "later": "cannot be told: there is no arm b",
     }
     record = {"claims": [list(claim) for claim in printed.items()], "seeds": 5}

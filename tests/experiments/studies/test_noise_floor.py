@@ -27,9 +27,7 @@ def minimum():
         return apart[:, 0] ** 2 / 2 + 2 * apart[:, 1] ** 2
 
     examples = Examples(TARGETS)
-    task = Task(
-        "quadratic", examples, examples, np.zeros(3, int), lambda _: jnp.zeros(2), losses
-    )
+    task = Task("quadratic", examples, examples, np.zeros(3, int), lambda _: jnp.zeros(2), losses)
     return noise_floor.at_minimum(task)
 
 

@@ -28,9 +28,7 @@ def test_stationary_loss_adds_up_the_axes_of_a_quadratic():
         noise = rate**2 * variance / (k * samples)
         second_moment = (1 - rate * curvature) ** 2 * second_moment + noise
     expected = np.sum(curvature * second_moment / 2)
-    found = convergence.stationary_loss(
-        rate, k, variance, curvature=curvature, batch_size=samples
-    )
+    found = convergence.stationary_loss(rate, k, variance, curvature=curvature, batch_size=samples)
     assert found == pytest.approx(expected)
 
 
