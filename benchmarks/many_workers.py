@@ -45,10 +45,10 @@ def pushes(rule: str, delay: delays.Law | processes.Process, workers: int) -> Ru
     return RULES[rule](Setting(delay, workers, 1, 0), k=min(K, workers // 8))
 
 
-def meetings(delay: delays.Law | processes.Process, workers: int) -> Rule:
-    """Nodes on a ring that meet a neighbour after every mini-batch."""
-    graph = nx.cycle_graph(workers)
-    return RULES["random_pairs"](Setting(delay, workers, 1, 0, graph), width=min(K, workers // 8))
+def meetings(blocking: bool, delay: delays.Law | processes.Process, workers: int) -> Rule:
+    """Nodes on a ring that meet a neighbour after every mini-batch; blocking: wait for it, too."""
+    setting = Setting(delay, workers, 1, 0, nx.cycle_graph(workers))
+    return RULES["random_pairs"](setting, width=min(K, workers // 8), blocking=blocking)
 
 
 def peers(delay: delays.Law | processes.Process, workers: int) -> Rule:
@@ -68,7 +68,8 @@ class Kind(NamedTuple):
 SCHEDULES = {
     "k_batch_async": Kind(functools.partial(pushes, "k_batch_async"), 1, everyone=False),
     "k_async": Kind(functools.partial(pushes, "k_async"), 1, everyone=False),
-    "random_pairs": Kind(meetings, 2, everyone=False),
+    "random_pairs": Kind(functools.partial(meetings, False), 2, everyone=False),
+    "random_pairs_blocking": Kind(functools.partial(meetings, True), 2, everyone=False),
     "one_peer_exponential": Kind(peers, 1, everyone=True),
 }
 DELAYS = {"independent": LAW, "markov": SLOW_SPELLS, "trace": RECORDS}

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -65,7 +66,7 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
         with limits.rationed():
             task = tasks.TASK.build(config.task)
     try:
-        shapes = jax.eval_shape(lambda: task.init(jax.random.key(config.seed)))
+        shapes = _shapes(task.init)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"task {parts.text(config.task)!r}: the model cannot be built ({error}); "
@@ -99,6 +100,12 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     if profiling.measures(config):  # not before all else is known to fit
         assembled(profile=profiling.unmeasured(config, task))
     return assembled(profile=profiling.for_config(config, task))
+
+
+@functools.lru_cache(maxsize=1)  # the arms of a sweep share their task, one after the other
+def _shapes(init: Callable[[jax.Array], Any]) -> Any:
+    """The shapes of the parameters, which no seed changes."""
+    return jax.eval_shape(lambda: init(jax.random.key(0)))
 
 
 def build_reducer(part, seed: int) -> Reducer:

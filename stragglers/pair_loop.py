@@ -26,6 +26,8 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
     in_time = path.shape[1] > 0
     freed = np.empty(width, np.int64)
     touched = np.full(begin.size, -1, np.int32)  # the row at whose making a node was last seen
+    longest = np.full(begin.size, -1, np.int32)  # of every node, who has waited longest for it
+    behind = np.full(begin.size, -1, np.int32)  # of every waiting node, who has waited next longest
 
     def steps_of(i, column):
         """Local steps of a round."""
@@ -72,29 +74,56 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
             longer = 0.0 if asked[i] == i else seconds_of(i, column)
             earliest.set_time(landing, levels, i, end[i] + longer)
 
+    def wait(i, j):
+        """Wait for j; of those who wait since the same time, the lowest number comes first."""
+        waits[i] = j
+        before, other = -1, longest[j]
+        while other >= 0 and (end[other] < end[i] or (end[other] == end[i] and other < i)):
+            before, other = other, behind[other]
+        behind[i] = other
+        if before < 0:
+            longest[j] = i
+        else:
+            behind[before] = i
+
+    def wait_no_more(i):
+        """Leave whoever i waits for, if it waits."""
+        j = waits[i]
+        if j < 0:
+            return
+        before, other = -1, longest[j]
+        while other != i:
+            before, other = other, behind[other]
+        if before < 0:
+            longest[j] = behind[i]
+        else:
+            behind[before] = behind[i]
+        waits[i] = -1
+
     def meet(i, j):
         """Land with j, both idle, for whichever of them communicates for longer."""
         longer = max(seconds_of(i, round_[i] - known[i]), seconds_of(j, round_[j] - known[j]))
         earliest.set_time(landing, levels, i, max(end[i], end[j]) + longer)
         asked[i] = j
-        waits[i] = -1
-        waits[j] = -1
+        wait_no_more(i)
+        wait_no_more(j)
 
     def look(i):
         """Serve whoever has waited longest for i; else meet the drawn partner or wait for it."""
         earliest.set_time(waking, levels, i, np.inf)
-        waiting = -1
-        for q in range(waits.size):
-            if waits[q] == i and (waiting < 0 or end[q] < end[waiting]):
-                waiting = q
+        waiting = longest[i]
         j = drawn_partner[i, round_[i] - known[i]]
         if waiting >= 0:
             meet(waiting, i)
         elif waits[j] >= 0:
             meet(i, j)
         else:
-            waits[i] = j
+            wait(i, j)
 
+    if blocking:
+        for i in range(waits.size):
+            if waits[i] >= 0:
+                wait(i, waits[i])
     while row < times.size:
         while count[0] < size:
             i = earliest.first(landing, levels)

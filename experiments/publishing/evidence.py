@@ -109,7 +109,7 @@ SWEEPS = (
     Sweep("slow_and_stale_real", "--config=configs/slow_and_stale_real.py --sweep --seeds=3", 0.7),
     Sweep("adasync", "--config=configs/adasync.py --sweep --seeds=15 --together", 0.6),
     Sweep(
-        "async_baselines", "--config=configs/async_baselines.py --sweep --seeds=10 --together", 1.0
+        "async_baselines", "--config=configs/async_baselines.py --sweep --seeds=3 --together", 0.5
     ),
     Sweep("swarm", "--config=configs/swarm.py:delay=equal --sweep --seeds=3 --together", 0.3),
     Sweep("swarm_slow4", "--config=configs/swarm.py:delay=slow4 --sweep --seeds=3 --together", 0.3),
@@ -149,15 +149,15 @@ SWEEPS = (
     *(
         Sweep(
             f"s2_{task}",
-            f"--config=configs/s2_reducer.py:task={task} --sweep --seeds={seeds}",
+            f"--config=configs/s2_reducer.py:task={task} --sweep --seeds=3",
             hours,
         )
-        for task, seeds, hours in (
-            ("hashed_logistic", 3, 0.3),
-            ("ncf", 10, 1.0),  # with noise of reduction, which three seeds do not tell from a loss
-            ("lstm", 3, 0.5),
-            ("transformer", 10, 1.0),
-            ("skip_gram", 3, 0.5),
+        for task, hours in (
+            ("hashed_logistic", 0.3),
+            ("ncf", 0.5),
+            ("lstm", 0.5),
+            ("transformer", 0.5),
+            ("skip_gram", 0.5),
         )
     ),
     *(

@@ -35,7 +35,7 @@ def as_claimed(
 def as_printed(record: Record, claim: Callable[[Sequence[str]], str]) -> Answer:
     """What the sweep itself answered of a claim, which takes more than a record has of its arms.
 
-    claim: of the words of all claims, in their order, those of the one that is asked.
+    claim: from the words of all claims, in their order, to the words of the one that is asked.
     """
     printed = dict(record["claims"])
     asked = claim(list(printed))

@@ -1,6 +1,6 @@
 import pytest
 
-from experiments import config_files, parts, records, sweep
+from experiments import config_files, parts, records, sweep, tasks
 
 # --- overrides ---
 
@@ -97,6 +97,20 @@ def test_a_bad_arm_is_named_and_nothing_is_written(config, sweep_file, tmp_path)
     with pytest.raises(ValueError, match=r"^bad: quorum: needs 1 <= k <= 4 .* got k=99"):
         sweep.check(arms, str(tmp_path / "out"), overwrite=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_arms_of_one_task_build_its_model_once(config, sweep_file, tmp_path, monkeypatch):
+    task, inits = tasks.TASK.build(config.task), []
+
+    def init(key):
+        inits.append(key)
+        return task.init(key)
+
+    name = parts.spec(config.task)["name"]
+    monkeypatch.setitem(tasks.TASKS, name, lambda **_: task._replace(init=init))
+    path = sweep_file("yield 'a', {}; yield 'b', {'optimizer.learning_rate': 0.01}")
+    sweep.check(sweep.expand(config, path, {}, seeds=2), str(tmp_path / "out"), overwrite=False)
+    assert len(inits) == 1
 
 
 def test_an_arms_directory_that_holds_another_run_is_refused(config, sweep_file, tmp_path):
