@@ -32,7 +32,7 @@ FORMS = {"float32": "swarm", "8 bits": "swarm(bits=8)"}
 COMMON = (
     "--config.task=digits(model=mlp(hidden=[512, 512]))",
     "--config.delay=none",
-    "--config.target_loss=0.2",
+    "--config.target_loss=1.5",
     "--config.evaluate_every=1",
 )
 
