@@ -230,6 +230,12 @@ def test_who_has_waited_longest_is_served_first():
     np.testing.assert_array_equal(schedule.busy[:, 0], [1, 2, 3, 1])
 
 
+def test_who_has_waited_as_long_is_served_in_the_order_of_numbers():
+    delay = persistent(delays.deterministic(1.0), [10.0, 3.0, 3.0, 3.0])
+    schedule = planned.random_pairs(delay, topology.star(4), 1, 3, 0, blocking=True)
+    np.testing.assert_array_equal(schedule.workers, [[1, 0], [2, 0], [3, 0]])
+
+
 @pytest.mark.parametrize("name", ["ring", "star", "complete"])
 @pytest.mark.parametrize("delay", ["law", "ties"])
 def test_blocking_never_deadlocks(name, delay):
