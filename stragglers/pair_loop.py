@@ -8,6 +8,36 @@ import numpy as np
 from stragglers import earliest, speed_paths
 
 
+def wait(queues, end, i, j) -> None:
+    """Let i wait for j; of those who wait since the same time, the lowest number comes first."""
+    waits, longest, behind = queues
+    waits[i] = j
+    before, other = -1, longest[j]
+    while other >= 0 and (end[other] < end[i] or (end[other] == end[i] and other < i)):
+        before, other = other, behind[other]
+    behind[i] = other
+    if before < 0:
+        longest[j] = i
+    else:
+        behind[before] = i
+
+
+def wait_no_more(queues, i) -> None:
+    """Let i leave whoever it waits for, if it waits."""
+    waits, longest, behind = queues
+    j = waits[i]
+    if j < 0:
+        return
+    before, other = -1, longest[j]
+    while other != i:
+        before, other = other, behind[other]
+    if before < 0:
+        longest[j] = behind[i]
+    else:
+        behind[before] = behind[i]
+    waits[i] = -1
+
+
 def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) -> int:
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
@@ -26,8 +56,9 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
     in_time = path.shape[1] > 0
     freed = np.empty(width, np.int64)
     touched = np.full(begin.size, -1, np.int32)  # the row at whose making a node was last seen
-    longest = np.full(begin.size, -1, np.int32)  # of every node, who has waited longest for it
-    behind = np.full(begin.size, -1, np.int32)  # of every waiting node, who has waited next longest
+    # Whom every node waits for, who has waited longest for it, and who comes behind it in a queue.
+    longest, behind = np.full(begin.size, -1, np.int32), np.full(begin.size, -1, np.int32)
+    queues = waits, longest, behind
 
     def steps_of(i, column):
         """Local steps of a round."""
@@ -74,39 +105,13 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
             longer = 0.0 if asked[i] == i else seconds_of(i, column)
             earliest.set_time(landing, levels, i, end[i] + longer)
 
-    def wait(i, j):
-        """Wait for j; of those who wait since the same time, the lowest number comes first."""
-        waits[i] = j
-        before, other = -1, longest[j]
-        while other >= 0 and (end[other] < end[i] or (end[other] == end[i] and other < i)):
-            before, other = other, behind[other]
-        behind[i] = other
-        if before < 0:
-            longest[j] = i
-        else:
-            behind[before] = i
-
-    def wait_no_more(i):
-        """Leave whoever i waits for, if it waits."""
-        j = waits[i]
-        if j < 0:
-            return
-        before, other = -1, longest[j]
-        while other != i:
-            before, other = other, behind[other]
-        if before < 0:
-            longest[j] = behind[i]
-        else:
-            behind[before] = behind[i]
-        waits[i] = -1
-
     def meet(i, j):
         """Land with j, both idle, for whichever of them communicates for longer."""
         longer = max(seconds_of(i, round_[i] - known[i]), seconds_of(j, round_[j] - known[j]))
         earliest.set_time(landing, levels, i, max(end[i], end[j]) + longer)
         asked[i] = j
-        wait_no_more(i)
-        wait_no_more(j)
+        wait_no_more(queues, i)
+        wait_no_more(queues, j)
 
     def look(i):
         """Serve whoever has waited longest for i; else meet the drawn partner or wait for it."""
@@ -118,12 +123,12 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
         elif waits[j] >= 0:
             meet(i, j)
         else:
-            wait(i, j)
+            wait(queues, end, i, j)
 
     if blocking:
         for i in range(waits.size):
             if waits[i] >= 0:
-                wait(i, waits[i])
+                wait(queues, end, i, waits[i])
     while row < times.size:
         while count[0] < size:
             i = earliest.first(landing, levels)
@@ -194,7 +199,10 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
 def compiled() -> Callable[..., int]:
     """The loop as machine code."""
     import numba  # here, because importing it takes a second that other rules need not wait
+    from numba.extending import register_jitable
 
+    for function in (wait, wait_no_more):
+        register_jitable(function)
     earliest.register()
     speed_paths.register()
     return numba.njit(loop, cache=True)
