@@ -6,7 +6,8 @@ at a fixed rate the noise of the gradients limits every method.
 
     --config=configs/async_baselines.py:law=exponential --sweep
 
-A method's own parameter, where it has one that must be chosen, is tuned together with its rate.
+A method's own parameter, where it has one that must be chosen, is tuned together with its rate. Its
+grid goes on to where the method changes nothing and is Async-SGD, if there is such a place.
 """
 
 from collections.abc import Iterator
@@ -36,16 +37,20 @@ METHODS = {
         None,
         (),
     ),
-    "hinge": (_async(algorithm=part("hinge_staleness")), "algorithm.free", (2, 6, 12, 24)),
+    "hinge": (_async(algorithm=part("hinge_staleness")), "algorithm.free", (2, 6, 12, 24, 96)),
     # Corrections by how far the parameters have moved: arXiv 1609.08326 and 1803.01113.
-    "dc_asgd": (_async(algorithm=part("dc_asgd")), "algorithm.strength", (0.008, 0.04, 0.2, 1.0)),
+    "dc_asgd": (
+        _async(algorithm=part("dc_asgd")), "algorithm.strength", (0.0, 0.008, 0.04, 0.2, 1.0),
+    ),
     "compensated": (
-        _async(algorithm=part("compensated_rate")), "algorithm.threshold", (0.01, 0.1, 1.0, 10.0),
+        _async(algorithm=part("compensated_rate")),
+        "algorithm.threshold",
+        (0.01, 0.1, 1.0, 10.0, 100.0),
     ),
     # Without gradients that are too old: arXiv 2501.16168 and 2305.12387.
-    "ringmaster_ignore": (_async(wait=part("ringmaster")), "wait.limit", (4, 8, 16, 32)),
+    "ringmaster_ignore": (_async(wait=part("ringmaster")), "wait.limit", (4, 8, 16, 32, 128)),
     "ringmaster_interrupt": (
-        _async(wait=part("ringmaster", interrupt=True)), "wait.limit", (4, 8, 16, 32),
+        _async(wait=part("ringmaster", interrupt=True)), "wait.limit", (4, 8, 16, 32, 128),
     ),
     "rennala_ignore": (_async(wait=part("rennala")), "wait.k", (2, 4, 8)),
     "rennala_interrupt": (_async(wait=part("rennala", interrupt=True)), "wait.k", (2, 4, 8)),

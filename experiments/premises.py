@@ -259,17 +259,23 @@ def beside_its_limit(arms: Iterable[Arm], ours: str, limit: str, field: str, key
     best_of_ours = best(group(arms, ours), field)
     chosen = settings(best_of_ours["name"])
     (alike,) = named(arms, f"{limit}/rate={chosen['rate']}")
-    values = [arm.get(f"{field}_by_seed") or [math.nan] for arm in (best_of_ours, alike)]
-    unchanged = len(values[0]) == len(values[1]) and all(
-        math.isclose(*pair, rel_tol=ROUNDING) for pair in zip(*values, strict=True)
-    )
+    unchanged = same(best_of_ours, alike, field)
     inside(best_of_ours, group(arms, ours), {key: chosen[key]} if unchanged else None)
     theirs = tuned(arms, limit, field)
     found = at_most(best_of_ours, theirs, field)
     if not (unchanged and theirs is alike):
         return found
-    same = f"the best {key} does not act, {limit} is the same: {shown(best_of_ours, field)}"
-    return found._replace(verdict=FAILS, measured=same, deviation="", brief=same)
+    text = f"the best {key} does not act, {limit} is the same: {shown(best_of_ours, field)}"
+    return found._replace(verdict=FAILS, measured=text, deviation="", brief=text)
+
+
+def same(one: Arm, other: Arm, field: str) -> bool:
+    """Whether every seed of two arms has the same `field`, but for rounding."""
+    values = [arm.get(f"{field}_by_seed") or [None] for arm in (one, other)]
+    return len(values[0]) == len(values[1]) and all(
+        None not in pair and math.isclose(*pair, rel_tol=ROUNDING)
+        for pair in zip(*values, strict=True)
+    )
 
 
 def counted(ours: Arm, theirs: Arm, field: str, factor: float = 1.0) -> Answer:

@@ -25,9 +25,11 @@ def claims(arms) -> Iterator[tuple[str, str]]:
 
 
 def better_left_out(arms: Sequence[dict]) -> premises.Answer:
-    """The quickest method that limits staleness against Async-SGD."""
+    """The quickest method that limits staleness, with a limit that acts, against Async-SGD."""
     (plain,) = _tuned(arms, [PLAIN])
-    limited = _tuned(arms, [name for name in _methods(arms) if name.startswith(FRESH)])
+    acting = [arm for arm in arms if not _unchanged(arm, arms)]
+    fresh = [name for name in _methods(arms) if name.startswith(FRESH)]
+    limited = _tuned(arms, fresh, of=acting)
     return premises.at_most(_first(limited), plain, SECONDS)
 
 
@@ -49,11 +51,12 @@ def numbers(arms) -> Iterator[Numbers]:
             rows.append((float("inf"), (method, "never", "", "")))
             continue
         chosen = ", ".join(f"{key}={v:g}" for key, v in premises.settings(best["name"]).items())
-        ends = ", ".join(premises.ends(best, members))
-        rows.append((best[SECONDS], (method, f"{best[SECONDS]:.1f} s", chosen, ends)))
+        ends = ", ".join(f"{key} at its grid's end" for key in premises.ends(best, members))
+        remark = f"the same as {PLAIN}" if _unchanged(best, arms) else ends
+        rows.append((best[SECONDS], (method, f"{best[SECONDS]:.1f} s", chosen, remark)))
     yield Numbers(
         f"first at a loss of {arms[0]['target_loss']:g}, each at its best",
-        ("method", "seconds", "setting", "at the grid's end"),
+        ("method", "seconds", "setting", "remark"),
         [row for _, row in sorted(rows)],
     )
 
@@ -62,20 +65,37 @@ def _methods(arms: Sequence[dict]) -> list[str]:
     return list(dict.fromkeys(arm["name"].partition("/")[0] for arm in arms))
 
 
-def _tuned(arms: Sequence[dict], methods: Sequence[str]) -> list[dict]:
-    """The best arms of the methods that come to the target, all inside of their grids."""
+def _tuned(
+    arms: Sequence[dict], methods: Sequence[str], of: Sequence[dict] | None = None
+) -> list[dict]:
+    """The best arms of the methods that come to the target, all inside of their grids.
+
+    of: the arms that may be the best, by default all. A method that is best where it is Async-SGD
+    has no arm of its own.
+    """
     found = []
     for method in methods:
         members = premises.group(arms, method)
         try:
-            best = premises.best(members, SECONDS)
+            best = premises.best(premises.group(arms if of is None else of, method), SECONDS)
         except premises.CannotTell:
+            continue
+        if _unchanged(best, arms):
             continue
         premises.inside(best, members)
         found.append(best)
     if not found:
         raise premises.CannotTell(f"no arm of {', '.join(methods)} came to the target")
     return found
+
+
+def _unchanged(arm: dict, arms: Sequence[dict]) -> bool:
+    """Whether an arm of another method is Async-SGD at the same rate, in every seed."""
+    rate = premises.settings(arm["name"])["rate"]
+    plain = [one for one in premises.group(arms, PLAIN) if one["name"].endswith(f"/rate={rate:g}")]
+    return not arm["name"].startswith(f"{PLAIN}/") and any(
+        premises.same(arm, one, SECONDS) for one in plain
+    )
 
 
 def _first(arms: Sequence[dict]) -> dict:

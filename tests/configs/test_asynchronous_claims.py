@@ -91,15 +91,44 @@ def test_adasync_is_compared_with_the_best_fixed_k_that_reaches_the_target():
 
 
 def test_the_best_of_every_baseline_is_ranked():
-    made = made_up.arms(
-        async_baselines, level=lambda name: 0.5 if name.startswith("ringmaster_ignore/") else 1.0
-    )
+    made = made_up.arms(async_baselines, level=lambda name: LEVELS.get(name.partition("/")[0], 1.0))
     (ranking,) = async_baselines.numbers(made)
-    assert ranking.rows[0] == ("ringmaster_ignore", "5.0 s", "limit=8, rate=0.16", "")
+    assert ranking.rows[0] == ("ringmaster_ignore", "5.0 s", "limit=16, rate=0.16", "")
     assert len(ranking.rows) == len(async_baselines.METHODS)
     limited, fastest = found(async_baselines, made)
-    assert limited.startswith("holds: ringmaster_ignore/limit=8/rate=0.16 5.005")
+    assert limited.startswith("holds: ringmaster_ignore/limit=16/rate=0.16 5.005")
     assert fastest.startswith("does not hold: k_sync/k=4/rate=0.16")
     never = made_up.never(made)
     assert {row[1] for row in next(async_baselines.numbers(never)).rows} == {"never"}
     assert all(text.startswith(premises.UNKNOWN) for text in found(async_baselines, never))
+
+
+LEVELS = {"async_sgd": 0.9, "ringmaster_ignore": 0.5}
+
+
+def test_a_baseline_that_is_best_where_it_changes_nothing_is_no_rival_of_its_own():
+    """All the grids end where the methods are Async-SGD, which is first."""
+    made = made_up.arms(async_baselines)
+    by_name = {arm["name"]: arm for arm in made}
+    (plain,) = premises.named(made, "async_sgd/rate=0.16")
+    _take(plain, 0.8)
+    for off in ("ringmaster_ignore/limit=128", "compensated/threshold=100.0", "hinge/free=96"):
+        by_name[f"{off}/rate=0.16"] |= {k: plain[k] for k in plain if k.startswith("seconds_to_")}
+    limited, fastest = found(async_baselines, made)
+    assert limited.startswith("does not hold: ringmaster_ignore/limit=16/rate=0.16 10.01")
+    assert "against async_sgd/rate=0.16 8.0" in limited
+    assert fastest.startswith("does not hold: k_sync/k=4/rate=0.16 10.01")
+    remarks = {row[0]: row[-1] for row in next(async_baselines.numbers(made)).rows}
+    assert remarks["compensated"] == remarks["hinge"] == "the same as async_sgd"
+    _take(by_name["compensated/threshold=100.0/rate=0.16"], 0.7)  # where it does change something
+    limited, fastest = found(async_baselines, made)
+    assert fastest == (
+        "cannot be told: threshold of compensated/threshold=100.0/rate=0.16, the best, is at the "
+        "end of its grid"
+    )
+    remarks = {row[0]: row[-1] for row in next(async_baselines.numbers(made)).rows}
+    assert remarks["compensated"] == "threshold at its grid's end"
+
+
+def _take(arm, level):
+    arm |= _scaled(arm, "seconds_to_target", level * 10.01 / arm["seconds_to_target"])
