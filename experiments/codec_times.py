@@ -1,6 +1,6 @@
 """Does compressing pay where an arm will run? Its codec is measured, its network a cost model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,33 @@ def _networks(config: ConfigDict, shapes) -> list[tuple[str, cost.Network]]:
 def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, float]:
     """Measured seconds of a worker's gradient, and of its exchange with nobody else and its step.
 
-    Arms differ in the second by their encoding and decoding; of what is gathered from others, by
+    What the second has of an exchange is in `_programs`.
+    """
+    taken = stopwatch.seconds(_programs(arm, config), TURNS)
+    return taken["gradient"], taken["step"]
+
+
+def step_rounds(
+    arms: Mapping[str, tuple[prepare.Prepared, ConfigDict]], rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """`step_seconds` of several arms in each of some rounds, in which all take turns.
+
+    What slows a round down slows all its arms, so that rounds tell how far their ratios can be
+    trusted.
+    """
+    programs = {
+        (name, what): program
+        for name, (arm, config) in arms.items()
+        for what, program in _programs(arm, config).items()
+    }
+    found = [stopwatch.seconds(programs, TURNS) for _ in range(rounds)]
+    return {name: [(r[name, "gradient"], r[name, "step"]) for r in found] for name in arms}
+
+
+def _programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[], object]]:
+    """A gradient, and an exchange with nobody else and a step.
+
+    Arms differ in the step by their encoding and decoding; of what is gathered from others, by
     that of one message. What a worker does only for others is left out, as the rounding of
     `int8_all_reduce` and the lists of `sparcml`.
     """
@@ -101,7 +127,4 @@ def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, floa
         return arm.algorithm.server.update(met, state[1], params, samples=0.0, batches=1)
 
     updates = gradient(params)
-    taken = stopwatch.seconds(
-        {"gradient": lambda: gradient(params), "step": lambda: step(updates, state, params)}, TURNS
-    )
-    return taken["gradient"], taken["step"]
+    return {"gradient": lambda: gradient(params), "step": lambda: step(updates, state, params)}

@@ -27,6 +27,7 @@ ROUNDING = 1e-6  # relative, of a number that two compiled programs compute
 LOSS_SHARE = 1e-3  # of a loss, that counts as none
 # Field: (by what it is multiplied, its unit); all others are shown as they are.
 UNITS = {
+    "ms": (1.0, " ms"),
     "meeting": (1.0, " s"),
     "seconds": (1.0, " s"),
     "seconds_to_target": (1.0, " s"),
@@ -209,11 +210,13 @@ def tuned(
 def loss_margin(again: Arm, dense: Arm, field: str) -> tuple[float, float]:
     """The noise level of a loss, and how far above `dense` a loss still counts as the same.
 
-    The level is the largest distance over the seeds between the arm and one that sums the same in
-    another order. It can be as small as rounding; a share of LOSS_SHARE counts as none then.
+    The level is the distance between the arm and one that sums the same in another order, as the
+    root of its mean square over the seeds, which does not grow with their number. It can be as
+    small as rounding; a share of LOSS_SHARE counts as none then.
     """
     pairs = zip(again[f"{field}_by_seed"], dense[f"{field}_by_seed"], strict=True)
-    level = max(abs(one - other) for one, other in pairs)
+    squares = [(one - other) ** 2 for one, other in pairs]
+    level = math.sqrt(sum(squares) / len(squares))
     return level, max(level, LOSS_SHARE * abs(dense[field]))
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from experiments import premises
 from experiments.premises import FAILS, HOLDS, Answer, CannotTell
 from experiments.publishing import quoted
-from experiments.studies import goodput
+from experiments.studies import goodput, s2_reducer
 
 SECONDS, LOSS, ACCURACY = "seconds_to_target", "train_loss", "test_accuracy"
+SENT = 0.5  # of the updates that may fall back: more, and a sketch is not what was sent
 END = "final_train_loss"  # a mean over the last tenth of the evaluations, less noisy than LOSS
 Record = Mapping[str, Any]
 
@@ -202,7 +203,10 @@ def _of_table(record: Record, title: str, heading: str, *names: str) -> list[flo
     """The numbers of these arms in a column of one of the record's tables."""
     if title not in (table["title"] for table in record.get("numbers", ())):
         raise CannotTell(f"the record has no table of {title}")
-    column = quoted.column(record, title, heading)
+    try:
+        column = quoted.column(record, title, heading)
+    except ValueError as error:
+        raise CannotTell(f"the record's table of {title} has no column of {heading}") from error
     missing = [name for name in names if name not in column]
     if missing:
         raise CannotTell(f"there is no arm {missing[0]} in the table of {title}")
@@ -210,9 +214,11 @@ def _of_table(record: Record, title: str, heading: str, *names: str) -> list[flo
 
 
 def sends_less(record: Record, ours: str, rivals: Sequence[str]) -> Answer:
-    """Bytes against every rival; what is counted needs no seeds."""
+    """Bytes against every rival, of a sketch that is sent; what is counted needs no seeds."""
     first, *others = premises.named(_arms(record), ours, *rivals)
     premises.equal("samples", first, *others)
+    if (first["fallback_share"] or 0) > SENT:
+        raise CannotTell(f"{first['name']} sent no sketch in {100 * first['fallback_share']:.0f} %")
     beaten = [rival["name"] for rival in others
               if first["bytes_per_worker"] <= rival["bytes_per_worker"]]  # fmt: skip
     ratios = [first["bytes_per_worker"] / rival["bytes_per_worker"] for rival in others]
@@ -228,17 +234,17 @@ def _fell_back(arm: Mapping[str, Any]) -> str:
 
 
 def sooner_steps(
-    record: Record, ours: Sequence[str], rivals: Sequence[str], gigabits: int, factor: float
+    record: Record, ours: Sequence[str], rivals: Sequence[str], gigabits: int
 ) -> Answer:
-    """The fastest of ours against every rival: a step with a modelled link, see `quoted.column`."""
-    names = (*ours, *rivals)
-    column = _of_table(record, f"a step at {gigabits} Gbit/s", "ms", *names)
-    steps = dict(zip(names, column, strict=True))
-    fastest = min(ours, key=steps.__getitem__)
-    gains = {rival: steps[rival] / steps[fastest] for rival in rivals}
-    beaten = [rival for rival, gain in gains.items() if gain >= factor]
-    shown = ", ".join(f"{gain:.2f}x {rival}" for rival, gain in gains.items())
-    return Answer(premises.of_all(len(beaten), len(gains)), f"{fastest}: {shown}")
+    """The fastest of ours against every rival: a step with a modelled link, see `s2_reducer`."""
+    title, names = f"a step at {gigabits} Gbit/s", (*ours, *rivals)
+    means = _of_table(record, title, "ms", *names)
+    deviations = _of_table(record, title, "deviation [ms]", *names)
+    steps = [
+        {"name": name, "ms": mean, "ms_std": deviation, "seeds": range(s2_reducer.ROUNDS)}
+        for name, mean, deviation in zip(names, means, deviations, strict=True)
+    ]
+    return s2_reducer.faster(steps, ours, rivals)
 
 
 def skilled(record: Record, baseline: str) -> Answer:

@@ -31,5 +31,8 @@ def test_a_codec_takes_time():
     arm = codec_times.prepare.prepare(config := configured(algorithm="qsgd"))
     gradient, exchange = codec_times.step_seconds(arm, config)
     assert gradient > 0 and exchange > 0
+    rounds = codec_times.step_rounds({"one": (arm, config), "other": (arm, config)}, 2)
+    assert [len(found) for found in rounds.values()] == [2, 2]
+    assert all(seconds > 0 for found in rounds.values() for pair in found for seconds in pair)
     with pytest.raises(StopIteration):
         next(codec_times.forecasts([configured()]))

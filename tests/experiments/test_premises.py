@@ -129,10 +129,12 @@ def test_a_seed_that_is_not_there_takes_the_mean_with_it():
 
 @pytest.mark.parametrize(
     ("by_seed", "expected"),
-    [([2.0, 4.0], (0.0, 0.003)), ([2.0, 4.01], (0.01, 0.01))],
+    [([2.0, 4.0], (0.0, 0.003)), ([2.0, 4.01], (0.01 / 2**0.5,) * 2)],
     ids=["rounding", "noise"],
 )
 def test_a_loss_is_the_same_up_to_the_noise_level_or_a_thousandth(by_seed, expected):
     dense = {"name": "dense", "loss": 3.0, "loss_by_seed": [2.0, 4.0]}
     again = dense | {"loss_by_seed": by_seed}
     assert premises.loss_margin(again, dense, "loss") == pytest.approx(expected)
+    twice = [one | {"loss_by_seed": 2 * one["loss_by_seed"]} for one in (again, dense)]
+    assert premises.loss_margin(*twice, "loss") == pytest.approx(expected)
