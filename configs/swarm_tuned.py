@@ -2,9 +2,9 @@
 
 `configs/swarm.py` compares all of them at rates that were tuned for a few, by accuracy. Here every
 method takes the rate of a grid that brings it to the target loss first, under the same delays, and
-after the same samples.
+after the same samples. SwarmSGD in 8 bits may take its best number of local steps as well.
 
-    python launch.py --config=configs/swarm_tuned.py --sweep --seeds=3 --together --workdir=runs/s
+    python launch.py --config=configs/swarm_tuned.py --sweep --seeds=10 --together --workdir=runs/s
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from experiments.studies import swarm as study
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 METHODS = (study.LARGE, *study.RIVALS, *study.OVERLAPPED, "ad_psgd",
-           "swarm/H=1", study.EXACT, "swarm/H=4", study.COARSE)  # fmt: skip
+           "swarm/H=1", study.EXACT, "swarm/H=4", *study.COARSE_BY_STEPS)  # fmt: skip
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -124,7 +124,7 @@ SWEEPS = (
         0.15,
     ),
     Sweep("swarm_epochs", "--config=configs/swarm_epochs.py --sweep --seeds=5 --together", 0.2),
-    Sweep("swarm_tuned", "--config=configs/swarm_tuned.py --sweep --seeds=3 --together", 0.1),
+    Sweep("swarm_tuned", "--config=configs/swarm_tuned.py --sweep --seeds=10 --together", 0.4),
     *(
         Sweep(
             f"swarm_{graph}",

@@ -13,6 +13,7 @@ from stragglers import schedule, wavefront
 
 EXACT, COARSE, LARGE = "swarm/H=2", "swarm/H=2/8 bits", "all_reduce"
 RIVALS, SERIAL = ("dpsgd/ring", "sgp"), "dpsgd/ring/serial"
+COARSE_BY_STEPS = tuple(f"swarm/H={steps}/8 bits" for steps in (1, 2, 4))
 OVERLAPPED = ("sgp/overlap",)  # D-PSGD overlaps in its own arm
 POINT = 0.01  # of accuracy that counts as none beside the error of the test samples
 
@@ -59,6 +60,10 @@ def tuned_claims(arms) -> Iterator[tuple[str, str]]:
         yield (
             f"{COARSE}: 10 % less time than {rival} to the same loss, links modelled",
             premises.text(sooner, arms, COARSE, rival, 0.9, at_best),
+        )
+        yield (
+            f"8 bits, H at its best: 10 % less time than {rival} to the same loss, links modelled",
+            premises.text(sooner_with_some_steps, arms, rival, 0.9),
         )
     for steps in (1, 4):
         yield (
@@ -111,6 +116,13 @@ def sooner(
 ) -> premises.Answer:
     """Seconds to the target loss; pick: the arms of these names."""
     return premises.at_most(*pick(arms, ours, theirs), "seconds_to_target", factor)
+
+
+def sooner_with_some_steps(arms, theirs: str, factor: float) -> premises.Answer:
+    """`sooner` at the best rates, with 8 bits and the number of local steps that is first."""
+    *ours, rival = at_best(arms, *COARSE_BY_STEPS, theirs)
+    first = min(ours, key=lambda arm: arm["seconds_to_target"])
+    return premises.at_most(first, rival, "seconds_to_target", factor)
 
 
 def within(

@@ -57,7 +57,7 @@ ROWS = (
     *(
         Row(
             paper,
-            f"{nodes} nodes, as many samples each: 8 bits within {words}",
+            f"{nodes} nodes, as many samples each, at rates tuned with 16: 8 bits within {words}",
             f"swarm_nodes_{nodes}",
             partial(accuracy, ours=COARSE, theirs=theirs, points=points),
         )
@@ -87,6 +87,16 @@ ROWS = (
         )
         for before, record, ask in (("", "swarm", at_most), (TUNED, "swarm_tuned", tuned))
         for paper, rival, words in SOONER
+    ),
+    *(
+        Row(
+            UNCLAIMED,
+            f"each at its best rate, 8 bits at their best H: 10 % less time than {words}",
+            "swarm_tuned",
+            partial(as_claimed, judge=study.sooner_with_some_steps, names=True, theirs=rival,
+                    factor=0.9),
+        )
+        for _, rival, words in SOONER[1:]
     ),
     *(
         Row(
