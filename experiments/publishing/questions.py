@@ -10,7 +10,7 @@ from typing import Any
 from experiments import premises
 from experiments.premises import FAILS, HOLDS, Answer, CannotTell
 from experiments.publishing import quoted
-from experiments.studies import goodput, s2_reducer
+from experiments.studies import goodput, published_speedups, s2_reducer
 
 SECONDS, LOSS, ACCURACY = "seconds_to_target", "train_loss", "test_accuracy"
 SENT = 0.5  # of the updates that may fall back: more, and a sketch is not what was sent
@@ -248,19 +248,12 @@ def sooner_steps(
 
 
 def skilled(record: Record, baseline: str) -> Answer:
-    """A simulation has skill where its error is below a constant's and it correlates."""
+    """A simulation has skill where it is nearer than a constant and correlates."""
     errors = {one["baseline"]: one for one in record["summary"]["errors"]}
-    error = errors.get(baseline, {})
-    if "correlation" not in error:
-        raise CannotTell(
-            f"the record has no correlation of simulated and published ratios over {baseline}"
-        )
-    shown = (
-        f"{error['runs']} runs: median error {error['median']:.0%}, a constant's "
-        f"{error['constant_median']:.0%}, correlation {error['correlation']:.2f}"
-    )
-    good = error["median"] < error["constant_median"] and error["correlation"] >= 0.5
-    return Answer(HOLDS if good else FAILS, shown)
+    known = errors.get(baseline, {})
+    if missing := set(published_speedups.Error._fields) - set(known):
+        raise CannotTell(f"the record has no {', '.join(sorted(missing))} over {baseline}")
+    return published_speedups.has_skill(published_speedups.Error(**known))
 
 
 def does_not_grow(record: Record, prefix: str, most: float) -> Answer:

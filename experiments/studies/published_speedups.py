@@ -13,7 +13,7 @@ from rich.table import Table
 
 from comms import cost, iteration
 from comms.layer_traces import LayerTrace, googlenet
-from experiments import premises
+from experiments import differences, premises
 from experiments.studies import layer_traces
 from experiments.studies.study import Study
 
@@ -55,15 +55,21 @@ def claims(found: Sequence["Error"]) -> Iterator[tuple[str, str]]:
 
 
 def has_skill(error: "Error") -> premises.Answer:
-    """Median errors, beside a constant's, and the correlation."""
+    """Errors beside a constant's, by a paired test over the runs, and the correlation."""
     if error.correlation is None:
         raise premises.CannotTell(f"{error.runs} runs have no correlation that says anything")
-    good = error.median < error.constant_median and error.correlation >= CORRELATED
-    return premises.Answer(
-        premises.HOLDS if good else premises.FAILS,
+    measured = (
         f"{error.runs} runs: median error {error.median:.0%}, a constant's "
-        f"{error.constant_median:.0%}, correlation {error.correlation:.2f}",
+        f"{error.constant_median:.0%}, correlation {error.correlation:.2f}"
     )
+    low, high = error.beyond_constant
+    verdict, before = premises.UNKNOWN, premises.NOISE
+    if high < 0 and error.correlation >= CORRELATED:
+        verdict, before = premises.HOLDS, ""
+    elif low > 0:
+        verdict, before = premises.FAILS, ""
+    deviation = f"errors minus the constant's {100 * low:+.1f} to {100 * high:+.1f} %"
+    return premises.Answer(verdict, before + measured, deviation=deviation)
 
 
 def compare_published(config: ConfigDict) -> list[Ratio]:
@@ -144,6 +150,8 @@ class Error(NamedTuple):
     worst: float
     constant_median: float  # the same for the median of the other published runs
     constant_worst: float
+    # Interval of the mean of the model's error minus the constant's, in logarithms.
+    beyond_constant: tuple[float, float] | None
     correlation: float | None  # of the logarithms, simulated and published; of three runs or more
 
 
@@ -168,7 +176,10 @@ def errors(ratios: Sequence[Ratio]) -> list[Error]:
         model, constant = np.abs(simulated - published), np.abs(np.array(others) - published)
         numbers = (np.median(model), model.max(), np.median(constant), constant.max())
         relative = (float(np.expm1(number)) for number in numbers)
-        known = len(ours) > 2
-        correlation = float(np.corrcoef(simulated, published)[0, 1]) if known else None
-        found.append(Error(baseline, len(ours), *relative, correlation))
+        beyond = correlation = None
+        if len(ours) > 2:
+            difference = differences.paired(model - constant)
+            beyond = difference.low, difference.high
+            correlation = float(np.corrcoef(simulated, published)[0, 1])
+        found.append(Error(baseline, len(ours), *relative, beyond, correlation))
     return found

@@ -4,14 +4,15 @@ Theory is that of `stragglers.theory.k_protocols` (arXiv 1803.01113). A simulate
 delays as the real one, so that what is left between them is no luck of the draw.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments import premises, waiting
+from experiments import differences, premises, waiting
 from experiments.numbers import Numbers
 from experiments.reports.figure import COLOURS, save
 from experiments.studies import axes as look
@@ -50,7 +51,7 @@ def follows_the_simulation(arms: Sequence[dict]) -> premises.Answer:
         place: _per_update_by_seed(real) / _per_update_by_seed(twin) - 1
         for place, real, twin in _pairs(arms)
     }
-    return _of_all(over, WITHIN, lambda value: value)
+    return _of_all(over, -math.inf, WITHIN)
 
 
 def is_as_stale(arms: Sequence[dict]) -> premises.Answer:
@@ -60,7 +61,7 @@ def is_as_stale(arms: Sequence[dict]) -> premises.Answer:
         expected = k_protocols.mean_staleness(*_protocol(place), real["workers"])
         found = _by_seed(real, "staleness_mean")
         off[place] = found / expected - 1 if expected else found
-    return _of_all(off, STALE_WITHIN, abs)
+    return _of_all(off, -STALE_WITHIN, STALE_WITHIN)
 
 
 def is_as_quick(arms: Sequence[dict]) -> premises.Answer:
@@ -73,7 +74,7 @@ def is_as_quick(arms: Sequence[dict]) -> premises.Answer:
             continue
         gain = _per_update_by_seed(real[sync]) / _per_update_by_seed(real[free])
         off[law] = gain / k_protocols.sync_over_async(_law(real[sync]), real[sync]["workers"]) - 1
-    return _of_all(off, STALE_WITHIN, abs)
+    return _of_all(off, -STALE_WITHIN, STALE_WITHIN)
 
 
 def _pairs(arms: Sequence[dict]) -> Iterator[tuple[str, dict, dict]]:
@@ -92,20 +93,30 @@ def _pairs(arms: Sequence[dict]) -> Iterator[tuple[str, dict, dict]]:
         yield place, arm, simulated[place]
 
 
-def _of_all(off: Mapping[str, np.ndarray], most: float, size: Callable[[float], float]):
-    """One answer of all places: it holds where the relative distance is small.
+def _of_all(off: Mapping[str, np.ndarray], least: float, most: float) -> premises.Answer:
+    """One answer of all places, by the interval of the relative distance at each of them.
 
-    off: by place, a distance for each seed.
+    off: by place, a distance for each seed, which should lie between `least` and `most`. A place
+    whose interval lies across a bound is undecided.
     """
     if not off:
         raise premises.CannotTell("no pair of arms to compare")
-    mean = {place: float(values.mean()) for place, values in off.items()}
-    good = [place for place, value in mean.items() if size(value) <= most]
-    worst = max(mean, key=lambda place: size(mean[place]))
-    seeds = min(map(len, off.values()))
-    spread = f" ± {100 * off[worst].std(ddof=1):.2g} points" if seeds > 1 else ""
-    measured = f"{len(good)} of {len(off)} places; worst {worst} {mean[worst]:+.1%}{spread}"
-    return premises.Answer(premises.of_all(len(good), len(off)), measured, seeds)
+    few = min(off, key=lambda place: len(off[place]))
+    if len(off[few]) < 2:
+        raise premises.CannotTell(f"{few} has one seed, a deviation needs 2")
+    found = {place: differences.paired(values) for place, values in off.items()}
+    inside = sum(least <= one.low and one.high <= most for one in found.values())
+    outside = sum(one.low > most or one.high < least for one in found.values())
+    verdict = premises.of_all(inside, len(off))
+    if verdict == premises.FAILS and not outside:
+        verdict = premises.UNKNOWN
+    worst = max(found, key=lambda place: max(found[place].mean - most, least - found[place].mean))
+    spread = 100 * off[worst].std(ddof=1)
+    measured = (
+        f"{inside} of {len(off)} places, {outside} beyond, the others in the noise; worst {worst} "
+        f"{found[worst].mean:+.1%} ± {spread:.2g} points"
+    )
+    return premises.Answer(verdict, measured, len(off[few]))
 
 
 def numbers(arms: Sequence[dict]) -> Iterator[Numbers]:

@@ -56,7 +56,7 @@ TABLE = {
             "diverged": (),
         },
     ),
-    "slow_and_stale_real": (None, {"few": ()}),
+    "slow_and_stale_real": (None, {"few": (), "one_seed": ()}),
     "swarm": (
         "delay=slow4",
         {
@@ -79,8 +79,8 @@ def nothing_is_measured(monkeypatch):
     monkeypatch.setattr(mg_wfbp, "_same_parameters", lambda one, other: True)
     sent = {"dense": 1.0}
     monkeypatch.setattr(s2_reducer, "_sent_for_tables", lambda arm: sent.get(arm["name"], 0.1))
-    step = s2_reducer.Step
-    steps = {"dense": step(3.0, ""), "s2/sketch": step(1.0, ""), "sparcml": step(2.0, "")}
+    taken = {"dense": 3.0, "s2/sketch": 1.0, "s2/exact": 1.1, "s2/median": 1.0, "sparcml": 2.0}
+    steps = {name: s2_reducer.Step(name, ms, 0.01, range(5), "") for name, ms in taken.items()}
     monkeypatch.setattr(s2_reducer, "_steps", lambda arms, gigabits: steps)
     monkeypatch.setattr(s2_reducer, "_prepared", lambda arm: _Prepared())
     found = s2_reducer.Gathered([(4, 1.0, 2.0)], 4)

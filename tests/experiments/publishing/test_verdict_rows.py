@@ -65,10 +65,11 @@ SWEEPS = {
     async_baselines.better_left_out: (*TO_TARGET, "at_the_edge"),
     async_baselines.nearly_optimal: (*TO_TARGET, "at_the_edge"),
     matcha.five_times: (*TO_TARGET, "at_the_edge"),
-    real_protocols.follows_the_simulation: (*ALWAYS, "few"),
-    real_protocols.is_as_stale: (*ALWAYS, "few", "never_measured"),
+    real_protocols.follows_the_simulation: (*ALWAYS, "one_seed", "few"),
+    real_protocols.is_as_stale: (*ALWAYS, "one_seed", "few", "never_measured"),
     slow_and_stale.at_a_common_rate: TO_TARGET,
     slow_and_stale.at_tuned_rates: (*TO_TARGET, "at_the_edge"),
+    swarm.sooner_with_some_steps: (*TO_TARGET, "at_the_edge"),
     swarm.within: TO_TARGET,
     swarm_epochs.more_accurate: (*ALWAYS, "one_seed", "diverged"),
 }  # fmt: skip
@@ -83,6 +84,8 @@ FORM = {
     "nodes": 4, "rate": "100mbit", "runs": 3, "meeting": 1.0, "meeting_deviation": 0.1,
     "seconds": 9.0, "seconds_deviation": 0.1,
 }  # fmt: skip
+TWO_RUNS = {"runs": 2, "median": 0.1, "worst": 0.1, "constant_median": 0.2, "constant_worst": 0.2,
+            "beyond_constant": None, "correlation": None}  # fmt: skip
 ANALYSES = {
     questions.does_not_grow: ({"points": []}, {"points": [POINT]}),
     questions.in_theory: ({"points": [], "by_workers": []},),
@@ -106,6 +109,7 @@ ANALYSES = {
         {"errors": []},
         {"errors": [{"baseline": name, "median": 0.1, "constant_median": 0.2, "runs": 9}
                     for name in ("single", "wfbp", "byte_scheduler")]},
+        {"errors": [TWO_RUNS | {"baseline": name} for name in ("single", "wfbp", "byte_scheduler")]},
     ),
 }  # fmt: skip
 
