@@ -39,9 +39,9 @@ OPENING = """\
 # Results
 
 Every sweep with the command that made it, means over its seeds, and beside each claim of a paper
-what was measured, in favour or not. Seconds on a network are modelled, but for the sweeps whose
-names end in "real"; [links.md](links.md) has exchanges that were measured over links with a rate.
-This page is written by `experiments/publishing/published.py`.
+what was measured, in favour or not. Seconds on a network are modelled, but for `mg_wfbp` and the
+sweeps whose names end in "real"; [links.md](links.md) has exchanges that were measured over links
+with a rate. This page is written by `experiments/publishing/published.py`.
 
 ## Verdicts
 A claim holds, holds where a condition is met, does not hold, or cannot be told. The last stands
@@ -51,12 +51,18 @@ lie on one side of the claim's bound, by Student's paired test where a record ha
 number, else by Welch's. A difference stands with its standard error, and p is the probability of
 such a one if there were none. A test accuracy has a standard error as well, which its test samples
 leave and all seeds share; it stands below each sweep's own table, and smaller differences are not
-resolved. A row without seeds is a single simulation or a count. A loss at the end is a mean over
-the last tenth of the evaluations. For sketches the noise level of a loss is how far apart dense
-training ends where it sums in another order; a loss that is above by so much, or by a thousandth,
-counts as the same. Rows that are "not claimed" compare what no paper does. The rows are in
-`experiments/publishing/verdict_rows`, and `make evidence` repeats all sweeps. Claims further below
-stand as the sweep printed them when it ran; where they and this table differ, the table counts.
+resolved. A row without seeds is a single simulation, a count, a modelled step, or a claim whose
+premise is not met. A loss at the end is a mean over the last tenth of the evaluations. For sketches
+the noise level of a loss is how far apart dense training ends where it sums in another order; a
+loss that is above by so much, or by a thousandth, counts as the same. Rows that are "not claimed"
+compare what no paper does. The rows are in `experiments/publishing/verdict_rows`, and `make
+evidence` repeats all sweeps, though not the benchmarks. Claims further below stand as the sweep
+printed them when it ran; where they and this table differ, the table counts.
+
+Three things limit what the verdicts say. The rates of a grid are a factor of two or more apart, so
+that a method between two of them may be better than its best one by more than a small bound. The
+seeds that choose a best setting are the seeds that it is judged by. Where three seeds left a claim
+in the noise, some sweeps were given more, and sweeps that were decided by three were not.
 """
 
 
@@ -131,7 +137,9 @@ def record(name: str, form: formats.Format = formats.PUBLISHED_SWEEP) -> dict[st
 def page(folder: Path = FOLDER) -> str:
     """The page of everything in `folder`, in Markdown."""
     sections = [_section(path) for path in sorted(folder.glob("*.json"))]
-    return "\n".join([OPENING, *_rows(verdicts.HEADINGS, _verdicts(folder)), "", *sections])
+    rows = _verdicts(folder)
+    many = verdicts.of_many_tests(rows)
+    return "\n".join([OPENING, many, "", *_rows(verdicts.HEADINGS, rows), "", *sections])
 
 
 def _verdicts(folder: Path) -> list[list[str]]:

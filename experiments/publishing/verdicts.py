@@ -1,7 +1,7 @@
 """The table of verdicts at the head of docs/results.md: what records say of every paper's claim."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments import formats, premises
@@ -40,6 +40,27 @@ def cells(folder: Path) -> list[list[str]]:
         ]
         for row, answer in answers(folder)
     ]
+
+
+P_VALUE = re.compile(r"p = ([0-9.e-]+)")
+FALSE_SHARE = 0.05  # of the differences that stand, which may be expected to be none
+
+
+def of_many_tests(rows: Sequence[Sequence[str]]) -> str:
+    """A sentence on how many p-values of the table stand beside all the others.
+
+    With m of them in order, the first k stand for the largest k with p_k <= FALSE_SHARE k / m
+    (Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995).
+    """
+    found = sorted(float(p) for row in rows for p in P_VALUE.findall(row[4]))
+    few = sum(p < FALSE_SHARE for p in found)
+    stand = max((k for k, p in enumerate(found, 1) if p <= FALSE_SHARE * k / len(found)), default=0)
+    most = f" These are the rows with p up to {found[stand - 1]:.2g}." if stand else ""
+    return (
+        f"The table has {len(found)} p-values, of which {few} are below {FALSE_SHARE:g}. By the "
+        f"procedure of Benjamini and Hochberg {stand} of them stand beside all the others."
+        f"{most}"
+    )
 
 
 def _link(record: str, folder: Path) -> str:

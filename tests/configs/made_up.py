@@ -43,7 +43,8 @@ def _arm(name, config, factor) -> dict:
     made = {
         "name": name, "config": config, "baseline": config.baseline, "clock": "virtual",
         "seeds": list(range(SEEDS)), "workers": config.workers, "target_loss": config.target_loss,
-        "reached": f"{SEEDS}/{SEEDS}", "updates": 100, "updates_by_seed": [99, 100, 101], "samples": 1000.0, "seconds": 50.0,
+        "reached": f"{SEEDS}/{SEEDS}", "updates": 100,
+        "updates_by_seed": [99, 100, 101], "samples": 1000.0, "seconds": 50.0,
         "bytes_per_worker": 1e6, "consensus_distance": 0.1, "staleness_mean": 1.0,
         "staleness_mean_by_seed": [0.99, 1.0, 1.01],
         "test_accuracy_worst_worker": 0.9, "test_accuracy_best_worker": 0.95,

@@ -25,6 +25,8 @@ def arms(file, pace):
                 "updates_by_seed": [updates] * 2,
                 "seconds": 30.0,
                 "seconds_to_target": seconds_to_target,
+                "final_train_loss": 0.5,
+                "final_train_loss_by_seed": [0.5] * 2,
                 "staleness_mean": 1.5,
                 "staleness_mean_by_seed": [1.5] * 2,
                 "metrics": [[{"seconds": 0.0, "train_loss": 2.0, "refusals_per_meeting": 0.25}]],
@@ -37,9 +39,10 @@ def test_protocols_are_compared_with_their_simulation_and_with_theory():
     found = arms(
         slow_and_stale_real, lambda name: (100 if name.startswith("simulated") else 80, None)
     )
-    seconds, staleness, gains = (text for _, text in slow_and_stale_real.claims(found))
+    seconds, ends, staleness, gains = (text for _, text in slow_and_stale_real.claims(found))
     assert seconds.startswith("does not hold: 0 of 18 places, 18 beyond, ") and "+25.0%" in seconds
     assert staleness.startswith("holds where: ") or staleness.startswith("does not hold: ")
+    assert ends.startswith("holds: 18 of 18 places, 0 beyond, 0 in the noise; worst ")
     assert gains.startswith("does not hold: 0 of 2 places, 2 beyond, ")
     (table,) = slow_and_stale_real.numbers(found)
     # K-async with K = 1 and mean 0.2: 0.2 / 4 workers.
@@ -54,7 +57,9 @@ def test_a_real_update_of_several_seeds_has_a_deviation():
         real = arm["name"].startswith("real")
         paces = (250, 300, 200) if real else (300, 300, 300)
         arm |= {"seeds": [0, 1, 2], "updates_by_seed": list(paces), "updates": sum(paces) / 3}
-        arm |= {"staleness_mean_by_seed": [1.5] * 3}
+        arm |= {
+            f"{field}_by_seed": [arm[field]] * 3 for field in ("staleness_mean", "final_train_loss")
+        }
     (_, seconds), *_ = slow_and_stale_real.claims(found)
     assert seconds.startswith("cannot be told: 0 of 18 places, 0 beyond, ")
     # 1.2, 1 and 1.5 times as long

@@ -109,6 +109,16 @@ def test_an_accuracy_shows_the_standard_error_of_its_test_samples():
         premises.resolved(0.009, arm)
 
 
+def test_seeds_that_agree_leave_half_a_test_sample_of_an_accuracy_open():
+    exact = {"test_samples": 100, "test_accuracy": 0.9, "test_accuracy_by_seed": [0.9] * 3}
+    ours, theirs = OURS | exact, THEIRS | exact
+    assert verdict(ours, theirs, "test_accuracy", margin=0.006) == premises.HOLDS
+    assert verdict(ours, theirs, "test_accuracy", margin=0.004) == premises.UNKNOWN
+    better = ours | {"test_accuracy": 0.906, "test_accuracy_by_seed": [0.906] * 3}
+    assert verdict(better, theirs, "test_accuracy", margin=0.002) == premises.UNKNOWN
+    assert verdict(better, theirs, "test_accuracy", margin=0.0005) == premises.FAILS
+
+
 def test_parts_of_a_claim_are_judged_together():
     good, bad = premises.Answer(premises.HOLDS, "a", 3), premises.Answer(premises.FAILS, "b", 2)
     unknown = premises.Answer(premises.UNKNOWN, "c")

@@ -67,7 +67,7 @@ ROWS = (
         )
         for paper, ours, how in (
             (AGAIN, (PAPERS,), ""),
-            (UNCLAIMED, OURS, "; sketches read without loss, or none sent"),
+            (UNCLAIMED, OURS, "; our own variants"),
         )
         for record, words in SPARSE
         for gigabits in LINKS

@@ -9,7 +9,7 @@ ROWS = (
     *(
         Row(
             "Non-blocking SGD, 2211.00889",
-            f"{mixer}, {words}: less time to the same loss than {rival}",
+            f"{mixer}, {words}, untuned: less time to the same loss than {rival}",
             f"nonblocking_{delay}",
             partial(at_most, ours=f"{mixer}/nonblocking", theirs=f"{mixer}/{arm}", where=where),
         )
@@ -33,7 +33,7 @@ ROWS = (
     *(
         Row(
             AGAIN,
-            f"{mixer}: less time, each side at its best",
+            f"{mixer}, one worker 4x slower, shorter exchanges: less time, each side at its best",
             "nonblocking_tuned",
             partial(tuned, ours=f"{mixer}/nonblocking", theirs=f"{mixer}/blocking"),
         )

@@ -66,6 +66,7 @@ SWEEPS = {
     async_baselines.nearly_optimal: (*TO_TARGET, "at_the_edge"),
     matcha.five_times: (*TO_TARGET, "at_the_edge"),
     real_protocols.follows_the_simulation: (*ALWAYS, "one_seed", "few"),
+    real_protocols.ends_as_low: (*ALWAYS, "one_seed", "few", "diverged"),
     real_protocols.is_as_stale: (*ALWAYS, "one_seed", "few", "never_measured"),
     slow_and_stale.at_a_common_rate: TO_TARGET,
     slow_and_stale.at_tuned_rates: (*TO_TARGET, "at_the_edge"),
@@ -109,7 +110,8 @@ ANALYSES = {
         {"errors": []},
         {"errors": [{"baseline": name, "median": 0.1, "constant_median": 0.2, "runs": 9}
                     for name in ("single", "wfbp", "byte_scheduler")]},
-        {"errors": [TWO_RUNS | {"baseline": name} for name in ("single", "wfbp", "byte_scheduler")]},
+        {"errors": [TWO_RUNS | {"baseline": name}
+                    for name in ("single", "wfbp", "byte_scheduler")]},
     ),
 }  # fmt: skip
 
@@ -213,3 +215,17 @@ def test_the_table_and_the_claims_that_sweeps_printed_agree():
             compared += 1
             assert answer.verdict in twins, named(one)
     assert compared > 100
+
+
+def test_p_values_are_judged_beside_all_the_others():
+    """The k-th of m in order is compared with .05 k / m, and takes those before it along."""
+
+    def said(*values):
+        rows = [["", "", "", "", f"paired, p = {value}"] for value in values]
+        return verdicts.of_many_tests(rows)
+
+    text = said(0.9, 0.04, 0.02, 0.01, 0.03)
+    assert "5 p-values, of which 4 are below 0.05." in text
+    assert "4 of them stand" in text and "p up to 0.04" in text
+    assert "1 of them stand" in said(0.001, *[0.04] * 3, *[0.9] * 6)
+    assert "0 of them stand" in said(0.9) and "up to" not in said(0.9)

@@ -51,7 +51,9 @@ def test_another_reading_of_a_run_counts_no_more_and_skill_needs_a_correlation()
     (error,) = published_speedups.errors([*near, ratio(9, 5.0, 1.0, counted=False)])
     assert error.runs == 5 and error.correlation > 0.99
     assert next(published_speedups.claims([error]))[1].startswith("holds: 5 runs: median error ")
-    assert next(published_speedups.claims([error]))[1].endswith(" %") and error.beyond_constant[1] < 0
+    assert (
+        next(published_speedups.claims([error]))[1].endswith(" %") and error.beyond_constant[1] < 0
+    )
     far = [ratio(n, 1 + n / 10, 3 + n / 11) for n in range(5)]
     (error,) = published_speedups.errors(far)  # correlated, and a constant is nearer
     assert next(published_speedups.claims([error]))[1].startswith("does not hold: ")
