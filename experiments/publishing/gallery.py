@@ -88,7 +88,8 @@ EXHIBITS = (
     ),
     Exhibit(
         "adasync", "AdaSync",
-        "At rates of their own, growing numbers of workers are not seen to beat a fixed one.",
+        "At rates of their own, growing numbers of workers are not seen to beat a fixed one to this "
+        "loss, 0.35.",
         TO_TARGET,
     ),
     Exhibit(
