@@ -170,6 +170,24 @@ def inside(arm: Arm, members: Sequence[Arm], bounds: Mapping[str, float] | None 
         raise CannotTell(f"{found[0]} of {arm['name']}, the best, is at the end of its grid")
 
 
+def surrounded(arm: Arm, members: Sequence[Arm], field: str, entry: str = "rate") -> None:
+    """A neighbour of the arm in an entry of its grid came to the target in every seed, too.
+
+    Where neither did, the grid is too coarse for a close bound: a value between may be much better.
+    """
+    grid = sorted(
+        (settings(member["name"])[entry], member["name"], _complete(member, field))
+        for member in members
+    )
+    place = [name for _, name, _ in grid].index(arm["name"])
+    beside = grid[max(0, place - 1) : place] + grid[place + 1 : place + 2]
+    if not any(complete for *_, complete in beside):
+        raise CannotTell(
+            f"not every seed of the {entry}s beside {arm['name']} came to the target; its grid is "
+            "too coarse"
+        )
+
+
 def group(arms: Iterable[Arm], name: str) -> list[Arm]:
     """The arm of this name, or the arms of a grid: the name with settings after it."""
     found = [

@@ -44,6 +44,7 @@ STEPS = {
 }
 LINKS = (1, 10)  # Gbit/s
 LOSS = "train_loss_by_seed"
+MOST = 0.5  # of the updates: more, and a marker is hollow
 
 
 class Point(NamedTuple):
@@ -103,6 +104,12 @@ def steps(records: Records, gigabits: int) -> dict[str, list[float]]:
     return {name: [table[name] for table in tables] for name in STEPS}
 
 
+def fallen(records: Records) -> dict[str, list[bool]]:
+    """Whether most updates fell back, of every arm of STEPS, for every number of workers."""
+    tables = [quoted.arms(record) for record in records.by_workers.values()]
+    return {name: [(arms[name]["fallback_share"] or 0) > MOST for arms in tables] for name in STEPS}
+
+
 def draw(records: Records) -> Figure:
     """A picture of 1500 pixels' width: two panels for the sizes, one for the step of each link."""
     canvas = Figure(figsize=(10, 8), dpi=150, layout="constrained")
@@ -110,8 +117,8 @@ def draw(records: Records) -> Figure:
     _sent(sent, {name: sizes(records, name) for name in STEPS if name != DENSE})
     _losses(losses, {label: sizes(records, name) for name, label in SKETCHES.items()})
     for axes, gigabits in zip(links, LINKS, strict=True):
-        _steps(axes, steps(records, gigabits), list(records.by_workers))
-        axes.set_title(f"a step over {gigabits} Gbit/s", fontsize=10)
+        _steps(axes, steps(records, gigabits), fallen(records), list(records.by_workers))
+        axes.set_title(f"a step over {gigabits} Gbit/s; hollow as above", fontsize=10)
     for axes in canvas.axes:
         axes.legend(
             fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2
@@ -122,13 +129,8 @@ def draw(records: Records) -> Figure:
 def _sent(axes: Axes, by_name: Mapping[str, Sequence[Point]]) -> None:
     for place, (name, points) in enumerate(by_name.items(), 1):
         percents = [point.percent for point in points]
-        (line,) = _line(axes, place, percents, [point.sent for point in points], STEPS[name])
-        fallen = [point for point in points if point.fell_back > 0.5]
-        axes.plot(
-            [point.percent for point in fallen], [point.sent for point in fallen],
-            linestyle="", marker=figure.MARKERS[place], markersize=5, zorder=line.get_zorder() + 1,
-            markerfacecolor="white", markeredgecolor=figure.COLOURS[place],
-        )  # fmt: skip
+        sent, gone = ([p.sent for p in points], [p.fell_back > MOST for p in points])
+        _line(axes, place, percents, sent, STEPS[name], gone)
     figure.logarithmic(axes)
     _across(axes, list(SIZES))
     axes.set_xlabel("size of the sketch [% of its table]", fontsize=9)
@@ -154,9 +156,14 @@ def _losses(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     axes.set_ylabel("training loss at the end over dense", fontsize=9)
 
 
-def _steps(axes: Axes, by_name: Mapping[str, Sequence[float]], workers: Sequence[int]) -> None:
+def _steps(
+    axes: Axes,
+    by_name: Mapping[str, Sequence[float]],
+    gone: Mapping[str, Sequence[bool]],
+    workers: Sequence[int],
+) -> None:
     for place, (name, taken) in enumerate(by_name.items()):
-        _line(axes, place, workers, taken, STEPS[name])
+        _line(axes, place, workers, taken, STEPS[name], gone[name])
     figure.logarithmic(axes)
     _across(axes, workers)
     axes.set_xlabel("workers", fontsize=9)
@@ -172,6 +179,18 @@ def _across(axes: Axes, values: Sequence[int]) -> None:
     axes.set_xticklabels([f"{value}" for value in values])
 
 
-def _line(axes: Axes, place: int, x: Sequence[float], y: Sequence[float], label: str) -> list:
+def _line(
+    axes: Axes,
+    place: int,
+    x: Sequence[float],
+    y: Sequence[float],
+    label: str,
+    gone: Sequence[bool] = (),
+) -> None:
+    """A line with markers, of which those of what has `gone` back to rows are hollow."""
     look = {"color": figure.COLOURS[place], "marker": figure.MARKERS[place], "markersize": 5}
-    return axes.plot(x, y, label=label, linewidth=1.3, **look)
+    (line,) = axes.plot(x, y, label=label, linewidth=1.3, **look)
+    if gone:
+        hollow = [(a, b) for a, b, there in zip(x, y, gone, strict=True) if there]
+        look |= {"markerfacecolor": "white", "linestyle": "", "zorder": line.get_zorder() + 1}
+        axes.plot(*zip(*hollow, strict=True) if hollow else ([], []), **look)

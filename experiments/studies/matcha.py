@@ -49,6 +49,7 @@ def five_times(arms) -> premises.Answer:
     field = "seconds_to_target"
     ours = [premises.tuned(arms, f"matcha/{budget:g}", field) for budget in BUDGETS]
     vanilla = premises.tuned(arms, VANILLA, field)
+    premises.surrounded(vanilla, premises.group(arms, VANILLA), field)
     return premises.at_most(min(ours, key=lambda arm: arm[field]), vanilla, field, 1 / 5)
 
 

@@ -75,6 +75,10 @@ def test_claims_stand_beside_what_was_measured():
     assert communicates.startswith("does not hold: ") and sooner.startswith("holds: ")
     assert five.startswith("does not hold: matcha/0.2/rate=0.8 5.005") and "0.50x" in five
     assert periodic[-1].startswith("holds: matcha/0.5/rate=0.8") and len(periodic) == 3
+    alone = [arm | {"reached": "2/3"} if arm["name"].startswith("vanilla/") and
+             not arm["name"].endswith("/rate=0.8") else arm for arm in made]  # fmt: skip
+    *_, five = (t for claim, t in matcha.claims(alone) if claim.startswith("up to 5x"))
+    assert five.startswith("cannot be told: not every seed of the rates beside vanilla/rate=0.8")
     assert theory.startswith("holds where: on matcha(k=0): matcha(k=0) 0.6440 against 0.6538; ")
     own, ring, path = matcha.numbers(made)
     assert own.rows[2][:3] == ("0.5", "0.6440", "0.8269") and "vanilla 0.6538" in own.title

@@ -62,7 +62,7 @@ def test_the_picture_has_a_line_for_every_sketch_and_every_rival_with_the_number
         assert line.get_xdata().tolist() == [*sparse.SIZES] == [p.percent for p in points]
         assert line.get_ydata().tolist() == [point.sent for point in points]
         fallen = [point.percent for point in points if point.fell_back > 0.5]
-        assert hollow.get_xdata().tolist() == fallen
+        assert list(hollow.get_xdata()) == fallen
     for name, label in sparse.SKETCHES.items():
         (line,) = (line for line in losses.lines if line.get_label() == label)
         means = [sum(p.losses) / len(p.losses) for p in sparse.sizes(records, name)]
@@ -70,9 +70,13 @@ def test_the_picture_has_a_line_for_every_sketch_and_every_rival_with_the_number
     assert labels(losses) == [*sparse.SKETCHES.values(), "dense, summed in another order"]
     for axes, gigabits in zip(links, sparse.LINKS, strict=True):
         assert labels(axes) == [*sparse.STEPS.values()] and axes.get_xlabel() == "workers"
-        drawn = [line.get_ydata().tolist() for line in axes.lines]
+        lines, hollow = axes.lines[::2], axes.lines[1::2]
+        drawn = [line.get_ydata().tolist() for line in lines]
         assert drawn == list(sparse.steps(records, gigabits).values())
-        assert axes.get_title() == f"a step over {gigabits} Gbit/s"
+        for line, gone in zip(hollow, sparse.fallen(records).values(), strict=True):
+            at = [n for n, there in zip(sparse.WORKERS, gone, strict=True) if there]
+            assert list(line.get_xdata()) == at
+        assert axes.get_title().startswith(f"a step over {gigabits} Gbit/s")
     for axes in (sent, losses, *links):
         least, most = (4, 64) if axes in links else (1, 50)
         left, right = axes.get_xlim()
