@@ -23,6 +23,7 @@ PAPERS = "s2/median"  # decodes as the paper does
 OURS = ("s2/sketch", "s2/exact")  # our own: reads a sketch without loss; sends none
 DENSE, REORDERED = "dense", "dense/reordered"
 SAVED, FASTER = 0.81, 1.8  # the paper's
+FELL_BACK = 0.5  # of the updates: more, and what is judged is not the sketch
 SEEDS = 3  # without which the noise level of a loss is not known
 LINKS = (1, 10)  # Gbit/s
 ROUNDS = 5  # in each of which the codecs of all arms are measured
@@ -89,7 +90,17 @@ def faster_than_rivals(arms, ours: Sequence[str], gigabits: int) -> premises.Ans
     rivals = [name for name in RIVALS if name in steps]
     if not rivals:
         raise premises.CannotTell("no rival among the arms")
-    return faster([step._asdict() for step in steps.values()], ours, rivals)
+    return faster([step._asdict() for step in steps.values()], as_planned(arms, ours), rivals)
+
+
+def as_planned(arms, names: Sequence[str]) -> list[str]:
+    """The methods of these names that sent what they are meant to, and not mostly rows instead."""
+    shares = {arm["name"]: arm.get("fallback_share") or 0 for arm in premises.named(arms, *names)}
+    found = [name for name, share in shares.items() if share <= FELL_BACK]
+    if not found:
+        most = ", ".join(f"{name} in {share:.0%}" for name, share in shares.items())
+        raise premises.CannotTell(f"updates fell back, so that no sketch was sent: {most}")
+    return found
 
 
 def faster(

@@ -19,6 +19,7 @@ def record(fewer="82.5", deviation="0.001", **changes) -> dict:
         "dense": DENSE,
         "dense/reordered": DENSE | {"train_loss_by_seed": [1.0005, 1.1, 1.2]},
         "s2/sketch": DENSE | {"bytes_per_worker": 18.0, "fallback_share": 0.0} | changes,
+        "s2/exact": DENSE | {"fallback_share": 0.0},
         "sparcml": DENSE | {"bytes_per_worker": 5.0, "fallback_share": 0.0},
         "omnireduce": DENSE | {"bytes_per_worker": 30.0, "fallback_share": 0.0},
     }
@@ -72,8 +73,10 @@ def test_what_is_sent_is_compared_with_every_rival():
     assert answer.measured == "against 1 of 2: 3.60x sparcml, 0.60x omnireduce"
     fell = questions.sends_less(record(fallback_share=0.5), "s2/sketch", RIVALS)
     assert fell.measured.endswith("omnireduce; fell back in 50 %")
-    with pytest.raises(CannotTell, match="s2/sketch sent no sketch in 75 %"):
+    with pytest.raises(CannotTell, match="no sketch was sent: s2/sketch in 75%"):
         questions.sends_less(record(fallback_share=0.75), "s2/sketch", RIVALS)
+    with pytest.raises(CannotTell, match="no sketch was sent: s2/sketch in 75%"):
+        questions.sooner_steps(record(fallback_share=0.75), ["s2/sketch"], RIVALS, 1)
     alone = questions.sends_less(record(), "s2/sketch", RIVALS[1:])
     assert alone.verdict == premises.HOLDS
     with pytest.raises(CannotTell, match="no arm parallax"):
