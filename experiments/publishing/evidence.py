@@ -155,7 +155,7 @@ SWEEPS = (
         for task, seeds, hours in (
             ("hashed_logistic", 3, 0.3),
             # With three seeds the losses of these two were in the noise.
-            ("ncf", 10, 0.5),
+            ("ncf", 5, 0.7),
             ("transformer", 10, 0.5),
             ("lstm", 3, 0.5),
             ("skip_gram", 3, 0.5),
