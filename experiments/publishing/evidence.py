@@ -109,7 +109,7 @@ SWEEPS = (
     Sweep("slow_and_stale_real", "--config=configs/slow_and_stale_real.py --sweep --seeds=3", 0.7),
     Sweep("adasync", "--config=configs/adasync.py --sweep --seeds=15 --together", 0.6),
     Sweep(
-        "async_baselines", "--config=configs/async_baselines.py --sweep --seeds=5 --together", 0.9
+        "async_baselines", "--config=configs/async_baselines.py --sweep --seeds=5 --together", 0.3
     ),
     Sweep("swarm", "--config=configs/swarm.py:delay=equal --sweep --seeds=3 --together", 0.3),
     Sweep("swarm_slow4", "--config=configs/swarm.py:delay=slow4 --sweep --seeds=3 --together", 0.3),

@@ -24,7 +24,8 @@ Asynchronous DiLoCo, which delays its momentum, ends below DiLoCo, which waits f
 below averages without momentum and far below momentum at every push. Whether fewer local steps of
 the slow worker help cannot be told. On uneven data Ringleader, in which all workers count alike,
 ends above Ringmaster and K-async; Rennala differs too much from seed to seed to be placed. No
-baseline of asynchronous SGD comes to its target before plain Async-SGD in the mean.
+baseline of asynchronous SGD comes to its target before plain Async-SGD in the mean. Those whose
+setting can switch them off are best where they are Async-SGD, at the end of their grid.
 
 ```
 {}
