@@ -187,7 +187,7 @@ def _line(
     label: str,
     gone: Sequence[bool] = (),
 ) -> None:
-    """A line with markers, of which those of what has `gone` back to rows are hollow."""
+    """A line with markers, hollow where most updates have `gone` back to rows."""
     look = {"color": figure.COLOURS[place], "marker": figure.MARKERS[place], "markersize": 5}
     (line,) = axes.plot(x, y, label=label, linewidth=1.3, **look)
     if gone:
