@@ -79,10 +79,12 @@ def _networks(config: ConfigDict, shapes) -> list[tuple[str, cost.Network]]:
 def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, float]:
     """Measured seconds of a worker's gradient, and of its exchange with nobody else and its step.
 
-    What the second has of an exchange is in `_programs`.
+    Arms differ in the second by their encoding and decoding; of what is gathered from others, by
+    that of one message. What a worker does only for others is left out, as the rounding of
+    `int8_all_reduce` and the lists of `sparcml`.
     """
-    taken = stopwatch.seconds(_programs(arm, config), TURNS)
-    return taken["gradient"], taken["step"]
+    (taken,) = step_rounds({"arm": (arm, config)}, 1)["arm"]
+    return taken
 
 
 def step_rounds(
@@ -103,12 +105,7 @@ def step_rounds(
 
 
 def _programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[], object]]:
-    """A gradient, and an exchange with nobody else and a step.
-
-    Arms differ in the step by their encoding and decoding; of what is gathered from others, by
-    that of one message. What a worker does only for others is left out, as the rounding of
-    `int8_all_reduce` and the lists of `sparcml`.
-    """
+    """What `step_seconds` measures, ready to run."""
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(jnp.asarray, tasks.take(arm.task.train, slice(config.batch_size)))
     drawn = (jnp.float32(0),) if arm.task.shared_draw else ()

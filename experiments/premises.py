@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments import differences
+from experiments import differences, quantities
 
 HOLDS, WHERE, FAILS, UNKNOWN = "holds", "holds where", "does not hold", "cannot be told"
 VERDICTS = (HOLDS, WHERE, FAILS, UNKNOWN)
@@ -25,21 +25,6 @@ NOISE = "in the noise: "  # before what was measured, where a difference is none
 SAME = 0.02  # relative difference of samples that counts as none: schedules end a little apart
 ROUNDING = 1e-6  # relative, of a number that two compiled programs compute
 LOSS_SHARE = 1e-3  # of a loss, that counts as none
-# Field: (by what it is multiplied, its unit); all others are shown as they are.
-UNITS = {
-    "ms": (1.0, " ms"),
-    "meeting": (1.0, " s"),
-    "seconds": (1.0, " s"),
-    "seconds_to_target": (1.0, " s"),
-    "communication_seconds_to_target": (1.0, " s"),
-    "updates_to_target": (1.0, " updates"),
-    "samples_to_target": (1.0, " samples"),
-    "test_accuracy": (100.0, " %"),
-    "bytes_per_worker": (1e-6, " MB"),
-    "bytes_to_target": (1e-6, " MB"),
-}
-OF_TEST_SAMPLES = ("test_accuracy",)  # shares of the test samples that are right
-
 Arm = Mapping[str, Any]
 
 
@@ -170,20 +155,20 @@ def inside(arm: Arm, members: Sequence[Arm], bounds: Mapping[str, float] | None 
         raise CannotTell(f"{found[0]} of {arm['name']}, the best, is at the end of its grid")
 
 
-def surrounded(arm: Arm, members: Sequence[Arm], field: str, entry: str = "rate") -> None:
-    """A neighbour of the arm in an entry of its grid came to the target in every seed, too.
+def surrounded(arm: Arm, members: Sequence[Arm], field: str) -> None:
+    """At the next lower or the next higher rate every seed came to the target, too.
 
     Where neither did, the grid is too coarse for a close bound: a value between may be much better.
     """
     grid = sorted(
-        (settings(member["name"])[entry], member["name"], _complete(member, field))
+        (settings(member["name"])["rate"], member["name"], _complete(member, field))
         for member in members
     )
     place = [name for _, name, _ in grid].index(arm["name"])
     beside = grid[max(0, place - 1) : place] + grid[place + 1 : place + 2]
     if not any(complete for *_, complete in beside):
         raise CannotTell(
-            f"not every seed of the {entry}s beside {arm['name']} came to the target; its grid is "
+            f"not every seed of the rates beside {arm['name']} came to the target; its grid is "
             "too coarse"
         )
 
@@ -256,15 +241,16 @@ def at_most(
     if "_to_target" in field:
         reached(ours, theirs)
     finite(field, ours, theirs)
-    measured, brief = against(ours, theirs, field), in_brief(ours, theirs, field)
+    measured = quantities.against(ours, theirs, field)
+    brief = quantities.in_brief(ours, theirs, field)
     repeated(ours, theirs)
     try:
         found = differences.between(ours, theirs, field, factor)
     except ValueError as error:
         raise CannotTell(f"{error}: {measured}") from error
-    deviation = noise(ours, theirs, field)
+    deviation = quantities.noise(ours, theirs, field)
     least = 0.0
-    if field in OF_TEST_SAMPLES and ours.get("test_samples"):
+    if field in quantities.OF_TEST_SAMPLES and ours.get("test_samples"):
         least = 0.5 / ours["test_samples"]
     verdict, before = UNKNOWN, NOISE
     if max(found.high, found.mean + least) <= margin:
@@ -291,7 +277,8 @@ def beside_its_limit(arms: Iterable[Arm], ours: str, limit: str, field: str, key
     found = at_most(best_of_ours, theirs, field)
     if not (unchanged and theirs is alike):
         return found
-    text = f"the best {key} does not act, {limit} is the same: {shown(best_of_ours, field)}"
+    value = quantities.shown(best_of_ours, field)
+    text = f"the best {key} does not act, {limit} is the same: {value}"
     return found._replace(verdict=FAILS, measured=text, deviation="", brief=text)
 
 
@@ -308,8 +295,8 @@ def counted(ours: Arm, theirs: Arm, field: str, factor: float = 1.0) -> Answer:
     """The same of a number without noise, as bytes that follow from shapes."""
     finite(field, ours, theirs)
     verdict = HOLDS if ours[field] <= factor * theirs[field] else FAILS
-    seeds, brief = len(ours.get("seeds", ())) or 1, in_brief(ours, theirs, field)
-    return Answer(verdict, against(ours, theirs, field), seeds, brief=brief)
+    seeds, brief = len(ours.get("seeds", ())) or 1, quantities.in_brief(ours, theirs, field)
+    return Answer(verdict, quantities.against(ours, theirs, field), seeds, brief=brief)
 
 
 def of_all(good: int, places: int) -> str:
@@ -337,37 +324,6 @@ def both(*answers: Answer) -> Answer:
     )
 
 
-def against(ours: Arm, theirs: Arm, field: str) -> str:
-    """As in "fast 58.9 ± 8.2 s against slow 104.5 ± 13.7 s, 0.56x"."""
-    sides = [f"{arm['name']} {shown(arm, field)}" for arm in (ours, theirs)]
-    return " against ".join(sides) + _ratio(ours, theirs, field)
-
-
-def in_brief(ours: Arm, theirs: Arm, field: str) -> str:
-    """The same without the names."""
-    sides = " against ".join(shown(arm, field) for arm in (ours, theirs))
-    return sides + _ratio(ours, theirs, field)
-
-
-def _ratio(ours: Arm, theirs: Arm, field: str) -> str:
-    if not theirs[field]:
-        return ""
-    ratio = ours[field] / theirs[field]
-    return f", {ratio:.2f}x" if ratio >= 0.01 else f", {ratio:.2g}x"
-
-
-def noise(ours: Arm, theirs: Arm, field: str) -> str:
-    """The difference with its standard error and the p-value of the test that fits."""
-    found = differences.between(ours, theirs, field)
-    scale, unit = UNITS.get(field, (1.0, ""))
-    unit = unit.replace("%", "points")
-    kind = "paired" if found.paired else "unpaired"
-    return (
-        f"difference {scale * found.mean:+.3g} ± {scale * found.error:.2g}{unit}, {kind}, "
-        f"p = {found.p:.2g}"
-    )
-
-
 def per_seed(arm: Arm, field: str, values: Sequence[float | None]) -> Arm:
     """The arm with another `field`: a number per seed, None for a seed that has not come there."""
     there = [value for value in values if value is not None]
@@ -391,15 +347,6 @@ def _complete(arm: Arm, field: str) -> bool:
     return True
 
 
-def sampling_error(accuracy: float, samples: float) -> float:
-    """Standard error sqrt(a (1 - a) / n) of an accuracy a as a share of n test samples, binomial.
-
-    All seeds and arms are tested on the same samples, so that a deviation over seeds lacks it, and
-    a difference of two arms has less than both together.
-    """
-    return math.sqrt(accuracy * (1 - accuracy) / samples)
-
-
 def resolved(points: float, *arms: Arm) -> None:
     """The test samples can show a difference of `points`, a share of 1, in accuracy.
 
@@ -407,31 +354,12 @@ def resolved(points: float, *arms: Arm) -> None:
     """
     for arm in arms:
         if arm.get("test_samples"):
-            error = sampling_error(arm["test_accuracy"], arm["test_samples"])
+            error = quantities.sampling_error(arm["test_accuracy"], arm["test_samples"])
             if error > points:
                 raise CannotTell(
                     f"{arm['test_samples']:,} test samples leave the accuracy of {arm['name']} a "
                     f"standard error of {100 * error:.2g} points, and {100 * points:.2g} are asked"
                 )
-
-
-def shown(arm: Arm, field: str) -> str:
-    """A number with the deviation of its seeds, where there are several, and its unit.
-
-    Beside a test accuracy stands the standard error that its test samples leave, where the arm has
-    their number.
-    """
-    scale, unit = UNITS.get(field, (1.0, ""))
-    value, spread = arm[field], arm.get(f"{field}_std")
-    values = arm.get(f"{field}_by_seed")
-    if values is not None and len(values) > 1:
-        mean = sum(values) / len(values)
-        spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    deviation = "" if spread is None else f" ± {scale * spread:.2g}"
-    if field in OF_TEST_SAMPLES and arm.get("test_samples"):
-        error = scale * sampling_error(value, arm["test_samples"])
-        deviation += f" (test samples: ± {error:.2g})"
-    return f"{scale * value:.4g}{deviation}{unit}"
 
 
 def _words(field: str) -> str:

@@ -15,6 +15,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.publishing import published, quoted
 from experiments.reports import figure
+from experiments.studies.s2_reducer import FELL_BACK
 
 TEXT = """\
 ## Sketches of several sizes, and more workers
@@ -44,7 +45,6 @@ STEPS = {
 }
 LINKS = (1, 10)  # Gbit/s
 LOSS = "train_loss_by_seed"
-MOST = 0.5  # of the updates: more, and a marker is hollow
 
 
 class Point(NamedTuple):
@@ -107,7 +107,9 @@ def steps(records: Records, gigabits: int) -> dict[str, list[float]]:
 def fallen(records: Records) -> dict[str, list[bool]]:
     """Whether most updates fell back, of every arm of STEPS, for every number of workers."""
     tables = [quoted.arms(record) for record in records.by_workers.values()]
-    return {name: [(arms[name]["fallback_share"] or 0) > MOST for arms in tables] for name in STEPS}
+    return {
+        name: [(arms[name]["fallback_share"] or 0) > FELL_BACK for arms in tables] for name in STEPS
+    }
 
 
 def draw(records: Records) -> Figure:
@@ -129,7 +131,7 @@ def draw(records: Records) -> Figure:
 def _sent(axes: Axes, by_name: Mapping[str, Sequence[Point]]) -> None:
     for place, (name, points) in enumerate(by_name.items(), 1):
         percents = [point.percent for point in points]
-        sent, gone = ([p.sent for p in points], [p.fell_back > MOST for p in points])
+        sent, gone = [p.sent for p in points], [p.fell_back > FELL_BACK for p in points]
         _line(axes, place, percents, sent, STEPS[name], gone)
     figure.logarithmic(axes)
     _across(axes, list(SIZES))

@@ -20,7 +20,7 @@ def answers(folder: Path) -> Iterator[tuple[Row, Answer]]:
         yield row, premises.answer(row.ask, record)
 
 
-SAMPLING_ERROR = re.compile(r" \(test samples: ± [^)]*\)")  # as `premises.shown` writes it
+SAMPLING_ERROR = re.compile(r" \(test samples: ± [^)]*\)")  # as `quantities.shown` writes it
 
 
 def cells(folder: Path) -> list[list[str]]:

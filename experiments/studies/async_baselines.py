@@ -25,11 +25,9 @@ def claims(arms) -> Iterator[tuple[str, str]]:
 
 
 def better_left_out(arms: Sequence[dict]) -> premises.Answer:
-    """The quickest method that limits staleness, with a limit that acts, against Async-SGD."""
+    """The quickest method that limits staleness against Async-SGD."""
     (plain,) = _tuned(arms, [PLAIN])
-    acting = [arm for arm in arms if not _unchanged(arm, arms)]
-    fresh = [name for name in _methods(arms) if name.startswith(FRESH)]
-    limited = _tuned(arms, fresh, of=acting)
+    limited = _tuned(arms, [name for name in _methods(arms) if name.startswith(FRESH)])
     return premises.at_most(_first(limited), plain, SECONDS)
 
 
@@ -41,7 +39,7 @@ def nearly_optimal(arms: Sequence[dict]) -> premises.Answer:
 
 
 def numbers(arms) -> Iterator[Numbers]:
-    """The ranking at the best settings, and which of them lie at the end of a grid."""
+    """The ranking at the best settings, of which some are Async-SGD or end a grid."""
     rows = []
     for method in _methods(arms):
         members = premises.group(arms, method)
@@ -65,22 +63,17 @@ def _methods(arms: Sequence[dict]) -> list[str]:
     return list(dict.fromkeys(arm["name"].partition("/")[0] for arm in arms))
 
 
-def _tuned(
-    arms: Sequence[dict], methods: Sequence[str], of: Sequence[dict] | None = None
-) -> list[dict]:
+def _tuned(arms: Sequence[dict], methods: Sequence[str]) -> list[dict]:
     """The best arms of the methods that come to the target, all inside of their grids.
 
-    of: the arms that may be the best, by default all. A method that is best where it is Async-SGD
-    has no arm of its own.
+    Settings at which a method is Async-SGD are in its grid, and are left to Async-SGD.
     """
     found = []
     for method in methods:
         members = premises.group(arms, method)
         try:
-            best = premises.best(premises.group(arms if of is None else of, method), SECONDS)
+            best = premises.best([arm for arm in members if not _unchanged(arm, arms)], SECONDS)
         except premises.CannotTell:
-            continue
-        if _unchanged(best, arms):
             continue
         premises.inside(best, members)
         found.append(best)

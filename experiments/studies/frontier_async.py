@@ -6,7 +6,7 @@ Then asynchronous gradients on uneven data: whose data steps follow when workers
 import contextlib
 from collections.abc import Iterator
 
-from experiments import premises
+from experiments import premises, quantities
 from experiments.numbers import Numbers
 from experiments.parts import part
 from stragglers import local_updates
@@ -103,6 +103,6 @@ def _row(arm: dict) -> tuple[str, ...]:
     seconds = arm.get("seconds_to_target")
     return (
         f"{arm['config'].optimizer.learning_rate:g}",
-        premises.shown(arm, LOSS),
+        quantities.shown(arm, LOSS),
         "never" if seconds is None else f"{seconds:.3g}",
     )

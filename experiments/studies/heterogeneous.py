@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from comms.rounds import Round
-from experiments import parts, premises, prepare, records
+from experiments import parts, premises, prepare, quantities, records
 from experiments.numbers import Numbers
 from experiments.parts import part
 from experiments.reports import figure
@@ -221,7 +221,7 @@ def _row(group: str, arm: dict) -> tuple[str, ...]:
         group,
         f"{arm['config'].optimizer.learning_rate:g}",
         f"{arm['updates']:,.0f}",
-        premises.shown(arm, LOSS) if math.isfinite(_loss(arm)) else "diverged",
+        quantities.shown(arm, LOSS) if math.isfinite(_loss(arm)) else "diverged",
         _percent(arm.get("test_accuracy")),
         _percent(arm.get("test_accuracy_worst_worker")),
         f"{arm['consensus_distance']:.2g}",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from comms import cost
 from comms.messages import exchange_transfers
-from experiments import premises, prepare
+from experiments import premises, prepare, quantities
 from experiments.numbers import Numbers
 from experiments.parts import part
 from stragglers import delays
@@ -152,7 +152,7 @@ def _sent(arm: dict) -> tuple[str, ...]:
     return (
         "" if outer is None else f"{outer:g}",
         f"{config.optimizer.learning_rate:g}",
-        premises.shown(arm, LOSS),
+        quantities.shown(arm, LOSS),
         f"{sent / 1e6:.4g}",
         f"{sent / updates / 1e6:.4g}",
         *seconds,

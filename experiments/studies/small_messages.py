@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from experiments import premises
+from experiments import premises, quantities
 from experiments.numbers import Numbers
 from experiments.parts import part
 from experiments.studies.local_training import LOSS, ends_near
@@ -73,7 +73,7 @@ def numbers(arms) -> Iterator[Numbers]:
         (
             name,
             f"{premises.settings(arm['name'])['rate']:g}",
-            premises.shown(arm, LOSS),
+            quantities.shown(arm, LOSS),
             f"{arm['bytes_per_worker'] / 1e6:.4g}",
             f"{dense / arm['bytes_per_worker']:.3g}",
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import aggregates, premises, records, tasks
+from experiments import aggregates, premises, quantities, records, tasks
 from experiments.numbers import Numbers
 from experiments.reports.figure import COLOURS, DASHES, save
 from stragglers import schedule, wavefront
@@ -63,7 +63,7 @@ def tuned_claims(arms) -> Iterator[tuple[str, str]]:
         )
         yield (
             f"8 bits, H at its best: 10 % less time than {rival} to the same loss, links modelled",
-            premises.text(sooner_with_some_steps, arms, rival, 0.9),
+            premises.text(sooner_at_best_steps, arms, rival, 0.9),
         )
     for steps in (1, 4):
         yield (
@@ -118,7 +118,7 @@ def sooner(
     return premises.at_most(*pick(arms, ours, theirs), "seconds_to_target", factor)
 
 
-def sooner_with_some_steps(arms, theirs: str, factor: float) -> premises.Answer:
+def sooner_at_best_steps(arms, theirs: str, factor: float) -> premises.Answer:
     """`sooner` at the best rates, with 8 bits and the number of local steps that is first."""
     *ours, rival = at_best(arms, *COARSE_BY_STEPS, theirs)
     first = min(ours, key=lambda arm: arm["seconds_to_target"])
@@ -185,7 +185,7 @@ def _of_test(arm, tested: int) -> str:
 
 
 def _row(arm, tested: int) -> tuple[str, ...]:
-    error = premises.sampling_error(arm["test_accuracy"], tested)
+    error = quantities.sampling_error(arm["test_accuracy"], tested)
     worst, best = (arm[f"test_accuracy_{end}_worker"] for end in ("worst", "best"))
     return (
         arm["name"],

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from algorithms import ALGORITHMS, base, gossip
-from experiments import premises, prepare, records, tasks
+from experiments import premises, prepare, quantities, records, tasks
 from experiments.numbers import Numbers
 from stragglers import schedule
 
@@ -80,8 +80,8 @@ def _row(group: str, members: Sequence[Mapping]) -> tuple[str, ...]:
         group,
         f"{arm['config'].optimizer.learning_rate:g}{mark}",
         f"{arm['updates']:,.0f}",
-        premises.shown(arm, LOSS),
-        premises.shown(arm, "test_accuracy"),
+        quantities.shown(arm, LOSS),
+        quantities.shown(arm, "test_accuracy"),
         f"{100 * _finished_by_slow(arm):.1f}",
     )
 

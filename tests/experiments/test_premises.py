@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import premises
+from experiments import premises, quantities
 
 
 def arm(name="ours", values=(1.0, 1.1, 0.9), **changed):
@@ -96,12 +96,12 @@ def test_an_answer_shows_means_deviations_and_the_test():
 
 def test_an_accuracy_shows_the_standard_error_of_its_test_samples():
     """sqrt(.9 * .1 / 900) is a hundredth; nothing else is a share of the test samples."""
-    assert premises.sampling_error(0.9, 900) == pytest.approx(0.01)
+    assert quantities.sampling_error(0.9, 900) == pytest.approx(0.01)
     arm = {"name": "a", "test_accuracy": 0.9, "test_accuracy_std": 0.002, "train_loss": 0.5}
-    assert premises.shown(arm, "test_accuracy") == "90 ± 0.2 %"
+    assert quantities.shown(arm, "test_accuracy") == "90 ± 0.2 %"
     arm["test_samples"] = 900
-    assert premises.shown(arm, "test_accuracy") == "90 ± 0.2 (test samples: ± 1) %"
-    assert premises.shown(arm, "train_loss") == "0.5"
+    assert quantities.shown(arm, "test_accuracy") == "90 ± 0.2 (test samples: ± 1) %"
+    assert quantities.shown(arm, "train_loss") == "0.5"
     premises.resolved(0.011, arm)
     with pytest.raises(
         premises.CannotTell, match=r"900 test samples .* error of 1 points, and 0.9"

@@ -9,7 +9,7 @@ from experiments.publishing.questions import (
     sooner_steps,
 )
 from experiments.publishing.verdict_rows.row import AGAIN, UNCLAIMED, Row
-from experiments.studies.s2_reducer import DENSE, LINKS, OURS, PAPERS, RIVALS, SAVED
+from experiments.studies.s2_reducer import AS_PUBLISHED, DENSE, LINKS, OURS, RIVALS, SAVED
 
 SKETCH = "s2/sketch"
 SPARSE = (
@@ -44,7 +44,7 @@ ROWS = (
             partial(fewer_bytes_at_the_same_loss, ours=ours, theirs=DENSE, saved=SAVED),
         )
         for paper, ours, how in (
-            ("S2 Reducer, 2110.02140", PAPERS, ""),
+            ("S2 Reducer, 2110.02140", AS_PUBLISHED, ""),
             (UNCLAIMED, SKETCH, ", where sketches are read without loss"),
         )
         for record, words in SPARSE
@@ -54,7 +54,7 @@ ROWS = (
             "S2 Reducer, 2110.02140",
             f"{words}: a sketch sends less than exact sparse methods",
             record,
-            partial(sends_less, ours=PAPERS, rivals=RIVALS),
+            partial(sends_less, ours=AS_PUBLISHED, rivals=RIVALS),
         )
         for record, words in SPARSE
     ),
@@ -66,7 +66,7 @@ ROWS = (
             partial(sooner_steps, ours=ours, rivals=RIVALS, gigabits=gigabits),
         )
         for paper, ours, how in (
-            (AGAIN, (PAPERS,), ""),
+            (AGAIN, (AS_PUBLISHED,), ""),
             (UNCLAIMED, OURS, "; our own variants"),
         )
         for record, words in SPARSE

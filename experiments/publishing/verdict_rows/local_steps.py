@@ -8,12 +8,14 @@ from experiments.studies import small_messages
 
 DEMO = [method for method in small_messages.METHODS if method.startswith("demo")]
 # Of these the rate of the local optimizer alone was searched.
-PAPERS = dict.fromkeys(("noloco/H=30", "sparse_loco/H=30"), ", its outer numbers as in its paper,")
+AS_PUBLISHED = dict.fromkeys(
+    ("noloco/H=30", "sparse_loco/H=30"), ", its outer numbers as in its paper,"
+)
 ROWS = (
     *(
         Row(
             paper,
-            f"{ours}{PAPERS.get(ours, '')} ends "
+            f"{ours}{AS_PUBLISHED.get(ours, '')} ends "
             f"{f'within {share:.0%} of' if share else 'below'} {theirs}",
             "local_training",
             partial(tuned_after, ours=ours, theirs=theirs, equal=("samples",), factor=1 + share),

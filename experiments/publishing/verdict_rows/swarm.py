@@ -93,7 +93,7 @@ ROWS = (
             UNCLAIMED,
             f"each at its best rate, 8 bits at their best H: 10 % less time than {words}",
             "swarm_tuned",
-            partial(as_claimed, judge=study.sooner_with_some_steps, names=True, theirs=rival,
+            partial(as_claimed, judge=study.sooner_at_best_steps, names=True, theirs=rival,
                     factor=0.9),
         )
         for _, rival, words in SOONER[1:]

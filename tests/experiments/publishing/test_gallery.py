@@ -1,6 +1,7 @@
 import math
 import re
 
+import pytest
 from PIL import Image
 
 from experiments.publishing import gallery, published, quoted
@@ -69,3 +70,17 @@ def test_points_are_the_best_of_all_rates_and_dots_their_seeds():
         [[3e6, 2.0]],
         [[3e6, 1.9], [3e6, 2.1]],
     ]
+
+
+def test_an_axis_of_seconds_names_the_loss_that_all_arms_run_to():
+    arms = [{"target_loss": 0.35}, {"target_loss": 0.35}]
+    assert gallery._to_loss(arms).label == "seconds to training loss 0.35"
+    assert gallery._to_loss([*arms, {"target_loss": 0.5}]) == gallery.TO_TARGET
+
+
+@pytest.mark.parametrize("ratio", [2.4, 50.0, 1e4])
+def test_a_logarithmic_axis_has_three_numbers_on_it(ratio):
+    """However the range lies in its decades."""
+    places = [part * 10.0**n for part in gallery._ticks(ratio) for n in range(6)]
+    for low in (1.0, 1.3, 2.2, 4.1, 7.0):
+        assert sum(low <= place <= low * ratio for place in places) >= 3

@@ -13,6 +13,7 @@ from experiments.studies import (
     async_baselines,
     matcha,
     real_protocols,
+    s2_reducer,
     slow_and_stale,
     swarm,
     swarm_epochs,
@@ -70,7 +71,7 @@ SWEEPS = {
     real_protocols.is_as_stale: (*ALWAYS, "one_seed", "few", "never_measured"),
     slow_and_stale.at_a_common_rate: TO_TARGET,
     slow_and_stale.at_tuned_rates: (*TO_TARGET, "at_the_edge"),
-    swarm.sooner_with_some_steps: (*TO_TARGET, "at_the_edge"),
+    swarm.sooner_at_best_steps: (*TO_TARGET, "at_the_edge"),
     swarm.within: TO_TARGET,
     swarm_epochs.more_accurate: (*ALWAYS, "one_seed", "diverged"),
 }  # fmt: skip
@@ -229,3 +230,12 @@ def test_p_values_are_judged_beside_all_the_others():
     assert "4 of them stand" in text and "p up to 0.04" in text
     assert "1 of them stand" in said(0.001, *[0.04] * 3, *[0.9] * 6)
     assert "0 of them stand" in said(0.9) and "up to" not in said(0.9)
+
+
+def test_only_the_decoder_of_the_paper_is_judged_by_what_the_paper_claims():
+    of_sketches = [one for one in ROWS if one.record.startswith("s2_")]
+    assert of_sketches
+    for one in of_sketches:
+        ours = one.ask.keywords["ours"]
+        published_one = ours in (s2_reducer.AS_PUBLISHED, (s2_reducer.AS_PUBLISHED,))
+        assert published_one == (one.paper != row.UNCLAIMED), one.claim
