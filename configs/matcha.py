@@ -3,7 +3,7 @@
 Workers on one of the paper's six base graphs train an MLP on scikit-learn's digits. One active
 matching takes one unit of time, so that a budget of .5 halves the communication of vanilla
 D-PSGD, in which all links talk in every round. All arms see the same samples and delays, and every
-method has each of five learning rates, of which the claims take its best.
+method has each of seven learning rates, of which the claims take its best.
 
     --config=configs/matcha.py:graph=4,communication=0.02
 """
@@ -17,7 +17,7 @@ from configs import arguments, base
 from experiments.parts import part
 from experiments.studies import matcha as study
 
-RATES = (0.2, 0.4, 0.8, 1.6, 3.2)
+RATES = (0.2, 0.4, 0.57, 0.8, 1.13, 1.6, 3.2)  # factors of sqrt(2) where the best are
 COMMON = 0.8  # of one arm, the best of most methods on graph 0
 
 
@@ -27,7 +27,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     a = arguments.parse(arg, graph=0, budget=0.5, communication=0.1)
 
     return base.arm(
-        name=f"matcha/{a['budget']:g}",  # method/budget
+        name=study.at_budget("matcha", a["budget"]),
         baseline=f"vanilla/rate={COMMON}",
         # Few classes per worker: with an iid split local models hardly differ, and a method that
         # never talks would seem as good as any.
@@ -52,9 +52,10 @@ def sweep() -> Iterator[tuple[str, dict]]:
     """Vanilla D-PSGD with the best weights, MATCHA and periodic D-PSGD at several budgets."""
     vanilla = part("dpsgd", mixing_matrix="best_constant", order="adapt_then_combine")
     methods = {"vanilla": vanilla}
-    methods |= {f"matcha/{b:g}": part("matcha", budget=b) for b in study.BUDGETS}
+    methods |= {study.at_budget("matcha", b): part("matcha", budget=b) for b in study.BUDGETS}
     # With all of the communication it is vanilla.
-    methods |= {f"periodic/{b:g}": part("periodic", budget=b) for b in study.BUDGETS[:-1]}
+    for budget in study.BUDGETS[:-1]:
+        methods[study.at_budget("periodic", budget)] = part("periodic", budget=budget)
     for name, algorithm in methods.items():
         for rate in RATES:
             changes = {"algorithm": algorithm, "optimizer.learning_rate": rate}

@@ -39,16 +39,16 @@ SWEEPS = (
     *(
         Sweep(
             f"nonblocking_{delay}",
-            f"--config=configs/nonblocking.py:delay={delay} --sweep --seeds=3 --together",
-            0.07,
+            f"--config=configs/nonblocking.py:delay={delay} --sweep --seeds=5 --together",
+            0.12,
         )
         for delay in _DELAYS
     ),
     Sweep(
         "nonblocking_dirichlet",
         "--config=configs/nonblocking.py:delay=slow4 --config.split='dirichlet(alpha=0.1)' "
-        "--sweep --seeds=3 --together",
-        0.05,
+        "--sweep --seeds=5 --together",
+        0.1,
     ),
     Sweep(
         "nonblocking_tuned",
@@ -105,7 +105,7 @@ SWEEPS = (
     Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.3),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
     Sweep("goodput", "--config=configs/goodput.py", 0.07),
-    Sweep("goodput_real", "--config=configs/goodput_real.py", 0.07),
+    Sweep("goodput_real", "--config=configs/goodput_real.py", 0.12),
     Sweep("slow_and_stale_real", "--config=configs/slow_and_stale_real.py --sweep --seeds=3", 0.7),
     Sweep("adasync", "--config=configs/adasync.py --sweep --seeds=15 --together", 0.6),
     Sweep(

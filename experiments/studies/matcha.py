@@ -10,14 +10,21 @@ from experiments import parts, premises, prepare
 from experiments.numbers import Numbers
 from experiments.studies import matcha_mixing
 
-VANILLA, HALF = "vanilla", "matcha/0.5"
 KEEPS = 1.1  # times vanilla's updates: its convergence is kept
 AGAINST_VANILLA = (  # of what is compared, at most how many times vanilla's, what is claimed
     ("updates", KEEPS, f"budget .5 takes at most {KEEPS:g}x vanilla's updates (arXiv 1905.09435)"),
     ("communication_seconds", 0.6, "budget .5 communicates for at most 0.6x vanilla's time"),
     ("seconds", 1.0, "budget .5 takes less time than vanilla"),
 )
-BUDGETS = (0.1, 0.2, 0.5, 1.0)  # shares of vanilla's communication
+BUDGETS = (0.05, 0.1, 0.2, 0.5, 1.0)  # shares of vanilla's communication
+
+
+def at_budget(method: str, budget: float) -> str:
+    """The name of an arm, or of its grid of rates."""
+    return f"{method}/budget={budget:g}"
+
+
+VANILLA, HALF = "vanilla", at_budget("matcha", 0.5)
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
@@ -26,11 +33,10 @@ def claims(arms) -> Iterator[tuple[str, str]]:
         yield claim, premises.text(beside, arms, HALF, VANILLA, f"{what}_to_target", factor)
     yield "up to 5x less time to the same loss, at any budget", premises.text(five_times, arms)
     for budget in BUDGETS[:-1]:
+        pair = at_budget("matcha", budget), at_budget("periodic", budget)
         yield (
             f"budget {budget:g}: less time to the same loss than periodic D-PSGD",
-            premises.text(
-                beside, arms, f"matcha/{budget:g}", f"periodic/{budget:g}", "seconds_to_target"
-            ),
+            premises.text(beside, arms, *pair, "seconds_to_target"),
         )
     yield (
         "budget .5 has a rho no larger than vanilla's (theory; smaller: faster consensus)",
@@ -45,12 +51,15 @@ def beside(arms, ours: str, theirs: str, field: str, factor: float = 1.0) -> pre
 
 
 def five_times(arms) -> premises.Answer:
-    """The quickest budget against vanilla."""
+    """The quickest budget and rate, which lie inside of their grid, against vanilla.
+
+    There is no budget above 1.
+    """
     field = "seconds_to_target"
-    ours = [premises.tuned(arms, f"matcha/{budget:g}", field) for budget in BUDGETS]
+    ours = premises.tuned(arms, "matcha", field, bounds={"budget": 1.0})
     vanilla = premises.tuned(arms, VANILLA, field)
     premises.surrounded(vanilla, premises.group(arms, VANILLA), field)
-    return premises.at_most(min(ours, key=lambda arm: arm[field]), vanilla, field, 1 / 5)
+    return premises.at_most(ours, vanilla, field, 1 / 5)
 
 
 def mixes_as_well(arms) -> premises.Answer:

@@ -84,7 +84,11 @@ def _off(names, distance) -> dict[str, float]:
 
 def _bare(name) -> tuple[str, ...]:
     """What is no setting in a name; with other local steps a method has another grid."""
-    return tuple(piece for piece in name.split("/") if "=" not in piece or piece[:2] == "H=")
+    return tuple(
+        piece
+        for piece in name.split("/")
+        if "=" not in piece or piece.startswith(("H=", "budget="))
+    )
 
 
 def _from_the_middle(place, length) -> float:

@@ -35,7 +35,7 @@ def test_every_arm_can_run_on_every_graph(graph):
 
 def test_arguments_reach_the_config():
     config = matcha.get_config("graph=4,budget=0.2,communication=0.02")
-    assert (config.name, config.algorithm) == ("matcha/0.2", part("matcha", budget=0.2))
+    assert (config.name, config.algorithm) == ("matcha/budget=0.2", part("matcha", budget=0.2))
     assert (config.graph, config.communication) == (part("matcha", k=4), part("link", seconds=0.02))
 
 
@@ -51,7 +51,8 @@ def test_bad_arguments_are_refused(argument, words):
 def test_a_matching_is_a_unit_of_time_and_the_whole_budget_is_vanilla(tmp_path):
     brief = TINY | {"updates": 40, "target_loss": None, "evaluate_every": 100}
     vanilla, whole, half = (
-        run(tmp_path, f"{arm}/rate=0.8", **brief) for arm in ("vanilla", "matcha/1", "periodic/0.5")
+        run(tmp_path, f"{arm}/rate=0.8", **brief)
+        for arm in ("vanilla", "matcha/budget=1", "periodic/budget=0.5")
     )
     assert vanilla["communication_seconds"] == pytest.approx(40 * 5 * 0.1)  # 5 matchings
     assert whole["communication_seconds"] == pytest.approx(40 * 5 * 0.1)
@@ -62,19 +63,19 @@ def test_a_matching_is_a_unit_of_time_and_the_whole_budget_is_vanilla(tmp_path):
 
 @pytest.mark.slow
 def test_half_the_budget_keeps_the_iterations_and_halves_the_communication(tmp_path):
-    vanilla, half = (run(tmp_path, f"{name}/rate=0.8") for name in ("vanilla", "matcha/0.5"))
+    vanilla, half = (run(tmp_path, f"{name}/rate=0.8") for name in ("vanilla", "matcha/budget=0.5"))
     for what, bound in (("updates", 1.1), ("communication_seconds", 0.6), ("seconds", 0.7)):
         assert half[f"{what}_to_target"] <= bound * vanilla[f"{what}_to_target"], what
 
 
 def test_claims_stand_beside_what_was_measured():
-    level = {"matcha/0.5": 0.9, "matcha/0.2": 0.5, "periodic/0.5": 2.0}
+    level = {"matcha/budget=0.5": 0.9, "matcha/budget=0.2": 0.5, "periodic/budget=0.5": 2.0}
     made = made_up.arms(matcha, level=lambda name: level.get(name.rpartition("/")[0], 1.0))
     keeps, communicates, sooner, five, *periodic, theory = (t for _, t in matcha.claims(made))
-    assert keeps.startswith("holds: matcha/0.5/rate=0.8 9.009")
+    assert keeps.startswith("holds: matcha/budget=0.5/rate=0.8 9.009")
     assert communicates.startswith("does not hold: ") and sooner.startswith("holds: ")
-    assert five.startswith("does not hold: matcha/0.2/rate=0.8 5.005") and "0.50x" in five
-    assert periodic[-1].startswith("holds: matcha/0.5/rate=0.8") and len(periodic) == 3
+    assert five.startswith("does not hold: matcha/budget=0.2/rate=0.8 5.005") and "0.50x" in five
+    assert periodic[-1].startswith("holds: matcha/budget=0.5/rate=0.8") and len(periodic) == 3
     alone = [arm | {"reached": "2/3"} if arm["name"].startswith("vanilla/") and
              not arm["name"].endswith("/rate=0.8") else arm for arm in made]  # fmt: skip
     *_, five = (t for claim, t in matcha.claims(alone) if claim.startswith("up to 5x"))
@@ -97,7 +98,7 @@ def test_on_a_ring_and_a_path_matcha_is_not_better(workers):
 def test_a_sweep_draws_rho_and_hands_the_configs_to_the_claims(config, tmp_path, capsys):
     arms = [
         sweep.Arm(name, sweep.override(config, ARMS[name] | TINY | {"name": name, "seconds": 2.0}))
-        for name in ("vanilla/rate=0.8", "matcha/0.5/rate=0.8")
+        for name in ("vanilla/rate=0.8", "matcha/budget=0.5/rate=0.8")
     ]
     how = {name: getattr(matcha, name) for name in ("claims", "numbers", "figures")}
     comparison.launch(arms, str(tmp_path), False, **how)
