@@ -142,7 +142,7 @@ SWEEPS = (
         for nodes, hours in ((8, 0.2), (64, 0.2), (256, 0.8))
     ),
     Sweep("swarm_scale", "--config=configs/swarm_scale.py", 0.05),
-    Sweep("swarm_real", "--config=configs/swarm_real.py --sweep --seeds=3", 0.4),
+    Sweep("swarm_real", "--config=configs/swarm_real.py --sweep --seeds=5", 0.4),
     Sweep("mg_wfbp", "--config=configs/mg_wfbp.py --sweep", 0.1),
     Sweep("mg_wfbp_paper", "--config=configs/mg_wfbp_paper.py", 0.01),
     Sweep("mg_wfbp_scale", "--config=configs/mg_wfbp_scale.py", 0.02),
