@@ -61,8 +61,8 @@ RATES = {
     "8 bits": 0.2,
     "blocking": 0.2,
     "ad_psgd": 0.2,
-    "dpsgd": 0.4,
-    "all_reduce": 0.4,
+    "dpsgd": 0.2,
+    "all_reduce": 0.2,
 }
 
 
