@@ -7,7 +7,7 @@ from experiments.parts import part
 from experiments.reports import comparison
 from tests.configs import made_up
 
-ARMS = dict(matcha.sweep())
+ARMS = dict(matcha.sweep(matcha.get_config()))
 
 
 # A task without labels has nothing to split by Dirichlet.
@@ -28,7 +28,7 @@ def config():
 def test_every_arm_can_run_on_every_graph(graph):
     config = matcha.get_config(f"graph={graph}")
     assert config.workers == (8 if graph in (0, 5) else 16)
-    for name, changes in ARMS.items():
+    for name, changes in matcha.sweep(config):
         algorithm = prepare.prepare(sweep.override(config, changes | {"name": name})).algorithm
         assert algorithm.graph.number_of_nodes() == config.workers
 
