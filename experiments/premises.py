@@ -13,8 +13,10 @@ which raises `CannotTell` where it is not met, and then compares:
 Arms are summaries over seeds as `aggregates.aggregate` makes them, or rows of a published record.
 """
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import differences, quantities
@@ -197,7 +199,42 @@ def best(members: Sequence[Arm], field: str) -> Arm:
     if not complete:
         what = "came to the target" if "_to_target" in field else f"has a finite {_words(field)}"
         raise CannotTell(f"no arm of {_common(members)} {what} in every seed")
-    return min(complete, key=lambda arm: arm[field])
+    found = min(complete, key=lambda arm: arm[field])
+    return _of_other_seeds(found, complete, field) if _BY_OTHER_SEEDS.get() else found
+
+
+_BY_OTHER_SEEDS = contextvars.ContextVar("_BY_OTHER_SEEDS", default=False)
+
+
+@contextlib.contextmanager
+def chosen_by_other_seeds() -> Iterator[None]:
+    """Within it `best` gives, for every seed, what the setting has that the other seeds choose.
+
+    So no seed is judged at a setting that it has helped to choose. The name, and the end of a grid,
+    are of the setting that all seeds choose.
+    """
+    token = _BY_OTHER_SEEDS.set(True)
+    try:
+        yield
+    finally:
+        _BY_OTHER_SEEDS.reset(token)
+
+
+def _of_other_seeds(found: Arm, members: Sequence[Arm], field: str) -> Arm:
+    count = len(found.get(f"{field}_by_seed") or ())
+    if count < 2 or any(len(arm[f"{field}_by_seed"]) != count for arm in members):
+        return found
+
+    def chosen(seed: int) -> Arm:
+        return min(members, key=lambda arm: arm[field] * count - arm[f"{field}_by_seed"][seed])
+
+    arms = [chosen(seed) for seed in range(count)]
+    result = dict(found)
+    for key in (key for key in found if key.endswith("_by_seed")):
+        values = [arm[key][seed] if arm.get(key) else None for seed, arm in enumerate(arms)]
+        reached = result["reached"]
+        result |= per_seed(result, key.removesuffix("_by_seed"), values) | {"reached": reached}
+    return result
 
 
 def tuned(
@@ -271,11 +308,11 @@ def beside_its_limit(arms: Iterable[Arm], ours: str, limit: str, field: str, key
     best_of_ours = best(group(arms, ours), field)
     chosen = settings(best_of_ours["name"])
     (alike,) = named(arms, f"{limit}/rate={chosen['rate']}")
-    unchanged = same(best_of_ours, alike, field)
+    unchanged = same(*named(arms, best_of_ours["name"]), alike, field)
     inside(best_of_ours, group(arms, ours), {key: chosen[key]} if unchanged else None)
     theirs = tuned(arms, limit, field)
     found = at_most(best_of_ours, theirs, field)
-    if not (unchanged and theirs is alike):
+    if not (unchanged and theirs["name"] == alike["name"]):
         return found
     value = quantities.shown(best_of_ours, field)
     text = f"the best {key} does not act, {limit} is the same: {value}"

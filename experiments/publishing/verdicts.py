@@ -1,6 +1,8 @@
 """The table of verdicts at the head of docs/results.md: what records say of every paper's claim."""
 
+import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,13 +13,13 @@ from experiments.publishing.verdict_rows import ROWS, Row
 
 def answers(folder: Path) -> Iterator[tuple[Row, Answer]]:
     """Every row with what its record says; a claim without a record cannot be judged."""
+    read = functools.cache(functools.partial(formats.read, form=formats.PUBLISHED))
     for row in ROWS:
         path = folder / f"{row.record}.json"
         if not path.exists():
             yield row, Answer(premises.UNKNOWN, "nothing has been published")
             continue
-        record = formats.read(path, formats.PUBLISHED)
-        yield row, premises.answer(row.ask, record)
+        yield row, premises.answer(row.ask, read(path))
 
 
 SAMPLING_ERROR = re.compile(r" \(test samples: ± [^)]*\)")  # as `quantities.shown` writes it
@@ -60,6 +62,22 @@ def of_many_tests(rows: Sequence[Sequence[str]]) -> str:
         f"The table has {len(found)} p-values, of which {few} are below {FALSE_SHARE:g}. By the "
         f"procedure of Benjamini and Hochberg {stand} of them stand beside all the others."
         f"{most}"
+    )
+
+
+def of_seeds_apart(folder: Path) -> str:
+    """A sentence on what the verdicts become where no seed is judged at what it has chosen."""
+    usual = [answer.verdict for _, answer in answers(folder)]
+    with premises.chosen_by_other_seeds():
+        apart = [answer.verdict for _, answer in answers(folder)]
+    changes = Counter(pair for pair in zip(usual, apart, strict=True) if len(set(pair)) > 1)
+    shown = ", ".join(
+        f"{count} from *{before}* to *{after}*" for (before, after), count in changes.most_common()
+    )
+    return (
+        "The seeds that choose a best setting are the seeds that it is judged by. Where each seed "
+        "is judged at the setting that the other seeds choose, "
+        f"{changes.total() or 'none'} of {len(usual)} verdicts differ{': ' * bool(shown)}{shown}."
     )
 
 

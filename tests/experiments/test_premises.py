@@ -148,3 +148,27 @@ def test_a_loss_is_the_same_up_to_the_noise_level_or_a_thousandth(by_seed, expec
     assert premises.loss_margin(again, dense, "loss") == pytest.approx(expected)
     twice = [one | {"loss_by_seed": 2 * one["loss_by_seed"]} for one in (again, dense)]
     assert premises.loss_margin(*twice, "loss") == pytest.approx(expected)
+
+
+LUCKY = [  # each has one seed that is lucky, and the seeds of the first are best in the mean
+    arm(f"m/rate={rate}", values)
+    for rate, values in ((0.1, (0.0, 3.0, 3.0)), (0.2, (3.0, 0.5, 3.0)), (0.4, (3.0, 3.0, 1.0)))
+]
+
+
+def test_no_seed_is_judged_at_what_it_has_chosen():
+    assert premises.best(LUCKY, "train_loss")["train_loss"] == 2.0
+    with premises.chosen_by_other_seeds():
+        found = premises.best(LUCKY, "train_loss")
+    # Seed 0 is judged at rate .2, which the others choose, and they at .1, the choice of seed 0.
+    assert found["train_loss_by_seed"] == found["seconds_to_target_by_seed"] == [3.0, 3.0, 3.0]
+    assert (found["name"], found["train_loss"], found["reached"]) == ("m/rate=0.1", 3.0, "3/3")
+    assert premises.best(LUCKY, "train_loss") is LUCKY[0]
+
+
+def test_a_setting_that_every_seed_would_choose_is_judged_alike():
+    with premises.chosen_by_other_seeds():
+        found = premises.tuned(GRID, "m/K=2", "train_loss")
+    assert found | {"train_loss_std": None} == GRID[1] | {
+        "train_loss_std": None, "seconds_to_target_std": None
+    }  # fmt: skip

@@ -232,6 +232,31 @@ def test_p_values_are_judged_beside_all_the_others():
     assert "0 of them stand" in said(0.9) and "up to" not in said(0.9)
 
 
+def test_verdicts_that_change_where_other_seeds_choose_are_counted(monkeypatch):
+    """Of three rows the best of a grid that luck has made, one that is clear, and one without."""
+
+    def grid(name, *values):
+        return [
+            {"name": f"{name}/rate={rate}", "train_loss": sum(seeds) / 3, "reached": "3/3",
+             "train_loss_by_seed": list(seeds), "seeds": [0, 1, 2]}
+            for rate, seeds in enumerate(values)
+        ]  # fmt: skip
+
+    rival = {"name": "rival", "train_loss": 2.9, "train_loss_by_seed": [2.9, 2.8, 3.0],
+             "seeds": [0, 1, 2], "reached": "3/3"}  # fmt: skip
+    lucky = grid("lucky", (0.0, 3.0, 3.0), (3.0, 0.5, 3.0), (3.0, 3.0, 1.0))
+    clear = grid("clear", (4.0, 4.1, 4.2), (1.0, 1.1, 1.0), (4.0, 4.1, 4.2))
+
+    def answers(folder):
+        for arms in (lucky, clear, [rival]):
+            best = premises.best(arms, "train_loss")
+            yield None, premises.at_most(best, rival, "train_loss", factor=0.95)
+
+    monkeypatch.setattr(verdicts, "answers", answers)
+    text = verdicts.of_seeds_apart(published.FOLDER)
+    assert "1 of 3 verdicts differ: 1 from *cannot be told* to *does not hold*." in text
+
+
 def test_only_the_decoder_of_the_paper_is_judged_by_what_the_paper_claims():
     of_sketches = [one for one in ROWS if one.record.startswith("s2_")]
     assert of_sketches
