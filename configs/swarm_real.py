@@ -56,14 +56,7 @@ FORMS = {
 }
 WAITING = tuple(name for name, form in FORMS.items() if "runtime" in form)
 GRID = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simulated
-RATES = {
-    "float32": 0.2,
-    "8 bits": 0.2,
-    "blocking": 0.2,
-    "ad_psgd": 0.2,
-    "dpsgd": 0.2,
-    "all_reduce": 0.2,
-}
+RATE = 0.2  # of every real run, and the best of each form in the simulation
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -78,7 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         mini_batches=2,  # local steps between two meetings that a node asks for
         **FORMS["8 bits"],
         graph=part(a["graph"]),
-        optimizer=part("momentum", decay=0.9, learning_rate=RATES["8 bits"]),
+        optimizer=part("momentum", decay=0.9, learning_rate=RATE),
         wait=part("random_pairs", width=1),
         delay=DELAY,
         seconds=a["seconds"],
@@ -104,7 +97,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
             tried = {"optimizer.learning_rate": rate, "runtime": "simulate"}
             yield f"tuning/{name}/rate={rate}", form | tried
     for name, form in FORMS.items():
-        arm = form | {"optimizer.learning_rate": RATES[name]}
+        arm = form | {"optimizer.learning_rate": RATE}
         yield f"simulated/{name}", arm | {"runtime": "simulate"}
         yield f"real/{name}", {"runtime": "actors"} | arm
 
