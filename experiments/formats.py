@@ -160,7 +160,7 @@ def _is_table(value: Any, needed: Iterable[str] = ("name",)) -> bool:
     return all(complaint(arm, _OF_ARM, needed) is None for arm in arms)
 
 
-def _is_versions(value: Any) -> bool:
+def _is_texts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
 
 
@@ -248,7 +248,7 @@ NOTE = Format(
     (
         ("a text", _is_string, ("command",)),
         ("a date", _is_date, ("date",)),
-        ("an object of texts", _is_versions, ("versions",)),
+        ("an object of texts", _is_texts, ("versions",)),
         ("a list of pairs of texts", _list_of(_is_pair), ("claims",)),
         ("a list of tables of texts", _list_of(_is_numbers), ("numbers",)),
     ),
@@ -281,6 +281,7 @@ QUOTED = Format(
     (
         *NOTE.fields,
         ("a count", _is_count, ("count", "seeds")),
+        ("an object of texts", _is_texts, ("settings",)),
         ("a table of arms", _is_table, ("arms",)),
         ("an object", lambda value: isinstance(value, dict), ("summary",)),
     ),

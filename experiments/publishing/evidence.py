@@ -5,7 +5,7 @@ python -m experiments.publishing.evidence matcha adasync  # make evidence ONLY="
 python -m experiments.publishing.evidence --list          # only say what there is, and what is left
 
 What is left, with the hours that it is expected to take, is printed first. A sweep that has been
-published from its workdir in runs/evidence is skipped, unless its config has other arms by now; one
+published from its workdir in runs/evidence is skipped, unless its config has changed since; one
 that was cut off goes on where it was. A finished one is taken into docs/results, and the pages are
 written anew, before the next begins.
 """
@@ -18,8 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ml_collections import ConfigDict
+
 from experiments import config_files, formats, provenance, texts
-from experiments.publishing import gallery, published, quoted
+from experiments.publishing import gallery, published, quoted, settings
+from experiments.sweep import expand
 
 ROOT = published.FOLDER.parents[1]
 WORKDIRS = ROOT / "runs" / "evidence"
@@ -215,14 +218,18 @@ def repeats(sweep: Sweep, record: dict) -> bool:
     """Whether the sweep's arguments, and its config of today, are what the record came from."""
     if shlex.split(sweep.arguments) != _arguments(record["command"]):
         return False
-    return "arms" not in record or set(quoted.arms(record)) == _names(sweep)
+    if "arms" not in record:
+        return True
+    today = arms(sweep)
+    same = set(quoted.arms(record)) == set(today)
+    return same and not settings.changed(record["settings"], settings.of(today))
 
 
-def _names(sweep: Sweep) -> set[str]:
-    """Of the arms that the config has today."""
-    place = shlex.split(sweep.arguments)[0].removeprefix("--config=")
-    file = config_files.read(str(ROOT / place))
-    return {name for name, _ in config_files.swept_arms(file.module, file.config)}
+def arms(sweep: Sweep) -> dict[str, ConfigDict]:
+    """The arms that the config has today, by name."""
+    words, flags = config_files.overrides(shlex.split(sweep.arguments))
+    file = config_files.read(str(ROOT / words[0].removeprefix("--config=")), flags)
+    return {arm.path: arm.config for arm in expand(file.config, file.module, file.values, seeds=1)}
 
 
 def _arguments(command: str) -> list[str]:

@@ -4,9 +4,9 @@ python -m experiments.publishing.published runs/swarm runs/demo  # take these in
 python -m experiments.publishing.published                       # only write the pages
 
 What is taken in goes to docs/results/NAME.json, where NAME is that of the workdir: the command that
-repeats it, versions, claims, and all arms of a sweep in one table of means over their seeds, or the
-summary of an analysis. No number on the page of results is typed; the other pages name the place of
-theirs in a record, see `experiments.publishing.quoted`.
+repeats it, versions, claims, the settings of a sweep and all its arms in one table of means over
+their seeds, or the summary of an analysis. No number on the page of results is typed; the other
+pages name the place of theirs in a record, see `experiments.publishing.quoted`.
 """
 
 import json
@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
 from rich.table import Table
 
 from experiments import files, formats, provenance, records, texts
-from experiments.publishing import quoted, verdicts
+from experiments.publishing import quoted, settings, verdicts
 from experiments.reports import table
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -59,10 +60,10 @@ compare what no paper does. The rows are in `experiments/publishing/verdict_rows
 evidence` repeats all sweeps, though not the benchmarks. Claims further below stand as the sweep
 printed them when it ran; where they and this table differ, the table counts.
 
-Three things limit what the verdicts say. The rates of a grid are a factor of two or more apart, so
-that a method between two of them may be better than its best one by more than a small bound. The
-seeds that choose a best setting are the seeds that it is judged by. Where three seeds left a claim
-in the noise, some sweeps were given more, and sweeps that were decided by three were not.
+The rates of a grid are a factor of two or more apart but where its config says otherwise, so that a
+method between two of them may be better than its best one by more than a small bound. Many sweeps
+have three seeds. Where three left a claim in the noise, some sweeps were given more, and sweeps
+that were decided by three were not.
 """
 
 
@@ -91,8 +92,19 @@ def take_in(root: str | os.PathLike, folder: Path = FOLDER) -> Path:
     if note.get("numbers"):
         noted["numbers"] = note["numbers"]
     found = _of_sweep(summary) if "arms" in summary else _of_run(summary)
+    if "arms" in summary:
+        noted["settings"] = settings.of(
+            {arm["name"]: _config(root, arm["name"]) for arm in summary["arms"]}
+        )
     files.write(path, _dumps(noted | found))
     return path
+
+
+def _config(root: Path, arm: str) -> ConfigDict:
+    """Of the arm's run, or of the first of its seeds."""
+    place = root / arm
+    seeds = sorted(place.glob(f"seed_*/{records.CONFIG}"))
+    return records.read_config(next(iter(seeds), place / records.CONFIG))
 
 
 def _of_run(summary: Mapping) -> dict:
@@ -138,8 +150,8 @@ def page(folder: Path = FOLDER) -> str:
     """The page of everything in `folder`, in Markdown."""
     sections = [_section(path) for path in sorted(folder.glob("*.json"))]
     rows = _verdicts(folder)
-    many = verdicts.of_many_tests(rows)
-    return "\n".join([OPENING, many, "", *_rows(verdicts.HEADINGS, rows), "", *sections])
+    limits = " ".join((verdicts.of_many_tests(rows), verdicts.of_seeds_apart(folder)))
+    return "\n".join([OPENING, limits, "", *_rows(verdicts.HEADINGS, rows), "", *sections])
 
 
 def _verdicts(folder: Path) -> list[list[str]]:

@@ -37,6 +37,9 @@ def room(tmp_path, monkeypatch):
             return codes[sweep.name]
         workdir.mkdir(parents=True, exist_ok=True)
         records.write_json(workdir / records.SUMMARY, {"arms": list(map(arm, DEMO))})
+        for name, config in evidence.arms(sweep).items():
+            (workdir / name).mkdir(parents=True, exist_ok=True)
+            records.write_json(workdir / name / records.CONFIG, config.to_dict())
         provenance.begin(workdir, f"python launch.py {sweep.arguments} --workdir={workdir}")
         return 0
 
@@ -107,6 +110,15 @@ def test_a_config_with_other_arms_is_not_what_is_published(room, monkeypatch):
     monkeypatch.undo()
     evidence.repeat(TINY[:1], **how)
     assert evidence.is_published(TINY[0], how["workdirs"], how["folder"])
+
+
+def test_a_config_with_other_settings_of_its_arms_is_not_what_is_published(room):
+    how, _, _ = room
+    evidence.repeat(TINY[:1], **how)
+    config = how["workdirs"] / "one" / DEMO[0] / records.CONFIG
+    config.write_text(config.read_text().replace('"batch_size": 16', '"batch_size": 32'))
+    published.take_in(how["workdirs"] / "one", how["folder"])
+    assert not evidence.is_published(TINY[0], how["workdirs"], how["folder"])
 
 
 def test_pages_whose_numbers_are_gone_are_named_and_the_next_sweep_goes_on(room):

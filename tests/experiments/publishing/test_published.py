@@ -21,9 +21,15 @@ def test_a_sweep_is_told_with_its_command_its_numbers_and_its_claims(tmp_path):
         root / records.SUMMARY,
         {"arms": [arm("slow", 3.0, seeds=[0]), arm("fast", 1.5, seeds=[0, 1, 2])]},
     )
+    for place, rate in (("slow", 0.1), ("fast/seed_0", 0.4), ("fast/seed_1", 9.0)):
+        (root / place).mkdir(parents=True)
+        config = {"name": place[:4], "workers": 4, "optimizer": f"sgd(learning_rate={rate})"}
+        records.write_json(root / place / records.CONFIG, config)
     provenance.begin(root, "python launch.py --sweep")
     provenance.claim(root, [("fast | slow", "yes:\n2x")])
     published.take_in(root, tmp_path / "taken")
+    kept = json.loads((tmp_path / "taken" / "two_arms.json").read_text())["settings"]
+    assert kept["workers"] == "4" and kept["optimizer"].startswith("differs by arm")
     page = published.page(tmp_path / "taken")
     assert "Arms: 2, seeds: 3." in page
     assert "## two arms\n`python launch.py --sweep`" in page
