@@ -16,7 +16,7 @@ AGAINST_VANILLA = (  # of what is compared, at most how many times vanilla's, wh
     ("communication_seconds", 0.6, "budget .5 communicates for at most 0.6x vanilla's time"),
     ("seconds", 1.0, "budget .5 takes less time than vanilla"),
 )
-BUDGETS = (0.05, 0.1, 0.2, 0.5, 1.0)  # shares of vanilla's communication
+BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # shares of vanilla's communication
 PERIODIC = (0.1, 0.2, 0.5)  # of periodic D-PSGD, which is vanilla with all of it
 
 

@@ -55,7 +55,7 @@ ROWS = (
     *(
         Row(
             AGAIN,
-            f"{words}a fifth of D-PSGD's time with the best of 5 to 100 % of the communication",
+            f"{words}a fifth of D-PSGD's time with the best of 2 to 100 % of the communication",
             record,
             partial(as_claimed, judge=matcha.five_times, names=True),
         )
