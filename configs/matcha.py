@@ -3,7 +3,7 @@
 Workers on one of the paper's six base graphs train an MLP on scikit-learn's digits. One active
 matching takes one unit of time, so that a budget of .5 halves the communication of vanilla
 D-PSGD, in which all links talk in every round. All arms see the same samples and delays, and every
-method has each of five learning rates, and of two more on the ring, of which the claims take its best.
+method has a grid of learning rates, of which the claims take its best.
 
     --config=configs/matcha.py:graph=4,communication=0.02
 """
@@ -18,7 +18,8 @@ from experiments.parts import part
 from experiments.studies import matcha as study
 
 RATES = (0.2, 0.4, 0.57, 0.8, 1.13)  # factors of sqrt(2) where the best are
-MORE = {5: (1.6, 2.26)}  # of the ring alone, on which higher rates come to the target
+# Higher ones come to the target on the ring, and with half of the communication or more.
+RING, MUCH = (1.6, 2.26), (1.6,)
 COMMON = 0.8  # of one arm, the best of most methods on graph 0
 
 
@@ -52,12 +53,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Vanilla D-PSGD with the best weights, MATCHA and periodic D-PSGD at several budgets."""
     vanilla = part("dpsgd", mixing_matrix="best_constant", order="adapt_then_combine")
-    methods = {"vanilla": vanilla}
-    methods |= {study.at_budget("matcha", b): part("matcha", budget=b) for b in study.BUDGETS}
-    for budget in study.PERIODIC:
-        methods[study.at_budget("periodic", budget)] = part("periodic", budget=budget)
-    for name, algorithm in methods.items():
-        for rate in RATES + MORE.get(config.graph.k, ()):
+    methods = [("vanilla", vanilla, 1.0)]
+    for method, budgets in (("matcha", study.BUDGETS), ("periodic", study.PERIODIC)):
+        for budget in budgets:
+            methods.append((study.at_budget(method, budget), part(method, budget=budget), budget))
+    for name, algorithm, budget in methods:
+        more = RING if config.graph.k == 5 else MUCH if budget >= 0.5 else ()
+        for rate in RATES + more:
             changes = {"algorithm": algorithm, "optimizer.learning_rate": rate}
             yield f"{name}/rate={rate}", changes
 
