@@ -42,20 +42,20 @@ SWEEPS = (
     *(
         Sweep(
             f"nonblocking_{delay}",
-            f"--config=configs/nonblocking.py:delay={delay} --sweep --seeds=5 --together",
-            0.12,
+            f"--config=configs/nonblocking.py:delay={delay} --sweep --seeds=3 --together",
+            0.07,
         )
         for delay in _DELAYS
     ),
     Sweep(
         "nonblocking_dirichlet",
         "--config=configs/nonblocking.py:delay=slow4 --config.split='dirichlet(alpha=0.1)' "
-        "--sweep --seeds=5 --together",
-        0.1,
+        "--sweep --seeds=3 --together",
+        0.05,
     ),
     Sweep(
         "nonblocking_tuned",
-        "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep --seeds=3 --together",
+        "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep --seeds=5 --together",
         0.4,
     ),
     *(
