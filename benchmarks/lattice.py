@@ -3,7 +3,7 @@
     python -m benchmarks.lattice [--coordinates=10000000] [--bits=8] [--output=FILE]
 
 The first table has the time of encoding and decoding beside a memory copy of the same vector, in
-turns of one process, and of a whole meeting, of which a node's part is half; it goes on record.
+turns of one process, and of a whole meeting, of which a node's part is half.
 Fresh pages make all of this several times slower, see `benchmarks.codecs`. In the second one eight
 nodes average in random pairs, without gradients: rounds until the squared distance of their models
 is a millionth of that at the start, and the share of the bytes that were sent again because they
@@ -76,23 +76,28 @@ def _spread(models):
     return ((models - models.mean(0, keepdims=True)) ** 2).sum()
 
 
-def _meetings_table() -> Table:
+def counted(rounding: str, bits: int) -> dict:
+    """A point: rounds of gossip until the models are near, and the bytes that were sent again.
+
+    The bytes are shares of what messages take that can be read: until then, and in ROUNDS rounds.
+    """
+    found = pure_gossip(Quantised(bits, rounding))
+    once = lattice.payload_bytes(SIZE, bits) + lattice_ladder.flag_bytes(lattice.buckets(SIZE))
+    arrived = found.rounds or ROUNDS
+    return {
+        "call": f"gossip {rounding}", "size": SIZE, "bits": bits, "rounds": found.rounds,
+        "sent_again": float(found.extra_bytes[arrived - 1] / (once * arrived)),
+        "sent_again_in_all": float(found.extra_bytes[-1] / (once * ROUNDS)),
+    }  # fmt: skip
+
+
+def _gossip_table(found: list[dict]) -> Table:
     table = Table(title=f"{NODES} nodes, {SIZE:,} coordinates, until the distance is {SMALL:g}")
-    for column in ("bits", "rounding", "rounds", "sent again", f"in {ROUNDS} rounds"):
+    for column in ("", "bits", "rounds", "sent again", f"in {ROUNDS} rounds"):
         table.add_column(column, justify="right")
-    for rounding, chosen in ROUNDINGS.items():
-        for bits in range(chosen.least_bits, lattice.BITS[1] + 1):
-            found = pure_gossip(Quantised(bits, rounding))
-            answer = lattice_ladder.flag_bytes(lattice.buckets(SIZE))
-            once = lattice.payload_bytes(SIZE, bits) + answer
-            arrived = found.rounds or ROUNDS
-            table.add_row(
-                str(bits),
-                rounding,
-                str(found.rounds),
-                f"{found.extra_bytes[arrived - 1] / (once * arrived):.1%}",
-                f"{found.extra_bytes[-1] / (once * ROUNDS):.1%}",
-            )
+    for point in found:
+        shares = (f"{point[name]:.1%}" for name in ("sent_again", "sent_again_in_all"))
+        table.add_row(point["call"], str(point["bits"]), str(point["rounds"]), *shares)
     return table
 
 
@@ -160,8 +165,13 @@ def main(_) -> None:
     console = Console()
     found = measured(_COORDINATES.value, _BITS.value, _TURNS.value)
     console.print(_times_table(found, _TURNS.value))
-    output.put("lattice", ("call", "size", "bits"), found)
-    console.print(_meetings_table())
+    gossip = [
+        counted(rounding, bits)
+        for rounding, chosen in ROUNDINGS.items()
+        for bits in range(chosen.least_bits, lattice.BITS[1] + 1)
+    ]
+    console.print(_gossip_table(gossip))
+    output.put("lattice", ("call", "size", "bits"), found + gossip)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,15 @@ def test_lattice_times_every_call():
     assert lattice._times(3000, 8, 3).keys() >= {"copy", "encode", "decode", "meeting of two"}
 
 
+def test_rounds_of_gossip_are_counted_as_on_record():
+    on_record = json.loads((points.FOLDER / "lattice.json").read_text())["summary"]["points"]
+    found = lattice.counted("nearest", 6)
+    (known,) = (point for point in on_record if point.get("rounds") and
+                (point["call"], point["bits"]) == (found["call"], 6))  # fmt: skip
+    assert known["rounds"] == found["rounds"] > 1
+    assert known["sent_again"] == pytest.approx(found["sent_again"], rel=1e-3)
+
+
 @pytest.mark.parametrize("delay", many_workers.DELAYS)
 @pytest.mark.parametrize("schedule", many_workers.SCHEDULES)
 def test_schedules_have_the_events_that_they_are_measured_by(schedule, delay):
