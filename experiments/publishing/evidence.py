@@ -55,7 +55,7 @@ SWEEPS = (
     ),
     Sweep(
         "nonblocking_tuned",
-        "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep --seeds=5 --together",
+        "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep --seeds=3 --together",
         0.4,
     ),
     *(
