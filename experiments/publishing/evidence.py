@@ -76,7 +76,7 @@ SWEEPS = (
         Sweep(
             "matcha" + (f"_graph_{graph}" if graph else ""),
             f"--config=configs/matcha.py:graph={graph} --sweep --seeds=5 --together",
-            0.2 if graph in (0, 5) else 0.4,
+            0.25 if graph in (0, 5) else 0.5,
         )
         for graph in range(6)
     ),
