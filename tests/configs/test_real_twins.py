@@ -73,7 +73,7 @@ def test_gossip_is_compared_with_its_simulation_and_with_methods_that_wait():
     for arm in made:
         kind, method, *rate = arm["name"].split("/")
         if method in waits and kind == "tuning":
-            best = rate == [f"rate={swarm_real.RATES[method]}"]
+            best = rate == [f"rate={swarm_real.RATE}"]
             arm |= {"seconds_to_target": 1.0 if best else 2.0}
     found = dict(swarm_real.claims(made))
     assert found[

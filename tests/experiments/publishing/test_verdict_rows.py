@@ -74,6 +74,7 @@ SWEEPS = {
     swarm.sooner_at_best_steps: (*TO_TARGET, "at_the_edge"),
     swarm.within: TO_TARGET,
     swarm_epochs.more_accurate: (*ALWAYS, "one_seed", "diverged"),
+    swarm_epochs.within: (*ALWAYS, "one_seed", "diverged"),
 }  # fmt: skip
 BY_WHAT_IS_EQUAL = {
     "samples": "unequal", "bytes_per_worker": "unequal", "seconds": "other_seconds",
