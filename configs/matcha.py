@@ -18,7 +18,7 @@ from experiments.parts import part
 from experiments.studies import matcha as study
 
 RATES = (0.2, 0.4, 0.57, 0.8, 1.13)  # factors of sqrt(2) where the best are
-# Higher ones come to the target on the ring, and with half of the communication or more.
+# Higher ones can come to the target on the ring, and with half of the communication or more.
 RING, MUCH = (1.6, 2.26), (1.6,)
 COMMON = 0.8  # of one arm, the best of most methods on graph 0
 
