@@ -137,11 +137,14 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
 
     A worker that finished nothing must not decay its momentum or count a step
     (Non-blocking SGD, arXiv 2211.00889). The extra argument `busy`, a bool of Python, says that
-    `batches` is never 0. The choice is left out then: it would keep XLA from updating in place.
+    `batches` is never 0, as it is not where it is not given. The choice is left out then: it would
+    keep XLA from updating in place.
     """
     inner = optax.with_extra_args_support(inner)
 
-    def update_fn(updates, state, params=None, *, batches, busy=False, **extra):
+    def update_fn(updates, state, params=None, *, batches=None, busy=False, **extra):
+        if batches is None:
+            batches, busy = 1, True
         extra |= {"batches": batches, "busy": busy}
         new_updates, new_state = inner.update(updates, state, params, **extra)
         if busy:
@@ -153,6 +156,15 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
         )
 
     return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def servers_own(name: str, *values) -> None:
+    """Raise ValueError unless extra arguments that only a server knows are given."""
+    if any(value is None for value in values):
+        raise ValueError(
+            f"{name}: its exchange needs `current`, the server's parameters, and `version`, its "
+            "updates; give both, or use as_optax(method), which keeps them"
+        )
 
 
 class RateState(NamedTuple):

@@ -40,6 +40,7 @@ class Choco(NamedTuple):
     known: Any  # y_i, like the parameters
     heard: Any  # y_j, of the partner in each of the M matchings: [M, ...]
     optimizer: Any
+    update: jax.Array  # [] int32, updates done
 
 
 def compressed_gossip(
@@ -61,9 +62,10 @@ def compressed_gossip(
     def init_fn(params):
         known = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
         heard = jax.tree.map(lambda y: jnp.broadcast_to(y, (len(partners), *y.shape)).copy(), known)
-        return Choco(known, heard, optimizer.init(params))
+        return Choco(known, heard, optimizer.init(params), jnp.int32(0))
 
-    def update_fn(updates, state, params, *, version, worker=None, **extra):
+    def update_fn(updates, state, params, *, version=None, worker=None, **extra):
+        version = state.update if version is None else version
         me = jax.lax.axis_index(AXIS)
         worker = me if worker is None else worker
         moved, inner = optimizer.update(
@@ -92,7 +94,7 @@ def compressed_gossip(
         change, known, heard = (
             jax.tree.unflatten(structure, column) for column in zip(*found, strict=True)
         )
-        return change, Choco(known, heard, inner)
+        return change, Choco(known, heard, inner, state.update + 1)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -27,7 +27,7 @@ SHARED, OWN = 0, 1  # whether a key is for what all workers draw alike or for wh
 class CompressionState(NamedTuple):
     """The exchange's state of one worker."""
 
-    update: Any  # [] int32, updates done, where there is a warm-up; else ()
+    update: jax.Array  # [] int32, updates done
     reducers: tuple  # state of the reducer of every parameter that has one
     rest: Any  # state of the exchange of all others
     fallen: Any  # [] int32, updates in which some array fell back, where one can; else ()
@@ -38,40 +38,42 @@ def compressed_mean(
     rest: optax.GradientTransformationExtraArgs,
     *,
     weight_of: Callable[[jax.Array], jax.Array] = proportional,
-    counts_updates: bool = False,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Replace contributions by their weighted mean over the workers, as reducers find it.
 
     reducer_of: ("module/kernel", array or its shape) -> how it is reduced; None: by `rest`.
     weight_of: finished mini-batches -> the weight that a worker with them has.
-    counts_updates: whether reducers want to know how many there were.
 
     Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
-    0. The extra arguments `samples` and `version` are needed, `worker` and `first` where reducers
-    round at random, `nominal` where they round for others.
+    0. The extra arguments `samples`, `version`, `worker` and `first` address random draws: without
+    them, the updates that this exchange has counted and the position in the axis do. `nominal`
+    matters where reducers round for others.
     """
 
     def init_fn(params):
         leaves, reducers, _ = _parts(params, reducer_of)
         states = tuple(r.init(x) for x, r in zip(leaves, reducers, strict=True) if r)
-        update = jnp.int32(0) if counts_updates else ()
         fallen = jnp.int32(0) if counters(states) else ()
-        return CompressionState(update, states, rest.init(_others(params, reducer_of)), fallen)
+        rest_state = rest.init(_others(params, reducer_of))
+        return CompressionState(jnp.int32(0), states, rest_state, fallen)
 
     def update_fn(
         updates,
         state,
         params=None,
         *,
-        samples,
-        version,
+        samples=None,
+        version=None,
         weight=None,
-        worker=0,
+        worker=None,
         first=0,
         nominal=1,
         **extra,
     ):
+        samples = state.update if samples is None else samples
+        version = state.update if version is None else version
+        worker = jax.lax.axis_index(AXIS) if worker is None else worker
         leaves, reducers, structure = _parts(updates, reducer_of)
         others = _others(updates, reducer_of)
         rest_state = state.rest
@@ -88,7 +90,6 @@ def compressed_mean(
             own_weight = jnp.asarray(weight, jnp.float32)
             full = weight_of(nominal)
             total = jax.lax.psum(own_weight, AXIS)
-        update = state.update if counts_updates else jnp.int32(0)
         bits = jax.lax.bitcast_convert_type(jnp.asarray(samples, jnp.float32), jnp.uint32)
         root = jax.random.key(seed)
         states, means, new_states = iter(state.reducers), [], []
@@ -98,19 +99,18 @@ def compressed_mean(
                 continue
             shared = _addressed(root, bits, index, SHARED)
             own = _addressed(root, worker, version, first, index, OWN)
-            draw = Draw(shared, own, own_weight, full, total, update)
+            draw = Draw(shared, own, own_weight, full, total, state.update)
             held = x.astype(jnp.float32)  # before it is weighed: the memory must see all of it
             held = held if weight is None else weigh(held, weight)
             summed, _, new = reducer.reduce(held, next(states), draw)
             # Were the division fused with what follows, it could round unlike a plain mean.
             means.append(divide(jax.lax.optimization_barrier(summed), total).astype(x.dtype))
             new_states.append(new)
-        done = update + 1 if counts_updates else ()
         fallen = state.fallen
         if counters(new_states):
             fallen += times_fallen(new_states) > times_fallen(state.reducers)
         return jax.tree.unflatten(structure, means), CompressionState(
-            done, tuple(new_states), rest_state, fallen
+            state.update + 1, tuple(new_states), rest_state, fallen
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -178,7 +178,6 @@ def compressed(
             reducer_of,
             rest.exchange,
             weight_of=weight_of,
-            counts_updates=warmup_updates > 0,
             seed=seed,
         ),
         messages=messages,

@@ -28,7 +28,7 @@ class Draw(NamedTuple):
     weight: jax.Array  # [] float32, by which the array was multiplied; 0: it finished nothing
     full: jax.Array  # [] float32, weight of a worker that has finished a full round
     total: jax.Array  # [] float32, sum of the workers' weights, by which the sum will be divided
-    update: jax.Array  # [] int32, updates done before; always 0 in methods without warm-up
+    update: jax.Array  # [] int32, updates done before
 
     @property
     def busy(self) -> jax.Array:

@@ -50,7 +50,7 @@ def accelerated_mixing(
     def init_fn(params):
         return Accelerated(jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
 
-    def update_fn(updates, state, params, *, batches, active=None, **extra):
+    def update_fn(updates, state, params, *, batches=1, active=None, **extra):
         busy = batches > 0
         step, inner = optimizer.update(updates, state.optimizer, params, batches=batches, **extra)
         mixed = mix(optax.apply_updates(params, step), active)

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm, Parted, choose, equal
+from algorithms.base import Algorithm, Parted, choose, equal, servers_own
 from algorithms.compression import Reducer
 from algorithms.streaming_diloco import fragment_of, fragment_size, mean_by, step_by_fragment
 from comms.lattice import ravel_floats
@@ -112,7 +112,10 @@ def merge_of_fragment(
         inner = mean.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sent))
         return Received(jnp.int32(0), jnp.zeros(fragments, jnp.int32), inner)
 
-    def update_fn(updates, state, params, *, current, batches, version, staleness, **extra):
+    def update_fn(
+        updates, state, params, *, current=None, batches=1, version=None, staleness=0, **extra
+    ):
+        servers_own("decoupled_diloco", current, version)
         received = changed(state.version, version, fragments)
         steps = jnp.where(received, 0, state.steps) + batches
         due = (version + staleness) % fragments

@@ -18,7 +18,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, Parted, equal, freeze_when_idle
+from algorithms.base import (
+    AXIS,
+    Algorithm,
+    Parted,
+    equal,
+    freeze_when_idle,
+    servers_own,
+)
 from algorithms.mean import mean_messages, mean_over_workers
 
 
@@ -26,7 +33,8 @@ def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
     """Turn a worker's progress into the pull at the centre, and its own change."""
     mean = mean_over_workers()
 
-    def update_fn(updates, state, params, *, current, weight=None, **extra):
+    def update_fn(updates, state, params, *, current=None, weight=None, **extra):
+        servers_own("easgd", current)
         weight = jnp.float32(1) if weight is None else weight
         off = jax.tree.map(lambda x, c: alpha * (x - c), params, current)
         moved, _ = mean.update(off, state, params, weight=weight, **extra)

@@ -54,7 +54,7 @@ def adapt_correct_combine(
         correction, step = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         return Diffusion(correction, step, optimizer.init(params))
 
-    def update_fn(updates, state, params, *, batches, active=None, **extra):
+    def update_fn(updates, state, params, *, batches=1, active=None, **extra):
         new, inner = optimizer.update(updates, state.optimizer, params, batches=batches, **extra)
         step = jax.tree.map(lambda u, old: jnp.where(batches > 0, u, old), new, state.step)
         phi = jax.tree.map(lambda x, u, c: x + (u + c), params, step, state.correction)

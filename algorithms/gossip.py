@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from algorithms.base import AXIS, choose
-from algorithms.links import Links, of_rounds
+from algorithms.links import Links, given, of_rounds
 from comms import cost, gossip, matching, mixing
 from comms.messages import Messages, over_links
 
@@ -50,8 +50,15 @@ def scale_by_finished(weighting: str = "equal") -> optax.GradientTransformationE
     """
     factor = choose("weighting", STEP_WEIGHTINGS, weighting)
 
-    def update_fn(updates, state, params=None, *, batches, nominal, **extra):
+    def update_fn(updates, state, params=None, *, batches=None, nominal=None, **extra):
         del params, extra
+        if batches is None:
+            batches, nominal = 1, 1
+        elif nominal is None:
+            raise ValueError(
+                "weighting: `batches` is given without `nominal`, the mini-batches of a full "
+                "round; give both, or neither for a full round"
+            )
         scale = factor(batches, nominal)
         return jax.tree.map(lambda u: (scale * u).astype(u.dtype), updates), state
 
@@ -156,8 +163,8 @@ def mixing_over(
         )
     partners, heard = links.partners, _weights(links, graph, make)
     return Mixing(
-        lambda tree, active: gossip.mix_active(tree, heard, partners, active, AXIS),
-        lambda tree, active: gossip.pull(tree, heard, partners, active, AXIS),
+        lambda tree, active: gossip.mix_active(tree, heard, partners, given(active), AXIS),
+        lambda tree, active: gossip.pull(tree, heard, partners, given(active), AXIS),
         partners,
         links,
     )

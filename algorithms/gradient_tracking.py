@@ -47,7 +47,7 @@ def follow_the_mean(
         mixed, gradient = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         return Tracking(mixed, gradient, optimizer.init(params))
 
-    def update_fn(updates, state, params, *, batches, active=None, **extra):
+    def update_fn(updates, state, params, *, batches=1, active=None, **extra):
         newest = jax.tree.map(
             lambda g, old: jnp.where(batches > 0, g, old), updates, state.gradient
         )

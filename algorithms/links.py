@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,20 @@ class Links(NamedTuple):
     directed: bool = False  # whom a worker hears from need not hear from it
     weights: np.ndarray | None = None  # [M, n] of what every worker hears in each matching; its own
     # weight is one minus the sum over the active ones; None: the method's matrix
+    period: int | None = None  # updates after which `active` begins again; None: never
+
+
+def given(active: Any) -> Any:
+    """Return the extra argument `active` of a method with links, or raise ValueError without it.
+
+    There is no default: with all links at once, weights that are made for some of them diverge.
+    """
+    if active is None:
+        raise ValueError(
+            "the links of this method change from update to update, but `active` is missing; give "
+            "active=method.links.active(update, 1)[0], or use as_optax(method), which counts"
+        )
+    return active
 
 
 def drawn_in_blocks(
@@ -70,4 +84,5 @@ def of_rounds(turn: Sequence[Round]) -> Links:
         active,
         any(one.directed for one in turn),
         np.concatenate([one.weights for one in turn]),
+        len(turn),
     )

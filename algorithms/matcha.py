@@ -22,7 +22,7 @@ from algorithms.gossip import (
     graph_matchings,
     scale_by_finished,
 )
-from algorithms.links import Links, drawn_in_blocks
+from algorithms.links import Links, drawn_in_blocks, given
 from comms import gossip, mixing
 from comms import matcha as sampling
 
@@ -33,7 +33,7 @@ def _gossip_over(
     mixes = choose("order", ORDERS, order)
 
     def exchange_of(tree, active):
-        return gossip.mix_active(tree, alpha, links.partners, active, AXIS)
+        return gossip.mix_active(tree, alpha, links.partners, given(active), AXIS)
 
     return Algorithm(
         exchange=optax.chain(

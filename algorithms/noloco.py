@@ -23,7 +23,7 @@ import optax
 
 from algorithms.base import AXIS, Algorithm
 from algorithms.gossip import check_momentum, gossip_messages, graph_matchings, needs_everybody
-from algorithms.links import Links, one_at_a_time
+from algorithms.links import Links, given, one_at_a_time
 from comms import gossip
 
 
@@ -41,9 +41,10 @@ def meet_with_momentum(
     updates: what local steps have gone back, -D_i. partners: [M, n] matchings.
     """
 
-    def update_fn(updates, state, params, *, active, **extra):
+    def update_fn(updates, state, params, *, active=None, **extra):
         del extra
-        theirs = gossip.exchange_matching((updates, params), jnp.argmax(active), partners, AXIS)
+        matching = jnp.argmax(given(active))
+        theirs = gossip.exchange_matching((updates, params), matching, partners, AXIS)
         velocity = jax.tree.map(
             lambda v, mine, other, x, y: (
                 alpha * v - beta * (mine + other) / 2 - gamma * (x - y) / 2

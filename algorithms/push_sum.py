@@ -19,7 +19,7 @@ import optax
 
 from algorithms.base import AXIS, Algorithm, freeze_when_idle
 from algorithms.gossip import needs_everybody
-from algorithms.links import Links, in_turn
+from algorithms.links import Links, given, in_turn
 from comms import cost, gossip, topology
 from comms.messages import over_links
 
@@ -47,11 +47,11 @@ def push(sources: np.ndarray, overlap: int) -> optax.GradientTransformationExtra
         inbox = jax.tree.map(nothing, (params, one)) if overlap else ()
         return PushSumState(one, inbox)
 
-    def update_fn(updates, state, params, *, active, **extra):
+    def update_fn(updates, state, params, *, active=None, **extra):
         del extra
         stepped = optax.apply_updates(params, updates)
         half = jax.tree.map(lambda a: a / 2, (stepped, state.weight))
-        arriving = gossip.exchange_matching(half, jnp.argmax(active), sources, AXIS)
+        arriving = gossip.exchange_matching(half, jnp.argmax(given(active)), sources, AXIS)
         inbox = state.inbox
         if overlap:
             queue = jax.tree.map(lambda q, a: jnp.concatenate([q, a[None]]), inbox, arriving)
@@ -92,6 +92,6 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
         grad_params=debiased,
         public=debiased,
         graph=topology.exponential(workers),
-        links=Links(sources, in_turn(len(hops)), directed=True),
+        links=Links(sources, in_turn(len(hops)), directed=True, period=len(hops)),
         check=needs_everybody("sgp", "push"),
     )

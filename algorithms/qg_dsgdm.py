@@ -46,7 +46,7 @@ def quasi_global(
     def init_fn(params):
         return QuasiGlobal(jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
 
-    def update_fn(updates, state, params, *, batches, active=None, **extra):
+    def update_fn(updates, state, params, *, batches=1, active=None, **extra):
         busy = batches > 0
         step, inner = optimizer.update(updates, state.optimizer, params, batches=batches, **extra)
         stepped = jax.tree.map(

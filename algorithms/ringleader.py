@@ -51,8 +51,9 @@ class Table(NamedTuple):
 def gathered() -> optax.GradientTransformationExtraArgs:
     """Hand the contributions of all workers to the server, apart from each other."""
 
-    def update_fn(updates, state, params=None, *, batches, worker, **extra):
+    def update_fn(updates, state, params=None, *, batches=1, worker=None, **extra):
         del params, extra
+        worker = jax.lax.axis_index(AXIS) if worker is None else worker
         whole = Pushed(updates, jnp.int32(worker), jnp.int32(batches))
         return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS), whole), state
 
@@ -78,7 +79,7 @@ def average_of_averages(
             optimizer.init(params),
         )
 
-    def update_fn(pushed, table, params, *, batches, **extra):
+    def update_fn(pushed, table, params, *, batches=1, **extra):
         del batches  # of all contributions together
 
         def arrive(carry, contribution):

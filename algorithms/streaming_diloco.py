@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import reducers
-from algorithms.base import Algorithm, Parted, equal
+from algorithms.base import Algorithm, Parted, equal, servers_own
 from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
 from algorithms.gossip import needs_everybody
@@ -102,7 +102,8 @@ def mean_of_fragment(
     def init_fn(params):
         return mean.init(jnp.zeros(fragment_size(jax.tree.map(jnp.asarray, params), fragments)))
 
-    def update_fn(updates, state, params, *, current, version, staleness, **extra):
+    def update_fn(updates, state, params, *, current=None, version=None, staleness=0, **extra):
+        servers_own("streaming_diloco", current, version)
         due = (version + staleness) % fragments
         live = jax.tree.map(jnp.subtract, params, updates)
         off = fragment_of(current, due, fragments) - fragment_of(live, due, fragments)

@@ -31,7 +31,7 @@ import optax
 
 from algorithms.base import AXIS, Algorithm, choose
 from algorithms.gossip import graph_matchings
-from algorithms.links import Links, one_at_a_time
+from algorithms.links import Links, given, one_at_a_time
 from comms import cost, gossip, lattice, lattice_ladder
 from comms.messages import Payload, over_links
 
@@ -90,7 +90,12 @@ def _wire_of(partners: np.ndarray | None):
             return gossip.exchange_matching(tree, jnp.argmax(active), partners, AXIS)
 
         if partners is not None:
-            partner = jnp.asarray(partners)[jnp.argmax(active), me]
+            partner = jnp.asarray(partners)[jnp.argmax(given(active)), me]
+        elif partner is None:
+            raise ValueError(
+                "swarm: workers meet in pairs of a schedule, but `partner` is missing; give the "
+                "position of whom this worker meets, or set lockstep=true"
+            )
         return lattice_ladder.Wire(swap, agree, partner != me, lockstep=partners is not None)
 
     return wire
@@ -146,7 +151,7 @@ def meet(
         return SwarmState(jax.tree.map(jnp.asarray, params), _start_codec(params, quantised))
 
     def update_fn(
-        updates, state, params, *, batches, worker=None, partner=None, active=None, **extra
+        updates, state, params, *, batches=1, worker=None, partner=None, active=None, **extra
     ):
         del extra
         wire = wire_of(partner, active)
@@ -169,7 +174,7 @@ def meet_stopped(
     wire_of = _wire_of(partners)
 
     def update_fn(
-        updates, state, params, *, batches, worker=None, partner=None, active=None, **extra
+        updates, state, params, *, batches=1, worker=None, partner=None, active=None, **extra
     ):
         del extra
         busy = jnp.asarray(batches) > 0

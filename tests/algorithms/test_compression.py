@@ -67,7 +67,9 @@ def test_memory_is_frozen_where_a_worker_finished_nothing():
         _, before = exchange(method.exchange.update, start(method), *given)
         idle = jnp.array([1.0, 0, 1, 1])
         _, after = exchange(method.exchange.update, before, gradients(1), idle, jnp.float32(8))
-        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        for old, new in zip(
+            jax.tree.leaves(before.reducers), jax.tree.leaves(after.reducers), strict=True
+        ):
             np.testing.assert_array_equal(old[1], new[1])
             assert (np.asarray(old[0]) != new[0]).any()
 
