@@ -1,0 +1,275 @@
+"""Methods as optax transforms for a training loop of one's own.
+
+    tx = as_optax(dpsgd(optax.sgd(0.1), topology.ring(8)))
+    updates, state = tx.update(gradients, state, params)  # over the axis "workers"
+
+The loop runs under `jax.vmap(axis_name="workers")`, `jax.pmap` or `jax.shard_map`, and every worker
+keeps a state of its own. The transform supplies the extra arguments that a launched run takes from
+its schedule: it counts updates and samples, looks up active links and applies the server's
+optimizer. Whatever is given to `update` takes precedence.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms.base import AXIS, Algorithm, Parted
+
+HORIZON = 2**16  # updates after which links that were drawn at random repeat
+Extra = dict[str, Any]
+
+
+class MethodState(NamedTuple):
+    """The state of one worker."""
+
+    updates: jax.Array  # [] int32, exchanges so far
+    finished: jax.Array  # [] int32, mini-batches that all workers have finished in them
+    exchange: Any  # of the method's exchange
+    optimizer: Any  # of the server, the same on all workers; () without one
+    served: Any  # the server's parameters beside a worker's own; () if there is one model
+    raw: Any  # what the exchange mixes, if gradients are taken elsewhere; else ()
+
+
+class LocalState(NamedTuple):
+    """The state of one worker of a method with local steps."""
+
+    method: MethodState
+    work: Any  # of the local optimizer
+    base: Any  # parameters at which the local steps began
+    steps: jax.Array  # [] int32, local steps since then
+
+
+class LocalSteps(NamedTuple):
+    """A method with local steps in two calls, each of which returns (updates, state).
+
+    init: params -> state.
+    step: (gradients, state, params, **extra): one local step, without communication.
+    exchange: (state, params, **extra): the exchange after any number of local steps.
+    """
+
+    init: Callable[[Any], LocalState]
+    step: Callable[..., tuple[Any, LocalState]]
+    exchange: Callable[..., tuple[Any, LocalState]]
+
+
+class Round(NamedTuple):
+    """A round that all workers finish, as `Algorithm.check` reads it."""
+
+    fewest: int
+    partner: None = None
+
+
+def as_optax(
+    method: Algorithm, *, batch_size: int = 1, local_steps: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    """Return the method as a transform whose `update(gradients, state, params)` is one update.
+
+    batch_size: samples behind the gradient of a worker, or of one of its local steps: what random
+        draws and rates that follow samples count by.
+    local_steps: H, after which a method with local steps exchanges; `as_local_steps` leaves that
+        to the caller.
+
+    `Algorithm` lists the extra arguments. For a non-blocking round give `batches`, the mini-batches
+    that this worker has finished, with the mean of their gradients, and `nominal`, the mini-batches
+    of a full round. Random activations repeat after 65,536 updates.
+
+    Parameters are those at which gradients are to be taken; for push-sum they are x / w. Raises
+    ValueError, when it is traced, for a method that needs what only a launcher knows, for an axis
+    of another size than the method's graph and inside `optax.apply_if_finite`.
+    """
+    if method.work is None:
+        if local_steps != 1:
+            raise ValueError(
+                f"as_optax: local_steps={local_steps}, but this method takes no local steps; leave "
+                "it out, or accumulate gradients before the call"
+            )
+        core = _Core(method, batch_size)
+        return optax.GradientTransformationExtraArgs(core.init, core.update)
+    if local_steps < 1:
+        raise ValueError(f"as_optax: needs local_steps >= 1, got {local_steps}; 1 is no pause")
+    local = as_local_steps(method, batch_size=batch_size)
+
+    def update_fn(updates, state, params=None, **extra):
+        moved, state = local.step(updates, state, _needed(params), **extra)
+
+        def exchanged():
+            stepped = optax.apply_updates(params, moved)
+            change, after = local.exchange(state, stepped, **extra)
+            return jax.tree.map(jnp.add, moved, change), after
+
+        if local_steps == 1:
+            return exchanged()
+        due = (state.steps >= local_steps).astype(jnp.int32)
+        # Under vmap the count has an axis of workers, but they all agree.
+        due = jax.lax.pmax(due, AXIS)
+        return jax.lax.cond(due > 0, exchanged, lambda: (moved, state))
+
+    return optax.GradientTransformationExtraArgs(local.init, update_fn)
+
+
+def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
+    """Return a method with local steps, as DiLoCo, local SGD or Swarm, in two calls.
+
+    batch_size: as in `as_optax`. Raises ValueError for a method without local steps.
+    """
+    if method.work is None:
+        raise ValueError(
+            "as_local_steps: this method takes no local steps; use as_optax(method), or local_sgd"
+        )
+    core = _Core(method, batch_size)
+    work = optax.with_extra_args_support(method.work)
+
+    def init_fn(params):
+        params = jax.tree.map(jnp.asarray, params)
+        return LocalState(core.init(params), work.init(params), params, jnp.int32(0))
+
+    def step_fn(updates, state, params, **extra):
+        given = core.given(state.method, extra, nominal=1)
+        moved, inner = work.update(updates, state.work, _needed(params), **given)
+        return moved, state._replace(work=inner, steps=state.steps + 1)
+
+    def exchange_fn(state, params, **extra):
+        """Exchange base - params, and lead from params to where the next local steps begin."""
+        extra = {"batches": state.steps, "nominal": state.steps} | extra
+        progress = jax.tree.map(jnp.subtract, state.base, _needed(params))
+        moved, inner = core.update(progress, state.method, state.base, **extra)
+        base = optax.apply_updates(state.base, moved)
+        change = jax.tree.map(jnp.subtract, base, params)
+        return change, LocalState(inner, state.work, base, jnp.int32(0))
+
+    return LocalSteps(init_fn, step_fn, exchange_fn)
+
+
+class _Core:
+    """The exchange and the server's step of a method, with what they take from a schedule."""
+
+    def __init__(self, method: Algorithm, batch_size: int):
+        if batch_size < 1:
+            raise ValueError(f"as_optax: needs batch_size >= 1, got {batch_size}; give the samples")
+        self._method, self._batch_size = method, batch_size
+        links = method.links
+        self._active = None if links is None else links.active(0, links.period or HORIZON)
+
+    def init(self, params) -> MethodState:
+        method, params = self._method, jax.tree.map(jnp.asarray, params)
+        return MethodState(
+            jnp.int32(0),
+            jnp.int32(0),
+            method.exchange.init(params),
+            () if method.server is None else method.server.init(params),
+            () if method.adopt is None else params,
+            () if method.grad_params is None else params,
+        )
+
+    def update(self, contribution, state: MethodState, params=None, **extra):
+        """Return (the change of the parameters, the state after one exchange)."""
+        method = self._method
+        self._check(_needed(params), extra)
+        full = "batches" not in extra
+        given = self.given(state, extra)
+        counted = jnp.asarray(given["batches"], jnp.int32)
+        total = counted * jax.lax.axis_size(AXIS) if full else jax.lax.psum(counted, AXIS)
+        after = state._replace(updates=state.updates + 1, finished=state.finished + total)
+        if method.adopt is not None:
+            given["current"] = state.served
+        base = params if method.grad_params is None else state.raw
+        weight = {} if full else {"weight": method.weight(given["batches"])}
+        moved, exchange = method.exchange.update(
+            contribution, state.exchange, base, **weight, **given
+        )
+        after = after._replace(exchange=exchange)
+        given["batches"] = total
+        if method.grad_params is not None:
+            raw = optax.apply_updates(base, moved)
+            point = method.grad_params(exchange, raw)
+            return jax.tree.map(jnp.subtract, point, params), after._replace(raw=raw)
+        if method.server is None:
+            return moved, after
+        server = optax.with_extra_args_support(method.server)
+        if method.adopt is None:
+            moved, optimizer = server.update(moved, state.optimizer, params, **given)
+            return moved, after._replace(optimizer=optimizer)
+        assert isinstance(moved, Parted)
+        step, optimizer = server.update(moved.served, state.optimizer, state.served, **given)
+        served = optax.apply_updates(state.served, step)
+        own = optax.apply_updates(params, moved.own)
+        own = method.adopt(own, served, exchange, given["version"] + 1)
+        change = jax.tree.map(jnp.subtract, own, params)
+        return change, after._replace(optimizer=optimizer, served=served)
+
+    def given(self, state: MethodState, extra: Extra, nominal: Any = None) -> Extra:
+        """Return the extra arguments of an update: of a full round but for what is given."""
+        if nominal is None:
+            if ("batches" in extra) != ("nominal" in extra):
+                raise ValueError(
+                    "as_optax: `batches` and `nominal`, the mini-batches of a full round, belong "
+                    "together; give both, or neither for a full round"
+                )
+            nominal = extra.get("nominal", 1)
+        known = {
+            "batches": nominal,
+            "nominal": nominal,
+            "samples": state.finished.astype(jnp.float32) * self._batch_size,
+            "version": state.updates,
+            "first": state.updates * nominal,
+            "staleness": 0,
+            "worker": jax.lax.axis_index(AXIS),
+            "busy": "batches" not in extra,
+        }
+        if self._active is not None and "active" not in extra:
+            rows = jnp.asarray(np.packbits(self._active, axis=1, bitorder="little"))
+            row = jnp.unpackbits(
+                rows[state.updates % len(rows)],
+                count=self._active.shape[1],
+                bitorder="little",
+            )
+            known["active"] = row.astype(bool)
+        return known | extra
+
+    def _check(self, params, extra: Extra) -> None:
+        """Raise ValueError for what cannot run here."""
+        _refuse_conditions()
+        workers, graph = jax.lax.axis_size(AXIS), self._method.graph
+        if graph is not None and len(graph) != workers:
+            raise ValueError(
+                f"as_optax: the axis {AXIS!r} has {workers} workers, but the method was built for "
+                f"a graph of {len(graph)}; build the graph for {workers}"
+            )
+        if self._method.check is not None and not {"partner", "batches"} & set(extra):
+            self._method.check(workers, Round(workers))
+
+
+def _needed(params):
+    if params is None:
+        raise ValueError("as_optax: `params` is missing; call update(gradients, state, params)")
+    return params
+
+
+def _refuse_conditions() -> None:
+    """Raise ValueError inside wrappers of optax that let a worker skip an update alone.
+
+    The others would wait for its collectives for ever. Both wrappers trace the method inside of
+    their own functions, of which nothing but the names tells.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        name, wrapper = frame.f_code.co_qualname, None
+        if frame.f_globals.get("__name__", "").startswith("optax."):
+            if name.startswith("apply_if_finite."):
+                wrapper = "optax.apply_if_finite"
+            elif name == "MultiSteps.update":
+                skips = frame.f_locals["self"]._should_skip_update_fn
+                if not skips.__qualname__.startswith("MultiSteps."):
+                    wrapper = "optax.MultiSteps(should_skip_update_fn=...)"
+        if wrapper is not None:
+            raise ValueError(
+                f"as_optax: {wrapper} around a method would skip an update on one worker while the "
+                "others wait for it; put it around the optimizer inside, as in "
+                "all_reduce(optax.apply_if_finite(optax.sgd(0.1), 5))"
+            )
+        frame = frame.f_back

@@ -1,0 +1,366 @@
+"""Methods in a loop that knows optax alone: they do what the simulator does."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from algorithms import (
+    ad_psgd,
+    all_reduce,
+    dpsgd,
+    easgd,
+    local_sgd,
+    matcha,
+    periodic,
+    qsgd,
+    s2_reducer,
+    sgp,
+    swarm,
+)
+from algorithms.base import AXIS, scale_by_samples
+from algorithms.links import BLOCK
+from comms import topology
+from runtimes import simulate
+from runtimes.own_loop import as_local_steps, as_optax
+from stragglers import delays
+from tests import planned
+from tests.algorithms.methods import METHODS, N
+from tests.algorithms.test_contract import DATA, PARAMS, B, Counters, losses
+from tests.conftest import make_mesh
+from tests.marks import slow_but
+
+UPDATES = 50
+NEAR = 1e-5
+# A gradient on the edge of two short values may be rounded either way.
+EDGES = {"all_reduce/fp16": 1e-4, "all_reduce/bf16": 2e-3, "local_sgd/bf16": 2e-3}
+# What rounds to a lattice makes ten times as much of a difference at every meeting.
+SHORT = {"swarm/8 bits": 8, "swarm/unbiased": 4}
+# Different in kind: the others are slow.
+QUICK = {
+    "all_reduce", "dpsgd", "dpsgd/rounds", "easgd", "matcha", "one_bit_adam", "ringleader",
+    "s2_reducer", "sgp/overlap", "swarm/8 bits",
+}  # fmt: skip
+WITH_LINKS = [name for name in METHODS if METHODS[name]().links is not None]
+LOCAL = [name for name in METHODS if METHODS[name]().work is not None]
+stacked = functools.partial(jax.tree.map, lambda a: jnp.stack([jnp.asarray(a)] * N))
+
+
+def gradient(params, worker, count):
+    """The mean gradient of a worker's mini-batch, as `Counters` says which samples it holds."""
+    places = (count * B + jnp.arange(B) + 7 * worker) % len(DATA["y"])
+    examples = {name: jnp.asarray(values)[places] for name, values in DATA.items()}
+    return jax.grad(lambda p: losses(p, examples).mean())(params)
+
+
+def simulated(method, updates, mini_batches=1, wait="barrier", law=None):
+    """(parameters that the simulator evaluates at the end, its schedule)."""
+    if method.graph is not None and wait == "barrier":
+        wait = "neighbour_barrier"
+    rule = planned.rule(
+        wait, law or delays.deterministic(0.1), N, mini_batches, 3,
+        graph=method.graph, links=method.links,
+    )  # fmt: skip
+    runtime = simulate.Simulator(method, losses, DATA, Counters(), rule, mini_batches=mini_batches)
+    run, schedule = runtime.advance(runtime.start(PARAMS), np.inf, updates)
+    return runtime.models(run), schedule
+
+
+def evaluated(method, params, state):
+    """What the simulator would evaluate of workers that have made a loop's updates."""
+    state = state if method.work is None else state.method
+    if method.adopt is not None:
+        params = state.served
+    elif method.public is not None and method.grad_params is None:
+        params = jax.vmap(method.public)(state.exchange, params)
+    return params if method.server is None else jax.tree.map(lambda a: a[:1], params)
+
+
+def near(found, expected, within=NEAR):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=within),
+                 found, expected)  # fmt: skip
+
+
+def looped(tx, updates, H=1):
+    """(params, state) of all workers after `updates` calls in a plain loop under vmap."""
+
+    def worker(me):
+        def step(carry, t):
+            params, state = carry
+            moved, state = tx.update(gradient(params, me, t), state, params)
+            return (optax.apply_updates(params, moved), state), None
+
+        params = jax.tree.map(jnp.asarray, PARAMS)
+        return jax.lax.scan(step, (params, tx.init(params)), jnp.arange(updates * H))[0]
+
+    return jax.jit(jax.vmap(worker, axis_name=AXIS))(jnp.arange(N))
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, METHODS))
+def test_a_method_needs_no_extra_argument(name):
+    """`update(gradients, state, params)` alone does what a launched run of full rounds does."""
+    method, updates = METHODS[name](), SHORT.get(name, UPDATES)
+    found = evaluated(method, *looped(as_optax(method, batch_size=B), updates))
+    near(found, simulated(method, updates)[0], EDGES.get(name, NEAR))
+
+
+@pytest.mark.parametrize("name", slow_but({"local_sgd", "swarm/8 bits"}, LOCAL))
+@pytest.mark.parametrize("calls", [1, 2])
+def test_local_steps_exchange_after_every_H_of_them(name, calls):
+    """In one call that counts them, and in two."""
+    H, updates = 4, SHORT.get(name, 12)
+    method = METHODS[name]()
+    if calls == 1:
+        found = looped(as_optax(method, batch_size=B, local_steps=H), updates, H)
+    else:
+        local = as_local_steps(method, batch_size=B)
+
+        def round_of(params, state, me, t):
+            for h in range(H):
+                moved, state = local.step(gradient(params, me, t * H + h), state, params)
+                params = optax.apply_updates(params, moved)
+            moved, state = local.exchange(state, params)
+            return optax.apply_updates(params, moved), state
+
+        one_round = jax.jit(jax.vmap(round_of, in_axes=(0, 0, 0, None), axis_name=AXIS))
+        found = stacked(PARAMS), jax.vmap(local.init)(stacked(PARAMS))
+        for t in range(updates):
+            found = one_round(*found, jnp.arange(N), t)
+    expected, _ = simulated(method, updates, mini_batches=H)
+    near(evaluated(method, *found), expected, EDGES.get(name, NEAR))
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "dpsgd/local_sum", "dpsgd/confidence", "matcha"])
+def test_a_round_in_which_workers_finish_different_numbers(name):
+    """Non-blocking rounds: `batches` and `nominal` are given, and samples are counted from them."""
+    M, updates = 3, 15
+    method = METHODS[name]()
+    expected, schedule = simulated(method, updates, M, "first_finisher", delays.exponential(1.0))
+    assert schedule.batches.min() < M
+    tx = as_optax(method, batch_size=B)
+
+    @jax.jit
+    @functools.partial(jax.vmap, axis_name=AXIS)
+    def update(params, state, me, first, batches):
+        def of(m):
+            return jax.tree.map(
+                lambda g: jnp.where(m < batches, g, 0), gradient(params, me, first + m)
+            )
+
+        total = functools.reduce(optax.tree.add, map(of, range(M)))
+        mean = jax.tree.map(lambda g: g / jnp.maximum(batches, 1), total)
+        moved, state = tx.update(mean, state, params, batches=batches, nominal=M)
+        return optax.apply_updates(params, moved), state
+
+    params = stacked(PARAMS)
+    state = jax.vmap(tx.init)(params)
+    for first, batches in zip(schedule.first, schedule.batches, strict=True):
+        params, state = update(params, state, jnp.arange(N), first, batches)
+    assert (state.finished == schedule.batches.sum()).all()
+    near(evaluated(method, params, state), expected)
+
+
+@pytest.mark.parametrize("name", WITH_LINKS)
+def test_links_that_change_are_never_all_used_at_once(name):
+    """Without `active` a method would diverge silently: it says what is missing."""
+    method = METHODS[name]()
+    params = stacked(PARAMS)
+    state = jax.vmap(method.exchange.init)(params)
+    with pytest.raises(ValueError, match=r"`active` is missing; give .*, or use as_optax"):
+        jax.vmap(method.exchange.update, axis_name=AXIS)(params, state, params)
+
+
+@pytest.mark.parametrize("update", [0, BLOCK + 3, 10 * BLOCK])
+@pytest.mark.parametrize(
+    "method",
+    [
+        matcha(optax.sgd(0.1), topology.ring(N), budget=0.5),
+        periodic(optax.sgd(0.1), topology.ring(N), budget=0.5),
+        dpsgd(optax.sgd(0.1), topology.base_k(N)),
+        sgp(optax.sgd(0.1), N),
+    ],
+    ids=["matcha", "periodic", "rounds", "sgp"],
+)
+def test_links_are_those_of_the_update(method, update):
+    tx = as_optax(method)
+    params = {"w": np.random.default_rng(0).standard_normal((N, 3)).astype(np.float32)}
+    state = jax.vmap(tx.init)(params)._replace(updates=jnp.full(N, update))
+    moved, _ = jax.vmap(tx.update, axis_name=AXIS)(params, state, params)
+
+    def exchanged(gradients, state, params):
+        active = method.links.active(update, 1)[0]
+        return method.exchange.update(gradients, state, params, active=active)[0]
+
+    expected = jax.vmap(exchanged, axis_name=AXIS)(params, state.exchange, params)
+    jax.tree.map(np.testing.assert_array_equal, moved, expected)
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, METHODS))
+def test_the_exchange_alone_takes_a_full_round_or_refuses(name):
+    """Optax's own call of `Algorithm.exchange`, which ignores arguments that it does not know."""
+    method = METHODS[name]()
+    params = stacked(PARAMS)
+    state = jax.vmap(method.exchange.init)(params)
+    one = functools.partial(method.exchange.update, of_the_user=1)
+    if method.links is not None or method.adopt is not None:
+        with pytest.raises(ValueError, match="use as_optax"):
+            jax.vmap(one, axis_name=AXIS)(params, state, params)
+        return
+    round_of_two = {"batches": jnp.full(N, 2), "nominal": jnp.full(N, 2)}
+
+    def spelt_out(gradients, state, params, batches, nominal):
+        return method.exchange.update(gradients, state, params, batches=batches, nominal=nominal)
+
+    alone = jax.jit(jax.vmap(one, axis_name=AXIS))(params, state, params)
+    full = jax.jit(jax.vmap(spelt_out, axis_name=AXIS))(
+        params, state, params, *round_of_two.values()
+    )
+    if name != "ringleader":  # whose server learns how many there were
+        jax.tree.map(np.testing.assert_array_equal, alone, full)
+
+
+def test_draws_differ_from_update_to_update_without_any_count():
+    """A random codec that is called as optax calls it would else repeat its errors for ever."""
+    exchange = qsgd(optax.sgd(0.1)).exchange
+    gradients = {"w": np.random.default_rng(0).standard_normal((N, 200)).astype(np.float32)}
+    state = jax.vmap(exchange.init)(gradients)
+    update = jax.jit(jax.vmap(exchange.update, axis_name=AXIS))
+    first, state = update(gradients, state, gradients)
+    second, _ = update(gradients, state, gradients)
+    assert (first["w"] != second["w"]).mean() > 0.5
+
+
+def on_devices(tx, bad=None, updates=6, **given):
+    """Parameters [4, D] after a loop on 4 devices; one worker's third gradient is NaN."""
+    target = np.arange(3.0, dtype=np.float32)
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map, mesh=make_mesh(4), in_specs=(P(AXIS), P(AXIS), P()), out_specs=P(AXIS),
+        check_vma=False,
+    )  # fmt: skip
+    def step(params, state, t):
+        params, state = jax.tree.map(lambda a: a[0], (params, state))
+        gradients = jax.tree.map(lambda x: x - target, params)
+        if bad is not None:
+            poison = jnp.where((t == 2) & (jax.lax.axis_index(AXIS) == bad), jnp.nan, 0)
+            gradients = jax.tree.map(lambda g: g + poison, gradients)
+        moved, state = tx.update(gradients, state, params, **given)
+        return jax.tree.map(lambda a: a[None], (optax.apply_updates(params, moved), state))
+
+    params = {"w": np.tile(np.linspace(1, 2, 3, dtype=np.float32), (4, 1))}
+    state = jax.tree.map(
+        lambda a: jnp.stack([a] * 4), tx.init(jax.tree.map(lambda a: a[0], params))
+    )
+    for t in range(updates):
+        params, state = jax.block_until_ready(step(params, state, t))
+    return params["w"]
+
+
+def gossip(rate=0.1):
+    return as_optax(matcha(optax.sgd(rate), topology.ring(4)))
+
+
+def mean(optimizer=None):
+    return as_optax(all_reduce(optax.sgd(0.1) if optimizer is None else optimizer))
+
+
+def test_a_chain_around_a_method():
+    clipped = on_devices(optax.chain(optax.clip(0.5), gossip()))
+    assert np.isfinite(clipped).all() and not np.allclose(clipped, on_devices(gossip()))
+
+
+def test_methods_by_parameter():
+    labels = {"w": "slow"}
+    split = optax.multi_transform({"slow": gossip(), "unused": mean()}, labels)
+    np.testing.assert_array_equal(on_devices(split), on_devices(gossip()))
+
+
+def test_a_rate_that_is_injected():
+    made = optax.inject_hyperparams(lambda rate: gossip(rate))(rate=0.1)
+    np.testing.assert_allclose(on_devices(made), on_devices(gossip()), rtol=1e-6)
+
+
+def test_accumulated_steps():
+    """With the same gradient in both calls, two calls are one update."""
+    twice = optax.MultiSteps(mean(), 2).gradient_transformation()
+    np.testing.assert_allclose(on_devices(twice, updates=2), on_devices(mean(), updates=1))
+
+
+def test_a_gradient_that_is_not_finite_skips_inside_of_a_method():
+    """After a mean all workers skip; in gossip the worker that has it does, and mixes."""
+    skipping = optax.apply_if_finite(optax.sgd(0.1), 5)
+    found = on_devices(mean(skipping), bad=1)
+    np.testing.assert_allclose(found, on_devices(mean(), updates=5), rtol=1e-6)
+    assert np.isnan(on_devices(mean(), bad=1)).all()
+    assert np.isfinite(on_devices(as_optax(dpsgd(skipping, topology.ring(4))), bad=1)).all()
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "named"),
+    [
+        (lambda: optax.apply_if_finite(mean(), 5), "optax.apply_if_finite"),
+        (lambda: optax.chain(optax.clip(1.0), optax.apply_if_finite(gossip(), 5)), "apply_if"),
+        (
+            lambda: optax.MultiSteps(mean(), 2, should_skip_update_fn=optax.skip_not_finite),
+            "optax.MultiSteps",
+        ),
+    ],
+)
+def test_a_worker_never_skips_a_collective_alone(wrapped, named):
+    with pytest.raises(ValueError, match=rf"as_optax: .*{named}.*put it around the optimizer"):
+        on_devices(wrapped(), bad=1)
+
+
+UNDECIDED = s2_reducer(optax.sgd(0.1), sparse=("w",), granularity="auto")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: on_devices(as_optax(dpsgd(optax.sgd(0.1), topology.ring(8)))),
+         "has 4 workers, but the method was built for a graph of 8"),
+        (lambda: on_devices(as_optax(ad_psgd(optax.sgd(0.1), topology.ring(4)))),
+         "lockstep=true"),
+        (lambda: on_devices(mean(), batches=2), "`nominal`.* belong together"),
+        (lambda: on_devices(as_optax(UNDECIDED)),
+         "left to a gradient"),
+        (lambda: as_optax(all_reduce(optax.sgd(0.1)), local_steps=2), "takes no local steps"),
+        (lambda: as_optax(local_sgd(optax.sgd(0.1)), local_steps=0), "needs local_steps >= 1"),
+        (lambda: as_local_steps(all_reduce(optax.sgd(0.1))), "takes no local steps"),
+        (lambda: as_optax(easgd(optax.sgd(0.1), 4), batch_size=0), "needs batch_size >= 1"),
+        (lambda: jax.vmap(lambda g: mean().update(g, mean().init(g)), axis_name=AXIS)(jnp.ones(4)),
+         "`params` is missing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_here_says_so(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def test_a_rate_follows_the_samples_of_all_workers():
+    """`scale_by_samples` sees the samples of earlier updates, `batch_size` of each worker."""
+    seen = scale_by_samples(1.0, shape=lambda samples: samples)
+    tx = as_optax(all_reduce(seen), batch_size=5)
+    params = jnp.zeros(N)
+    state = jax.vmap(tx.init)(params)
+    for t in range(3):
+        moved, state = jax.vmap(tx.update, axis_name=AXIS)(jnp.ones(N), state, params)
+        np.testing.assert_array_equal(moved, np.full(N, -t * 5.0 * N))
+
+
+def test_pairs_of_a_schedule_are_given():
+    tx = as_optax(swarm(optax.sgd(0.1), topology.ring(N)))
+    params = jnp.arange(float(N))
+    state = jax.vmap(tx.init)(params)
+    partner = jnp.arange(N) ^ 1
+
+    def update(gradient, state, params, partner):
+        return tx.update(gradient, state, params, partner=partner)[0]
+
+    moved = jax.vmap(update, axis_name=AXIS)(jnp.zeros(N), state, params, partner)
+    np.testing.assert_allclose(params + moved, (params + params[partner]) / 2)
