@@ -1,0 +1,45 @@
+"""Straggler-tolerant, communication-efficient distributed SGD, as a library.
+
+    methods             dpsgd, matcha, s2_reducer, swarm, ...: all of `METHODS`
+    own training loop   as_optax, as_local_steps, Algorithm
+    graphs              graphs, mixing, matchings, activation_probabilities
+    collectives         collectives, gossip
+    codecs              reducers, quantise, lattice, sketch, bitmap, chunked, short_floats
+    cost models         costs, buckets
+    stragglers          delays, delay_processes, rules, Setting, plan, Schedule
+
+docs/library.md has an example of each.
+"""
+
+from algorithms import *  # noqa: F403
+from algorithms import ALGORITHMS as METHODS
+from algorithms import Algorithm, reducers
+from comms import (
+    bitmap,
+    buckets,
+    chunked,
+    collectives,
+    gossip,
+    lattice,
+    mixing,
+    quantise,
+    short_floats,
+    sketch,
+)
+from comms import cost as costs
+from comms import matching as matchings
+from comms import topology as graphs
+from comms.matcha import activation_probabilities
+from runtimes.own_loop import as_local_steps, as_optax
+from stragglers import delays, rules
+from stragglers import processes as delay_processes
+from stragglers.rule import Setting
+from stragglers.rule import whole as plan
+from stragglers.schedule import Schedule
+
+__all__ = [
+    "METHODS", "Algorithm", "Schedule", "Setting", "activation_probabilities", "as_local_steps",
+    "as_optax", "bitmap", "buckets", "chunked", "collectives", "costs", "delay_processes", "delays",
+    "gossip", "graphs", "lattice", "matchings", "mixing", "plan", "quantise", "reducers", "rules",
+    "short_floats", "sketch", *METHODS,
+]  # fmt: skip
