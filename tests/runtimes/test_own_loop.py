@@ -39,7 +39,7 @@ NEAR = 1e-5
 # A gradient on the edge of two short values may be rounded either way.
 EDGES = {"all_reduce/fp16": 1e-4, "all_reduce/bf16": 2e-3, "local_sgd/bf16": 2e-3}
 # What rounds to a lattice makes ten times as much of a difference at every meeting.
-SHORT = {"swarm/8 bits": 8, "swarm/unbiased": 4}
+SHORT = dict.fromkeys(["swarm/8 bits", "swarm/unbiased"], 4)
 # Different in kind: the others are slow.
 QUICK = {
     "all_reduce", "dpsgd", "dpsgd/rounds", "easgd", "matcha", "one_bit_adam", "ringleader",
@@ -232,6 +232,22 @@ def test_draws_differ_from_update_to_update_without_any_count():
     first, state = update(gradients, state, gradients)
     second, _ = update(gradients, state, gradients)
     assert (first["w"] != second["w"]).mean() > 0.5
+
+
+@pytest.mark.parametrize("name", ["matcha", "local_sgd"])
+def test_a_loop_on_simulated_workers_or_on_devices(name, spmd):
+    method = METHODS[name]()
+    tx = as_optax(method)
+
+    def two_updates(me, params):
+        state = tx.init(params)
+        for t in range(2):
+            moved, state = tx.update(gradient(params, me, t), state, params)
+            params = optax.apply_updates(params, moved)
+        return params
+
+    found = spmd(two_updates, jnp.arange(N), stacked(PARAMS))
+    near(found, looped(tx, 2)[0])
 
 
 def on_devices(tx, bad=None, updates=6, **given):
