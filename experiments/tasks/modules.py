@@ -51,16 +51,17 @@ def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
     another one starts from the weights that it has.
     """
 
-    def make(key: jax.Array) -> nnx.Module:
-        return kind.build(part, rngs=nnx.Rngs(key), **available)
+    drawn = kind.wants(part, "rngs")
 
-    built = make(jax.random.key(0))
+    def make(key: jax.Array | int) -> Any:
+        return kind.build(part, **available, **({"rngs": nnx.Rngs(key)} if drawn else {}))
+
+    built = make(0)
     if not isinstance(built, nnx.Module):
         return built
     graph, _, variables, constants = nnx.split(built, nnx.Param, nnx.Variable, ...)
     others = {type(variable).__name__ for _, variable in nnx.to_flat_state(variables)}
-    own = make if kind.wants(part, "rngs") else lambda key: built
-    return Split(own, graph, constants, tuple(sorted(others)))
+    return Split(make if drawn else lambda key: built, graph, constants, tuple(sorted(others)))
 
 
 def init(module: Model, key: jax.Array, inputs: jax.Array) -> Any:
