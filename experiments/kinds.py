@@ -60,7 +60,7 @@ class Kind(NamedTuple):
             factory = self.factory(parts.as_part(part).get("name"))
         except ValueError:
             return False
-        return parameter in inspect.signature(factory).parameters
+        return parameter in _parameters(factory)
 
     def build(self, part: parts.Part, **available: Any) -> Any:
         """Call the factory that `part` names with the parameters that it gives.
@@ -74,7 +74,7 @@ class Kind(NamedTuple):
         name = given.pop("name", None)
         factory = self.factory(name)
         who = f"{self.name} {name!r}"
-        parameters = dict(inspect.signature(factory).parameters)
+        parameters = dict(_parameters(factory))
         inner = given.pop("*", ())
         several = [p for p in parameters if parameters[p].kind is inspect.Parameter.VAR_POSITIONAL]
         if inner and not several:
@@ -111,8 +111,15 @@ class Kind(NamedTuple):
         if name in self.factories or isinstance(built, self.gives):
             return built
         kinds = self.gives if isinstance(self.gives, tuple) else (self.gives,)
-        wanted = " or ".join(kind.__name__ for kind in kinds)
+        wanted = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
         raise ValueError(f"{who}: the factory gives {type(built).__name__}; let it return {wanted}")
+
+
+def _parameters(factory: Callable) -> Mapping[str, inspect.Parameter]:
+    """What a factory takes; of a class whose metaclass hides it, as nnx has one, its __init__."""
+    if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
+        factory = functools.partial(factory.__init__, None)
+    return inspect.signature(factory).parameters
 
 
 def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import networkx as nx
+from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
@@ -25,7 +26,7 @@ from experiments import (
     waiting,
 )
 from experiments.kinds import Kind
-from experiments.tasks import Task, data, sampling
+from experiments.tasks import Task, data, modules, sampling
 from runtimes import worker
 from runtimes.base import Runtime
 from stragglers import delays, processes
@@ -67,10 +68,12 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
             task = tasks.TASK.build(config.task)
     try:
         shapes = _shapes(task.init)
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except modules.Refused as error:
+        raise ValueError(f"task {parts.text(config.task)!r}: {error}") from error
+    except (TypeError, ValueError, ArithmeticError, FlaxError) as error:
         raise ValueError(
             f"task {parts.text(config.task)!r}: the model cannot be built ({error}); "
-            "correct its sizes"
+            "correct its layers or sizes"
         ) from error
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)

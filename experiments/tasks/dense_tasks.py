@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import data, lean, mixtures, sources
+from experiments.tasks import data, lean, mixtures, modules, sources
 from experiments.tasks.augment import AUGMENT
 from experiments.tasks.base import Task, take
 from experiments.tasks.models import MODELS, scaled
@@ -20,7 +19,7 @@ from experiments.tasks.models import MODELS, scaled
 def classification(
     name: str,
     dataset: data.Dataset,
-    model: nn.Module,
+    model: modules.Model,
     l2: float = 0.0,
     reading: str | Mapping = "memory",
     augment: str | Mapping | None = None,
@@ -70,7 +69,7 @@ class Functions(NamedTuple):
 
 
 def _functions(
-    model: nn.Module, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
+    model: modules.Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
 ) -> Functions:
     """The functions of a task, see `classification`; plain: what augmentation leaves of images."""
 
@@ -80,7 +79,7 @@ def _functions(
 
     @jax.jit
     def init(key, examples):
-        return model.init(key, seen(examples).image)["params"]
+        return modules.init(model, key, scaled(seen(examples).image))
 
     def logits(params, examples):
         images = lean.cast(scaled(seen(examples).image), dtype)
@@ -200,8 +199,8 @@ def noise(
     return data.Dataset(draw(), draw(), classes)
 
 
-def _model(model: str | Mapping, classes: int) -> nn.Module:
-    return MODEL.build(model, classes=classes)
+def _model(model: str | Mapping, classes: int) -> modules.Model:
+    return modules.build(MODEL, model, classes=classes)
 
 
 def synthetic_quadratic(
@@ -257,7 +256,7 @@ def synthetic_logistic(
     )
 
 
-MODEL = Kind("model", MODELS, nn.Module, ("classes",))
+MODEL = Kind("model", MODELS, modules.GIVES, ("classes", "rngs"))
 SOURCE = Kind("source", data.SOURCES | {"gaussians": mixtures.images, "noise": noise}, data.Dataset)
 TASKS = {
     "images": labelled_images,

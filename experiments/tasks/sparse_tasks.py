@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen as nn
 
 from experiments.kinds import Kind
-from experiments.tasks import lean, sparse_models, text
+from experiments.tasks import lean, modules, sparse_models, text
 from experiments.tasks.base import Task
 from experiments.tasks.data import at_least
 from experiments.tasks.sparse_models import LANGUAGE_MODELS
@@ -47,21 +46,22 @@ def language_model(
     """
     at_least("language_model", window=(window, 1), candidates=(candidates, 0))
     at_least("language_model", evaluated=(evaluated, 1))
-    module = LANGUAGE_MODEL.build(model, vocabulary=vocabulary, window=window)
+    module = modules.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=window)
     words = _read(corpus, vocabulary)
     train, document = text.windows(words.train, window + 1, window)
     test, _ = text.windows(words.test, window + 1, window)
 
     def init(key):
         body, output = jax.random.split(key)
-        params = jax.jit(module.init)(body, train[:1, :-1])["params"]
-        table = jax.random.normal(output, (vocabulary, module.width)) / math.sqrt(module.width)
+        params = jax.jit(functools.partial(modules.init, module))(body, train[:1, :-1])
+        width = jax.eval_shape(module.apply, {"params": params}, train[:1, :-1]).shape[-1]
+        table = jax.random.normal(output, (vocabulary, width)) / math.sqrt(width)
         return {"model": params, "output": table}
 
     def mean_over_words(params, examples, cross_entropy):
         states = module.apply({"params": params["model"]}, examples[:, :-1])
         targets = examples[:, 1:]
-        flat = states.reshape(-1, module.width), params["output"], targets.reshape(-1)
+        flat = states.reshape(-1, states.shape[-1]), params["output"], targets.reshape(-1)
         return cross_entropy(*flat).reshape(targets.shape).mean(1)
 
     def full(params, examples):
@@ -310,7 +310,7 @@ def hashed_logistic(
     )
 
 
-LANGUAGE_MODEL = Kind("model", LANGUAGE_MODELS, nn.Module, ("vocabulary", "window"))
+LANGUAGE_MODEL = Kind("model", LANGUAGE_MODELS, modules.GIVES, ("vocabulary", "window", "rngs"))
 INTERACTIONS = Kind("interactions", text.INTERACTIONS, text.Interactions)
 CORPUS = Kind("corpus", text.CORPORA, text.Corpus)
 TASKS = {

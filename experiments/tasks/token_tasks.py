@@ -1,5 +1,6 @@
 """Next-token prediction: what language models of all sizes are trained on."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen as nn
 
-from experiments.tasks import lean, packing, sources, text, token_files
+from experiments.tasks import lean, modules, packing, sources, text, token_files
 from experiments.tasks.base import Task, take
 from experiments.tasks.sparse_tasks import CORPUS, EVALUATED_AT_ONCE, LANGUAGE_MODEL
 
@@ -35,7 +35,7 @@ def next_token(
         whose activations are in memory at a time; None: all. evaluated: sequences of either part.
     """
     _check(evaluated, compute)
-    module = LANGUAGE_MODEL.build(model, vocabulary=vocabulary, window=length)
+    module = modules.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=length)
     words = text.limit(CORPUS.build(corpus), vocabulary)
     train, test = (packing.pack(part, length) for part in (words.train, words.test))
     return _task(
@@ -67,7 +67,7 @@ def packed_text(
     reader = sources.READING.build(reading)
     packed = token_files.token_files(folder)
     length = packed.train.example.tokens.shape[0] - 1
-    module = LANGUAGE_MODEL.build(model, vocabulary=packed.classes, window=length)
+    module = modules.build(LANGUAGE_MODEL, model, vocabulary=packed.classes, window=length)
     return _task(
         "packed_text",
         reader.of(packed.train),
@@ -93,7 +93,7 @@ def _task(
     train: Any,
     test: Any,
     labels: Any,
-    module: nn.Module,
+    module: modules.Model,
     compute: str,
     micro_batch: int | None,
     evaluated: int,
@@ -102,7 +102,8 @@ def _task(
     dtype = lean.compute_type(compute)
 
     def init(key):
-        params = jax.jit(module.init)(key, take(train, slice(1)).tokens[:, :-1])["params"]
+        example = take(train, slice(1)).tokens[:, :-1]
+        params = jax.jit(functools.partial(modules.init, module))(key, example)
         if "embedding" not in params:
             raise ValueError(
                 f"{name}: the model has no nn.Embed called 'embedding', whose table gives the "
