@@ -1,8 +1,11 @@
-PYTHON ?= python3
+# The newest that runs: a name on the PATH may have no Python behind it.
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
+	$$python -c 'import ensurepip, sys, venv; assert sys.version_info >= (3, 11)' 2>/dev/null \
+	&& echo $$python && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo evidence test test-slow lint benchmark clean
+.PHONY: demo evidence test test-slow smoke lint benchmark clean
 
 demo: $(VENV)/installed
 	$(RUN) launch.py --config=configs/demo.py --sweep --overwrite --workdir=runs/demo
@@ -17,6 +20,13 @@ test: $(VENV)/installed
 test-slow: $(VENV)/installed
 	$(RUN) -m pytest -n 2 -m slow -rs
 
+# Of a Python beside the newest: make smoke VENV=.venv-oldest PYTHON=python3.11
+smoke: $(VENV)/installed
+	$(RUN) -m pytest -n 2 tests/test_architecture.py tests/test_package.py tests/test_launch.py \
+		tests/comms/test_collectives.py tests/algorithms/test_contract.py \
+		tests/stragglers/test_contract.py tests/runtimes/test_contract.py \
+		tests/runtimes/test_mesh.py tests/experiments/test_checkpoints.py
+
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .
 
@@ -28,10 +38,12 @@ benchmark: $(VENV)/installed
 	$(RUN) -m benchmarks.buckets
 
 $(VENV)/installed: requirements.txt
+	$(if $(PYTHON),,$(error no Python 3.11 or newer with venv runs here; name one: make PYTHON=...))
+	@echo "$(VENV) gets $$($(PYTHON) --version), as $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --requirement requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest build .pytest_cache .ruff_cache

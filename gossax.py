@@ -8,8 +8,15 @@
     cost models         costs, buckets
     stragglers          delays, delay_processes, rules, Setting, plan, Schedule
 
-docs/library.md has an example of each.
+docs/library.md has an example of each. All else is a module below this package, as in
+`from gossax.experiments import train`.
 """
+
+if "__path__" not in globals():  # in a checkout; a wheel is a package
+    import gossax_checkout
+
+    __path__ = []
+    gossax_checkout.begin()
 
 from algorithms import *  # noqa: F403
 from algorithms import ALGORITHMS as METHODS
@@ -37,8 +44,9 @@ from stragglers.rule import Setting
 from stragglers.rule import whole as plan
 from stragglers.schedule import Schedule
 
+__version__ = "0.2.0"
 __all__ = [
-    "METHODS", "Algorithm", "Schedule", "Setting", "activation_probabilities", "as_local_steps",
+    "METHODS", "__version__", "Algorithm", "Schedule", "Setting", "activation_probabilities", "as_local_steps",
     "as_optax", "bitmap", "buckets", "chunked", "collectives", "costs", "delay_processes", "delays",
     "gossip", "graphs", "lattice", "matchings", "mixing", "plan", "quantise", "reducers", "rules",
     "short_floats", "sketch", *METHODS,

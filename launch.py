@@ -7,12 +7,18 @@ python launch.py --report=runs/y --paper
 python launch.py --advise=runs/x
 python launch.py --config=configs/language_model.py:size=1B --dry_run
 python launch.py --list
+python launch.py --version
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 another process of
 this run has gone, 130 interrupted, 143 ended by SIGTERM.
 """
 
-from experiments import endings, places
+import sys
+
+try:
+    from experiments import endings, places
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error.name} is not installed; run pip install 'gossax[run]', or make")
 
 if __name__ == "__main__":
     endings.begin()  # before the rest is loaded, which takes a while
@@ -21,9 +27,9 @@ import functools
 import logging
 import math
 import pathlib
+import platform
 import shlex
 import signal
-import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -49,6 +55,7 @@ flags.register_validator(
 )
 _LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 _LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
+_VERSION = flags.DEFINE_bool("version", False, "Only print the versions of Gossax, Python and JAX.")
 _REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
 _PAPER = flags.DEFINE_bool("paper", False, "Of --report: write every figure as PDF and SVG, too.")
 _WATCH = flags.DEFINE_string(
@@ -140,6 +147,13 @@ def parse(argv: list[str]) -> list[str]:
         refuse(error)
     _ENTRIES.clear()
     _ENTRIES.update(entries)
+    if _VERSION.value:
+        import jax
+
+        from gossax import __version__
+
+        print(f"gossax {__version__}, Python {platform.python_version()}, JAX {jax.__version__}")
+        sys.exit(0)
     if rest[1:]:
         refuse(f"unexpected argument {rest[1]!r}; flags start with --")
     others = given("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)

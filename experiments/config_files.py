@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -54,9 +55,15 @@ def read(path: str, flags: Mapping[str, str | bool] | None = None) -> ConfigFile
 
 
 def load(path: str) -> ModuleType:
-    """A config file as a module; ValueError for one that is not there or cannot be run."""
+    """A config file as a module; ValueError for one that is not there or cannot be run.
+
+    Ours are found from every folder, as in configs/demo.py.
+    """
     if not os.path.isfile(path):
-        raise ValueError(f"there is no file {path!r}; give the path of a config")
+        ours = Path(__file__).parents[1] / path
+        if not (path.startswith("configs/") and ours.is_file()):
+            raise ValueError(f"there is no file {path!r}; give the path of a config")
+        path = str(ours)
     try:
         spec = importlib.util.spec_from_file_location("_config", path)
         module = importlib.util.module_from_spec(spec)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from experiments import formats, records, texts
 from experiments.numbers import Numbers
+from gossax import __version__
 
 NOTE = "report.json"
 ROOT = Path(__file__).parents[1]
@@ -22,11 +23,10 @@ def begin(root: str | os.PathLike, command: str) -> None:
     """Write down what runs now: the command that repeats it, the versions and the date."""
     versions = {"python": platform.python_version()}
     versions |= {library: importlib.metadata.version(library) for library in LIBRARIES}
-    ours = commit()
     note = {
         "claims": [],
         "command": command,
-        "versions": versions | ({"gossax": ours} if ours else {}),
+        "versions": versions | {"gossax": commit() or __version__},
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     records.write_json(Path(root) / NOTE, note)
@@ -66,9 +66,13 @@ def known(root: str | os.PathLike) -> dict:
 def commit() -> str | None:
     """The commit of this code, "-dirty" if code differs from it; None outside of a checkout.
 
+    A repository around an installed package is its user's.
+
     Pages and records may differ, of which no run depends: they change from one published sweep
     to the next.
     """
+    if not (ROOT / ".git").exists():
+        return None
     try:
         ours = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_CODE)

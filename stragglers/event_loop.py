@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stragglers import earliest, speed_paths
+from stragglers import earliest, speed_paths, streams
 
 
 def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:
@@ -151,7 +151,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
 @functools.cache
 def compiled() -> Callable[..., None]:
     """The loop as machine code."""
-    import numba  # here, because importing it takes a second that other rules need not wait
+    numba = streams.compiler()
 
     earliest.register()
     speed_paths.register()

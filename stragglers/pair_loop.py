@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stragglers import earliest, speed_paths
+from stragglers import earliest, speed_paths, streams
 
 
 def wait(queues, end, i, j) -> None:
@@ -198,7 +198,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
 @functools.cache
 def compiled() -> Callable[..., int]:
     """The loop as machine code."""
-    import numba  # here, because importing it takes a second that other rules need not wait
+    numba = streams.compiler()
     from numba.extending import register_jitable
 
     for function in (wait, wait_no_more):

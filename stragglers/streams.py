@@ -11,6 +11,7 @@ NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015)
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 
 import numpy as np
 
@@ -215,10 +216,21 @@ def _fill(known, tail, block, workers, counts, out):
         at_worker, at_count = worker, count
 
 
+def compiler() -> ModuleType:
+    """Return numba, whose import takes a second that small runs need not wait."""
+    try:
+        import numba
+    except ImportError as error:
+        raise ImportError(
+            f"this schedule needs numba ({error}); run pip install 'gossax[schedules]'"
+        ) from error
+    return numba
+
+
 @functools.cache
 def _compiled() -> Callable[..., None]:
     """`_fill` as machine code, which is kept on disk: a function within this one would not be."""
-    import numba  # here, because importing it takes a second that small runs need not wait
+    numba = compiler()
     from numba.extending import register_jitable
 
     for function in (_product, _advanced, _mixed):

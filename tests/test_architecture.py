@@ -12,7 +12,7 @@ from tests.launcher import ROOT
 
 FOLDERS = ("algorithms", "benchmarks", "comms", "configs", "experiments", "runtimes", "stragglers")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-FILES.append(ROOT / "launch.py")
+FILES += [ROOT / "launch.py", ROOT / "gossax.py", ROOT / "gossax_checkout.py"]
 
 
 def registries():
@@ -89,6 +89,7 @@ FLOORS = (
     {"launch"},
     {"configs", "benchmarks"},
     {"experiments"},
+    {"gossax"},
     {"runtimes"},
     {"algorithms"},
     {"comms", "stragglers"},

@@ -2,6 +2,7 @@
 
 import subprocess
 
+import gossax
 from experiments import provenance
 
 
@@ -30,7 +31,11 @@ def test_changed_code_is_dirty_and_changed_pages_and_records_are_not(tmp_path, m
     assert provenance.commit() == f"{clean}-dirty"
 
 
-def test_code_outside_of_a_checkout_has_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+def test_installed_code_has_no_commit_in_a_repository_of_its_user(tmp_path, monkeypatch):
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "-m", "first")
+    monkeypatch.setattr(provenance, "ROOT", tmp_path / "site-packages")
+    (tmp_path / "site-packages").mkdir()
     assert provenance.commit() is None
+    provenance.begin(tmp_path, "python -m gossax.launch")
+    assert provenance.read(tmp_path)["versions"]["gossax"] == gossax.__version__

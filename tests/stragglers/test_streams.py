@@ -84,3 +84,9 @@ print(sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()))
         for _ in range(2)
     ]
     assert found == [["0", "1"], ["1", "0"]]
+
+
+def test_a_missing_compiler_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
+    with pytest.raises(ImportError, match=r"needs numba .*; run pip install 'gossax\[schedules\]'"):
+        streams.compiler()

@@ -1,0 +1,246 @@
+"""The library as it is installed: one package `gossax`, beside folders of a user's own."""
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from absl.testing import flagsaver
+
+import gossax
+import launch
+from tests.launcher import ROOT
+from tests.test_architecture import imported
+from tests.test_docs import BLOCK
+
+spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
+setup = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(setup)
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EVERY_MODULE = """
+import importlib, pkgutil
+import gossax
+def failed(name): raise
+for module in pkgutil.walk_packages(gossax.__path__, "gossax.", onerror=failed):
+    importlib.import_module(module.name)
+"""
+# D-PSGD on a ring of four: all workers come to the mean of what they want.
+LOOP = """
+import importlib.util
+import jax, jax.numpy as jnp, numpy as np, optax
+import gossax
+from gossax.comms import topology
+assert not importlib.util.find_spec("ml_collections") and not importlib.util.find_spec("numba")
+method = gossax.dpsgd(optax.sgd(0.1), topology.ring(4))
+wanted = jnp.arange(4.0)
+def step(params, state, wanted):
+    gradient = params - wanted
+    given = {"batches": 1, "nominal": 1}
+    update, state = method.exchange.update(gradient, state, params, **given)
+    return optax.apply_updates(params, update), state
+step = jax.jit(jax.vmap(step, axis_name="workers"))
+params = jnp.zeros(4)
+state = jax.vmap(method.exchange.init)(params)
+for _ in range(200):
+    params, state = step(params, state, wanted)
+np.testing.assert_allclose(params.mean(), 1.5, atol=1e-4)
+"""
+# Of the battery of methods: what it needs, and the methods that stand for their families here.
+BATTERY = (
+    "__init__.py", "conftest.py", "planned.py", "algorithms/traced.py", "algorithms/methods.py",
+    "algorithms/test_contract.py",
+)  # fmt: skip
+METHODS = "dpsgd or matcha or s2_reducer or swarm or local_sgd"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A folder with all files of the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    setup.assemble(folder)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder in which a user's own modules have the names of ours."""
+    for room in setup.ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise RuntimeError('of the user')")
+    return tmp_path
+
+
+def run(project, program, python=sys.executable, **environment):
+    """Run a script of a user's project and return what has become of it."""
+    (project / "script.py").write_text(program)
+    return subprocess.run(
+        [python, "script.py"],
+        cwd=project,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_build_leaves_no_import_of_a_bare_folder(wheel):
+    found = [
+        f"{path.relative_to(wheel)}:{line} imports {module}"
+        for path in wheel.rglob("*.py")
+        for line, module in imported(ast.parse(path.read_text()))
+        if module in (*setup.ROOMS, "launch")
+    ]
+    assert not found
+
+
+def test_files_that_are_not_code_are_in_the_wheel(wheel):
+    for name in ("comms/data/googlenet_k80.csv", "experiments/reports/live.js",
+                 "experiments/reports/page.html.in"):  # fmt: skip
+        assert (wheel / "gossax" / name).read_bytes() == (ROOT / name).read_bytes()
+    assert {path.name for path in wheel.iterdir()} == {"gossax"}
+
+
+def test_what_the_build_rewrites():
+    for before, after in {
+        "from comms.cost import table": "from gossax.comms.cost import table",
+        "def f():\n    from comms import (\n        cost,\n    )": "def f():\n    from "
+        "gossax.comms import (\n        cost,\n    )",
+        "x = 'comms.cost', 'runtimes.png'": "x = 'gossax.comms.cost', 'runtimes.png'",
+        "run('python launch.py', 'launch.py')": "run('python -m gossax.launch', 'launch.py')",
+        '["launch.py"]': '["-m", "gossax.launch"]',
+        "from gossax.comms import cost": "from gossax.comms import cost",
+    }.items():
+        assert setup.rewritten(before) == after
+    for refused in ("import comms", "import comms.cost as c", "x = comms.cost"):
+        with pytest.raises(ValueError):
+            setup.rewritten(refused)
+
+
+def test_every_module_is_imported_beside_folders_of_a_users_own(wheel, project):
+    done = run(project, EVERY_MODULE, PYTHONPATH=str(wheel))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkout_says_which_folder_is_in_the_way(project):
+    done = run(project, "import gossax", PYTHONPATH=str(ROOT))
+    there, ours = project / "algorithms" / "__init__.py", ROOT / "algorithms"
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: gossax: {there} is imported in place of {ours}; rename it, or install the "
+        f"wheel, which keeps its own folders apart: pip install {ROOT}"
+    )
+
+
+def test_in_a_checkout_both_names_are_one_module():
+    """Functions stay what they were where a module has their name."""
+    from algorithms import dpsgd
+
+    for name in ("gossax.algorithms.dpsgd", "gossax.experiments.train", "gossax.launch"):
+        own = importlib.import_module(name.removeprefix("gossax."))
+        assert importlib.import_module(name) is own
+        assert own.__spec__.name == own.__name__ == name.removeprefix("gossax.")
+    assert importlib.import_module("gossax.algorithms").dpsgd is dpsgd is gossax.dpsgd
+    with pytest.raises(ModuleNotFoundError, match=r"gossax\.algorithms\.nothing"):
+        importlib.import_module("gossax.algorithms.nothing")
+
+
+def requirements():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def test_both_lists_of_requirements_agree():
+    extras = PROJECT["optional-dependencies"].values()
+    listed = {*PROJECT["dependencies"], *(name for extra in extras for name in extra)}
+    assert {name for name in listed if not name.startswith("gossax[")} == requirements()
+
+
+def test_the_version_is_one(capsys):
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert cited == newest == gossax.__version__
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as leaving:
+        launch.parse(["launch.py", "--version"])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out.startswith(f"gossax {gossax.__version__}, Python 3.")
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is missing")
+def test_make_takes_the_newest_python_that_runs(tmp_path):
+    def taken(*given):
+        words = ["make", "--eval", "taken:;@echo $(PYTHON)", "taken", *given]
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        return subprocess.check_output(
+            words, cwd=ROOT, env=os.environ | {"PATH": path}, text=True
+        ).strip()
+
+    for name, line in (("3.13", "exit 127"), ("3.12", f'exec {sys.executable} "$@"')):
+        (tmp_path / f"python{name}").write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / f"python{name}").chmod(0o755)
+    assert taken() == "python3.12"
+    assert taken("PYTHON=python3.11") == "python3.11"
+
+
+def installed(tmp_path):
+    """Install a copy of the sources into an environment of its own; return its Python."""
+    copy = tmp_path / "sources"
+    others = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "gossax_checkout.py")
+    for path in (*others, *setup.sources()):
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, copy / path)
+    python = tmp_path / "environment" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+    install(python, str(copy))
+    return python
+
+
+def install(python, *packages):
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", *packages], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_installed_library_alone(tmp_path, project):
+    """Its dependencies suffice for a loop, for the examples of the docs and the battery."""
+    python = installed(tmp_path)
+    page = ROOT / "docs" / "library.md"
+    examples = BLOCK.findall(page.read_text()) if page.exists() else []
+    blocks = "\n".join(body for language, body in examples if language == "python")
+    for program in (LOOP, blocks):
+        done = run(project, program, python, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+        assert done.returncode == 0, done.stderr
+    for name in BATTERY:
+        target = project / "tests" / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(setup.rewritten((ROOT / "tests" / name).read_text()))
+    install(python, "pytest")
+    words = ["-m", "pytest", "-q", "tests/algorithms/test_contract.py", "-m", "not slow"]
+    done = subprocess.run(
+        [python, *words, "-k", METHODS], cwd=project, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_installed_launcher(wheel, project):
+    """Arms in processes of their own, of a config that is found from any folder."""
+    tiny = "--config.task=synthetic_logistic(samples=256, dimension=8)"
+    words = ["--config=configs/nonblocking.py", tiny, "--config.updates=2", "--seeds=2", "--jobs=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gossax.launch", *words, "--workdir=run"],
+        cwd=project,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (project / "run" / "report.html").exists()
