@@ -46,8 +46,8 @@ from stragglers.schedule import Schedule
 
 __version__ = "0.2.0"
 __all__ = [
-    "METHODS", "__version__", "Algorithm", "Schedule", "Setting", "activation_probabilities", "as_local_steps",
-    "as_optax", "bitmap", "buckets", "chunked", "collectives", "costs", "delay_processes", "delays",
-    "gossip", "graphs", "lattice", "matchings", "mixing", "plan", "quantise", "reducers", "rules",
-    "short_floats", "sketch", *METHODS,
+    "METHODS", "Algorithm", "Schedule", "Setting", "__version__", "activation_probabilities",
+    "as_local_steps", "as_optax", "bitmap", "buckets", "chunked", "collectives", "costs",
+    "delay_processes", "delays", "gossip", "graphs", "lattice", "matchings", "mixing", "plan",
+    "quantise", "reducers", "rules", "short_floats", "sketch", *METHODS,
 ]  # fmt: skip

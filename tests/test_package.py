@@ -37,18 +37,16 @@ LOOP = """
 import importlib.util
 import jax, jax.numpy as jnp, numpy as np, optax
 import gossax
-from gossax.comms import topology
 assert not importlib.util.find_spec("ml_collections") and not importlib.util.find_spec("numba")
-method = gossax.dpsgd(optax.sgd(0.1), topology.ring(4))
+method = gossax.as_optax(gossax.dpsgd(optax.sgd(0.1), gossax.graphs.ring(4)))
 wanted = jnp.arange(4.0)
 def step(params, state, wanted):
     gradient = params - wanted
-    given = {"batches": 1, "nominal": 1}
-    update, state = method.exchange.update(gradient, state, params, **given)
+    update, state = method.update(gradient, state, params)
     return optax.apply_updates(params, update), state
 step = jax.jit(jax.vmap(step, axis_name="workers"))
 params = jnp.zeros(4)
-state = jax.vmap(method.exchange.init)(params)
+state = jax.vmap(method.init)(params)
 for _ in range(200):
     params, state = step(params, state, wanted)
 np.testing.assert_allclose(params.mean(), 1.5, atol=1e-4)
@@ -212,12 +210,12 @@ def install(python, *packages):
 def test_the_installed_library_alone(tmp_path, project):
     """Its dependencies suffice for a loop, for the examples of the docs and the battery."""
     python = installed(tmp_path)
-    page = ROOT / "docs" / "library.md"
-    examples = BLOCK.findall(page.read_text()) if page.exists() else []
+    examples = BLOCK.findall((ROOT / "docs" / "library.md").read_text())
     blocks = "\n".join(body for language, body in examples if language == "python")
     for program in (LOOP, blocks):
         done = run(project, program, python, XLA_FLAGS="--xla_force_host_platform_device_count=8")
         assert done.returncode == 0, done.stderr
+        install(python, "flax")  # of the model on the page
     for name in BATTERY:
         target = project / "tests" / name
         target.parent.mkdir(exist_ok=True)
