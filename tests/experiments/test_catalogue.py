@@ -2,9 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from experiments import catalogue
+from experiments import catalogue, config_files
 
 
 def printed():
@@ -22,6 +23,13 @@ def test_every_name_of_every_kind_is_listed_with_a_sentence():
             assert catalogue.sentence(factory), name
     paths = dict(catalogue.configs())
     assert len(paths) > 10 and set(paths) <= heads and all(paths.values())
+
+
+def test_a_listed_config_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert config_files.read("configs/demo.py").config.name
+    with pytest.raises(ValueError, match=r"there is no file 'launch\.py'"):
+        config_files.load("launch.py")
 
 
 def test_parameters_are_those_of_the_config():
