@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from comms.collectives import AXIS, divide, weigh
+from comms.collectives import AXIS, divide, shares
 from comms.trees import Tree
 
 
@@ -38,7 +38,7 @@ def bucketed_weighted_mean(
             f"buckets {[list(bucket) for bucket in buckets]} do not hold each of {len(leaves)} "
             f"leaves once; give every index from 0 to {len(leaves) - 1} to one bucket"
         )
-    total = None
+    total = jnp.float32(jax.lax.axis_size(axis))
     if weight is not None:  # apart, in float32: in the dtype of a buffer the sum could be rounded
         total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
     floats = [jnp.result_type(leaf, float) for leaf in leaves]
@@ -46,15 +46,14 @@ def bucketed_weighted_mean(
     for bucket in buckets:
         for dtype, members in flat_buffers(bucket, floats).items():
             parts = [jnp.asarray(leaves[i], dtype) for i in members]
-            if weight is not None:
-                parts = [weigh(x, weight) for x in parts]
+            parts, divisor = shares(parts, weight, total)
             sums = reduce(_flat(parts, token), axis)
             # Of an inexact sum the token may be anything; a float times 0 is kept by compilers.
             token = 0 * sums[-1]
             start = 0
             for i, x in zip(members, parts, strict=True):
                 of_leaf = sums[start : start + x.size].reshape(x.shape)
-                means[i] = _mean(of_leaf, total, axis)
+                means[i] = _mean(of_leaf, divisor)
                 start += x.size
     return jax.tree.unflatten(structure, means)
 
@@ -71,10 +70,7 @@ def _flat(parts, token):
     return jnp.concatenate([*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]])
 
 
-def _mean(sums, total, axis):
+def _mean(sums, divisor):
     # As if they had been all-reduced alone: else what is fused with taking them out of the buffer,
     # as momentum is, would be rounded differently than after a plain `pmean`.
-    sums = jax.lax.optimization_barrier(sums)
-    if total is None:
-        return sums / jnp.asarray(jax.lax.axis_size(axis), sums.dtype)
-    return divide(sums, total)
+    return divide(jax.lax.optimization_barrier(sums), divisor)

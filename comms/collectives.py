@@ -53,13 +53,28 @@ def weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
 
     `weight`: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
     whatever it holds (NaN included); if all weigh 0 the mean is 0. Leaves travel, are summed and
-    come back in their own dtype, integers as floats.
+    come back in their own dtype, integers as floats. Floats of two bytes are divided before they
+    are summed, as their sum could overflow.
     """
     if weight is None:
         workers = jax.lax.axis_size(axis)
-        return jax.tree.map(lambda x: _summed(x, axis) / workers, tree)
+        return jax.tree.map(
+            lambda x: _summed(x / workers, axis) if is_short(x) else _summed(x, axis) / workers,
+            tree,
+        )
     total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
-    return jax.tree.map(lambda x: divide(_summed(weigh(x, weight), axis), total), tree)
+
+    def mean(x):
+        if is_short(x):
+            return _summed(weigh(x, weight / total), axis)
+        return divide(_summed(weigh(x, weight), axis), total)
+
+    return jax.tree.map(mean, tree)
+
+
+def is_short(x) -> bool:
+    """Whether an array has floats of two bytes or fewer, of which a sum may overflow."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
 
 
 def ring_all_reduce(x, axis: str = AXIS) -> jax.Array:
@@ -102,13 +117,24 @@ def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
     for dtype in dict.fromkeys(floats):
         members = [i for i, other in enumerate(floats) if other == dtype]
         parts = [leaves[i].astype(dtype) for i in members]
-        held = parts if weight is None else [weigh(x, weight) for x in parts]
+        held, divisor = shares(parts, weight, total)
         sums = ring_all_reduce(jnp.concatenate([x.ravel() for x in held]), axis)
         start = 0
         for i, x in zip(members, parts, strict=True):
-            means[i] = divide(sums[start : start + x.size].reshape(x.shape), total)
+            means[i] = divide(sums[start : start + x.size].reshape(x.shape), divisor)
             start += x.size
     return jax.tree.unflatten(structure, means)
+
+
+def shares(parts, weight, total) -> tuple[list, jax.Array]:
+    """Return arrays of one dtype to be summed over the workers, and the divisor of their sums.
+
+    weight: of this worker, None for equal weights; total: of all weights.
+    """
+    if is_short(parts[0]):
+        own = jnp.float32(1) if weight is None else weight
+        return [weigh(x, own / total) for x in parts], jnp.float32(1)
+    return (parts if weight is None else [weigh(x, weight) for x in parts]), total
 
 
 def weigh(x, weight) -> jax.Array:

@@ -159,7 +159,8 @@ def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     weight = algorithm.weight(row.batches)
     share = weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
     own = jax.vmap(lambda m: worker.sample_weights(m, mini_batches, batch_size))(row.batches)
-    taken = worker.flatten(worker.flatten(take((row.indices, row.draws))))
+    places = _of_finished((row.indices, row.draws), row.batches, known)
+    taken = worker.flatten(worker.flatten(take(places)))
     weights = (share[:, None] * own).reshape(-1)
     gradient = worker.gradient(losses, model.params, taken, weights, row.samples)
     common, _ = _given(row, known)
@@ -176,6 +177,16 @@ def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     common |= {"busy": known.served}
     params, server = worker.serve(algorithm, reduced, model.params, model.server, finished, common)
     return model._replace(params=params, server=server)
+
+
+def _of_finished(places, batches, known: Known):
+    """Places [k, mini_batches, ...] of samples that somebody finished, in place of all others."""
+    if not known.busy:
+        busy = jnp.argmax(batches > 0)
+        of_idle = jax.tree.map(lambda a: a[busy], places)
+        places = _where(batches > 0, places, jax.tree.map(lambda a: a[None], of_idle))
+        batches = jnp.where(batches > 0, batches, batches[busy])
+    return jax.vmap(worker.of_finished)(places, batches)
 
 
 def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take, known, **given):

@@ -55,6 +55,19 @@ def sample_weights(batches, mini_batches: int, batch_size: int) -> jax.Array:
     return jnp.repeat(weight, batch_size)
 
 
+def of_finished(examples: Tree, batches) -> Tree:
+    """Examples [mini_batches, ...] in which the first mini-batch stands for every unfinished one.
+
+    A weight of 0 does not keep out a NaN, of which 0 times the gradient is NaN as well.
+    """
+
+    def leaf(a):
+        finished = jnp.arange(len(a)) < batches
+        return jnp.where(finished.reshape(-1, *[1] * (a.ndim - 1)), a, a[:1])
+
+    return jax.tree.map(leaf, examples)
+
+
 def flatten(examples: Tree) -> Tree:
     """[mini_batches, batch_size, ...] -> [mini_batches * batch_size, ...]."""
     return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), examples)
@@ -129,8 +142,12 @@ def contribute(
     mini_batches, batch_size = jax.tree.leaves(examples)[0].shape[:2]
     if algorithm.work is None:
         weights = sample_weights(batches, mini_batches, batch_size)
-        samples = given["samples"]
-        return gradient(losses, point, flatten(take(examples)), weights, samples), state
+        all_finished = isinstance(batches, int) and batches == mini_batches
+        known = examples if all_finished else of_finished(examples, batches)
+        found = gradient(losses, point, flatten(take(known)), weights, given["samples"])
+        if not (all_finished or given.get("busy")):  # then the first one may be unfinished, too
+            found = jax.tree.map(lambda g: jnp.where(batches > 0, g, 0), found)
+        return found, state
 
     def step(carry, mini_batch):
         index, mini_batch = mini_batch
@@ -150,8 +167,14 @@ def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Param
     point = params
     if algorithm.grad_params is not None:
         point = algorithm.grad_params(state.exchange, params)
-    gathered = jax.tree.map(jnp.zeros_like, point) if algorithm.work is None else point
-    return point, gathered
+    if algorithm.work is not None:
+        return point, point
+    return point, jax.tree.map(lambda x: jnp.zeros(x.shape, _sum_type(x)), point)
+
+
+def _sum_type(x) -> jnp.dtype:
+    """The type in which gradients are added up: float32 for shorter floats, which overflow."""
+    return jnp.promote_types(x.dtype, jnp.float32) if x.dtype.itemsize < 4 else x.dtype
 
 
 def one_more(
@@ -170,7 +193,7 @@ def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Upd
     """What the worker brings to the exchange after `batches` mini-batches one by one."""
     if algorithm.work is not None:
         return progress(point, gathered)
-    return jax.tree.map(lambda g: g / jnp.maximum(batches, 1), gathered)
+    return jax.tree.map(lambda g, x: (g / jnp.maximum(batches, 1)).astype(x.dtype), gathered, point)
 
 
 def local_step(

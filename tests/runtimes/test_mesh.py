@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, dpsgd, local_sgd, matcha, sgp, swarm
+from algorithms import all_reduce, dpsgd, local_sgd, matcha, mg_wfbp, sgp, swarm
 from algorithms.base import scale_by_samples
 from benchmarks.floors import hand_written
 from comms import topology
@@ -81,6 +81,39 @@ def test_the_plain_round_and_the_watched_round_agree(name):
     if links is not None:  # the same as if there had been a single dispatch
         np.testing.assert_array_equal(schedule.matchings, links.active(0, schedule.updates))
     np.testing.assert_allclose(plain, watched, rtol=2e-4, atol=2e-5)
+
+
+SHORT_FLOATS = {
+    "psum": lambda sgd: all_reduce(sgd),
+    "ring": lambda sgd: all_reduce(sgd, collective="ring"),
+    "buckets": lambda sgd: mg_wfbp(sgd, buckets="wfbp"),
+    "dpsgd": lambda sgd: dpsgd(sgd, topology.ring(N)),
+    "local_sgd": lambda sgd: local_sgd(sgd),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(("psum", "ring", "buckets"), SHORT_FLOATS))
+@pytest.mark.parametrize("dtype", [jnp.float16, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("watched", [False, True])
+def test_gradients_of_two_bytes_do_not_overflow_in_their_sums(name, dtype, watched):
+    """A mesh adds up mini-batches and workers, where a simulator takes one mean."""
+    method = SHORT_FLOATS[name](optax.sgd(1e-5))
+    wait = "barrier" if method.graph is None else "neighbour_barrier"
+    rule = planned.rule(wait, delays.deterministic(1.0), N, M, graph=method.graph)
+    given = {"examples": DATA, "sampler": SAMPLES, "mini_batches": M}
+
+    def steep(w, examples):
+        return 1e4 * losses(w, examples)
+
+    def trained(runtime):
+        state, _ = runtime.advance(runtime.start(X0.astype(dtype)), np.inf, 2)
+        return np.asarray(runtime.models(state), np.float32)
+
+    expected = trained(simulate.Simulator(method, steep, rule=rule, **given))
+    on_devices = injector() if watched else None
+    found = trained(mesh.Mesh(method, steep, workers=N, injector=on_devices, **given))
+    assert np.isfinite(expected).all() and not np.allclose(expected, X0, atol=0.05)
+    np.testing.assert_allclose(found, expected, atol=4 * float(jnp.finfo(dtype).eps), rtol=0)
 
 
 @pytest.mark.parametrize(("wait", "k", "most"), [("k_sync", 6, 1), ("k_batch_sync", 10, 10)])

@@ -1,11 +1,18 @@
-"""The gradient of one worker, whose narrow matrices are transposed on the way."""
+"""The gradient of one worker: narrow matrices are transposed, unfinished samples left out."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from runtimes import worker
+from algorithms import all_reduce, local_sgd, top_k
+from runtimes import simulate, worker
+from stragglers import delays
+from stragglers.rules.replay import recorded
+from tests import planned
 
 SHAPES = {"narrow": (40, 3), "wide": (3, 40), "bias": (3,), "scale": ()}
 
@@ -39,6 +46,47 @@ def test_a_gradient_has_the_values_and_the_shapes_of_a_plain_one(workers):
     ):
         assert got.shape == known.shape
         np.testing.assert_allclose(got, known, rtol=1e-5, atol=1e-6)
+
+
+class Apart:
+    """A sampler that gives every mini-batch (worker, counter) samples of its own."""
+
+    batch_size = 2
+
+    def indices(self, workers, counters):
+        place = 4 * np.asarray(workers)[..., None] + np.asarray(counters)[..., None]
+        return (2 * place + np.arange(2)).astype(np.int32)
+
+
+@pytest.mark.parametrize("method", [all_reduce, top_k, local_sgd])
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_simulated_update_reads_nothing_of_what_was_not_finished(method, idle):
+    """A weight of 0 would not keep a NaN out."""
+    batches = np.array([[4, 2, 0 if idle else 1]], np.int32)
+    rule = planned.rule("barrier", delays.deterministic(1.0), 3, 4)
+    schedule = replace(rule.extend(rule.init(), 1)[1], batches=batches)
+    rng = np.random.default_rng(0)
+    clean = {name: rng.normal(size=(24, *shape)).astype(np.float32)
+             for name, shape in (("x", (5,)), ("y", ()))}  # fmt: skip
+    unfinished = np.repeat(np.arange(4) >= batches[0][:, None], 2)
+    poisoned = {name: a.copy() for name, a in clean.items()}
+    poisoned["x"][unfinished], poisoned["y"][unfinished] = np.nan, np.inf
+
+    def trained(examples):
+        runtime = simulate.Simulator(
+            method(optax.sgd(0.1)),
+            lambda w, e: (e["x"] @ w - e["y"]) ** 2,
+            examples,
+            Apart(),
+            recorded(schedule),
+            mini_batches=4,
+        )
+        state, _ = runtime.advance(runtime.start(np.ones(5, np.float32)), np.inf, 1)
+        return np.asarray(runtime.models(state))
+
+    expected = trained(clean)
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(trained(poisoned), expected)
 
 
 def test_the_gradient_of_the_narrow_matrix_alone_is_kept_transposed():
