@@ -19,7 +19,7 @@ ENDINGS = [
     slow(
         {"test_one.py": PASSES + ABORTED}, "crashed while running 'tests/test_one.py::test_aborted'"
     ),
-    slow({"test_one.py": PASSES + "os.abort()\n"}, "test_one.py\", line 8 in <module>"),
+    slow({"test_one.py": PASSES + "os.abort()\n"}, 'test_one.py", line 8 in <module>'),
     ({"conftest.py": "import no_such_module\n"}, "No module named 'no_such_module'"),
 ]
 
