@@ -6,9 +6,18 @@ A service that is gone, or a key that is not there in time, raises `jax.errors.J
 """
 
 import jax
-from jax._src.distributed import global_state  # what jax.process_index() knows, without a backend
 
-# The methods of JAX's client on which this module relies.
+try:  # what jax.process_index() knows, without a backend
+    from jax._src.distributed import global_state
+except ImportError as error:
+    raise ImportError(
+        f"coordination: JAX {jax.__version__} has moved jax._src.distributed.global_state, with "
+        "which processes share texts; install jax==0.12.0.1, or import it in "
+        "experiments/coordination.py from where it is now"
+    ) from error
+
+# What this module takes of JAX's state, and the methods of its client.
+OF_STATE = ("client", "num_processes", "process_id")
 RELIED_ON = (
     "blocking_key_value_get", "key_value_delete", "key_value_dir_get", "key_value_increment",
     "key_value_set", "key_value_try_get",

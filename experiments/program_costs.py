@@ -277,11 +277,21 @@ def _inside(op: _Op) -> Costs:
     params = op.eqn.params
     if op.name == "scan":
         body, length = params["jaxpr"].jaxpr, params["length"]
-        first = params["num_consts"]
-        inner = of_jaxpr(body, range(first, first + params["num_carry"]))
-        sliced = sum(_bytes(v.aval) for v in body.invars[first + params["num_carry"] :])
+        # What is sliced, or stacked, has a dimension more outside of the body; the carry has not.
+        sliced = [
+            inside
+            for inside, whole in zip(body.invars, op.eqn.invars, strict=True)
+            if inside.aval.shape != whole.aval.shape
+        ]
+        carried = sum(
+            inside.aval.shape == whole.aval.shape
+            for inside, whole in zip(body.outvars, op.eqn.outvars, strict=True)
+        )
+        end = len(body.invars) - len(sliced)
+        inner = of_jaxpr(body, range(end - carried, end))
         flops = Counter({name: length * value for name, value in inner.flops.items()})
-        return Costs(flops, length * inner.moved, inner.memory + sliced)
+        slices = sum(_bytes(variable.aval) for variable in sliced)
+        return Costs(flops, length * inner.moved, inner.memory + slices)
     if op.name == "while":
         body = params["body_jaxpr"].jaxpr
         return of_jaxpr(body)  # results are copied to where the next turn reads them

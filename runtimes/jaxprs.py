@@ -29,8 +29,11 @@ def programs_in(equation: JaxprEqn) -> list[ClosedJaxpr]:
     leaves = jax.tree.leaves(
         list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
     )
-    closed = [ClosedJaxpr(leaf, ()) if isinstance(leaf, Jaxpr) else leaf for leaf in leaves]
-    return [leaf for leaf in closed if isinstance(leaf, ClosedJaxpr)]
+    return [
+        leaf if isinstance(leaf, ClosedJaxpr) else ClosedJaxpr(leaf, ())
+        for leaf in leaves
+        if isinstance(leaf, Jaxpr | ClosedJaxpr)
+    ]
 
 
 def inputs(equation: JaxprEqn) -> list:

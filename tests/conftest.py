@@ -1,8 +1,9 @@
 """Eight forced CPU devices, strict shapes, and one way to run a body in every runtime.
 
 Programs are compiled with little optimisation, as most tests run theirs for less time than it takes
-to compile it, and kept for the whole session, as half of them are another test's too. Launches in
-processes of their own compile as users' do.
+to compile it, and kept for the whole session, as half of them are another test's too. With none at
+all LLVM would merge a product and a sum in some programs and not in others, so that two programs
+for one thing rounded differently. Launches in processes of their own compile as users' do.
 """
 
 import ctypes
@@ -10,16 +11,18 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+
+import pytest
 
 # Before jax is imported anywhere: XLA reads its flags once.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_backend_optimization_level=1",
         "--xla_cpu_parallel_codegen_split_count=1",
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=20",
         "--xla_cpu_collective_call_terminate_timeout_seconds=60",
@@ -33,8 +36,19 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What JAX says when it ends a process would be lost in what pytest captures, so one tries before.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    tried = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.devices()"], capture_output=True, text=True
+    )
+    if tried.returncode:
+        raise pytest.UsageError(
+            f"JAX does not start with XLA_FLAGS={os.environ['XLA_FLAGS'].strip()!r}, which are "
+            f"yours and those of tests/conftest.py; it ends with {tried.returncode} and says: "
+            f"{tried.stderr}"
+        )
+
 import jax
-import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

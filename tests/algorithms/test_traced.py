@@ -109,6 +109,21 @@ def test_what_is_sent_follows_from_an_argument_or_not(body, depends):
     assert found == depends
 
 
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("{{0,2,4,6},{1,3,5,7}}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("[2,4]<=[4,2]T(1,0)", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['workers'=4,'slice'=2] {'workers'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['workers'=4,'slice'=2] {'slice'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("{}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+    ],
+)
+def test_groups_of_devices_are_read_in_all_forms(text, joined):
+    assert traced.groups(f"channel_id=1, replica_groups={text}, to_apply=%sum", N) == joined
+
+
 def test_what_is_not_understood_is_refused():
     def body(x):
         return jax.lax.while_loop(
@@ -122,3 +137,5 @@ def test_what_is_not_understood_is_refused():
     start = "ENTRY %main (p: f32[8]) -> f32[8] {\n  %a = f32[8] all-reduce-start(f32[8] %p)\n}"
     with pytest.raises(ValueError, match="all-reduce-start: asynchronous"):
         traced.sent_bytes(start, N)
+    with pytest.raises(ValueError, match="in a form that is not read"):
+        traced.groups("replica_groups=all", N)

@@ -4,11 +4,13 @@ Of a conditional one branch counts: the one that a constant chooses, else by def
 a predicate the false one, where no fallback is taken. A loop counts as often as XLA knows it runs.
 """
 
+import math
 import re
 from collections.abc import Callable
 
 import jax
 import jax.extend
+import numpy as np
 
 SENDING = ("psum", "psum_invariant", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
@@ -101,7 +103,7 @@ def _collective(opcode: str, size: int, rest: str, workers: int) -> float:
     if opcode == "collective-permute":
         pairs = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=(\S+)", rest)[1])
         return size * sum(source != target for source, target in pairs) / workers
-    n = _group(rest, workers)
+    n = len(groups(rest, workers)[0])
     times = {
         "all-reduce": 2 * (n - 1) / n,
         "all-gather": (n - 1) / n,
@@ -111,13 +113,34 @@ def _collective(opcode: str, size: int, rest: str, workers: int) -> float:
     return size * times[opcode]
 
 
-def _group(rest: str, workers: int) -> int:
-    """Devices in a group of the collective; all of them where it names none."""
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
-    if listed is not None:
-        return len(listed[1].split(","))
-    counted = re.search(r"replica_groups=\[\d+,(\d+)\]", rest)
-    return workers if counted is None else int(counted[1])
+def groups(line: str, devices: int) -> list[list[int]]:
+    """Which of the devices a collective joins; all of them where it names none.
+
+    XLA lists them, counts them through a turned grid, or names axes of a mesh.
+    """
+    listed = re.search(r"replica_groups=\{\{([\d,{}]+)\}\}", line)
+    counted = re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    named = re.search(r"replica_groups=mesh\[(.+?)\] \{(.+?)\}", line)
+    if listed:
+        return [_numbers(group) for group in listed[1].split("},{")]
+    if counted:
+        size, shape = int(counted[1]), _numbers(counted[2])
+        order = _numbers(counted[3]) if counted[3] else range(len(shape))
+    elif named:
+        sizes = {axis: int(length) for axis, length in re.findall(r"'(.+?)'=(\d+)", named[1])}
+        axes, joined = list(sizes), re.findall(r"'(.+?)'", named[2])
+        size, shape = math.prod(sizes[axis] for axis in joined), list(sizes.values())
+        apart = [axis for axis in axes if axis not in joined]
+        order = [axes.index(axis) for axis in (*apart, *joined)]
+    elif re.search(r"replica_groups=(?!\{\})", line):
+        raise ValueError(f"groups of devices in a form that is not read: {line}")
+    else:
+        return [list(range(devices))]
+    return np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(-1, size).tolist()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def sends_what_depends(function: Callable, first, *others, axis_env) -> bool:

@@ -1,9 +1,11 @@
 """What we take from JAX's coordination service is there, in whatever version of JAX this is."""
 
 import ast
+import runpy
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from experiments import coordination
@@ -64,17 +66,44 @@ def test_the_service_does_what_we_rely_on_and_keeps_no_key_of_old_rounds(rounds)
 
 
 def test_what_is_private_in_jax_stands_in_one_module():
-    """With its names: a JAX without them fails here, and not in the middle of a run."""
-    inside = {
-        path.relative_to(ROOT).as_posix()
-        for path in ROOT.glob("*/**/*.py")
-        if path.relative_to(ROOT).parts[0] in FOLDERS
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jax._")
-    }
-    assert inside == {"experiments/coordination.py"}
+    paths = [ROOT / "launch.py", *(path for name in (*FOLDERS, "tests") for path in _python(name))]
+    inside = {path.relative_to(ROOT).as_posix() for path in paths if any(map(_private, _of(path)))}
+    assert inside == {"experiments/coordination.py", "tests/experiments/test_coordination.py"}
+
+
+def test_what_is_private_in_jax_is_where_it_was():
+    """A JAX without it fails here, and not in the middle of a run."""
     from jax._src.lib import _jax
 
     client = _jax.DistributedRuntimeClient
-    missing = [name for name in coordination.RELIED_ON if not hasattr(client, name)]
-    assert not missing, f"JAX {sys.modules['jax'].__version__} has no {', '.join(missing)}"
+    missing = [
+        name for name in coordination.OF_STATE if not hasattr(coordination.global_state, name)
+    ]
+    missing += [name for name in coordination.RELIED_ON if not hasattr(client, name)]
+    assert not missing, (
+        f"JAX {jax.__version__} has no {', '.join(missing)} in jax._src.distributed; mend "
+        "experiments/coordination.py, the one module that relies on them"
+    )
+
+
+def test_a_jax_that_has_moved_it_is_told_in_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
+    with pytest.raises(ImportError, match=r"^coordination: JAX [\d.]+ has moved jax\._src\.dist"):
+        runpy.run_path(coordination.__file__)
+
+
+def _python(folder):
+    return (ROOT / folder).rglob("*.py")
+
+
+def _of(path):
+    """The modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def _private(module):
+    return module.startswith(("jax._", "jaxlib"))

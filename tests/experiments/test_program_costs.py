@@ -41,6 +41,17 @@ def test_a_loop_counts_as_often_as_it_is_known_to_run():
     assert costs(unknown, X, jnp.int32(3)).flops["float32"] == 2 * 16**3
 
 
+def test_a_loop_holds_a_slice_and_writes_its_carry_in_place():
+    """Beside its results, a carry and seven rows, one row that is read and one that is made."""
+    rows = jax.ShapeDtypeStruct((7, *X.shape), X.dtype)
+
+    def stacked(w, carry, rows):
+        return jax.lax.scan(lambda c, row: (c @ w, row @ w), carry, rows)
+
+    found = costs(stacked, X, X, rows)
+    assert found.memory == (1 + 7 + 1 + 1) * KB and found.moved == 7 * 6 * KB
+
+
 def test_flops_are_those_that_the_compiler_counts():
     """XLA counts what works element by element too, which is little here."""
     w = [np.ones((64, 64), np.float32) for _ in range(3)]

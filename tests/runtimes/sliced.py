@@ -147,24 +147,10 @@ def _stays(line: str) -> bool | None:
     """Whether a collective of compiled HLO stays inside slices; None: it is none."""
     if not re.search(rf" ({'|'.join(traced.COLLECTIVES)})\(", line):
         return None
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-    counted = re.search(r"replica_groups=\[(\d+),\d+\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     pairs = re.search(r"source_target_pairs=(\S+)", line)
-    if listed:
-        groups = np.array([_whole_numbers(listed[1])])
-    elif counted:
-        devices = np.arange(N * S).reshape(_whole_numbers(counted[2]))
-        axes = _whole_numbers(counted[3]) if counted[3] else range(devices.ndim)
-        groups = devices.transpose(axes).reshape(int(counted[1]), -1)
-    elif pairs:
-        groups = np.array(re.findall(r"\{(\d+),(\d+)\}", pairs[1]), int)
-    else:  # of all devices
-        return False
-    return bool((groups // S == groups[:, :1] // S).all())
-
-
-def _whole_numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    joined = re.findall(r"\{(\d+),(\d+)\}", pairs[1]) if pairs else traced.groups(line, N * S)
+    slices_of = np.array(joined, int) // S
+    return bool((slices_of == slices_of[:, :1]).all())
 
 
 def main(output, *names) -> None:
