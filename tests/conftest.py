@@ -44,7 +44,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     if tried.returncode:
         raise pytest.UsageError(
             f"JAX does not start with XLA_FLAGS={os.environ['XLA_FLAGS'].strip()!r}, which are "
-            f"yours and those of tests/conftest.py; it ends with {tried.returncode} and says: "
+            f"yours and the flags of tests/conftest.py; it ends with {tried.returncode} and says: "
             f"{tried.stderr}"
         )
 

@@ -298,6 +298,20 @@ def test_a_rate_that_is_injected():
     np.testing.assert_allclose(on_devices(made), on_devices(gossip()), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: optax.chain(optax.clip(0.5), gossip()),
+        lambda: optax.multi_transform({"one": gossip(), "unused": mean()}, {"w": "one"}),
+        lambda: optax.inject_hyperparams(lambda rate: gossip(rate))(rate=0.1),
+        lambda: optax.MultiSteps(mean(), 2).gradient_transformation(),
+    ],
+)
+def test_a_gradient_that_is_not_finite_stops_no_collective(wrap):
+    """It reaches the others, as it does without the wrapper, and all workers end the loop."""
+    assert np.isnan(on_devices(wrap(), bad=1)).any(axis=1).all()
+
+
 def test_accumulated_steps():
     """With the same gradient in both calls, two calls are one update."""
     twice = optax.MultiSteps(mean(), 2).gradient_transformation()
