@@ -2,8 +2,9 @@
 
 Programs are compiled with little optimisation, as most tests run theirs for less time than it takes
 to compile it, and kept for the whole session, as half of them are another test's too. With none at
-all LLVM would merge a product and a sum in some programs and not in others, so that two programs
-for one thing rounded differently. Launches in processes of their own compile as users' do.
+all LLVM merges a product and a sum in some programs and not in others, and pairs of workers and
+their replay, which are equal as users compile them, differ. Launches in processes of their own
+compile as users' do.
 """
 
 import ctypes
