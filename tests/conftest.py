@@ -44,8 +44,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     )
     if tried.returncode:
         raise pytest.UsageError(
-            f"JAX does not start with XLA_FLAGS={os.environ['XLA_FLAGS'].strip()!r}, which are "
-            f"yours and those of tests/conftest.py; it ends with {tried.returncode} and says: "
+            f"JAX does not start with XLA_FLAGS={os.environ['XLA_FLAGS'].strip()!r}, to which "
+            f"tests/conftest.py adds its own; it ends with {tried.returncode} and says: "
             f"{tried.stderr}"
         )
 
