@@ -8,7 +8,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
+
+PART = DebugInfo("part", "part of a program", None, None)  # of jaxprs that are made by hand
 
 
 def names_axis(equation: JaxprEqn, axis: str) -> bool:
@@ -58,7 +60,7 @@ def bind(equation: JaxprEqn, values: Sequence[Any]) -> list:
     """The outputs of an equation; values: one per entry of its `invars`."""
     pairs = zip(equation.invars, values, strict=True)
     given = {var: value for var, value in pairs if not isinstance(var, Literal)}
-    lone = Jaxpr((), list(given), equation.outvars, [equation], equation.effects)
+    lone = Jaxpr((), list(given), equation.outvars, [equation], equation.effects, PART)
     return jax.core.eval_jaxpr(lone, (), *given.values())
 
 

@@ -234,7 +234,8 @@ def _program(traced: ClosedJaxpr, reads: Sequence[Any], results: Sequence[Any]) 
         for var, value in zip(program.constvars, traced.consts, strict=True)
         if var in read
     }
-    part = Jaxpr(list(constants), list(reads), list(results), equations, program.effects)
+    variables = list(constants), list(reads), list(results)
+    part = Jaxpr(*variables, equations, program.effects, jaxprs.PART)
     return ClosedJaxpr(part, list(constants.values()))
 
 

@@ -2,8 +2,9 @@
 
 Programs are compiled with little optimisation, as most tests run theirs for less time than it takes
 to compile it, and kept for the whole session, as half of them are another test's too. With none at
-all LLVM would merge a product and a sum in some programs and not in others, so that two programs
-for one thing rounded differently. Launches in processes of their own compile as users' do.
+all LLVM merges a product and a sum in some programs and not in others, and pairs of workers and
+their replay, which are equal as users compile them, differ. Launches in processes of their own
+compile as users' do.
 """
 
 import ctypes
@@ -43,8 +44,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     )
     if tried.returncode:
         raise pytest.UsageError(
-            f"JAX does not start with XLA_FLAGS={os.environ['XLA_FLAGS'].strip()!r}, which are "
-            f"yours and the flags of tests/conftest.py; it ends with {tried.returncode} and says: "
+            f"JAX does not start with XLA_FLAGS={os.environ['XLA_FLAGS'].strip()!r}, to which "
+            f"tests/conftest.py adds its own; it ends with {tried.returncode} and says: "
             f"{tried.stderr}"
         )
 
