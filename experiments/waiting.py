@@ -1,5 +1,7 @@
 """The waiting rule of an arm and the delays of its mini-batches, built from a config."""
 
+from collections.abc import Iterable, Iterator
+
 import networkx as nx
 from ml_collections import ConfigDict
 
@@ -27,6 +29,23 @@ def build_delay(part) -> delays.Law | processes.Process:
 def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
     """The delay of a config, or None where workers take as long as they take."""
     return None if config.delay.name == NO_DELAY else build_delay(config.delay)
+
+
+def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
+    """A line for every trace that configs replay: what was read of it, and who takes part."""
+    distinct = {(parts.text(config.delay), config.workers): config for config in configs}
+    for config in distinct.values():
+        workers = config.workers
+        delay = own_delay(config)
+        if not getattr(delay, "read", ""):
+            continue
+        spare = ", ".join(delay.names[workers:])
+        if spare:
+            yield f"{delay.read}; there are {workers} workers, so that {spare} take no part"
+        elif workers > len(delay.names):
+            yield f"{delay.read}; workers from {len(delay.names)} on are these again"
+        else:
+            yield delay.read
 
 
 def rule(
