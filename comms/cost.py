@@ -145,11 +145,11 @@ def table(sizes, seconds) -> Table:
 def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
     """Alpha and beta with the least squares of relative errors, and R^2.
 
-    Of measured seconds [n] of payloads [n] in bytes. Sizes mostly double, so that absolute errors
-    would be those of the last ones alone, and R^2, which is of them, near 1 for any alpha: see
-    `largest_error`. Neither parameter is negative: where alpha would be, it is 0 and beta is fitted
-    anew, and the reverse. R^2 is at most 1, and below 0 where the mean would fit better. Raises
-    ValueError for fewer than two sizes. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
+    Of measured seconds [n] of payloads [n] in bytes. Sizes mostly double, so that the last ones
+    alone make absolute errors, and with them R^2: see `largest_error`. Neither parameter is
+    negative: where alpha would be, it is 0 and beta is fitted anew, and the reverse. R^2 is at most
+    1, and below 0 where the mean would fit better. Raises ValueError for fewer than two sizes. Shi,
+    Chu, Li, "MG-WFBP", arXiv 1811.11141.
     """
     sizes, seconds = _measured("fit", sizes, seconds)
     unit = sizes.max()  # columns of one magnitude
@@ -169,7 +169,7 @@ def largest_error(model: AlphaBeta | Table, sizes, seconds) -> float:
 
 
 def _above_zero(seconds: np.ndarray) -> np.ndarray:
-    """Seconds to divide by: those of 0, below what a clock sees, are as the shortest other ones."""
+    """Seconds to divide by: a time of 0, too short for the clock, is as the shortest other one."""
     return np.maximum(seconds, np.min(seconds[seconds > 0], initial=np.inf))
 
 
@@ -247,7 +247,7 @@ def uniform_link(
 def measured_network(sizes: Sequence[float], seconds: Sequence[float], workers: int) -> Network:
     """A network on which an all-reduce of all workers takes what was measured, as in `table`.
 
-    Links, for all else, are those of a ring with the cost that `fit` finds.
+    For all else, a link costs as much as in a ring with the cost that `fit` finds.
     """
     (alpha, beta), _ = fit(sizes, seconds)
     if not beta:

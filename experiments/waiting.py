@@ -35,17 +35,11 @@ def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
     """A line for every trace that configs replay: what was read of it, and who takes part."""
     distinct = {(parts.text(config.delay), config.workers): config for config in configs}
     for config in distinct.values():
-        workers = config.workers
         delay = own_delay(config)
-        if not getattr(delay, "read", ""):
-            continue
-        spare = ", ".join(delay.names[workers:])
-        if spare:
-            yield f"{delay.read}; there are {workers} workers, so that {spare} take no part"
-        elif workers > len(delay.names):
-            yield f"{delay.read}; workers from {len(delay.names)} on are these again"
-        else:
-            yield delay.read
+        if getattr(delay, "read", ""):
+            spare = ", ".join(delay.names[config.workers :])
+            left_out = f"; {spare} take no part among {config.workers} workers" if spare else ""
+            yield delay.read + left_out
 
 
 def rule(

@@ -235,26 +235,22 @@ def trace(
             )
     if mean is not None and scale is not None:
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
-    columns, rows, empty = _rows(path)
-    whose = _place(path, columns, "worker", worker)
-    when = None if time is None else _place(path, columns, "time", time)
-    what = _place(path, columns, "duration", duration)
-    recorded = _recorded(path, columns, rows, whose, when, what)
+    recorded, column, empty = _recorded(path, worker, time, duration)
     names = sorted(recorded, key=_natural)
     everything = np.concatenate([recorded[name] for name in names])
-    ending = _UNIT.search(columns[what])
+    ending = _UNIT.search(column)
     if mean is not None:
         scale, unit = mean / everything.mean(), f"scaled to mean={mean:g}"
     elif scale is not None:
         unit = f"scale={scale:g}"
     elif ending:
-        scale, unit = SECONDS[ending[1]], f"column {columns[what]} in {ending[1]}"
+        scale, unit = SECONDS[ending[1]], f"column {column} in {ending[1]}"
     else:
         scale, median = 1.0, np.median(everything)
         if median > LONGEST_USUAL:
             raise ValueError(
                 f"trace: {path} has durations with a median of {median:.4g}, long for seconds of a "
-                "mini-batch; give scale=0.001 for milliseconds, or scale=1 if they are seconds"
+                "mini-batch; give scale=0.001 for milliseconds, 1e-6 for microseconds, 1 for seconds"
             )
         unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
     records = [scale * recorded[name] for name in names]
@@ -284,62 +280,48 @@ PROCESSES: dict[str, Callable[..., Process]] = {
 }
 
 
-def _rows(path: str) -> tuple[list[str], list[tuple[int, list[str]]], int]:
-    """Names of columns, (line, cells) of every row, and how many rows are empty between them."""
+def _recorded(
+    path: str, worker: str, time: str | None, duration: str
+) -> tuple[dict[str, np.ndarray], str, int]:
+    """Durations by the name of a worker in the order of their times, their column, empty rows."""
     try:
         with io.TextIOWrapper(reading.opened(path), "utf-8-sig", newline="") as file:
             reader = csv.reader(file, skipinitialspace=True)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(
             f"trace: cannot read {path} ({error}); give the path of a CSV file"
         ) from error
     full = [(line, row) for line, row in rows if any(row)]
     columns = full[0][1] if full else []
-    return columns, full[1:], sum(bool(row) and not any(row) for _, row in rows)
-
-
-def _place(path: str, columns: Sequence[str], parameter: str, name: str) -> int:
-    """The place of the column of that name, with or without a unit behind it."""
-    places = [i for i, column in enumerate(columns) if column == name]
-    places = places or [i for i, column in enumerate(columns) if _UNIT.sub("", column) == name]
-    if len(places) == 1:
-        return places[0]
-    found = " ".join(", ".join(columns).split())[:200] or "none"
-    raise ValueError(
-        f"trace: {path} has {'two columns' if places else 'no column'} {name!r}; it has {found}, "
-        f"parted by commas; give the name of one as {parameter}='...'"
-    )
-
-
-def _recorded(
-    path: str,
-    columns: Sequence[str],
-    rows: Sequence[tuple[int, list[str]]],
-    whose: int,
-    when: int | None,
-    what: int,
-) -> dict[str, np.ndarray]:
-    """Durations as they are recorded, by the name of the worker, in the order of their times."""
-    if not rows:
+    places = []
+    for parameter, name in {"worker": worker, "time": time, "duration": duration}.items():
+        found = [i for i, column in enumerate(columns) if column == name]
+        found = found or [i for i, column in enumerate(columns) if _UNIT.sub("", column) == name]
+        if name is not None and len(found) != 1:
+            known = " ".join(", ".join(columns).split())[:200] or "none"
+            raise ValueError(
+                f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
+                f"{known}, parted by commas; give the name of one as {parameter}='...'"
+            )
+        places.append(found[0] if found else None)
+    whose, when, what = places
+    if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     observed: dict[str, list[tuple[float, int, float]]] = {}
-    for line, row in rows:
-        if any(row[len(columns) :]):
-            raise ValueError(
-                f"trace: {path} line {line} has {len(row)} values for {len(columns)} columns; "
-                "write numbers with a point, and names with a comma in quotes"
-            )
-        row = row + [None] * (len(columns) - len(row))
-        at, seconds = line if when is None else _number(row[when]), _number(row[what])
-        if not (row[whose] and math.isfinite(at) and 0 < seconds < math.inf):
-            shown = (*([] if row[whose] else [whose]), *([] if when is None else [when]), what)
-            seen = ", ".join(f"{columns[i]}={row[i]!r:.200}" for i in shown)
+    for line, row in full[1:]:
+        cells = row + [None] * (len(columns) - len(row))
+        at, seconds = line if when is None else _number(cells[when]), _number(cells[what])
+        fits = not any(row[len(columns) :])
+        if not (fits and cells[whose] and math.isfinite(at) and 0 < seconds < math.inf):
+            shown = (*([] if cells[whose] else [whose]), *([] if when is None else [when]), what)
+            seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
+            seen = seen if fits else f"{len(row)} values for {len(columns)} columns"
             raise ValueError(
                 f"trace: {path} line {line} has {seen}; keep numbers and positive durations only, "
                 "or leave times aside with time=None"
             )
-        observed.setdefault(row[whose], []).append((at, line, seconds))
+        observed.setdefault(cells[whose], []).append((at, line, seconds))
     for name, records in observed.items():
         records.sort()
         for (at, line, _), (other, later, _) in itertools.pairwise(records):
@@ -349,7 +331,8 @@ def _recorded(
                     f"{columns[when]}={at:.12g}, as where two runs are in one file; keep one, or "
                     "take rows in their order with time=None"
                 )
-    return {name: np.array([row[2] for row in records]) for name, records in observed.items()}
+    durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
+    return durations, columns[what], len(rows) - len(full)
 
 
 def _described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
