@@ -250,7 +250,7 @@ def trace(
         if median > LONGEST_USUAL:
             raise ValueError(
                 f"trace: {path} has durations with a median of {median:.4g}, long for seconds of a "
-                "mini-batch; give scale=0.001 for milliseconds, 1e-6 for microseconds, 1 for seconds"
+                "mini-batch; give scale=1e-3 for milliseconds, 1e-6 for microseconds, 1 for seconds"
             )
         unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
     records = [scale * recorded[name] for name in names]
@@ -343,10 +343,11 @@ def _described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
     slowest = int(medians.argmax())
     said = f"{sum(counts)} durations of {len(names)} workers, {each} each"
     if list(names) != [str(i) for i in range(len(names))]:
-        shown = ", ".join(names) if len(names) <= MOST_SHOWN else f"{names[0]} to {names[-1]}"
+        shown = names if len(names) <= MOST_SHOWN else [*names[:2], "...", names[-1]]
+        shown = ", ".join(f"{name:.40}" for name in shown)
         said += f" (workers from 0 on are {shown}{_gap(names)})"
     return (
-        f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]} "
+        f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]:.40} "
         f"({medians[slowest] / np.median(medians):.3g} times the median worker)"
     )
 

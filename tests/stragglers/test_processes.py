@@ -206,7 +206,7 @@ def test_spaces_and_a_byte_order_mark_are_no_part_of_names(tmp_path):
         ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "lines 2 and 5 both have"),
-        ("worker,time,batch_time\n0,0,85\n0,1,97\n", "a median of 91, .*give scale=0.001"),
+        ("worker,time,batch_time\n0,0,85\n0,1,97\n", "a median of 91, .*give scale=1e-3"),
     ],
 )
 def test_bad_traces(tmp_path, text, message):
