@@ -41,6 +41,7 @@ from rich.table import Table
 from algorithms.base import AXIS
 from algorithms.mg_wfbp import mg_wfbp, plan_with
 from benchmarks import namespaces, output
+from comms import cost
 from experiments import profiling, stopwatch, tasks
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Workers.", lower_bound=2)
@@ -82,14 +83,15 @@ def work() -> None:
     if _RANK.value:
         return
     params = jax.eval_shape(task.init, jax.random.key(0))
-    (alpha, beta), r_squared = profile.fit
+    fitted, r_squared = profile.fit
     alone = taken["alone"] - float(profile.cost.seconds(4))
     timed = {
         "alone": alone,
         "backward": profile.ready[-1],
-        "alpha": alpha,
-        "beta": beta,
+        "alpha": fitted.alpha,
+        "beta": fitted.beta,
         "r_squared": r_squared,
+        "largest_error": cost.largest_error(fitted, profile.sizes, profile.seconds),
         "plans": {},
     }
     for buckets in PLANS:
@@ -240,7 +242,8 @@ def main(_) -> None:
     console.print(
         f"a step alone {1e3 * timed['alone']:.1f} ms, backward {1e3 * timed['backward']:.1f} ms; "
         f"all-reduce {1e3 * timed['alpha']:.2f} ms and {1e-6 / timed['beta']:.0f} MB/s "
-        f"(R^2 {timed['r_squared']:.3f}); load of the host {os.getloadavg()[0]:.1f} on "
+        f"(R^2 {timed['r_squared']:.3f}, off by up to {timed['largest_error']:.0%}); "
+        f"load of the host {os.getloadavg()[0]:.1f} on "
         f"{os.cpu_count()} cores",
         highlight=False,
     )

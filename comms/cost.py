@@ -3,6 +3,7 @@
 A transfer of x bytes takes alpha + beta x seconds: start-up and inverse bandwidth.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax  # pytrees only
@@ -142,20 +143,34 @@ def table(sizes, seconds) -> Table:
 
 
 def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
-    """Least-squares alpha and beta of measured seconds [n] of payloads [n] in bytes, and R^2.
+    """Alpha and beta with the least squares of relative errors, and R^2.
 
-    Neither is negative: where alpha would be, it is 0 and beta is fitted anew, and the reverse.
-    R^2 is at most 1, and below 0 where the mean would fit better. Raises ValueError for fewer
-    than two sizes. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
+    Of measured seconds [n] of payloads [n] in bytes. Sizes mostly double, so that the last ones
+    alone make absolute errors, and with them R^2: see `largest_error`. Neither parameter is
+    negative: where alpha would be, it is 0 and beta is fitted anew, and the reverse. R^2 is at most
+    1, and below 0 where the mean would fit better. Raises ValueError for fewer than two sizes. Shi,
+    Chu, Li, "MG-WFBP", arXiv 1811.11141.
     """
     sizes, seconds = _measured("fit", sizes, seconds)
     unit = sizes.max()  # columns of one magnitude
     columns = np.stack([np.ones_like(sizes), sizes / unit], axis=1)
-    (alpha, beta), _ = scipy.optimize.nnls(columns, seconds)
+    weights = 1 / _above_zero(seconds)
+    (alpha, beta), _ = scipy.optimize.nnls(columns * weights[:, None], seconds * weights)
     error = np.sum((columns @ [alpha, beta] - seconds) ** 2)
     spread = np.sum((seconds - seconds.mean()) ** 2)
     r_squared = 1 - error / spread if spread > 0 else 1.0  # equal times are met exactly
     return AlphaBeta(float(alpha), float(beta / unit)), float(r_squared)
+
+
+def largest_error(model: AlphaBeta | Table, sizes, seconds) -> float:
+    """The largest error of a cost against measured seconds [n], relative to these."""
+    sizes, seconds = _measured("largest_error", sizes, seconds)
+    return float(np.max(np.abs(model.seconds(sizes) - seconds) / _above_zero(seconds)))
+
+
+def _above_zero(seconds: np.ndarray) -> np.ndarray:
+    """Seconds to divide by: a time of 0, too short for the clock, is as the shortest other one."""
+    return np.maximum(seconds, np.min(seconds[seconds > 0], initial=np.inf))
 
 
 def _measured(what: str, sizes, seconds) -> tuple[np.ndarray, np.ndarray]:
@@ -181,12 +196,14 @@ class Network(NamedTuple):
 
     alpha: float | np.ndarray
     beta: float | np.ndarray
+    all_reduce: Table | None = None  # of all workers, where that was measured
 
     def seconds(self, payload: float, i, j) -> float | np.ndarray:
         """Seconds of one message of `payload` bytes between workers i and j (arrays allowed)."""
         size = np.max([np.max(i), np.max(j)]) + 1
         alpha, beta = (
-            np.broadcast_to(value, (size, size)) if np.ndim(value) == 0 else value for value in self
+            np.broadcast_to(value, (size, size)) if np.ndim(value) == 0 else value
+            for value in (self.alpha, self.beta)
         )
         return alpha[i, j] + beta[i, j] * payload
 
@@ -227,6 +244,21 @@ def uniform_link(
     return uniform_network(0.0, payload / seconds, slow, workers)
 
 
+def measured_network(sizes: Sequence[float], seconds: Sequence[float], workers: int) -> Network:
+    """A network on which an all-reduce of all workers takes what was measured, as in `table`.
+
+    For all else, a link costs as much as in a ring with the cost that `fit` finds.
+    """
+    (alpha, beta), _ = fit(sizes, seconds)
+    if not beta:
+        raise ValueError(
+            "measured: no larger payload takes longer than a smaller one; measure larger ones"
+        )
+    steps = max(1, 2 * (workers - 1))
+    links = uniform_network(alpha / steps, steps / (workers * beta), workers=workers)
+    return links._replace(all_reduce=table(sizes, seconds))
+
+
 def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> np.ndarray:
     """[M] seconds of each matching [M, n]: its links work in parallel, the slowest one counts.
 
@@ -244,10 +276,12 @@ def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> 
 def ring_seconds(workers: int, payload: float, network: Network) -> float:
     """Seconds of a ring all-reduce through workers 0, 1, ..., n-1: its slowest link sets the pace.
 
-    2 (n - 1) steps of payload / n bytes each.
+    2 (n - 1) steps of payload / n bytes each; or what was measured of such an all-reduce.
     """
     if workers == 1:
         return 0.0
+    if network.all_reduce is not None:
+        return float(network.all_reduce.seconds(payload))
     everyone = np.arange(workers)
     step = network.seconds(payload / workers, everyone, (everyone + 1) % workers).max()
     return float(2 * (workers - 1) * step)

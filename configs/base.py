@@ -39,7 +39,8 @@ def arm(**changes: Any) -> ConfigDict:
         "delay": part("deterministic", value=1.0),  # seconds of a mini-batch; none: the device's
         "draw": "mini_batch",  # a new delay per mini_batch | per round
         # Seconds of an exchange, or a network: link(seconds=...) | network(latency=...,
-        # bandwidth=...). On a mesh it is added to what the real exchange takes.
+        # bandwidth=...) | measured(sizes=[...], seconds=[...]), of an all-reduce. On a mesh it is
+        # added to what the real exchange takes.
         "communication": 0.0,
         "seconds": 60.0,  # budget on the run's clock
         "updates": 1_000_000,  # budget in updates, whichever comes first

@@ -194,7 +194,11 @@ def rule(
     return waiting.rule(config, delay, prepared.exchange, algorithm.graph, algorithm.links)
 
 
-NETWORKS = {"network": cost.uniform_network, "link": cost.uniform_link}
+NETWORKS = {
+    "network": cost.uniform_network,
+    "link": cost.uniform_link,
+    "measured": cost.measured_network,
+}
 METHOD = Kind(
     "algorithm",
     ALGORITHMS,

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from comms.collectives import AXIS
-from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
+from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
 from experiments import files, formats, parts, stopwatch, tasks
 from experiments.tasks.base import Task
@@ -119,11 +119,13 @@ def measure(
 
 def describe(profile: Profile) -> str:
     """What was measured and how well it fits, on one line; for a profile with times."""
-    (alpha, beta), r_squared = profile.fit
+    fitted, r_squared = profile.fit
+    worst = largest_error(fitted, profile.sizes, profile.seconds)
     accuracy = "" if profile.error is None else f" ({profile.error:+.0%} against the whole, alone)"
     return (
         f"measured: backward pass {1e3 * profile.ready[-1]:.3f} ms{accuracy}, all-reduce "
-        f"{1e3 * alpha:.3f} ms and {1e9 * beta:.3g} ns a byte (R^2 {r_squared:.2f})"
+        f"{1e3 * fitted.alpha:.3f} ms and {1e9 * fitted.beta:.3g} ns a byte (R^2 {r_squared:.2f}, "
+        f"off by up to {worst:.0%})"
     )
 
 

@@ -1,5 +1,7 @@
 """The waiting rule of an arm and the delays of its mini-batches, built from a config."""
 
+from collections.abc import Iterable, Iterator
+
 import networkx as nx
 from ml_collections import ConfigDict
 
@@ -27,6 +29,17 @@ def build_delay(part) -> delays.Law | processes.Process:
 def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
     """The delay of a config, or None where workers take as long as they take."""
     return None if config.delay.name == NO_DELAY else build_delay(config.delay)
+
+
+def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
+    """A line for every trace that configs replay: what was read of it, and who takes part."""
+    distinct = {(parts.text(config.delay), config.workers): config for config in configs}
+    for config in distinct.values():
+        delay = own_delay(config)
+        if getattr(delay, "read", ""):
+            spare = ", ".join(delay.names[config.workers :])
+            left_out = f"; {spare} take no part among {config.workers} workers" if spare else ""
+            yield delay.read + left_out
 
 
 def rule(

@@ -10,9 +10,9 @@ import csv
 import io
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +23,10 @@ from stragglers.speed_paths import InTime, Paths, finish
 from stragglers.streams import addressed
 
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
+LONGEST_USUAL = 60.0  # s, the median of a trace above which a unit has to be given
+MOST_SHOWN = 16  # names of workers in a line
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # at the end of a column's name
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
 
@@ -43,6 +47,8 @@ class Process:
     records: tuple[np.ndarray, ...] = field(
         default=(), repr=False, compare=False
     )  # that it replays
+    names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of their workers
+    read: str = field(default="", compare=False, kw_only=True)  # from a file, on one line
 
     def seeded(self, seed: int) -> "Process":
         """A copy whose durations are a pure function of `seed` and their address."""
@@ -125,6 +131,8 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
         process.uses_time,
         bind,
         workers=named,
+        names=process.names,
+        read=process.read,
         in_time=in_time if plain else None,
     )
 
@@ -153,6 +161,8 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
         process.uses_time,
         bind,
         workers=process.workers,
+        names=process.names,
+        read=process.read,
         in_time=in_time if process.in_time is not None else None,
     )
 
@@ -204,26 +214,50 @@ def trace(
     path: str,
     *,
     worker: str = "worker",
-    time: str = "time",
+    time: str | None = "time",
     duration: str = "batch_time",
-    scale: float = 1.0,
+    scale: float | None = None,
     mean: float | None = None,
 ) -> Process:
     """Replay of recorded durations from a CSV file, per worker in the order of `time`, cyclic.
 
-    `worker`, `time` and `duration` name the columns. Recorded numbers times `scale` are
-    seconds; `mean` scales them instead so that they have this mean. Workers beyond the file's
-    reuse its workers in turn; the seed has no effect. Unreadable files raise ValueError.
+    `worker`, `time` and `duration` name the columns; without `time` the order is that of the rows.
+    Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
+    as in batch_time_ms; `mean` scales them instead so that they have this mean. Workers are in the
+    natural order of their names, rank2 before rank10; those beyond the file's reuse them in turn.
+    The seed has no effect. `read` of the process says what was read. Raises ValueError for what
+    cannot be read, and for durations that can hardly be seconds.
     """
-    if not scale > 0 or (mean is not None and not mean > 0):
-        raise ValueError(
-            f"trace: needs scale > 0 and mean > 0, got scale={scale}, mean={mean}; set seconds"
-        )
-    if mean is not None and scale != 1:
+    for value in (scale, mean):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(
+                f"trace: needs scale > 0 and mean > 0, got scale={scale}, mean={mean}; set seconds"
+            )
+    if mean is not None and scale is not None:
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
-    records = _read_trace(path, worker, time, duration)
-    scale = scale if mean is None else mean / np.mean(list(itertools.chain(*records)))
-    return replayed(f"trace({path})", [scale * np.asarray(values) for values in records])
+    recorded, column, empty = _recorded(path, worker, time, duration)
+    names = sorted(recorded, key=_natural)
+    everything = np.concatenate([recorded[name] for name in names])
+    ending = _UNIT.search(column)
+    if mean is not None:
+        scale, unit = mean / everything.mean(), f"scaled to mean={mean:g}"
+    elif scale is not None:
+        unit = f"scale={scale:g}"
+    elif ending:
+        scale, unit = SECONDS[ending[1]], f"column {column} in {ending[1]}"
+    else:
+        scale, median = 1.0, np.median(everything)
+        if median > LONGEST_USUAL:
+            raise ValueError(
+                f"trace: {path} has durations with a median of {median:.4g}, long for seconds of a "
+                "mini-batch; give scale=1e-3 for milliseconds, 1e-6 for microseconds, 1 for seconds"
+            )
+        unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
+    records = [scale * recorded[name] for name in names]
+    facts = [f"{path}: {_described(names, records)}", unit]
+    facts += [f"{empty} empty rows left out"] if empty else []
+    process = replayed(f"trace({path})", records)
+    return replace(process, names=tuple(names), read=" ".join(", ".join(facts).split()))
 
 
 def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
@@ -246,36 +280,92 @@ PROCESSES: dict[str, Callable[..., Process]] = {
 }
 
 
-def _read_trace(path: str, worker: str, time: str, duration: str) -> list[list[float]]:
-    """Recorded durations per worker, workers by number (or by name), records by time."""
+def _recorded(
+    path: str, worker: str, time: str | None, duration: str
+) -> tuple[dict[str, np.ndarray], str, int]:
+    """Durations by the name of a worker in the order of their times, their column, empty rows."""
     try:
-        with io.TextIOWrapper(reading.opened(path), "utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or []
-            rows = list(reader)
+        with io.TextIOWrapper(reading.opened(path), "utf-8-sig", newline="") as file:
+            reader = csv.reader(file, skipinitialspace=True)
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(
             f"trace: cannot read {path} ({error}); give the path of a CSV file"
         ) from error
-    found = " ".join(", ".join(columns).split())[:200]  # of any file, on one line
-    for column in (worker, time, duration):
-        if column not in columns:
-            raise ValueError(f"trace: {path} has no column {column!r}; it has {found or 'none'}")
-    if not rows:
-        raise ValueError(f"trace: {path} has no records; give a file with at least one")
-    observed: dict[str, list[tuple[float, float]]] = {}
-    for line, row in enumerate(rows, start=2):
-        when, seconds = _number(row[time]), _number(row[duration])
-        if not (math.isfinite(when) and 0 < seconds < math.inf):
+    full = [(line, row) for line, row in rows if any(row)]
+    columns = full[0][1] if full else []
+    places = []
+    for parameter, name in {"worker": worker, "time": time, "duration": duration}.items():
+        found = [i for i, column in enumerate(columns) if column == name]
+        found = found or [i for i, column in enumerate(columns) if _UNIT.sub("", column) == name]
+        if name is not None and len(found) != 1:
+            known = " ".join(", ".join(columns).split())[:200] or "none"
             raise ValueError(
-                f"trace: {path} line {line} has {time}={row[time]!r:.200}, "
-                f"{duration}={row[duration]!r:.200}; keep numbers and positive durations only"
+                f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
+                f"{known}, parted by commas; give the name of one as {parameter}='...'"
             )
-        observed.setdefault(row[worker], []).append((when, seconds))
-    numbered = all(math.isfinite(_number(name)) for name in observed)
-    names = sorted(observed, key=_number if numbered else str)
-    by_time = [sorted(observed[name], key=itemgetter(0)) for name in names]
-    return [[seconds for _, seconds in records] for records in by_time]
+        places.append(found[0] if found else None)
+    whose, when, what = places
+    if not full[1:]:
+        raise ValueError(f"trace: {path} has no records; give a file with at least one")
+    observed: dict[str, list[tuple[float, int, float]]] = {}
+    for line, row in full[1:]:
+        cells = row + [None] * (len(columns) - len(row))
+        at, seconds = line if when is None else _number(cells[when]), _number(cells[what])
+        fits = not any(row[len(columns) :])
+        if not (fits and cells[whose] and math.isfinite(at) and 0 < seconds < math.inf):
+            shown = (*([] if cells[whose] else [whose]), *([] if when is None else [when]), what)
+            seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
+            seen = seen if fits else f"{len(row)} values for {len(columns)} columns"
+            raise ValueError(
+                f"trace: {path} line {line} has {seen}; keep numbers and positive durations only, "
+                "or leave times aside with time=None"
+            )
+        observed.setdefault(cells[whose], []).append((at, line, seconds))
+    for name, records in observed.items():
+        records.sort()
+        for (at, line, _), (other, later, _) in itertools.pairwise(records):
+            if at == other:
+                raise ValueError(
+                    f"trace: {path} lines {line} and {later} both have worker {name!r} at "
+                    f"{columns[when]}={at:.12g}, as where two runs are in one file; keep one, or "
+                    "take rows in their order with time=None"
+                )
+    durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
+    return durations, columns[what], len(rows) - len(full)
+
+
+def _described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
+    """How many durations of which workers there are, how long they are, and who is slowest."""
+    counts = [len(values) for values in records]
+    each = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+    medians = np.array([np.median(values) for values in records])
+    slowest = int(medians.argmax())
+    said = f"{sum(counts)} durations of {len(names)} workers, {each} each"
+    if list(names) != [str(i) for i in range(len(names))]:
+        shown = names if len(names) <= MOST_SHOWN else [*names[:2], "...", names[-1]]
+        shown = ", ".join(f"{name:.40}" for name in shown)
+        said += f" (workers from 0 on are {shown}{_gap(names)})"
+    return (
+        f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]:.40} "
+        f"({medians[slowest] / np.median(medians):.3g} times the median worker)"
+    )
+
+
+def _gap(names: Sequence[str]) -> str:
+    """Names in natural order that count with a gap, as where a worker's records are missing."""
+    parts = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, re.DOTALL) for name in names]
+    if None in parts or len({(part[1], part[3]) for part in parts}) > 1:
+        return ""
+    for one, other in itertools.pairwise(parts):
+        if int(other[2]) > int(one[2]) + 1:
+            return f"; the file has none between {one[0]} and {other[0]}"
+    return ""
+
+
+def _natural(name: str) -> str:
+    """A key that sorts rank2 before rank10."""
+    return re.sub("[0-9]+", lambda digits: digits[0].zfill(18), name)
 
 
 def _number(text: str | None) -> float:

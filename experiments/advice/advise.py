@@ -105,6 +105,8 @@ def _forget(root: Path) -> None:
 
 def show(advice: Advice, workdir: str) -> None:
     """Print the table of rules, the verdict, the command that follows from it and the page."""
+    if advice.source.measured.read:
+        print(f"durations: {advice.source.measured.read}")
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=120)

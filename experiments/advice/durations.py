@@ -33,6 +33,7 @@ class Measured(NamedTuple):
     seconds: tuple[np.ndarray, ...]
     source: str  # what a reader calls them
     censored: float = 0.0  # share that was completed
+    read: str = ""  # what a trace says of itself, on one line
 
     @property
     def workers(self) -> int:
@@ -84,7 +85,7 @@ def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Meas
     """What a trace lists, or what `workers` draw from a law or a process, back to back."""
     process = as_process(delay).seeded(seed)
     if process.records:
-        return checked(Measured(process.records, source))
+        return checked(Measured(process.records, source, read=process.read))
     worker, now = np.arange(workers), np.zeros(workers)
     drawn = np.empty((workers, DRAWN))
     for count in range(DRAWN):

@@ -74,6 +74,7 @@ def write(advice: Advice, root: Path) -> Path:
     measured = advice.source.measured
     count = sum(map(len, measured.seconds))
     facts = f"{count:,} durations of {measured.workers} workers from {measured.source}"
+    facts = measured.read or facts
     again = f"<pre>{markup.text(note['command'])}</pre>" if note else ""
     title = f"{root.resolve().name}: which waiting rule"
     path = root / PAGE

@@ -97,7 +97,7 @@ def _trained(
             for repeat in range(seeds):
                 seed = config.seed + repeat
                 path = f"{ARMS}/{one.name}/{budget}/rate={rate:g}/seed_{seed}"
-                delay = {"name": "trace", "path": str(workdir / place(repeat))}
+                delay = {"name": "trace", "path": str(workdir / place(repeat)), "scale": 1.0}
                 arms.append(Arm(path, _config(one, config, delay, rate, seed)))
                 places.setdefault((one.name, rate), []).append(path)
     execute = functools.partial(executors.here, checkpoint_seconds=CHECKPOINT_SECONDS)

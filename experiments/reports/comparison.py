@@ -15,6 +15,7 @@ from experiments import (
     formats,
     records,
     sweep,
+    waiting,
 )
 from experiments.executors import Arm
 from experiments.numbers import Numbers, as_table
@@ -49,6 +50,8 @@ def launch(
     root = pathlib.Path(workdir)
     left = sweep.unfinished(arms, workdir, overwrite)
     if distributed.is_writer():
+        for line in waiting.traces(arm.config for arm in left):
+            print(f"delay: {line}")
         for line in codec_times.forecasts([arm.config for arm in left]):
             print(f"compression: {line}")
     failures = sweep.run(arms, workdir, overwrite, together, execute)

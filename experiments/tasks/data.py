@@ -10,9 +10,12 @@ import numpy as np
 
 from experiments.tasks import sources
 
+CHANNELS = (1, 3, 4)  # that images usually have
+LARGEST_FLOAT = 10.0  # of an image: from 0 to 1 or standardised, and no 255
+
 
 class Images(NamedTuple):
-    image: np.ndarray  # [N, height, width, channels], uint8, or float32 in 0..1
+    image: np.ndarray  # [N, height, width, channels], uint8, or float32 in 0..1 or standardised
     label: np.ndarray  # [N] int32
 
 
@@ -124,18 +127,65 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
     """
 
     def part(split: str) -> sources.Arrays:
-        image = sources.mapped(Path(folder) / f"{split}_image.npy", axes=4)
-        label = sources.mapped(Path(folder) / f"{split}_label.npy", axes=1)
+        axes = "samples, height, width, channels"
+        image = sources.mapped(Path(folder) / f"{split}_image.npy", axes)
+        label = sources.mapped(Path(folder) / f"{split}_label.npy", "samples")
         if len(image) != len(label):
             raise ValueError(
                 f"{folder}: {split}_image.npy has {len(image)} images and {split}_label.npy has "
                 f"{len(label)} labels; write both again"
             )
+        _check_labels(f"{folder}/{split}_label.npy", label)
         return sources.Arrays(Images(image, label))
 
     train, test = part("train"), part("test")
     highest = max(int(source.labels.max()) for source in (train, test))
     return Dataset(train, test, highest + 1 if classes is None else classes)
+
+
+def checked(name: str, dataset: Dataset) -> Dataset:
+    """The same; ValueError for images of which a model would learn something else, or nothing.
+
+    name: of the data in errors. Of records that are decoded when they are read, a few are seen.
+    """
+    for split, examples in (("train", dataset.train), ("test", dataset.test)):
+        if isinstance(examples, sources.Arrays):
+            examples = examples.arrays
+        elif hasattr(examples, "read"):
+            examples = examples.read(np.unique(np.linspace(0, len(examples) - 1, 16, dtype=int)))
+        _check_labels(f"{name}, {split}", examples.label, dataset.classes)
+        _check_images(f"{name}, {split}", examples.image)
+    return dataset
+
+
+def _check_labels(where: str, label: np.ndarray, classes: int | None = None) -> None:
+    label = np.asarray(label)
+    whole = label.ndim == 1 and label.dtype.kind in "iu"
+    low, high = (label.min(initial=0), label.max(initial=0)) if whole else (0, 0)
+    if not whole or low < 0 or (classes is not None and high >= classes):
+        found = f"from {low} to {high}" if whole else f"{label.dtype} of shape {label.shape}"
+        raise ValueError(
+            f"{where}: labels are {found}, and have to be one whole number a sample, from 0 to "
+            f"{'classes' if classes is None else classes} - 1; number the classes from 0 on"
+        )
+
+
+def _check_images(where: str, image: np.ndarray) -> None:
+    if image.ndim != 4 or (image.shape[-1] not in CHANNELS and image.shape[1] in CHANNELS):
+        raise ValueError(
+            f"{where}: images have shape {image.shape}, where samples, height, width, channels are "
+            "due; move the channels to the last axis"
+        )
+    if image.dtype == np.uint8:
+        return
+    seen = sources.some(image)
+    low, high = float(seen.min()), float(seen.max())
+    least, most = (0, 255) if image.dtype.kind in "iu" else (-LARGEST_FLOAT, LARGEST_FLOAT)
+    if not least <= low <= high <= most:
+        raise ValueError(
+            f"{where}: images are {image.dtype} from {low:g} to {high:g}, where uint8, or floats "
+            "from 0 to 1 or standardised, are due; scale them, or write them as uint8"
+        )
 
 
 # --- synthetic data with a known optimum ---

@@ -175,7 +175,7 @@ def labelled_images(
     source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
         whose examples are `data.Images`, or sources of them. All others: see `classification`.
     """
-    dataset = SOURCE.build(source)
+    dataset = data.checked("images", SOURCE.build(source))
     built = _model(model, dataset.classes)
     return classification(
         "images", dataset, built, l2, reading, augment, evaluated, compute, micro_batch

@@ -18,7 +18,7 @@ from experiments.kinds import Kind
 from runtimes.feeding import Readers, Streamed
 
 MOST_READERS = 256
-
+LOOKED_AT = 1 << 25  # values of an array
 
 NOT_READ = (
     "split: the labels of streamed records are not known before all are read; use split=iid, "
@@ -186,8 +186,13 @@ def _is_source(examples: Any) -> bool:
     return hasattr(examples, "read") and hasattr(examples, "example")
 
 
-def mapped(path: str | os.PathLike, axes: int) -> np.memmap:
-    """The array in a `.npy` file as a memory map with `axes` axes; else ValueError."""
+def some(array: np.ndarray) -> np.ndarray:
+    """An array, or as many of its samples in equal distances as can be looked at in a second."""
+    return array[:: max(1, array.size // LOOKED_AT)]
+
+
+def mapped(path: str | os.PathLike, axes: str) -> np.memmap:
+    """The array in a `.npy` file as a memory map with axes of these names; else ValueError."""
     path = Path(path).expanduser()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -200,10 +205,11 @@ def mapped(path: str | os.PathLike, axes: int) -> np.memmap:
             f"{path} cannot be mapped as an array ({_brief(error)}); it is cut off or damaged, "
             "so write it again"
         ) from error
-    if not isinstance(array, np.memmap) or array.ndim != axes or not len(array):
+    count = axes.count(",") + 1
+    if not isinstance(array, np.memmap) or array.ndim != count or not len(array):
         raise ValueError(
-            f"{path} holds an array of shape {array.shape}, where {axes} axes and at least one "
-            "sample are due; write it again"
+            f"{path} holds an array of shape {array.shape}, where {count} axes ({axes}) and at "
+            "least one sample are due; write it again"
         )
     return _at_random(array)
 

@@ -169,6 +169,12 @@ def _number(documents: list[tuple[str, list[str]]], ids: dict[str, int]) -> Docu
 
 def limit(text: Corpus, vocabulary: int) -> Corpus:
     """Keep the first `vocabulary` words, SPECIAL included; all others become UNKNOWN."""
+    for part in (text.train, text.test):
+        if not 0 <= part.tokens.min(initial=0) <= part.tokens.max(initial=0) < len(text.words):
+            raise ValueError(
+                f"corpus: has word ids from {part.tokens.min()} to {part.tokens.max()} for "
+                f"{len(text.words)} words; number them from 0 on"
+            )
     known = len(np.unique(text.train.tokens)) + 1  # UNKNOWN is a word of it, too
     if not len(SPECIAL) < vocabulary <= known:
         raise ValueError(

@@ -166,7 +166,7 @@ def _header(file, dtype: np.dtype, shape: tuple[int, int]) -> None:
 def token_files(folder: str) -> Dataset:
     """What `python -m experiments.pack_text` has written: `Sequences`, and words as classes."""
     place = Path(folder).expanduser()
-    maps = [sources.mapped(place / f"{split}_tokens.npy", axes=2) for split in SPLITS]
+    maps = [sources.mapped(place / f"{split}_tokens.npy", "sequences, tokens") for split in SPLITS]
     try:
         words = json.loads((place / WORDS).read_text(encoding="utf-8"))["words"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -174,4 +174,12 @@ def token_files(folder: str) -> Dataset:
             f"{place / WORDS} cannot be read as a vocabulary ({error}); run python -m "
             "experiments.pack_text again"
         ) from error
+    for split, tokens in zip(SPLITS, maps, strict=True):
+        seen = sources.some(tokens)
+        if tokens.dtype.kind not in "iu" or not 0 <= seen.min() <= seen.max() < len(words):
+            raise ValueError(
+                f"{place / split}_tokens.npy has {tokens.dtype} tokens from {seen.min()} to "
+                f"{seen.max()} for the {len(words)} words of {WORDS}, numbered from 0; run python "
+                "-m experiments.pack_text again"
+            )
     return Dataset(*(sources.Arrays(Sequences(tokens)) for tokens in maps), classes=len(words))

@@ -146,17 +146,52 @@ def test_a_noisy_fit_is_that_of_numpy():
     sizes = rng.uniform(1e4, 1e7, 200)
     seconds = 5e-3 + 1e-9 * sizes + rng.normal(0, 1e-3, 200)
     fitted, r_squared = cost.fit(sizes, seconds)
-    beta, alpha = np.polyfit(sizes, seconds, 1)
+    beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     assert fitted == pytest.approx((alpha, beta))
-    assert r_squared == pytest.approx(np.corrcoef(sizes, seconds)[0, 1] ** 2)
+    error = np.mean((fitted.seconds(sizes) - seconds) ** 2)
+    assert r_squared == pytest.approx(1 - error / np.var(seconds))
+
+
+def test_a_slow_large_message_does_not_hide_what_a_small_one_takes():
+    """As in tables of real all-reduces, whose sizes double: the last one is all of the squares."""
+    sizes = 2.0 ** np.arange(2, 31)
+    seconds = 4e-5 + 2e-10 * sizes
+    seconds[20:24] *= 0.7  # another protocol
+    seconds[-1] *= 1.03
+    fitted, r_squared = cost.fit(sizes, seconds)
+    assert fitted.alpha == pytest.approx(4e-5, rel=0.1) and r_squared > 0.95
+    worst = np.max(np.abs(fitted.seconds(sizes) / seconds - 1))
+    assert cost.largest_error(fitted, sizes, seconds) == pytest.approx(worst) and worst < 0.5
+    assert cost.largest_error(cost.table(sizes, seconds), sizes, seconds) == pytest.approx(0)
+
+
+def test_a_time_below_what_a_clock_sees_weighs_as_the_shortest_other_one():
+    assert cost.fit([1, 2], [0.0, 0.0]) == ((0, 0), 1)
+    fitted, _ = cost.fit([1, 2, 3], [0.0, 1.0, 2.0])
+    assert fitted == pytest.approx((0, (2 + 3 / 2) / (1 + 4 + 9 / 4)))
+    assert cost.largest_error(fitted, [1, 2, 3], [0.0, 1.0, 2.0]) == pytest.approx(fitted.beta)
+
+
+def test_a_network_of_a_measured_all_reduce_takes_its_table_as_it_is():
+    sizes, seconds = [8, 1024, 65536], [3e-5, 9e-5, 1e-4]  # far from a line
+    network = cost.measured_network(sizes, seconds, 4)
+    assert [cost.ring_seconds(4, size, network) for size in sizes] == seconds
+    assert cost.ring_seconds(1, 1024, network) == 0
+    fitted = network._replace(all_reduce=None)  # of links alone
+    model, _ = cost.fit(sizes, seconds)
+    assert cost.ring_seconds(4, 1024, fitted) == pytest.approx(model.seconds(1024))
+    assert network.seconds(100, 0, 1) == pytest.approx(model.alpha / 6 + 100 * model.beta * 4 / 6)
+    with pytest.raises(ValueError, match="no larger payload takes longer"):
+        cost.measured_network([1, 2], [3.0, 3.0], 4)
 
 
 def test_a_negative_intercept_is_clipped_and_the_slope_fitted_anew():
     sizes, seconds = np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.0, 4.0])
     fitted, r_squared = cost.fit(sizes, seconds)
-    assert fitted == pytest.approx((0, (sizes @ seconds) / (sizes @ sizes)))
+    rates = sizes / seconds
+    assert fitted == pytest.approx((0, rates.sum() / (rates @ rates)))
     assert 0 < r_squared < 1
-    assert cost.fit([1.0, 2.0], [4.0, 2.0])[0] == pytest.approx((3, 0))
+    assert cost.fit([1.0, 2.0], [4.0, 2.0])[0] == pytest.approx((12 / 5, 0))
 
 
 @pytest.mark.parametrize("measure", [cost.table, cost.fit])

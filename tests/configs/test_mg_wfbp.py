@@ -55,5 +55,5 @@ def test_claims_tell_which_parameters_are_those_of_pmean(arms, tmp_path):
     assert [row[:2] for row in plans.rows][1] == ("single", "1")
     assert plans.title == (
         "predicted from the profile: measured: backward pass 3.000 ms, all-reduce 1000.000 ms and "
-        "1e+03 ns a byte (R^2 1.00)"
+        "1e+03 ns a byte (R^2 1.00, off by up to 0%)"
     )

@@ -136,9 +136,58 @@ def test_trace_replays_by_time_and_wraps_around(tmp_path):
 
 
 def test_trace_takes_other_columns(tmp_path):
-    path = write(tmp_path / "t.csv", "node,step,ms\nb,1,7\na,1,5\n")
-    process = trace(path, worker="node", time="step", duration="ms").seeded(0)
+    path = write(tmp_path / "t.csv", "node,step,took\nb,1,7\na,1,5\n")
+    process = trace(path, worker="node", time="step", duration="took").seeded(0)
     np.testing.assert_array_equal(process.duration([0, 1], 0.0), [5, 7])
+
+
+def test_a_trace_has_workers_in_natural_order_and_says_what_was_read(tmp_path):
+    rows = "".join(f"gpu-{i},{step},{i / 8}\n" for i in (12, 9, 10, 8) for step in (1, 0))
+    path = write(tmp_path / "t.csv", "worker,time,batch_time\n" + rows + ",,\n")
+    process = trace(path).seeded(0)
+    np.testing.assert_array_equal(process.duration(np.arange(4), 0.0), [1, 1.125, 1.25, 1.5])
+    assert process.names == ("gpu-8", "gpu-9", "gpu-10", "gpu-12")
+    assert process.read == (
+        f"{path}: 8 durations of 4 workers, 2 each (workers from 0 on are gpu-8, gpu-9, gpu-10, "
+        "gpu-12; the file has none between gpu-10 and gpu-12), median 1.19 s, slowest gpu-12 "
+        "(1.26 times the median worker), taken as seconds (milliseconds have scale=0.001), "
+        "1 empty rows left out"
+    )
+    assert spells(persistent(process, {0: 2.0}), 2).read == process.read
+
+
+def test_records_are_in_the_order_of_their_times(tmp_path):
+    """Rows of several writers come in any order, and times need no common start."""
+    rows = ["1,30,7", "0,1e3,3", "1,-2,5", "0,20,1", "1,4.5,6", "0,100,2"]
+    process = trace(write(tmp_path / "t.csv", "\n".join(["worker,time,batch_time", *rows])))
+    np.testing.assert_array_equal(process.records, [[1, 2, 3], [5, 6, 7]])
+    unsorted = trace(
+        write(tmp_path / "t.csv", "\n".join(["worker,batch_time", "0,3", "0,1"])), time=None
+    )
+    np.testing.assert_array_equal(unsorted.records, [[3, 1]])
+
+
+@pytest.mark.parametrize(
+    "column, number, seconds",
+    [
+        ("batch_time_ms", 250, 0.25),
+        ("batch_time [us]", 250, 2.5e-4),
+        ("batch_time(ns)", 1e9, 1.0),
+        ("batch_time_s", 90, 90.0),
+    ],
+)
+def test_the_unit_behind_a_column_counts(tmp_path, column, number, seconds):
+    path = write(tmp_path / "t.csv", f"worker,time_ns,{column}\n0,0,{number}\n")
+    for named in ({}, {"duration": column}):
+        assert trace(path, **named).shortest == pytest.approx(seconds)
+    assert trace(path, scale=0.5).shortest == number / 2
+    assert trace(path, mean=3.0).shortest == pytest.approx(3.0)
+
+
+def test_spaces_and_a_byte_order_mark_are_no_part_of_names(tmp_path):
+    text = '\ufeff worker , "time", batch_time \r\n a, 0, 1.5 \r\n"b",0, 2\r\n'
+    process = trace(write(tmp_path / "t.csv", text))
+    assert process.names == ("a", "b") and process.shortest == 1.5
 
 
 @pytest.mark.parametrize(
@@ -151,6 +200,13 @@ def test_trace_takes_other_columns(tmp_path):
         ("worker,time,batch_time\n0,0,fast\n", "batch_time='fast'; keep numbers"),
         ("worker,time,batch_time\n0,,1\n", "time=''"),
         ("worker,time,batch_time\n0,0\n", "batch_time=None"),
+        ("worker,time,batch_time\n,0,1\n", "worker=''"),
+        ("\n\nworker,time,batch_time\n\n0,0,1\n , \n0,1,-1\n", "line 7 has"),
+        ("worker;time;batch_time\n0;0;1\n", "it has worker;time;batch_time, parted by commas"),
+        ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
+        ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
+        ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "lines 2 and 5 both have"),
+        ("worker,time,batch_time\n0,0,85\n0,1,97\n", "a median of 91, .*give scale=1e-3"),
     ],
 )
 def test_bad_traces(tmp_path, text, message):

@@ -88,6 +88,7 @@ def test_a_trace_and_a_law_are_read(tmp_path):
 
     again = durations.of_delay(trace(str(path)), 9, 0, "trace")
     np.testing.assert_array_equal(np.array(again.seconds), np.array(measured.seconds))
+    assert again.read.startswith(f"{path}: {3 * durations.DRAWN} durations of 3 workers")
 
 
 def test_resamples_are_blocks_at_the_same_places():

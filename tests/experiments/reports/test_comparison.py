@@ -73,6 +73,19 @@ def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatc
     assert again[again.index(" arm ") :] == first[first.index(" arm ") :]  # the same table
 
 
+def test_a_launch_says_once_what_it_has_read_of_a_trace(config, sweep_file, tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text("worker,time,batch_time_ms\n" + "".join(f"n{i},0,{4 + i}\n" for i in range(9)))
+    delay = f"trace(path='{path}')"
+    body = f"for n in (4, 10): yield f'w{{n}}', {{'workers': n, 'delay': {delay!r}}}"
+    arms = sweep.expand(config, sweep_file(body), {}, seeds=2)
+    comparison.launch(arms, str(tmp_path / "out"), overwrite=False)
+    read = [line for line in capsys.readouterr().out.splitlines() if line.startswith("delay: ")]
+    assert len(read) == 2 and all("9 durations of 9 workers, 1 each" in line for line in read)
+    assert read[0].endswith("; n4, n5, n6, n7, n8 take no part among 4 workers")
+    assert read[1].endswith("column batch_time_ms in ms")
+
+
 def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "Console", lambda **_: Console(force_terminal=True, width=120))
     comparison.launch([sweep.Arm("", config)], str(tmp_path), overwrite=False)

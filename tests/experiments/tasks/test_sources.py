@@ -186,3 +186,56 @@ def test_what_is_not_there_or_damaged_is_one_sentence(tmp_path):
         sources.Records("mine", [{"image": np.zeros((2, 2, 1), "u1")}], decode)
     with pytest.raises(ValueError, match="got threads=0 and processes=0; try threads=4"):
         sources.stream(threads=0)
+
+
+def in_memory(change, label=(0, 1, 1, 0)):
+    image = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    part = data.Images(change(image), np.asarray(label))
+    return data.Dataset(part, part, 2)
+
+
+@pytest.mark.parametrize("source", [lambda one: one, sources.Arrays])
+@pytest.mark.parametrize(
+    "change, label, words",
+    [
+        (None, (-1, 1, 1, -1), r"x, train: labels are from -1 to 1, .* from 0 to 2 - 1; number"),
+        (None, (1, 2, 1, 2), "labels are from 0 to 2"),
+        (None, (0.0, 1.0, 1.0, 0.0), r"labels are float64 of shape \(4,\)"),
+        (None, ((0, 1), (1, 0), (1, 0), (0, 1)), r"labels are int64 of shape \(4, 2\)"),
+        (lambda x: x.transpose(0, 3, 1, 2), (0, 1, 1, 0), r"shape \(4, 3, 8, 8\), .* last axis"),
+        (lambda x: x[..., 0], (0, 1, 1, 0), r"shape \(4, 8, 8\), where samples, height, width"),
+        (lambda x: np.float32(x), (0, 1, 1, 0), r"float32 from 0 to 255, .*; scale them"),
+        (lambda x: np.where(x > 99, np.nan, x / 255), (0, 1, 1, 0), "float64 from nan to nan"),
+        (lambda x: 9 * np.int32(x), (0, 1, 1, 0), "int32 from 0 to 2.* where uint8, or floats"),
+    ],
+)
+def test_images_that_teach_something_else_are_refused(source, change, label, words):
+    wrong = in_memory(change or (lambda image: image), label)
+    with pytest.raises(ValueError, match=words):
+        data.checked("x", data.Dataset(source(wrong.train), source(wrong.test), 2))
+
+
+def test_usual_images_are_left_alone():
+    for change in (
+        lambda x: x,
+        lambda x: x / 255,
+        lambda x: (x - 128.0) / 64,
+        lambda x: np.int32(x),
+        lambda x: x[..., :1],
+        lambda x: np.tile(x, 4),  # channels of a satellite
+    ):
+        dataset = in_memory(change)
+        assert data.checked("x", dataset) is dataset
+
+
+def test_labels_on_disk_are_refused_before_anything_is_written(folder, tmp_path):
+    for path in folder.iterdir():
+        array = np.load(path)
+        np.save(tmp_path / path.name, 2 * array - 1 if array.ndim == 1 else array)
+    with pytest.raises(ValueError, match=r"train_label.npy: labels are from -1 to 1"):
+        prepare.prepare(arm(tmp_path, "memory"))
+    decoding = sources.Records(
+        "mine", [{"image": np.zeros((4, 4, 3), "u1"), "label": -1}], data.decoded
+    )
+    with pytest.raises(ValueError, match="own, train: labels are from -1 to 0"):
+        data.checked("own", data.Dataset(decoding, decoding, 3))

@@ -105,6 +105,28 @@ def test_what_cannot_be_packed_is_one_sentence(tmp_path):
         token_files.token_files(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "tokens, words",
+    [
+        ([[0, 5], [2, 1]], r"test_tokens.npy has int64 tokens from 0 to 5 for the 5 words of"),
+        ([[0, -1]], "tokens from -1 to 0 for the 5 words"),
+        ([[0.0, 1.0]], "has float64 tokens"),
+    ],
+)
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, tokens, words):
+    (tmp_path / "words.json").write_text('{"words": ["a", "b", "c", "d", "e"]}')
+    for split, array in (("train", [[4, 0]]), ("test", tokens)):
+        np.save(tmp_path / f"{split}_tokens.npy", np.array(array))
+    with pytest.raises(ValueError, match=words):
+        token_files.token_files(str(tmp_path))
+
+
+def test_a_corpus_has_its_words_from_0_on():
+    part = text.Documents(("a",), np.array([0, 1, 2, 1, -3], np.int32), np.array([0, 5]))
+    with pytest.raises(ValueError, match="word ids from -3 to 2 for 3 words"):
+        text.limit(text.Corpus(("<unk>", "<end>", "a"), part, part), 3)
+
+
 def test_a_shard_that_was_cut_off_is_one_sentence(tmp_path):
     file = io.BytesIO()
     sequences = token_files.packed(TEXTS, token_files.of_bytes(), 4, "train")
