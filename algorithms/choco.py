@@ -27,10 +27,9 @@ import numpy as np
 import optax
 
 from algorithms import reducers
-from algorithms.base import AXIS, Algorithm, choose, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, freeze_when_idle
 from algorithms.compression import Encoder, Reducer
-from algorithms.gossip import graph_matchings, needs_everybody
-from comms import mixing
+from algorithms.gossip import graph_matchings, matrix_of, needs_everybody
 from comms.messages import over_links
 
 
@@ -105,7 +104,7 @@ def choco_sgd(
     *,
     exchange: Reducer | None = None,
     gamma: float = 0.1,
-    mixing_matrix: str = "metropolis",
+    mixing_matrix: str | np.ndarray = "metropolis",
     seed: int = 0,
 ) -> Algorithm:
     """Local steps of `optimizer`, and compressed gossip over the neighbours of `graph`.
@@ -114,12 +113,14 @@ def choco_sgd(
         keeps a memory, as the known models are one; None: top_k(ratio=0.1).
     gamma: how far a worker goes to what it knows of its neighbours, in (0, 1]: the less is sent,
         the less it bears.
+    mixing_matrix: as in `algorithms.dpsgd`.
     seed: of what reducers round at random.
 
     Every update needs all workers and all links: a rule in rounds, and a graph that stays.
     """
     if not 0 < gamma <= 1:
         raise ValueError(f"choco_sgd: needs 0 < gamma <= 1, got {gamma}; 1 is for exact messages")
+    _, partners = graph_matchings(graph)
     if "rounds" in graph.graph:
         raise ValueError(
             "choco_sgd: its links change from update to update, but a worker keeps the mixture of "
@@ -134,8 +135,7 @@ def choco_sgd(
         )
     if len(graph) < 2:
         raise ValueError("choco_sgd: a single worker has no neighbours; set workers to 2 or more")
-    W = choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
-    _, partners = graph_matchings(graph)
+    W = matrix_of(graph, mixing_matrix)
 
     def messages(params, workers, row):
         del workers

@@ -8,6 +8,7 @@ The default order is the paper's, combine while adapting; see `algorithms.gossip
 """
 
 import networkx as nx
+import numpy as np
 import optax
 
 from algorithms.base import Algorithm, choose, freeze_when_idle
@@ -19,14 +20,15 @@ def dpsgd(
     optimizer: optax.GradientTransformation,
     graph: nx.Graph,
     *,
-    mixing_matrix: str = "metropolis",
+    mixing_matrix: str | np.ndarray = "metropolis",
     order: str = "combine_while_adapting",
     weighting: str = "equal",
     links: Links | None = None,
 ) -> Algorithm:
     """Local steps of `optimizer`, models averaged over the neighbours of `graph`.
 
-    mixing_matrix: a name in `comms.mixing.MIXINGS`.
+    mixing_matrix: a name in `comms.mixing.MIXINGS`, or weights of one's own, [n, n], symmetric with
+        rows that sum to 1, and 0 where the graph has no edge.
     order: when the neighbours' models are read, see the module's two formulas.
     weighting: "equal", "confidence" or "local_sum", how far a worker steps that finished only
         some of its mini-batches.

@@ -7,6 +7,7 @@ The first lets the exchange overlap with the gradient (X. Lian et al., arXiv 170
 exchanges the freshest models; same fixed points, other transients.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import optax
 
 from algorithms.base import AXIS, choose
 from algorithms.links import Links, given, of_rounds
-from comms import cost, gossip, matching, mixing
+from comms import cost, gossip, matching, mixing, stability, topology
 from comms.messages import Messages, over_links
 
 
@@ -107,7 +108,11 @@ ORDERS = {
 
 
 def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
-    """(matchings, partners [M, n]): those that the graph comes with, or an edge colouring."""
+    """(matchings, partners [M, n]): those that the graph comes with, or an edge colouring.
+
+    Raises ValueError for a graph that `comms.topology.check` refuses.
+    """
+    topology.check(graph)
     workers = graph.number_of_nodes()
     matchings = graph.graph.get("matchings") or matching.decompose(graph)
     matching.validate(graph, matchings)
@@ -136,54 +141,107 @@ class Mixing(NamedTuple):
     mix: Callable  # (tree, active matchings or None) -> W tree
     pull: Callable  # the same -> W tree - tree, free of the rounding of the tree itself
     partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
+    heard: np.ndarray  # [M, n] what that weighs
     links: Links | None  # which of the matchings an update uses; None: all, always
 
 
+def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
+    """W [n, n] by its name in `comms.mixing.MIXINGS`, or weights of one's own, checked."""
+    if isinstance(mixing_matrix, str):
+        return choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
+    return mixing.own(graph, mixing_matrix)
+
+
 def mixing_over(
-    graph: nx.Graph, mixing_matrix: str = "metropolis", links: Links | None = None
+    graph: nx.Graph, mixing_matrix: str | np.ndarray = "metropolis", links: Links | None = None
 ) -> Mixing:
     """Sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
 
-    mixing_matrix: a name in `comms.mixing.MIXINGS`. links: which links an update uses,
-    and what they weigh; None: what the graph itself says, as a graph of rounds does (see
-    `comms.topology`), else all of them, always. Raises ValueError for links of another graph.
+    mixing_matrix: a name in `comms.mixing.MIXINGS`, or an array [n, n] that `comms.mixing.own`
+    accepts. links: which links an update uses, and what they weigh; None: what the graph itself
+    says, as a graph of rounds does (see `comms.topology`), else all of them, always. Raises
+    ValueError for links of another graph, and for those by which workers never come together.
     """
-    make = choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)
+    topology.check(graph)
+    weights, brought = matrix_of(graph, mixing_matrix), links is not None
     if links is None and "rounds" in graph.graph:
         links = of_rounds(graph.graph["rounds"])
     if links is None:
-        weights = make(graph)
         _, partners = graph_matchings(graph)
         heard = weights[np.arange(len(weights)), partners]
         return Mixing(
             lambda tree, active: gossip.mix(tree, weights, partners, AXIS),
             lambda tree, active: gossip.pull(tree, heard, partners, None, AXIS),
             partners,
+            heard,
             None,
         )
-    partners, heard = links.partners, _weights(links, graph, make)
-    return Mixing(
+    partners, heard = links.partners, _weights(links, weights)
+    over = Mixing(
         lambda tree, active: gossip.mix_active(tree, heard, partners, given(active), AXIS),
         lambda tree, active: gossip.pull(tree, heard, partners, given(active), AXIS),
         partners,
+        heard,
         links,
+    )
+    if brought:
+        check_stable("links", over, lambda mix, x: (mix(x),), 1)
+    return over
+
+
+def check_stable(
+    name: str,
+    over: Mixing,
+    step: stability.Step,
+    arrays: int = 2,
+    momentum: float | None = None,
+) -> None:
+    """Raise ValueError where workers do not come together without gradients, for all time.
+
+    step: (mix, *arrays) -> arrays after an update in which all take part and no gradient is left,
+    see `comms.stability.radius`; it has a keyword `momentum` where this one is given.
+    """
+    links = over.links
+    if links is None:
+        active, repeats = np.ones((1, len(over.partners)), bool), True
+    else:
+        repeats = links.period is not None and links.period <= stability.UPDATES
+        active = links.active(0, links.period if repeats else stability.UPDATES)
+    mixed = stability.matrices(over.partners, over.heard, active)
+
+    def radius(momentum: float | None) -> float:
+        whole = step if momentum is None else functools.partial(step, momentum=momentum)
+        return stability.radius(whole, arrays, mixed, repeats)
+
+    found = radius(momentum)
+    if found < 1 - 1e-9:
+        return
+    at, lower = "", ""
+    if momentum is not None:
+        at = f" and with momentum={momentum:g}"
+        most = stability.largest(lambda value: radius(value) < 1 - 1e-9, 0, momentum)
+        lower = "" if most is None else f"set momentum to {most:g} or less, or "
+    another = "mixing_matrix='metropolis'" if links is None else "a graph that stays, as ring"
+    raise ValueError(
+        f"{name}: on this graph{at} models do not come together, as an update without gradients "
+        f"multiplies their differences by {found:.4g} (spectral radius); {lower}use {another}"
     )
 
 
-def _weights(links: Links, graph: nx.Graph, make: Callable) -> np.ndarray:
-    """[M, n] weight of what every worker hears: as the links say, or else a matrix of the graph."""
-    workers = len(graph)
+def _weights(links: Links, weights: np.ndarray) -> np.ndarray:
+    """[M, n] weight of what every worker hears: as the links say, or else the matrix [n, n]."""
+    workers = len(weights)
     shape = (len(links.partners), workers)
-    weights = links.weights
-    if weights is None and links.partners.shape == shape:
-        weights = make(graph)[np.arange(workers), links.partners]
-    if links.partners.shape != shape or np.shape(weights) != shape:
+    heard = links.weights
+    if heard is None and links.partners.shape == shape:
+        heard = weights[np.arange(workers), links.partners]
+    if links.partners.shape != shape or np.shape(heard) != shape:
         raise ValueError(
             f"links: the graph has {workers} workers, but partners of the links are "
-            f"{links.partners.shape} and their weights {np.shape(weights)}; give both as [M, "
+            f"{links.partners.shape} and their weights {np.shape(heard)}; give both as [M, "
             f"{workers}]"
         )
-    return weights
+    return heard
 
 
 def needs_everybody(name: str, why: str) -> Callable[[int, Any], None]:

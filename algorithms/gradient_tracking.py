@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import networkx as nx
+import numpy as np
 import optax
 
 from algorithms.base import Algorithm
@@ -63,7 +64,7 @@ def gradient_tracking(
     optimizer: optax.GradientTransformation,
     graph: nx.Graph,
     *,
-    mixing_matrix: str = "metropolis",
+    mixing_matrix: str | np.ndarray = "metropolis",
     links: Links | None = None,
 ) -> Algorithm:
     """Local steps of `optimizer` along tracked mean gradients, over the neighbours of `graph`.

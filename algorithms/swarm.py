@@ -32,7 +32,7 @@ import optax
 from algorithms.base import AXIS, Algorithm, choose
 from algorithms.gossip import graph_matchings
 from algorithms.links import Links, given, one_at_a_time
-from comms import cost, gossip, lattice, lattice_ladder
+from comms import cost, gossip, lattice, lattice_ladder, topology
 from comms.messages import Payload, over_links
 
 FIRST_BOUND = 0.1  # of the codec on the distance of two models: learnt from the first meeting on
@@ -209,6 +209,7 @@ def swarm(
     that of the schedule. Raises ValueError for bits with which models do not come nearer.
     """
     quantised = _quantised(bits, rounding, seed)
+    topology.check(graph)
     partners = links = None
     if lockstep:
         _, partners = graph_matchings(graph)

@@ -70,22 +70,58 @@ def rho(W: np.ndarray) -> float:
     The spectral gap is 1 - sqrt(rho); 0 for a single worker. Entries may be negative, but a W
     [n, n] that is not symmetric with rows that sum to 1 raises ValueError.
     """
+    W = _doubly_stochastic("rho", W)
+    return float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max() ** 2)
+
+
+def own(graph: nx.Graph, W: np.ndarray) -> np.ndarray:
+    """Weights of one's own, [n, n] float64, as all methods take them.
+
+    Raises ValueError unless they are symmetric, their rows sum to 1, they are 0 where the graph has
+    no edge, and workers that mix by them come together.
+    """
+    W = _doubly_stochastic("mixing_matrix", W)
+    if len(W) != len(graph):
+        raise ValueError(
+            f"mixing_matrix: W is for {len(W)} workers, but the graph has {len(graph)}; pass W "
+            f"[{len(graph)}, {len(graph)}]"
+        )
+    apart = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None) == 0
+    beside = np.argwhere(apart & (W != 0) & ~np.eye(len(W), dtype=bool))
+    if len(beside):
+        i, j = beside[0].tolist()
+        raise ValueError(
+            f"mixing_matrix: W[{i}, {j}] = {W[i, j]:.3g}, but the graph has no edge between these "
+            "workers; put 0 there, or add the edge"
+        )
+    if not rho(W) < 1 - 1e-9:
+        raise ValueError(
+            "mixing_matrix: workers that mix by W do not come together, as rho(W) is "
+            f"{rho(W):.6g}; it must be below 1: give edges more weight where it is 1, less where "
+            "it is larger"
+        )
+    return W
+
+
+def _doubly_stochastic(name: str, W: np.ndarray) -> np.ndarray:
     W = np.asarray(W, dtype=np.float64)
     if W.ndim != 2 or W.shape[0] != W.shape[1]:
-        raise ValueError(f"rho: needs a square mixing matrix, got shape {W.shape}; pass W [n, n]")
+        raise ValueError(
+            f"{name}: needs a square mixing matrix, got shape {W.shape}; pass W [n, n]"
+        )
     skew = np.abs(W - W.T).max()
     if not skew <= 1e-6:
         raise ValueError(
-            f"rho: W is not symmetric, |W - W'| reaches {skew:.2g}; "
+            f"{name}: W is not symmetric, |W - W'| reaches {skew:.2g}; "
             "use weights that both ends of an edge agree on"
         )
     off = np.abs(W.sum(axis=1) - 1).max()
     if not off <= 1e-6:
         raise ValueError(
-            f"rho: W is not doubly stochastic, a row sum is off 1 by {off:.2g}; "
+            f"{name}: W is not doubly stochastic, a row sum is off 1 by {off:.2g}; "
             "put 1 minus the other weights on the diagonal"
         )
-    return float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max() ** 2)
+    return W
 
 
 MIXINGS = {

@@ -9,6 +9,8 @@ of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use
 
 import math
 from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -208,6 +210,37 @@ GRAPHS = {
 }
 
 
+def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
+    """Raise ValueError unless methods can gossip on `graph`, one's own or one of these.
+
+    workers: how many there are; None: as many as nodes. name: of the graph, for the error.
+    """
+    if not isinstance(graph, nx.Graph) or graph.is_directed() or graph.is_multigraph():
+        raise ValueError(
+            f"{name}: needs an undirected networkx.Graph with one edge at most between two "
+            f"workers, got {type(graph).__name__}; make one by networkx.Graph(...)"
+        )
+    nodes = len(graph)
+    if workers is not None and nodes != workers:
+        raise ValueError(
+            f"{name} has {nodes} nodes but there are {workers} workers; set config.workers={nodes}"
+        )
+    _check_workers(name, nodes)
+    for node in graph:
+        if not isinstance(node, Integral) or isinstance(node, bool) or not 0 <= node < nodes:
+            raise ValueError(
+                f"{name}: nodes must be the workers' numbers, 0 to {nodes - 1}, got {node!r}; use "
+                "networkx.convert_node_labels_to_integers"
+            )
+    loops = sorted(nx.nodes_with_selfloops(graph))
+    if loops:
+        raise ValueError(
+            f"{name}: worker {loops[0]} has an edge to itself, which sends nothing; remove it, as "
+            "a mixing matrix weighs what a worker holds"
+        )
+    _check_connected(name, graph)
+
+
 def _of_rounds(name: str, n: int, turn: list[rounds.Round]) -> nx.Graph:
     everyone = np.arange(n)
     heard = [
@@ -227,13 +260,17 @@ def _connected(name: str, n: int, edges: Iterable[Edge], way_out: str = "") -> n
     graph = nx.empty_graph(n)
     # Sorted, so that iteration over the graph never depends on how its edges were found.
     graph.add_edges_from(sorted((int(min(edge)), int(max(edge))) for edge in edges))
+    _check_connected(name, graph, way_out)
+    return graph
+
+
+def _check_connected(name: str, graph: nx.Graph, way_out: str = "more edges") -> None:
     components = nx.number_connected_components(graph)
     if components > 1:
         raise ValueError(
-            f"{name}: the graph of {n} workers falls into {components} components, "
+            f"{name}: the graph of {len(graph)} workers falls into {components} components, "
             f"so gossip cannot agree; try {way_out}"
         )
-    return graph
 
 
 def _peers(name: str, n: int, peers: int | None) -> int:

@@ -58,11 +58,7 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     graph = None
     if METHOD.wants(config.algorithm, "graph"):
         graph = GRAPH.build(config.graph, n=config.workers)
-        if graph.number_of_nodes() != config.workers:
-            raise ValueError(
-                f"graph {parts.text(config.graph)!r} has {graph.number_of_nodes()} nodes but there "
-                f"are {config.workers} workers; set config.workers={graph.number_of_nodes()}"
-            )
+        topology.check(graph, config.workers, f"graph {parts.text(config.graph)!r}")
     if task is None:
         with limits.rationed():
             task = tasks.TASK.build(config.task)

@@ -62,6 +62,8 @@ RATES = {
     "decentlam/ring": _WITH_MOMENTUM,
     "matcha/ring": _MIDDLE,
 }
+# Exact diffusion on the Base-2 graph is refused with more workers, as their models go apart.
+FEW_WORKERS, UP_TO_FEW = 16, ("exact_diffusion/base_2",)
 TEXT_RATES = {
     "dpsgd/ring": _LOW,
     "dpsgd/base_2": _LOW,
@@ -101,7 +103,10 @@ CLAIMS = (  # ours, theirs, what is said of them
 
 def rates_of(config: ConfigDict) -> Mapping[str, Sequence[float]]:
     """The grid of every method and graph that is asked about on the config's task."""
-    return TEXT_RATES if "vocabulary" in parts.as_part(config.task) else RATES
+    if "vocabulary" in parts.as_part(config.task):
+        return TEXT_RATES
+    few = config.workers <= FEW_WORKERS
+    return {group: grid for group, grid in RATES.items() if few or group not in UP_TO_FEW}
 
 
 def arms(config: ConfigDict) -> Iterator[tuple[str, dict]]:

@@ -8,6 +8,7 @@ import pytest
 
 from algorithms import noloco
 from algorithms.base import AXIS
+from algorithms.noloco import meet_with_momentum
 from comms import topology
 from stragglers import delays
 from tests.algorithms import quadratics
@@ -86,9 +87,34 @@ def test_a_pair_that_always_meets_comes_together_as_its_recurrence_says(gamma):
     assert np.abs(np.linalg.eigvals(matrix)).max() < 1
 
 
+@pytest.mark.parametrize(("gamma", "factor"), [(0.43, 1e-3), (1.0, 1e3)])
+def test_random_pairs_bear_less_than_one_pair(gamma, factor):
+    """Without progress: what is refused grows, the largest that is not comes together."""
+    graph, updates = topology.complete(8), 1000
+    method = noloco(optax.sgd(RATE), graph, alpha=0.9, gamma=0.43)
+    exchange = meet_with_momentum(method.links.partners, 0.9, 0.7, gamma)
+
+    def whole(x):
+        def update(carry, active):
+            x, state = carry
+            moved, state = exchange.update(jnp.zeros(()), state, x, active=active)
+            return (x + moved, state), None
+
+        rows = method.links.active(0, updates)
+        return jax.lax.scan(update, (x, exchange.init(x)), rows)[0][0]
+
+    start = np.random.default_rng(0).standard_normal(8).astype(np.float32)
+    end = np.asarray(jax.jit(jax.vmap(whole, axis_name=AXIS))(start))
+    assert (end.std() > factor * start.std()) == (factor > 1)
+
+
 def test_what_would_drive_models_apart_is_refused():
-    with pytest.raises(ValueError, match=r"0 < gamma < 2 \(1 \+ alpha\) = 3, got 3\.1"):
-        noloco(optax.sgd(RATE), GRAPH, gamma=3.1)
+    with pytest.raises(ValueError, match=r"noloco: needs gamma > 0, got 0"):
+        noloco(optax.sgd(RATE), GRAPH, gamma=0)
+    with pytest.raises(
+        ValueError, match=r"by 1\.072 .*; set gamma to 0\.43 or less, or alpha lower"
+    ):
+        noloco(optax.sgd(RATE), topology.complete(8), alpha=0.9)
     with pytest.raises(ValueError, match="noloco: needs 0 <= momentum < 1, got 1"):
         noloco(optax.sgd(RATE), GRAPH, alpha=1)
     with pytest.raises(ValueError, match="a single worker has nobody to meet"):

@@ -122,3 +122,26 @@ def test_best_step_refuses_a_disconnected_graph():
     graph.remove_edges_from([(0, 1), (2, 3)])
     with pytest.raises(ValueError, match="falls into 2 components"):
         mixing.best_step(graph)
+
+
+def test_weights_of_ones_own_are_taken_as_they_are():
+    W = [[0.6, 0.4, 0], [0.4, 0.5, 0.1], [0, 0.1, 0.9]]
+    path = topology.edge_list(3, [(0, 1), (1, 2)])
+    np.testing.assert_array_equal(mixing.own(path, W), W)
+
+
+@pytest.mark.parametrize(
+    ("W", "message"),
+    [
+        (0.5, r"mixing_matrix: needs a square mixing matrix, got shape \(\)"),
+        (np.full((2, 2), 1 / 2), r"W is for 2 workers, but the graph has 4; pass W \[4, 4\]"),
+        (np.eye(4) + np.eye(4, k=1) - np.eye(4, k=3), "mixing_matrix: W is not symmetric"),
+        (np.eye(4) / 2, "mixing_matrix: W is not doubly stochastic, a row sum is off 1 by 0.5"),
+        (np.full((4, 4), 1 / 4), r"W\[0, 2\] = 0.25, but the graph has no edge .*; put 0 there"),
+        (np.eye(4), r"do not come together, as rho\(W\) is 1;"),
+        (np.eye(4) - 0.6 * mixing.laplacian(topology.ring(4)), r"rho\(W\) is 1.96;"),
+    ],
+)
+def test_weights_of_ones_own_that_do_not_mix_are_refused(W, message):
+    with pytest.raises(ValueError, match=message):
+        mixing.own(topology.ring(4), W)

@@ -1,6 +1,7 @@
 import math
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from comms import topology
@@ -127,3 +128,38 @@ def test_errors_are_one_clear_sentence(build, message):
     with pytest.raises(ValueError, match=message) as error:
         build()
     assert "\n" not in str(error.value)
+
+
+def two_islands(n: int) -> nx.Graph:
+    return nx.disjoint_union(nx.path_graph(2), nx.path_graph(n - 2))
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        ("ring", r"mine: needs an undirected networkx.Graph .*, got str; make one by"),
+        (nx.DiGraph([(0, 1), (1, 0)]), "got DiGraph"),
+        (nx.MultiGraph([(0, 1), (0, 1)]), "got MultiGraph"),
+        (nx.Graph(), "mine: needs at least 1 worker"),
+        (
+            nx.path_graph(range(1, 4)),
+            "mine: nodes must be the workers' numbers, 0 to 2, got 3; use",
+        ),
+        (nx.path_graph("abc"), "0 to 2, got 'a'"),
+        (nx.path_graph([0.0, 1.0]), "0 to 1, got 0.0"),
+        (nx.path_graph([False, True]), "0 to 1, got False"),
+        (nx.path_graph([0, 1, 3]), "0 to 2, got 3"),
+        (nx.Graph([(0, 1), (1, 1)]), "mine: worker 1 has an edge to itself, .* remove it"),
+        (two_islands(5), "mine: the graph of 5 workers falls into 2 components, .* try more edges"),
+    ],
+)
+def test_a_graph_that_methods_cannot_use_is_refused_in_a_sentence(graph, message):
+    with pytest.raises(ValueError, match=message):
+        topology.check(graph, name="mine")
+
+
+def test_a_graph_of_ones_own_passes_whatever_made_its_numbers():
+    topology.check(nx.relabel_nodes(nx.path_graph("cab"), {"a": 0, "b": np.int64(2), "c": 1}))
+    topology.check(nx.freeze(nx.star_graph(4)), 5)
+    with pytest.raises(ValueError, match="mine has 5 nodes but there are 4 workers; set"):
+        topology.check(nx.star_graph(4), 4, "mine")

@@ -84,6 +84,12 @@ BAD = [
     (DPSGD | {"graph": "edge_list(edges=3)"}, "graph 'edge_list': cannot use {'edges': 3} ("),
     (DPSGD | {"graph": "erdos_renyi(probability=0.0, seed=0)"}, "falls into 4 components"),
     (DPSGD | {"graph": "hypercube", "workers": 6}, "hypercube: needs a power of two, got n=6"),
+    (
+        DPSGD | {"graph": "networkx:empty_graph"},
+        "graph 'networkx:empty_graph': the graph of 4 work",
+    ),
+    (DPSGD | {"graph": "networkx:star_graph"}, "has 5 nodes but there are 4 workers; set config.w"),
+    ({"algorithm": "decentlam", "graph": "base_k", "workers": 8}, "set momentum to "),
     ({"task": "digit(model=mlp)"}, "task: unknown name 'digit'; known names: "),
     ({"task": "digits"}, "task 'digits': parameter 'model' is missing"),
     ({"task": "digits(model=mpl)"}, "model: unknown name 'mpl'; known names: "),

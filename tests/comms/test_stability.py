@@ -1,0 +1,79 @@
+"""Growth without gradients against eigenvalues of whole maps, written out."""
+
+import numpy as np
+import pytest
+
+from comms import matching, rounds, stability, topology
+
+
+def map_of_pairs(partner, alpha, gamma):
+    """(x, v) -> the next, [2n, 2n], where every worker meets its partner."""
+    n = len(partner)
+    apart = np.eye(n)[partner] - np.eye(n)
+    velocity = np.hstack([gamma / 2 * apart, alpha * np.eye(n)])
+    whole = np.vstack([velocity + np.eye(n, 2 * n), velocity])
+    return np.kron(np.eye(2), np.eye(n) - 1 / n) @ whole
+
+
+@pytest.mark.parametrize("name", ["complete", "star", "ring"])
+@pytest.mark.parametrize("workers", [4, 5])
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.3, 0.8), (0.8, 0.9), (0.5, 2.1)])
+def test_second_moments_of_random_pairs(name, workers, alpha, gamma):
+    graph = topology.GRAPHS[name](workers)
+    matchings = matching.decompose(graph)
+    partners = np.array([matching.partners(edges, workers) for edges in matchings])
+    maps = [map_of_pairs(partner, alpha, gamma) for partner in partners]
+    whole = np.mean([np.kron(one, one) for one in maps], axis=0)
+    expected = np.abs(np.linalg.eigvals(whole)).max()
+    found = stability.radius_of_pairs(graph, partners, alpha, gamma)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def corrected(mix, x, c):
+    """An update of exact diffusion."""
+    return (x + c + mix(x + c)) / 2, (c - x + mix(x + c)) / 2
+
+
+def mixed(graph):
+    """W [n, n] of the rounds, sparse."""
+    turn = graph.graph["rounds"]
+    partners, weights = (
+        np.concatenate(part) for part in zip(*((r.partners, r.weights) for r in turn), strict=True)
+    )
+    of = np.repeat(np.arange(len(turn)), [len(one.partners) for one in turn])
+    return stability.matrices(partners, weights, np.arange(len(turn))[:, None] == of)
+
+
+@pytest.mark.parametrize("graph", [topology.base_k(7), topology.equi_dyn(9, seed=3)])
+def test_a_radius_is_that_of_the_product_over_a_period(graph):
+    n, found = len(graph), mixed(graph)
+    product, centred = np.eye(2 * n), np.kron(np.eye(2), np.eye(n) - 1 / n)
+    for one, W in zip(graph.graph["rounds"], found, strict=True):
+        np.testing.assert_allclose(W.toarray(), rounds.matrix(one), atol=1e-12)
+        half = (np.eye(n) + rounds.matrix(one)) / 2
+        product = centred @ np.block([[half, half], [half - np.eye(n), half]]) @ product
+    expected = np.abs(np.linalg.eigvals(product)).max() ** (1 / len(found))
+    assert stability.radius(corrected, 2, found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [16, 20, 25])
+def test_what_is_followed_is_a_close_bound_from_below(n):
+    found = mixed(topology.base_k(n))
+    exact = stability.radius(corrected, 2, found)
+    followed = stability.radius(corrected, 2, found, repeats=False)
+    assert 0.98 * exact < followed < exact
+
+
+def test_slow_agreement_is_not_taken_for_growth():
+    """On a ring of 500 models hardly come together in what is followed, and may swing."""
+    ring = topology.ring(500)
+    matchings = matching.decompose(ring)
+    partners = np.array([matching.partners(edges, 500) for edges in matchings])
+    W = stability.matrices(partners, np.full(partners.shape, 1 / 3), np.ones((1, 2), bool))
+    assert stability.radius(corrected, 2, W) < 1
+
+
+def test_the_largest_stable_hundredth():
+    assert stability.largest(lambda value: value < 0.4321, 0, 0.9) == 0.43
+    assert stability.largest(lambda value: value < 0.89999, 0, 0.9) == 0.89
+    assert stability.largest(lambda value: False, 1, 0.9) is None
