@@ -89,8 +89,7 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
     mean = np.zeros((workers, workers))
     np.add.at(mean, (np.broadcast_to(everyone, partners.shape), partners), 1 / count)
     mean -= np.eye(workers)  # of P - I
-    centred = np.eye(workers) - 1 / workers
-    xx, xv, vv = centred, np.zeros_like(centred), centred
+    xx, xv, vv = np.eye(workers) - 1 / workers, np.zeros_like(mean), np.zeros_like(mean)
     found = 0.0
     for _ in range(MOMENTS):
         met = xx[partners[:, :, None], partners[:, None, :]].mean(axis=0)
@@ -99,7 +98,9 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
         vv = alpha**2 * vv + alpha * pull * (cross + cross.T) + pull**2 * spread
         cross = alpha * xv + pull * moved.T  # E x v'
         xx, xv = xx + cross + cross.T + vv, cross + vv
-        xx, xv, vv = (centred @ moment @ centred for moment in (xx, xv, vv))
+        for moment in (xx, xv, vv):  # what rounding adds to the mean would stay
+            moment -= moment.mean(axis=0)
+            moment -= moment.mean(axis=1, keepdims=True)
         before, found = found, np.trace(xx) + np.trace(vv)
         if not found or abs(found - before) <= 1e-7 * found:
             break

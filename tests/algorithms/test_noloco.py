@@ -90,7 +90,7 @@ def test_a_pair_that_always_meets_comes_together_as_its_recurrence_says(gamma):
 @pytest.mark.parametrize(("gamma", "factor"), [(0.43, 1e-3), (1.0, 1e3)])
 def test_random_pairs_bear_less_than_one_pair(gamma, factor):
     """Without progress: what is refused grows, the largest that is not comes together."""
-    graph, updates = topology.complete(8), 1000
+    graph, updates = topology.complete(8), 400
     method = noloco(optax.sgd(RATE), graph, alpha=0.9, gamma=0.43)
     exchange = meet_with_momentum(method.links.partners, 0.9, 0.7, gamma)
 
