@@ -87,11 +87,10 @@ def test_a_pair_that_always_meets_comes_together_as_its_recurrence_says(gamma):
     assert np.abs(np.linalg.eigvals(matrix)).max() < 1
 
 
-@pytest.mark.parametrize(("gamma", "factor"), [(0.43, 1e-3), (1.0, 1e3)])
-def test_random_pairs_bear_less_than_one_pair(gamma, factor):
+@pytest.mark.parametrize(("gamma", "updates"), [(0.43, 3000), (1.0, 400)])
+def test_random_pairs_bear_less_than_one_pair(gamma, updates):
     """Without progress: what is refused grows, the largest that is not comes together."""
-    graph, updates = topology.complete(8), 400
-    method = noloco(optax.sgd(RATE), graph, alpha=0.9, gamma=0.43)
+    method = noloco(optax.sgd(RATE), topology.complete(8), alpha=0.9, gamma=0.43)
     exchange = meet_with_momentum(method.links.partners, 0.9, 0.7, gamma)
 
     def whole(x):
@@ -105,7 +104,7 @@ def test_random_pairs_bear_less_than_one_pair(gamma, factor):
 
     start = np.random.default_rng(0).standard_normal(8).astype(np.float32)
     end = np.asarray(jax.jit(jax.vmap(whole, axis_name=AXIS))(start))
-    assert (end.std() > factor * start.std()) == (factor > 1)
+    assert end.std() > 1e3 * start.std() if gamma > 0.43 else end.std() < 1e-3 * start.std()
 
 
 def test_what_would_drive_models_apart_is_refused():
