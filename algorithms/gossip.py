@@ -163,10 +163,11 @@ def mixing_over(
     ValueError for links of another graph, and for those by which workers never come together.
     """
     topology.check(graph)
-    weights, brought = matrix_of(graph, mixing_matrix), links is not None
+    brought = links is not None
     if links is None and "rounds" in graph.graph:
         links = of_rounds(graph.graph["rounds"])
     if links is None:
+        weights = matrix_of(graph, mixing_matrix)
         _, partners = graph_matchings(graph)
         heard = weights[np.arange(len(weights)), partners]
         return Mixing(
@@ -176,7 +177,7 @@ def mixing_over(
             heard,
             None,
         )
-    partners, heard = links.partners, _weights(links, weights)
+    partners, heard = links.partners, _weights(links, graph, mixing_matrix)
     over = Mixing(
         lambda tree, active: gossip.mix_active(tree, heard, partners, given(active), AXIS),
         lambda tree, active: gossip.pull(tree, heard, partners, given(active), AXIS),
@@ -228,13 +229,13 @@ def check_stable(
     )
 
 
-def _weights(links: Links, weights: np.ndarray) -> np.ndarray:
-    """[M, n] weight of what every worker hears: as the links say, or else the matrix [n, n]."""
-    workers = len(weights)
+def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
+    """[M, n] weight of what every worker hears: as the links say, or else the matrix."""
+    workers = len(graph)
     shape = (len(links.partners), workers)
     heard = links.weights
     if heard is None and links.partners.shape == shape:
-        heard = weights[np.arange(workers), links.partners]
+        heard = matrix_of(graph, mixing_matrix)[np.arange(workers), links.partners]
     if links.partners.shape != shape or np.shape(heard) != shape:
         raise ValueError(
             f"links: the graph has {workers} workers, but partners of the links are "

@@ -32,7 +32,7 @@ from tests import planned
 from tests.algorithms.methods import METHODS, N
 from tests.algorithms.test_contract import DATA, PARAMS, B, Counters, losses
 from tests.conftest import make_mesh
-from tests.marks import slow_but
+from tests.marks import slow, slow_but
 
 UPDATES = 50
 NEAR = 1e-5
@@ -105,8 +105,9 @@ def test_a_method_needs_no_extra_argument(name):
     near(found, simulated(method, updates)[0], EDGES.get(name, NEAR))
 
 
-@pytest.mark.parametrize("name", slow_but({"local_sgd"}, LOCAL))
-@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "calls"), [("local_sgd", 1), ("local_sgd", 2), *(slow(name, 2) for name in LOCAL[1:])]
+)
 def test_local_steps_exchange_after_every_H_of_them(name, calls):
     """In one call that counts them, and in two."""
     H, updates = 4, SHORT.get(name, 12)
@@ -211,13 +212,16 @@ def test_the_exchange_alone_takes_a_full_round_or_refuses(name):
             jax.vmap(one, axis_name=AXIS)(params, state, params)
         return
 
+    jax.eval_shape(jax.vmap(one, axis_name=AXIS), params, state, params)
+    if name not in QUICK:
+        return
+
     def spelt_out(gradients, state, params, batches):
         return method.exchange.update(gradients, state, params, batches=batches, nominal=2)
 
     alone = jax.jit(jax.vmap(one, axis_name=AXIS))(params, state, params)
     full = jax.jit(jax.vmap(spelt_out, axis_name=AXIS))(params, state, params, jnp.full(N, 2))
-    if name != "ringleader":  # whose server learns how many there were
-        near(alone, full, 1e-6)
+    near(alone, full, 1e-6)
 
 
 def test_draws_differ_from_update_to_update_without_any_count():

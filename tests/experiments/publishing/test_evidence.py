@@ -67,11 +67,15 @@ def test_every_command_names_a_config_that_is_there(sweep):
     assert hasattr(module, "sweep" if "--sweep" in words else "analyse")
 
 
+# Exact diffusion on their Base-2 graphs, which diverged, is refused since; the other arms stand.
+TO_RUN_AGAIN = ("heterogeneous_workers_64", "heterogeneous_workers_256")
+
+
 @pytest.mark.parametrize("path", sorted(published.FOLDER.glob("*.json")), ids=lambda x: x.stem)
 def test_every_record_is_what_its_command_gives_today(path):
     sweep = {sweep.name: sweep for sweep in evidence.SWEEPS}[path.stem]
     record = formats.read(path, formats.QUOTED)
-    assert evidence.repeats(sweep, record)
+    assert evidence.repeats(sweep, record) == (path.stem not in TO_RUN_AGAIN)
     assert not evidence.repeats(sweep._replace(arguments=f"{sweep.arguments} --x=1"), record)
 
 
