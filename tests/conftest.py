@@ -8,6 +8,7 @@ compile as users' do.
 """
 
 import ctypes
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -18,12 +19,14 @@ import tempfile
 
 import pytest
 
+LEVEL = int(tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) >= (0, 12))
+
 # Before jax is imported anywhere: XLA reads its flags once.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=1",
+        f"--xla_backend_optimization_level={LEVEL}",
         "--xla_cpu_parallel_codegen_split_count=1",
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=20",
         "--xla_cpu_collective_call_terminate_timeout_seconds=60",
