@@ -73,7 +73,7 @@ def weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
 
 
 def is_short(x) -> bool:
-    """Whether an array has floats of two bytes or fewer, of which a sum may overflow."""
+    """Return True for floats of two bytes or fewer, of which a sum may overflow."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
 
 

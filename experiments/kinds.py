@@ -116,7 +116,7 @@ class Kind(NamedTuple):
 
 
 def _parameters(factory: Callable) -> Mapping[str, inspect.Parameter]:
-    """What a factory takes; of a class whose metaclass hides it, as nnx has one, its __init__."""
+    """Return the signature of a factory, of __init__ where a metaclass hides it, as nnx does."""
     if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
         factory = functools.partial(factory.__init__, None)
     return inspect.signature(factory).parameters

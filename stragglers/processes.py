@@ -336,7 +336,7 @@ def _recorded(
 
 
 def _described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
-    """How many durations of which workers there are, how long they are, and who is slowest."""
+    """Return the number of durations, the workers, the median and the slowest as a text."""
     counts = [len(values) for values in records]
     each = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
     medians = np.array([np.median(values) for values in records])

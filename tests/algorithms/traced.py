@@ -114,7 +114,7 @@ def _collective(opcode: str, size: int, rest: str, workers: int) -> float:
 
 
 def groups(line: str, devices: int) -> list[list[int]]:
-    """Which of the devices a collective joins; all of them where it names none.
+    """Return the devices that a collective joins; all of them where it names none.
 
     XLA lists them, counts them through a turned grid, or names axes of a mesh.
     """

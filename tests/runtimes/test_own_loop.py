@@ -68,7 +68,7 @@ def simulated(method, updates, mini_batches=1, wait="barrier", law=None):
 
 
 def evaluated(method, params, state):
-    """What the simulator would evaluate of workers that have made a loop's updates."""
+    """Return the parameters that the simulator would evaluate after these updates."""
     state = state if method.work is None else state.method
     if method.adopt is not None:
         params = state.served
