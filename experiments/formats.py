@@ -284,6 +284,7 @@ QUOTED = Format(
         ("an object of texts", _is_texts, ("settings",)),
         ("a table of arms", _is_table, ("arms",)),
         ("an object", lambda value: isinstance(value, dict), ("summary",)),
+        ("a text", _is_string, ("remark",)),
     ),
     (),
     "take it in again with python -m experiments.publishing.published WORKDIR",
