@@ -70,6 +70,21 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", os.environ[KEPT])
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items):
+    """Mark as slow all but n evenly spaced rows of each test that is marked `few(n)`."""
+    rows = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            rows.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for chosen in rows.values():
+        few = min(chosen[0].get_closest_marker("few").args[0], len(chosen))
+        quick = {place * len(chosen) // few for place in range(few)}
+        for place, item in enumerate(chosen):
+            if place not in quick:
+                item.add_marker("slow")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory():
     """Give back what compiled programs hold once it is much, or a process grows to gigabytes.

@@ -142,6 +142,7 @@ def test_bad_input_is_answered_in_one_sentence(call, here, flags, words):
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "here", "SLURM_PROCID": "0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words", "environment"),
     [
@@ -154,11 +155,11 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "here", "SLURM_PROCID": "0"
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
         ),
         *(
-            slow(OK, f"correct JAX_PLATFORMS={name}, or unset it", {"JAX_PLATFORMS": name})
+            (OK, f"correct JAX_PLATFORMS={name}, or unset it", {"JAX_PLATFORMS": name})
             for name in ("nope", "tpu", "cuda")
         ),
-        slow(OK, "SLURM_NTASKS='two' in the environment", SLURM | {"SLURM_NTASKS": "two"}),
-        slow(OK, "OMPI_COMM_WORLD_SIZE='x' in the environment", {"OMPI_COMM_WORLD_SIZE": "x"}),
+        (OK, "SLURM_NTASKS='two' in the environment", SLURM | {"SLURM_NTASKS": "two"}),
+        (OK, "OMPI_COMM_WORLD_SIZE='x' in the environment", {"OMPI_COMM_WORLD_SIZE": "x"}),
     ],
 )
 def test_so_it_is_in_a_process_of_its_own(here, flags, words, environment):

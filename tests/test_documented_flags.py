@@ -65,6 +65,7 @@ def overridden(config, **values):
     return read
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_an_error_asks_for_is_read(config):
     for words, _, names in entries._ENTRIES:
@@ -79,6 +80,7 @@ def test_what_an_error_asks_for_is_read(config):
                     assert read == value and type(read) in (type(value), float, int), (name, text)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_parts_are_read_in_all_forms(config):
     for name, forms in FORMS.items():
@@ -120,6 +122,7 @@ KINDS = {
 BESIDE = {"wait.seconds": {"wait": "deadline(seconds=0.3)"}}  # an entry of a part that has it
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_documents_write_is_read(config):
     known = config_files.read(config).config
@@ -149,6 +152,7 @@ def test_mini_batches_per_worker_are_a_flag():
 
 
 # What makes sense in every config, through all that is checked before a run.
+@pytest.mark.few(3)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_makes_sense_everywhere_prepares_everywhere(config):
     network = "network(latency=1e-4, bandwidth=1.25e9)"

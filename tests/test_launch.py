@@ -96,6 +96,7 @@ def test_the_same_command_again_finds_its_work_done(call, here):
     assert metrics(here / "out") == lines  # the same seed, the same numbers
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_directory_per_arm_and_seed(call, here):
     flags = ("--config=config.py:pace=0.04", "--sweep", "--seeds=2", "--workdir=out")
     code, _, err = call(*flags, "--config.wait=barrier", "--config.updates=5")
@@ -251,6 +252,7 @@ def test_a_mesh_gets_its_devices_and_the_simulator_replays_what_happened(call, h
         assert replayed[rounded] == pytest.approx(happened[rounded], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_arm_loads_nothing_that_it_does_not_use(here):
     flags = ("--sweep", "--arm=all_reduce/blocking", "--config.updates=2")
     ended = subprocess.run(

@@ -87,6 +87,7 @@ BAD = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize(("flags", "words"), BAD)
 def test_what_does_not_fit_is_answered_in_one_sentence(call, here, flags, words):
     before = files(here)

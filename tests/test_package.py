@@ -122,6 +122,7 @@ def test_what_the_build_rewrites():
             setup.rewritten(refused)
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_beside_folders_of_a_users_own(wheel, project):
     done = run(project, EVERY_MODULE, PYTHONPATH=str(wheel))
     assert done.returncode == 0, done.stderr

@@ -53,6 +53,7 @@ def put(path, name):
         (path / name).write_text("mine")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [OK, SWEEP])
 def test_files_of_others_are_left_alone(call, here, flags):
     """Every name that we write, at every place where we write it."""
@@ -68,6 +69,7 @@ def test_files_of_others_are_left_alone(call, here, flags):
                 shutil.rmtree(here / "out")
 
 
+@pytest.mark.slow
 def test_overwriting_removes_what_is_ours_and_nothing_else(call, here):
     assert call(*OK)[0] == 0
     ours = set(os.listdir(here / "out"))
@@ -85,6 +87,7 @@ def test_overwriting_removes_what_is_ours_and_nothing_else(call, here):
     assert json.loads((here / "out" / "config.json").read_text())["seed"] == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_may_be_overwritten_and_a_config_of_others_may_not(call, here):
     assert call(*SWEEP)[0] == 0
     assert {path.name for path in (here / "out").rglob("*") if path.is_file()} <= manifest.FILES
@@ -128,6 +131,7 @@ def test_links_are_not_followed(call, here):
     refused(call, here, "is a link", *SWEEP, "--workdir=linked")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "pipe"])
 def test_nothing_may_stand_in_the_way(call, here, make):
     """In a finished run: a directory or a pipe under any of our names, and no wait for the pipe."""
@@ -234,6 +238,7 @@ def test_delays_too_short_to_be_drawn_have_a_report(call, here):
     assert call(*OK, delay, "--config.communication=0.01", "--overwrite")[0] == 0
 
 
+@pytest.mark.slow
 def test_damaged_records_of_a_finished_run_are_named(call, here):
     """When the same command finds its work done, and when only the report is written again."""
     assert call(*OK)[0] == 0

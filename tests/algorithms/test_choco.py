@@ -91,6 +91,7 @@ def test_on_uneven_data_it_keeps_a_bias_that_falls_with_the_rate():
     assert rests(0.002) < 0.4 * rests(0.008)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_alone_and_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="choco_sgd: random_k writes no message that a neighbour"):
         choco_sgd(optax.sgd(RATE), RING, exchange=random_k(0.5))

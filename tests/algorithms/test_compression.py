@@ -42,6 +42,7 @@ from tests.marks import slow_but
 # --- error feedback ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(("top_k", "powersgd"), REMEMBERING))
 def test_error_feedback_conserves_sums(name):
     """All that was sent and the weighed residuals of all workers are the sum of the dense means."""
@@ -114,6 +115,7 @@ def test_memory_of_short_floats_is_not_rounded():
 # --- warm-up ---
 
 
+@pytest.mark.slow
 def test_warm_up_is_dense_for_so_many_updates():
     method = s2_reducer(SGD, rows=1, budget=10, warmup_updates=2)
     states, equal = start(method), []
@@ -177,6 +179,7 @@ def test_sparse_all_gather_is_exact():
     assert method.metrics(states)["fallbacks"] == 0  # as many rows as fit
 
 
+@pytest.mark.slow
 def test_a_sketch_touches_no_row_outside_the_union_and_leaves_the_rest_exact():
     given = gradients()
     wanted, got, _ = run(built("s2_reducer/unbiased"))
@@ -193,6 +196,7 @@ def test_peeling_finds_all_rows():
     np.testing.assert_allclose(got["table"]["embedding"], wanted["table"]["embedding"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_wide_sketch_of_many_rows_is_near_exact():
     wanted, got, _ = run(s2_reducer(SGD, rows=5, budget=64, peel=False))
     np.testing.assert_allclose(got["table"]["embedding"], wanted["table"]["embedding"], atol=1e-4)
@@ -218,6 +222,7 @@ def test_the_mean_over_updates_is_that_of_the_gradient(name):
 # --- NaN ---
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ALL)
 def test_nan_surfaces_unless_its_worker_has_no_weight(name):
     method = built(name)
@@ -265,6 +270,7 @@ FOLLOWS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FOLLOWS)
 def test_draws_follow_from_what_is_known_where_they_are_made(name):
     """A worker that nobody waits for knows the version that it has read, and its own counters."""

@@ -22,6 +22,7 @@ STEPS = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("weighting", STEPS)
 @pytest.mark.parametrize("order", ["combine_while_adapting", "adapt_then_combine"])
 @pytest.mark.parametrize("kind", mixing.MIXINGS)

@@ -47,6 +47,7 @@ def test_updates_of_workers_some_of_which_finished_nothing(eta):
         )
 
 
+@pytest.mark.slow
 def test_top_1_reaches_the_optimum_where_error_feedback_does_not():
     """At the same constant rate; error feedback keeps stirring what it has not sent."""
     methods = {
@@ -76,6 +77,7 @@ def test_so_it_does_where_the_last_four_are_dropped(make):
     assert distance(models) < 1e-6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "exchange",
     [

@@ -29,6 +29,7 @@ RIVALS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", RIVALS)
 def test_the_dense_mean_whether_or_not_it_fits(name):
     """Weights are whole numbers, so that sums are exact; a sketch's are to rounding."""
@@ -95,6 +96,7 @@ def test_owners_get_own_rows_and_send_sums():
     assert pushed.size == 16 * 16
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RIVALS)
 def test_bytes_and_seconds_of_fallbacks_are_those_of_what_was_sent(name):
     """The planned messages are not sent then, except the one that shows that they do not fit."""
@@ -133,6 +135,7 @@ def test_refusals():
     assert recursive_doubling.steps(1, 10, 2, 4) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["sparcml", slow("omnireduce"), slow("parallax"), slow("s2_reducer")]
 )

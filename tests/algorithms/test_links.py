@@ -118,6 +118,7 @@ def mixed(method, start, axis):
     return jax.jit(run)(start)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("axis", ["vmap", "shard_map"])
 @pytest.mark.parametrize("order", ["combine_while_adapting", "adapt_then_combine"])
 def test_a_base_3_graph_averages_seven_workers_in_four_rounds(axis, order):

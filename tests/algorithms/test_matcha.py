@@ -40,6 +40,7 @@ def distance(x):
     return ((x - x.mean(1, keepdims=True)) ** 2).sum((1, 2))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("order", ["adapt_then_combine", "combine_while_adapting"])
 @pytest.mark.parametrize("build", [matcha, periodic, dpsgd])
 @pytest.mark.parametrize("k", [0, 4])

@@ -79,6 +79,7 @@ def test_parameters_are_those_of_plain_pmean_bit_for_bit(task):
         jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "buckets",
     [

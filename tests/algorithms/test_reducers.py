@@ -106,6 +106,7 @@ def test_three_in_a_chain_pick_of_what_was_picked():
     np.testing.assert_array_equal(total[0], np.asarray(sent).sum(0))
 
 
+@pytest.mark.slow
 def test_a_chain_of_chains_is_a_chain():
     x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
     parts = random_k(0.5), top_k(0.2), sign()
@@ -114,6 +115,7 @@ def test_a_chain_of_chains_is_a_chain():
         jax.tree.map(np.testing.assert_array_equal, reduced(nested, x), flat)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "build",
     [
@@ -146,6 +148,7 @@ def test_error_feedback_loses_nothing(build):
 WEIGHTS = np.float32([[1, 3, 2, 1], [3, 0, 1, 1], [0, 2, 1, 3], [2, 1, 0, 1], [1, 3, 3, 0]])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "build",
     [sign, natural, lambda: top_k(0.1), lambda: random_k(0.1), lambda: int8(bucket=4), bf16],
@@ -204,6 +207,7 @@ def test_a_worker_that_finished_nothing_keeps_what_it_rounds_for_others(name):
     np.testing.assert_allclose(done + 3 * residual.sum(0), x.sum(0), atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_values_of_the_largest_entries_travel_in_two_bytes(name):
     x = np.random.default_rng(4).standard_normal((N, 40)).astype(np.float32)
@@ -289,6 +293,7 @@ def configured(algorithm, **changes):
     return sweep.override(config, {"algorithm": algorithm} | small | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -305,6 +310,7 @@ def test_a_config_names_codecs_and_servers(tmp_path, algorithm):
     assert summary["updates"] == 5 and np.isfinite(summary["train_loss"])
 
 
+@pytest.mark.slow
 def test_a_mesh_trains_with_a_chain_and_a_server(tmp_path):
     algorithm = "local_sgd(exchange=error_feedback(top_k, sign), server=adam(learning_rate=0.01))"
     config = configured(algorithm, runtime="mesh", delay="none")

@@ -113,6 +113,7 @@ def noise(gradient, key):
     return 100 * jax.random.normal(key, gradient.shape)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [opposite, noise])
 @pytest.mark.parametrize("name", METHODS)
 def test_one_worker_of_eight_sends_nonsense(name, fault):

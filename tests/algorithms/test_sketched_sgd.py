@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from algorithms import sketched_sgd
 from algorithms.base import AXIS
@@ -64,6 +65,7 @@ def test_by_hand():
         np.testing.assert_allclose(flat, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_memory_in_sketch_space_stays_bounded():
     """The defaults of the experiments, on gradients without heavy hitters, the worst case.
 

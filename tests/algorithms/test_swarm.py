@@ -153,6 +153,7 @@ def test_random_pairs_contract_as_the_spectral_gap_says(graph):
         assert ratio == pytest.approx(bound, rel=0.005) and bound == pytest.approx(1 - 1 / (N - 1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "quantised", [None, Quantised(8), Quantised(4), Quantised(4, "unbiased", 2)]
 )
@@ -201,6 +202,7 @@ def test_who_meets_nobody_sends_and_learns_nothing(transform):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantised", "most"),
     [

@@ -129,7 +129,8 @@ def compiled_exchange(method, size):
     return jax.jit(exchange).lower(params, state).compile().as_text(), active
 
 
-@pytest.mark.parametrize("bits", [8, slow(3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 3])
 def test_a_mesh_sends_the_codes_that_are_counted(bits):
     """Per worker the message and the answer, and nothing as wide as the model in float32."""
     size = 32_832

@@ -72,6 +72,7 @@ def accelerate(graph):
     return x
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "graph",
     [STAR, topology.one_peer_exponential(N), topology.base_k(N, 2)],
@@ -95,6 +96,7 @@ RING = topology.ring(N)
 ROUNDS = (topology.one_peer_exponential(N), topology.base_k(N, 2), topology.hierarchical(N, 4))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("graph", [RING, *ROUNDS], ids=["ring", "one_peer", "base_3", "groups"])
 def test_tracking_and_exact_diffusion_reach_the_optimum(graph):
     assert distance(in_step(gradient_tracking(optax.sgd(RATE), graph), 600)) < 1e-6
@@ -160,6 +162,7 @@ def growth(exchange, over, updates=2000):
     return float(np.exp(np.asarray(logs)[0, updates // 2 :].mean()))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("graph", "radius"),
     [

@@ -11,6 +11,7 @@ from experiments.reports import workdirs
 TRIES = 60
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", damage.READERS)
 def test_a_damaged_file_is_refused_in_a_sentence_or_read(name, tmp_path):
     outcomes = damage.damage(name, TRIES, seed=1, place=tmp_path)

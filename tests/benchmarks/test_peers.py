@@ -10,6 +10,7 @@ import pytest
 from benchmarks import peers, peers_data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["softmax", "hidden"])
 def test_one_scan_and_a_call_per_event_end_at_the_same_model(monkeypatch, model):
     monkeypatch.setitem(peers.AMOUNT, model, 24)

@@ -38,10 +38,12 @@ def test_lattice_adds_encoding_and_decoding_turn_by_turn(monkeypatch):
     assert {"call", "size", "bits"} <= both.keys()
 
 
+@pytest.mark.slow
 def test_lattice_times_every_call():
     assert lattice._times(3000, 8, 3).keys() >= {"copy", "encode", "decode", "meeting of two"}
 
 
+@pytest.mark.slow
 def test_rounds_of_gossip_are_counted_as_on_record():
     on_record = json.loads((points.FOLDER / "lattice.json").read_text())["summary"]["points"]
     found = lattice.counted("nearest", 6)
@@ -51,6 +53,7 @@ def test_rounds_of_gossip_are_counted_as_on_record():
     assert known["sent_again"] == pytest.approx(found["sent_again"], rel=1e-3)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("delay", many_workers.DELAYS)
 @pytest.mark.parametrize("schedule", many_workers.SCHEDULES)
 def test_schedules_have_the_events_that_they_are_measured_by(schedule, delay):

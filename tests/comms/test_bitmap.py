@@ -27,6 +27,7 @@ def test_pack_is_little_endian(size):
     assert bitmap.count(words) == bits.sum()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 7, 8, 16])
 def test_codes_lie_side_by_side_and_come_back(bits):
     rng = np.random.default_rng(0)
@@ -54,6 +55,7 @@ def test_occupied():
     np.testing.assert_array_equal(bitmap.occupied(jnp.zeros((3, 0))), [False] * 3)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("share", [0, 0.02, 0.5, 1])
 @pytest.mark.parametrize("size", SIZES)
 def test_positions(size, share):
@@ -67,6 +69,7 @@ def test_positions(size, share):
         assert (found[held:] >= size).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("slots", [7, 1000])
 def test_fold_visits_every_set_bit_once(size, slots):
@@ -82,6 +85,7 @@ def test_fold_visits_every_set_bit_once(size, slots):
         np.testing.assert_array_equal(visits(bitmap.pack(bits)), bits, err_msg=f"{share=}")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("workers", range(1, 10))
 def test_union_of_many(workers):
     bits = {size: mask((workers, size), 1 / workers) for size in (0, 1, 70, 1000)}

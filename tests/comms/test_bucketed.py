@@ -30,12 +30,14 @@ def same(got, expected):
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("buckets", PLANS)
 def test_without_weights_it_is_pmean_bit_for_bit(spmd, buckets):
     got = spmd(functools.partial(bucketed_weighted_mean, buckets=buckets), TREE)
     same(got, spmd(lambda tree: jax.lax.pmean(tree, "workers"), TREE))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("buckets", PLANS)
 def test_with_weights_it_is_the_weighted_mean(spmd, buckets):
     held = jax.tree.map(np.copy, TREE)
@@ -46,6 +48,7 @@ def test_with_weights_it_is_the_weighted_mean(spmd, buckets):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(nothing))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_by_a_ring_it_is_the_mean_to_rounding(spmd, weights):
     mean = functools.partial(

@@ -139,7 +139,8 @@ def test_runtimes_agree_and_workers_hold_the_same_bits(run, workers):
         np.testing.assert_allclose(found, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("workers", [slow(1), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
 def test_without_loss_where_nothing_is_left_out(workers):
     x = gradients(workers)
     found = vmapped(x)
@@ -157,6 +158,7 @@ def test_short_floats_are_coded_in_float32(dtype):
         np.testing.assert_allclose(short, long[name], rtol=0.03, atol=0.03, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_zeros(workers):
     for name, found in vmapped(np.zeros((workers, *SHAPE), np.float32)).items():

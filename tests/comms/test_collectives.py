@@ -34,6 +34,7 @@ def assert_everyone_has(stacked, expected):
         np.testing.assert_allclose(found[0].astype(np.float64), want, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_equal_weights(spmd, mean, workers):
@@ -45,6 +46,7 @@ def test_equal_weights(spmd, mean, workers):
     assert_everyone_has(found, jax.tree.map(lambda a: np.asarray(a, np.float64).mean(axis=0), x))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_weights(spmd, mean, workers):
@@ -106,6 +108,7 @@ def test_empty_tree(mean):
     assert body(jnp.ones(3)) == {}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_ring_is_the_sum(spmd, workers):
     # Whole numbers: every order of summation gives the same bits.
@@ -133,6 +136,7 @@ def test_ring_of_many_simulated_workers(workers):
     np.testing.assert_array_equal(found, np.broadcast_to(x.sum(axis=0, keepdims=True), x.shape))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_runtimes_agree_bit_for_bit_with_a_ring_by_hand(spmd, workers):
     x = np.random.default_rng(1).normal(size=(workers, 2 * workers)).astype(np.float32)

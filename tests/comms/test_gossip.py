@@ -106,6 +106,7 @@ def test_active_matchings_mix_by_their_laplacians(spmd, active):
     assert_mixed(spmd(lambda x, on: gossip.mix_active(x, alpha, partners, on), x, switches), W, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["one for all", "of every end"])
 def test_on_one_device_what_is_heard_at_once_is_what_is_heard_one_by_one(weights):
     """19 matchings, more than are heard in a pass."""

@@ -42,6 +42,7 @@ def near(rng, size, distance, spread=3.0):
     return x, (x + rng.uniform(-distance, distance, size)).astype(np.float32)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("bits", "stochastic"), [(5, False), (8, True), (11, False)])
 def test_host_equals_jit_bit_for_bit(bits, stochastic):
     size = 1_000_000
@@ -85,6 +86,7 @@ def test_small_vector_by_hand():
     np.testing.assert_array_equal(points, value)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bits", range(2, 17))
 def test_colours_of_any_width_are_packed_and_found_again(bits):
     """Also in buckets that no byte divides."""
@@ -100,6 +102,7 @@ def test_colours_of_any_width_are_packed_and_found_again(bits):
         np.testing.assert_array_equal(found, points)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_error_is_bounded_inside_the_radius(bits, stochastic):
@@ -162,6 +165,7 @@ def test_stochastic_rounding_is_unbiased():
     np.testing.assert_allclose(error.var(0), variance, atol=0.03 * side**2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bits", SOME_BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_a_decode_at_1_2_times_the_radius_is_detected(bits, stochastic):
@@ -190,6 +194,7 @@ def test_one_wrong_coordinate_is_detected(bits):
     assert not trial(x, reference, side, bits)[3].any()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bits", SOME_BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_no_false_alarm_inside_the_radius(bits, stochastic):
@@ -306,6 +311,7 @@ def test_a_corrupted_message_is_detected():
         assert not decode(flipped, x, 8)[1].any()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("size", "bits"), [(0, 8), (1, 2), (32, 16), (1_025, 7), (1_024, 13), (4_096, 8), (41, 3)]
 )
@@ -336,6 +342,7 @@ def test_buckets_have_their_own_sides_and_verdicts(size):
     assert (np.abs(value - x)[kept] <= 0.5001 * np.repeat(side, n)[:size][kept]).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_vmap_equals_a_loop(stochastic):
     rng = np.random.default_rng(10)

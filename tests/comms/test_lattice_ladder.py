@@ -51,6 +51,7 @@ def counts(report):
     return np.stack([getattr(report, name) for name in names], 1).tolist()
 
 
+@pytest.mark.slow
 def test_a_first_try_is_one_message_each():
     rows = two(np.random.default_rng(0), (3, 40), 0.1)
     difference, report = converse(rows, 0.11, [1, 0], bits=8)
@@ -65,6 +66,7 @@ def test_a_first_try_is_one_message_each():
         np.testing.assert_allclose(report.bound[i], np.maximum(2 * distance, 0.9 * 0.11), rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("bits", "stochastic"),
     [(8, False), (9, True), *(slow(bits, False) for bits in (3, 9, 16)),
@@ -118,6 +120,7 @@ def test_whatever_the_distance_the_difference_is_right_and_opposite(bits):
     assert (report.failed == 0).any()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_at_one_moves_neither(bad):
     rows = two(np.random.default_rng(2), (3, 10), 0.05)
@@ -149,7 +152,8 @@ def crowd(stochastic):
     return x.reshape(6, 5, 20).astype(np.float32), bound, np.arange(6) ^ 1, keys
 
 
-@pytest.mark.parametrize("stochastic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stochastic", [False, True])
 def test_pairs_in_lockstep_send_again_as_much_as_the_neediest(stochastic):
     """And learn the same, bit for bit, as each in a program of its own."""
     rows, bound, partner, keys = crowd(stochastic)
@@ -173,9 +177,10 @@ def test_pairs_in_lockstep_send_again_as_much_as_the_neediest(stochastic):
         assert counts(report) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stochastic", "lockstep"),
-    [(True, False), slow(False, False), slow(False, True), slow(True, True)],
+    [(True, False), (False, False), (False, True), (True, True)],
 )
 def test_simulated_workers_converse_as_devices_do_bit_for_bit(spmd, stochastic, lockstep):
     rows, bound, partner, keys = crowd(stochastic)
@@ -205,6 +210,7 @@ def test_unbiased_rounding_is_unbiased_on_every_rung():
     assert np.abs(off).max() <= 5 * side * np.sqrt(0.5 / draws)
 
 
+@pytest.mark.slow
 def test_higher_rungs_wait_behind_a_condition_under_vmap():
     rows = jnp.zeros((4, 3, 32))
     text = converse.lower(rows, 0.1, np.arange(4) ^ 1, bits=8).compile().as_text()
@@ -240,6 +246,7 @@ def test_bounds_stay_usable():
             assert lattice.decode(message, x, bits)[1].all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("initial", [1e-6, 1e-3, 1.0])
 def test_the_bound_finds_the_distance(initial):
     """Two buckets whose distances differ a thousandfold and wander up and down."""

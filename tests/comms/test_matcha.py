@@ -62,6 +62,7 @@ GRAPHS = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("budget", [0.001, 0.3, 0.8, 1.0])
 def test_probabilities_spend_the_budget_and_beat_others(graph, budget):
@@ -159,11 +160,13 @@ def test_mixing_weight_refuses_what_are_no_probabilities(p):
         matcha.mixing_weight([[(0, 1)], [(1, 2)]], 3, p)
 
 
+@pytest.mark.slow
 def test_tolerance_out_of_reach():
     with pytest.raises(RuntimeError, match="raise tolerance"):
         matcha.activation_probabilities(matcha_matchings(0), 8, 0.5, tolerance=-1.0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "graph",
     [

@@ -12,6 +12,7 @@ def body(fits):
     return lambda x: owners.all_reduce(x, fits, compact.dense_sum)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 3, slow(8)])
 def test_the_sum_whether_or_not_lists_hold_it(spmd, workers):
     """41 rows, which no number of workers divides; owners have 41, 14 or 6 of them."""

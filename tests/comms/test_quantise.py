@@ -36,6 +36,7 @@ def int8(x, key):
     return jax.vmap(body, axis_name="workers")(both, jax.random.split(key))[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "codec",
     [functools.partial(lambda x, key, levels: qsgd(x, levels, key), levels=s) for s in (1, 7, 127)]
@@ -53,6 +54,7 @@ def test_unbiased(codec):
     np.testing.assert_allclose(found[0, ~spread], x[~spread], rtol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("levels, bits", [(1, 2), (3, 3), (7, 4), (127, 8), (32767, 16)])
 def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
     assert quantise.qsgd_bits(levels) == bits
@@ -66,6 +68,7 @@ def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
         assert (part * entries >= 0).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [600, 991, 1000, 1024])
 @pytest.mark.parametrize("levels", [1, 3, 7, 127, 300])
 def test_qsgd_part_by_part_is_qsgd_at_once(levels, size, monkeypatch):
@@ -134,6 +137,7 @@ def test_sign_by_hand():
     np.testing.assert_array_equal(quantise.sign_decode(quantise.sign(x), 4), [2, -2, 2, 2])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [2, 3, 8])
 @pytest.mark.parametrize("size", [1, 10, 1000])
 def test_int8_is_near_the_sum(workers, size):

@@ -16,6 +16,7 @@ def arrays(workers, size, own, width=3, seed=0):
     return x
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 def test_the_sum_on_every_worker(spmd, workers):
     for own in (0, 2, 20):
@@ -24,6 +25,7 @@ def test_the_sum_on_every_worker(spmd, workers):
         np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [3, 5, 6, 7])
 def test_the_sum_where_workers_are_no_power_of_two(spmd, workers):
     x = arrays(workers, 40, 3, seed=1)

@@ -121,6 +121,7 @@ def test_bfloat16_sums_are_those_of_numpy(workers):
     np.testing.assert_array_equal(total, np.broadcast_to(expected, x.shape))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [2, 3, 8])
 @pytest.mark.parametrize("name", SHORT)
 def test_a_sum_is_rounded_once_per_contribution_and_once_itself(name, workers):
@@ -136,6 +137,7 @@ def test_a_sum_is_rounded_once_per_contribution_and_once_itself(name, workers):
     np.testing.assert_allclose(sent.sum(0, dtype=np.float64), total[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SHORT)
 def test_devices_find_the_bits_of_simulated_workers(name):
     for workers, shape in ((3, (37, 5)), (8, (4,)), (8, (1000,)), (1, (6,))):

@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from comms import bitmap, hashing, sketch, sketch_error
-from tests.marks import slow
 
 
 def sparse(size, nonzeros, seed=0, row_shape=()):
@@ -28,6 +27,7 @@ def words_of(x):
     return bitmap.pack(bitmap.occupied(jnp.asarray(x)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size, nonzeros", [(50, 50), (5000, 0), (5000, 100), (5000, 5000)])
 def test_encode_is_the_sum_of_signed_buckets(size, nonzeros):
     x = sparse(size, nonzeros)
@@ -42,6 +42,7 @@ def test_encode_is_the_sum_of_signed_buckets(size, nonzeros):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 def test_decode_is_the_median_of_signed_buckets(rows):
     table = np.random.default_rng(0).normal(size=(rows, 13)).astype(np.float32)
@@ -52,6 +53,7 @@ def test_decode_is_the_median_of_signed_buckets(rows):
     np.testing.assert_allclose(sketch.decode(table, 200, 9), expected, rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row_shape", [(), (4,)])
 def test_linear(row_shape):
     a, b = (jnp.asarray(sparse(3000, 900, seed, row_shape)) for seed in (0, 1))
@@ -122,6 +124,7 @@ def test_a_single_nonzero_is_exact():
         np.testing.assert_array_equal(decode_at(table, words_of(x), 100, SEED), x)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_comes_back(rows, poison):
@@ -138,6 +141,7 @@ def test_an_empty_sketch_is_refused(rows, columns):
         sketch.encode(jnp.ones(3), rows, columns, 0)
 
 
+@pytest.mark.few(1)
 def test_workers_of_different_density_reduce_alike(spmd):
     """One worker passes over its non-zeros many times, another never."""
     x = np.stack([sparse(9000, n, seed=n) for n in (0, 10, 9000)])
@@ -174,7 +178,8 @@ def peeled(table, nonzero, size, seed):
     return found, len(left)
 
 
-@pytest.mark.parametrize("rows, columns, some_left", [slow(2, 60, True), (3, 60, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows, columns, some_left", [(2, 60, True), (3, 60, False)])
 def test_recover_peels_and_leaves_the_rest_at_zero(rows, columns, some_left):
     x = sparse(500, 100)
     table = encode(x, rows, columns, 3)
@@ -243,6 +248,7 @@ def test_a_seed_that_resolves_is_found_where_the_first_does_not():
     assert moved
 
 
+@pytest.mark.slow
 def test_an_overloaded_sketch_by_both_decoders():
     """Peeling leaves what it does not find; the median is as wrong as the theory says."""
     rng = np.random.default_rng(0)

@@ -46,6 +46,7 @@ def test_loads_are_the_published_ones():
     assert sketch_error.peeling_load(2) == pytest.approx(0.5, abs=1e-4)  # a forest
 
 
+@pytest.mark.slow
 def test_peeling_succeeds_below_its_load_and_not_above():
     rng = np.random.default_rng(0)
     for rows in (3, 5):

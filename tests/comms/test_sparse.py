@@ -15,6 +15,7 @@ def test_top_k_by_hand():
     np.testing.assert_array_equal(sparse.decode(message, 6), [0, -4, 0, 3, 0, -1])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("law", ["normal", "equal", "few", "ties", "trend", "nan"])
 def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatch):
     monkeypatch.setattr(sparse, "LARGE", 2**12)
@@ -48,6 +49,7 @@ def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatc
             np.testing.assert_array_equal(message.values, x[expected])
 
 
+@pytest.mark.slow
 def test_more_than_all_is_all():
     x = jnp.array([1.0, -2.0])
     assert sparse.top_k(x, 5).values.shape == (2,)
@@ -78,6 +80,7 @@ def test_one_stage_is_the_exponential_tail():
     np.testing.assert_allclose(sparse.sidco_threshold(x, 0.25, stages=1), 3 * np.log(4), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
     x = jnp.array([0.5, -4.0, 1.0, 3.0, -2.0])
     message, found = sparse.above(x, 1.0, 4)
@@ -89,6 +92,7 @@ def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
     np.testing.assert_array_equal(sparse.decode(message, 5), [0, -4, 0, 3, 0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size, k", [(1, 1), (7, 3), (10, 10), (64, 8), (100, 7)])
 def test_random_indices_are_distinct_and_equally_likely(size, k):
     draws = jax.jit(jax.vmap(lambda key: sparse.random_indices(size, k, key)))
@@ -113,6 +117,7 @@ def test_random_k_times_size_over_k_is_unbiased():
     assert (error <= 4.5 * found.std(axis=0) / np.sqrt(5000) + 1e-6).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_is_seen_even_if_it_is_not_sent(poison):
     x = np.arange(100, dtype=np.float32)

@@ -28,6 +28,7 @@ def call(tmp_path, monkeypatch, capsys):
     return launcher.caller(monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_who_waits_for_nobody_loses_its_own_time_alone(call):
     code, out, err = call(*BRIEF)
     assert code == 0 and err == "" and "goodput by number of learners" in out

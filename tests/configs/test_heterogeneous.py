@@ -13,6 +13,7 @@ from tests.configs import made_up
 ARMS = dict(heterogeneous.sweep(heterogeneous.get_config()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [16, 64])
 def test_every_method_can_run_on_its_graph(workers):
     config = heterogeneous.get_config(f"workers={workers}")
@@ -24,6 +25,7 @@ def test_every_method_can_run_on_its_graph(workers):
         assert prepared.algorithm.graph.number_of_nodes() == workers
 
 
+@pytest.mark.slow
 def test_text_has_methods_and_rates_of_its_own():
     config = heterogeneous.get_config("task=text,workers=8")
     config.task.corpus = part("python", files=40)
@@ -46,6 +48,7 @@ def test_text_has_methods_and_rates_of_its_own():
         heterogeneous.get_config("task=novels")
 
 
+@pytest.mark.slow
 def test_all_arms_send_about_the_same(tmp_path):
     """Of 24 models each; a method that sends two makes half the updates."""
     config = heterogeneous.get_config("models=24,workers=8")
@@ -60,6 +63,7 @@ def test_all_arms_send_about_the_same(tmp_path):
     assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
 
 
+@pytest.mark.slow
 def test_figures_show_loss_and_distance_against_bytes(tmp_path):
     """Of three arms, which are read from their records."""
     names = ("dpsgd/ring/rate=0.2", "gradient_tracking/equi/rate=0.1", "matcha/ring/rate=0.2")
@@ -76,6 +80,7 @@ def test_figures_show_loss_and_distance_against_bytes(tmp_path):
         assert (tmp_path / picture).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_claims_stand_beside_what_was_measured():
     """Each at its best rate; what diverged is not the best, and what is as good is no gain."""
     level = {"exact_diffusion/ring": 0.5, "dpsgd/torus": 1.5}

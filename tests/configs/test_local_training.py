@@ -54,6 +54,7 @@ def valley(name, lowest, rates, outer=()):
     return lowest + 0.1 * off
 
 
+@pytest.mark.slow
 def test_claims_of_local_training_are_measured_at_the_best_rates(monkeypatch):
     losses = dict.fromkeys(study.GROUPS, 3.0) | {"diloco/H=100": 3.2, "local_sgd/H=30": 3.1}
     arms = []
@@ -92,6 +93,7 @@ def test_what_streams_hides_its_seconds():
     assert fast == "90" and slow[0] > slow[1]
 
 
+@pytest.mark.slow
 def test_claims_of_asynchronous_arms():
     losses = dict.fromkeys(asynchronous.ALL, 0.1) | {"async_nesterov": None, "diloco": 0.2}
     arms = []
@@ -109,6 +111,7 @@ def test_claims_of_asynchronous_arms():
     assert ("diloco", f"{rates[len(rates) // 2]:g}", "0.2 ± 0.001", "50") in table.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", slow_but(("async_diloco_by_speed",), asynchronous.ALL))
 def test_every_asynchronous_arm_runs(group, tmp_path):
     config = frontier_async.get_config("seconds=120")

@@ -24,6 +24,7 @@ def config():
     return matcha.get_config()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("graph", range(6))
 def test_every_arm_can_run_on_every_graph(graph):
     config = matcha.get_config(f"graph={graph}")
@@ -48,6 +49,7 @@ def test_bad_arguments_are_refused(argument, words):
         matcha.get_config(argument)
 
 
+@pytest.mark.slow
 def test_a_matching_is_a_unit_of_time_and_the_whole_budget_is_vanilla(tmp_path):
     brief = TINY | {"updates": 40, "target_loss": None, "evaluate_every": 100}
     vanilla, whole, half = (

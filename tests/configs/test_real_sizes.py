@@ -45,6 +45,7 @@ def rows(fast=FAST):
     return [name if name in fast else slow(name) for name in ARMS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rows())
 def test_it_fits_one_batch(name):
     """Until the loss is a tenth of its start: gradients reach every layer, and the rate fits."""
@@ -69,6 +70,7 @@ def metrics(place):
     return [{k: v for k, v in line.items() if k != "wall_seconds"} for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rows())
 def test_it_is_killed_and_goes_on_bit_for_bit(name, tmp_path):
     config = config_of(name, delay="deterministic(value=1.0)", communication=0.0)
@@ -94,7 +96,8 @@ def test_it_is_killed_and_goes_on_bit_for_bit(name, tmp_path):
         np.testing.assert_array_equal(whole[key], cut[key])
 
 
-@pytest.mark.parametrize("module", [slow(cifar10), slow(imagenet), language_model])
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [cifar10, imagenet, language_model])
 def test_every_arm_can_run(module):
     arms = sweep.expand(module.get_config("tiny"), module, {}, 1)
     for arm in arms:
@@ -102,6 +105,7 @@ def test_every_arm_can_run(module):
     assert len(arms) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", slow_but({"10M", "1B"}, list(language_model.SIZES)[1:]))
 def test_a_size_has_the_parameters_of_its_name(size):
     config = language_model.get_config(f"size={size}")

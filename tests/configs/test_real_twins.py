@@ -87,6 +87,7 @@ def test_gossip_is_compared_with_its_simulation_and_with_methods_that_wait():
     assert table.rows[0] == ("float32", "10.0", "2.0", "10.0", "2.0", "0.00")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [("",), ("seed_0", "seed_1")])
 @pytest.mark.parametrize("file", [slow_and_stale_real, swarm_real])
 def test_figures_show_a_line_for_every_seed_of_every_arm(file, seeds, tmp_path, monkeypatch):

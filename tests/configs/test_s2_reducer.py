@@ -46,6 +46,7 @@ def _rounds(arms, rounds):
     }
 
 
+@pytest.mark.slow
 def test_claims_are_figures_of_the_arms(arms):
     median, saves, exact, *steps, scales = (text for _, text in s2_reducer.claims(arms))
     assert saves.startswith("does not hold: 8") and "% fewer bytes for the tables" in saves
@@ -83,6 +84,7 @@ def test_bytes_that_fallbacks_sent_count(arms):
     assert float(row[1]) < 0 and row[-1] == "100.0"
 
 
+@pytest.mark.slow
 def test_what_fallbacks_send_takes_its_time_in_a_step(arms):
     """Above the plan, 9 MB over nine updates are 8 ms at 1 Gbit/s; below it, a step is shorter."""
 

@@ -13,6 +13,7 @@ CONFIG = small_messages.get_config("tiny,steps=30,workers=2")
 ARMS = dict(small_messages.sweep(CONFIG))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(("demo/1 of 256",), study.METHODS))
 def test_every_method_trains_the_tiny_model_on_the_same_samples(method, tmp_path):
     name = f"{method}/rate={study.RATES[method][0]:g}"

@@ -45,6 +45,7 @@ def some(**changed):
     return [changed.get(name) or arm_of(name) for name in ARMS]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.parametrize("argument", ["", "graph=hypercube,split=dirichlet,delay=slow4"])
 def test_every_arm_can_run(name, argument):
@@ -53,6 +54,7 @@ def test_every_arm_can_run(name, argument):
     assert algorithm.graph is None or algorithm.graph.number_of_nodes() == config.workers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["all_reduce", "local_sgd/H=2", "swarm/H=4", "swarm/H=2/blocking"])
 def test_every_arm_has_the_same_samples(name, tmp_path):
     """A twentieth of each budget, of a tiny task: 240 samples per node."""
@@ -220,6 +222,7 @@ def test_a_sweep_tells_who_met_whom(tmp_path, capsys):
         assert image.format == "PNG" and image.size == (1500, 630)
 
 
+@pytest.mark.slow
 def test_many_nodes_learn(tmp_path):
     """256 nodes with five or six images each; one meeting of two steps for a quarter of them."""
     config = swarm.get_config("nodes=256,model=logistic")
@@ -233,6 +236,7 @@ def test_many_nodes_learn(tmp_path):
     assert metrics[-1]["consensus_distance"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("communication", ["network(latency=0.25, bandwidth=100.0)", 0.5])
 def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_path):
     """A start-up a message and the bytes on a network, else half of an exchange a message."""
@@ -250,6 +254,7 @@ def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_pa
     assert last["bytes_per_worker"] == last["planned_bytes_per_worker"] + size
 
 
+@pytest.mark.slow
 def test_a_figure_has_a_line_for_every_arm_of_the_sweep(tmp_path):
     """However many: colours come again with other dashes."""
     metrics = [{"samples": n, "consensus_distance": 1.0 / n} for n in (1, 2)]

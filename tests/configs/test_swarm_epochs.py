@@ -11,6 +11,7 @@ CONFIG = swarm_epochs.get_config()
 ARMS = dict(swarm_epochs.sweep(CONFIG))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["all_reduce", "swarm/H=1", "swarm/H=4"])
 def test_arms_of_a_length_see_equal_samples_under_a_rate_that_falls_over_them(method, tmp_path):
     name = f"{method}/batches={study.LENGTHS[0]}"

@@ -74,6 +74,7 @@ def left(workdir):
     return arrays, metrics, summary
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "kills"),
     [

@@ -27,6 +27,7 @@ def test_a_codec_that_takes_no_time_pays_on_a_narrow_network(monkeypatch):
     assert "on its network" in line and "x faster" in line
 
 
+@pytest.mark.slow
 def test_a_codec_takes_time():
     arm = codec_times.prepare.prepare(config := configured(algorithm="qsgd"))
     gradient, exchange = codec_times.step_seconds(arm, config)

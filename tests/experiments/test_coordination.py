@@ -55,7 +55,8 @@ print("all is there")
 """
 
 
-@pytest.mark.parametrize("rounds", [320, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [320, 10_000])
 def test_the_service_does_what_we_rely_on_and_keeps_no_key_of_old_rounds(rounds):
     """Of two starts with half of the rounds each."""
     script = ALONE.format(port=free_port(), rounds=rounds)

@@ -43,6 +43,7 @@ def test_rows_are_sketched_where_they_fit_and_elements_where_only_these_do():
     assert exact.decide({"embedding": scattered(0.01)}) == {"granularity": "element"}
 
 
+@pytest.mark.slow
 def test_what_is_chosen_sends_less():
     """Of both granularities, by what they plan or fall back to for this gradient."""
     table = {"embedding": jnp.zeros((128, 32))}

@@ -78,6 +78,7 @@ def whole(tmp_path_factory):
     return left(place / "out"), snapshots
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(whole):
     result, snapshots = whole
     resumed = set()
@@ -169,6 +170,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     assert launcher.files(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_two_processes_write_disjoint_parts_whose_union_is_the_state(tmp_path):
     """One process reads them all, with as many devices per worker and with fewer."""
     with one_of_two.started(tmp_path) as both:

@@ -29,12 +29,13 @@ def compilers(traced):
     return whole - found.alias_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "changes"),
     [
         (GPT, {"optimizer": ADAM}),
-        slow(GPT, {"optimizer": ADAM, "algorithm": "local_sgd", "mini_batches": 3}),
-        slow(GPT, {"optimizer": ADAM, "batch_size": 16}),
+        (GPT, {"optimizer": ADAM, "algorithm": "local_sgd", "mini_batches": 3}),
+        (GPT, {"optimizer": ADAM, "batch_size": 16}),
         slow(RESNET, {"optimizer": "momentum(learning_rate=0.1)"}),
         slow(RESNET, {"optimizer": "momentum(learning_rate=0.1)", "batch_size": 16}),
     ],
@@ -74,6 +75,7 @@ def test_a_device_of_two_has_half_of_what_belongs_to_workers(change):
     assert two.memory < one.memory and two.sent == one.sent
 
 
+@pytest.mark.slow
 def test_micro_batches_and_blocks_computed_again_take_less():
     plain = dry_run.forecast(arm(GPT, batch_size=16))
     small = dry_run.forecast(arm(GPT[:-1] + ", micro_batch=2)", batch_size=16))
@@ -83,6 +85,7 @@ def test_micro_batches_and_blocks_computed_again_take_less():
     assert again.flops["float32"] > 1.1 * plain.flops["float32"]
 
 
+@pytest.mark.slow
 def test_the_command_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     call = caller(monkeypatch, capsys)

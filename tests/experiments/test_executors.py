@@ -220,6 +220,7 @@ def test_ctrl_c_stops_all_arms(trained, tmp_path):
 # --- jobs ---
 
 
+@pytest.mark.slow
 def test_a_preempted_job_is_queued_again_and_does_not_overwrite_its_run(tmp_path):
     failures = slurm.run(
         [group("once"), group("fine"), group("exit")],

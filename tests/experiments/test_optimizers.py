@@ -96,6 +96,7 @@ def descent(optimizer):
     return params
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("part", "reference"),
     [
@@ -228,6 +229,7 @@ def test_schedules_of_optax_count_samples():
     np.testing.assert_allclose(found, (0, 0.25, 0.5, 0.25, 0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_muon_turns_hidden_matrices_and_leaves_embeddings_to_adam():
     shapes = {
         "embedding": {"embedding": (12, 4)},

@@ -68,6 +68,7 @@ def test_parameters_without_a_name_are_a_layer(name):
     assert profiling.backward_order(tasks.build(name), 4) == [[""]]
 
 
+@pytest.mark.slow
 def test_ready_times_are_those_of_every_layer_and_do_not_fall(task):
     measured = profiling.measure_backward(task, 16, steps=4)
     assert len(measured.layers) == len(measured.ready) == 2
@@ -112,6 +113,7 @@ def test_all_reduces_are_timed_for_every_size():
     assert seconds.shape == (2,) and (seconds > 0).all()
 
 
+@pytest.mark.slow
 def test_a_profile_is_enough_for_a_plan(task):
     """Its sizes go beyond the model's, so that a table need not be continued."""
     profile = profiling.measure(task, 8, jax.devices()[:2], steps=2)

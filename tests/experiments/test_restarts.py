@@ -98,6 +98,7 @@ def test_a_signal_goes_to_the_command_and_nothing_starts_again():
     assert process.stdout.read() == ""
 
 
+@pytest.mark.slow
 def test_who_has_not_come_back_is_left_out_and_the_others_get_new_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(roll_call, "PATIENCE", 1.5)
     monkeypatch.setattr(roll_call, "BEAT", 0.02)

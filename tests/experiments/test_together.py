@@ -68,6 +68,7 @@ def test_together_is_alone_side_by_side(tmp_path, make):
         np.testing.assert_allclose(*([r["test_loss"] for r in row] for row in rows), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_task_is_built_once_for_arms_that_share_it(tmp_path, monkeypatch):
     built, build = [], prepare.tasks.TASK.build
     counting = SimpleNamespace(build=lambda spec: built.append(spec) or build(spec))
@@ -95,6 +96,7 @@ def test_adaptive_rules_are_told_their_own_losses(tmp_path):
     assert [s["seconds"] for s in together] == [12.0] * 3
 
 
+@pytest.mark.slow
 def test_finished_arms_are_not_run_again(tmp_path):
     configs = slow_and_stale()[:2]
     places = [tmp_path / "a", tmp_path / "b"]
@@ -104,6 +106,7 @@ def test_finished_arms_are_not_run_again(tmp_path):
     assert both[1]["updates"] > 0
 
 
+@pytest.mark.slow
 def test_a_smaller_group_rounds_as_the_whole_one(tmp_path, monkeypatch):
     """Arms that have finished keep their place, as the number of runs changes how one rounds."""
     sizes = []

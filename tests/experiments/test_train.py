@@ -320,6 +320,7 @@ def test_the_worst_and_the_best_worker_are_those_of_single_models():
     assert min(accuracies) < max(accuracies)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("algorithm", ["all_reduce(collective=ring)", "dpsgd", "local_sgd"])
 def test_one_worker_alone_can_train(tmp_path, algorithm):
     changes = {"workers": 1, "delay": "exponential(scale=0.02)", "wait": "barrier"}
@@ -327,6 +328,7 @@ def test_one_worker_alone_can_train(tmp_path, algorithm):
     assert summary["updates"] > 0 and summary["consensus_distance"] == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("algorithm", "wait"),
     [

@@ -85,6 +85,7 @@ def injector(leftovers):
     return Injector(N, rule.trigger, 0, delay=law)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("watched", [None, "carry", "drop"])
 def test_a_mesh_hands_on_what_it_writes_down(watched):
     """Over several dispatches, and after going on from what was packed."""

@@ -120,6 +120,7 @@ def optimizer(decay=0.0, rate=RATE):
     return optax.chain(optax.trace(decay), scale_by_samples(rate))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
@@ -130,6 +131,7 @@ def test_every_protocol_trains_as_an_event_loop_does(protocol, k, decay):
     np.testing.assert_allclose(ours, train(protocol, k, decay), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("each", [3, [1, 2, 3, 1, 2, 3]], ids=["three", "unequal"])
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
 def test_a_contribution_of_several_mini_batches_is_their_mean_gradient(protocol, each):
@@ -140,6 +142,7 @@ def test_a_contribution_of_several_mini_batches_is_their_mean_gradient(protocol,
     np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", ["k_sync", "k_async"])
 def test_a_contribution_of_several_mini_batches_may_be_local_steps(protocol):
     rule = planned.rule(protocol, LAW, P, 3, 2, k=2)
@@ -168,6 +171,7 @@ CORRECTIONS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", slow_but(("dc_asgd", "inverse_staleness"), CORRECTIONS))
 def test_every_correction_is_what_its_formula_says(name, k):
@@ -214,6 +218,7 @@ def test_compensation_trains_at_a_rate_at_which_the_fixed_rate_diverges():
 TOLD = ((3.0, 2.0), (6.0, 1.0), (9.0, 0.3), (12.0, 0.1))  # seconds, training loss
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", ["k_sync", "k_async"])
 def test_a_rule_that_follows_the_loss_acts_at_once(protocol):
     """The updates after an observation equal a clock's that had not run ahead."""

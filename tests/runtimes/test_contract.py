@@ -263,6 +263,7 @@ USES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("use", USES)
 def test_an_optimizer_may_begin_with_one_array_in_two_places(build, use):
     models = []

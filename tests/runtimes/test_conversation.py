@@ -72,6 +72,7 @@ def random_tree():
     return {"w": vector[20:].reshape(124, 20), "b": vector[:20]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(("float32", "8 bits", "blocking", "ad_psgd"), METHODS))
 def test_two_halves_are_one_program(name):
     """Parameters and states over several meetings, in which all rungs are climbed."""
@@ -138,6 +139,7 @@ def everything(x, count):
     return turned, joined, tiled, most, looped, chosen, jax.lax.axis_size(AXIS), me
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [0, 3])
 def test_all_collectives_and_containers_are_played(count):
     x, counts = jnp.asarray(RNG.normal(size=(2, 5)), jnp.float32), jnp.array([count, 1])

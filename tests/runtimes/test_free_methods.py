@@ -15,6 +15,7 @@ from tests.runtimes.world import REPEATING, World, difference, fitting, same_row
 BY_SPEED = (1, 2, 2, 2)  # mini-batches of every worker's contribution
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wait", "method"),
     [("k_async", "async_diloco"), ("k_async/grace", "async_diloco")]
@@ -51,6 +52,7 @@ def lossy(method, updates=35):
     return world, concatenate([*pieces, world.run(updates)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", slow_but(("one_bit_adam",), [name for name in IN_STEP if name != "streaming_diloco"])
 )
@@ -105,6 +107,7 @@ def test_a_simulation_finds_the_update_that_comes_without_everybody_behind_other
         Simulator(IN_STEP["top_k/warm-up"](), losses, DATA, SAMPLES, rule, mini_batches=2)
 
 
+@pytest.mark.slow
 def test_an_update_that_comes_without_everybody_ends_a_run_that_needs_all():
     """A grace that has been long enough is not, once a worker has lost its process."""
     world = World("top_k/warm-up", "k_async", 2, k=1, grace=10.0)

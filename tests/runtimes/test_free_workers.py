@@ -21,6 +21,7 @@ from tests.runtimes.toy import X0
 from tests.runtimes.world import GRACES, RULES, World, difference, fitting, same_rows
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mini_batches", [slow(1), 2])
 @pytest.mark.parametrize("method", slow_but(METHODS.keys() - RELATIVES, METHODS))
 @pytest.mark.parametrize("wait", slow_but(RULES.keys() - {"k_async/grace"}, RULES))
@@ -32,6 +33,7 @@ def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait, method
     assert difference(world, method, schedule, mini_batches) < 2e-6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "method", slow_but(("decoupled_diloco",), ("top_k", "decoupled_diloco", "async_diloco"))
 )
@@ -76,6 +78,7 @@ def resumed(world, method, wait):
     return other
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", slow_but(METHODS.keys() - RELATIVES, METHODS))
 def test_lost_processes_lose_their_state_and_no_sample(method):
     world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
@@ -91,6 +94,7 @@ def test_lost_processes_lose_their_state_and_no_sample(method):
     assert difference(world, method, schedule, 2) < 2e-6
 
 
+@pytest.mark.slow
 def test_a_worker_encodes_what_it_sends_where_it_can():
     sent = {}
     for method in METHODS:

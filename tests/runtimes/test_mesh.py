@@ -55,6 +55,7 @@ def uneven():
     return processes.persistent(delays.deterministic(0.005), {0: 6.0})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(("all_reduce", "matcha", "swarm"), METHODS))
 @pytest.mark.parametrize("leftovers", ["carry", pytest.param("drop", marks=pytest.mark.slow)])
 def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers):
@@ -70,6 +71,7 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
     np.testing.assert_allclose(np.asarray(runtime.models(state)), real, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(("all_reduce", "matcha", "swarm"), METHODS))
 def test_the_plain_round_and_the_watched_round_agree(name):
     plain, schedule = run(METHODS[name](), None)
@@ -116,6 +118,7 @@ def test_gradients_of_two_bytes_do_not_overflow_in_their_sums(name, dtype, watch
     np.testing.assert_allclose(found, expected, atol=4 * float(jnp.finfo(dtype).eps), rtol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("wait", "k", "most"), [("k_sync", 6, 1), ("k_batch_sync", 10, 10)])
 def test_workers_outside_the_first_k_are_cut(wait, k, most):
     """Exactly k mini-batches count; a slow worker is let go long before its delay is over."""

@@ -138,6 +138,7 @@ class Together:
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(("float32", "blocking"), meeters.METHODS))
 def test_replay_gives_the_same_bits(name):
     """Parameters, momentum, public copies and what the codec has learnt, after 200 meetings."""
@@ -151,7 +152,8 @@ def test_replay_gives_the_same_bits(name):
     assert np.abs(run.of_all("params") - X0).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["float32", slow("8 bits"), slow("ad_psgd")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", "8 bits", "ad_psgd"])
 def test_nodes_that_begin_anew_from_an_old_model_or_a_neighbour_replay_to_the_same_bits(name):
     """Node 2 takes what it was 70 meetings before, and then 10; node 1 takes what 0 shows."""
     parts, pieces = meeters.parts(name), []

@@ -97,6 +97,7 @@ def looped(tx, updates, H=1):
     return jax.jit(jax.vmap(worker, axis_name=AXIS))(jnp.arange(N))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", slow_but(QUICK, METHODS))
 def test_a_method_needs_no_extra_argument(name):
     """`update(gradients, state, params)` alone does what a launched run of full rounds does."""
@@ -236,6 +237,7 @@ def test_draws_differ_from_update_to_update_without_any_count():
     assert (first["w"] != second["w"]).mean() > 0.5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["matcha", "local_sgd"])
 def test_a_loop_on_simulated_workers_or_on_devices(name, spmd):
     method = METHODS[name]()

@@ -1,6 +1,7 @@
 """Plans of a simulated run: what lands in time, and versions that outlive a segment."""
 
 import numpy as np
+import pytest
 
 from runtimes import inputs, planning
 from stragglers import delays
@@ -13,6 +14,7 @@ def planner(rule, stale=True):
     return planning.Planner(rule, B, 1, stale, inputs.of((), SAMPLES).most)
 
 
+@pytest.mark.slow
 def test_an_update_that_lands_on_time_is_in_time():
     """One worker, an update every second."""
     plans = planner(planned.rule("k_async", delays.deterministic(1.0), 1, 1, 0, k=1))

@@ -24,7 +24,7 @@ from stragglers.rules.replay import recorded
 from tests import planned
 from tests.algorithms import traced
 from tests.algorithms.methods import EDGES, METHODS
-from tests.marks import slow, slow_but
+from tests.marks import slow_but
 from tests.runtimes import sliced
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
 
@@ -41,7 +41,8 @@ ON_PARTS = {
 SENT_IN_PARTS = {"powersgd", "sketched_sgd"}
 
 
-@pytest.mark.parametrize("names", [QUICK, *(slow(REST[i::6]) for i in range(6))])
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [QUICK, *(REST[i::6] for i in range(6))])
 def test_every_method_gives_what_one_device_per_worker_gives(names, tmp_path):
     """To float32 rounding, whole or divided; and all copies of a model are the same bits."""
     done = sliced.started(tmp_path / "said.json", names)

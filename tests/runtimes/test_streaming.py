@@ -78,6 +78,7 @@ def bits(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("arm", slow_but(("union", "stale", "pairs"), ARMS))
 def test_streamed_is_in_memory_bit_for_bit(arm, monkeypatch):
     """Also after a resume in the middle, and with tables of a few updates each."""

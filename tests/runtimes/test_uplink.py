@@ -99,6 +99,7 @@ def some_updates(method):
         yield contributions, points, own, staleness, update
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
 def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
     """Bit for bit what it returns and what every worker remembers, over several updates.
@@ -125,6 +126,7 @@ def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
     assert any(leaf.any() for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", rows([name for name in SERVED if name in WHOLE]))
 def test_an_exchange_that_needs_more_than_its_worker_knows_is_left_whole(name):
     with pytest.raises(ValueError, match=f"{WHOLE[name]}.*let the server run the whole exchange"):
@@ -132,6 +134,7 @@ def test_an_exchange_that_needs_more_than_its_worker_knows_is_left_whole(name):
     assert uplink(method_of(name), PARAMS, M) is None
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
 def test_a_message_weighs_what_the_method_says_and_a_weight(name):
     """It is sent in place of a contribution where it is smaller."""

@@ -95,6 +95,7 @@ def counted(schedule, workers):
     return batches[:, :workers]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "own", "each"),
     [

@@ -34,6 +34,7 @@ def assert_equal(a, b):
         np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("delay", PROCESSES)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_compiled_loop_gives_what_durations_drawn_one_by_one_give(name, delay, monkeypatch):

@@ -61,6 +61,7 @@ def test_from_a_run_to_a_page(here, call, quick):
     assert launcher.files(place / trained.ARMS) == before
 
 
+@pytest.mark.slow
 def test_without_training_nothing_is_trained(here, call, quick):
     flags = ["--config=config.py:workers=3", "--no_training", "--workdir=advice"]
     code, out, err = call("--advise=exponential(scale=0.02)", *flags)
@@ -91,6 +92,7 @@ def recorded(name="barrier", workers=3, updates=40, **own):
     return planned.plan(name, delays.exponential(0.02), workers, updates, **own)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -71,6 +71,7 @@ def test_every_command_names_a_config_that_is_there(sweep):
 TO_RUN_AGAIN = ("heterogeneous_workers_64", "heterogeneous_workers_256")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("path", sorted(published.FOLDER.glob("*.json")), ids=lambda x: x.stem)
 def test_every_record_is_what_its_command_gives_today(path):
     sweep = {sweep.name: sweep for sweep in evidence.SWEEPS}[path.stem]
@@ -125,6 +126,7 @@ def test_a_config_with_other_settings_of_its_arms_is_not_what_is_published(room)
     assert not evidence.is_published(TINY[0], how["workdirs"], how["folder"])
 
 
+@pytest.mark.slow
 def test_pages_whose_numbers_are_gone_are_named_and_the_next_sweep_goes_on(room):
     how, ran, _ = room
 

@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from experiments.publishing import gallery, labels, published, quoted
@@ -51,6 +52,7 @@ def test_labels_of_points_in_a_heap_do_not_overlap_and_lie_within_the_axes():
         assert axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and box.y1 <= axes.bbox.y1
 
 
+@pytest.mark.slow
 def test_of_the_gallery_no_two_labels_overlap_and_no_two_points_look_alike():
     for exhibit in gallery.EXHIBITS:
         if exhibit.up is None:

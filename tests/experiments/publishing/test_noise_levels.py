@@ -25,6 +25,7 @@ def over_level(records, group: str) -> dict[float, float]:
     }
 
 
+@pytest.mark.slow
 def test_every_arm_of_the_protocols_is_drawn_at_its_rate_over_k(records):
     panels = noise_levels.draw(records).axes
     for axes, protocols in zip(

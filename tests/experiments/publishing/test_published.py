@@ -51,6 +51,7 @@ def test_a_long_line_of_measurements_is_divided_and_no_text_is_markup():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_page_can_be_read():
     """Its tables have numbers in them, not sentences."""
     cells = [cell for line in published.page().splitlines() if line.startswith("|")

@@ -185,11 +185,13 @@ def test_it_is_known_of_every_question_what_it_presupposes():
     assert asked == SWEEPS.keys() | ANALYSES.keys()
 
 
+@pytest.mark.slow
 def test_rows_whose_premises_are_met_are_judged():
     found = [premises.answer(one.ask, record(one.record, None)).verdict for one in OF_SWEEPS]
     assert found.count(premises.UNKNOWN) < len(found) / 10
 
 
+@pytest.mark.few(307)
 @pytest.mark.parametrize(
     ("one", "broken"), CASES, ids=lambda x: x if isinstance(x, str) else named(x)
 )

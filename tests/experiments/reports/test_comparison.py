@@ -5,6 +5,7 @@ from experiments import executors, records, sweep
 from experiments.reports import comparison
 
 
+@pytest.mark.slow
 def test_what_fails_or_stops_early_is_told_at_the_end(
     config, sweep_file, tmp_path, capsys, monkeypatch
 ):
@@ -73,6 +74,7 @@ def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatc
     assert again[again.index(" arm ") :] == first[first.index(" arm ") :]  # the same table
 
 
+@pytest.mark.slow
 def test_a_launch_says_once_what_it_has_read_of_a_trace(config, sweep_file, tmp_path, capsys):
     path = tmp_path / "t.csv"
     path.write_text("worker,time,batch_time_ms\n" + "".join(f"n{i},0,{4 + i}\n" for i in range(9)))

@@ -166,6 +166,7 @@ def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, cap
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was written
 
 
+@pytest.mark.slow
 def test_a_launch_that_was_killed_is_named(root, monkeypatch):
     with open(root / "b" / locks.RUN, "w") as killed:
         fcntl.flock(killed, fcntl.LOCK_EX)  # as training does until it is killed
@@ -179,6 +180,7 @@ def test_a_launch_that_was_killed_is_named(root, monkeypatch):
         watch.watch(root, 0)
 
 
+@pytest.mark.slow
 def test_records_that_cannot_be_read_leave_the_last_page(root, monkeypatch):
     with locks.held(root / locks.LAUNCH):
         watched = Watched(root, monkeypatch)

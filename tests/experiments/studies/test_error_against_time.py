@@ -9,6 +9,7 @@ from experiments.reports.figure import COLOURS
 from experiments.studies import error_against_time
 
 
+@pytest.mark.slow
 def test_final_losses_have_a_line_per_threshold_without_what_diverged(tmp_path):
     lines = {
         "fixed": {0.1: 0.8, 0.4: 0.75, 1.0: math.inf},

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from matplotlib import image
 
 from configs import language_model
@@ -35,6 +36,7 @@ def test_claims_set_arms_beside_their_baseline_and_numbers_say_what_was_trained(
     assert losses.rows[1] == ("local_sgd/H=10", "400 kB", "2.200", "2.400")
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_line_for_every_arm(tmp_path):
     for name in LOSSES:
         (tmp_path / name).mkdir(parents=True)

@@ -22,6 +22,7 @@ def test_graphs_without_matchings_of_their_own_are_decomposed():
     np.testing.assert_allclose([rates.matcha[0], rates.vanilla], 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_figure_of_rho_wants_eight_graphs(tmp_path):
     graphs = {f"ring of {n}": topology.ring(n) for n in range(3, 11)}
     matcha_mixing.draw_mixing_rates(graphs, tmp_path / "rho.png")

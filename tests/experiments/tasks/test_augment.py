@@ -28,6 +28,7 @@ def test_every_crop_is_a_window_of_the_padded_image_mirrored_or_not():
     np.testing.assert_array_equal(changed.label, IMAGES.label)
 
 
+@pytest.mark.slow
 def test_places_and_sides_are_uniform():
     """Of 25 windows and two sides, chi-squared per degree of freedom."""
     one = jax.tree.map(lambda a: np.repeat(a[:1], 20_000, 0), IMAGES)

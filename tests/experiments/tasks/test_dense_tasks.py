@@ -86,6 +86,7 @@ def test_evaluation_does_not_depend_on_the_chunks(batch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [{"name": "logistic"}, {"name": "mlp"}, {"name": "cnn", "channels": (16, 32)}]
 )

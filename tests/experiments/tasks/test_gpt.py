@@ -12,7 +12,6 @@ from flax import linen as nn
 from experiments import program_costs, tasks
 from experiments.tasks import gpt, lean, packing, text, token_files
 from experiments.tasks.text import END
-from tests.marks import slow
 
 WORDS = "corpus=python(files=40), vocabulary=64, length=12"
 SMALL = f"next_token(model=gpt(layers=1, width=16, heads=2), {WORDS})"
@@ -82,6 +81,7 @@ def states():
     return jax.jit(lambda words: module.apply(params, words))
 
 
+@pytest.mark.slow
 def test_a_word_sees_what_stands_before_and_nothing_after():
     words = np.arange(10, 18, dtype=np.int32)[None]
     changed = words.copy()
@@ -128,6 +128,7 @@ def test_sizes_that_make_no_model(given, words):
 # --- the task ---
 
 
+@pytest.mark.slow
 def test_a_loss_is_that_of_its_documents_alone():
     """A sequence of two documents: the mean over the targets of both, each by itself."""
     task, params = small()
@@ -157,7 +158,8 @@ def test_an_untrained_model_knows_nothing_and_reports_its_perplexity():
     assert sum(len(task.labels) == len(a) for a in jax.tree.leaves(task.train)) == 1
 
 
-@pytest.mark.parametrize("change", ["micro_batch=2", slow("micro_batch=1"), slow("remat")])
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["micro_batch=2", "micro_batch=1", "remat"])
 def test_less_memory_gives_the_same_gradient(change):
     """Of five sequences: in parts that divide them or do not, or with blocks computed again."""
     leaner = SMALL.replace("heads=2", "heads=2, remat=true")
@@ -168,6 +170,7 @@ def test_less_memory_gives_the_same_gradient(change):
     assert distance(gradient, exact) < 1e-5
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_it_and_gives_float32_gradients():
     spec = f"{SMALL[:-1]}, compute=bfloat16)"
     short, params = small(spec)

@@ -35,6 +35,7 @@ def test_parameter_counts(model, shape, parameters):
     assert count(model, shape) == parameters
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_an_image_do_not_depend_on_its_batch(name):
     model = MODELS[name](10, **SMALL.get(name, {}))
@@ -53,6 +54,7 @@ def test_logits_of_an_image_do_not_depend_on_its_batch(name):
     assert not np.allclose(logits[1], among_others[1], atol=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("build", [mlp, cnn])
 def test_bytes_are_scaled_to_unit_floats(build):
     model = build(10)

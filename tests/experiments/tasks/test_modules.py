@@ -136,6 +136,7 @@ def stored(workdir):
         return {name.removeprefix("params/"): value for name, value in file.items()}
 
 
+@pytest.mark.slow
 def test_a_module_of_nnx_trains_as_its_twin_of_linen(mine, trained, tmp_path):
     train.run(configured(f"{mine}:plain"), tmp_path)
     ours, twins = left(trained[0])[1], left(tmp_path)[1]
@@ -168,6 +169,7 @@ def test_a_module_of_nnx_goes_on_from_a_checkpoint(mine, trained, tmp_path):
     assert left(tmp_path) == left(trained[0])
 
 
+@pytest.mark.slow
 def test_a_module_of_nnx_trains_on_a_mesh(mine, tmp_path):
     changes = {"updates": 5, "seconds": 1e9, "evaluate_every": 1e9, "target_loss": None}
     summaries = [
@@ -193,6 +195,7 @@ def test_weights_are_the_seeds_where_a_factory_takes_rngs(mine):
     np.testing.assert_array_equal(own[...], kept[0])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("task", ["next_token", "language_model"])
 def test_words_can_have_a_module_of_nnx(mine, task):
     words = "vocabulary=64, corpus=python(files=40)"

@@ -52,6 +52,7 @@ def comparable(record):
     return {k: v for k, v in record.items() if k not in ("wall_seconds", "input_wait_seconds")}
 
 
+@pytest.mark.slow
 def test_a_streamed_run_is_the_run_in_memory_and_resumes(folder, tmp_path):
     """To the last bit of its records, killed in the middle or not."""
     ours, theirs = arm(folder, "stream(threads=2)"), arm(folder, "memory")

@@ -79,6 +79,7 @@ def used_rows(task, examples, path):
     return set(np.asarray(words).ravel().tolist()) | set(np.asarray(drawn).tolist())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SMALL)
 def test_only_rows_of_the_batch_have_gradients(name):
     task, params, _, gradient = small(name)
@@ -98,6 +99,7 @@ def test_only_rows_of_the_batch_have_gradients(name):
         assert np.all(np.any(np.asarray(gradient["output"]) != 0, axis=1))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SMALL)
 def test_losses_are_per_example(name):
     task, params, losses, _ = small(name)
@@ -141,6 +143,7 @@ def test_training_lowers_the_loss(name):
 # --- draws ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SHARED)
 def test_draws_are_shared_by_workers_and_change_between_updates(name):
     task, params, losses, _ = small(name)

@@ -103,6 +103,7 @@ def test_hashes_fill_buckets_and_both_signs_evenly():
 # --- Python's library ---
 
 
+@pytest.mark.slow
 def test_the_library_has_the_words_that_it_is_read_for():
     corpus = text.standard_library()
     assert len(text.limit(corpus, 20_000).words) == 20_000

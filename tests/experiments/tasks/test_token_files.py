@@ -140,6 +140,7 @@ def test_a_shard_that_was_cut_off_is_one_sentence(tmp_path):
 GPT = "gpt(layers=1, width=16, heads=2)"
 
 
+@pytest.mark.slow
 def test_training_on_streamed_sequences_is_training_in_memory(tmp_path):
     pack_text.pack(tmp_path, "generated", 12, "words(vocabulary=64)", most=40)
     streamed, held = (

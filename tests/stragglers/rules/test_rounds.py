@@ -218,13 +218,14 @@ def test_time_dependent_delays_meet_every_mini_batch_at_its_start():
     schedule.validate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "delay, workers, draw, share, gain",
     [
         (EXPONENTIAL.scaled(1 / 8), 8, "round", 0.61, 1.99),
         slow(EXPONENTIAL.scaled(1 / 8), 8, "mini_batch", 0.74, 1.21),
         (persistent(delays.deterministic(1 / 8), {0: 2.0}), 8, "round", 0.94, 1.88),
-        slow(FIVE_TIMES, 8, "round", 0.91, 2.99),
+        (FIVE_TIMES, 8, "round", 0.91, 2.99),
         slow(EXPONENTIAL.scaled(1 / 8), 16, "round", 0.57, 2.34),
     ],
 )

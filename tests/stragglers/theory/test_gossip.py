@@ -146,6 +146,7 @@ def meet(graph, rate, steps, meetings, blocking, apart, seed):
     return np.array(seen)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("graph", [topology.ring(N), topology.complete(N), topology.hypercube(N)])
 def test_nodes_do_not_drift_further_apart_than_the_bound(graph, blocking):

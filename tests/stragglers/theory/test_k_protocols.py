@@ -30,6 +30,7 @@ def simulated(rule, law, k, workers, updates=20_000):
     return planned.plan(rule, law, workers, updates, seed=1, k=k).time[-1] / updates
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_runtimes_equal_simulation(law):
     for rule in ("k_sync", "k_batch_sync", "k_batch_async"):

@@ -31,6 +31,7 @@ def test_infinite_means():
         theory.throughput_gain(law, 8, 8, in_flight="finish")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize("draw", [slow("round"), "mini_batch"])
 def test_rules_reach_the_theory(law, draw):
@@ -141,6 +142,7 @@ def test_estimate_from_a_trace(tmp_path):
     assert cut == pytest.approx(3 / 4 * (4 + 1) / (2 + 1))
 
 
+@pytest.mark.slow
 def test_slowness_in_time_gains_less_than_slowness_by_round():
     """Slow 10 % of the time, by 5: a slow spell does not end with the round."""
     process = markov(delays.deterministic(1 / 8), 5.0, 9.0, 1.0)
@@ -189,6 +191,7 @@ def test_bad_values(call, message):
         call()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("draw", ["round", "mini_batch"])
 def test_gains_of_neighbours_lie_between_their_bounds(draw):
     """Simulated D-PSGD on graphs of 8 workers, others cut at the signal."""
