@@ -1,11 +1,13 @@
 """Every override that README, docs or an error names is read in every config of ours."""
 
 import re
+import shlex
 
 import pytest
 
 from experiments import config_files, entries, optimizers, places, prepare, waiting
 from experiments.kinds import Kind
+from tests import launcher
 from tests.launcher import ROOT
 
 CONFIGS = {}
@@ -135,6 +137,34 @@ def test_what_documents_write_is_read(config):
         if isinstance(kind, Kind) and hasattr(value, "items") and ":" not in value.name:
             own = value.name.startswith("my_") or document in ("extend.md", "method.md", "rule.md")
             assert own or value.name in {"none", "chain"} | set(kind.factories)
+
+
+SPAN = re.compile(r"`(--config\.[^`]+)`")  # flags that a sentence, or the table of methods, gives
+MADE_BEFORE = ("majority", "replay(", "=...", ".learning_rate")  # by the page itself, or no value
+SPANS = sorted(
+    {span for path in DOCUMENTS for span in SPAN.findall(path.read_text())}
+    - {span for span in SPAN.findall("".join(path.read_text() for path in DOCUMENTS))
+       if any(word in span for word in MADE_BEFORE)}
+)  # fmt: skip
+NEEDED = {
+    "--config.wait.seconds": [f"--config.wait={BESIDE['wait.seconds']['wait']}"],
+    "--config.mini_batches": ["--config.wait=k_sync(k=2)"],
+    "--config.delay=none": ["--config.runtime=mesh"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("span", SPANS)
+def test_what_a_sentence_gives_is_launched(span, tmp_path, monkeypatch, capsys):
+    """Two updates of eight workers; by a rule that the method can do with where it names none."""
+    launcher.directory(tmp_path, monkeypatch)
+    call = launcher.caller(monkeypatch, capsys)
+    flags = ["--config=config.py:workers=8", "--workdir=out", "--config.updates=2"]
+    beside = next((NEEDED[start] for start in NEEDED if span.startswith(start)), ())
+    if "--config.wait" not in span:
+        flags.append("--config.wait=barrier")
+    code, _, err = call(*flags, *beside, *shlex.split(span))
+    assert code == 0, err
 
 
 def test_mini_batches_per_worker_are_a_flag():
