@@ -17,6 +17,7 @@ import optax
 from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle, proportional
 from algorithms.compression import Draw, Reducer, counters, times_fallen
 from algorithms.mean import mean_messages, mean_over_workers
+from comms import hashing
 from comms.collectives import divide, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
@@ -46,9 +47,9 @@ def compressed_mean(
     weight_of: finished mini-batches -> the weight that a worker with them has.
 
     Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
-    0. The extra arguments `samples`, `version`, `worker` and `first` address random draws: without
-    them, the updates that this exchange has counted and the position in the axis do. `nominal`
-    matters where reducers round for others.
+    0. The extra arguments `address`, `version`, `worker` and `first` address random draws: without
+    them, `samples` or the updates that this exchange has counted and the position in the axis do.
+    `nominal` matters where reducers round for others.
     """
 
     def init_fn(params):
@@ -64,6 +65,7 @@ def compressed_mean(
         params=None,
         *,
         samples=None,
+        address=None,
         version=None,
         weight=None,
         worker=None,
@@ -72,14 +74,15 @@ def compressed_mean(
         **extra,
     ):
         samples = state.update if samples is None else samples
+        address = hashing.address(samples) if address is None else address
         version = state.update if version is None else version
         worker = jax.lax.axis_index(AXIS) if worker is None else worker
         leaves, reducers, structure = _parts(updates, reducer_of)
         others = _others(updates, reducer_of)
         rest_state = state.rest
         if jax.tree.leaves(others):
-            given = {"samples": samples, "version": version, "worker": worker, "first": first}
-            given |= {"weight": weight, "nominal": nominal}
+            given = {"samples": samples, "address": address, "version": version, "worker": worker}
+            given |= {"first": first, "weight": weight, "nominal": nominal}
             of_rest = None if params is None else _others(params, reducer_of)
             others, rest_state = rest.update(others, state.rest, of_rest, **given, **extra)
         others = iter(jax.tree.leaves(others))
@@ -90,14 +93,13 @@ def compressed_mean(
             own_weight = jnp.asarray(weight, jnp.float32)
             full = weight_of(nominal)
             total = jax.lax.psum(own_weight, AXIS)
-        bits = jax.lax.bitcast_convert_type(jnp.asarray(samples, jnp.float32), jnp.uint32)
         root = jax.random.key(seed)
         states, means, new_states = iter(state.reducers), [], []
         for index, (x, reducer) in enumerate(zip(leaves, reducers, strict=True)):
             if reducer is None:
                 means.append(next(others))
                 continue
-            shared = _addressed(root, bits, index, SHARED)
+            shared = _addressed(root, address, index, SHARED)
             own = _addressed(root, worker, version, first, index, OWN)
             draw = Draw(shared, own, own_weight, full, total, state.update)
             held = x.astype(jnp.float32)  # before it is weighed: the memory must see all of it

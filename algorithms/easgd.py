@@ -10,6 +10,10 @@ from the x_i and c of before, so that what travels is known before the gradient.
 workers room to explore: at rest x_i stands off c by lr g_i / alpha, on its own data's side. Where
 only some of the workers deliver, only they pull and are pulled (the asynchronous Algorithm 1).
 
+With momentum it is EAMSGD (Algorithm 2 there) but for one point: Nesterov's momentum as optax has it
+keeps the look-ahead point x + delta v, which is then what is pulled and what the server gets, where
+the paper pulls x. The two lead to other models; heavy-ball momentum has no such point.
+
 With more than one mini-batch a round, its local steps all begin at the x_i of before, and the pull
 joins them at the end of the round.
 """
@@ -47,7 +51,7 @@ def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
 
 
 def easgd(optimizer: optax.GradientTransformation, workers: int, *, beta: float = 0.9) -> Algorithm:
-    """Local steps of `optimizer`, with momentum EAMSGD, and a pull between workers and a centre.
+    """Local steps of `optimizer`, and a pull between workers and a centre.
 
     beta: how far the centre goes towards the workers' mean in an update that all take part in, in
     (0, 1]; the paper takes 0.9. The centre is evaluated.

@@ -43,8 +43,9 @@ def meet_with_momentum(
     updates: what local steps have gone back, -D_i. partners: [M, n] matchings.
     """
 
-    def update_fn(updates, state, params, *, active=None, **extra):
+    def update_fn(updates, state, params, *, active=None, batches=1, **extra):
         del extra
+        updates = jax.tree.map(lambda u: jnp.where(batches > 0, u, 0), updates)
         matching = jnp.argmax(given(active))
         theirs = gossip.exchange_matching((updates, params), matching, partners, AXIS)
         velocity = jax.tree.map(

@@ -9,7 +9,9 @@ preconditioner, which bears compression with error feedback:
     m   <- C(mean_i m_i + e)                where a chunk is added up, which keeps e
     x   <- x - rate m / (sqrt(v) + eps)
 
-C is the signs times the mean magnitude of a chunk, an n-th of a parameter.
+C is the signs times the mean magnitude of a chunk, an n-th of a parameter. An entry that had no
+gradient in the warm-up, as the row of a rare word, has no variance to be divided by, for ever. It
+takes the mean of those entries of its parameter that have one, or of all parameters' if none has.
 
 A worker holds three arrays of a parameter's size, m, v and e_i, and an n-th of one, e. 0/1 Adam
 (arXiv 2202.06009), which also freezes the variance at intervals and skips exchanges, is not built.
@@ -29,6 +31,7 @@ from comms import cost, quantise, two_phase
 from comms.messages import Payload
 
 SIGNS = quantise.sign_codec()
+SILENT = 1e-8  # share of the usual variance below which an entry counts as without a gradient
 
 
 class OneBitAdamState(NamedTuple):
@@ -89,11 +92,11 @@ def momentum_in_signs(
         correction = 1 - b2 ** state.adam.count.astype(jnp.float32)
 
         def preconditioned(m, v):
-            """0 where no gradient was seen in the warm-up, whatever signs say there."""
+            """0 where no parameter at all has seen a gradient, whatever signs say there."""
             step = m / (jnp.sqrt(v / jnp.where(warm, 1, correction)) + eps)
             return jnp.where(v > 0, step, 0)
 
-        coarse = jax.tree.map(preconditioned, found, variance)
+        coarse = jax.tree.map(preconditioned, found, _without_gaps(variance))
         direction = _choose(warm, dense, coarse)
         new = _choose(warm, stepped, state.adam._replace(mu=found))
         if weight is not None:  # where nobody finished anything there is no mean
@@ -152,8 +155,30 @@ def one_bit_adam(
                 f"one_bit_adam: was built for {workers} workers, but {count} train; give it as many"
             )
 
+    def metrics(state):
+        variance = jax.tree.map(lambda v: v[0], state.adam.nu)  # equal on all workers
+        filled = jax.tree.map(jnp.not_equal, _without_gaps(variance), variance)
+        return {"entries_without_variance": sum(x.sum() for x in jax.tree.leaves(filled))}
+
     exchange = momentum_in_signs(method.exchange, warmup_updates, b1, b2, eps)
-    return method._replace(exchange=exchange, check=check)
+    return method._replace(exchange=exchange, check=check, metrics=metrics)
+
+
+def _without_gaps(variance):
+    """The variances, with the usual one of a parameter in place of those that are next to none."""
+
+    def usual(*parts):
+        count = sum((v > 0).sum() for v in parts)
+        return sum(v.sum() for v in parts) / jnp.maximum(count, 1)
+
+    of_all = usual(*jax.tree.leaves(variance))
+
+    def filled(v):
+        own = usual(v)
+        own = jnp.where(own > 0, own, of_all)
+        return jnp.where(v > SILENT * own, v, own).astype(v.dtype)
+
+    return jax.tree.map(filled, variance)
 
 
 def _choose(condition, chosen: Any, other: Any) -> Any:

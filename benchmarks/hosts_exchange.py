@@ -125,10 +125,8 @@ class Bench:
             config.split, labels=task.labels, workers=hosts, seed=config.seed
         )
         sampler = sampling.Sampler(shards, config.batch_size, config.seed)
-        drawn = (jnp.float32(0),) if task.shared_draw else ()
-        self._gradient = jax.jit(
-            jax.grad(lambda p, examples: task.losses(p, examples, *drawn).mean())
-        )
+        losses = tasks.first_draw(task)
+        self._gradient = jax.jit(jax.grad(lambda p, examples: losses(p, examples).mean()))
         me = np.int32(jax.process_index())
         taken = [np.asarray(sampler.indices(me, counter)) for counter in range(GRADIENTS)]
         self._examples = [

@@ -4,7 +4,8 @@
 before each; `lowbias32` is a single round of another hash, for callers that chain many.
 
 Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced; a seed that all workers
-share comes from a key without the worker in it.
+share comes from a key without the worker in it. What all workers of an update draw alike is
+addressed by the samples that have been seen, a count of 64 bits that devices hold as two words.
 """
 
 import math
@@ -52,6 +53,55 @@ def lowbias32(x) -> jax.Array:
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)
+
+
+def words(count) -> np.ndarray:
+    """Return whole numbers below 2^63 as words, uint32 [..., 2], the low one first."""
+    return np.asarray(count, "<i8")[..., None].view("<u4")
+
+
+def plus(held, count) -> jax.Array:
+    """Return the words [2] of a number that is larger by count, below 2^32."""
+    low = held[0] + jnp.asarray(count).astype(jnp.uint32)
+    return jnp.stack([low, held[1] + (low < held[0])])
+
+
+def counted(held) -> dict[str, jax.Array]:
+    """Return `samples`, the number that words [..., 2] hold, float32, and its `address`, uint32.
+
+    The address is that of `address`.
+    """
+    low, high = held[..., 0], held[..., 1]
+    samples = high.astype(jnp.float32) * 2.0**32 + low.astype(jnp.float32)
+    large = low ^ (high * jnp.uint32(0x9E3779B9)) ^ jnp.uint32(0x80000000)
+    exact = (high == 0) & (low < 2**24)
+    bits = jax.lax.bitcast_convert_type(samples, jnp.uint32)
+    return {"samples": samples, "address": jnp.where(exact, bits, large)}
+
+
+def address(samples) -> jax.Array:
+    """Return the uint32 by which an update that follows this many samples draws at random.
+
+    These are the bits of the count as float32 while that is exact, below 2^24, and beyond a mix of
+    its 64 bits, of which the next 2^32 counts all have another one. A count that comes as a float
+    addresses by its bits, exact or not.
+    """
+    if (
+        isinstance(samples, int | np.ndarray | np.generic)
+        and np.asarray(samples).dtype.kind in "iu"
+    ):
+        return counted(words(samples))["address"]
+    samples = jnp.asarray(samples)
+    if jnp.issubdtype(samples.dtype, jnp.floating):
+        return jax.lax.bitcast_convert_type(samples.astype(jnp.float32), jnp.uint32)
+    high = samples >> 32 if samples.dtype.itemsize > 4 else jnp.zeros_like(samples)
+    held = jnp.stack([samples.astype(jnp.uint32), high.astype(jnp.uint32)], -1)
+    return counted(held)["address"]
+
+
+def of_step(address, step) -> jax.Array:
+    """Return the address of a local step, other in each of them; step 0 has the update's own."""
+    return address ^ lowbias32(jnp.asarray(step).astype(jnp.uint32))
 
 
 def _finalise(h):

@@ -113,8 +113,8 @@ def _programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[
     """What `step_seconds` measures, ready to run."""
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(jnp.asarray, tasks.take(arm.task.train, slice(config.batch_size)))
-    drawn = (jnp.float32(0),) if arm.task.shared_draw else ()
-    gradient = jax.jit(jax.grad(lambda p: arm.task.losses(p, examples, *drawn).mean()))
+    losses = tasks.first_draw(arm.task)
+    gradient = jax.jit(jax.grad(lambda p: losses(p, examples).mean()))
     state = arm.algorithm.exchange.init(params), arm.algorithm.server.init(params)
     if arm.algorithm.settled:  # after a warm-up, as bytes are counted
         state = state[0]._replace(update=jnp.int32(arm.algorithm.settled)), state[1]

@@ -39,11 +39,11 @@ def first_gradient(config: ConfigDict, task: Task) -> Any:
     )
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
     params = task.init(jax.random.key(config.seed))
-    drawn = (jnp.float32(0),) if task.shared_draw else ()
+    losses = tasks.first_draw(task)
 
     @jax.jit
     def added(total, params, examples):
-        gradient = jax.grad(lambda p: task.losses(p, examples, *drawn).mean())(params)
+        gradient = jax.grad(lambda p: losses(p, examples).mean())(params)
         return jax.tree.map(lambda a, b: a + jnp.abs(b), total, gradient)
 
     total = jax.tree.map(jnp.zeros_like, params)

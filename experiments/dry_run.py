@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from comms import messages
+from comms import hashing, messages
 from experiments import limits, parts, peaks, places, prepare, program_costs, tasks
 from runtimes import bodies, feeding, rounds, slices, worker
 from stragglers.rule import most_mini_batches
@@ -121,16 +121,16 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     own = jax.tree.map(functools.partial(_part, size), made.shapes, splits)
 
     @functools.wraps(made.task.losses)
-    def losses(params, examples, *seen):
+    def losses(params, examples, *seen, **own):
         whole = jax.tree.map(slices.gathered, params, splits)
-        return made.task.losses(whole, examples, *seen)
+        return made.task.losses(whole, examples, *seen, **own)
 
     most = config.rounds_per_dispatch
 
     def begun(params):
         server = worker.init_server(algorithm, params)
         state = worker.init(algorithm, params)
-        return rounds.Model(params, server, state, jnp.int32(0), jnp.float32(0))
+        return rounds.Model(params, server, state, jnp.int32(0), hashing.words(0))
 
     def run(model, table, count, examples):
         def step(place, carry):
@@ -167,7 +167,8 @@ def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
     state = jax.eval_shape(lambda params: worker.init(algorithm, params), made.shapes)
 
     def run(state, params, batches, examples, indices):
-        given = {"samples": jnp.float32(0), "nominal": mini_batches, "worker": jnp.int32(0),
+        given = {**hashing.counted(hashing.words(0)), "nominal": mini_batches,
+                 "worker": jnp.int32(0),
                  "version": jnp.int32(0), "first": jnp.int32(0), "staleness": jnp.int32(0),
                  "active": None}  # fmt: skip
         taken = jax.tree.map(lambda a: a[indices], examples)

@@ -283,8 +283,8 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
 
 def _mean_loss(task: Task) -> Callable:
     """(params, examples) -> mean loss; a draw that changes over training is that of its start."""
-    seen = (0.0,) if task.shared_draw else ()
-    return lambda params, examples: task.losses(params, examples, *seen).mean()
+    losses = tasks.first_draw(task)
+    return lambda params, examples: losses(params, examples).mean()
 
 
 def _examples(task: Task, batch_size: int):

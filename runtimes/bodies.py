@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import AXIS, Algorithm
-from comms import collectives
+from comms import collectives, hashing
 from runtimes import worker
 
 
@@ -43,8 +43,8 @@ class Row(NamedTuple):
     version: jax.Array  # [k] int32, of the parameters each contribution was taken at
     first: jax.Array  # [k] int32, counter of each contribution's first mini-batch
     staleness: jax.Array  # [k] int32
-    samples: jax.Array  # [] float32, samples seen before the update
-    seen: jax.Array | None  # [k] float32, when each contribution was taken; None: `samples`
+    samples: jax.Array  # [2] uint32, words of the samples seen before the update
+    seen: jax.Array | None  # [k, 2] uint32, when each contribution was taken; None: `samples`
     read: jax.Array  # [k] int32, slot of the parameters each contribution was taken at
     write: jax.Array  # [] int32, slot of the new parameters
     current: jax.Array  # [] int32, slot of the newest parameters before the update
@@ -98,8 +98,8 @@ def _given(row: Row, known: Known) -> tuple[dict, dict]:
     own = {name: getattr(row, name) for name in ("worker", "version", "first", "staleness")}
     if row.partner is not None:
         own["partner"] = row.partner
-    common = {"samples": row.samples, "nominal": row.indices.shape[1], "active": row.active}
-    return common | {"busy": known.busy}, own
+    common = {"nominal": row.indices.shape[1], "active": row.active, "busy": known.busy}
+    return common | hashing.counted(row.samples), own
 
 
 def _take(tree, index, everyone: bool):
@@ -153,7 +153,8 @@ def _versions(slots, rows: Row) -> Versions:
 
 
 def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
-    if row.seen is not None and worker.draws(losses):
+    seen_apart = row.seen is not None and worker.draws(losses)
+    if seen_apart or worker.draws_alone(losses):
         return _replicated(algorithm, losses, model, row, take, known)
     _, mini_batches, batch_size = row.indices.shape
     weight = algorithm.weight(row.batches)
@@ -162,8 +163,8 @@ def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
     places = _of_finished((row.indices, row.draws), row.batches, known)
     taken = worker.flatten(worker.flatten(take(places)))
     weights = (share[:, None] * own).reshape(-1)
-    gradient = worker.gradient(losses, model.params, taken, weights, row.samples)
     common, _ = _given(row, known)
+    gradient = worker.gradient(worker.drawn(losses, common), model.params, taken, weights)
     finished = row.batches.sum()
     lone = jax.tree.map(lambda a: a[:1], model.workers.exchange)
 
@@ -200,7 +201,7 @@ def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take
         )(points)
         state = _where(row.restored >= 0, fresh, state)
     working = len(row.indices)
-    taken_at = own if row.seen is None else own | {"samples": row.seen}
+    taken_at = own if row.seen is None else own | hashing.counted(row.seen)
 
     def contribute(params, state, places, batches, own):
         return worker.contribute(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
+from comms import hashing
 from runtimes import uplink, worker
 from runtimes.uplink import Uplink
 from stragglers.processes import Process
@@ -123,7 +124,7 @@ class FreeWorker:
         params = jax.tree.map(jnp.asarray, params)
         carry = self._begin(params, self._states[order.after].work)
         given = {
-            "samples": np.float32(order.samples),
+            "samples": hashing.words(order.samples),
             "worker": np.int32(self._me),
             "version": np.int32(order.version),
             "first": np.int32(order.first),
@@ -135,7 +136,9 @@ class FreeWorker:
         for step in range(order.batches):
             self._computing_since = mark
             carry = jax.block_until_ready(
-                self._one_more(carry, self._examples, np.asarray(table[step]), given)
+                self._one_more(
+                    carry, self._examples, np.asarray(table[step]), given, np.int32(step)
+                )
             )
             self._computing_since = None
             if delayed and parts.delay is not None:
@@ -182,12 +185,12 @@ def _programs(
         return (*worker.begin(algorithm, params, state), work)
 
     @jax.jit
-    def one_more(carry, examples, taken, given):
+    def one_more(carry, examples, taken, given, index):
         point, gathered, work = carry
         mini_batch = jax.tree.map(lambda a: a[taken], examples)
-        given = given | {"active": None, "nominal": nominal}
+        given = given | hashing.counted(given["samples"]) | {"active": None, "nominal": nominal}
         gathered, work = worker.one_more(
-            algorithm, losses, point, gathered, work, mini_batch, given
+            algorithm, losses, point, gathered, work, mini_batch, given, index
         )
         return point, gathered, work
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from comms import hashing
 from runtimes.meeting import Programs
 from stragglers.pair_log import Entry
 
@@ -64,7 +65,7 @@ class LocalSteps:
                 holding.work,
                 self._sampler.indices(np.int64(self._me), counters),
                 np.int32(batches),
-                np.float32(samples),
+                hashing.words(samples),
                 np.int32(self._me),
             )
         )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import AXIS, Algorithm
-from comms import collectives
+from comms import collectives, hashing
 from runtimes import worker
 from runtimes.conversation import Conversation
 
@@ -22,8 +22,8 @@ ASKS, ANSWERS = 0, 1  # positions in a meeting, as in a row of the schedule
 class Programs(NamedTuple):
     """The compiled programs of a node.
 
-    contribute: (params, work state, indices [mini_batches, batch_size], batches, samples seen,
-        worker) -> (contribution, work state).
+    contribute: (params, work state, indices [mini_batches, batch_size], batches, words of the
+        samples seen, worker) -> (contribution, work state).
     ask, answer: (contribution, exchange state, params, batches, worker) -> (params, exchange
         state). A partner that goes on answers with (exchange state, params, worker) alone, and
         keeps its params.
@@ -69,12 +69,12 @@ def build(
     state = jax.eval_shape(lambda: worker.init(algorithm, params))
     number = jax.ShapeDtypeStruct((), jnp.int32)
     taken = jax.ShapeDtypeStruct((mini_batches, batch_size), jnp.int32)
-    seen = jax.ShapeDtypeStruct((), jnp.float32)
+    seen = jax.ShapeDtypeStruct((2,), jnp.uint32)
     full = (params, state.exchange, params, number, number)
 
     def contribute(params, work, indices, batches, samples, me, examples):
         def body(params, work, indices, batches, samples, me):
-            given = {**_given(mini_batches, me), "samples": samples}
+            given = _given(mini_batches, me) | hashing.counted(samples)
             local = worker.WorkerState(work, ())
             mine = jax.tree.map(lambda a: a[indices], examples)
             contribution, local = worker.contribute(

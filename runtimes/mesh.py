@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
+from comms import hashing
 from runtimes import divided_state, mesh_inputs, packing, placement, rounds, slices, worker
 from runtimes.feeding import Streamed
 from runtimes.rounds import Model, Table
@@ -120,7 +121,7 @@ class Mesh:
         algorithm = self._algorithm
         server = worker.init_server(algorithm, params)
         memory = worker.init(algorithm, params)
-        model = Model(params, server, memory, np.int32(0), np.float32(0))
+        model = Model(params, server, memory, np.int32(0), hashing.words(0))
         zeros = np.zeros(self._workers, np.int64)
         return MeshRun(self._placed(model), zeros, 0.0, 0, 0)
 

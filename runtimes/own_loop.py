@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from algorithms.base import AXIS, Algorithm, Parted
+from comms import hashing
 
 HORIZON = 2**16  # updates after which links that were drawn at random repeat
 Extra = dict[str, Any]
@@ -28,7 +29,7 @@ class MethodState(NamedTuple):
     """The state of one worker."""
 
     updates: jax.Array  # [] int32, exchanges so far
-    finished: jax.Array  # [] int32, mini-batches that all workers have finished in them
+    samples: jax.Array  # [2] uint32, words of the samples that all workers have used in them
     exchange: Any  # of the method's exchange
     optimizer: Any  # of the server, the same on all workers; () without one
     served: Any  # the server's parameters beside a worker's own; () if there is one model
@@ -159,7 +160,7 @@ class _Core:
         method, params = self._method, jax.tree.map(jnp.asarray, params)
         return MethodState(
             jnp.int32(0),
-            jnp.int32(0),
+            jnp.asarray(hashing.words(0)),
             method.exchange.init(params),
             () if method.server is None else method.server.init(params),
             () if method.adopt is None else params,
@@ -174,7 +175,8 @@ class _Core:
         given = self.given(state, extra)
         counted = jnp.asarray(given["batches"], jnp.int32)
         total = counted * jax.lax.axis_size(AXIS) if full else jax.lax.psum(counted, AXIS)
-        after = state._replace(updates=state.updates + 1, finished=state.finished + total)
+        samples = hashing.plus(state.samples, total * self._batch_size)
+        after = state._replace(updates=state.updates + 1, samples=samples)
         if method.adopt is not None:
             given["current"] = state.served
         base = params if method.grad_params is None else state.raw
@@ -214,7 +216,7 @@ class _Core:
         known = {
             "batches": nominal,
             "nominal": nominal,
-            "samples": state.finished.astype(jnp.float32) * self._batch_size,
+            **hashing.counted(state.samples),
             "version": state.updates,
             "first": state.updates * nominal,
             "staleness": 0,
@@ -229,6 +231,8 @@ class _Core:
                 bitorder="little",
             )
             known["active"] = row.astype(bool)
+        if "samples" in extra:  # a count of the caller's addresses draws as well
+            del known["address"]
         return known | extra
 
     def _check(self, params, extra: Extra) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
+from comms import hashing
 from runtimes import planning, worker
 from runtimes.free_worker import Delivery, Order, first_state, uplink_of
 from runtimes.own_models import OwnModels
@@ -306,7 +307,7 @@ class ParameterServer:
             np.array([o.batches for o in orders], np.int32),
             fresh,
             own,
-            np.float32(self.samples),
+            hashing.words(self.samples),
         )
 
     def _forget(self) -> None:

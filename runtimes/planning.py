@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from comms import hashing
 from runtimes import slots
 from runtimes.bodies import Known, Row
 from stragglers.rule import Rule
@@ -148,8 +149,8 @@ class Planner:
             version=pad(done.version, np.int32),
             first=pad(done.first, np.int32),
             staleness=pad(done.staleness, np.int32),
-            samples=pad(turn.samples, np.float32),
-            seen=pad(done.samples, np.float32),
+            samples=hashing.words(pad(turn.samples, np.int64)),
+            seen=None if done.samples is None else hashing.words(pad(done.samples, np.int64)),
             read=pad(turn.read, np.int32),
             write=pad(turn.write, np.int32),
             current=pad(turn.current, np.int32),

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from algorithms.base import AXIS
+from comms import hashing
 from runtimes import slices, worker
 from stragglers import inject
 
@@ -25,7 +26,7 @@ class Model(NamedTuple):
     server: Any
     worker: worker.WorkerState
     round: Any  # int32, index of the next round
-    samples: Any  # float32, seen by all workers so far
+    samples: Any  # [2] uint32, words of the samples that all workers have seen so far
 
 
 class Table(NamedTuple):
@@ -58,13 +59,13 @@ def _finish_round(algorithm, model: Model, contribution, state, batches, total, 
 
 
 def _advanced(model: Model, samples) -> Model:
-    return model._replace(round=model.round + 1, samples=model.samples + samples)
+    return model._replace(round=model.round + 1, samples=hashing.plus(model.samples, samples))
 
 
 def _given(model: Model, mini_batches: int, first, active) -> dict:
     return {
         "active": active,
-        "samples": model.samples,
+        **hashing.counted(model.samples),
         "nominal": mini_batches,
         "worker": jax.lax.axis_index(AXIS),
         "version": model.round,
@@ -165,7 +166,7 @@ class Watched:
 
         def take(loop):
             taken, _, done, kept = loop
-            new = worker.one_more(algorithm, self._losses, point, *done, batch(taken), given)
+            new = worker.one_more(algorithm, self._losses, point, *done, batch(taken), given, taken)
             ticked = (me, model.round, taken + 1, _touch(new[0]))
             verdict = self._team.ask(injector.tick, _ANSWER, *ticked)
             counts = verdict != inject.CUT if trigger.cuts else True

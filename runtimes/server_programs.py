@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import Algorithm
+from comms import hashing
 from runtimes import bodies, worker
 from runtimes.uplink import Uplink
 
@@ -26,19 +27,14 @@ def program(algorithm: Algorithm, mini_batches: int, uplink: Uplink | None) -> C
 
     @jax.jit
     def apply(state, contributions, points, batches, fresh, own, samples):
-        common = {
-            "samples": samples,
-            "nominal": mini_batches,
-            "active": None,
-            "current": state.params,
-        }
+        seen = hashing.counted(samples)
+        common = seen | {"nominal": mini_batches, "active": None, "current": state.params}
         contribution, points = (
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
             for trees in (contributions, points)
         )
         if uplink is not None:
-            update = {"samples": samples, "current": state.params}
-            reduced = uplink.reduce(contribution, own["staleness"], **update)
+            reduced = uplink.reduce(contribution, own["staleness"], current=state.params, **seen)
             params, server = worker.serve(
                 algorithm, reduced, state.params, state.server, batches.sum(), common
             )

@@ -98,8 +98,8 @@ class Replicated(Alone):
         everywhere.defvjp(lambda params: (params, None), average)
 
         @functools.wraps(losses)
-        def of_slice(params, examples, *seen):
-            return losses(everywhere(params), examples, *seen)
+        def of_slice(params, examples, *seen, **own):
+            return losses(everywhere(params), examples, *seen, **own)
 
         return of_slice
 
@@ -142,15 +142,14 @@ class Sharded(Replicated):
         """As `Alone.shared`."""
 
         @functools.wraps(losses)
-        def of_slice(params, examples, *seen):
+        def of_slice(params, examples, *seen, **own):
             splits = jax.tree.map(lambda a: self.split(a.shape), params)
 
-            def own(params, examples, *seen):
-                return losses(jax.tree.map(gathered, params, splits), examples, *seen)
+            def of_device(params, examples, seen, own):
+                return losses(jax.tree.map(gathered, params, splits), examples, *seen, **own)
 
-            own_seen = tuple(P() for _ in seen)
-            return self._on_each(own, (splits, P(SLICE), *own_seen), P(SLICE))(
-                params, examples, *seen
+            return self._on_each(of_device, (splits, P(SLICE), P(), P()), P(SLICE))(
+                params, examples, seen, own
             )
 
         return of_slice

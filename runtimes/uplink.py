@@ -65,12 +65,12 @@ class Uplink:
         """What the exchange returns for the contributions of an update.
 
         messages: leaves [k, ...]; staleness: [k] int32, updates; update: `samples`, seen before it
-        by all workers, and `current`, the newest parameters.
+        by all workers, their `address`, and `current`, the newest parameters.
         """
         part = self._among(len(staleness))
 
         def of_one(message, staleness):
-            known = staleness, update["samples"], update["current"]
+            known = staleness, update["samples"], update["address"], update["current"]
             return _run(part.server, [*message, *jax.tree.leaves(known)])
 
         reduced = jax.vmap(of_one, axis_name=AXIS)(messages, staleness)
@@ -168,15 +168,15 @@ def _trace(algorithm: Algorithm, params: Tree, mini_batches: int, contributions:
     real = jax.ShapeDtypeStruct((), jnp.float32)
     given = dict.fromkeys(OWN, number) | {"weight": real}
     own = params, jax.eval_shape(algorithm.exchange.init, params), params, _in_order(given)
-    update = number, real, params
+    update = number, real, jax.ShapeDtypeStruct((), jnp.uint32), params
 
     def exchange(own, update):
         contribution, state, params, given = own
-        staleness, samples, current = update
+        staleness, samples, address, current = update
         reduced, state = algorithm.exchange.update(
             contribution, state, params,
             nominal=mini_batches, active=None, staleness=staleness, samples=samples,
-            current=current, **dict(zip(OWN, given, strict=True)),
+            address=address, current=current, **dict(zip(OWN, given, strict=True)),
         )  # fmt: skip
         return reduced, state
 

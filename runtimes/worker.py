@@ -2,8 +2,9 @@
 
 The same functions run under `jax.vmap(axis_name=AXIS)`, `jax.pmap` and `jax.shard_map`.
 `losses(params, examples) -> [b]` gives per-example losses; examples are pytrees with leading
-axes [mini_batches, batch_size]. Losses that draw at random take a third argument: the samples that
-all workers had seen before the update, so that all of them draw alike.
+axes [mini_batches, batch_size]. Losses that draw at random take a third argument, an address: a
+uint32 that is another one in every update and in every local step, and the same on all workers. One
+named `worker` besides gets the worker's number, for what each is to draw by itself.
 """
 
 import inspect
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import Algorithm
+from comms import hashing
 from comms.trees import Tree
 
 NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
@@ -88,24 +90,42 @@ def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -
 
 
 def draws(losses) -> bool:
-    """Whether losses draw at random, by the samples that have been seen."""
+    """Whether losses draw at random, by an address."""
     return len(inspect.signature(losses).parameters) > 2
 
 
-def gradient(losses, params, examples, weights, samples) -> optax.Updates:
+def draws_alone(losses) -> bool:
+    """Whether losses draw at random, every worker by itself."""
+    return "worker" in inspect.signature(losses).parameters
+
+
+def drawn(losses, given, step=0) -> Callable[[Any, Any], jax.Array]:
+    """The losses as functions of (params, examples) alone, in a local step of an update.
+
+    given: the update's extra arguments, of which `address` and `worker` are looked at, if losses
+    ask for them. step: of the local steps from one exchange to the next, from 0.
+    """
+    asked = list(inspect.signature(losses).parameters)[2:]
+    if not asked:
+        return losses
+    own = {"worker": given["worker"]} if "worker" in asked else {}
+    shared = () if asked[0] == "worker" else (hashing.of_step(given["address"], step),)
+    return lambda params, examples: losses(params, examples, *shared, **own)
+
+
+def gradient(losses, params, examples, weights) -> optax.Updates:
     """Gradient of the weighted sum of per-example losses; examples and weights are flat.
 
-    samples: float32 [], seen by all workers before the update, for losses that ask for it.
+    losses: of (params, examples) alone, see `drawn`.
 
     On a CPU the gradient of a narrow matrix is taken as that of its transpose: XLA's product of
     samples [784, 20] with slopes [20, 10] is slower than the transposed one, see local SGD by hand
     in `benchmarks.simulate`.
     """
-    seen = (samples,) if draws(losses) else ()
 
     def loss(transposed):
         held = jax.tree.map(lambda a, like: a.T if _is_narrow(like) else a, transposed, params)
-        return jnp.vdot(weights, losses(held, examples, *seen))
+        return jnp.vdot(weights, losses(held, examples))
 
     found = jax.grad(loss)(jax.tree.map(lambda a: a.T if _is_narrow(a) else a, params))
     # Without the barrier XLA would merge the transpose and the product into the slow one again.
@@ -144,14 +164,14 @@ def contribute(
         weights = sample_weights(batches, mini_batches, batch_size)
         all_finished = isinstance(batches, int) and batches == mini_batches
         known = examples if all_finished else of_finished(examples, batches)
-        found = gradient(losses, point, flatten(take(known)), weights, given["samples"])
+        found = gradient(drawn(losses, given), point, flatten(take(known)), weights)
         if not (all_finished or given.get("busy")):  # then the first one may be unfinished, too
             found = jax.tree.map(lambda g: jnp.where(batches > 0, g, 0), found)
         return found, state
 
     def step(carry, mini_batch):
         index, mini_batch = mini_batch
-        new = local_step(algorithm, losses, *carry, take(mini_batch), given)
+        new = local_step(algorithm, losses, *carry, take(mini_batch), given, index)
         keep = index < batches
         return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, carry), None
 
@@ -178,14 +198,17 @@ def _sum_type(x) -> jnp.dtype:
 
 
 def one_more(
-    algorithm: Algorithm, losses, point, gathered, work_state, mini_batch, given
+    algorithm: Algorithm, losses, point, gathered, work_state, mini_batch, given, index
 ) -> tuple[Any, optax.OptState]:
-    """What is gathered after one more gradient at `point`, or one more local step."""
+    """What is gathered after one more gradient at `point`, or one more local step.
+
+    index: of the mini-batch in the contribution.
+    """
     if algorithm.work is not None:
-        return local_step(algorithm, losses, gathered, work_state, mini_batch, given)
+        return local_step(algorithm, losses, gathered, work_state, mini_batch, given, index)
     size = jax.tree.leaves(mini_batch)[0].shape[0]
     weights = jnp.full(size, 1.0 / size)
-    new = gradient(losses, point, mini_batch, weights, given["samples"])
+    new = gradient(drawn(losses, given), point, mini_batch, weights)
     return jax.tree.map(jnp.add, gathered, new), work_state
 
 
@@ -197,15 +220,14 @@ def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Upd
 
 
 def local_step(
-    algorithm: Algorithm, losses, live, work_state, mini_batch, given
+    algorithm: Algorithm, losses, live, work_state, mini_batch, given, index
 ) -> tuple[optax.Params, optax.OptState]:
-    """One step of `algorithm.work` on one mini-batch."""
+    """One step of `algorithm.work` on one mini-batch, number `index` of the contribution."""
     batch_size = jax.tree.leaves(mini_batch)[0].shape[0]
     weights = jnp.full(batch_size, 1.0 / batch_size)
     work = optax.with_extra_args_support(algorithm.work)
-    updates, work_state = work.update(
-        gradient(losses, live, mini_batch, weights, given["samples"]), work_state, live, **given
-    )
+    found = gradient(drawn(losses, given, index), live, mini_batch, weights)
+    updates, work_state = work.update(found, work_state, live, **given)
     return optax.apply_updates(live, updates), work_state
 
 

@@ -12,9 +12,11 @@ from stragglers.schedule import Schedule
 
 def measured_speeds(schedule: Schedule, workers: int) -> np.ndarray:
     """[workers] mini-batches that each makes in a second of work; ValueError if one made none."""
-    made, busy = np.zeros((2, workers))
-    np.add.at(made, schedule.workers, schedule.batches)
-    np.add.at(busy, schedule.workers, schedule.busy)
+    there = schedule.workers < workers  # rows of fewer contributions are filled up with nobody's
+    made, busy = (
+        np.bincount(schedule.workers[there], values[there], workers)
+        for values in (schedule.batches, schedule.busy)
+    )
     if not (made > 0).all():
         raise ValueError(
             f"speeds: worker {int(np.argmin(made))} finished nothing in {schedule.updates} "

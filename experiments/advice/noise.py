@@ -25,11 +25,11 @@ def ratio(config: ConfigDict, prepared: prepare.Prepared) -> float:
     )
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
     params = task.init(jax.random.key(config.seed))
-    drawn = (jnp.float32(0),) if task.shared_draw else ()
+    losses = tasks.first_draw(task)
 
     @jax.jit
     def added(total, squares, examples):
-        gradient = jax.grad(lambda p: task.losses(p, examples, *drawn).mean())(params)
+        gradient = jax.grad(lambda p: losses(p, examples).mean())(params)
         return jax.tree.map(jnp.add, total, gradient), squares + _squared(gradient)
 
     total, squares = jax.tree.map(jnp.zeros_like, params), jnp.float32(0)

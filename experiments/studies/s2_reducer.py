@@ -290,8 +290,8 @@ class Gathered(NamedTuple):
 def _against_all_gather(task: tasks.Task, batch: int) -> Gathered:
     """Bytes with as many rows as one worker, and several, really touch, per COMPARED workers."""
     params = task.init(jax.random.key(0))
-    drawn = (jnp.float32(0),) if task.shared_draw else ()
-    gradient = jax.jit(jax.grad(lambda p, examples: task.losses(p, examples, *drawn).mean()))
+    losses = tasks.first_draw(task)
+    gradient = jax.jit(jax.grad(lambda p, examples: losses(p, examples).mean()))
     rng = np.random.default_rng(0)
     most = max(COMPARED)
     order = rng.permutation(len(task.labels))[: most * batch].reshape(most, batch)

@@ -13,7 +13,7 @@ DENSE, LEAST, SWARM, NOLOCO = "all_reduce", "demo/1 of 256", "swarm/H=30", "nolo
 FEWER = 100  # times, that DeMo's bytes are said to be below all-reduce's
 METHODS = {
     DENSE: {},
-    "demo/8 of 64": {"algorithm": part("demo", chunk=64, k=8)},  # its paper's usual numbers
+    "demo/8 of 64": {"algorithm": part("demo", chunk=64, k=8)},  # its defaults here
     LEAST: {"algorithm": part("demo", chunk=256, k=1)},  # the fewest bytes
     NOLOCO: {"algorithm": part("noloco"), "mini_batches": 30},
     SWARM: {"algorithm": part("swarm"), "mini_batches": 30, "wait": part("random_pairs")},

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.trees import path_text
+from runtimes import worker
 from runtimes.feeding import Streamed
 
 
@@ -21,8 +22,9 @@ class Task(NamedTuple):
     losses: float32 [b], each example's share of the mean loss, the l2 term included.
     correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
     optimum: the lowest mean training loss, if it is known.
-    shared_draw: `losses` draws at random, the same for all workers of an update. It then takes a
-        third argument, the samples that all workers had seen before the update, float32 [].
+    shared_draw: `losses` draws at random. It then takes a third argument, an address uint32 [] that
+        is another one in every update and in every local step, and the same for all workers. One
+        named `worker` besides, int32 [], lets every worker draw by itself.
     eval_losses: what `evaluate` reports instead of `losses`; of (params, examples) alone.
     metrics: what else to report, from the parameters and the losses that `evaluate` found.
     sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
@@ -51,6 +53,13 @@ class Task(NamedTuple):
 def row_sparse(task: Task, path: tuple) -> bool:
     """Whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
     return path_text(path) in task.sparse
+
+
+def first_draw(task: Task) -> Callable[[Any, Any], jax.Array]:
+    """Return the losses as functions of (params, examples), drawn as worker 0 first draws."""
+    if not task.shared_draw:
+        return task.losses
+    return worker.drawn(task.losses, {"address": jnp.uint32(0), "worker": jnp.int32(0)})
 
 
 def count(examples: Any) -> int:

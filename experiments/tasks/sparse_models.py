@@ -94,14 +94,9 @@ class NeuMF(nn.Module):
 # --- draws that all workers share ---
 
 
-def shared_key(seed: int, samples) -> jax.Array:
-    """The key of an update: equal on all workers, other in the next update.
-
-    samples: float32 scalar, the samples that all workers had seen before the update; past 2^24,
-        updates that float32 cannot tell apart share a draw.
-    """
-    bits = jax.lax.bitcast_convert_type(jnp.asarray(samples, jnp.float32), jnp.uint32)
-    return jax.random.fold_in(jax.random.key(seed), bits)
+def shared_key(seed: int, address) -> jax.Array:
+    """The key at an address, uint32, which is equal on all workers, new in every local step."""
+    return jax.random.fold_in(jax.random.key(seed), address)
 
 
 class Candidates(NamedTuple):

@@ -105,9 +105,11 @@ def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float =
     update is made, as a worker is in it only once. Where workers are processes, a contribution has
     taken what lies between its order and its delivery on the server's clock.
 
-    Decoupled DiLoCo, arXiv 2604.21428, with its grace gamma max(0, tau s - q): tau s are the
-    seconds of the local steps that hide an exchange, here all of a contribution, and q is how long
-    the quorum took. Communication lies between a push and the worker's next contribution.
+    After Decoupled DiLoCo, arXiv 2604.21428, whose Eq. 3, as others' code quotes it, grants
+    gamma (tau xi_step - xi_quorum - xi_sync). tau xi_step are the seconds of the local steps that
+    hide an exchange, here all of a contribution; xi_quorum is how long the quorum took. xi_sync,
+    the seconds of the exchange itself, is left out, so that this grace is longer by gamma times
+    those. Communication lies between a push and the worker's next contribution.
     """
     if not 0 <= gamma <= 1:
         raise ValueError(f"quorum_async: needs 0 <= gamma <= 1, got {gamma}; 1 is all that is left")

@@ -1,7 +1,6 @@
 """What the S2 Reducer experiment says of its arms, on a task small enough for a test."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -131,8 +130,8 @@ def test_what_tasks_touch_is_counted_again(name):
     config = s2_reducer.get_config(f"task={name}")
     task = deciding.prepared(config)[0].task
     params = task.init(jax.random.key(0))
-    drawn = (jnp.float32(0),) if task.shared_draw else ()
-    gradient = jax.jit(jax.grad(lambda p, examples: task.losses(p, examples, *drawn).mean()))
+    losses = tasks.first_draw(task)
+    gradient = jax.jit(jax.grad(lambda p, examples: losses(p, examples).mean()))
     rng = np.random.default_rng(2)
     most = np.zeros(4)  # in the order of Touched
     for _ in range(24):

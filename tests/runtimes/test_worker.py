@@ -34,7 +34,7 @@ def plain(params, examples):
 
 
 def ours(params, examples):
-    return worker.gradient(losses, params, examples, jnp.full(7, 1 / 7), None)
+    return worker.gradient(losses, params, examples, jnp.full(7, 1 / 7))
 
 
 @pytest.mark.parametrize("workers", [(), (4,)])
