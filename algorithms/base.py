@@ -64,13 +64,13 @@ class Algorithm(NamedTuple):
         worker's contribution; the only part whose collectives name the axis. Extra arguments,
         all from the schedule: `weight` (of this worker in a mean; None: all alike), `batches`
         (mini-batches it finished), `nominal` (mini-batches of a full round), `samples` (float32,
-        seen by all workers before this update), `address` (uint32, by which all workers draw alike,
-        see `comms.hashing.address`), `worker` (its identity, not its position in the axis),
-        `version` (int32, of the parameters that its contribution was taken at), `first` (int32,
-        counter of the contribution's first mini-batch), `staleness` (updates since its parameters
-        were read), `current` (the newest parameters, where the worker's may be older), `active`
+        seen by all workers before this update), `count` (the same, uint32 and exact, by which all
+        workers draw alike), `worker` (its identity, not its position in the axis), `version`
+        (int32, of the parameters that its contribution was taken at), `first` (int32, counter of
+        the contribution's first mini-batch), `staleness` (updates since its parameters were
+        read), `current` (the newest parameters, where the worker's may be older), `active`
         (see `links`) and `partner` (position in the axis of whom this worker meets, where the
-        schedule has pairs). A worker that nobody waits for knows neither `samples`, `address`,
+        schedule has pairs). A worker that nobody waits for knows neither `samples`, `count`,
         `staleness` and `current` nor who else is in the update: its draws follow from the others.
     work: what a worker does with its mini-batches between exchanges. None: the mean gradient at
         one point is its contribution. An optax transform: one step per mini-batch, and the

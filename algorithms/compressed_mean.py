@@ -47,7 +47,7 @@ def compressed_mean(
     weight_of: finished mini-batches -> the weight that a worker with them has.
 
     Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
-    0. The extra arguments `address`, `version`, `worker` and `first` address random draws: without
+    0. The extra arguments `count`, `version`, `worker` and `first` address random draws: without
     them, `samples` or the updates that this exchange has counted and the position in the axis do.
     `nominal` matters where reducers round for others.
     """
@@ -65,7 +65,7 @@ def compressed_mean(
         params=None,
         *,
         samples=None,
-        address=None,
+        count=None,
         version=None,
         weight=None,
         worker=None,
@@ -74,14 +74,14 @@ def compressed_mean(
         **extra,
     ):
         samples = state.update if samples is None else samples
-        address = hashing.address(samples) if address is None else address
+        count = samples if count is None else count
         version = state.update if version is None else version
         worker = jax.lax.axis_index(AXIS) if worker is None else worker
         leaves, reducers, structure = _parts(updates, reducer_of)
         others = _others(updates, reducer_of)
         rest_state = state.rest
         if jax.tree.leaves(others):
-            given = {"samples": samples, "address": address, "version": version, "worker": worker}
+            given = {"samples": samples, "count": count, "version": version, "worker": worker}
             given |= {"first": first, "weight": weight, "nominal": nominal}
             of_rest = None if params is None else _others(params, reducer_of)
             others, rest_state = rest.update(others, state.rest, of_rest, **given, **extra)
@@ -93,7 +93,7 @@ def compressed_mean(
             own_weight = jnp.asarray(weight, jnp.float32)
             full = weight_of(nominal)
             total = jax.lax.psum(own_weight, AXIS)
-        root = jax.random.key(seed)
+        root, address = jax.random.key(seed), hashing.address(count)
         states, means, new_states = iter(state.reducers), [], []
         for index, (x, reducer) in enumerate(zip(leaves, reducers, strict=True)):
             if reducer is None:

@@ -10,7 +10,7 @@ from the x_i and c of before, so that what travels is known before the gradient.
 workers room to explore: at rest x_i stands off c by lr g_i / alpha, on its own data's side. Where
 only some of the workers deliver, only they pull and are pulled (the asynchronous Algorithm 1).
 
-With momentum it is EAMSGD (Algorithm 2 there) but for one point: Nesterov's momentum as optax has it
+With momentum it is EAMSGD (Algorithm 2 there) but for one point: Nesterov's momentum in optax
 keeps the look-ahead point x + delta v, which is then what is pulled and what the server gets, where
 the paper pulls x. The two lead to other models; heavy-ball momentum has no such point.
 

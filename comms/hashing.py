@@ -67,41 +67,29 @@ def plus(held, count) -> jax.Array:
 
 
 def counted(held) -> dict[str, jax.Array]:
-    """Return `samples`, the number that words [..., 2] hold, float32, and its `address`, uint32.
+    """Return the number that words [..., 2] hold as `samples`, float32, and as `count`, uint32.
 
-    The address is that of `address`.
+    The count is exact below 2^32, and beyond that another number for each of the next 2^32.
     """
     low, high = held[..., 0], held[..., 1]
     samples = high.astype(jnp.float32) * 2.0**32 + low.astype(jnp.float32)
-    large = low ^ (high * jnp.uint32(0x9E3779B9)) ^ jnp.uint32(0x80000000)
-    exact = (high == 0) & (low < 2**24)
-    bits = jax.lax.bitcast_convert_type(samples, jnp.uint32)
-    return {"samples": samples, "address": jnp.where(exact, bits, large)}
+    return {"samples": samples, "count": low ^ (high * jnp.uint32(0x9E3779B9))}
 
 
-def address(samples) -> jax.Array:
-    """Return the uint32 by which an update that follows this many samples draws at random.
+def address(count) -> jax.Array:
+    """Return the uint32 by which what follows this many samples draws at random, [] for [].
 
-    These are the bits of the count as float32 while that is exact, below 2^24, and beyond a mix of
-    its 64 bits, of which the next 2^32 counts all have another one. A count that comes as a float
-    addresses by its bits, exact or not.
+    A count below 2^24 addresses by the bits that it has as float32, which is exact there, and a
+    larger one by itself. One that comes as a float has those bits, exact or not.
     """
-    if (
-        isinstance(samples, int | np.ndarray | np.generic)
-        and np.asarray(samples).dtype.kind in "iu"
-    ):
-        return counted(words(samples))["address"]
-    samples = jnp.asarray(samples)
-    if jnp.issubdtype(samples.dtype, jnp.floating):
-        return jax.lax.bitcast_convert_type(samples.astype(jnp.float32), jnp.uint32)
-    high = samples >> 32 if samples.dtype.itemsize > 4 else jnp.zeros_like(samples)
-    held = jnp.stack([samples.astype(jnp.uint32), high.astype(jnp.uint32)], -1)
-    return counted(held)["address"]
-
-
-def of_step(address, step) -> jax.Array:
-    """Return the address of a local step, other in each of them; step 0 has the update's own."""
-    return address ^ lowbias32(jnp.asarray(step).astype(jnp.uint32))
+    if isinstance(count, int | np.integer):
+        count = counted(words(count))["count"]
+    count = jnp.asarray(count)
+    bits = jax.lax.bitcast_convert_type(count.astype(jnp.float32), jnp.uint32)
+    if jnp.issubdtype(count.dtype, jnp.floating):
+        return bits
+    count = count.astype(jnp.uint32)
+    return jnp.where(count < 2**24, bits, count ^ jnp.uint32(1 << 31))
 
 
 def _finalise(h):

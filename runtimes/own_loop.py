@@ -231,8 +231,8 @@ class _Core:
                 bitorder="little",
             )
             known["active"] = row.astype(bool)
-        if "samples" in extra:  # a count of the caller's addresses draws as well
-            del known["address"]
+        if "samples" in extra:  # a number of the caller's is what is drawn by as well
+            del known["count"]
         return known | extra
 
     def _check(self, params, extra: Extra) -> None:

@@ -65,12 +65,12 @@ class Uplink:
         """What the exchange returns for the contributions of an update.
 
         messages: leaves [k, ...]; staleness: [k] int32, updates; update: `samples`, seen before it
-        by all workers, their `address`, and `current`, the newest parameters.
+        by all workers, their `count`, and `current`, the newest parameters.
         """
         part = self._among(len(staleness))
 
         def of_one(message, staleness):
-            known = staleness, update["samples"], update["address"], update["current"]
+            known = staleness, update["samples"], update["count"], update["current"]
             return _run(part.server, [*message, *jax.tree.leaves(known)])
 
         reduced = jax.vmap(of_one, axis_name=AXIS)(messages, staleness)
@@ -172,11 +172,11 @@ def _trace(algorithm: Algorithm, params: Tree, mini_batches: int, contributions:
 
     def exchange(own, update):
         contribution, state, params, given = own
-        staleness, samples, address, current = update
+        staleness, samples, count, current = update
         reduced, state = algorithm.exchange.update(
             contribution, state, params,
             nominal=mini_batches, active=None, staleness=staleness, samples=samples,
-            address=address, current=current, **dict(zip(OWN, given, strict=True)),
+            count=count, current=current, **dict(zip(OWN, given, strict=True)),
         )  # fmt: skip
         return reduced, state
 

@@ -2,9 +2,10 @@
 
 The same functions run under `jax.vmap(axis_name=AXIS)`, `jax.pmap` and `jax.shard_map`.
 `losses(params, examples) -> [b]` gives per-example losses; examples are pytrees with leading
-axes [mini_batches, batch_size]. Losses that draw at random take a third argument, an address: a
-uint32 that is another one in every update and in every local step, and the same on all workers. One
-named `worker` besides gets the worker's number, for what each is to draw by itself.
+axes [mini_batches, batch_size]. Losses that draw at random take a third argument, uint32: the
+samples that all workers had seen before the update, and one more after every local step since, so
+that all of them draw alike, and anew in every step. One named `worker` besides gets the worker's
+number, for what each is to draw by itself.
 """
 
 import inspect
@@ -16,7 +17,6 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import Algorithm
-from comms import hashing
 from comms.trees import Tree
 
 NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
@@ -90,7 +90,7 @@ def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -
 
 
 def draws(losses) -> bool:
-    """Whether losses draw at random, by an address."""
+    """Whether losses draw at random, by the samples that have been seen."""
     return len(inspect.signature(losses).parameters) > 2
 
 
@@ -102,14 +102,16 @@ def draws_alone(losses) -> bool:
 def drawn(losses, given, step=0) -> Callable[[Any, Any], jax.Array]:
     """The losses as functions of (params, examples) alone, in a local step of an update.
 
-    given: the update's extra arguments, of which `address` and `worker` are looked at, if losses
-    ask for them. step: of the local steps from one exchange to the next, from 0.
+    given: the update's extra arguments, of which `count` and `worker` are looked at, if losses ask
+    for them. step: of the local steps from one exchange to the next, from 0.
     """
     asked = list(inspect.signature(losses).parameters)[2:]
     if not asked:
         return losses
     own = {"worker": given["worker"]} if "worker" in asked else {}
-    shared = () if asked[0] == "worker" else (hashing.of_step(given["address"], step),)
+    shared = (
+        () if asked[0] == "worker" else (given["count"] + jnp.asarray(step).astype(jnp.uint32),)
+    )
     return lambda params, examples: losses(params, examples, *shared, **own)
 
 

@@ -22,8 +22,8 @@ class Task(NamedTuple):
     losses: float32 [b], each example's share of the mean loss, the l2 term included.
     correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
     optimum: the lowest mean training loss, if it is known.
-    shared_draw: `losses` draws at random. It then takes a third argument, an address uint32 [] that
-        is another one in every update and in every local step, and the same for all workers. One
+    shared_draw: `losses` draws at random. It then takes a third argument, uint32 []: the samples
+        that all workers had seen before the update, and one more after every local step since. One
         named `worker` besides, int32 [], lets every worker draw by itself.
     eval_losses: what `evaluate` reports instead of `losses`; of (params, examples) alone.
     metrics: what else to report, from the parameters and the losses that `evaluate` found.
@@ -59,7 +59,7 @@ def first_draw(task: Task) -> Callable[[Any, Any], jax.Array]:
     """Return the losses as functions of (params, examples), drawn as worker 0 first draws."""
     if not task.shared_draw:
         return task.losses
-    return worker.drawn(task.losses, {"address": jnp.uint32(0), "worker": jnp.int32(0)})
+    return worker.drawn(task.losses, {"count": jnp.uint32(0), "worker": jnp.int32(0)})
 
 
 def count(examples: Any) -> int:

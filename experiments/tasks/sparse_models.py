@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from comms import hashing
 from experiments.tasks.gpt import gpt
 
 
@@ -94,9 +95,9 @@ class NeuMF(nn.Module):
 # --- draws that all workers share ---
 
 
-def shared_key(seed: int, address) -> jax.Array:
-    """The key at an address, uint32, which is equal on all workers, new in every local step."""
-    return jax.random.fold_in(jax.random.key(seed), address)
+def shared_key(seed: int, count) -> jax.Array:
+    """The key after this many samples, uint32: equal on all workers, new in every local step."""
+    return jax.random.fold_in(jax.random.key(seed), hashing.address(count))
 
 
 class Candidates(NamedTuple):

@@ -67,8 +67,8 @@ def language_model(
     def full(params, examples):
         return mean_over_words(params, examples, sparse_models.full_softmax)
 
-    def sampled(params, examples, address):
-        key = sparse_models.shared_key(seed, address)
+    def sampled(params, examples, count):
+        key = sparse_models.shared_key(seed, count)
         drawn = sparse_models.candidates(key, vocabulary, candidates)
         cross_entropy = functools.partial(sparse_models.sampled_softmax, drawn=drawn)
         return mean_over_words(params, examples, cross_entropy)
@@ -135,8 +135,8 @@ def skip_gram(
         states = params["centre"][examples[:, context]]
         return score(states, params["context"], near, noise, negatives)
 
-    def losses(params, examples, address):
-        key = sparse_models.shared_key(seed, address)
+    def losses(params, examples, count):
+        key = sparse_models.shared_key(seed, count)
         noise = sparse_models.noise_words(key, jnp.asarray(cumulated), drawn)
         return loss(params, examples, sparse_models.negative_sampling, noise)
 

@@ -77,6 +77,10 @@ def test_local_steps_by_speed_let_all_push_equally_often():
     np.testing.assert_allclose(speeds[1:] / speeds[0], 4, rtol=0.05)
     steps = local_updates.dynamic([0.25, *[1.0] * (N - 1)], H)
     assert steps == (1, *[H] * (N - 1))
+    graced = planned.plan("k_async", slow, N, 120, H, k=1, grace=0.5)
+    assert (graced.workers == N).any()  # nobody's, beside fewer contributions than workers
+    speeds = local_updates.measured_speeds(graced, N)
+    np.testing.assert_allclose(speeds[1:] / speeds[0], 4, rtol=0.05)
     for each, share in ((H, 0.25), (steps, 1.0)):
         schedule = planned.plan("k_async", slow, N, 400, each, k=1)
         pushes = np.bincount(schedule.workers.ravel(), minlength=N)

@@ -16,7 +16,7 @@ from algorithms import (
     top_k,
 )
 from algorithms.base import AXIS
-from comms import cost
+from comms import cost, hashing
 from comms.messages import Row, fallback_bytes, sent_bytes
 from stragglers import delays
 from tests import planned
@@ -292,6 +292,25 @@ def test_draws_follow_from_what_is_known_where_they_are_made(name):
 
 
 # --- bytes ---
+
+
+@pytest.mark.parametrize("start", [1000, 2**24, 2**31, 2**32, 2**40])
+def test_shared_draws_do_not_repeat_however_long_the_run(start):
+    """From 2^24 on, float32 knows no difference between counts that differ by one."""
+    update = random_k(SGD, ratio=0.05, error_feedback=False).exchange
+
+    @jax.jit
+    def picked(**known):
+        def one(worker):
+            given = {"version": 0, "worker": worker, **known}
+            return update.update(jnp.ones(200), update.init(jnp.zeros(200)), None, **given)[0]
+
+        return jax.vmap(one, axis_name=AXIS)(jnp.arange(2))[0] != 0
+
+    found = []
+    for count in (start, start + 1, start + 2):
+        found.append(picked(**hashing.counted(jnp.asarray(hashing.words(count)))))
+    assert len({tuple(np.flatnonzero(entries).tolist()) for entries in found}) == 3
 
 
 def test_payloads_are_those_of_the_messages():

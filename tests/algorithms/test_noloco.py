@@ -118,3 +118,18 @@ def test_what_would_drive_models_apart_is_refused():
         noloco(optax.sgd(RATE), GRAPH, alpha=1)
     with pytest.raises(ValueError, match="a single worker has nobody to meet"):
         noloco(optax.sgd(RATE), topology.complete(1))
+
+
+def test_progress_of_who_finished_nothing_is_never_looked_at():
+    """As an all-reduce leaves out whoever has the weight 0, NaN or not."""
+    partners = np.array([[1, 0]])
+    exchange = meet_with_momentum(partners, ALPHA, BETA, GAMMA)
+    params, updates = jnp.float32([[1, 2], [3, 5]]), jnp.float32([[0.5, 1], [jnp.nan, jnp.inf]])
+
+    def update(progress, params, batches):
+        state = exchange.init(params)
+        return exchange.update(progress, state, params, active=np.ones(1, bool), batches=batches)[0]
+
+    found = jax.vmap(update, axis_name=AXIS)(updates, params, jnp.array([2, 0]))
+    expected = -BETA * np.array([[0.25, 0.5]] * 2) - GAMMA * np.array([[-1, -1.5], [1, 1.5]])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

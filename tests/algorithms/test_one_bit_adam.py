@@ -121,17 +121,42 @@ def test_after_it_both_sides_remember_what_signs_leave_out():
     assert np.abs(of_workers).max() > 0.01 and np.abs(of_sums).max() > 0.01
 
 
-def test_where_no_gradient_was_seen_nothing_moves():
-    """A variance of 0 would make a step of eps' inverse of any sign."""
+@pytest.mark.parametrize("early", [0.0, 1e-12])
+def test_what_has_no_gradient_in_the_warm_up_trains_after_it(early):
+    """It goes by its parameter's mean variance; by its own, next to none, a step had no bounds."""
     method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
     params, state, server = start(method)
-    for update in range(2 * WARM):
+    for update in range(WARM + 40):
         given = gradients(update)
-        given["w"][:, 5] = 0
+        given["w"][:, 5] = 1.0 if update >= WARM else early
+        given["w"][:, 6] = 0
+        params, state, server = step(method, params, state, server, given)
+        found = method.metrics(state)["entries_without_variance"]
+        assert found == 2 * given["w"][0, 5].size
+    moved = np.asarray(params["w"])
+    assert (moved[5] < -5 * RATE).all() and np.abs(moved).max() < 10 * RATE * (WARM + 40)
+    assert np.abs(moved[6]).max() < 5 * RATE  # what never has a gradient stays about where it is
+
+
+def test_a_parameter_without_any_gradient_in_the_warm_up_goes_by_the_others():
+    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
+    params, state, server = start(method)
+    for update in range(WARM + 20):
+        given = gradients(update)
+        given["w"][:] = update >= WARM
         params, state, server = step(method, params, state, server, given)
     moved = np.asarray(params["w"])
-    assert (moved[5] == 0).all() and (np.delete(moved, 5, 0) != 0).all()
-    assert np.abs(moved).max() < 10 * RATE * WARM
+    assert (moved < -5 * RATE).all() and (moved > -100 * RATE).all()
+
+
+def test_without_any_gradient_in_the_warm_up_nothing_moves():
+    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=1)
+    params, state, server = start(method)
+    for update in range(3):
+        given = jax.tree.map(lambda g, on=update > 0: g * on, gradients(update))
+        params, state, server = step(method, params, state, server, given)
+    for before, after in zip(*map(jax.tree.leaves, (start(method)[0], params)), strict=True):
+        np.testing.assert_array_equal(before, after)
 
 
 @pytest.mark.parametrize("update", [2, WARM + 2])

@@ -87,3 +87,29 @@ def test_seeds_may_be_traced_and_are_all_different():
     assert len(np.unique(found)) > 4990
     np.testing.assert_array_equal(found[7], hashing.mix(index, 7))
     np.testing.assert_array_equal(hashing.mix(5, 2**32 - 1), hashing.mix([5], [2**32 - 1])[0])
+
+
+FAR = [0, 1, 999, 2**24 - 1, 2**24, 2**24 + 1, 2**31, 2**31 + 128, 2**32 - 1, 2**32, 2**40, 2**62]
+
+
+def test_a_count_of_64_bits_is_held_added_to_and_told_apart():
+    held = hashing.words(FAR)
+    np.testing.assert_array_equal(held[:, 0] + 2**32 * held[:, 1].astype(np.uint64), FAR)
+    further = [hashing.plus(jnp.asarray(two), 300) for two in held]
+    np.testing.assert_array_equal(further, hashing.words(np.array(FAR) + 300))
+    known = hashing.counted(jnp.asarray(held))
+    np.testing.assert_array_equal(known["samples"], np.array(FAR, np.float32))
+    np.testing.assert_array_equal(known["count"][:9], np.array(FAR[:9], np.uint32))
+    for apart in (1, 64, 2**20):  # two updates in a row, wherever the run stands
+        both = np.array([FAR, np.array(FAR) + apart])
+        counts = hashing.counted(jnp.asarray(hashing.words(both)))["count"]
+        assert (counts[0] != counts[1]).all()
+        before, after = hashing.address(counts)
+        assert (before != after).all()
+
+
+def test_a_count_addresses_alike_as_a_float_while_that_is_exact():
+    for count in FAR[:4]:
+        assert hashing.address(count) == hashing.address(jnp.float32(count))
+        assert hashing.address(count) == hashing.address(jnp.uint32(count))
+    assert hashing.address(2**24 + 1) != hashing.address(2**24)

@@ -33,7 +33,7 @@ def build(spec):
 class Small(NamedTuple):
     task: tasks.Task
     params: Any
-    losses: Callable  # (params, examples, address), compiled
+    losses: Callable  # (params, examples, samples), compiled
     gradient: Callable  # of their mean
 
 
@@ -44,11 +44,11 @@ def small(name):
     if name == "skip-gram":  # starts from a table of zeros, whose gradient for the other is zero
         params["context"] = jax.random.normal(jax.random.key(1), params["context"].shape)
 
-    def losses(params, examples, address):
-        return task.losses(params, examples, *([address] if task.shared_draw else []))
+    def losses(params, examples, samples):
+        return task.losses(params, examples, *([samples] if task.shared_draw else []))
 
-    def mean(params, examples, address):
-        return losses(params, examples, address).mean()
+    def mean(params, examples, samples):
+        return losses(params, examples, samples).mean()
 
     return Small(task, params, jax.jit(losses), jax.jit(jax.grad(mean)))
 
@@ -58,9 +58,9 @@ def take(task, indices):
 
 
 def used_rows(task, examples, path):
-    """The rows of a table that an update on the examples, at address 0, may change."""
+    """The rows of a table that an update on the examples, at 0 samples, may change."""
     drawn = np.zeros(0, np.int32)
-    key = sparse_models.shared_key(0, 0)
+    key = sparse_models.shared_key(0, 0.0)
     if task.name == "language_model":
         words = examples[:, :-1] if path[0] == "model" else examples[:, 1:]
         if path[0] == "output":
@@ -84,7 +84,7 @@ def used_rows(task, examples, path):
 def test_only_rows_of_the_batch_have_gradients(name):
     task, params, _, gradient = small(name)
     examples = take(task, np.arange(8) * len(task.labels) // 8)
-    gradient = gradient(params, examples, 0)
+    gradient = gradient(params, examples, 0.0)
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         if tasks.row_sparse(task, path):
@@ -103,10 +103,10 @@ def test_only_rows_of_the_batch_have_gradients(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_losses_are_per_example(name):
     task, params, losses, _ = small(name)
-    first = losses(params, take(task, np.arange(8)), 0)
+    first = losses(params, take(task, np.arange(8)), 0.0)
     assert first.shape == (8,) and first.dtype == jnp.float32
     # Whatever else is in the mini-batch, and wherever in it the example is.
-    shifted = losses(params, take(task, np.arange(5, 13)), 0)
+    shifted = losses(params, take(task, np.arange(5, 13)), 0.0)
     np.testing.assert_allclose(first[5:], shifted[:3], rtol=1e-4)
     assert len(task.labels) == len(jax.tree.leaves(task.train)[0])
     assert sum(map(len, data.dirichlet(task.labels, 4, 1.0, 0))) == len(task.labels)
@@ -128,7 +128,7 @@ def test_training_lowers_the_loss(name):
     before = tasks.evaluate(task, params)
     sampler = sampling.Sampler([np.arange(len(task.labels))], batch_size=8, seed=0)
     for update, indices in enumerate(np.asarray(sampler.indices(0, np.arange(100)))):
-        slope = gradient(params, take(task, indices), 8 * update)
+        slope = gradient(params, take(task, indices), 8.0 * update)
         params, state = apply(params, state, slope)
     after = tasks.evaluate(task, params)
     assert after["train_loss"] < 0.95 * before["train_loss"]
@@ -152,8 +152,8 @@ def test_draws_are_shared_by_workers_and_change_between_updates(name):
     both = jax.jit(jax.vmap(task.losses, in_axes=(None, 0, 0), axis_name="workers"))
     ours, theirs = both(params, stacked, jnp.full(2, 64.0))
     np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_allclose(ours, losses(params, examples, 64), rtol=1e-5)
-    assert np.all(ours != losses(params, examples, 128))
+    np.testing.assert_allclose(ours, losses(params, examples, 64.0), rtol=1e-5)
+    assert np.all(ours != losses(params, examples, 128.0))
     means = tasks.evaluate(task, params)
     assert means == tasks.evaluate(task, params)  # evaluation does not draw
 
@@ -231,7 +231,7 @@ def test_the_mean_over_noise_is_what_evaluation_reports():
     task, params, *_ = small("skip-gram")
     examples = take(task, np.arange(6))
     params = {"centre": 10 * params["centre"], "context": 0.5 * params["context"]}
-    draws = jax.lax.map(lambda s: task.losses(params, examples, s), jnp.arange(3000))
+    draws = jax.lax.map(lambda s: task.losses(params, examples, s), jnp.arange(3000.0))
     error = draws.std(0) / np.sqrt(len(draws))
     assert np.all(error > 0)
     assert np.all(abs(draws.mean(0) - task.eval_losses(params, examples)) < 4.5 * error)
