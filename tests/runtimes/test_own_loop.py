@@ -163,7 +163,7 @@ def test_a_round_in_which_workers_finish_different_numbers(name):
     state = jax.vmap(tx.init)(params)
     for first, batches in zip(schedule.first, schedule.batches, strict=True):
         params, state = update(params, state, jnp.arange(N), first, batches)
-    assert (np.asarray(state.samples) == hashing.words(schedule.batches.sum())).all()
+    assert (np.asarray(state.samples) == hashing.words(B * schedule.batches.sum())).all()
     near(evaluated(method, params, state), expected)
 
 

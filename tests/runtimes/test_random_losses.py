@@ -9,7 +9,7 @@ import pytest
 from algorithms import all_reduce, local_sgd, swarm
 from comms import hashing, topology
 from experiments import tasks
-from runtimes import meeting
+from runtimes import meeting, slices
 from runtimes.free_worker import FreeWorker, Order, Parts
 from runtimes.mesh import Mesh
 from runtimes.simulate import Simulator
@@ -90,6 +90,17 @@ def test_a_mesh_draws_as_the_simulator(name, watched):
     np.testing.assert_allclose(found, replayed, rtol=1e-5, atol=1e-5)
     if not watched:
         np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sharding", slices.SHARDINGS)
+def test_all_devices_of_a_worker_draw_as_one(sharding):
+    runtime = Mesh(
+        local_sgd(optax.sgd(RATE)), apart_by_keyword, DATA, SAMPLES, workers=N, mini_batches=M,
+        devices_per_worker=2, sharding=sharding,
+    )  # fmt: skip
+    run, schedule = runtime.advance(runtime.start(X0), np.inf, 2)
+    found = np.asarray(runtime.models(run))[0]
+    np.testing.assert_allclose(found, ends("apart", schedule), rtol=1e-5, atol=1e-5)
 
 
 @drawing
