@@ -95,7 +95,11 @@ def some_updates(method):
         own = dict.fromkeys(OWN, np.arange(K, dtype=np.int32) + t)
         own |= {"batches": batches, "weight": np.asarray(method.weight(batches))}
         staleness = np.int32([t, 2 * t, 0, 1, t])
-        update = {"samples": np.float32(64 * t), "current": drawn(rng, PARAMS)}
+        update = {
+            "samples": np.float32(64 * t),
+            "count": np.uint32(64 * t),
+            "current": drawn(rng, PARAMS),
+        }
         yield contributions, points, own, staleness, update
 
 
