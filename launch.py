@@ -10,7 +10,7 @@ python launch.py --list
 python launch.py --version
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 another process of
-this run has gone, 130 interrupted, 143 ended by SIGTERM.
+this run has gone or the run stands still, 130 interrupted, 143 ended by SIGTERM.
 """
 
 import sys
@@ -52,6 +52,12 @@ _CHECKPOINT_SECONDS = flags.DEFINE_float(
 )
 flags.register_validator(
     _CHECKPOINT_SECONDS, lambda seconds: not math.isnan(seconds), "give a number of seconds"
+)
+_STUCK_SECONDS = flags.DEFINE_float(
+    "stuck_seconds", 600.0, "Without progress, then a run ends with code 3; 0: never.", 0, 1e9
+)
+flags.register_validator(
+    _STUCK_SECONDS, lambda seconds: not math.isnan(seconds), "give a number of seconds"
 )
 _LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 _LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
@@ -267,6 +273,8 @@ def plan() -> Callable[[], int] | None:
     from runtimes import session
 
     endings.raising()
+    if __name__ == "__main__" and distributed.processes() == 1:
+        distributed.watch_signals()  # others do already
     if _EXPLAIN.value:
         from experiments.advice import compression
 
@@ -389,7 +397,7 @@ def main(_) -> None:
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     why = "it was done, and arms have failed"
-    from experiments import distributed
+    from experiments import distributed, watchdog
     from runtimes.base import WorkersLost
 
     try:
@@ -401,8 +409,9 @@ def main(_) -> None:
             return advise()
         if _WATCH.value:
             sys.exit(watch())
-        rest = plan()
-        code = rest() if rest else 0
+        with watchdog.watching(_STUCK_SECONDS.value):
+            rest = plan()
+            code = rest() if rest else 0
     except (ValueError, OSError) as error:
         refuse(error)
     except WorkersLost as error:

@@ -6,7 +6,9 @@ Every trial starts a run on several processes of this machine, and one of them d
 itself at the moment in question. A row says after how many seconds the last of the others has
 ended, with which exit codes, what is wrong with that, if anything, and whether the repeated command
 ends with the parameters of a run that nobody has disturbed. Who was stopped is let go on once the
-others have ended, and has to end as well. `--faults=unplugged` takes root: every process lives in a
+others have ended, and has to end as well. With `--faults=stands_still` it lives and does not go on:
+all have to end, after a line that names it. `--rounds` counts such lines in a run that nobody
+disturbs. `--faults=unplugged` takes root: every process lives in a
 network namespace of its own, and the link of one is taken down.
 """
 
@@ -43,8 +45,30 @@ COMMAND = (
     "--checkpoint_seconds=0",
 )  # fmt: skip
 CUT = "unplugged"  # the fault of a link
+STILL = "stands_still"  # that of a process which lives and does not go on
+STUCK = 8.0  # s without progress after which a run ends
 LONGEST = 150.0  # s after which a process counts as hanging
 STARTING = 300.0  # s in which a run has to come to the moment
+
+
+class Pictures:
+    """Records of an image and its label, for a run that streams them."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> dict:
+        image = np.random.default_rng(index).integers(0, 128, (8, 8, 1), dtype=np.uint8)
+        image[2:6, 4 * (index % 2) : 4 * (index % 2) + 4] += 100
+        return {"image": image, "label": index % 2}
+
+
+def pictures():
+    """The data set of these records."""
+    from experiments.tasks import data, sources
+
+    records = sources.Records("pictures", Pictures(), data.decoded)
+    return data.Dataset(records, records, classes=2)
 
 
 class Moment(NamedTuple):
@@ -56,12 +80,26 @@ class Moment(NamedTuple):
     writer: tuple[str, str] | None = None  # what it is in the process that writes, if another one
     wait: str = "barrier"
     repeats: bool = True  # an undisturbed run ends with the same parameters every time
+    flags: tuple[str, ...] = ()
 
 
 MOMENTS = {
     "start": Moment("experiments.agreement", "check", 1),
-    "round": Moment("stragglers.inject", "Injector.tick", 20),
-    "goal": Moment("stragglers.inject", "Injector.tick", 20, wait="first_finisher", repeats=False),
+    "round": Moment("stragglers.inject", "Injector._worked", 20),
+    "goal": Moment(
+        "stragglers.inject", "Injector._worked", 20, wait="first_finisher", repeats=False
+    ),
+    "input": Moment(
+        "benchmarks.peers_that_die",
+        "Pictures.__getitem__",
+        3000,
+        repeats=False,
+        flags=(
+            "--config.task=images(source=benchmarks.peers_that_die:pictures, model=mlp, "
+            "reading=stream)",
+            "--config.batch_size=4",
+        ),
+    ),
     "checkpoint": Moment(
         "experiments.training_loop", "Arm.checkpoint", 2, ("experiments.checkpoints", "save")
     ),
@@ -97,6 +135,8 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
             pathlib.Path(mark).write_text(repr(time.time()))
             if fault == CUT:
                 time.sleep(1.0)  # in which it is taken down
+            elif fault == STILL:
+                time.sleep(10 * LONGEST)
             else:
                 os.kill(os.getpid(), signal.Signals[fault])
         return usual(*arguments, **keywords)
@@ -107,7 +147,12 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
 
 
 def launch(
-    trial: Trial, here: pathlib.Path, address: str, on: list[list[str]], disturbed: bool
+    trial: Trial,
+    here: pathlib.Path,
+    address: str,
+    on: list[list[str]],
+    disturbed: bool,
+    more: Sequence[str] = (),
 ) -> list[subprocess.Popen]:
     """The processes of a run, with what they print in PROCESS.txt."""
     devices = WORKERS // trial.processes
@@ -122,7 +167,8 @@ def launch(
     for rank in range(trial.processes):
         own = (f"--num_processes={trial.processes}", f"--process_id={rank}", where)
         wait = f"--config.wait={MOMENTS[trial.moment].wait}"
-        command = [*COMMAND, wait, f"--workdir={here / 'run'}", *own]
+        command = [*COMMAND, wait, *MOMENTS[trial.moment].flags, *more]
+        command += [f"--workdir={here / 'run'}", *own]
         if disturbed and rank == trial.victim:
             victim = ["victim", trial.moment, trial.fault, str(rank), str(here / "mark")]
             command[1:1] = ["-m", "benchmarks.peers_that_die", *victim]
@@ -168,7 +214,9 @@ def tried(trial: Trial, expected: np.ndarray | None, resume: bool) -> dict:
             on, address = [host.prefix for host in hosts], hosts[0].address
             cut = [host.cut for host in hosts]
         try:
-            running = launch(trial, here, address, on, disturbed=True)
+            still = trial.fault == STILL
+            more = [f"--stuck_seconds={STUCK:g}"] if still else []
+            running = launch(trial, here, address, on, disturbed=True, more=more)
             until = time.time() + STARTING
             while not (here / "mark").exists():
                 if time.time() > until or any(process.poll() is not None for process in running):
@@ -181,13 +229,16 @@ def tried(trial: Trial, expected: np.ndarray | None, resume: bool) -> dict:
             if cut:
                 subprocess.run(cut[trial.victim], check=True)
                 began = time.time()
-            others = [p for rank, p in enumerate(running) if rank != trial.victim or cut]
+            others = [p for rank, p in enumerate(running) if rank != trial.victim or cut or still]
             left = ended(others, LONGEST)
             row["seconds"] = round(max(left.values()) - began, 1) if left else None
             row["hanging"] = len(others) - len(left)
             row["codes"] = [process.poll() for process in others]
             said = [(here / f"{running.index(p)}.txt").read_text() for p in others]
             row["wrong"] = sorted({fault for text in said for fault in faults_of(text)})
+            if still:
+                words = f"warning: process {trial.victim} of {trial.processes} "
+                row["named"] = any(words in text for text in said)
             if row["wrong"] or row["hanging"] or set(row["codes"]) != {3}:
                 row["said"] = [text[-1500:] for text in said]
             if trial.fault == "SIGSTOP":
@@ -222,6 +273,33 @@ def resumed(trial: Trial, here: pathlib.Path, expected: np.ndarray | None) -> st
     if expected is None:
         return "done"
     return "the same" if np.array_equal(parameters(here), expected) else "OTHER PARAMETERS"
+
+
+def alarms(rounds: int, processes: int = 2) -> dict:
+    """Lines about processes that stand still, in rounds of random delays without any fault."""
+    with tempfile.TemporaryDirectory() as place:
+        here = pathlib.Path(place) / "trial"
+        here.mkdir()
+        trial = Trial("none", processes, 0, "round")
+        more = [
+            "--config.delay=pareto(minimum=0.003, shape=1.3)", f"--config.updates={rounds}",
+            "--config.seconds=100000", "--config.evaluate_every=10", f"--stuck_seconds={STUCK:g}",
+        ]  # fmt: skip
+        began = time.time()
+        running = launch(trial, here, "127.0.0.1", [[]] * processes, False, more)
+        try:
+            ended(running, 3600)
+        finally:
+            for process in running:
+                process.kill()
+        codes = [process.wait() for process in running]
+        said = "".join((here / f"{rank}.txt").read_text() for rank in range(processes))
+        seconds = round(time.time() - began)
+    warnings = [line for line in said.splitlines() if line.startswith("warning:")]
+    return {
+        "fault": "none", "rounds": rounds, "processes": processes, "codes": codes,
+        "seconds": seconds, "false alarms": len(warnings), "said": warnings[:5],
+    }  # fmt: skip
 
 
 def parameters(here: pathlib.Path) -> np.ndarray:
@@ -266,8 +344,12 @@ def main() -> None:
     parser.add_argument("--victims", default="first,middle,last", help="who has the fault")
     parser.add_argument("--at_once", type=int, default=2, help="trials at the same time")
     parser.add_argument("--no_resume", action="store_true", help="do not repeat the command after")
+    parser.add_argument("--rounds", type=int, default=0, help="only count false alarms in these")
     parser.add_argument("--output", type=pathlib.Path, help="a file for the rows, as JSON")
     options = parser.parse_args()
+    if options.rounds:
+        print(alarms(options.rounds))
+        return
     everything, resume = trials(options), not options.no_resume
     expected = {}
     if resume:

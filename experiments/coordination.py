@@ -64,9 +64,14 @@ def add(key: str, number: int) -> int:
     return global_state.client.key_value_increment(key, number)
 
 
+def texts(folder: str) -> dict[str, str]:
+    """The keys below a folder, with their texts."""
+    return dict(global_state.client.key_value_dir_get(folder))
+
+
 def keys(folder: str) -> list[str]:
     """The keys below a folder."""
-    return [key for key, _ in global_state.client.key_value_dir_get(folder)]
+    return list(texts(folder))
 
 
 def remove(folder: str) -> None:

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ import jax
 from experiments import coordination, endings
 from experiments.coordination import process_id, processes
 from experiments.joining import BIND, check_address, is_alone
+from runtimes import phases
 
 JOINING = 60  # s that a process waits for the others, one of which may have been refused
 HEARTBEAT = 30  # s without one after which a process counts as dead
@@ -37,6 +39,7 @@ OWN_WORDS = 0.7  # s in which a process that hears of it may leave for a reason 
 HEARING = 2.0  # s that a process which leaves waits for the others to hear why
 REFUSED, DEAD = 2, 3  # exit codes: the input was at fault; another process has gone
 LEFT, HEARD, ASKED = "gossax/left", "gossax/heard", "gossax/asked"  # keys of the service
+DONE = "gossax/done"  # one more
 
 _kept: list = []  # the handler of SIGABRT, which C does not keep alive
 _agreed = 0  # values exchanged so far
@@ -44,6 +47,7 @@ _joining: list[str] = []  # the sentence of a process that still looks for the o
 _leaving = threading.Lock()  # whoever leaves first decides how
 _said = threading.Lock()  # whoever says first why this process ends is the only one
 _over = threading.Event()  # nobody needs to listen any more
+_seen: list[int] = []  # signals that this process was sent, even while it is busy in C
 
 
 def initialize(
@@ -86,7 +90,7 @@ def initialize(
     if None not in given and "KUBERNETES_SERVICE_HOST" in os.environ:
         how["cluster_detection_method"] = "deactivate"  # nothing is left to ask the cluster for
     _end_by_a_sentence()  # JAX aborts where it cannot reach process 0, too
-    _watch_signals()
+    watch_signals()
     endings.raising()
     where = coordinator_address or "the address that the environment names"
     try:
@@ -132,6 +136,11 @@ def _waiting_for_others(where: str, count: int | None) -> Iterator[None]:
         _joining.clear()
 
 
+def is_joining() -> bool:
+    """Whether this process still looks for the others."""
+    return bool(_joining)
+
+
 def is_writer() -> bool:
     """Whether this process prints and writes: process 0."""
     return process_id() == 0
@@ -144,7 +153,8 @@ def say(name: str, text: str) -> None:
 
 def hear(name: str) -> str:
     """The text that a process says under this name; waits for it."""
-    return coordination.get(name, seconds=3600)  # a process that dies ends this one before
+    with phases.within(phases.OTHERS):
+        return coordination.get(name, seconds=3600)  # a process that dies ends this one before
 
 
 def agreed(value: Any) -> Any:
@@ -188,7 +198,10 @@ def leave(code: int, why: str = "") -> None:
     """
     if processes() > 1:
         if code == 0:
-            agreed(None)  # the first process may still be writing
+            if is_writer():
+                say(DONE, "")
+            else:
+                coordination.get(DONE, seconds=3600)  # the first process may still be writing
             _over.set()
         else:
             _leaving.acquire()  # never given back: who comes second waits for the end
@@ -197,6 +210,33 @@ def leave(code: int, why: str = "") -> None:
             _tell({"process": process_id(), "code": code, "why": why})
             os._exit(code)
     sys.exit(code)
+
+
+def give_up(code: int, why: str) -> None:
+    """End this process at once, from any thread, as its main thread does not go on.
+
+    code: `DEAD`, or that of a signal. why: a sentence, which the others hear and repeat.
+    """
+    for reader in multiprocessing.active_children():
+        reader.kill()  # one that is stopped would stay behind
+    if code == DEAD:
+        _last_words(f"as {why}")
+    else:
+        os.write(2, f"{why}\n".encode())
+    if processes() > 1:
+        leave(code, why)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def signalled() -> int | None:
+    """The signal that this process or, as far as is known, another one was sent; None: none."""
+    if number := endings.asked():
+        return number
+    if _seen:
+        return _seen[-1]
+    noted = coordination.get_now(ASKED) if processes() > 1 else None
+    return None if noted is None else int(noted)
 
 
 def _tell(message: dict) -> None:
@@ -223,7 +263,7 @@ def _has_heard() -> None:
         coordination.add(HEARD, 1)
 
 
-def _watch_signals() -> None:
+def watch_signals() -> None:
     """See the signals of this process at once, in a thread, as the main one may be busy in C."""
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -258,8 +298,10 @@ def _see(read: int) -> None:
     seen: set[int] = set()
     while True:
         number = os.read(read, 1)[0]
-        alone = processes() == 1 and not _joining
-        if alone or number not in (signal.SIGINT, *endings.OTHERS):
+        if number not in (signal.SIGINT, *endings.OTHERS):
+            continue
+        _seen.append(number)
+        if processes() == 1 and not _joining:
             continue
         if endings.is_deferred() and number not in seen:
             seen.add(number)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from experiments import checkpoints, distributed, divided_checkpoints, endings
 from experiments.divided_checkpoints import Writing
 from experiments.training_loop import Arm
+from runtimes import phases
 
 
 class Saver:
@@ -31,6 +32,7 @@ class Saver:
         with contextlib.suppress(Exception):
             self.wait()
 
+    @phases.within(phases.CHECKPOINT)
     def save(self, arms: Sequence[Arm]) -> None:
         """A checkpoint of every arm if one is due, and only when all have theirs, no older ones.
 
@@ -61,6 +63,7 @@ class Saver:
             distributed.agreed(None)  # the first process has written it
             endings.end(number)
 
+    @phases.within(phases.CHECKPOINT)
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk; raises NotWritten if it is not."""
         if self._writing is not None:

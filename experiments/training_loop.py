@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from comms import messages
 from experiments import aggregates, checkpoints, entries, files, formats, prepare, records, tasks
 from experiments.prepare import Prepared
-from runtimes import packing
+from runtimes import packing, phases
 from runtimes.base import Run
 from stragglers.schedule import Schedule, concatenate
 
@@ -103,6 +103,7 @@ class Arm:
             or (schedule is None and state.exhausted)
         )
 
+    @phases.within(phases.EVALUATION)
     def evaluate(self) -> dict:
         """Measure the models of this moment and append what was measured to the metrics."""
         mean, distance = jax.device_get(_mean_and_spread(self._runtime.models(self.state)))
@@ -143,6 +144,7 @@ class Arm:
             happened,
         )
 
+    @phases.within(phases.CHECKPOINT)
     def summary(self) -> dict:
         """Write the schedule, the trained model and the summary; returns the summary."""
         config, last, metrics = self._config, self._last, self.recorder.records

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from runtimes import phases
+
 TABLE_BYTES = 1 << 26  # bounds the examples of one dispatch to 64 MiB, beyond a single update
 
 
@@ -137,7 +139,8 @@ class Feed:
 
     def settle(self) -> None:
         """Wait until everything that was asked for has been read."""
-        concurrent.futures.wait(self._asked.values())
+        with phases.within(phases.INPUT):
+            concurrent.futures.wait(self._asked.values())
 
     def close(self) -> None:
         """End the readers; the feed may be used again, and then starts others."""
@@ -148,7 +151,8 @@ class Feed:
 
     def _result(self, address: tuple[int, int]) -> Any:
         try:
-            return self._asked[address].result()
+            with phases.within(phases.INPUT):
+                return self._asked[address].result()
         except BrokenProcessPool as error:
             raise self._without_a_reader() from error
         except Exception as error:  # a source is code of others and can raise anything

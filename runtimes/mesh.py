@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from comms import hashing
-from runtimes import divided_state, mesh_inputs, packing, placement, rounds, slices, worker
+from runtimes import divided_state, mesh_inputs, packing, phases, placement, rounds, slices, worker
 from runtimes.feeding import Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
@@ -132,7 +132,9 @@ class Mesh:
         done = []
         remaining = updates
         while remaining > 0 and run.seconds < seconds:
-            run, schedule = self._one_dispatch(run, int(min(remaining, self._rounds)))
+            due = list if self._injector is None else self._injector.due
+            with phases.dispatch(run.update, due):
+                run, schedule = self._one_dispatch(run, int(min(remaining, self._rounds)))
             done.append(schedule)
             remaining -= schedule.updates
         return run, concatenate(done) if done else None
@@ -206,7 +208,8 @@ class Mesh:
         examples, table = self._input.take(run.consumed, used)
         arguments = (run.model, table, examples, active, np.int32(count))
         if self._program is None:  # before the clock starts: compiling is no part of a round
-            self._program = self.dispatch.lower(*arguments).compile()
+            with phases.within(phases.COMPILING):
+                self._program = self.dispatch.lower(*arguments).compile()
         # Nor is waiting for a process that evaluates more slowly; waiting for the input is.
         waited = placement.of_all(np.array([self._input.waited])).max()
         began = time.monotonic() - waited

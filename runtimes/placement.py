@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from comms.trees import Tree
+from runtimes import phases
 
 
 def place(tree: Tree, sharding: NamedSharding) -> Tree:
@@ -30,7 +31,12 @@ def whole(function: Callable, replicated: NamedSharding) -> Callable:
     if replicated.is_fully_addressable:
         return function
     gather = jax.jit(function, out_shardings=replicated)
-    return lambda *arrays: jax.tree.map(lambda a: np.array(a.addressable_data(0)), gather(*arrays))
+
+    def gathered(*arrays):
+        with phases.within(phases.OTHERS):
+            return jax.tree.map(lambda a: np.array(a.addressable_data(0)), gather(*arrays))
+
+    return gathered
 
 
 def of_all(values: np.ndarray) -> np.ndarray:
@@ -38,4 +44,5 @@ def of_all(values: np.ndarray) -> np.ndarray:
     if jax.process_count() == 1:
         return values[None]
     bits = np.ascontiguousarray(values, np.float64).view(np.uint32)  # JAX would round to float32
-    return np.asarray(multihost_utils.process_allgather(bits)).view(np.float64)
+    with phases.within(phases.OTHERS):
+        return np.asarray(multihost_utils.process_allgather(bits)).view(np.float64)

@@ -12,6 +12,7 @@ shorter than its delay does not lengthen it. Sleeping callbacks overlap across d
 happened comes out as a `Schedule`, which the simulator replays.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,20 @@ from stragglers.thresholds import Measured
 
 GO, STOP, CUT = range(3)  # what a callback tells its device
 LOOK = 1e-3  # s between two looks at the trigger of a worker that can be cut
+
+
+def _noted(callback: Callable) -> Callable:
+    """A callback of an injector's worker that stands in its `due` while it is under way."""
+
+    @functools.wraps(callback)
+    def noted(self, worker, *arguments):
+        self._due[int(worker)] = time.monotonic()
+        try:
+            return callback(self, worker, *arguments)
+        finally:
+            self._due.pop(int(worker), None)
+
+    return noted
 
 
 class _Round:
@@ -92,6 +107,7 @@ class Injector:
         self._rounds: dict[int, _Round] = {}
         self._past = np.empty((0, self.workers))  # s of a mini-batch in rounds that have landed
         self._elapsed, self._resumed_at = 0.0, None
+        self._due: dict[int, float] = {}  # worker: when its callback under way is to return
         self._measured = None
         if self.trigger.calibration is not None:
             most = int(np.max(self.trigger.mini_batches))
@@ -115,6 +131,18 @@ class Injector:
         """[workers] counter of each worker's next mini-batch."""
         return self._consumed.copy()
 
+    def due(self) -> list[float]:
+        """When the callbacks under way are to return, on the monotonic clock [s]; for a watchdog.
+
+        One that does not sleep is due when it begins.
+        """
+        return list(self._due.values())
+
+    def _sleep(self, worker: int, seconds: float) -> None:
+        self._due[worker] = time.monotonic() + seconds
+        time.sleep(max(0.0, seconds))
+
+    @_noted
     def begin(self, worker, round_index, token) -> np.int32:
         del token  # ties the callback to what must come before it
         worker, round_index = int(worker), int(round_index)
@@ -130,6 +158,7 @@ class Injector:
     def _new_round(self) -> _Round:
         return _Round(self.workers, 0 if self._measured is None else self._measured.mini_batches)
 
+    @_noted
     def tick(self, worker, round_index, done, token) -> np.int32:
         del token
         worker, round_index, done = int(worker), int(round_index), int(done)
@@ -143,7 +172,7 @@ class Injector:
         record = self._rounds[round_index]
         if self.trigger.cuts and self._cut_before(round_index, worker, began + lasts):
             return np.int32(CUT)
-        time.sleep(max(0.0, began + lasts - self.now()))
+        self._sleep(worker, began + lasts - self.now())
         with self._lock:
             now = self.now()
             # Only now, under the lock, is it certain that no other worker here has made it stop.
@@ -177,6 +206,7 @@ class Injector:
 
     def _cut_before(self, round_index: int, worker: int, end: float) -> bool:
         """Wait until `end` or for the signal, and say whether that came first."""
+        self._due[worker] = time.monotonic() + end - self.now()
         while (left := end - self.now()) > 0:
             with self._lock:
                 now = self.now()
@@ -191,12 +221,13 @@ class Injector:
         record.last[worker] = began
         record.ready[worker] = self._mark[worker] = now
 
+    @_noted
     def land(self, worker, round_index, token) -> np.float32:
         del token
         worker, round_index = int(worker), int(round_index)
         record = self._rounds[round_index]
         seconds = self._left(record, worker, self._transfers(round_index))
-        time.sleep(seconds)
+        self._sleep(worker, seconds)
         with self._lock:
             record.slept[worker] = seconds
             record.finish[worker] = self.now()

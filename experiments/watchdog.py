@@ -1,0 +1,174 @@
+"""A watchdog of processes that live and do not go on, such as one whose input reader hangs.
+
+A thread of each process publishes its phase in JAX's coordination service every second or so. Only
+who has waited for long itself reads those of the others, says who keeps them waiting, and ends the
+run at last. Seconds are counted in looks of the thread, so that a program which was stopped as a
+whole, or whose machine slept, is not late afterwards.
+"""
+
+import contextlib
+import json
+import platform
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+
+from experiments import coordination, distributed, endings
+from runtimes import phases
+
+PLACE = "gossax/phases"
+LOOK = 1.0  # s between two looks; a process more for every hundred processes
+PATIENCE = 60.0  # s in one phase after which who waits is told for whom
+ASKED = 5.0  # s, once a signal has asked the run to end
+SILENCE = 15.0  # s without a word; JAX gives up on a process after 30 s
+TIMES_MEDIAN = 5  # of the time of a dispatch
+SILENT = "does not answer; it was stopped, or its host or link has gone"
+WAITING = {phases.DEVICES, phases.OTHERS}  # for what another one may be to blame
+WATCHED = WAITING | {phases.INPUT, phases.CALLBACK}
+EXCUSED = {phases.COMPILING, phases.DELAY}  # as long as it takes
+HANGING = {phases.INPUT, phases.CALLBACK, SILENT}  # nothing of which would become a checkpoint
+
+
+class State(NamedTuple):
+    """What a process has published."""
+
+    dispatches: int  # that have ended
+    update: int
+    phase: str
+    seconds: float  # since it went on last
+    host: str = ""
+
+
+def standing(
+    states: Mapping[int, State], patience: float, slow: float = 0.0, timed: bool = True
+) -> tuple[str, list[int]] | None:
+    """Return (the sentence, the processes that it names) if a run stands still, else None.
+
+    patience: seconds that a process may be in its phase; slow: at least, where it evaluates or
+    writes. timed: whether it is known what a dispatch takes; if not, devices may take any time.
+    """
+    fewest = min(state.dispatches for state in states.values())
+    last = {p: state for p, state in states.items() if state.dispatches == fewest}
+    last |= {p: state for p, state in states.items() if state.phase == SILENT}
+    behind = {p: state for p, state in last.items() if state.phase not in WAITING}
+    if not behind:
+        behind = last
+        if not timed:
+            return None
+        if len(behind) == len(states) > 1:
+            seconds = min(state.seconds for state in states.values())
+            update = max(state.update for state in states.values())
+            if seconds <= patience:
+                return None
+            return (
+                f"all {len(states)} processes have waited for each other for {seconds:.0f} s after "
+                f"update {update}, and none is behind: a device or the network stands still"
+            ), []
+    named = {
+        p: state
+        for p, state in behind.items()
+        if state.phase not in EXCUSED
+        and state.seconds > (patience if state.phase in HANGING | WAITING else max(patience, slow))
+    }
+    if not named:
+        return None
+    told = [
+        f"process {p} of {len(states)}{f' ({state.host})' if state.host else ''} has stood still "
+        f"for {state.seconds:.0f} s after update {state.update}: it {state.phase}"
+        for p, state in list(named.items())[:3]
+    ]
+    more = [f"{len(named) - 3} others stand still, too"] if len(named) > 3 else []
+    return "; ".join(told + more), list(named)
+
+
+class _Watch:
+    """The looks of one process."""
+
+    def __init__(self, seconds: float):
+        self._end, self._last, self._late = seconds, time.monotonic(), 0.0
+        self._patience = min(PATIENCE, seconds / 2) if seconds else PATIENCE
+        self._at: tuple = ()
+        self._heard: dict[int, tuple[str, float]] = {}  # process: (its words, seconds of them)
+        self._warned = False
+
+    def look(self) -> None:
+        """Publish the phase of this process; say and do what is due."""
+        phase, now = phases.now(), time.monotonic()
+        passed, self._last = min(now - self._last, 2 * LOOK), now
+        at = (phase.what, phase.steps)
+        self._late = self._late + passed if at == self._at else 0.0
+        self._warned, self._at = self._warned and self._late > 0, at
+        mine = State(phase.dispatches, phase.update, phase.what, self._late, platform.node())
+        if distributed.processes() > 1:
+            words = json.dumps([*mine, now])  # never the same twice
+            coordination.put(f"{PLACE}/{distributed.process_id()}", words, again=True)
+        if phase.what not in WATCHED or self._late <= min(ASKED, SILENCE, self._patience):
+            self._heard.clear()
+            return
+        states = self._states(mine, passed)
+        dispatch = TIMES_MEDIAN * (phase.median or 0.0)
+        usual, timed = max(self._patience, dispatch), phase.median is not None
+        number = distributed.signalled() if endings.is_deferred() else None
+        if number is not None and self._late > max(ASKED, dispatch):
+            found = standing(states, max(ASKED, dispatch), usual, timed)
+            if found:
+                why = f"{endings.sentence(number)}; it does not wait for an evaluation, as "
+                distributed.give_up(endings.code(number), why + found[0])
+        found = standing(states, usual, timed=timed) if self._late > usual else None
+        if found is None:
+            silent = {p: state for p, state in states.items() if state.phase == SILENT}
+            found = standing(silent, SILENCE) if silent else None
+        if found is None:
+            return
+        sentence, named = found
+        me = distributed.process_id()
+        if not self._warned and (me in named or me == min(states.keys() - named, default=me)):
+            when = f"after {self._end:g} s (--stuck_seconds)" if self._end else "never of itself"
+            print(f"warning: {sentence}; the run ends {when}", file=sys.stderr, flush=True)
+        self._warned = True
+        if self._end and self._late > max(self._end, usual):
+            distributed.give_up(distributed.DEAD, sentence)
+
+    def _states(self, mine: State, passed: float) -> dict[int, State]:
+        """What all processes have published; who says nothing new for long is silent."""
+        me, states = distributed.process_id(), {}
+        if distributed.processes() == 1:
+            return {me: mine}
+        told = coordination.texts(PLACE)
+        for p in range(distributed.processes()):
+            words = told.get(f"{PLACE}/{p}", "")
+            before, seconds = self._heard.get(p, (words, 0.0))
+            seconds = seconds + passed if words == before else 0.0
+            self._heard[p] = words, seconds
+            state = State(*json.loads(words)[:-1]) if words else State(0, 0, phases.PREPARING, 0.0)
+            if seconds > SILENCE:
+                state = state._replace(phase=SILENT, seconds=seconds)
+            states[p] = state
+        return states | {me: mine}
+
+
+@contextlib.contextmanager
+def watching(seconds: float) -> Iterator[None]:
+    """Within this, say who keeps the run waiting, and end it with exit code 3 after `seconds`.
+
+    seconds: that nothing goes on, or five times what a dispatch takes if that is more; 0: never.
+    """
+    over, watch = threading.Event(), _Watch(seconds)
+
+    def work() -> None:
+        while not over.wait(LOOK * (1 + distributed.processes() // 100)):
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # as JAX itself will say
+                if not distributed.is_joining():
+                    watch.look()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(2)

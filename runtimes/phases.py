@@ -1,0 +1,77 @@
+"""The phase of this process: what its main thread does now, for a watchdog in another thread.
+
+Entering a phase takes a microsecond, sends nothing and waits for nobody.
+"""
+
+import collections
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+PREPARING = "prepares or ends an arm"
+COMPILING = "compiles"
+INPUT = "waits for its input reader"
+CALLBACK = "is in a host callback, of a delay or a waiting rule"
+DELAY = "sleeps for a delay"
+DEVICES = "waits for its devices"
+OTHERS = "waits for the other processes"
+EVALUATION = "evaluates"
+CHECKPOINT = "writes a checkpoint or a summary"
+
+
+class Phase(NamedTuple):
+    """A moment of this process."""
+
+    what: str
+    steps: int  # phases begun or ended so far: whoever goes on has more of them
+    dispatches: int  # that have ended
+    update: int  # with which the last dispatch began
+    median: float | None  # s of the last dispatches, without compiling; None: there are none
+
+
+_what, _steps, _dispatches, _update = PREPARING, 0, 0, 0
+_began = 0.0  # when the dispatch did, or when it was compiled
+_callbacks: Callable[[], list[float]] = list
+_durations: collections.deque[float] = collections.deque(maxlen=100)
+
+
+@contextlib.contextmanager
+def within(what: str) -> Iterator[None]:
+    """A block in which the main thread is in this phase; in another thread it changes nothing."""
+    global _what, _steps, _began
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, _what, _steps = _what, what, _steps + 1
+    try:
+        yield
+    finally:
+        _what, _steps = before, _steps + 1
+        if what == COMPILING:
+            _began = time.monotonic()
+
+
+@contextlib.contextmanager
+def dispatch(update: int, callbacks: Callable[[], list[float]] = list) -> Iterator[None]:
+    """A dispatch of rounds after `update` updates.
+
+    callbacks: when the host callbacks under way are due to return, on the monotonic clock [s].
+    """
+    global _update, _callbacks, _dispatches, _began
+    _update, _callbacks, _began = update, callbacks, time.monotonic()
+    with within(DEVICES):
+        yield
+    _durations.append(time.monotonic() - _began)
+    _dispatches += 1
+
+
+def now() -> Phase:
+    """Return the phase of this process; called from any thread."""
+    what = _what
+    if what == DEVICES and (due := _callbacks()):
+        what = DELAY if max(due) > time.monotonic() else CALLBACK
+    median = statistics.median_low(list(_durations)) if _durations else None
+    return Phase(what, _steps, _dispatches, _update, median)
