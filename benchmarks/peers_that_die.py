@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Pictures:
         return {"image": image, "label": index % 2}
 
 
-def pictures():
+def pictures() -> Any:
     """The data set of these records."""
     from experiments.tasks import data, sources
 

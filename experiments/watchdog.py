@@ -1,7 +1,7 @@
 """A watchdog of processes that live and do not go on, such as one whose input reader hangs.
 
 A thread of each process publishes its phase in JAX's coordination service every second or so. Only
-who has waited for long itself reads those of the others, says who keeps them waiting, and ends the
+who has waited for long itself reads the phases of the others, says who keeps them waiting, and ends the
 run at last. Seconds are counted in looks of the thread, so that a program which was stopped as a
 whole, or whose machine slept, is not late afterwards.
 """
@@ -22,7 +22,7 @@ from runtimes import phases
 
 PLACE = "gossax/phases"
 LOOK = 1.0  # s between two looks; a process more for every hundred processes
-PATIENCE = 60.0  # s in one phase after which who waits is told for whom
+PATIENCE = 60.0  # s in one phase after which those who wait hear for whom
 ASKED = 5.0  # s, once a signal has asked the run to end
 SILENCE = 15.0  # s without a word; JAX gives up on a process after 30 s
 TIMES_MEDIAN = 5  # of the time of a dispatch
@@ -34,7 +34,7 @@ HANGING = {phases.INPUT, phases.CALLBACK, SILENT}  # nothing of which would beco
 
 
 class State(NamedTuple):
-    """What a process has published."""
+    """The published state of a process."""
 
     dispatches: int  # that have ended
     update: int
@@ -76,13 +76,13 @@ def standing(
     }
     if not named:
         return None
-    told = [
+    sentences = [
         f"process {p} of {len(states)}{f' ({state.host})' if state.host else ''} has stood still "
         f"for {state.seconds:.0f} s after update {state.update}: it {state.phase}"
         for p, state in list(named.items())[:3]
     ]
     more = [f"{len(named) - 3} others stand still, too"] if len(named) > 3 else []
-    return "; ".join(told + more), list(named)
+    return "; ".join(sentences + more), list(named)
 
 
 class _Watch:
@@ -116,8 +116,12 @@ class _Watch:
         if number is not None and self._late > max(ASKED, dispatch):
             found = standing(states, max(ASKED, dispatch), usual, timed)
             if found:
-                why = f"{endings.sentence(number)}; it does not wait for an evaluation, as "
-                distributed.give_up(endings.code(number), why + found[0])
+                how = endings.sentence(number).partition(";")[0]
+                distributed.give_up(
+                    endings.code(number),
+                    f"{how} without a new checkpoint, as {found[0]}; the same command goes on from "
+                    "the last one",
+                )
         found = standing(states, usual, timed=timed) if self._late > usual else None
         if found is None:
             silent = {p: state for p, state in states.items() if state.phase == SILENT}
@@ -134,13 +138,13 @@ class _Watch:
             distributed.give_up(distributed.DEAD, sentence)
 
     def _states(self, mine: State, passed: float) -> dict[int, State]:
-        """What all processes have published; who says nothing new for long is silent."""
+        """Return what all processes have published; who says nothing new for long is silent."""
         me, states = distributed.process_id(), {}
         if distributed.processes() == 1:
             return {me: mine}
-        told = coordination.texts(PLACE)
+        published = coordination.texts(PLACE)
         for p in range(distributed.processes()):
-            words = told.get(f"{PLACE}/{p}", "")
+            words = published.get(f"{PLACE}/{p}", "")
             before, seconds = self._heard.get(p, (words, 0.0))
             seconds = seconds + passed if words == before else 0.0
             self._heard[p] = words, seconds

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.trees import path_text
-from runtimes import worker
+from runtimes import phases, worker
 from runtimes.feeding import Streamed
 
 
@@ -75,7 +75,8 @@ def take(examples: Any, indices: np.ndarray | slice) -> Any:
         return jax.tree.map(lambda a: a[indices], examples)
     if isinstance(indices, slice):
         indices = np.arange(*indices.indices(len(examples)))
-    return examples.source.read(indices)
+    with phases.within(phases.INPUT):
+        return examples.source.read(indices)
 
 
 def tested(task: Task) -> int | None:

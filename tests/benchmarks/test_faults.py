@@ -43,6 +43,14 @@ def test_three_of_four_say_that_one_in_the_middle_has_gone(victim):
 
 
 @pytest.mark.slow
+def test_a_process_whose_reader_hangs_is_named_and_the_run_goes_on_later():
+    trial = peers_that_die.Trial(peers_that_die.STILL, 2, 1, "input")
+    row = peers_that_die.tried(trial, None, resume=True)
+    assert (row["codes"], row["wrong"], row["hanging"]) == ([3, 3], [], 0), row
+    assert row["named"] and row["resumed"] == "done", row
+
+
+@pytest.mark.slow
 @pytest.mark.xdist_group("actors")
 def test_some_samples_are_left_while_workers_are_killed(tmp_path):
     path = tmp_path / "goodput.json"

@@ -1,0 +1,141 @@
+"""Processes that live and do not go on are not mistaken for slow ones."""
+
+import contextlib
+import time
+
+import pytest
+
+from experiments import distributed, endings, watchdog
+from experiments.watchdog import SILENT, State
+from runtimes import phases
+from stragglers import inject
+from stragglers.rule import Trigger
+
+
+def state(phase, seconds, dispatches=4, update=32):
+    return State(dispatches, update, phase, seconds)
+
+
+WAITS = state(phases.OTHERS, 65.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ([state(phases.INPUT, 66.0)], [1]),
+        ([state(phases.CALLBACK, 66.0)], [1]),
+        ([state(phases.EVALUATION, 66.0), state(phases.OTHERS, 64.0)], [1]),
+        ([state(phases.DEVICES, 66.0, dispatches=3)], [1]),  # its devices have not ended yet
+        ([state(SILENT, 66.0, dispatches=5)], [1]),
+        ([WAITS, state(phases.INPUT, 70.0), state(phases.CHECKPOINT, 61.0)], [2, 3]),
+        ([state(phases.INPUT, 70.0), state(phases.COMPILING, 70.0)], [1]),
+        ([WAITS, WAITS], []),  # nobody in particular
+    ],
+)
+def test_who_is_behind_is_named(others, named):
+    sentence, found = watchdog.standing(dict(enumerate([WAITS, *others])), patience=60.0)
+    assert found == named
+    assert all(f"process {p} of {1 + len(others)} " in sentence for p in named)
+    assert all(others[p - 1].phase in sentence for p in named) and "update 32" in sentence
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        state(phases.COMPILING, 500.0),
+        state(phases.DELAY, 500.0),
+        state(phases.INPUT, 3.0),  # it goes on, slowly
+        state(phases.EVALUATION, 59.0),
+        state(phases.DEVICES, 1.0),
+    ],
+)
+def test_who_is_slow_is_not(other):
+    assert watchdog.standing({0: WAITS, 1: other}, patience=60.0) is None
+
+
+def test_devices_may_take_any_time_until_it_is_known_what_a_dispatch_takes():
+    both = {0: state(phases.DEVICES, 500.0, 0), 1: state(phases.DEVICES, 500.0, 0)}
+    assert watchdog.standing(both, patience=60.0, timed=False) is None
+    behind = both | {1: state(phases.INPUT, 61.0, 0)}
+    assert watchdog.standing(behind, patience=60.0, timed=False)[1] == [1]
+
+
+def test_whom_a_signal_waits_for_evaluates_or_writes():
+    for phase, ends in ((phases.INPUT, True), (phases.EVALUATION, False)):
+        states = {0: WAITS, 1: state(phase, 20.0)}
+        assert (watchdog.standing(states, patience=5.0, slow=60.0) is not None) == ends
+
+
+class Given(Exception):
+    """The end of a process."""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is set by hand, and ends that are raised."""
+    now = [1000.0]
+
+    def give_up(code, why):
+        raise Given(code, why)
+
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(distributed, "give_up", give_up)
+    return now
+
+
+def looks(watch, clock, seconds):
+    for _ in range(seconds):
+        clock[0] += 1.0
+        watch.look()
+
+
+def test_a_process_alone_has_one_line_about_its_reader_and_ends(clock, capsys):
+    watch = watchdog._Watch(600.0)
+    with phases.within(phases.INPUT):
+        looks(watch, clock, 590)
+        assert capsys.readouterr().err.count("it waits for its input reader") == 1
+        with pytest.raises(Given, match=r"3.*process 0 of 1 .*input reader"):
+            looks(watch, clock, 20)
+
+
+def test_zero_never_ends_and_an_evaluation_alone_may_take_any_time(clock, capsys):
+    watch = watchdog._Watch(0.0)
+    with phases.within(phases.INPUT):
+        looks(watch, clock, 2000)
+    assert "never of itself" in capsys.readouterr().err
+    watch = watchdog._Watch(10.0)
+    with phases.within(phases.EVALUATION):
+        looks(watch, clock, 2000)
+    assert not capsys.readouterr().err
+
+
+def test_a_machine_that_slept_is_not_late(clock, capsys):
+    watch = watchdog._Watch(600.0)
+    with phases.within(phases.INPUT):
+        clock[0] += 10_000.0
+        looks(watch, clock, 5)
+    assert not capsys.readouterr().err
+
+
+def test_a_signal_ends_who_stands_still_within_seconds(clock, monkeypatch):
+    monkeypatch.setattr(endings, "asked", lambda: 15)
+    watch = watchdog._Watch(600.0)
+    with endings.deferred(), phases.within(phases.INPUT):
+        with pytest.raises(Given, match=r"143.*ended by SIGTERM without.*input reader"):
+            looks(watch, clock, 8)
+        monkeypatch.setattr(endings, "asked", lambda: None)
+
+
+def test_a_delay_that_is_slept_is_no_hanging_callback():
+    injector = inject.Injector(2, Trigger(None, 1), 0)
+    with phases.dispatch(8, injector.due):
+        assert phases.now().what == phases.DEVICES
+        injector._due[1] = time.monotonic() + 100.0
+        assert phases.now().what == phases.DELAY
+        injector._due[1] = time.monotonic()
+        assert phases.now().what == phases.CALLBACK
+        with phases.within(phases.INPUT):
+            assert phases.now()[::3] == (phases.INPUT, 8)
+    with contextlib.suppress(ValueError), phases.within(phases.CHECKPOINT):
+        raise ValueError
+    assert phases.now().what == phases.PREPARING
