@@ -326,10 +326,10 @@ def _last_words(
     me, count = process_id(), processes()
     if why.startswith("process"):
         why = f"as {why}"
-    sentence = (
-        f"\nerror: process {me} of {count} ends, {why}; start all of them again with "
-        "the same command, and the run goes on from its last checkpoint\n"
-    )
+    who, again = f"process {me} of {count}", "start all of them again with the same command, and"
+    if count == 1:
+        who, again = "this run", "start it again with the same command, and"
+    sentence = f"\nerror: {who} ends, {why}; {again} the run goes on from its last checkpoint\n"
     os.write(2, sentence.encode())
 
 

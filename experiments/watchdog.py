@@ -1,8 +1,8 @@
 """A watchdog of processes that live and do not go on, such as one whose input reader hangs.
 
-A thread of each process publishes its phase in JAX's coordination service every second or so. Only
-who has waited for long itself reads the phases of the others, says who keeps them waiting, and ends the
-run at last. Seconds are counted in looks of the thread, so that a program which was stopped as a
+A thread of each process publishes its phase in JAX's coordination service every second or so. A
+process that has waited for long itself reads the phases of the others, says who keeps it waiting,
+and ends the run at last. Seconds are counted in looks of the thread, so that a program which was stopped as a
 whole, or whose machine slept, is not late afterwards.
 """
 
@@ -76,11 +76,14 @@ def standing(
     }
     if not named:
         return None
-    sentences = [
-        f"process {p} of {len(states)}{f' ({state.host})' if state.host else ''} has stood still "
-        f"for {state.seconds:.0f} s after update {state.update}: it {state.phase}"
-        for p, state in list(named.items())[:3]
-    ]
+    sentences = []
+    for p, state in list(named.items())[:3]:
+        who = f"process {p} of {len(states)}" if len(states) > 1 else "this process"
+        where = f" ({state.host})" if state.host and len(states) > 1 else ""
+        after = f" after update {state.update}" if state.dispatches else ""
+        sentences.append(
+            f"{who}{where} has stood still for {state.seconds:.0f} s{after}: it {state.phase}"
+        )
     more = [f"{len(named) - 3} others stand still, too"] if len(named) > 3 else []
     return "; ".join(sentences + more), list(named)
 

@@ -94,7 +94,7 @@ def test_a_process_alone_has_one_line_about_its_reader_and_ends(clock, capsys):
     with phases.within(phases.INPUT):
         looks(watch, clock, 590)
         assert capsys.readouterr().err.count("it waits for its input reader") == 1
-        with pytest.raises(Given, match=r"3.*process 0 of 1 .*input reader"):
+        with pytest.raises(Given, match=r"3.*this process has stood still for .*input reader"):
             looks(watch, clock, 20)
 
 
