@@ -327,7 +327,7 @@ def _last_words(
     if why.startswith("process"):
         why = f"as {why}"
     who, again = f"process {me} of {count}", "start all of them again with the same command, and"
-    if count == 1:
+    if count == 1 and why.startswith("as this"):
         who, again = "this run", "start it again with the same command, and"
     sentence = f"\nerror: {who} ends, {why}; {again} the run goes on from its last checkpoint\n"
     os.write(2, sentence.encode())

@@ -2,8 +2,8 @@
 
 A thread of each process publishes its phase in JAX's coordination service every second or so. A
 process that has waited for long itself reads the phases of the others, says who keeps it waiting,
-and ends the run at last. Seconds are counted in looks of the thread, so that a program which was stopped as a
-whole, or whose machine slept, is not late afterwards.
+and ends the run at last. Seconds are counted in looks of the thread, so that a program which was
+stopped as a whole, or whose machine slept, is not late afterwards.
 """
 
 import contextlib
@@ -127,8 +127,8 @@ class _Watch:
                 )
         found = standing(states, usual, timed=timed) if self._late > usual else None
         if found is None:
-            silent = {p: state for p, state in states.items() if state.phase == SILENT}
-            found = standing(silent, SILENCE) if silent else None
+            answering = {p: s._replace(seconds=0.0) for p, s in states.items() if s.phase != SILENT}
+            found = standing(states | answering, SILENCE)
         if found is None:
             return
         sentence, named = found

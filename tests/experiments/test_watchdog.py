@@ -1,11 +1,12 @@
 """Processes that live and do not go on are not mistaken for slow ones."""
 
 import contextlib
+import json
 import time
 
 import pytest
 
-from experiments import distributed, endings, watchdog
+from experiments import coordination, distributed, endings, watchdog
 from experiments.watchdog import SILENT, State
 from runtimes import phases
 from stragglers import inject
@@ -51,6 +52,20 @@ def test_who_is_behind_is_named(others, named):
 )
 def test_who_is_slow_is_not(other):
     assert watchdog.standing({0: WAITS, 1: other}, patience=60.0) is None
+
+
+def test_who_does_not_answer_is_named_before_jax_gives_it_up(clock, monkeypatch, capsys):
+    """A process that was stopped is silent; what the others publish is never the same twice."""
+    put = {}
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+    monkeypatch.setattr(coordination, "put", lambda key, text, again: put.update({key: text}))
+    monkeypatch.setattr(coordination, "texts", lambda folder: dict(put))
+    put[f"{watchdog.PLACE}/1"] = json.dumps([*state(phases.DEVICES, 0.0), 1.0])
+    watch = watchdog._Watch(600.0)
+    with phases.within(phases.OTHERS):
+        looks(watch, clock, 25)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: process 1 of 2 has stood still") and SILENT in line
 
 
 def test_devices_may_take_any_time_until_it_is_known_what_a_dispatch_takes():
