@@ -2,18 +2,18 @@
 
 import functools
 import json
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import networkx as nx
+import numpy as np
 from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS, Algorithm
 from algorithms.compression import Reducer
 from algorithms.reducers import REDUCERS
-from comms import cost, messages, topology
+from comms import cost, messages, mixing, topology
 from experiments import (
     entries,
     limits,
@@ -62,21 +62,13 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     if task is None:
         with limits.rationed():
             task = tasks.TASK.build(config.task)
-    try:
-        shapes = _shapes(task.init)
-    except modules.Refused as error:
-        raise ValueError(f"task {parts.text(config.task)!r}: {error}") from error
-    except (TypeError, ValueError, ArithmeticError, FlaxError) as error:
-        raise ValueError(
-            f"task {parts.text(config.task)!r}: the model cannot be built ({error}); "
-            "correct its layers or sizes"
-        ) from error
+    shapes = _shapes(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
 
     def assembled(**profile) -> Prepared:
         algorithm = METHOD.build(
-            _with_built_parts(config.algorithm, config.seed),
+            _with_built_parts(config.algorithm, config.seed, graph),
             optimizer=optimizers.build(config.optimizer),
             graph=graph,
             workers=config.workers,
@@ -101,10 +93,32 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     return assembled(profile=profiling.for_config(config, task))
 
 
-@functools.lru_cache(maxsize=1)  # the arms of a sweep share their task, one after the other
-def _shapes(init: Callable[[jax.Array], Any]) -> Any:
-    """The shapes of the parameters, which no seed changes."""
-    return jax.eval_shape(lambda: init(jax.random.key(0)))
+def _shapes(config: ConfigDict, task: Task) -> Any:
+    """The shapes of the parameters, which no seed changes, of a task that can be trained."""
+    who = f"task {parts.text(config.task)!r}"
+    functions = (task.init, task.losses)
+    if functions in _CHECKED:
+        return _CHECKED[functions]
+    try:
+        shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
+    except modules.Refused as error:
+        raise ValueError(f"{who}: {error}") from error
+    except Exception as error:  # a model is code and can raise anything
+        said = str(error) if isinstance(error, _PLAIN) else f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{who}: the model cannot be built ({said}); correct its layers or sizes"
+        ) from error
+    try:
+        tasks.check(task, shapes)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from error
+    _CHECKED.clear()
+    _CHECKED[functions] = shapes
+    return shapes
+
+
+_PLAIN = (TypeError, ValueError, ArithmeticError, FlaxError)  # whose texts say what is wrong
+_CHECKED: dict[tuple, Any] = {}  # of the last task: the arms of a sweep share it
 
 
 def build_reducer(part, seed: int) -> Reducer:
@@ -115,13 +129,17 @@ def build_reducer(part, seed: int) -> Reducer:
     return REDUCER.build(spec, seed=seed)
 
 
-def _with_built_parts(algorithm, seed: int) -> dict:
+def _with_built_parts(algorithm, seed: int, graph: nx.Graph | None) -> dict:
     """The part of an algorithm in which parts that it holds are what they describe."""
     spec = parts.spec(algorithm)
     if spec.get("exchange") is not None and METHOD.wants(spec, "exchange"):
         spec["exchange"] = build_reducer(spec["exchange"], seed)
     if spec.get("server") is not None and METHOD.wants(spec, "server"):
         spec["server"] = optimizers.build(spec["server"], "algorithm.server")
+    W = spec.get("mixing_matrix")
+    described = parts.is_part(W) and not (isinstance(W, str) and W in mixing.MIXINGS)
+    if described and METHOD.wants(spec, "mixing_matrix"):
+        spec["mixing_matrix"] = MIXING.build(W, graph=graph)
     return spec
 
 
@@ -202,6 +220,7 @@ METHOD = Kind(
     ("optimizer", "graph", "workers", "seed", "sparse", "profile"),
 )
 REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",))
+MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
 GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
 SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
 NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))

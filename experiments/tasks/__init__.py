@@ -7,6 +7,7 @@ from experiments.kinds import Kind
 from experiments.tasks import dense_tasks, sources, sparse_tasks, token_tasks
 from experiments.tasks.base import (
     Task,
+    check,
     count,
     evaluate,
     first_draw,
@@ -22,6 +23,7 @@ __all__ = [
     "TASKS",
     "Task",
     "build",
+    "check",
     "count",
     "evaluate",
     "first_draw",

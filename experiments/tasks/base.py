@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.trees import path_text
+from experiments import texts
 from runtimes import phases, worker
 from runtimes.feeding import Streamed
+
+TRIED = 7  # examples of a mini-batch that is only traced
 
 
 class Task(NamedTuple):
@@ -48,6 +51,102 @@ class Task(NamedTuple):
     sparse: tuple[str, ...] = ()
     evaluated: int | None = None
     augment: Callable[[Any, jax.Array], Any] | None = None
+
+
+def check(task: Task, params: Any) -> None:
+    """Raise ValueError unless a task can be trained; nothing is computed.
+
+    params: shapes of its parameters. Its parts are traced for a mini-batch of `TRIED` examples.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    for path, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"parameter {path_text(path)!r} is {leaf.dtype}, and parameters are real floats; "
+                "keep what is no weight out of what init returns, as a constant of losses"
+            )
+    if not any(leaf.size for _, leaf in leaves):
+        raise ValueError("init gives no parameters, so that there is nothing to train; give some")
+    counts = {name: _length(getattr(task, name)) for name in ("train", "test")}
+    counts["labels"] = len(task.labels) if hasattr(task.labels, "__len__") else 0
+    for name, samples in counts.items():
+        if not samples:
+            raise ValueError(f"{name} must have samples, as many in all its arrays; correct it")
+    if counts["labels"] != counts["train"]:
+        raise ValueError(
+            f"there are {counts['labels']} labels for {counts['train']} training samples; give one "
+            "a sample"
+        )
+    seen = (jax.ShapeDtypeStruct((), jnp.float32),) if task.shared_draw else ()
+    examples = _example_shapes(task.train)
+    drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)
+
+    def summed(params, examples, draws, *seen):
+        if task.augment is not None:
+            examples = task.augment(examples, draws)
+        return _per_example("losses", task.losses(params, examples, *seen), jnp.floating).sum()
+
+    _traced("losses", jax.grad(summed), params, examples, drawn, *seen)
+    for name, kind in (("eval_losses", jnp.floating), ("correct", jnp.number)):
+        function = getattr(task, name)
+        if function is not None:
+            _traced(name, lambda *given, f=function, n=name, k=kind: _per_example(n, f(*given), k),
+                    params, _example_shapes(task.test))  # fmt: skip
+
+
+def _traced(name: str, function: Callable, *arguments: Any) -> None:
+    try:
+        jax.eval_shape(function, *arguments)
+    except _Misshapen as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:  # code of a task can raise anything
+        raise ValueError(
+            f"{name} cannot be traced ({type(error).__name__}: {texts.brief(str(error))}); correct "
+            f"{name}"
+        ) from error
+
+
+class _Misshapen(ValueError):
+    """Values that are not one number an example."""
+
+
+def _per_example(name: str, values: Any, kind: type) -> jax.Array:
+    """The values of a function of a task, if they are [b] and of a kind; bools are numbers."""
+    shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
+    fits = dtype is not None and (
+        jnp.issubdtype(dtype, kind) or (kind is jnp.number and dtype == jnp.bool_)
+    )
+    if shape == (TRIED,) and fits:
+        return values
+    found = type(values).__name__ if dtype is None else f"{dtype} {list(shape)}"
+    way = "leave out the mean or sum over examples" if shape == () else "correct what it returns"
+    raise _Misshapen(
+        f"{name} of {TRIED} examples must be float32 [{TRIED}], one number an example, got "
+        f"{found}; {way}"
+    )
+
+
+def _length(examples: Any) -> int:
+    """How many samples there are; 0 where arrays have different numbers of them."""
+    if isinstance(examples, Streamed):
+        return len(examples)
+    lengths = {leaf.shape[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(examples)}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _example_shapes(examples: Any) -> Any:
+    """The shapes of `TRIED` examples, of a source's or of arrays."""
+    if isinstance(examples, Streamed):
+        return jax.tree.map(
+            lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype),
+            examples.source.example,
+        )
+    return jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(
+            (TRIED, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
+        ),
+        examples,
+    )
 
 
 def row_sparse(task: Task, path: tuple) -> bool:

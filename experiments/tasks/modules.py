@@ -81,7 +81,7 @@ def init(module: Model, key: jax.Array, inputs: jax.Array) -> Any:
         jax.eval_shape(module.apply, variables, inputs)
     except errors.InvalidRngError as error:
         raise Refused(RANDOM) from error
-    return variables["params"]
+    return variables.get("params", {})
 
 
 def _refuse_dropout(call: Callable, args: tuple, given: dict, context: Any) -> Any:
