@@ -46,6 +46,21 @@ def muon(*args, **given) -> optax.GradientTransformation:
     return contrib.muon(*args, **given)
 
 
+def selective_transform(
+    optimizer: optax.GradientTransformation, freeze_mask: Callable | bool
+) -> optax.GradientTransformation:
+    """An optimizer of all but what a mask freezes, a function of the parameters, as `matrices`.
+
+    optax takes a tree of truth values alone, and a function for one that is true.
+    """
+
+    def labels(params):
+        mask = freeze_mask(params) if callable(freeze_mask) else freeze_mask
+        return jax.tree.map(lambda frozen: "freeze" if frozen else "train", mask)
+
+    return optax.partition({"train": optimizer, "freeze": optax.set_to_zero()}, labels)
+
+
 def hidden_matrices(params: optax.Params) -> Any:
     """Per array the axes that Muon takes as rows and columns, None for what is no hidden matrix.
 
@@ -78,7 +93,11 @@ def _of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
     return found
 
 
-TRANSFORMS = _of_optax() | {"momentum": momentum, "muon": muon}
+TRANSFORMS = _of_optax() | {
+    "momentum": momentum,
+    "muon": muon,
+    "selective_transform": selective_transform,
+}
 # Whose rate only scales their updates, whatever their other numbers are; a test tries them all.
 SCALED = frozenset({
     optax.adabelief, optax.adadelta, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw,
@@ -136,38 +155,72 @@ def build(part: parts.Part, entry: str = "optimizer") -> optax.GradientTransform
     ValueError.
     """
     spec = parts.spec(part)
+    _check(spec, entry)
+    if not _is_rated(spec, entry):
+        _scale(spec, entry)  # says that the rate is missing
+    transform = optax.with_extra_args_support(_transform(spec, entry))
+    _try(transform, f"{entry} {parts.text(part)}")
+    return transform
+
+
+def _transform(spec: Mapping, entry: str) -> optax.GradientTransformation:
+    """Return what a part describes: with a rate in it, it descends, and else it points uphill."""
+    if _kind(entry).factory(spec["name"]) is not optax.chain:
+        return _rated(spec, entry) if "learning_rate" in spec else _direction(spec, entry)
+    members = spec["*"]
+    own = "learning_rate" in spec
+    if own + sum(_is_rated(member, entry) for member in members) > 1:
+        raise ValueError(f"{entry}: a chain has one learning_rate, and this has more; leave one")
+    built = [_transform(member, entry) for member in members]
+    return optax.chain(*built, *([_scale(spec, entry)] if own else []))
+
+
+def _inner(spec: Mapping, entry: str) -> dict[Any, Mapping]:
+    """The transforms among the parameters of a part, by the names of these or by labels."""
+    found = {}
+    for parameter in inspect.signature(_kind(entry).factory(spec["name"])).parameters.values():
+        value, kind = spec.get(parameter.name), str(parameter.annotation)
+        if "GradientTransformation" in kind and "Mapping" in kind and isinstance(value, Mapping):
+            found |= {(parameter.name, label): parts.spec(one) for label, one in value.items()}
+            continue
+        listed = isinstance(value, list) and value and all(map(parts.is_part, value))
+        named = isinstance(value, str) and "GradientTransformation" in kind
+        if listed or (named and "Callable" not in kind) or _is_described(value):
+            found[parameter.name] = parts.spec(value)
+    found.pop("schedule", None)
+    return {at: one for at, one in found.items() if not _names_a_mask(at)}
+
+
+def _is_described(value: Any) -> bool:
+    return isinstance(value, Mapping) and "name" in value
+
+
+def _names_a_mask(parameter: Any) -> bool:
+    return isinstance(parameter, str) and parameter.endswith(("mask", "labels"))
+
+
+def _is_rated(spec: Mapping, entry: str) -> bool:
+    """Whether a part, one of its members or a transform inside of it has a learning rate."""
+    below = (*spec.get("*", ()), *_inner(spec, entry).values())
+    return "learning_rate" in spec or any(_is_rated(one, entry) for one in below)
+
+
+def _check(spec: Mapping, entry: str) -> None:
+    """Raise ValueError for a chain of no members, and a share of the past that is none."""
     chained = _kind(entry).factory(spec["name"]) is optax.chain
     if chained and (set(spec) - {"name", "*", *RATE} or not spec.get("*")):
         raise ValueError(
             f"{entry}: a chain is made of transforms, and at most of a rate; write it as "
             "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
         )
-    _check_shares(spec, entry)
-    members = spec["*"] if chained else [spec]
-    rated = [member for member in members if "learning_rate" in member]
-    if len(rated) + (chained and "learning_rate" in spec) > 1:
-        raise ValueError(f"{entry}: a chain has one learning_rate, and this has more; leave one")
-    if not rated:  # the chain has it, or it is missing
-        scale = _scale(spec, entry)
-    built = [
-        _rated(member, entry) if "learning_rate" in member else _direction(member, entry)
-        for member in members
-    ]
-    transform = optax.with_extra_args_support(optax.chain(*built, *([] if rated else [scale])))
-    _try(transform, f"{entry} {parts.text(part)}")
-    return transform
-
-
-def _check_shares(spec: Mapping, entry: str) -> None:
-    """Raise ValueError for a share of the past that is none, in a part or its members."""
     for name in SHARES:
         if is_number(spec.get(name)) and not 0 <= spec[name] < 1:
             raise ValueError(
                 f"{entry} {spec['name']!r}: {name} must be 0 or more and below 1, got "
                 f"{spec[name]}; set config.{entry}.{name}"
             )
-    for member in spec.get("*", ()):
-        _check_shares(member, entry)
+    for one in (*spec.get("*", ()), *_inner(spec, entry).values()):
+        _check(one, entry)
 
 
 def rate_is_data(part: parts.Part) -> bool:
@@ -179,6 +232,13 @@ def rate_is_data(part: parts.Part) -> bool:
 def _rated(spec: dict, entry: str) -> optax.GradientTransformation:
     """A transform with a learning rate of its own."""
     scale = _scale(spec, entry)
+    inner = _inner(spec, entry)
+    for one in inner.values():
+        if _is_rated(one, entry):
+            raise ValueError(
+                f"{entry} {spec['name']!r}: has a learning_rate, and {parts.text(one)} in it has "
+                f"one too; write {_with_one_rate(spec, inner, spec['learning_rate'])}"
+            )
     if not _takes_rate(spec, entry):
         return optax.chain(_make(spec, entry), scale)
     if _scales(spec, entry):
@@ -196,6 +256,10 @@ def _direction(spec: dict, entry: str) -> optax.GradientTransformation:
     for name in RATE:
         if name in spec:
             raise ValueError(f"{entry} {spec['name']!r}: {name} needs a learning_rate beside it")
+    inner = _inner(spec, entry)
+    rated = [one for one in inner.values() if _is_rated(one, entry)]
+    if rated:
+        _check_inside(spec, inner, rated, entry)
     if not _takes_rate(spec, entry):
         return _make(spec, entry)
     if not _scales(spec, entry):
@@ -204,6 +268,33 @@ def _direction(spec: dict, entry: str) -> optax.GradientTransformation:
             "learning_rate of its own"
         )
     return optax.chain(_make(spec, entry, 1.0), optax.scale(-1.0))
+
+
+def _check_inside(spec: dict, inner: Mapping, rated: list, entry: str) -> None:
+    """Raise ValueError where a rate inside of a transform would leave out some parameters."""
+    name = spec["name"]
+    if _takes_rate(spec, entry) or _kind(entry).factory(name) is optax.masked:
+        way = _with_one_rate(spec, inner, rated[0].get("learning_rate", 0.1))
+        raise ValueError(
+            f"{entry} {name!r}: the learning_rate of what is in it does not reach all parameters; "
+            f"write {way}"
+        )
+    for one in inner.values():
+        if one not in rated and one["name"] != "set_to_zero":
+            raise ValueError(
+                f"{entry} {name!r}: {parts.text(one)} has no learning_rate, and "
+                f"{parts.text(rated[0])} in it has one; give one to each, or one to {name} alone"
+            )
+
+
+def _with_one_rate(spec: Mapping, inner: Mapping, rate: Any) -> str:
+    """Return the text of a part in which what is inside of it has no rate, but the part has."""
+    bare = {
+        at: {key: value for key, value in one.items() if key not in RATE}
+        for at, one in inner.items()
+        if isinstance(at, str)
+    }
+    return parts.text({**spec, **bare, "learning_rate": rate})
 
 
 def _kind(entry: str) -> Kind:
@@ -219,11 +310,19 @@ def _make(spec: dict, entry: str, rate: Any = None) -> optax.GradientTransformat
     """Call the factory; transforms and masks among its parameters are built first."""
     own = {name: value for name, value in spec.items() if name not in RATE}
     for name, value in own.items():
-        if name == "mask" and parts.is_part(value):
-            own[name] = _MASK.build(value)
-        elif isinstance(value, dict) and "name" in value:
-            own[name] = _make(parts.spec(value), entry)
+        brought = name != "name" and spec["name"] in TRANSFORMS and _is_brought(value)
+        if (_names_a_mask(name) and parts.is_part(value)) or brought:
+            own[name] = _MASK._replace(name=name).build(value)
+    for at, one in _inner(spec, entry).items():
+        if isinstance(at, tuple):  # of several transforms by their labels
+            own[at[0]] = {**own[at[0]], at[1]: _transform(one, entry)}
+        else:
+            own[at] = _transform(one, entry)
     return _kind(entry).build(own, **({} if rate is None else {"learning_rate": rate}))
+
+
+def _is_brought(value: Any) -> bool:
+    return isinstance(value, str) and parts.is_brought(value)
 
 
 def _steady(spec: Mapping) -> bool:

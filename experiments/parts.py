@@ -44,19 +44,45 @@ def as_part(written: "Part") -> ConfigDict:
         if isinstance(entries.get("*"), list | tuple):
             entries["*"] = [as_part(inner).to_dict() for inner in entries["*"]]
         return ConfigDict(entries)
+    value, why = None, ""
     try:
         value = read(written)
-    except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
-        value = None
+    except (
+        SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError
+    ) as error:  # fmt: skip
+        why = _piece(written, error)
     if isinstance(value, str):
         value = ConfigDict({"name": value})
     if isinstance(value, list) and value and all(map(is_part, value)):
         value = part("chain", *value)
     if not isinstance(value, ConfigDict):
         raise ValueError(
-            f"cannot read the part {written!r}; write it as name or name(parameter=value, ...)"
+            f"cannot read the part {written!r}{why}; write it as name or name(parameter=value, ...)"
         )
     return value
+
+
+class _Unclear(ValueError):
+    """A piece of a text that is no part, and how to write it."""
+
+
+_PATH = re.compile(r"""(\w+)\s*=\s*([^\s,()'"\[\]{}=]*)""")
+_LIKE_A_PATH = re.compile(r".*[/~\\*].*|[A-Za-z_][\w.-]*\.\w+")
+
+
+def _piece(text: Any, error: Exception) -> str:
+    """Say which piece of a text is at fault, where that can be said."""
+    if isinstance(error, _Unclear):
+        return f": {error}"
+    for key, value in _PATH.findall(text) if isinstance(text, str) else ():
+        if _LIKE_A_PATH.fullmatch(value):
+            return f": a path has quotes inside of the part, {key}={value!r}"
+    if isinstance(text, str) and _LIKE_A_PATH.fullmatch(text):
+        return f": a path stands in a parameter, as in name(path={text!r})"
+    if not isinstance(error, SyntaxError) or not error.text or _STAND_IN in error.text:
+        return ""
+    rest = error.text[max(0, (error.offset or 1) - 1) :].strip()
+    return f": {error.msg}, at {rest or 'the end'}"
 
 
 def read(text: str) -> Any:
@@ -82,24 +108,35 @@ def _value(node: ast.expr, names: list[str]) -> Any:
         return {"true": True, "false": False}.get(node.id, node.id)
     if isinstance(node, ast.Call):
         keys = ["name", *(keyword.arg for keyword in node.keywords)]
-        unclear = None in keys or len(set(keys)) < len(keys)  # f(**a), f(a=, a=)
-        if unclear or not isinstance(node.func, ast.Name):
+        twice = [key for key in keys if key is not None and keys.count(key) > 1]
+        if twice:
+            raise _Unclear(f"{twice[0]} stands there twice, leave one")
+        if None in keys or not isinstance(node.func, ast.Name):  # f(**a), f(a)(b)
             raise ValueError
-        inner = [_inner(argument, names) for argument in node.args]
+        inner = [_inner(argument, names, _value(node.func, names)) for argument in node.args]
         parameters = {keyword.arg: _value(keyword.value, names) for keyword in node.keywords}
         return part(_value(node.func, names), *inner, **parameters)
     if isinstance(node, ast.List | ast.Tuple) and any(
         isinstance(element, ast.Call | ast.Name) for element in node.elts
     ):
         return [as_part(_inner(element, names)).to_dict() for element in node.elts]
+    if isinstance(node, ast.Dict) and any(
+        isinstance(value, ast.Call | ast.Name) for value in node.values
+    ):
+        return {
+            _value(key, names): as_part(_inner(value, names)).to_dict()
+            for key, value in zip(node.keys, node.values, strict=True)
+        }
     return ast.literal_eval(node)
 
 
-def _inner(node: ast.expr, names: list[str]) -> "Part":
+def _inner(node: ast.expr, names: list[str], around: str = "") -> "Part":
     """A part without a key: f(g) and f(g(a=1)), but neither f(1) nor f(true)."""
     value = _value(node, names) if isinstance(node, ast.Name | ast.Call) else None
     if not is_part(value):
-        raise ValueError
+        piece = ast.unparse(node)
+        way = f"{around}(parameter={piece}), as --list names it" if around else "parts alone"
+        raise _Unclear(f"{piece} has no name, write {way}")
     return value
 
 
@@ -119,6 +156,8 @@ def text(written: Any) -> str:
         return f"{name}({', '.join(arguments)})" if arguments else str(name)
     if isinstance(written, list | tuple) and any(hasattr(value, "items") for value in written):
         return f"[{', '.join(map(text, written))}]"
+    if hasattr(written, "items") and any(hasattr(value, "items") for value in written.values()):
+        return f"{{{', '.join(f'{key!r}: {text(value)}' for key, value in written.items())}}}"
     return str(written.to_dict() if isinstance(written, ConfigDict) else written)
 
 

@@ -84,6 +84,35 @@ def test_a_config_says_the_same_as_a_call():
     assert config.learning_rate == 0.8  # left as it was
 
 
+def by_axes():
+    """Labels of arrays, as a factory that is brought along gives them."""
+    return lambda params: jax.tree.map(lambda x: "many" if jnp.ndim(x) > 1 else "few", params)
+
+
+def test_a_mask_says_what_is_frozen():
+    part = "selective_transform(optimizer=sgd(learning_rate=0.5), freeze_mask=matrices)"
+    optimizer = optimizers.build(part)
+    params = {"matrix": jnp.ones((2, 2)), "vector": jnp.ones(2)}
+    update, _ = optimizer.update(params, optimizer.init(params), params, samples=jnp.float32(0))
+    np.testing.assert_allclose(update["matrix"], 0)
+    np.testing.assert_allclose(update["vector"], -0.5)
+
+
+def test_a_bad_step_is_skipped_and_the_rate_inside_follows_the_samples():
+    """A step with a gradient that is not finite changes nothing, as docs/faq.md advises."""
+    optimizer = optimizers.build(
+        "apply_if_finite(inner=sgd(learning_rate=0.8, schedule=cosine(samples=300)), "
+        "max_consecutive_errors=3)"
+    )
+    params, steps = jnp.zeros(2), []
+    state = optimizer.init(params)
+    for samples, bad in ((0, 1.0), (100, np.nan), (150, np.inf), (200, 1.0)):
+        grads = jnp.array([1.0, bad])
+        update, state = optimizer.update(grads, state, params, samples=jnp.float32(samples))
+        steps.append(-update)
+    np.testing.assert_allclose(steps, [[0.8, 0.8], [0, 0], [0, 0], [0.2, 0.2]], atol=1e-6)
+
+
 def descent(optimizer):
     """Five steps down 0.5 |x|^2 from (1, -2), with samples passed as the runtimes do."""
     params = jnp.array([1.0, -2.0])
@@ -108,6 +137,41 @@ def descent(optimizer):
         ("lion(learning_rate=0.1, b1=0.8)", optax.lion(0.1, b1=0.8)),
         ("muon(learning_rate=0.1)", optax.contrib.muon(0.1)),
         ("scale_by_adam(learning_rate=0.1)", optax.adam(0.1)),
+        (
+            "apply_if_finite(inner=adam(learning_rate=0.1, b1=0.5), max_consecutive_errors=3)",
+            optax.adam(0.1, b1=0.5),
+        ),
+        (
+            "apply_if_finite(inner=adam, max_consecutive_errors=3, learning_rate=0.1)",
+            optax.adam(0.1),
+        ),
+        (
+            "apply_if_finite(inner=[clip(max_delta=0.1), lion(learning_rate=0.1)], "
+            "max_consecutive_errors=3)",
+            optax.chain(optax.clip(0.1), optax.lion(0.1)),
+        ),
+        (
+            "[clip(max_delta=0.1), flatten(inner=adam(learning_rate=0.1))]",
+            optax.chain(optax.clip(0.1), optax.adam(0.1)),
+        ),
+        (  # a vector, which is no matrix
+            "masked(inner=adam, mask=matrices, learning_rate=0.1)",
+            optax.sgd(0.1),
+        ),
+        (
+            "selective_transform(optimizer=adam(learning_rate=0.1), freeze_mask=matrices)",
+            optax.adam(0.1),
+        ),
+        (
+            "partition(transforms={few: sgd(learning_rate=0.1), many: adam(learning_rate=0.2)}, "
+            "param_labels=tests.experiments.test_optimizers:by_axes)",
+            optax.sgd(0.1),
+        ),
+        (
+            "partition(transforms={few: lion, many: set_to_zero}, learning_rate=0.1, "
+            "param_labels=tests.experiments.test_optimizers:by_axes)",
+            optax.lion(0.1),
+        ),
         ("fromage(learning_rate=0.1)", optax.fromage(0.1)),  # whole
         ("prodigy(learning_rate=0.5)", optax.contrib.prodigy(0.5)),
         (
@@ -175,6 +239,32 @@ def test_directions_are_those_of_optax(part, reference):
         (
             "adamw(learning_rate=1, mask=vectors)",
             "mask: unknown name 'vectors'; known names: matri",
+        ),
+        (
+            "apply_if_finite(inner=sgd(learning_rate=0.1), max_consecutive_errors=3, "
+            "learning_rate=0.2)",
+            "write apply_if_finite(inner=sgd, learning_rate=0.2, max_consecutive_errors=3)",
+        ),
+        ("apply_if_finite(inner=adam, max_consecutive_errors=3)", "learning_rate must be a number"),
+        (
+            "apply_if_finite(inner=adm, max_consecutive_errors=3, learning_rate=1)",
+            "name 'adm'",
+        ),
+        (
+            "apply_if_finite(inner=momentum(decay=2), max_consecutive_errors=3, learning_rate=1)",
+            "'momentum': decay must be 0 or more and below 1, got 2",
+        ),
+        (  # what the mask leaves out would go uphill
+            "masked(inner=adam(b1=0.5, learning_rate=0.1), mask=matrices)",
+            "write masked(inner=adam(b1=0.5), mask=matrices, learning_rate=0.1)",
+        ),
+        (
+            "galore(base_optimizer=adam(learning_rate=0.1))",
+            "write galore(base_optimizer=adam, learning_rate=0.1)",
+        ),
+        (
+            "sam(optimizer=sgd(learning_rate=0.1), adv_optimizer=sgd)",
+            "sgd has no learning_rate, and sgd(learning_rate=0.1) in it has one; give one to each",
         ),
         ("momentum(learning_rate=1, decay=x)", "parameter 'decay' must be a number, got 'x'"),
         (

@@ -37,6 +37,10 @@ from experiments.parts import part
             "f(my:g(a='x:y'), b=p.q:h(c=1))",
             {"name": "f", "*": [{"name": "my:g", "a": "x:y"}], "b": {"name": "p.q:h", "c": 1}},
         ),
+        (
+            "f(a={x: g, 'y': h(b=1)})",
+            {"name": "f", "a": {"x": {"name": "g"}, "y": {"name": "h", "b": 1}}},
+        ),
         (part("f", part("g"), a=1), {"name": "f", "a": 1, "*": [{"name": "g"}]}),
         ({"name": "f", "a": 1}, {"name": "f", "a": 1}),
         (ConfigDict({"name": "f", "a": 1}), {"name": "f", "a": 1}),
@@ -67,11 +71,32 @@ def test_what_cannot_be_read_is_refused(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("f(6)", "6 has no name, write f(parameter=6)"),
+        ("f(a=1, b=g('x', c=2))", "'x' has no name, write g(parameter='x')"),
+        ("f(a=1, a=2)", "a stands there twice"),
+        ("f(folder=/data/x, a=1)", "folder='/data/x'"),
+        ("f(a='x', b=g(path=~/x.csv))", "path='~/x.csv'"),
+        ("f(path=runs/*.csv)", "path='runs/*.csv'"),
+        ("f(path=x.csv)", "path='x.csv'"),
+        ("data/x.csv", "as in name(path='data/x.csv')"),
+        ("f(a=1))", ", at )"),
+        ("f(a=0.3s)", ", at "),
+    ],
+)
+def test_the_piece_that_cannot_be_read_is_shown(text, words):
+    with pytest.raises(ValueError, match="cannot read the part") as caught:
+        parts.spec(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "ring", "deadline(seconds=0.3, leftovers=drop)", "f(a=true, b=None, c='two words')",
         "digits(model=mlp(hidden=(8,)))", "f(g(a=1), h, b=2)", "f(by={0: 4.0})", "my.own:f(a=1)",
-        "f(a=my:g)", "f(path='runs/a.csv')", "f(a='true', b='3')",
+        "f(a=my:g)", "f(path='runs/a.csv')", "f(a='true', b='3')", "f(a={'x': g, 'y': h(b=1)})",
     ],
 )  # fmt: skip
 def test_a_part_is_shown_as_it_is_written(text):
