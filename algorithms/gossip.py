@@ -234,6 +234,11 @@ def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray) -> 
     workers = len(graph)
     shape = (len(links.partners), workers)
     heard = links.weights
+    if heard is not None and not isinstance(mixing_matrix, str):
+        raise ValueError(
+            "mixing_matrix: links that change have weights of their own here, and this W would not "
+            "be used; leave it out, or take a graph that stays"
+        )
     if heard is None and links.partners.shape == shape:
         heard = matrix_of(graph, mixing_matrix)[np.arange(workers), links.partners]
     if links.partners.shape != shape or np.shape(heard) != shape:

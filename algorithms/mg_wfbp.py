@@ -109,7 +109,7 @@ def plan_with(buckets: str, profile=None) -> Callable:
 
     buckets, profile and errors as in `mg_wfbp`; the times of a plan without a profile are 0.
     """
-    name, colon, size = buckets.partition(":")
+    name, colon, size = str(buckets).partition(":")
     planner = choose("buckets", planners.PLANNERS, name)
     timed = profile is not None and profile.ready is not None
     if colon and not planner.sized:

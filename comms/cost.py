@@ -211,7 +211,7 @@ class Network(NamedTuple):
 def uniform_network(
     latency: float, bandwidth: float, slow: dict[int, float] | None = None, workers: int = 1
 ) -> Network:
-    """A network of equal links, except that links of `slow` workers take a factor longer.
+    """Equal links of latency [s] and bandwidth [bytes/s], by a factor slower to `slow` workers.
 
     latency: seconds per message; bandwidth: bytes per second; slow: {worker: factor}.
     """

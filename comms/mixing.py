@@ -6,6 +6,9 @@ the mean and contracts the distance to it by rho(W) per round, squared (Lian et 
 arXiv 1705.09056).
 """
 
+import os
+from pathlib import Path
+
 import networkx as nx
 import numpy as np
 
@@ -99,6 +102,38 @@ def own(graph: nx.Graph, W: np.ndarray) -> np.ndarray:
             "mixing_matrix: workers that mix by W do not come together, as rho(W) is "
             f"{rho(W):.6g}; it must be below 1: give edges more weight where it is 1, less where "
             "it is larger"
+        )
+    return W
+
+
+def weights(path: str | os.PathLike) -> np.ndarray:
+    """Weights of one's own [n, n] float64 from a file, `.npy` or text with a row on each line.
+
+    Numbers of a row stand between commas, semicolons or blanks. See `own` for what they must be.
+    """
+    return read_matrix("weights", path)
+
+
+def read_matrix(name: str, path: str | os.PathLike) -> np.ndarray:
+    """A square matrix [n, n] float64 from a `.npy` file or text; name: who reads, for errors."""
+    place = Path(path).expanduser()
+    try:
+        if place.suffix == ".npy":
+            W = np.load(place, allow_pickle=False)
+        else:
+            lines = place.read_text(encoding="utf-8-sig").replace(",", " ").replace(";", " ")
+            W = np.loadtxt(lines.splitlines(), ndmin=2)
+        W = np.asarray(W, np.float64)
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ValueError(
+            f"{name}: {path} cannot be read as a matrix ({reason}); give the path of n lines of n "
+            "numbers, or of a .npy file [n, n]"
+        ) from error
+    if W.ndim != 2 or W.shape[0] != W.shape[1] or not np.isfinite(W).all():
+        raise ValueError(
+            f"{name}: {path} holds numbers of shape {W.shape}, where finite ones of shape [n, n] "
+            "are due; give a row and a column to every worker"
         )
     return W
 

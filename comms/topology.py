@@ -7,15 +7,18 @@ A graph whose links come and go has all of them, and in its attribute `graph["ro
 of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use all links.
 """
 
+import functools
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
 
-from comms import rounds
+from comms import mixing, rounds
 from comms.matcha_graphs import matcha_matchings
 
 Edge = tuple[int, int]
@@ -158,7 +161,13 @@ def geometric(n: int, radius: float, seed: int) -> nx.Graph:
 def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
     """Graph of n workers with the given links, in either direction; repeated links count once."""
     _check_workers("edge_list", n)
-    edges = [(int(i), int(j)) for i, j in edges]
+    try:
+        edges = [(int(i), int(j)) for i, j in edges]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"edge_list: edges must be pairs of workers, got {edges!r}; write them as "
+            "edges=[(0, 1), (1, 2)], or take from_file(path='...')"
+        ) from error
     for i, j in edges:
         if not (0 <= i < n and 0 <= j < n and i != j):
             raise ValueError(
@@ -166,6 +175,61 @@ def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
                 "correct the edge or the number of workers"
             )
     return _connected("edge_list", n, edges, "more edges")
+
+
+def from_file(n: int, path: str) -> nx.Graph:
+    """Graph of a file: GraphML, GML, a list of edges, or a matrix that is not 0 at edges.
+
+    path: `.graphml`, `.gml`, a matrix as `comms.mixing.weights` reads it, or text with an edge on
+    each line, its ends between commas, semicolons or blanks, and the rest of the line ignored.
+    Workers are the nodes in the file's order, or in that of their numbers where all ends of edges
+    are numbers. Directions, weights, repeated edges and loops are left out.
+    """
+    place = Path(path).expanduser()
+    try:
+        graph = _READERS.get(place.suffix.lower(), _read_edges)(place)
+    except Exception as error:  # parsers raise many kinds
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"from_file: {path} cannot be read as a graph ({reason}); give GraphML, GML, lines of "
+            "two workers, or a matrix"
+        ) from error
+    if len(graph) != n:
+        raise ValueError(
+            f"from_file: {path} has {len(graph)} nodes, but there are {n} workers; set "
+            f"workers={len(graph)}"
+        )
+    edges = nx.convert_node_labels_to_integers(graph).edges()
+    return _connected("from_file", n, ((i, j) for i, j in edges if i != j), "more edges in it")
+
+
+def _read_edges(path: Path) -> nx.Graph:
+    lines = [line.partition("#")[0] for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    rows = [re.split(r"[\s,;]+", line.strip(" \t,;")) for line in lines if line.strip(" \t,;")]
+    if len(rows) > 3 and all(len(row) == len(rows) for row in rows):
+        return _read_matrix(path)
+    if rows and {"source", "from", "src", "target", "to", "dst"} & set(map(str.lower, rows[0][:2])):
+        rows = rows[1:]
+    short = [row for row in rows if len(row) < 2]
+    if short or not rows:
+        raise ValueError(f"{short[0][0]!r} is no edge" if short else "it has no edges")
+    ends = [end for row in rows for end in row[:2]]
+    numbers = all(end.isdecimal() for end in ends)
+    graph = nx.Graph()
+    graph.add_nodes_from(sorted(set(ends), key=int) if numbers else dict.fromkeys(ends))
+    graph.add_edges_from(row[:2] for row in rows)
+    return graph
+
+
+def _read_matrix(path: Path) -> nx.Graph:
+    return nx.from_numpy_array(mixing.read_matrix("from_file", path) != 0)
+
+
+_READERS: dict[str, Callable[[Path], nx.Graph]] = {
+    ".graphml": nx.read_graphml,
+    ".gml": functools.partial(nx.read_gml, label="id"),
+    ".npy": _read_matrix,
+}
 
 
 def matcha_graph(k: int) -> nx.Graph:
@@ -184,7 +248,9 @@ def _matcha_of(n: int, k: int) -> nx.Graph:
     """Base graph `k`, 0 to 5, of MATCHA's paper (arXiv 1905.09435): 8 or 16 workers."""
     graph = matcha_graph(k)
     if len(graph) != n:
-        raise ValueError(f"matcha: graph k={k} has {len(graph)} workers, got n={n}; set workers")
+        raise ValueError(
+            f"matcha: graph k={k} has {len(graph)} workers, got n={n}; set workers={len(graph)}"
+        )
     return graph
 
 
@@ -206,6 +272,7 @@ GRAPHS = {
     "erdos_renyi": erdos_renyi,
     "geometric": geometric,
     "edge_list": edge_list,
+    "from_file": from_file,
     "matcha": _matcha_of,
 }
 

@@ -25,6 +25,7 @@ SECTIONS: tuple[tuple[str, str, Kind], ...] = (
     ("Corpora", "task.corpus", sparse_tasks.CORPUS),
     ("Interactions", "task.interactions", sparse_tasks.INTERACTIONS),
     ("Graphs", "graph", prepare.GRAPH),
+    ("Mixing matrices of methods that gossip", "algorithm.mixing_matrix", prepare.MIXING),
     ("Splits of the samples", "split", prepare.SPLIT),
     ("Networks", "communication", prepare.NETWORK),
     ("Optimizers and their members", "optimizer", optimizers.TRANSFORM),

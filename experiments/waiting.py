@@ -21,6 +21,11 @@ ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they tak
 def build_delay(part) -> delays.Law | processes.Process:
     """The law or process of delays that a part describes; its `law` may be a part itself."""
     spec = parts.spec(part)
+    if spec.get("name") == NO_DELAY:
+        raise ValueError(
+            "delay 'none': simulated workers take as long as a delay says; set config.delay, as to "
+            "deterministic(value=1.0), or config.runtime=mesh for workers that take their own time"
+        )
     if "law" in spec:
         spec["law"] = build_delay(spec["law"])
     return DELAY.build(spec)

@@ -138,7 +138,9 @@ def check_neighbours(name: str, setting: Setting) -> None:
     """Raise ValueError unless every worker has a neighbour and a duration per mini-batch."""
     graph, workers = setting.graph, setting.workers
     if graph is None:
-        raise ValueError(f"{name}: nodes meet neighbours, but got no graph; pass one")
+        raise ValueError(
+            f"{name}: nodes meet neighbours, but got no graph; take a method with a graph, as swarm"
+        )
     if setting.links is not None:
         raise ValueError(
             f"{name}: nodes draw their own partners, but got links; take an algorithm without "

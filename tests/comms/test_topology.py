@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from comms import topology
+from comms import mixing, topology
 from comms.matcha_graphs import matcha_matchings
 
 
@@ -163,3 +163,75 @@ def test_a_graph_of_ones_own_passes_whatever_made_its_numbers():
     topology.check(nx.freeze(nx.star_graph(4)), 5)
     with pytest.raises(ValueError, match="mine has 5 nodes but there are 4 workers; set"):
         topology.check(nx.star_graph(4), 4, "mine")
+
+
+FILES = {
+    "zoo.graphml": (
+        '<?xml version="1.0"?><graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+        '<graph edgedefault="directed"><node id="Oslo"/><node id="Bonn"/><node id="Riga"/>'
+        '<edge source="Riga" target="Bonn"/><edge source="Bonn" target="Oslo"/>'
+        '<edge source="Oslo" target="Bonn"/><edge source="Riga" target="Riga"/></graph></graphml>'
+    ),
+    "zoo.gml": (
+        'graph [ node [ id 7 label "a" ] node [ id 9 label "a" ] node [ id 8 label "c" ] '
+        "edge [ source 7 target 9 ] edge [ source 9 target 8 ] ]"
+    ),
+    "numbers.csv": "\ufeffsource,target,weight\n10,9,0.5\n9, 11,2\n",
+    "names.txt": "# links\na b\n\nb;c  # the last\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "edges"),
+    [
+        ("zoo.graphml", [(0, 1), (1, 2)]),
+        ("zoo.gml", [(0, 1), (1, 2)]),
+        ("numbers.csv", [(0, 1), (0, 2)]),
+        ("names.txt", [(0, 1), (1, 2)]),
+    ],
+)
+def test_a_graph_of_a_file_has_its_links(tmp_path, name, edges):
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    graph = topology.from_file(3, str(tmp_path / name))
+    assert sorted(graph.edges) == edges and list(graph) == [0, 1, 2]
+    topology.check(graph, 3)
+    with pytest.raises(ValueError, match="has 3 nodes, but there are 8 workers; set workers=3"):
+        topology.from_file(8, str(tmp_path / name))
+
+
+def test_a_matrix_of_a_file_is_a_graph_and_its_weights(tmp_path):
+    graph = topology.ring(5)
+    W = mixing.metropolis(graph)
+    np.save(tmp_path / "W.npy", W)
+    np.savetxt(tmp_path / "W.csv", W, delimiter=",")
+    for name in ("W.npy", "W.csv"):
+        path = str(tmp_path / name)
+        assert nx.utils.edges_equal(topology.from_file(5, path).edges, graph.edges)
+        np.testing.assert_array_equal(mixing.own(graph, mixing.weights(path)), W)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.graphml", "<graphml>", "a.graphml cannot be read as a graph"),
+        ("a.csv", "a\nb\n", "'a' is no edge"),
+        ("a.csv", "", "it has no edges"),
+        ("a.csv", "0,1\n2,3\n", "falls into 2 components"),
+        ("a.npy", "", "a.npy cannot be read as a matrix"),
+    ],
+)
+def test_a_file_that_is_no_graph_is_refused_in_a_sentence(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        topology.from_file(4, str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("1,2\n3\n", "cannot be read as a matrix"), ("1,2\n", r"of shape \(1, 2\)"),
+     ("nan,1\n1,0\n", "where finite ones")],
+)  # fmt: skip
+def test_a_file_that_is_no_matrix_is_refused_in_a_sentence(tmp_path, content, message):
+    (tmp_path / "W.txt").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        mixing.weights(str(tmp_path / "W.txt"))

@@ -81,7 +81,35 @@ BAD = [
     (DPSGD | {"graph": "geometric(radius=1e-6, seed=0)"}, "4 workers falls into 4 components"),
     (DPSGD | {"graph": "edge_list(edges=[(0, 1), (2, 3)])"}, "falls into 2 components"),
     (DPSGD | {"graph": "edge_list(edges=[(0, 4)])"}, "does not link two of the workers 0..3"),
-    (DPSGD | {"graph": "edge_list(edges=3)"}, "graph 'edge_list': cannot use {'edges': 3} ("),
+    (DPSGD | {"graph": "edge_list(edges=3)"}, "edge_list: edges must be pairs of workers, got 3;"),
+    (DPSGD | {"graph": "edge_list(edges='links.csv')"}, "or take from_file(path='...')"),
+    (
+        DPSGD | {"graph": "from_file(path='none.graphml')"},
+        "none.graphml cannot be read as a graph (",
+    ),
+    (DPSGD | {"graph": "links.graphml"}, "stands in a parameter, as in name(path='links.graphml')"),
+    ({"algorithm": "dpsgd(mixing_matrix=weights)"}, "'path' is missing; write weights(path=...)"),
+    (
+        {"algorithm": "dpsgd(mixing_matrix=weights(path='none.csv'))"},
+        "none.csv cannot be read as a",
+    ),
+    ({"algorithm": "dpsgd(mixing_matrix=[[0.5, 0.5], [0.5, 0.5]])"}, "W is for 2 workers, but the"),
+    (
+        {
+            "algorithm": "dpsgd(mixing_matrix=[[0.5,0.5],[0.5,0.5]])",
+            "graph": "base_k",
+            "workers": 2,
+        },
+        "and this W would not be used; leave it out",
+    ),
+    ({"delay": "none"}, "set config.delay, as to deterministic(value=1.0), or config.runtime=mesh"),
+    ({"wait": "random_pairs"}, "got no graph; take a method with a graph, as swarm"),
+    ({"wait": "k_sync(6)"}, "6 has no name, write k_sync(parameter=6), as --list names it"),
+    (
+        {"delay": "trace(path=/data/x.csv)"},
+        "a path has quotes inside of the part, path='/data/x.csv'",
+    ),
+    ({"task": "images(source=npy(folder=~/x))"}, "quotes inside of the part, folder='~/x'"),
     (DPSGD | {"graph": "erdos_renyi(probability=0.0, seed=0)"}, "falls into 4 components"),
     (DPSGD | {"graph": "hypercube", "workers": 6}, "hypercube: needs a power of two, got n=6"),
     (
