@@ -1,6 +1,7 @@
 """Pack a data set of text into token files, which a run then streams.
 
     python -m experiments.pack_text --corpus=wiki40b --folder=DIR --length=1024
+    python -m experiments.pack_text --corpus=input.txt --folder=DIR --length=256
 
 See `experiments.tasks.token_files` for what the folder holds. Documents are read one by one, so
 that a data set may be larger than the memory; --tokeniser="words(vocabulary=32768)" reads the
@@ -16,7 +17,9 @@ from absl import app, flags
 from experiments import files
 from experiments.tasks import token_files
 
-_CORPUS = flags.DEFINE_enum("corpus", None, sorted(token_files.DOCUMENTS), "Data set of text.")
+_CORPUS = flags.DEFINE_string(
+    "corpus", None, "A file of text, a key of DOCUMENTS and its parameters, or package.module:name."
+)
 _FOLDER = flags.DEFINE_string("folder", None, "Where the files go; made if need be.")
 _LENGTH = flags.DEFINE_integer("length", 1024, "Targets of a sequence.")
 _TOKENISER = flags.DEFINE_string("tokeniser", "bytes", "A key of TOKENISERS and its parameters.")
@@ -39,7 +42,7 @@ def pack(
     The files of a folder appear whole or not at all. Raises ValueError for what cannot be read,
     and `files.NotWritten`.
     """
-    texts = functools.partial(token_files.DOCUMENTS[corpus], most=most, data_dir=data_dir)
+    texts = functools.partial(token_files.documents, corpus, most=most, data_dir=data_dir)
     built = token_files.TOKENISER.build(tokeniser, texts=texts("train"))
     files.make(folder)
     counts = {}

@@ -7,14 +7,18 @@ the last token of the one before, so that every token but the first is a target 
 """
 
 import functools
+import glob as glob_module
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments import parts
 from experiments.kinds import Kind
 from experiments.tasks import sources, text
 from experiments.tasks.data import Dataset
@@ -82,13 +86,12 @@ def prepared(
         yield source[i]["text"].decode("utf-8", errors="replace")
 
 
-def generated(split: str, most: int | None = None, data_dir: str | None = None) -> Iterator[str]:
+def generated(split: str, most: int | None = None) -> Iterator[str]:
     """Texts of the shape of web pages, where nothing has been prepared; 10,000 unless said.
 
     Words follow Zipf's law, and lengths a lognormal one with a median of 250 words and a mean of
-    410. Nothing can be learnt from them but how frequent a word is. data_dir: ignored.
+    410. Nothing can be learnt from them but how frequent a word is.
     """
-    del data_dir
     rng = np.random.default_rng([SPLITS.index(split)])
     for _ in range(GENERATED if most is None else most):
         count = max(1, round(rng.lognormal(np.log(250), 1.0)))
@@ -96,10 +99,67 @@ def generated(split: str, most: int | None = None, data_dir: str | None = None) 
         yield " ".join(f"w{rank}" for rank in ranks)
 
 
+def files(
+    split: str, glob: str, test_fraction: float = 0.1, most: int | None = None
+) -> Iterator[str]:
+    """Texts in UTF-8, a document each, in the order of their paths.
+
+    The test part has the last `test_fraction` of the characters of each, from the end of a line on.
+    """
+    if not 0 < test_fraction < 1:
+        raise ValueError(
+            f"files: test_fraction must be above 0 and below 1, got {test_fraction}; try 0.1"
+        )
+    found = glob_module.glob(os.path.expanduser(glob), recursive=True)
+    paths = sorted(path for path in found if os.path.isfile(path))[:most]
+    if not paths:
+        raise ValueError(f"files: no file is called {glob!r}; give a path, or one with * in it")
+
+    def texts():
+        for path in paths:
+            try:
+                whole = Path(path).read_text(encoding="utf-8-sig")
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"files: {path} cannot be read as text in UTF-8 ({error}); convert it, or "
+                    "leave it out"
+                ) from error
+            cut = whole.find("\n", int(len(whole) * (1 - test_fraction))) + 1 or len(whole)
+            part = whole[:cut] if split == "train" else whole[cut:]
+            if part:
+                yield part
+
+    return texts()
+
+
 DOCUMENTS = {
     **{name: functools.partial(prepared, name) for name in text.TFDS_TEXT},
     "generated": generated,
+    "files": files,
 }
+CORPUS = Kind("corpus", DOCUMENTS, Iterable, ("split", "most", "data_dir"))
+
+
+def documents(corpus: parts.Part, split: str, **offered: Any) -> Iterator[str]:
+    """The texts of a part, "train" or "test", of a corpus, or of files by their path.
+
+    offered: `most` and `data_dir`, for what has them. Raises ValueError for what is no text.
+    """
+    if isinstance(corpus, str) and re.fullmatch(r"[^(:]*[./][^(:]*", corpus):
+        there = os.path.isfile(os.path.expanduser(corpus))
+        corpus = parts.part("files", glob=glob_module.escape(corpus) if there else corpus)
+    texts = CORPUS.build(corpus, split=split, **offered)
+
+    def checked():
+        for number, document in enumerate(texts):
+            if not isinstance(document, str):
+                raise ValueError(
+                    f"corpus {parts.text(corpus)!r}: document {number} of the {split} part is "
+                    f"{type(document).__name__}; let the corpus give texts"
+                )
+            yield document
+
+    return checked()
 
 
 def packed(

@@ -93,6 +93,61 @@ def test_a_prepared_data_set_is_packed_and_streamed(tmp_path):
     assert sum(one in said for one in TEXTS) >= len(TEXTS) - 1  # the end fills no sequence
 
 
+LINES = "".join(f"line {number} of a play\n" for number in range(40))
+
+
+def mine(split, times=1):
+    """A corpus that is brought along."""
+    return (one * times for one in TEXTS)
+
+
+def odd(split):
+    return iter([b"bytes"])
+
+
+@pytest.mark.parametrize(
+    "corpus", ["play.txt", "*.txt", "files(glob='pl?y.txt', test_fraction=0.1)"]
+)
+def test_text_of_ones_own_is_packed(tmp_path, monkeypatch, corpus):
+    """The last tenth of a file, from the end of a line on, is the test part."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "play.txt").write_text("\ufeff" + LINES, encoding="utf-8")
+    pack_text.pack("packed", corpus, 8)
+    train, test = (
+        np.load(f"packed/{split}_tokens.npy").astype(int) for split in token_files.SPLITS
+    )
+    flat = (np.r_[one[0, :1], one[:, 1:].ravel()] for one in (train, test))
+    said, held_out = (as_text(tokens[tokens > text.END]) for tokens in flat)
+    assert LINES.startswith(said) and 0.8 < len(said) / len(LINES) < 0.95
+    assert held_out.startswith("line 37 of") and held_out in LINES
+
+
+def test_a_corpus_is_brought_along(tmp_path):
+    once, twice = (
+        pack_text.pack(tmp_path / name, f"{__name__}:{call}", 4)
+        for name, call in (("once", "mine"), ("twice", "mine(times=2)"))
+    )
+    assert once["train"] < twice["train"]
+
+
+@pytest.mark.parametrize(
+    ("corpus", "words"),
+    [
+        ("no_such.txt", "files: no file is called 'no_such.txt'"),
+        ("latin.txt", "latin.txt cannot be read as text in UTF-8"),
+        ("files(glob=*.txt)", r"quotes inside of the part, glob='\*.txt'"),
+        ("files(glob='latin.txt', test_fraction=2)", "test_fraction must be above 0 and below 1"),
+        ("wiki41b", "corpus: unknown name 'wiki41b'; known names: c4, files, generated, lm1b"),
+        (f"{__name__}:odd", "document 0 of the train part is bytes; let the corpus give texts"),
+    ],
+)
+def test_a_corpus_that_is_none_is_one_sentence(tmp_path, monkeypatch, corpus, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 30)
+    with pytest.raises(ValueError, match=words):
+        pack_text.pack("packed", corpus, 8)
+
+
 def test_what_cannot_be_packed_is_one_sentence(tmp_path):
     tokeniser = token_files.of_bytes()
     with pytest.raises(ValueError, match="document 1 of the train part is empty; leave"):
