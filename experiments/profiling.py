@@ -78,6 +78,11 @@ def save(path: str | os.PathLike, profile: Profile) -> None:
 
 def load(path: str | os.PathLike) -> Profile:
     """The profile in a file of `save`; ValueError if it holds none."""
+    if str(path).lower().endswith(".csv"):
+        raise ValueError(
+            f"profile {str(path)!r}: layers of a CSV file are for configs/mg_wfbp_scale.py:trace="
+            "FILE; a profile is JSON, with the names of parameters, see docs/running.md"
+        )
     stored = formats.read(path, formats.PROFILE)
     if stored["ready"] is None:
         return Profile(stored["layers"])

@@ -64,7 +64,11 @@ def _some_of(names: Sequence[str]) -> tuple[str, Callable[[Any], bool]]:
 
 
 ENTRIES = (
-    (*_some_of(layer_traces.NAMES), ("traces",)),
+    (
+        f"one or more of {', '.join(layer_traces.NAMES)}, or paths of CSV files",
+        entries.several(lambda name: name in layer_traces.NAMES or layer_traces.is_file(name)),
+        ("traces",),
+    ),
     (*_some_of(tuple(iteration.SCHEDULES)), ("schedules",)),
     (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),
     ("numbers above 1", entries.several(_is_group), ("workers",)),

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from jax.extend.core import Literal
 
-from comms.layer_traces import LayerTrace, googlenet
+from comms.layer_traces import LayerTrace, googlenet, read
 from experiments.program_costs import FLOPS_PER_ELEMENT
 
 # --- traces ---
@@ -220,15 +220,25 @@ MODELS = {
 NAMES = ("googlenet", *MODELS)
 
 
-def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
-    """The trace of `googlenet` as measured, or of one of `MODELS` on mini-batches.
+def is_file(name: str) -> bool:
+    """Whether the name of a trace is the path of a file."""
+    return isinstance(name, str) and name.lower().endswith(".csv")
 
-    Raises ValueError for an unknown name.
+
+def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
+    """The trace of `googlenet` as measured, of a CSV file, or of one of `MODELS` on mini-batches.
+
+    name: the path of a file ends with .csv, see `comms.layer_traces.read`. Raises ValueError for an
+    unknown name.
     """
     if name == "googlenet":
         return googlenet()
+    if is_file(name):
+        return read(name)._replace(name=name)
     if name not in MODELS:
-        raise ValueError(f"layer trace {name!r} is unknown; choose one of {', '.join(NAMES)}")
+        raise ValueError(
+            f"layer trace {name!r} is unknown; choose one of {', '.join(NAMES)}, or a CSV file"
+        )
     model, shape, dtype = MODELS[name]
     return from_model(model, (batch, *shape), flops_per_second, dtype)._replace(name=name)
 

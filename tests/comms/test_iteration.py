@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from comms import buckets, iteration
+from comms import buckets, iteration, layer_traces
 from comms.cost import AlphaBeta, ring
 from comms.layer_traces import LayerTrace, googlenet
 
@@ -115,3 +115,32 @@ def test_a_plain_function_is_a_cost():
 def test_what_makes_no_sense_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_a_trace_of_ones_own_is_a_file_like_that_of_googlenet(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("\ufeff# measured\nname, bytes,backward_us\nfirst,4000,100\nlast,80,300\n")
+    trace = layer_traces.read(path)
+    assert trace.name == "mine" and trace.sizes.tolist() == [4000, 80]
+    np.testing.assert_allclose(trace.backward, [1e-4, 3e-4])
+    np.testing.assert_allclose(trace.forward, trace.backward / 2)
+    assert trace.backward_order()[1].tolist() == pytest.approx([3e-4, 4e-4])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("bytes,us\n1,2\n", "has no column 'backward_us'; write bytes,backward_us in its first"),
+        ("bytes,backward_us\n1\n", "has a layer without two numbers"),
+        ("bytes,backward_us\n1,fast\n", "has a layer without two numbers"),
+        ("bytes,backward_us\n", "needs layers of bytes > 0"),
+        ("bytes,backward_us\n1,-2\n", "needs layers of bytes > 0"),
+        ("bytes,backward_us\n1,nan\n", "needs layers of bytes > 0"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_in_a_sentence(tmp_path, content, words):
+    (tmp_path / "mine.csv").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        layer_traces.read(tmp_path / "mine.csv")
+    with pytest.raises(ValueError, match="cannot read"):
+        layer_traces.read(tmp_path / "none.csv")
