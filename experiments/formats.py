@@ -273,7 +273,7 @@ PROFILE = Format(
         ("a number or null", _or_none(_is_finite), ("error", "forward")),
     ),
     ("layers", "ready"),
-    "write it with experiments.profiling.save",
+    "write it with experiments.profiling.save, or as docs/extend.md says",
 )  # fmt: skip
 MEASURED_PROFILE = PROFILE._replace(needed=("layers", "ready", "sizes", "seconds"))
 # A record of docs/results: of which a number is quoted, and which has a section of its own.

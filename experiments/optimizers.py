@@ -280,7 +280,7 @@ def _check_inside(spec: dict, inner: Mapping, rated: list, entry: str) -> None:
             f"write {way}"
         )
     for one in inner.values():
-        if one not in rated and one["name"] != "set_to_zero":
+        if one not in rated and _kind(entry).factory(one["name"]) is not optax.set_to_zero:
             raise ValueError(
                 f"{entry} {name!r}: {parts.text(one)} has no learning_rate, and "
                 f"{parts.text(rated[0])} in it has one; give one to each, or one to {name} alone"

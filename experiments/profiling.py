@@ -81,7 +81,7 @@ def load(path: str | os.PathLike) -> Profile:
     if str(path).lower().endswith(".csv"):
         raise ValueError(
             f"profile {str(path)!r}: layers of a CSV file are for configs/mg_wfbp_scale.py:trace="
-            "FILE; a profile is JSON, with the names of parameters, see docs/running.md"
+            "FILE; a profile is JSON, with the names of parameters, see docs/extend.md"
         )
     stored = formats.read(path, formats.PROFILE)
     if stored["ready"] is None:

@@ -77,16 +77,16 @@ def check(task: Task, params: Any) -> None:
             f"there are {counts['labels']} labels for {counts['train']} training samples; give one "
             "a sample"
         )
-    seen = (jax.ShapeDtypeStruct((), jnp.float32),) if task.shared_draw else ()
+    losses = first_draw(task)
     examples = _example_shapes(task.train)
     drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)
 
-    def summed(params, examples, draws, *seen):
+    def summed(params, examples, draws):
         if task.augment is not None:
             examples = task.augment(examples, draws)
-        return _per_example("losses", task.losses(params, examples, *seen), jnp.floating).sum()
+        return _per_example("losses", losses(params, examples), jnp.floating).sum()
 
-    _traced("losses", jax.grad(summed), params, examples, drawn, *seen)
+    _traced("losses", jax.grad(summed), params, examples, drawn)
     for name, kind in (("eval_losses", jnp.floating), ("correct", jnp.number)):
         function = getattr(task, name)
         if function is not None:

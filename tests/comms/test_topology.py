@@ -217,7 +217,7 @@ def test_a_matrix_of_a_file_is_a_graph_and_its_weights(tmp_path):
         ("a.csv", "a\nb\n", "'a' is no edge"),
         ("a.csv", "", "it has no edges"),
         ("a.csv", "0,1\n2,3\n", "falls into 2 components"),
-        ("a.npy", "", "a.npy cannot be read as a matrix"),
+        ("a.npy", "", "a.npy cannot be read as a graph"),
     ],
 )
 def test_a_file_that_is_no_graph_is_refused_in_a_sentence(tmp_path, name, content, message):

@@ -60,7 +60,7 @@ BAD = [
     ({"algorithm": "all_reduce(colective=ring)"}, "unknown parameter 'colective'; it takes: coll"),
     ({"algorithm": "all_reduce(collective=rings)"}, "unknown choice 'rings'; known choices: psum"),
     ({"algorithm": "local_sgd(server_momentum=x)"}, "'server_momentum' must be a number, got 'x'"),
-    ({"algorithm": "all_reduce("}, "cannot read the part 'all_reduce('; write it as"),
+    ({"algorithm": "all_reduce("}, "cannot read the part 'all_reduce(': '(' was never closed"),
     ({"wait": "bariers"}, "wait: unknown name 'bariers'; known names: "),
     ({"wait": "deadline"}, "wait 'deadline': parameter 'seconds' is missing; write deadline(sec"),
     ({"wait": "deadline(second=1)"}, "unknown parameter 'second'; it takes: "),
