@@ -57,6 +57,23 @@ class Parted(NamedTuple):
     own: Any  # the change of this worker's own parameters
 
 
+class Needs(NamedTuple):
+    """What a method needs of the updates that a waiting rule makes.
+
+    everybody: why no worker may be missing from one, in words; "": it may.
+    pairs: updates are meetings of two; False: they are not.
+    stopped: of two who have both ended their local steps.
+    workers: for how many it was built; None: any number.
+    otherwise: a way out that no rule is, in words.
+    """
+
+    everybody: str = ""
+    pairs: bool = False
+    stopped: bool = False
+    workers: int | None = None
+    otherwise: str = ""
+
+
 class Algorithm(NamedTuple):
     """One distributed method, as parts that know nothing of where the workers live.
 
@@ -105,7 +122,7 @@ class Algorithm(NamedTuple):
     decide: gradient -> parameters of the method that it leaves to a gradient, by name: with
         these it is built again. The gradient is that of the first mini-batches of all workers.
         None: nothing is open.
-    check: (workers, first rows of the schedule); raises ValueError if the method cannot use it.
+    needs: of the updates that a waiting rule makes.
     links: which of the graph's matchings are used in which update; None: all, always. Then the
         extra argument `active` [M] says so to the exchange.
     """
@@ -125,7 +142,7 @@ class Algorithm(NamedTuple):
     metrics: Callable[[Any], dict[str, jax.Array]] | None = None
     fallbacks: Callable[[Any, Any, int, Row], Fallbacks] | None = None
     decide: Callable[[Any], dict[str, Any]] | None = None
-    check: Callable[[int, Any], None] | None = None
+    needs: Needs = Needs()
 
     @property
     def own_models(self) -> bool:

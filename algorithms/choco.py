@@ -27,9 +27,9 @@ import numpy as np
 import optax
 
 from algorithms import reducers
-from algorithms.base import AXIS, Algorithm, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle
 from algorithms.compression import Encoder, Reducer
-from algorithms.gossip import graph_matchings, matrix_of, needs_everybody
+from algorithms.gossip import graph_matchings, matrix_of
 from comms.messages import over_links
 
 
@@ -147,5 +147,5 @@ def choco_sgd(
         exchange=compressed_gossip(optimizer, encoder, W, partners, gamma, seed),
         messages=messages,
         graph=graph,
-        check=needs_everybody("choco_sgd", "know their neighbours' models"),
+        needs=Needs("all workers know their neighbours' models"),
     )

@@ -164,17 +164,10 @@ def compressed(
 
     weight_of = choose("weighting", WEIGHTINGS, weighting)
 
-    def check(workers, row):
-        if rest.check is not None:
-            rest.check(workers, row)
-        if (equal_memory or warmup_updates) and row.fewest < workers:
-            raise ValueError(
-                f"{name}: {'its memory' if equal_memory else 'its count of warm-up updates'} must "
-                f"be equal on all workers, but only {row.fewest} of {workers} take part "
-                "in an update; wait for a rule in rounds, as barrier or first_finisher, or at a "
-                f"server for k_sync(k={workers})"
-            )
-
+    needs = rest.needs
+    if equal_memory or warmup_updates:
+        equal = "memory" if equal_memory else "count of warm-up updates"
+        needs = needs._replace(everybody=f"its {equal} must be equal on all workers")
     return Algorithm(
         exchange=compressed_mean(
             reducer_of,
@@ -188,7 +181,7 @@ def compressed(
         weight=weight_of,
         metrics=_metrics,
         fallbacks=fallbacks,
-        check=check,
+        needs=needs,
     )
 
 

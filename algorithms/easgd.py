@@ -25,6 +25,7 @@ import optax
 from algorithms.base import (
     AXIS,
     Algorithm,
+    Needs,
     Parted,
     equal,
     freeze_when_idle,
@@ -72,4 +73,5 @@ def easgd(optimizer: optax.GradientTransformation, workers: int, *, beta: float 
         server=freeze_when_idle(optax.sgd(1.0)),
         adopt=lambda own, centre, state, version: own,
         weight=equal,
+        needs=Needs(workers=workers),
     )

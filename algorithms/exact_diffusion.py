@@ -31,8 +31,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, freeze_when_idle
-from algorithms.gossip import check_stable, gossip_messages, mixing_over, needs_everybody
+from algorithms.base import Algorithm, Needs, freeze_when_idle
+from algorithms.gossip import check_stable, gossip_messages, mixing_over
 from algorithms.links import Links
 
 
@@ -94,5 +94,5 @@ def exact_diffusion(
         messages=gossip_messages(over.partners, beside_gradient=False),
         graph=graph,
         links=over.links,
-        check=needs_everybody("exact_diffusion", "mix their corrected models"),
+        needs=Needs("all workers mix their corrected models"),
     )

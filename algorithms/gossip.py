@@ -9,7 +9,7 @@ exchanges the freshest models; same fixed points, other transients.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -248,21 +248,6 @@ def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray) -> 
             f"{workers}]"
         )
     return heard
-
-
-def needs_everybody(name: str, why: str) -> Callable[[int, Any], None]:
-    """`Algorithm.check` of a method in which no worker may be missing; why: what each one does."""
-
-    def check(workers: int, row) -> None:
-        if row.partner is not None or row.fewest < workers:
-            some = "pairs" if row.partner is not None else f"{row.fewest} of {workers}"
-            raise ValueError(
-                f"{name}: all workers {why} at every update, but the schedule has {some} in one; "
-                "wait for a rule in rounds, as barrier or first_finisher, or at a server for "
-                f"k_sync(k={workers})"
-            )
-
-    return check
 
 
 def check_momentum(name: str, momentum: float) -> None:

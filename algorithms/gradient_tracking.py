@@ -22,8 +22,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm
-from algorithms.gossip import gossip_messages, mixing_over, needs_everybody
+from algorithms.base import Algorithm, Needs
+from algorithms.gossip import gossip_messages, mixing_over
 from algorithms.links import Links
 
 
@@ -78,5 +78,5 @@ def gradient_tracking(
         messages=gossip_messages(over.partners, beside_gradient=False, arrays=2),
         graph=graph,
         links=over.links,
-        check=needs_everybody("gradient_tracking", "mix their trackers"),
+        needs=Needs("all workers mix their trackers"),
     )

@@ -23,8 +23,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm
-from algorithms.gossip import check_momentum, gossip_messages, graph_matchings, needs_everybody
+from algorithms.base import AXIS, Algorithm, Needs
+from algorithms.gossip import check_momentum, gossip_messages, graph_matchings
 from algorithms.links import Links, given, one_at_a_time
 from comms import gossip, stability
 
@@ -105,5 +105,5 @@ def noloco(
         messages=gossip_messages(partners, beside_gradient=False, arrays=2),
         graph=graph,
         links=Links(partners, one_at_a_time(len(partners), seed)),
-        check=needs_everybody("noloco", "meet in pairs"),
+        needs=Needs("all workers meet in pairs"),
     )

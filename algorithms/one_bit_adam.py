@@ -148,20 +148,14 @@ def one_bit_adam(
         weighting=weighting,
     )
 
-    def check(count, row):
-        method.check(count, row)
-        if count != workers:
-            raise ValueError(
-                f"one_bit_adam: was built for {workers} workers, but {count} train; give it as many"
-            )
-
     def metrics(state):
         variance = jax.tree.map(lambda v: v[0], state.adam.nu)  # equal on all workers
         filled = jax.tree.map(jnp.not_equal, _without_gaps(variance), variance)
         return {"entries_without_variance": sum(x.sum() for x in jax.tree.leaves(filled))}
 
     exchange = momentum_in_signs(method.exchange, warmup_updates, b1, b2, eps)
-    return method._replace(exchange=exchange, check=check, metrics=metrics)
+    needs = method.needs._replace(workers=workers)
+    return method._replace(exchange=exchange, needs=needs, metrics=metrics)
 
 
 def _without_gaps(variance):

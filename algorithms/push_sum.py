@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, freeze_when_idle
-from algorithms.gossip import needs_everybody
+from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle
 from algorithms.links import Links, given, in_turn
 from comms import cost, gossip, topology
 from comms.messages import over_links
@@ -93,5 +92,5 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
         public=debiased,
         graph=topology.exponential(workers),
         links=Links(sources, in_turn(len(hops)), directed=True, period=len(hops)),
-        check=needs_everybody("sgp", "push"),
+        needs=Needs("all workers push"),
     )

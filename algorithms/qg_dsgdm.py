@@ -27,13 +27,12 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, freeze_when_idle
+from algorithms.base import Algorithm, Needs, freeze_when_idle
 from algorithms.gossip import (
     check_momentum,
     check_stable,
     gossip_messages,
     mixing_over,
-    needs_everybody,
 )
 from algorithms.links import Links
 
@@ -101,5 +100,5 @@ def qg_dsgdm(
         messages=gossip_messages(over.partners, beside_gradient=False),
         graph=graph,
         links=over.links,
-        check=needs_everybody("qg_dsgdm", "mix their models"),
+        needs=Needs("all workers mix their models"),
     )

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, equal
+from algorithms.base import AXIS, Algorithm, Needs, equal
 from comms import cost
 from comms.messages import Payload
 
@@ -154,4 +154,5 @@ def ringleader(optimizer: optax.GradientTransformation, workers: int) -> Algorit
         server=average_of_averages(optimizer, workers),
         messages=_messages,
         weight=equal,
+        needs=Needs(workers=workers),
     )

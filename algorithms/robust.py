@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, equal, freeze_when_idle
-from algorithms.gossip import needs_everybody
+from algorithms.base import AXIS, Algorithm, Needs, equal, freeze_when_idle
 from comms import cost
 from comms.messages import Payload
 
@@ -70,8 +69,7 @@ def centred_clipping(
             f"{iterations}; a radius of the usual distance of honest gradients leaves them whole"
         )
     method = _robust(optimizer, _clipped(radius, iterations), init=_zeros)
-    check = needs_everybody("centred_clipping", "keep the same centre")
-    return method._replace(check=check)
+    return method._replace(needs=Needs("all workers keep the same centre"))
 
 
 def _robust(

@@ -26,10 +26,9 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import reducers
-from algorithms.base import Algorithm, Parted, equal, servers_own
+from algorithms.base import Algorithm, Needs, Parted, equal, servers_own
 from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
-from algorithms.gossip import needs_everybody
 from algorithms.mean import mean_messages, mean_over_workers
 from comms.lattice import ravel_floats
 
@@ -193,5 +192,5 @@ def streaming_diloco(
         server=step_by_fragment(server, fragments, overlap),
         adopt=adopt,
         weight=equal,
-        check=needs_everybody("streaming_diloco", "send the same fragment"),
+        needs=Needs("all workers send the same fragment"),
     )

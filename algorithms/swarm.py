@@ -29,7 +29,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, choose
+from algorithms.base import AXIS, Algorithm, Needs, choose
 from algorithms.gossip import graph_matchings
 from algorithms.links import Links, given, one_at_a_time
 from comms import cost, gossip, lattice, lattice_ladder, topology
@@ -45,6 +45,7 @@ class Rounding(NamedTuple):
     least_bits: int
 
 
+LOCKSTEP = "set lockstep=true for a rule in rounds"
 ROUNDINGS = {"nearest": Rounding(False, 3), "unbiased": Rounding(True, 4)}
 
 
@@ -94,7 +95,7 @@ def _wire_of(partners: np.ndarray | None):
         elif partner is None:
             raise ValueError(
                 "swarm: workers meet in pairs of a schedule, but `partner` is missing; give the "
-                "position of whom this worker meets, or set lockstep=true"
+                "position of whom this worker meets, or take swarm(lockstep=true)"
             )
         return lattice_ladder.Wire(swap, agree, partner != me, lockstep=partners is not None)
 
@@ -225,7 +226,7 @@ def swarm(
         links=links,
         public=None if blocking else lambda state, params: state.comm,
         metrics=None if bits is None else codec_metrics,
-        check=None if lockstep else _needs_pairs(blocking),
+        needs=Needs() if lockstep else Needs(pairs=True, stopped=blocking, otherwise=LOCKSTEP),
     )
 
 
@@ -250,7 +251,7 @@ def ad_psgd(optimizer: optax.GradientTransformation, graph: nx.Graph) -> Algorit
     Wait for `bipartite_pairs`, the paper's split into active and passive workers, or for
     `random_pairs`. Source: arXiv 1710.06952, Algorithm 1.
     """
-    return swarm(optimizer, graph)
+    return swarm(optimizer, graph)._replace(needs=Needs(pairs=True))
 
 
 def codec_metrics(state: SwarmState) -> dict:
@@ -285,20 +286,3 @@ def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | N
         return tuple(over_links(part, partners, row, **said) for part in parts)
 
     return messages
-
-
-def _needs_pairs(blocking: bool):
-    def check(workers: int, row) -> None:
-        if row.partner is None:
-            raise ValueError(
-                "swarm: the schedule has no pairs; wait for random_pairs or bipartite_pairs, or "
-                "set lockstep=true for a rule in rounds"
-            )
-        met = row.partner[0] != np.arange(row.partner.shape[1])
-        if blocking and (row.batches[0][met] == 0).any():
-            raise ValueError(
-                "swarm: blocking=true averages pairs that have both stopped, but here a partner "
-                "goes on; wait for random_pairs(blocking=true)"
-            )
-
-    return check

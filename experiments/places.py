@@ -1,16 +1,18 @@
 """The runtimes that a config can name, each built from the parts of an arm."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
+from algorithms.base import Algorithm
 from experiments import entries, parts, waiting
 from experiments.shared_tally import SharedTally
 from runtimes import (
     actors,
+    base,
     free_worker,
     meetings,
     mesh,
@@ -22,8 +24,10 @@ from runtimes import (
 )
 from runtimes.base import Runtime
 from runtimes.feeding import Streamed
-from stragglers import inject, processes, rules
-from stragglers.rule import Rule, Trigger, most_mini_batches
+from stragglers import inject, processes
+from stragglers.delays import Law
+from stragglers.processes import Process
+from stragglers.rule import Cost, Rule, Unfit, most_mini_batches
 
 NEIGHBOUR, OWN = "neighbour", "checkpoint"  # from whose model a node begins that has gone
 
@@ -32,6 +36,7 @@ class Place(NamedTuple):
     """A runtime that configs can name."""
 
     build: Callable[..., Any]  # see `build`
+    misfit: Callable[..., str | None]  # (method, rule, shapes of parameters, config) -> why not
     devices: Callable[[ConfigDict], int]  # how many a run wants
     together: bool = False  # runs that differ only in data can be one program
     cluster: bool = False  # its workers are processes, which may live on a cluster
@@ -41,12 +46,88 @@ class Place(NamedTuple):
 def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
     """The runtime that the config names.
 
-    parts_of_arm: task, algorithm, sampler, what an exchange costs, and a picklable function that
-    builds the same runtime in another process.
+    parts_of_arm: task, algorithm, sampler, rule, delay or None, what an exchange costs, and a
+    picklable function that builds the same runtime in another process.
     """
     place = RUNTIMES[config.runtime]
     _check_slices(config, place)
     return place.build(config, *parts_of_arm)
+
+
+def decided(
+    config: ConfigDict,
+    algorithm: Algorithm,
+    shapes: Any,
+    communication: Cost,
+    delay: Law | Process | None = None,
+) -> Rule:
+    """The rule of a config, which its method and its runtime can use; else ValueError.
+
+    This follows from what the three declare, not from any plan. The error names what would do
+    instead, by the same decision.
+    """
+    of_method = algorithm.graph, algorithm.links
+    try:
+        rule = waiting.rule(config, delay or waiting.ANY_SPEED, communication, *of_method)
+        reason = RUNTIMES[config.runtime].misfit(algorithm, rule, shapes, config)
+    except Unfit as error:
+        rule, reason = None, error.cause
+    if reason is None:
+        return rule
+    wait, method = config.wait.name, config.algorithm.name
+
+    def fits(place: Place) -> Callable[[Rule], bool]:
+        return lambda rule: place.misfit(algorithm, rule, shapes, config) is None
+
+    ways = []
+    fitting = waiting.others(config, fits(RUNTIMES[config.runtime]), algorithm)
+    if fitting:
+        ways.append(f"wait for {_listed(fitting)}")
+    for name, place in RUNTIMES.items():
+        if rule is not None and fits(place)(rule):
+            ways.append(f"take runtime={name!r}")
+            break
+        elsewhere = [] if fitting else waiting.others(config, fits(place), algorithm)
+        if elsewhere:
+            ways.append(f"take runtime={name!r} and wait for {_listed(elsewhere)}")
+            break
+    if algorithm.needs.otherwise:
+        ways.append(algorithm.needs.otherwise)
+    instead = ", or ".join(ways) or "take another method"
+    raise ValueError(f"{config.runtime}: {method} cannot wait for {wait}: {reason}; {instead}")
+
+
+def _listed(calls: Sequence[str]) -> str:
+    *others, last = calls
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _simulated(algorithm, rule, shapes, config):
+    del config
+    return base.misfit(algorithm, rule.workers, rule.turnout, shapes)
+
+
+def _in_rounds(algorithm, rule, shapes, config):
+    del config
+    trigger = rule.trigger
+    if trigger is None:
+        return "devices move in rounds, which this rule does not or not with a trigger"
+    if jax.process_count() > 1 and trigger.stop is not None and trigger.sees_all:
+        return (
+            f"it looks at single workers of all {jax.process_count()} processes, of which a round "
+            "only knows a sum of points"
+        )
+    several = trigger.whole is not None and (trigger.mini_batches > trigger.whole).any()
+    if several and algorithm.work is not None:
+        return (
+            "a worker may make several contributions in a round, and local steps of the second "
+            "would begin where the first ended"
+        )
+    return base.misfit(algorithm, rule.workers, rule.turnout, shapes)
+
+
+def _moving_freely(algorithm, rule, shapes, config):
+    return actors.misfit(algorithm, rule, shapes, most_mini_batches(config.mini_batches))
 
 
 def devices(config: ConfigDict) -> int:
@@ -75,8 +156,10 @@ def _check_slices(config: ConfigDict, place: Place) -> None:
         )
 
 
-def _simulate(config, task, algorithm, sampler, communication, again):
-    del again
+def _simulate(config, task, algorithm, sampler, rule, delay, communication, again):
+    del communication, again
+    if delay is None:
+        waiting.build_delay(config.delay)  # names those that there are
     if jax.process_count() > 1:
         raise ValueError(
             f"simulate: its workers live in one process, and there are {jax.process_count()}; use "
@@ -87,31 +170,17 @@ def _simulate(config, task, algorithm, sampler, communication, again):
         task.losses,
         task.train,
         sampler,
-        waiting.rule(
-            config,
-            waiting.build_delay(config.delay),
-            communication,
-            algorithm.graph,
-            algorithm.links,
-        ),
+        rule,
         mini_batches=most_mini_batches(config.mini_batches),
         devices=config.devices,
         augment=task.augment,
     )
 
 
-def _mesh(config, task, algorithm, sampler, communication, again):
+def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
     del again
     slices.check_devices(config.workers, devices_per_worker(config))
-    delay = waiting.own_delay(config)
-    rule = waiting.rule(
-        config,
-        delay or waiting.ANY_SPEED,
-        communication,
-        algorithm.graph,
-        algorithm.links,
-    )
-    trigger = _trigger(config, algorithm, rule)
+    trigger = rule.trigger
     watched = delay is not None or config.communication != 0 or trigger.stops
     return mesh.Mesh(
         algorithm,
@@ -138,7 +207,7 @@ def _mesh(config, task, algorithm, sampler, communication, again):
     )
 
 
-def _actors(config, task, algorithm, sampler, communication, again):
+def _actors(config, task, algorithm, sampler, rule, delay, communication, again):
     del communication
     if jax.process_count() > 1:
         raise ValueError(
@@ -171,16 +240,6 @@ def _actors(config, task, algorithm, sampler, communication, again):
                 "actors: config.actors.restore is for methods with a model per worker; under a "
                 "server a worker begins anew from the newest model; leave it out"
             )
-    delay = waiting.own_delay(config)
-    rule = waiting.rule(
-        config, delay or waiting.ANY_SPEED, config.communication, algorithm.graph, algorithm.links
-    )
-    if rule.arrivals is None:
-        known = rules.showing(lambda rule: rule.arrivals is not None)
-        raise ValueError(
-            f"actors: its workers move freely, which {config.wait.name!r} does not; use "
-            f"runtime='mesh', or one of {', '.join(known)}"
-        )
     parts_of_worker = free_worker.Parts(
         algorithm,
         task.losses,
@@ -204,42 +263,19 @@ def _actors(config, task, algorithm, sampler, communication, again):
     return actors.Actors(parts_of_worker, recipe, rule, options)
 
 
-def _trigger(config, algorithm, rule: Rule) -> Trigger:
-    """The trigger of a rule, where devices can keep it; else ValueError."""
-    name, trigger = config.wait.name, rule.trigger
-    if trigger is None:
-        known = rules.showing(lambda rule: rule.trigger is not None)
-        raise ValueError(
-            f"mesh: its devices move in rounds, which {name!r} does not or not with a trigger; use "
-            f"runtime='simulate', or one of {', '.join(known)}"
-        )
-    if jax.process_count() > 1 and trigger.stop is not None and trigger.sees_all:
-        known = rules.showing(lambda rule: rule.trigger is not None and not rule.trigger.sees_all)
-        raise ValueError(
-            f"mesh: {name!r} looks at single workers of all {jax.process_count()} processes, of "
-            "which a round only knows a sum of points; use a single process, or one of "
-            f"{', '.join(known)}"
-        )
-    several = trigger.whole is not None and (trigger.mini_batches > trigger.whole).any()
-    if several and algorithm.work is not None:
-        raise ValueError(
-            f"mesh: under {name!r} a worker may make several contributions in a round, and local "
-            "steps of the second would begin where the first ended; use runtime='simulate', "
-            "k_sync, or a method without local steps"
-        )
-    return trigger
-
-
 def _parts_of(again: Callable[[], Runtime]) -> free_worker.Parts | peers.PeerParts:
     return again().parts
 
 
 RUNTIMES = {
-    "simulate": Place(_simulate, devices=lambda config: config.devices, together=True),
+    "simulate": Place(_simulate, _simulated, devices=lambda config: config.devices, together=True),
     "mesh": Place(
-        _mesh, devices=lambda config: config.workers * devices_per_worker(config), slices=True
+        _mesh,
+        _in_rounds,
+        devices=lambda config: config.workers * devices_per_worker(config),
+        slices=True,
     ),
-    "actors": Place(_actors, devices=lambda config: 1, cluster=True),
+    "actors": Place(_actors, _moving_freely, devices=lambda config: 1, cluster=True),
 }
 # Of config.actors, which a config may leave out.
 ACTORS: entries.Entries = (

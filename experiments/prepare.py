@@ -83,7 +83,9 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
         exchange = _exchange(config, algorithm, shapes)
         ranges.check_memory(config, algorithm, shapes)
         again = functools.partial(_runtime_again, json.dumps(config.to_dict()))
-        runtime = places.build(config, task, algorithm, sampler, exchange, again)
+        delay = waiting.own_delay(config)
+        rule = places.decided(config, algorithm, shapes, exchange, delay)
+        runtime = places.build(config, task, algorithm, sampler, rule, delay, exchange, again)
         return Prepared(task, algorithm, shapes, runtime, exchange)
 
     if not METHOD.wants(config.algorithm, "profile"):

@@ -1,15 +1,16 @@
 """The waiting rule of an arm and the delays of its mini-batches, built from a config."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import networkx as nx
 from ml_collections import ConfigDict
 
+from algorithms.base import Algorithm
 from experiments import parts, ranges
 from experiments.kinds import Kind
 from stragglers import delays, processes
 from stragglers.rule import Cost, Links, Rule, Setting
-from stragglers.rules import RULES
+from stragglers.rules import RULES, showing
 
 DELAYS = delays.LAWS | processes.PROCESSES
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process))
@@ -56,7 +57,18 @@ def rule(
 ) -> Rule:
     """The waiting rule of a config under a delay; communication: what an exchange takes."""
     ranges.check_delay(config, processes.as_process(delay))
-    setting = Setting(
+    setting = _setting(config, delay, communication, graph, links)
+    return RULE.build(config.wait, setting=setting)
+
+
+def others(config: ConfigDict, wanted: Callable[[Rule], bool], algorithm: Algorithm) -> list[str]:
+    """The rules, as calls, of which `wanted` is true, with the config's numbers where they can."""
+    setting = _setting(config, delays.deterministic(1.0), 0.0, algorithm.graph, algorithm.links)
+    return showing(wanted, setting, config.wait)
+
+
+def _setting(config, delay, communication, graph, links) -> Setting:
+    return Setting(
         delay,
         config.workers,
         config.mini_batches,
@@ -66,4 +78,3 @@ def rule(
         communication=communication,
         draw=config.draw,
     )
-    return RULE.build(config.wait, setting=setting)

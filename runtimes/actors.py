@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
-from runtimes import packing, planning, worker
+from runtimes import base, packing, uplink, worker
 from runtimes.free_worker import Parts, first_state
 from runtimes.overseer import Options
 from runtimes.parameter_server import ParameterServer
@@ -27,7 +27,7 @@ from runtimes.session import SESSION, Session
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
-LOOKED_AT = 64  # updates of a plan that are checked before a run
+LOOKED_AT = 64  # updates of a plan whose sizes are compiled before a run
 DEFAULTS = Options()
 
 
@@ -68,7 +68,8 @@ class Actors:
         """
         self.parts, self._recipe, self._rule = parts, recipe, rule
         self._options, self._session = options, session
-        self._planned = check(parts.algorithm, rule)
+        refuse(parts.algorithm, rule)
+        _, self._planned = rule.extend(rule.init(), LOOKED_AT)
         self._serving: Serving | None = None
 
     def start(self, params: Any) -> ActorsRun:
@@ -82,14 +83,7 @@ class Actors:
             mini_batches=self.parts.mini_batches,
             batch_size=self.parts.sampler.batch_size,
         )
-        if self._server.remembers:
-            planning.refuse_lost_memory(self._planned, self._rule.workers)
-        if not self._server.foresees and _goes_on_before_its_update(self._planned):
-            raise ValueError(
-                "actors: the method has models of the workers' own, of which only an update knows "
-                "how they change, so that a worker cannot go on before its update is made; wait "
-                "for k_async, or take runtime='simulate'"
-            )
+        refuse(self.parts.algorithm, self._rule, params, self.parts.mini_batches)
         self._params, self._elapsed = params, 0.0
         self._sent_before, self._deaths_before = 0, 0  # in the run that this one resumes
         self._states: dict[int, tuple[int, worker.WorkerState]] = {}
@@ -239,31 +233,35 @@ class Actors:
         return {name: value for one in packed for name, value in one.items()}
 
 
-def check(algorithm: Algorithm, rule: Rule) -> Schedule:
-    """The plan of a rule that free workers can keep with this method; else ValueError."""
+def misfit(
+    algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1
+) -> str | None:
+    """Return why free workers cannot keep a rule with a method, or None if they can.
+
+    params, mini_batches: of a contribution, as in `runtimes.base.misfit`.
+    """
     if rule.arrivals is None:
-        raise ValueError("actors: the waiting rule has no form for workers that run freely")
-    _, planned = rule.extend(rule.init(), LOOKED_AT)
-    if (planned.partner is None) != (algorithm.server is not None):
-        raise ValueError(
-            "actors: a method with one model waits for a rule with a server, as k_async, and one "
-            "with a model per worker for meetings, as random_pairs; change config.wait"
-        )
-    if algorithm.check is not None:
-        algorithm.check(rule.workers, planned)
-    return planned
+        return "its workers move freely, and the waiting rule has no form for that"
+    reason = base.misfit(algorithm, rule.workers, rule.turnout, params)
+    if reason is not None:
+        return reason
+    if rule.turnout.pairs == (algorithm.server is not None):
+        return "a rule with a server is for one model, and pairs are for a model per worker"
+    if algorithm.server is None and algorithm.links is not None:
+        return "its matchings need all workers at once"
+    if algorithm.server is None and algorithm.grad_params is not None:
+        return "its gradients are taken at a point that the others' messages move"
+    known = algorithm.adopt is None or params is None or not rule.turnout.early
+    if not known and uplink.alone(algorithm, params, mini_batches) is None:
+        return "only an update knows how workers' own models change, and a worker may go on before"
+    return None
 
 
-def _goes_on_before_its_update(planned: Schedule) -> bool:
-    """Whether a worker begins a contribution before the update that has its last one."""
-    needed = np.zeros(planned.all_workers, np.int64)  # version after its last contribution
-    for t, everybody in enumerate(planned.workers):
-        real = planned.batches[t] > 0
-        row, version = everybody[real], planned.version[t][real]
-        if (version < needed[row]).any() or np.unique(row).size < row.size:
-            return True
-        needed[row] = planned.offset + t + 1
-    return False
+def refuse(algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1) -> None:
+    """Raise ValueError where `misfit` finds a reason."""
+    reason = misfit(algorithm, rule, params, mini_batches)
+    if reason is not None:
+        raise ValueError(f"actors: {reason}; take another waiting rule or method")
 
 
 def _under(prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

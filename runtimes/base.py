@@ -9,13 +9,52 @@ A loop that knows nothing else, with `evaluate` as its only own part:
         run = runtime.observe(run, run.seconds, loss)
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
+from algorithms.base import Algorithm
+from runtimes import worker
+from stragglers.rule import Turnout
 from stragglers.schedule import Schedule
+
+
+def remembers(algorithm: Algorithm, params: Any) -> bool:
+    """Return whether a method keeps anything per worker; params: or their shapes."""
+    if algorithm.own_models:
+        return True
+    return bool(jax.tree.leaves(jax.eval_shape(functools.partial(worker.init, algorithm), params)))
+
+
+def misfit(algorithm: Algorithm, workers: int, turnout: Turnout, params: Any = None) -> str | None:
+    """Return why a method cannot use the updates of a waiting rule, or None if it can.
+
+    params: or their shapes; None: they are not known yet, nor what the method keeps per worker.
+    """
+    needs, fewest = algorithm.needs, workers if turnout.fewest is None else turnout.fewest
+    if needs.workers not in (None, workers):
+        return f"the method was built for {needs.workers} workers, but {workers} train"
+    if needs.pairs and not turnout.pairs:
+        return "its workers meet in pairs, and this rule makes none"
+    if turnout.pairs and not needs.pairs:
+        return "updates are meetings of pairs, which its exchange is not made for"
+    if needs.stopped and not turnout.stopped:
+        return "it averages pairs that have both stopped, but here a partner goes on"
+    if needs.everybody and fewest < workers:
+        return f"{needs.everybody}, but an update may have only {fewest} of {workers}"
+    if turnout.twice and params is not None and remembers(algorithm, params):
+        return "a worker may deliver twice in an update, but the method keeps memory per worker"
+    return None
+
+
+def refuse(algorithm: Algorithm, workers: int, turnout: Turnout, params: Any = None) -> None:
+    """Raise ValueError where `misfit` finds a reason."""
+    reason = misfit(algorithm, workers, turnout, params)
+    if reason is not None:
+        raise ValueError(f"{reason}; take another waiting rule or method")
 
 
 class WorkersLost(RuntimeError):

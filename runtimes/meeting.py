@@ -39,19 +39,6 @@ class Programs(NamedTuple):
     goes_on: bool  # whether a partner goes on with its local steps while it answers
 
 
-def refuse(algorithm: Algorithm) -> None:
-    """Raise ValueError for a method whose pairs cannot meet in processes of their own."""
-    reason = None
-    if algorithm.server is not None:
-        reason = "it has a server, and no partners"
-    elif algorithm.links is not None:
-        reason = "its matchings need all workers at once; leave out lockstep, or whatever sets it"
-    elif algorithm.grad_params is not None:
-        reason = "its gradients are taken at a point that the others' messages move"
-    if reason is not None:
-        raise ValueError(f"actors: this method does not meet in free pairs: {reason}")
-
-
 def build(
     algorithm: Algorithm,
     losses: Callable,

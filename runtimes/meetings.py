@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from runtimes import meeting, packing
-from runtimes.actors import check
+from runtimes import packing
+from runtimes.actors import refuse
 from runtimes.gathering import Gathering
 from runtimes.ledger import NOTHING, Counted
 from runtimes.local_steps import Holding
@@ -80,8 +80,7 @@ class Meetings:
 
         recipe: builds the same parts in the process of a worker; it has to be picklable.
         """
-        meeting.refuse(parts.worker.algorithm)
-        check(parts.worker.algorithm, parts.rule)
+        refuse(parts.worker.algorithm, parts.rule)
         self.parts, self._recipe, self._options, self._session = parts, recipe, options, session
         self._gathering: Gathering | None = None
 

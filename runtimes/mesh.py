@@ -29,9 +29,11 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS, Algorithm
 from comms import hashing
 from runtimes import divided_state, mesh_inputs, packing, phases, placement, rounds, slices, worker
+from runtimes.base import refuse
 from runtimes.feeding import Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
+from stragglers.rule import Turnout
 from stragglers.schedule import Schedule, concatenate
 
 INJECTOR = "injector/"  # prefix of what it has packed
@@ -79,6 +81,7 @@ class Mesh:
         speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
         sharding: how a slice keeps its model, a key of `slices.SHARDINGS`.
         """
+        refuse(algorithm, workers, Turnout())
         slices.check_devices(workers, devices_per_worker)
         slices.check_batch(devices_per_worker, sampler.batch_size)
         team = slices.of(devices_per_worker, sharding, isinstance(examples, Streamed))

@@ -58,13 +58,6 @@ class LocalSteps(NamedTuple):
     exchange: Callable[..., tuple[Any, LocalState]]
 
 
-class Round(NamedTuple):
-    """A round that all workers finish, as `Algorithm.check` reads it."""
-
-    fewest: int
-    partner: None = None
-
-
 def as_optax(
     method: Algorithm, *, batch_size: int = 1, local_steps: int = 1
 ) -> optax.GradientTransformationExtraArgs:
@@ -170,7 +163,7 @@ class _Core:
     def update(self, contribution, state: MethodState, params=None, **extra):
         """Return (the change of the parameters, the state after one exchange)."""
         method = self._method
-        self._check(_needed(params), extra)
+        self._check(_needed(params))
         full = "batches" not in extra
         given = self.given(state, extra)
         counted = jnp.asarray(given["batches"], jnp.int32)
@@ -235,17 +228,16 @@ class _Core:
             del known["count"]
         return known | extra
 
-    def _check(self, params, extra: Extra) -> None:
+    def _check(self, params) -> None:
         """Raise ValueError for what cannot run here."""
         _refuse_conditions()
         workers, graph = jax.lax.axis_size(AXIS), self._method.graph
-        if graph is not None and len(graph) != workers:
+        built = self._method.needs.workers if graph is None else len(graph)
+        if built not in (None, workers):
             raise ValueError(
                 f"as_optax: the axis {AXIS!r} has {workers} workers, but the method was built for "
-                f"a graph of {len(graph)}; build the graph for {workers}"
+                f"{'' if graph is None else 'a graph of '}{built}; build it for {workers}"
             )
-        if self._method.check is not None and not {"partner", "batches"} & set(extra):
-            self._method.check(workers, Round(workers))
 
 
 def _needed(params):

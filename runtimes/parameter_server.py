@@ -13,7 +13,8 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from comms import hashing
-from runtimes import planning, worker
+from runtimes import worker
+from runtimes.base import remembers
 from runtimes.free_worker import Delivery, Order, first_state, uplink_of
 from runtimes.own_models import OwnModels
 from runtimes.server_programs import State, program
@@ -71,7 +72,7 @@ class ParameterServer:
         )
         self.state = State(params, algorithm.server.init(params), memory, own)
         self.own_models = algorithm.adopt is not None
-        self.remembers = self.own_models or bool(jax.tree.leaves(worker.init(algorithm, params)))
+        self.remembers = remembers(algorithm, params)
         # A process takes with it what it remembers itself; what the server remembers of it stays.
         in_process = jax.tree.leaves(first_state(algorithm, params, mini_batches))
         self._forgets = self.own_models or bool(in_process) or not jax.tree.leaves(memory)
@@ -163,11 +164,6 @@ class ParameterServer:
         if self._models is None:
             return self.points[order.version]
         return self._models.point(who, order)
-
-    @property
-    def foresees(self) -> bool:
-        """Whether a worker may go on before the update that has its last contribution."""
-        return self._models is None or self._models.foreseen
 
     def waits_for(self, who: int) -> Order | None:
         """The worker's order under way."""
@@ -276,7 +272,7 @@ class ParameterServer:
             at = next(n for n, held in enumerate(self._held) if held.worker == who)
             taken.append(self._held.pop(at))
         if self.remembers and len(set(reaction.update)) < len(reaction.update):
-            raise ValueError(planning.lost_memory(self.update))
+            raise AssertionError("server: a worker delivers twice, against the rule's turnout")
         self.state = self._applied(taken, [self.point(h.worker, h.order) for h in taken])
         self.update += 1
         self.samples += self._batch_size * sum(held.order.batches for held in taken)
@@ -287,9 +283,7 @@ class ParameterServer:
         # Who is back with another contribution has waited for its place in the next update.
         elsewhere = (self._in_flight.keys() - busy_on) | {held.worker for held in self._held}
         self._held = [held._replace(free=now) for held in self._held]
-        row = self.log.add(now, taken, busy_on, elsewhere)
-        if self._algorithm.check is not None:  # it may have come otherwise than planned
-            self._algorithm.check(self.workers, row)
+        self.log.add(now, taken, busy_on, elsewhere)
 
     def _applied(self, taken: Sequence[Held], points: Sequence[Any]) -> State:
         orders = [held.order for held in taken]

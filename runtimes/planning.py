@@ -217,8 +217,8 @@ class Planner:
         clock, planned = self._rule.extend(plan.clock, PLANNED_UPDATES)
         if planned.updates == 0:
             return plan._replace(clock=clock)
-        if plan.remembers:
-            refuse_lost_memory(planned, self._rule.workers)
+        if plan.remembers and planned.twice.any():  # one of two new states would be lost
+            raise AssertionError("planning: a worker delivers twice, against the rule's turnout")
         rows = [np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32)]
         held = plan.slots
         if self._stale:
@@ -286,19 +286,3 @@ def _widened(values: np.ndarray, width: int) -> np.ndarray:
 
 def _lengthened(matchings: np.ndarray, updates: int) -> np.ndarray:
     return np.pad(matchings.astype(bool), [(0, updates - len(matchings)), (0, 0)])
-
-
-def refuse_lost_memory(schedule: Schedule, workers: int) -> None:
-    """A worker that delivers twice in one update would keep only one of its two new states."""
-    rows = [row[row < workers] for row in schedule.workers]
-    repeated = [t for t, row in enumerate(rows) if len(set(row.tolist())) < len(row)]
-    if repeated:
-        raise ValueError(lost_memory(schedule.offset + repeated[0]))
-
-
-def lost_memory(update: int) -> str:
-    """Why a method with memory cannot take two contributions of one worker in an update."""
-    return (
-        f"a worker delivers twice in update {update}, but the method keeps memory per worker; use "
-        "a method without per-worker memory or a waiting rule with distinct workers"
-    )

@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from runtimes import inputs, packing, worker
+from runtimes.base import refuse, remembers
 from runtimes.bodies import Model, Row, body_of, run_rows
-from runtimes.planning import PLANNED_UPDATES, Addresses, Plan, Planner, whole_powers
+from runtimes.planning import Addresses, Plan, Planner, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
@@ -77,9 +78,8 @@ class Simulator:
         """
         self.algorithm, self.losses, self.augment = algorithm, losses, augment
         self._workers, self._devices = rule.workers, devices
-        if algorithm.check is not None:
-            looked_at = PLANNED_UPDATES if rule.asynchronous else 1
-            algorithm.check(rule.workers, rule.extend(rule.init(), looked_at)[1])
+        refuse(algorithm, rule.workers, rule.turnout)
+        self._turnout = rule.turnout
         if len(jax.devices()) < devices or rule.workers % devices:
             raise ValueError(
                 f"simulate: cannot shard {rule.workers} workers over {devices} of "
@@ -104,6 +104,7 @@ class Simulator:
 
     def start(self, params) -> Simulation:
         """A run of no updates from `params`, which are copied."""
+        refuse(self.algorithm, self._workers, self._turnout, params)
         self.input.start(self._place)
         params = jax.tree.map(jnp.asarray, params)
         server, kept = _copied(worker.init_server(self.algorithm, params)), ()
@@ -117,8 +118,8 @@ class Simulator:
             held = jax.device_put(held, self._everywhere)
         server = jax.device_put(server, self._everywhere)
         memory = self._per_worker(worker.init(self.algorithm, params))
-        remembers = self._local or bool(jax.tree.leaves(memory))
-        return Simulation(Model(held, server, memory, kept), self.planner.start(remembers))
+        plan = self.planner.start(remembers(self.algorithm, params))
+        return Simulation(Model(held, server, memory, kept), plan)
 
     def advance(
         self, simulation: Simulation, seconds: float, updates: float = np.inf

@@ -17,7 +17,14 @@ from stragglers.event_loop import compiled, loop
 from stragglers.interleaved import interleaved
 from stragglers.lookahead import Ahead, columns_of
 from stragglers.processes import as_process
-from stragglers.rule import Setting, checked_cost, mini_batches_each, per_round
+from stragglers.rule import (
+    Setting,
+    Turnout,
+    Unfit,
+    checked_cost,
+    mini_batches_each,
+    per_round,
+)
 from stragglers.schedule import Schedule
 
 ANY_AGE = 2**62  # updates: no gradient is too old
@@ -102,6 +109,13 @@ class EventClock:
         """Whether contributions may be taken at older versions."""
         return self.protocol.limit > 1
 
+    def turnout(self, fewest: int, most: int) -> Turnout:
+        """Who may be in an update of so many contributions, at least and at most."""
+        waits_on = self.protocol.waits_on
+        early = not self.protocol.idle and (most > 1 or waits_on)
+        twice = early and not waits_on
+        return Turnout(1 if twice else fewest, early=early, twice=twice)
+
     def check_k(self, k: int) -> None:
         """Raise ValueError for a k that the server cannot wait for."""
         distinct = self.protocol.idle or self.protocol.waits_on
@@ -180,9 +194,9 @@ class EventClock:
 
 def _check_server(name: str, setting: Setting) -> None:
     if setting.graph is not None or setting.links is not None:
-        raise ValueError(
-            f"{name}: workers push to a server and have no neighbours, but got a graph or links; "
-            "take the algorithm all_reduce, or a rule in rounds as neighbour_barrier"
+        raise Unfit(
+            f"{name}: workers push to a server and have no neighbours, but got a graph or links",
+            "leave both out, or take a rule in rounds as neighbour_barrier",
         )
     check_draw(name, setting, "")
 

@@ -19,7 +19,7 @@ from stragglers.event_clock import check_draw
 from stragglers.lookahead import Ahead, columns_of, table_of
 from stragglers.pair_draws import CONSTANT, STEP_DRAWS, neighbour
 from stragglers.processes import as_process
-from stragglers.rule import Setting, checked_cost, one_number
+from stragglers.rule import Setting, Unfit, checked_cost, one_number
 from stragglers.schedule import Schedule
 
 
@@ -138,14 +138,9 @@ def check_neighbours(name: str, setting: Setting) -> None:
     """Raise ValueError unless every worker has a neighbour and a duration per mini-batch."""
     graph, workers = setting.graph, setting.workers
     if graph is None:
-        raise ValueError(
-            f"{name}: nodes meet neighbours, but got no graph; take a method with a graph, as swarm"
-        )
+        raise Unfit(f"{name}: nodes meet neighbours, but got no graph", "take a method with a graph, as swarm")
     if setting.links is not None:
-        raise ValueError(
-            f"{name}: nodes draw their own partners, but got links; take an algorithm without "
-            "matchings that come and go"
-        )
+        raise Unfit(f"{name}: nodes draw their own partners, but got links", "leave them out")
     if set(graph) != set(range(workers)):
         raise ValueError(
             f"{name}: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "

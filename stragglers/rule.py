@@ -168,6 +168,31 @@ class Arrivals(NamedTuple):
     on_due: Callable[[Any, float], Reaction] | None = None
 
 
+class Turnout(NamedTuple):
+    """Who may be in the updates of a rule, whatever delays are: what a method has to agree to.
+
+    fewest: workers in an update at least, also those who have finished nothing; None: always all.
+    pairs: an update is meetings of two neighbours, or of a worker with itself.
+    stopped: both of a pair have ended their local steps.
+    early: a worker may begin a contribution before the update that has its last one.
+    twice: both may even be in the same update.
+    """
+
+    fewest: int | None = None
+    pairs: bool = False
+    stopped: bool = False
+    early: bool = False
+    twice: bool = False
+
+
+class Unfit(ValueError):
+    """A rule's refusal of the neighbours in a setting, which is for a method to cure."""
+
+    def __init__(self, cause: str, remedy: str):
+        super().__init__(f"{cause}; {remedy}")
+        self.cause = cause
+
+
 class Rule(NamedTuple):
     """A waiting rule with its faces.
 
@@ -178,6 +203,7 @@ class Rule(NamedTuple):
         rule that follows the training; it may change the rows that come after.
     data: own parameters that are data to a compiled program, so that runs which differ in them can
         share it. A rule whose parameters are all data lists "name": it shares with its relatives.
+    turnout: who may be in an update; all workers, each once, unless the rule says otherwise.
     """
 
     workers: int
@@ -188,6 +214,7 @@ class Rule(NamedTuple):
     trigger: Trigger | None = None
     arrivals: Arrivals | None = None
     data: tuple[str, ...] = ()
+    turnout: Turnout = Turnout()
 
 
 def whole(rule: Rule, updates: int) -> Schedule:

@@ -88,7 +88,22 @@ class Schedule:
     @property
     def fewest(self) -> int:
         """Workers in the update that has the fewest, also those who have finished nothing."""
-        return int((self.workers < self.all_workers).sum(axis=1).min(initial=self.all_workers))
+        there = [np.unique(row[row < self.all_workers]).size for row in self.workers]
+        return min(there, default=self.all_workers)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether whoever meets another one brings local steps along."""
+        if self.partner is None:
+            return False
+        met = self.partner != np.arange(self.partner.shape[1])
+        return bool((self.batches[met] > 0).all())
+
+    @property
+    def twice(self) -> np.ndarray:
+        """[T] bool, updates in which a worker delivers more than once."""
+        row = np.sort(self.workers, axis=1)
+        return ((row[:, 1:] == row[:, :-1]) & (row[:, 1:] < self.all_workers)).any(axis=1)
 
     @property
     def staleness(self) -> np.ndarray:

@@ -2,12 +2,12 @@
 
 import contextlib
 import inspect
+import itertools
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
-import networkx as nx
-
-from stragglers.delays import deterministic
 from stragglers.rule import Rule, Setting
 from stragglers.rules.adaptive import adaptive_deadline
 from stragglers.rules.adasync import adasync
@@ -60,28 +60,51 @@ RULES: dict[str, Callable[..., Rule]] = {
 }
 
 
-def showing(wanted: Callable[[Rule], bool]) -> list[str]:
-    """The names of the rules of which `wanted` is true, for errors that say what would work.
+def showing(
+    wanted: Callable[[Rule], bool],
+    setting: Setting,
+    known: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
+    """The rules of which `wanted` is true in a setting, as calls, for errors that say what fits.
 
-    Each is built with the least that its own parameters can be; one that this does not build, as
-    it needs a file, is left out.
+    known: own parameters to try first. Then each is built with the least that these can be, for all
+    workers and with what it can switch on; one that needs a file is left out.
     """
-    setting = Setting(deterministic(1.0), 2, 1, 0)
-    settings = (setting, setting._replace(graph=nx.path_graph(2)))
-    return sorted(name for name in RULES if any(wanted(rule) for rule in _built(name, settings)))
+    found = []
+    for name in sorted(RULES):
+        for values in _trials(name, setting.workers, known):
+            with contextlib.suppress(ValueError, TypeError):
+                if wanted(RULES[name](setting, **values)):
+                    shown = [f"{key}={_shown(value)}" for key, value in values.items()]
+                    found.append(f"{name}({', '.join(shown)})" if shown else name)
+                    break
+    return found
 
 
-def _built(name: str, settings: Iterable[Setting]) -> Iterator[Rule]:
-    values = {}
+def _trials(name: str, workers: int, known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Parameters with which a rule may do, the plainest first."""
+    choices, switches = {}, []
     for own in inspect.signature(RULES[name], eval_str=True).parameters.values():
-        if own.default is own.empty:
-            choices = typing.get_args(own.annotation)
-            values[own.name] = choices[0] if choices else LEAST.get(own.annotation)
-    for setting in settings:
-        with contextlib.suppress(ValueError, TypeError):
-            yield RULES[name](**values | {"setting": setting})
+        if own.default is own.empty and own.name != "setting":
+            least = typing.get_args(own.annotation) or LEAST.get(own.annotation, ())
+            given = [known[own.name]] if own.name in known else []
+            everybody = [workers] if own.annotation is int else []
+            choices[own.name] = [*given, *least, *everybody]
+        elif own.default is False:
+            switches.append(own.name)
+    for values in itertools.product(*choices.values()):
+        required = dict(zip(choices, values, strict=True))
+        yield required
+        yield from (required | {switch: True} for switch in switches)
 
 
-LEAST = {int: 1, float: 1e9}  # of a number to wait for, and of seconds
+def _shown(value: Any) -> str:
+    """A value as in a config; an amount of seconds is for the user to say."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "..." if isinstance(value, float) else str(value)
+
+
+LEAST = {int: (1,), float: (1e9,)}  # of a number to wait for, and of seconds
 
 __all__ = ["RULES", "showing", *RULES]

@@ -159,6 +159,7 @@ class _Adaptive:
                 self.observe,
             ),
             data=(*k_protocols.ALL_DATA, "protocol", "interval", "lowest_loss"),
+            turnout=self._clock.turnout(1, self._clock.workers),
         )
 
     def _begun(self, protocol) -> AdaState:

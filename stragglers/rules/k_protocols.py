@@ -43,6 +43,7 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
         trigger=_trigger(clock) if protocol.cancels else None,
         arrivals=server(protocol, k, clock.mini_batches).face(),
         data=ALL_DATA,
+        turnout=clock.turnout(k, k),
     )
 
 

@@ -24,11 +24,13 @@ import numpy as np
 
 from stragglers.pair_arrivals import Meetings
 from stragglers.pair_clock import PairClock, check_neighbours
-from stragglers.rule import Rule, Setting
+from stragglers.rule import Rule, Setting, Turnout, Unfit
 
 
 def _rule(clock: PairClock) -> Rule:
-    return Rule(clock.workers, clock.init, clock.extend, arrivals=Meetings(clock).face())
+    turnout = Turnout(fewest=1, pairs=True, stopped=clock.blocking)
+    arrivals = Meetings(clock).face()
+    return Rule(clock.workers, clock.init, clock.extend, arrivals=arrivals, turnout=turnout)
 
 
 def random_pairs(
@@ -69,9 +71,10 @@ def bipartite_pairs(
     check_neighbours("bipartite_pairs", setting)
     graph = setting.graph
     if not nx.is_bipartite(graph):
-        raise ValueError(
+        raise Unfit(
             "bipartite_pairs: the graph has a cycle of odd length, so that two nodes of one side "
-            "share an edge; take a bipartite graph as a ring of even length, or random_pairs"
+            "share an edge",
+            "take a bipartite graph as a ring of even length, or random_pairs",
         )
     active = np.zeros(setting.workers, bool)
     for part in nx.connected_components(graph):

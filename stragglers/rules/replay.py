@@ -3,7 +3,7 @@
 import numpy as np
 
 from stragglers.round_clock import ClockState
-from stragglers.rule import Rule, Setting, most_mini_batches
+from stragglers.rule import Rule, Setting, Turnout, most_mini_batches
 from stragglers.schedule import Schedule, load
 
 
@@ -28,7 +28,13 @@ def recorded(schedule: Schedule) -> Rule:
         rows = schedule.slice(begin, end)
         return state._replace(update=end + schedule.offset), rows.holding(held)
 
-    return Rule(workers, init, extend, asynchronous=bool(schedule.staleness.any()))
+    turnout = Turnout(
+        schedule.fewest,
+        schedule.partner is not None,
+        schedule.stopped,
+        twice=bool(schedule.twice.any()),
+    )
+    return Rule(workers, init, extend, asynchronous=bool(schedule.staleness.any()), turnout=turnout)
 
 
 def replay(setting: Setting, *, path: str) -> Rule:

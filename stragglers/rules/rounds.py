@@ -25,7 +25,7 @@ import numpy as np
 from stragglers import round_parts
 from stragglers.round_clock import ClockState, RoundClock
 from stragglers.round_parts import Signal
-from stragglers.rule import Calibration, Goal, Rule, Setting, Sight, Trigger
+from stragglers.rule import Calibration, Goal, Rule, Setting, Sight, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
 
@@ -60,8 +60,8 @@ def neighbour_barrier(
 ) -> Rule:
     """Everybody waits for its neighbours' M mini-batches (1705.09056)."""
     if setting.graph is None and setting.links is None:
-        raise ValueError(
-            "neighbour_barrier: got neither graph nor links; pass the graph, or use barrier"
+        raise Unfit(
+            "neighbour_barrier: got neither graph nor links", "pass the graph, or use barrier"
         )
     clock = RoundClock(setting, round_parts.never, "neighbours", leftovers, in_flight)
     return _rule(clock)

@@ -1,0 +1,133 @@
+"""Which method runs under which waiting rule in which runtime, for all of them."""
+
+import functools
+import itertools
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from ml_collections import ConfigDict
+
+from algorithms import ALGORITHMS
+from comms import topology
+from experiments import parts, places, prepare
+from stragglers.rules import RULES
+from tests.algorithms.methods import PROFILE
+
+N = 4
+SHAPES = {
+    "w": jax.ShapeDtypeStruct((6, 3), np.float32),
+    "b": jax.ShapeDtypeStruct((3,), np.float32),
+}
+NUMBERS = {  # of what a method or a rule needs to be told
+    "centred_clipping": "radius=1.0",
+    "compensated_rate": "threshold=1.0",
+    "choco_sgd": "exchange=top_k(ratio=0.5), gamma=0.3",
+    "matcha": "budget=0.5",
+    "periodic": "budget=0.5",
+    "deadline": "seconds=1.5",
+    "anytime": "seconds=2.5",
+    "quorum": "k=5",
+    "quorum_grace": "k=2",
+    "ringmaster": "limit=4, k=2",
+    "adasync": "protocol=k_batch_async, interval=5.0",
+} | dict.fromkeys(
+    ("k_sync", "k_batch_sync", "k_async", "k_batch_async", "quorum_async", "rennala"), "k=2"
+)
+
+
+CALL = re.compile(r"\w+(?:\([^)]*\))?")
+ADVICE = re.compile(
+    r"; (?:take runtime='(?P<runtime>\w+)'(?: and )?)?(?:wait for (?P<rules>.*?))?"
+    r"(?:, or take runtime=.*|, or set lockstep=true for a rule in rounds)?$"
+)
+
+
+def call(name):
+    return f"{name}({NUMBERS[name]})" if name in NUMBERS else name
+
+
+METHODS = [*map(call, sorted(ALGORITHMS)), "swarm(lockstep=true)", "swarm(blocking=true)"]
+WAITS = [*map(call, sorted(set(RULES) - {"replay"})), "random_pairs(blocking=true)",
+         "rennala(k=2, interrupt=true)", "rennala(k=1)", "k_async(k=4)", "k_sync(k=4)",
+         "k_async(k=1, grace=0.5)"]  # fmt: skip
+
+
+@functools.cache
+def method(written):
+    return prepare.METHOD.build(
+        prepare._with_built_parts(written, 0),
+        optimizer=optax.sgd(0.1),
+        graph=topology.ring(N),
+        workers=N,
+        seed=0,
+        sparse=("w",),
+        profile=PROFILE,
+    )
+
+
+@functools.cache
+def decision(written, wait, runtime):
+    """The sentence of a refusal, or None."""
+    config = ConfigDict(
+        {
+            "algorithm": {"name": parts.spec(written)["name"]},
+            "wait": parts.as_part(wait),
+            "runtime": runtime,
+            "workers": N,
+            "mini_batches": 2,
+            "updates": 3,
+            "seconds": 100.0,
+            "seed": 0,
+            "draw": "mini_batch",
+            "delay": {"name": "exponential", "scale": 1.0},
+        }
+    )
+    try:
+        places.decided(config, method(written), SHAPES, 0.0)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("runtime", places.RUNTIMES)
+def test_every_pair_is_decided_by_declarations_and_what_a_refusal_advises_is_accepted(runtime):
+    advised = set()
+    for written, wait in itertools.product(METHODS, WAITS):
+        said = decision(written, wait, runtime)
+        if said is not None:
+            refused, found = said.partition(" cannot wait for ")[0], ADVICE.search(said)
+            assert refused == f"{runtime}: {parts.spec(written)['name']}", said
+            assert found, said
+            advised.add((written, found["runtime"] or runtime, found["rules"] or wait))
+            if "lockstep" in said:
+                assert parts.spec(written)["name"] == "swarm", said
+    for written, where, rules in advised:
+        calls = [rules] if rules in WAITS else CALL.findall(rules.replace(" or ", ", "))
+        for wait in calls:
+            assert decision(written, wait.replace("...", "1.0"), where) is None, (written, wait)
+
+
+@pytest.mark.parametrize("written", METHODS)
+def test_a_method_and_a_rule_in_rounds_go_together_on_a_mesh_as_in_a_simulation(written):
+    """Only the several contributions of a round, with local steps, are beyond a mesh alone."""
+    for wait in WAITS:
+        simulated, meshed = (decision(written, wait, runtime) for runtime in ("simulate", "mesh"))
+        if meshed is None:
+            assert simulated is None, simulated
+        elif simulated is None:
+            assert re.search("devices move in rounds|several contributions", meshed), meshed
+
+
+def test_what_lockstep_and_other_parameters_change_is_known_at_once():
+    for runtime in ("simulate", "mesh"):
+        assert decision("swarm(lockstep=true)", "barrier", runtime) is None
+        assert "set lockstep=true" in decision("swarm", "barrier", runtime)
+    assert "not made for" in decision("dpsgd", "random_pairs", "simulate")
+    for runtime in places.RUNTIMES:
+        assert decision("top_k", "rennala(k=1)", runtime) is None or runtime == "mesh"
+        assert "twice" in decision("top_k", "rennala(k=2)", runtime) or runtime == "mesh"
+        assert decision("top_k", "k_async(k=2)", runtime) is None or runtime == "mesh"
+    assert "only 1 of 4" in decision("powersgd", "k_async(k=1, grace=0.5)", "actors")
