@@ -16,7 +16,17 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from comms import messages
-from experiments import aggregates, checkpoints, entries, files, formats, prepare, records, tasks
+from experiments import (
+    aggregates,
+    checkpoints,
+    entries,
+    files,
+    formats,
+    parts,
+    prepare,
+    records,
+    tasks,
+)
 from experiments.prepare import Prepared
 from runtimes import packing, phases
 from runtimes.base import Run
@@ -37,6 +47,13 @@ def _mean_and_spread(models):
     mean = jax.tree.map(lambda a: a.mean(0), models)
     squares = jax.tree.map(lambda a, m: jnp.sum((a - m[None]) ** 2), models, mean)
     return mean, jax.tree.reduce(jnp.add, squares) / jax.tree.leaves(models)[0].shape[0]
+
+
+@jax.jit
+def _moved(models, start):
+    """Whether any model, of those with a leading worker axis, differs from the one at the start."""
+    differs = jax.tree.map(lambda a, b: jnp.any(a != b), models, start)
+    return jnp.any(jnp.stack(jax.tree.leaves(differs)))
 
 
 class Arm:
@@ -156,6 +173,8 @@ class Arm:
         if not math.isfinite(last["train_loss"]):
             where = f"at update {last['update']}, {last['seconds']:.4g} s"
             stopped = f"training loss is not finite {where}"
+        elif metrics[0]["train_loss"] == last["train_loss"]:
+            stopped = self._standstill(schedule, models)
         summary = {
             "name": config.name,
             "baseline": config.baseline,
@@ -185,6 +204,37 @@ class Arm:
         if self.recorder.writes:
             checkpoints.remove(self.recorder.workdir)
         return summary
+
+    def _standstill(self, schedule: Schedule | None, models) -> str | None:
+        """Return why the run has trained nothing, or None if its parameters have moved."""
+        config = self._config
+        wait, delay = parts.text(config.wait), parts.text(config.delay)
+        if schedule is None:
+            return (
+                f"no update was made in {self.state.seconds:.4g} s of {wait} with delay={delay} "
+                f"and communication={parts.text(config.communication)}; give more seconds, or "
+                "shorter delays"
+            )
+        init = self._prepared.task.init(jax.random.key(config.seed))
+        if _moved(models, jax.device_get(init)):
+            return None
+        start = f"the parameters never moved in {self.state.update} updates"
+        if not schedule.batches.any():
+            return (
+                f"{start}: under {wait} with delay={delay} no mini-batch was finished; give rounds "
+                "more time"
+            )
+        missing = set(range(config.workers)) - set(schedule.workers[schedule.batches > 0].tolist())
+        if missing:
+            return (
+                f"{start}: worker {min(missing)} delivered in none of them under {wait}, and "
+                f"{config.algorithm.name} may wait for all; take a rule that takes everybody "
+                "along, as k_async, or make more updates"
+            )
+        return (
+            f"{start}: gradients or the learning rate are 0, or {config.algorithm.name} has yet to "
+            "make its first step"
+        )
 
     def _look(self) -> None:
         """Evaluate, and pass the loss to the runtime; a loss that is not finite ends all."""

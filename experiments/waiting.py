@@ -16,6 +16,7 @@ DELAYS = delays.LAWS | processes.PROCESSES
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process))
 RULE = Kind("wait", RULES, Rule, ("setting",))
 NO_DELAY = "none"  # of workers that take as long as they take
+ALIKE = delays.deterministic(1.0)  # of workers whose times do not matter
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
 
 
@@ -63,7 +64,7 @@ def rule(
 
 def others(config: ConfigDict, wanted: Callable[[Rule], bool], algorithm: Algorithm) -> list[str]:
     """The rules, as calls, of which `wanted` is true, with the config's numbers where they can."""
-    setting = _setting(config, delays.deterministic(1.0), 0.0, algorithm.graph, algorithm.links)
+    setting = _setting(config, ALIKE, 0.0, algorithm.graph, algorithm.links)
     return showing(wanted, setting, config.wait)
 
 

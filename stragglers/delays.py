@@ -49,7 +49,7 @@ class Law:
         u = np.asarray(u, np.float64)
         if not ((u >= 0) & (u <= 1)).all():
             raise ValueError(f"{self.name}: quantiles need 0 <= u <= 1, got u={u}; pass a share")
-        with np.errstate(divide="ignore"):  # u = 1 is infinity for an unbounded law
+        with np.errstate(divide="ignore", over="ignore"):  # infinity, for an unbounded law
             return self.factor * self.inverse(u)
 
     def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...] = ()) -> np.ndarray:

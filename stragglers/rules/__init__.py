@@ -1,6 +1,7 @@
 """The waiting rules, by the names that configs use."""
 
 import contextlib
+import functools
 import inspect
 import itertools
 import typing
@@ -83,19 +84,24 @@ def showing(
 
 def _trials(name: str, workers: int, known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Parameters with which a rule may do, the plainest first."""
-    choices, switches = {}, []
-    for own in inspect.signature(RULES[name], eval_str=True).parameters.values():
-        if own.default is own.empty and own.name != "setting":
-            least = typing.get_args(own.annotation) or LEAST.get(own.annotation, ())
-            given = [known[own.name]] if own.name in known else []
-            everybody = [workers] if own.annotation is int else []
-            choices[own.name] = [*given, *least, *everybody]
-        elif own.default is False:
-            switches.append(own.name)
-    for values in itertools.product(*choices.values()):
-        required = dict(zip(choices, values, strict=True))
+    needed, switches = _own(RULES[name])
+    choices = []
+    for key, kind in needed.items():
+        first = [known[key]] if key in known else []
+        least = typing.get_args(kind) or LEAST.get(kind, ())
+        choices.append([*first, *least, *([workers] if kind is int else [])])
+    for values in itertools.product(*choices):
+        required = dict(zip(needed, values, strict=True))
         yield required
         yield from (required | {switch: True} for switch in switches)
+
+
+@functools.cache
+def _own(factory: Callable[..., Rule]) -> tuple[dict[str, Any], list[str]]:
+    """Types of the own parameters that a rule has to be given, and what it can switch on."""
+    own = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
+    needed = {one.name: one.annotation for one in own if one.default is one.empty}
+    return needed, [one.name for one in own if one.default is False]
 
 
 def _shown(value: Any) -> str:

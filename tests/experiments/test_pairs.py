@@ -13,6 +13,8 @@ from ml_collections import ConfigDict
 from algorithms import ALGORITHMS
 from comms import topology
 from experiments import parts, places, prepare
+from runtimes import base, uplink
+from stragglers.rule import Setting
 from stragglers.rules import RULES
 from tests.algorithms.methods import PROFILE
 
@@ -66,6 +68,43 @@ def method(written):
         sparse=("w",),
         profile=PROFILE,
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_part_once():
+    """A pair is decided in no time where its rule is built, and its method traced, once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, factory in RULES.items():
+            patch.setitem(RULES, name, once(factory))
+        patch.setattr(base, "remembers", once(base.remembers))
+        patch.setattr(uplink, "alone", once(uplink.alone))
+        yield
+
+
+def once(function):
+    """The function, called once for the same objects."""
+    found, kept = {}, []
+
+    @functools.wraps(function)
+    def wrapper(*arguments, **own):
+        flat = [part for one in arguments for part in (one if isinstance(one, Setting) else [one])]
+        key = (*map(identity, flat), *sorted(map(str, own.items())))
+        if key not in found:
+            kept.append(arguments)
+            try:
+                found[key] = function(*arguments, **own), None
+            except ValueError as error:
+                found[key] = None, error
+        result, error = found[key]
+        if error is not None:
+            raise error
+        return result
+
+    return wrapper
+
+
+def identity(part):
+    return part if isinstance(part, int | float | str) else id(part)
 
 
 @functools.cache
