@@ -195,7 +195,8 @@ class EventClock:
 def _check_server(name: str, setting: Setting) -> None:
     if setting.graph is not None or setting.links is not None:
         raise Unfit(
-            f"{name}: workers push to a server and have no neighbours, but got a graph or links",
+            name,
+            "workers push to a server and have no neighbours, but got a graph or links",
             "leave both out, or take a rule in rounds as neighbour_barrier",
         )
     check_draw(name, setting, "")

@@ -188,8 +188,8 @@ class Turnout(NamedTuple):
 class Unfit(ValueError):
     """A rule's refusal of the neighbours in a setting, which is for a method to cure."""
 
-    def __init__(self, cause: str, remedy: str):
-        super().__init__(f"{cause}; {remedy}")
+    def __init__(self, name: str, cause: str, remedy: str):
+        super().__init__(f"{name}: {cause}; {remedy}")
         self.cause = cause
 
 

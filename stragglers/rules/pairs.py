@@ -72,8 +72,8 @@ def bipartite_pairs(
     graph = setting.graph
     if not nx.is_bipartite(graph):
         raise Unfit(
-            "bipartite_pairs: the graph has a cycle of odd length, so that two nodes of one side "
-            "share an edge",
+            "bipartite_pairs",
+            "the graph has a cycle of odd length, so that two nodes of one side share an edge",
             "take a bipartite graph as a ring of even length, or random_pairs",
         )
     active = np.zeros(setting.workers, bool)

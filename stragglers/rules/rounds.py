@@ -61,7 +61,7 @@ def neighbour_barrier(
     """Everybody waits for its neighbours' M mini-batches (1705.09056)."""
     if setting.graph is None and setting.links is None:
         raise Unfit(
-            "neighbour_barrier: got neither graph nor links", "pass the graph, or use barrier"
+            "neighbour_barrier", "got neither graph nor links", "pass the graph, or use barrier"
         )
     clock = RoundClock(setting, round_parts.never, "neighbours", leftovers, in_flight)
     return _rule(clock)

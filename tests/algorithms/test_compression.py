@@ -18,6 +18,7 @@ from algorithms import (
 from algorithms.base import AXIS
 from comms import cost, hashing
 from comms.messages import Row, fallback_bytes, sent_bytes
+from runtimes.base import refuse
 from stragglers import delays
 from tests import planned
 from tests.algorithms.compressed import (
@@ -367,10 +368,9 @@ def test_refusals():
         sparse_all_gather(SGD).exchange.init({"matrix": PARAMS["matrix"]})
     with pytest.raises(ValueError, match="0 < ratio <= 1"):
         top_k(SGD, ratio=2.0)
-    rule = planned.rule("k_async", delays.exponential(1.0), N, 1, 0, k=2)
-    _, some = rule.extend(rule.init(), 1)
+    some = planned.rule("k_async", delays.exponential(1.0), N, 1, 0, k=2).turnout
     with pytest.raises(ValueError, match="its memory must be equal on all workers"):
-        powersgd(SGD).check(N, some)
+        refuse(powersgd(SGD), N, some)
     with pytest.raises(ValueError, match="its count of warm-up updates must be equal"):
-        top_k(SGD, warmup_updates=5).check(N, some)
-    s2_reducer(SGD).check(N, some)
+        refuse(top_k(SGD, warmup_updates=5), N, some)
+    refuse(s2_reducer(SGD), N, some)

@@ -335,9 +335,9 @@ def test_a_quantised_swarm_stays_near_the_exact_one(bits, rounding):
 @pytest.mark.parametrize(
     ("method", "wait", "words"),
     [
-        (lambda g: swarm(optimizer(), g), "barrier", "the schedule has no pairs"),
+        (lambda g: swarm(optimizer(), g), "barrier", "this rule makes none"),
         (lambda g: swarm(optimizer(), g, blocking=True), "random_pairs", "a partner goes on"),
-        (lambda g: sgp(optimizer(), N), "random_pairs", "all workers push"),
+        (lambda g: sgp(optimizer(), N), "random_pairs", "meetings of pairs"),
     ],
 )
 def test_schedules_that_do_not_fit_are_refused(method, wait, words):

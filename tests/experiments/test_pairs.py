@@ -10,36 +10,19 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from algorithms import ALGORITHMS
+from benchmarks import pairs
 from comms import topology
-from experiments import parts, places, prepare
+from experiments import parts, places, prepare, ranges
 from runtimes import base, uplink
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 from tests.algorithms.methods import PROFILE
 
-N = 4
+N = pairs.WORKERS
 SHAPES = {
     "w": jax.ShapeDtypeStruct((6, 3), np.float32),
     "b": jax.ShapeDtypeStruct((3,), np.float32),
 }
-NUMBERS = {  # of what a method or a rule needs to be told
-    "centred_clipping": "radius=1.0",
-    "compensated_rate": "threshold=1.0",
-    "choco_sgd": "exchange=top_k(ratio=0.5), gamma=0.3",
-    "matcha": "budget=0.5",
-    "periodic": "budget=0.5",
-    "deadline": "seconds=1.5",
-    "anytime": "seconds=2.5",
-    "quorum": "k=5",
-    "quorum_grace": "k=2",
-    "ringmaster": "limit=4, k=2",
-    "adasync": "protocol=k_batch_async, interval=5.0",
-} | dict.fromkeys(
-    ("k_sync", "k_batch_sync", "k_async", "k_batch_async", "quorum_async", "rennala"), "k=2"
-)
-
-
 CALL = re.compile(r"\w+(?:\([^)]*\))?")
 ADVICE = re.compile(
     r"; (?:take runtime='(?P<runtime>\w+)'(?: and )?)?(?:wait for (?P<rules>.*?))?"
@@ -47,14 +30,10 @@ ADVICE = re.compile(
 )
 
 
-def call(name):
-    return f"{name}({NUMBERS[name]})" if name in NUMBERS else name
-
-
-METHODS = [*map(call, sorted(ALGORITHMS)), "swarm(lockstep=true)", "swarm(blocking=true)"]
-WAITS = [*map(call, sorted(set(RULES) - {"replay"})), "random_pairs(blocking=true)",
-         "rennala(k=2, interrupt=true)", "rennala(k=1)", "k_async(k=4)", "k_sync(k=4)",
-         "k_async(k=1, grace=0.5)"]  # fmt: skip
+METHODS = [*pairs.METHODS, "swarm(lockstep=true)", "swarm(blocking=true)"]
+VARIANTS = ["random_pairs(blocking=true)", "rennala(k=2, interrupt=true)", "rennala(k=1)",
+            "k_async(k=4)", "k_sync(k=4)", "k_async(k=1, grace=0.5)"]  # fmt: skip
+WAITS = [*pairs.WAITS, *VARIANTS]
 
 
 @functools.cache
@@ -77,6 +56,7 @@ def each_part_once():
         for name, factory in RULES.items():
             patch.setitem(RULES, name, once(factory))
         patch.setattr(base, "remembers", once(base.remembers))
+        patch.setattr(ranges, "check_delay", lambda *_: None)  # of the delay alone
         patch.setattr(uplink, "alone", once(uplink.alone))
         yield
 
@@ -134,7 +114,7 @@ def decision(written, wait, runtime):
 @pytest.mark.parametrize("runtime", places.RUNTIMES)
 def test_every_pair_is_decided_by_declarations_and_what_a_refusal_advises_is_accepted(runtime):
     advised = set()
-    for written, wait in itertools.product(METHODS, WAITS):
+    for written, wait in itertools.product(METHODS, pairs.WAITS):
         said = decision(written, wait, runtime)
         if said is not None:
             refused, found = said.partition(" cannot wait for ")[0], ADVICE.search(said)
@@ -170,3 +150,14 @@ def test_what_lockstep_and_other_parameters_change_is_known_at_once():
         assert "twice" in decision("top_k", "rennala(k=2)", runtime) or runtime == "mesh"
         assert decision("top_k", "k_async(k=2)", runtime) is None or runtime == "mesh"
     assert "only 1 of 4" in decision("powersgd", "k_async(k=1, grace=0.5)", "actors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["simulate", "mesh"])
+def test_what_is_accepted_trains(runtime):
+    """Every method and every rule at least once; actors are for `benchmarks.pairs`."""
+    done = 0
+    for written, wait in pairs.covering(runtime):
+        pairs.trained(written, wait, runtime)
+        done += 1
+    assert done >= len(pairs.METHODS) - 2  # a mesh has no pairs, and so neither of two methods

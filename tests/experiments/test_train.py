@@ -1,4 +1,5 @@
 import json
+import re
 
 import jax
 import numpy as np
@@ -73,7 +74,7 @@ BAD = [
     ({"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'; choose one of carry, drop"),
     ({"wait": "barrier(in_flight=stop)"}, "unknown in_flight='stop'; choose one of finish, cut"),
     ({"wait": "first_finisher(landing=some)"}, "unknown landing='some'; choose one of neighbours"),
-    ({"wait": "neighbour_barrier"}, "got neither graph nor links; pass the graph, or use barrier"),
+    ({"wait": "neighbour_barrier"}, "got neither graph nor links; wait for adaptive_deadline, "),
     ({"wait": "replay"}, "parameter 'path' is missing"),
     ({"wait": "replay(path='none.npz')"}, "load: none.npz holds no schedule ("),
     (DPSGD | {"graph": "rings"}, "graph: unknown name 'rings'; known names: "),
@@ -153,7 +154,7 @@ BAD = [
     ({"devices": 16, "workers": 16}, "cannot shard 16 workers over 16 of 8 devices"),
     ({"runtime": "simulated"}, "runtime: unknown name 'simulated'; known names: "),
     (MESH | {"workers": 9}, "there are 8 devices but config.workers=9; set config.workers=8"),
-    (MESH | {"wait": "k_async(k=1)"}, "'k_async' does not or not with a trigger; use runtime='sim"),
+    (MESH | {"wait": "k_async(k=1)"}, "this rule does not or not with a trigger; wait for adaptiv"),
     (MESH | {"wait": "k_sync"}, "wait 'k_sync': parameter 'k' is missing"),
     (
         MESH | {"wait": "k_batch_sync(k=2)", "algorithm": "local_sgd"},
@@ -226,6 +227,37 @@ def test_an_unknown_name_is_answered_with_all_known_ones(entry, known):
     names, _, way_out = listed.partition("; ")
     assert sorted(names.split(", ")) == sorted(known)
     assert entry == "runtime" or way_out == "or bring your own as package.module:factory"
+
+
+# --- what trains nothing ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"delay": "pareto(minimum=1.0, shape=0.02)"}, "no update was made in 1 s of first_fini"),
+        ({"delay": "deterministic(value=3e299)"}, "no update was made in 1 s"),
+        ({"communication": 1e290}, "no update was made in 1 s of first_finisher with delay=pers"),
+        (
+            {"wait": "anytime(seconds=1e-8)", "updates": 5, "delay": "exponential(scale=0.3)"},
+            "never moved in 5 updates: under anytime(seconds=1e-08) .* no mini-batch was finished",
+        ),
+        (
+            {"algorithm": "ringleader", "wait": "k_sync(k=2)", "updates": 9},
+            "never moved in 9 updates: worker 0 delivered in none of them under k_sync(k=2)",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_trains_nothing_says_so_and_why(tmp_path, changes, words):
+    summary = train.run(configured(**changes), tmp_path)
+    assert re.search(words.replace("(", r"\(").replace(")", r"\)"), summary["stopped"])
+
+
+def test_a_mesh_whose_rounds_are_too_short_says_so(tmp_path):
+    short = {"wait": "anytime(seconds=1e-7)", "updates": 3, "delay": "exponential(scale=0.1)"}
+    summary = train.run(configured(runtime="mesh", **short), tmp_path)
+    assert "never moved in 3 updates" in summary["stopped"]
 
 
 # --- what runs ---

@@ -90,28 +90,16 @@ def test_who_takes_the_place_of_a_lost_one_streams_the_same_fragment_as_the_othe
 
 
 @pytest.mark.parametrize("method", IN_STEP)
-def test_a_method_that_needs_everybody_says_for_whom_to_wait(method):
-    """And what it says to wait for, free workers can."""
-    sentence = r"2 of 4.*; wait for a rule in rounds, .*, or at a server for k_sync\(k=4\)"
-    with pytest.raises(ValueError, match=f"{method.split('/')[0]}: .* {sentence}"):
+def test_a_method_that_needs_everybody_refuses_a_rule_that_may_leave_some_out(method):
+    with pytest.raises(ValueError, match="an update may have only 2 of 4"):
         actors(method, "k_async", 2, k=2)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match="an update may have only 2 of 4"):
         actors(method, "quorum_async", 2, k=2)  # which waits on for all, but not long enough
     assert actors(method, "k_sync", 2, k=4).start(X0).update == 0
 
 
-def test_a_simulation_finds_the_update_that_comes_without_everybody_behind_others_that_have_all():
+def test_a_grace_that_may_be_too_short_is_refused_though_the_first_updates_have_all():
     rule = planned.rule("k_async", LAW, N, 2, 3, k=1, grace=0.1)
     assert rule.extend(rule.init(), 1)[1].fewest == N
-    with pytest.raises(ValueError, match="3 of 4 take part in an update"):
+    with pytest.raises(ValueError, match="an update may have only 1 of 4"):
         Simulator(IN_STEP["top_k/warm-up"](), losses, DATA, SAMPLES, rule, mini_batches=2)
-
-
-@pytest.mark.slow
-def test_an_update_that_comes_without_everybody_ends_a_run_that_needs_all():
-    """A grace that has been long enough is not, once a worker has lost its process."""
-    world = World("top_k/warm-up", "k_async", 2, k=1, grace=10.0)
-    assert (world.run(3).batches > 0).all()
-    world.queue = [event for event in world.queue if event[1] != 2]
-    with pytest.raises(ValueError, match="only 3 of 4 take part in an update"):
-        world.run(4)

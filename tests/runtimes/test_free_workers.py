@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from runtimes.actors import Actors, check
+from runtimes.actors import Actors, misfit
 from runtimes.free_worker import FreeWorker, Order
 from runtimes.pulse import SILENCE, Pulse
 from runtimes.worker import WorkerState
@@ -207,10 +207,10 @@ def test_who_is_silent_is_asked_and_then_given_up():
 
 def test_refusals_come_before_any_process():
     recipe = functools.partial(parts, "all_reduce", 1, LAW)
-    for wait, words in (("barrier", "no form for workers"), ("first_finisher", "no form")):
-        with pytest.raises(ValueError, match=words):
+    for wait in ("barrier", "first_finisher"):
+        with pytest.raises(ValueError, match="move freely, and the waiting rule has no form"):
             Actors(recipe(), recipe, planned.rule(wait, LAW, N, 1, 3))
-    with pytest.raises(ValueError, match="delivers twice"):
+    with pytest.raises(ValueError, match="may deliver twice"):
         top_k = functools.partial(parts, "top_k", 1, LAW)
         Actors(top_k(), top_k, planned.rule("k_batch_async", LAW, N, 1, 3, k=4)).start(X0)
-    assert check(recipe().algorithm, planned.rule("k_async", LAW, N, 1, 3, k=2)).updates > 1
+    assert misfit(recipe().algorithm, planned.rule("k_async", LAW, N, 1, 3, k=2)) is None

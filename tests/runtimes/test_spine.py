@@ -220,7 +220,7 @@ def test_an_asynchronous_schedule_is_replayed_exactly():
 
 
 def test_memory_per_worker_and_a_double_delivery_are_refused_before_the_first_step():
-    with pytest.raises(ValueError, match="delivers twice in update 0"):
+    with pytest.raises(ValueError, match="may deliver twice in an update"):
         run_simulated(replicated_toy(), recorded(asynchronous_schedule()), mini_batches=1)
 
 

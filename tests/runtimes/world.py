@@ -8,6 +8,7 @@ import heapq
 import numpy as np
 import pytest
 
+from runtimes import actors
 from runtimes.free_worker import FreeWorker
 from runtimes.parameter_server import Begin, ParameterServer, Stop
 from stragglers.processes import as_process
@@ -35,6 +36,7 @@ class World:
 
     def __init__(self, method, wait, mini_batches=1, **knobs):
         built = parts(method, mini_batches, None)
+        self.algorithm = built.algorithm
         self.rule = planned.rule(wait.split("/")[0], LAW, N, mini_batches, 3, **knobs)
         self.recipe, self._delay = lambda: built, as_process(LAW).seeded(3)
         self.server = ParameterServer(
@@ -111,10 +113,9 @@ def difference(world, method, schedule, mini_batches):
 def fitting(method, wait, mini_batches):
     """A world of the method under one of `RULES`; skips the test where they do not go together."""
     world = World(method, wait, mini_batches, **RULES[wait])
-    if world.server.remembers and wait in REPEATING:
-        pytest.skip("a worker delivers twice, and the method has a memory")
-    if not world.server.foresees and wait == "quorum_async":
-        pytest.skip("a worker goes on before the update that changes its model")
+    reason = actors.misfit(world.algorithm, world.rule, X0, mini_batches)
+    if reason is not None:
+        pytest.skip(reason)
     return world
 
 

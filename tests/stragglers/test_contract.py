@@ -10,7 +10,7 @@ from runtimes import mesh
 from stragglers import delays, rules
 from stragglers.inject import Injector
 from stragglers.processes import from_law, persistent
-from stragglers.rule import Sight, whole
+from stragglers.rule import Setting, Sight, whole
 from stragglers.rules import RULES
 from stragglers.schedule import concatenate
 from tests import planned
@@ -48,6 +48,23 @@ def test_segments_equal_the_whole(name, delay):
         pieces.append(piece)
     assert state.update == 40
     assert_equal(concatenate(pieces), once)
+
+
+@ALL
+@pytest.mark.parametrize("delay", DELAYS)
+def test_who_is_in_an_update_is_as_declared(name, delay):
+    rule, rows = made(name, delay), whole(made(name, delay), 60)
+    said = rule.turnout
+    assert rows.fewest >= (rule.workers if said.fewest is None else said.fewest)
+    assert said.twice or not rows.twice.any()
+    assert said.pairs == (rows.partner is not None)
+    assert rows.stopped or not said.stopped
+    needed = np.zeros(rule.workers, np.int64)  # version after a worker's last contribution
+    for t, (workers, version, made_any) in enumerate(
+        zip(rows.workers, rows.version, rows.batches > 0, strict=True)
+    ):
+        assert said.early or said.pairs or (version[made_any] >= needed[workers[made_any]]).all()
+        needed[workers[made_any]] = t + 1
 
 
 @ALL
@@ -157,10 +174,14 @@ def late_adopter(setting, *, k: "int"):
 
 def test_refusals_list_the_rules_that_would_work(monkeypatch):
     monkeypatch.setitem(RULES, "late_adopter", late_adopter)
-    with_trigger = rules.showing(lambda rule: rule.trigger is not None)
+    setting = Setting(delays.deterministic(1.0), 2, 1, 0, graph=nx.path_graph(2))
+    with_trigger = rules.showing(lambda rule: rule.trigger is not None, setting)
     own = {name.split("/")[0] for name in WITH_TRIGGER}
-    assert set(with_trigger) == (own - {"rennala", "ringmaster"}) | {"late_adopter"}
-    assert "replay" not in rules.showing(lambda rule: True)  # it needs a file
+    assert {call.partition("(")[0] for call in with_trigger} == own | {"late_adopter"}
+    assert {"k_sync(k=1)", "rennala(k=1, interrupt=true)", "late_adopter(k=1)"} <= set(with_trigger)
+    all_of_them = rules.showing(lambda rule: rule.turnout.fewest == 2, setting._replace(graph=None))
+    assert {"k_sync(k=2)", "k_async(k=2)"} <= set(all_of_them)
+    assert "replay" not in rules.showing(lambda rule: True, setting)  # it needs a file
 
 
 def test_an_overlapped_message_is_there_a_round_later():

@@ -1,0 +1,144 @@
+"""Every method under every waiting rule in every runtime, three updates of those that are accepted.
+
+    python -m benchmarks.pairs --output=docs/results/benchmarks/pairs.json
+    python -m benchmarks.pairs --runtimes=simulate --methods=top_k
+
+`experiments.places.decided` decides from declarations; here it shows whether what is accepted
+trains and whether anything is refused too late. A point per runtime and method has the numbers of
+rules that are refused, that train and under which the parameters have not moved yet; whatever ends
+in an error is listed by rule. Small models on four workers: what counts is that they run.
+"""
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from algorithms import ALGORITHMS
+from benchmarks import every_rule, output
+from experiments import parts, places, prepare
+from stragglers.rules import RULES
+
+_RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where to train.")
+_METHODS = flags.DEFINE_list("methods", sorted(ALGORITHMS), "Names of the methods to train.")
+
+WORKERS, UPDATES = 4, 3
+NUMBERS = {  # of what a method or a rule needs to be told
+    "centred_clipping": "radius=1.0",
+    "choco_sgd": "exchange=top_k(ratio=0.5), gamma=0.3",
+    "compensated_rate": "threshold=1.0",
+    "matcha": "budget=0.5",
+    "mg_wfbp": "buckets=wfbp",
+    "periodic": "budget=0.5",
+    "adasync": "protocol=k_batch_async, interval=5.0",
+    "anytime": "seconds=0.02",
+    "deadline": "seconds=0.02",
+    "quorum": "k=5",
+    "ringmaster": "limit=4, k=2",
+} | dict.fromkeys(
+    (
+        "k_async",
+        "k_batch_async",
+        "k_batch_sync",
+        "k_sync",
+        "quorum_async",
+        "quorum_grace",
+        "rennala",
+    ),
+    "k=2",
+)
+ROWS = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"  # a task with embeddings
+DENSE = "synthetic_logistic(samples=64, dimension=4)"
+
+
+def call(name: str) -> str:
+    """A method or a rule as a config names it."""
+    return f"{name}({NUMBERS[name]})" if name in NUMBERS else name
+
+
+METHODS = [call(name) for name in sorted(ALGORITHMS)]
+WAITS = [call(name) for name in sorted(RULES) if name != "replay"]  # which needs a file
+
+
+def config(method: str, wait: str, runtime: str) -> ConfigDict:
+    """A small arm."""
+    sparse = prepare.METHOD.wants(parts.as_part(method), "sparse")
+    changes = {
+        "algorithm": method,
+        "task": ROWS if sparse else DENSE,
+        "graph": "ring",
+        "wait": wait,
+        "runtime": runtime,
+        "workers": WORKERS,
+        "mini_batches": 2,
+        "updates": UPDATES,
+        "delay": "jitter(mean=0.005, sigma=0.2)",
+        "communication": 0.0,
+    }
+    return ConfigDict(every_rule.get_config().to_dict() | changes)
+
+
+def trained(method: str, wait: str, runtime: str) -> bool:
+    """Train three updates and return whether parameters have moved.
+
+    Raises ValueError for a pair that `prepare` refuses, and RuntimeError for any later error.
+    """
+    made = prepare.prepare(config(method, wait, runtime))
+    with contextlib.closing(made.runtime):
+        try:
+            start = jax.device_get(made.task.init(jax.random.key(0)))
+            run = made.runtime.start(start)
+            # The last advance of pairs may make a few more.
+            while run.update < UPDATES:
+                run, _ = made.runtime.advance(run, run.seconds + 5.0, UPDATES - run.update)
+            models = jax.device_get(made.runtime.models(run))
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(models)):
+        raise RuntimeError("parameters are not finite")
+    pairs = zip(jax.tree.leaves(models), jax.tree.leaves(start), strict=True)
+    return any((model != first).any() for model, first in pairs)
+
+
+def covering(runtime: str) -> Iterator[tuple[str, str]]:
+    """Accepted pairs in which every method and every rule that has any occurs in a runtime."""
+    methods, waits = set(METHODS), set(WAITS)
+    # Rules in turn, so that few of the pairs have neither a new method nor a new rule.
+    for turn, (number, method) in itertools.product(range(len(WAITS)), enumerate(METHODS)):
+        wait = WAITS[(number + turn) % len(WAITS)]
+        if method in methods or wait in waits:
+            with contextlib.suppress(ValueError):
+                prepare.prepare(config(method, wait, runtime))
+                methods.discard(method)
+                waits.discard(wait)
+                yield method, wait
+
+
+def main(argv: list[str]) -> None:
+    """Train all pairs, a method after the other."""
+    del argv
+    assert set(_RUNTIMES.value) <= set(places.RUNTIMES)
+    for runtime, name in itertools.product(_RUNTIMES.value, _METHODS.value):
+        seen: Counter[str] = Counter()
+        errors = []
+        for wait in WAITS:
+            try:
+                seen["trained" if trained(call(name), wait, runtime) else "unmoved"] += 1
+            except ValueError:
+                seen["refused"] += 1
+            except RuntimeError as error:
+                errors.append(f"{wait}: {error}"[:200])
+        jax.clear_caches()
+        counts = {kind: seen[kind] for kind in ("refused", "trained", "unmoved")}
+        point = {"runtime": runtime, "method": name, **counts, "errors": errors}
+        print(point, flush=True)
+        output.put("pairs", ("runtime", "method"), [point])
+
+
+if __name__ == "__main__":
+    app.run(main)
