@@ -28,7 +28,7 @@ _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where
 _METHODS = flags.DEFINE_list("methods", sorted(ALGORITHMS), "Names of the methods to train.")
 
 WORKERS, UPDATES = 4, 3
-NUMBERS = {  # of what a method or a rule needs to be told
+NUMBERS = {  # that methods and rules need
     "centred_clipping": "radius=1.0",
     "choco_sgd": "exchange=top_k(ratio=0.5), gamma=0.3",
     "compensated_rate": "threshold=1.0",

@@ -75,8 +75,11 @@ def test_an_absence_ends_with_the_new_process_or_with_the_run():
         (("--config.kills=0",), "config.kills must be a positive whole number, got 0"),
         (("--config.every=0.0",), "config.every must be positive seconds, got 0.0"),
         (("--config.methods=(('a','all_reduce'),)",), "config.methods must be methods, each"),
-        (("--config.methods=(('a','all_reduce','barrier'),)",), "move freely, which 'barrier'"),
-        (("--config.methods=(('a','easgd','quorum_async(k=1)'),)",), "cannot go on before"),
+        (
+            ("--config.methods=(('a','all_reduce','barrier'),)",),
+            "move freely, and the waiting rule",
+        ),
+        (("--config.methods=(('a','easgd','quorum_async(k=1)'),)",), "a worker may go on before"),
         (("--config.runtime=simulate",), "set config.runtime='actors' and methods with a server"),
     ],
 )
