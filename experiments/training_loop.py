@@ -52,7 +52,7 @@ def _mean_and_spread(models):
 @jax.jit
 def _moved(models, start):
     """Whether any model, of those with a leading worker axis, differs from the one at the start."""
-    differs = jax.tree.map(lambda a, b: jnp.any(a != b), models, start)
+    differs = jax.tree.map(lambda a, b: jnp.any(a != b[None]), models, start)
     return jnp.any(jnp.stack(jax.tree.leaves(differs)))
 
 
