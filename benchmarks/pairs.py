@@ -62,7 +62,7 @@ def call(name: str) -> str:
 
 
 METHODS = [call(name) for name in sorted(ALGORITHMS)]
-WAITS = [call(name) for name in sorted(RULES) if name != "replay"]  # which needs a file
+WAITS = [call(name) for name in sorted(set(RULES) - {"replay"})]  # which needs a file
 
 
 def config(method: str, wait: str, runtime: str) -> ConfigDict:
