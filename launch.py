@@ -74,6 +74,9 @@ _ADVISE = flags.DEFINE_string(
     "advise", None, "Advise on a waiting rule from a run's workdir, a schedule, a trace or a law."
 )
 _RULE = flags.DEFINE_multi_string("rule", [], "Of --advise: weigh this rule, too.")
+_TRUST = flags.DEFINE_list(
+    "trust", [], "Of --advise: modules of your own that the record of a run may name."
+)
 _NO_TRAINING = flags.DEFINE_bool("no_training", False, "Of --advise: play rules, train nothing.")
 _EXPLAIN = flags.DEFINE_bool(
     "explain_compression", False, "Say whether compressing pays for the config, and train nothing."
@@ -173,8 +176,8 @@ def parse(argv: list[str]) -> list[str]:
         refuse("--port belongs to --watch; give it, too")
     if _ADVISE.value and given(*_ABOUT_ARMS):
         refuse(f"--advise trains arms of its own; leave out {given(*_ABOUT_ARMS)}")
-    if not _ADVISE.value and given("rule", "no_training"):
-        refuse(f"{given('rule', 'no_training')} belongs to --advise; give it, too")
+    if not _ADVISE.value and given("rule", "no_training", "trust"):
+        refuse(f"{given('rule', 'no_training', 'trust')} belongs to --advise; give it, too")
     for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
         needless = _DRY_RUN.value and name == "workdir"
         alone = _REPORT.value or _LIST.value or _ADVISE.value or _WATCH.value
@@ -251,6 +254,7 @@ def advise() -> None:
         _CONFIG.value,
         _ENTRIES,
         _WORKDIR.value,
+        _TRUST.value,
         named=_RULE.value,
         training=not _NO_TRAINING.value,
         overwrite=_OVERWRITE.value,

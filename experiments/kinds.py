@@ -10,9 +10,10 @@ import hashlib
 import importlib
 import inspect
 import math
+import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ _VALUES = {
     "float": ("a number", lambda value: is_number(value)),
     "str": ("text", lambda value: isinstance(value, str)),
 }
+
+# The module of a name that is brought along, anywhere in a text.
+_MODULE = re.compile(r"([\w.]+):(?=[^\W\d])")
 
 
 class Kind(NamedTuple):
@@ -57,10 +61,25 @@ class Kind(NamedTuple):
     def wants(self, part: parts.Part, parameter: str) -> bool:
         """Whether the named factory has such a parameter; False for an unknown name."""
         try:
-            factory = self.factory(parts.as_part(part).get("name"))
+            return parameter in self.parameters(parts.as_part(part).get("name"))
         except ValueError:
             return False
-        return parameter in _parameters(factory)
+
+    def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
+        """Return those of the named factory; ValueError for one that does not tell them.
+
+        Of a class whose metaclass hides them, as nnx does, they are those of __init__.
+        """
+        factory = self.factory(name)
+        if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
+            factory = functools.partial(factory.__init__, None)
+        try:
+            return inspect.signature(factory).parameters
+        except (ValueError, TypeError) as error:  # as of functions in C
+            raise ValueError(
+                f"{self.name} {name!r}: does not tell its parameters, as functions in C do not; "
+                "wrap it in a Python function of your own, and name that"
+            ) from error
 
     def build(self, part: parts.Part, **available: Any) -> Any:
         """Call the factory that `part` names with the parameters that it gives.
@@ -74,7 +93,7 @@ class Kind(NamedTuple):
         name = given.pop("name", None)
         factory = self.factory(name)
         who = f"{self.name} {name!r}"
-        parameters = dict(_parameters(factory))
+        parameters = dict(self.parameters(name))
         inner = given.pop("*", ())
         several = [p for p in parameters if parameters[p].kind is inspect.Parameter.VAR_POSITIONAL]
         if inner and not several:
@@ -113,13 +132,6 @@ class Kind(NamedTuple):
         kinds = self.gives if isinstance(self.gives, tuple) else (self.gives,)
         wanted = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
         raise ValueError(f"{who}: the factory gives {type(built).__name__}; let it return {wanted}")
-
-
-def _parameters(factory: Callable) -> Mapping[str, inspect.Parameter]:
-    """Return the signature of a factory, of __init__ where a metaclass hides it, as nnx does."""
-    if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
-        factory = functools.partial(factory.__init__, None)
-    return inspect.signature(factory).parameters
 
 
 def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None:
@@ -194,6 +206,34 @@ def _imported(kind: str, name: str) -> Callable:
             f"{kind} {name!r}: {module_name} has no function {attribute!r}; correct the name"
         )
     return factory
+
+
+def named_modules(value: Any) -> set[str]:
+    """Return the modules that a value names anywhere as `module:factory`, and import none.
+
+    Texts count with all that stands in them, as a text may be read as a part again.
+    """
+    if isinstance(value, list | tuple):
+        return set().union(*map(named_modules, value))
+    if not hasattr(value, "items"):
+        return set(_MODULE.findall(value)) if isinstance(value, str) else set()
+    name, _, attribute = str(value.get("name")).partition(":")
+    own = {name} if attribute else set()
+    return own | named_modules([one for entry in value.items() for one in entry])
+
+
+def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> None:
+    """Raise ValueError for a record that names a module which the user has not named.
+
+    A record is data: whoever has written it must not choose the code that runs here.
+    """
+    brought_along = [config.get(name) for name in (*parts.PARTS, *parts.NUMBER_OR_PART)]
+    unknown = sorted(named_modules(brought_along) - set(trusted))
+    if unknown:
+        raise ValueError(
+            f"{place} names code of the module {unknown[0]!r}, which would run here; if you trust "
+            f"it, add --trust={','.join(unknown)}"
+        )
 
 
 def brought(config: Mapping) -> dict[str, str]:

@@ -302,8 +302,7 @@ def _kind(entry: str) -> Kind:
 
 
 def _takes_rate(spec: dict, entry: str) -> bool:
-    factory = _kind(entry).factory(spec["name"])
-    return "learning_rate" in inspect.signature(factory).parameters
+    return "learning_rate" in _kind(entry).parameters(spec["name"])
 
 
 def _make(spec: dict, entry: str, rate: Any = None) -> optax.GradientTransformation:

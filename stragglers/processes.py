@@ -25,6 +25,12 @@ from stragglers.streams import addressed
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
 LONGEST_USUAL = 60.0  # s, the median of a trace above which a unit has to be given
 MOST_SHOWN = 16  # names of workers in a line
+EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and times to see it at
+IN_STEP = (
+    "warning: at equal times all workers took about equally long, as steps that end with an "
+    "all-reduce do, which hides who is slow; give times of computing alone, or waiting=COLUMN, the "
+    "part of them that is waiting"
+)
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # at the end of a column's name
 
@@ -216,12 +222,15 @@ def trace(
     worker: str = "worker",
     time: str | None = "time",
     duration: str = "batch_time",
+    waiting: str | None = None,
     scale: float | None = None,
     mean: float | None = None,
 ) -> Process:
     """Replay of recorded durations from a CSV file, per worker in the order of `time`, cyclic.
 
     `worker`, `time` and `duration` name the columns; without `time` the order is that of the rows.
+    A duration is to be that of computing alone. Where it ends with waiting for others, `waiting`
+    names the column of that, which is subtracted.
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
     as in batch_time_ms; `mean` scales them instead so that they have this mean. Workers are in the
     natural order of their names, rank2 before rank10; those beyond the file's reuse them in turn.
@@ -235,7 +244,7 @@ def trace(
             )
     if mean is not None and scale is not None:
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
-    recorded, column, empty = _recorded(path, worker, time, duration)
+    recorded, column, empty, in_step = _recorded(path, worker, time, duration, waiting)
     names = sorted(recorded, key=_natural)
     everything = np.concatenate([recorded[name] for name in names])
     ending = _UNIT.search(column)
@@ -256,6 +265,7 @@ def trace(
     records = [scale * recorded[name] for name in names]
     facts = [f"{path}: {_described(names, records)}", unit]
     facts += [f"{empty} empty rows left out"] if empty else []
+    facts += [IN_STEP] if in_step else []
     process = replayed(f"trace({path})", records)
     return replace(process, names=tuple(names), read=" ".join(", ".join(facts).split()))
 
@@ -281,9 +291,12 @@ PROCESSES: dict[str, Callable[..., Process]] = {
 
 
 def _recorded(
-    path: str, worker: str, time: str | None, duration: str
-) -> tuple[dict[str, np.ndarray], str, int]:
-    """Durations by the name of a worker in the order of their times, their column, empty rows."""
+    path: str, worker: str, time: str | None, duration: str, waiting: str | None
+) -> tuple[dict[str, np.ndarray], str, int, bool]:
+    """Return durations by the name of a worker in the order of their times, and what they are.
+
+    That is their column, how many rows were empty, and whether workers seem to go in step.
+    """
     try:
         with io.TextIOWrapper(reading.opened(path), "utf-8-sig", newline="") as file:
             reader = csv.reader(file, skipinitialspace=True)
@@ -295,7 +308,8 @@ def _recorded(
     full = [(line, row) for line, row in rows if any(row)]
     columns = full[0][1] if full else []
     places = []
-    for parameter, name in {"worker": worker, "time": time, "duration": duration}.items():
+    named = {"worker": worker, "time": time, "duration": duration, "waiting": waiting}
+    for parameter, name in named.items():
         found = [i for i, column in enumerate(columns) if column == name]
         found = found or [i for i, column in enumerate(columns) if _UNIT.sub("", column) == name]
         if name is not None and len(found) != 1:
@@ -305,16 +319,19 @@ def _recorded(
                 f"{known}, parted by commas; give the name of one as {parameter}='...'"
             )
         places.append(found[0] if found else None)
-    whose, when, what = places
+    whose, when, what, waits = places
+    unit = 1.0 if waits is None else _seconds(columns[waits]) / _seconds(columns[what])
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     observed: dict[str, list[tuple[float, int, float]]] = {}
     for line, row in full[1:]:
         cells = row + [None] * (len(columns) - len(row))
         at, seconds = line if when is None else _number(cells[when]), _number(cells[what])
+        seconds -= 0.0 if waits is None else unit * _number(cells[waits])
         fits = not any(row[len(columns) :])
         if not (fits and cells[whose] and math.isfinite(at) and 0 < seconds < math.inf):
-            shown = (*([] if cells[whose] else [whose]), *([] if when is None else [when]), what)
+            shown = [whose] if not cells[whose] else []
+            shown += [place for place in (when, what, waits) if place is not None]
             seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
             seen = seen if fits else f"{len(row)} values for {len(columns)} columns"
             raise ValueError(
@@ -332,7 +349,28 @@ def _recorded(
                     "take rows in their order with time=None"
                 )
     durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
-    return durations, columns[what], len(rows) - len(full)
+    in_step = when is not None and _in_step(list(observed.values()))
+    return durations, columns[what], len(rows) - len(full), in_step
+
+
+def _in_step(observed: Sequence[Sequence[tuple[float, int, float]]]) -> bool:
+    """Whether durations vary over time, and at one time hardly over workers."""
+    each = [{at: seconds for at, _, seconds in rows} for rows in observed]
+    common = sorted(set.intersection(*map(set, each)))
+    if not common and len(set(map(len, each))) == 1:  # times of clocks: the order says which step
+        each = [dict(enumerate(mine[at] for at in sorted(mine))) for mine in each]
+        common = sorted(each[0])
+    if len(each) < 2 or len(common) < LEAST_EQUAL:
+        return False
+    table = np.array([[mine[at] for at in common] for mine in each])  # [workers, times]
+    within, over = np.median(table.std(axis=0)), np.median(table, axis=0).std()
+    return bool(within < EQUAL * over)
+
+
+def _seconds(column: str) -> float:
+    """Return the unit that ends the name of a column, in seconds; 1 where there is none."""
+    ending = _UNIT.search(column)
+    return SECONDS[ending[1]] if ending else 1.0
 
 
 def _described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:

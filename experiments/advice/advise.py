@@ -8,14 +8,16 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from experiments import config_files, files, locks, manifest, parts, provenance, records
-from experiments.advice import page, sources, trained, verdict
+from experiments import config_files, files, kinds, locks, manifest, parts, provenance, records
+from experiments.advice import durations, page, sources, trained, verdict
 from experiments.advice.durations import Measured
 from experiments.advice.weigh import Advice, to_train, weigh
 
 ADVICE = "advice.json"
+UNBOUNDED = 10_000  # columns of what is no terminal, so that no name is cut
 
 
 def launch(
@@ -23,22 +25,25 @@ def launch(
     config: str | None,
     entries: Mapping[str, str | bool],
     workdir: str | None,
+    trust: Sequence[str] = (),
     **how: Any,
 ) -> None:
     """Advise on what a text names and print it; the other arguments as on the command line.
 
-    how: as of `advise`. Raises ValueError, with nothing written, for what cannot be weighed.
+    trust: modules that the record of a run may name. how: as of `advise`. Raises ValueError, with nothing written, for what cannot be weighed.
     """
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
-    given, start = None, []
+    given, start = None, shlex.split(how.get("command", ""))[:2] or ["python", "launch.py"]
+    trusted = {*trust, *kinds.named_modules([*how.get("named", ()), text])}
     if config:
         given = config_files.read(config, entries).config
-        kept = [f"--config.{name}={value}" for name, value in entries.items() if name != "wait"]
-        start = ["python", "launch.py", f"--config={config}", *kept]
+        kept = [name for name in entries if name.partition(".")[0] != "wait"]
+        start += [f"--config={config}", *(f"--config.{name}={entries[name]}" for name in kept)]
+        trusted |= kinds.named_modules(given)
     place = workdir or f"{text.rstrip('/')}-advice"
     manifest.check_path(place, "workdir")
-    show(advise(sources.read(text, given, start), place, **how), place)
+    show(advise(sources.read(text, given, start, trusted), place, **how), place)
 
 
 def check(workdir: str, measured: Measured, overwrite: bool) -> None:
@@ -81,6 +86,9 @@ def advise(
             _forget(root)
         records.write_json(root / ADVICE, page.as_json(advice))
         provenance.begin(root, command)
+        kept = root / trained.DURATIONS
+        if not kept.exists():
+            durations.write(source.measured, kept)
         if training:
             began = time.monotonic()
             results = trained.train(
@@ -109,13 +117,15 @@ def show(advice: Advice, workdir: str) -> None:
         print(f"durations: {advice.source.measured.read}")
     console = Console()
     if not console.is_terminal:
-        console = Console(file=console.file, width=120)
+        console = Console(file=console.file, width=UNBOUNDED)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=f"yours: {advice.reference.name}")
-    for heading in page.HEADINGS:
-        shown.add_column(heading, justify="left" if heading == page.HEADINGS[0] else "right")
-    for row in page.rows(advice):
-        shown.add_row(*row)
+    headings, rows = page.columns(advice)
+    for heading in headings:
+        justify = "left" if heading == page.HEADINGS[0] else "right"
+        shown.add_column(heading, justify=justify, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(escape, row))
     console.print(shown, markup=False)
     print(f"advice: {advice.verdict.reason}")
-    print(f"command: {shlex.join(page.command(advice))}")
+    print(f"command: {shlex.join(page.command(advice, Path(workdir)))}")
     print(f"page: {Path(workdir) / page.PAGE}")

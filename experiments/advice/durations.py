@@ -11,6 +11,7 @@ bound itself. Too few durations, or too many censored ones, are refused.
 import hashlib
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ class Measured(NamedTuple):
     source: str  # what a reader calls them
     censored: float = 0.0  # share that was completed
     read: str = ""  # what a trace says of itself, on one line
+    names: tuple[str, ...] = ()  # of the workers of a trace
 
     @property
     def workers(self) -> int:
@@ -45,6 +47,10 @@ class Measured(NamedTuple):
         """Tells these durations from others."""
         return hashlib.sha256(b"".join(values.tobytes() for values in self.seconds)).hexdigest()
 
+    def name(self, worker: int) -> str:
+        """What a reader calls a worker."""
+        return self.names[worker] if self.names else f"{worker}"
+
     def process(self, repeat: int = 0) -> Process:
         """The durations as they were for repeat 0, otherwise resampled.
 
@@ -55,7 +61,9 @@ class Measured(NamedTuple):
             return replayed(self.source, self.seconds)
         rng = np.random.default_rng(np.random.SeedSequence(repeat))
         places = rng.random(max(map(len, self.seconds)))
-        return replayed(self.source, [_blocks(values, places) for values in self.seconds])
+        again = replayed(self.source, [_blocks(values, places) for values in self.seconds])
+        shortest = min(float(values.min()) for values in self.seconds)
+        return replace(again, shortest=shortest)  # so that a rule is refused for all or for none
 
 
 def _blocks(values: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -85,13 +93,13 @@ def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Meas
     """What a trace lists, or what `workers` draw from a law or a process, back to back."""
     process = as_process(delay).seeded(seed)
     if process.records:
-        return checked(Measured(process.records, source, read=process.read))
+        return checked(Measured(process.records, source, read=process.read, names=process.names))
     worker, now = np.arange(workers), np.zeros(workers)
     drawn = np.empty((workers, DRAWN))
     for count in range(DRAWN):
         drawn[:, count] = process.duration(worker, now, count)
         now = now + drawn[:, count]
-    return checked(Measured(tuple(drawn), source))
+    return checked(Measured(tuple(drawn), source, read=process.read, names=process.names))
 
 
 def of_schedule(

@@ -95,15 +95,14 @@ def candidates(kind: Kind, wait: parts.Part, scale: Scale) -> Iterator[dict[str,
 
 
 def _gridded(kind: Kind, name: str) -> dict[str, Callable[[Scale], list]]:
-    own = inspect.signature(kind.factory(name)).parameters
+    own = kind.parameters(name)
     needed = _required(kind, name)
     return {key: GRIDS[key][0] for key in own if key in GRIDS and (key in needed or GRIDS[key][1])}
 
 
 def _required(kind: Kind, name: str) -> Mapping[str, inspect.Parameter]:
-    parameters = inspect.signature(kind.factory(name)).parameters
     return {
         key: one
-        for key, one in parameters.items()
+        for key, one in kind.parameters(name).items()
         if key not in kind.offered and one.default is one.empty and one.kind is one.KEYWORD_ONLY
     }

@@ -1,5 +1,7 @@
 """The page of an advice: advice.html, its pictures, and the numbers that are in advice.json."""
 
+import itertools
+import pprint
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from experiments import files, provenance, waiting
-from experiments.advice import grids, pictures, ranking, trained
+from experiments import files, parts, prepare, provenance, waiting
+from experiments.advice import grids, pictures, ranking, sources, trained
 from experiments.advice.ranking import Contender
 from experiments.advice.weigh import Advice
 from experiments.reports import markup, panels, table
 
 PAGE, RANKED, STRIP = "advice.html", "ranked.png", "strip.png"
+CONFIG = "config.py"  # of a run that was advised on
+_CONFIG = '''"""The config of the run that the advice is about."""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    """Return it as it was recorded."""
+    return ConfigDict(
+        {}
+    )
+'''
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
@@ -70,6 +84,9 @@ def _range(one: Contender, advice: Advice) -> tuple[float, float]:
 
 def write(advice: Advice, root: Path) -> Path:
     """Write advice.html, ranked.png and strip.png into `root`; the page."""
+    if not any(one.startswith("--config=") for one in advice.source.command):
+        text = _CONFIG.replace("{}", pprint.pformat(advice.source.config.to_dict()))
+        files.write(root / CONFIG, text, durable=False)
     note = provenance.known(root)
     measured = advice.source.measured
     count = sum(map(len, measured.seconds))
@@ -83,7 +100,7 @@ def write(advice: Advice, root: Path) -> Path:
 
 
 def _sections(advice: Advice, root: Path) -> Iterator[str]:
-    yield from _verdict(advice)
+    yield from _verdict(advice, root)
     yield from _ranking(advice, root)
     yield from _changes(advice)
     yield from _waiting(advice, root)
@@ -92,22 +109,48 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
     yield from _refused(advice)
 
 
-def _verdict(advice: Advice) -> Iterator[str]:
+def _verdict(advice: Advice, root: Path) -> Iterator[str]:
     decided = advice.verdict
     yield "<h2>Advice</h2>"
     yield f"<p><strong>{markup.text(decided.reason[0].upper() + decided.reason[1:])}.</strong></p>"
     if not decided.sure:
         names = ", ".join(one.name for one in decided.close)
         yield f"<p>Any of these may be first: {markup.text(names)}. To run the first of them:</p>"
-    yield f"<pre>{markup.text(shlex.join(command(advice)))}</pre>"
+    yield f"<pre>{markup.text(shlex.join(command(advice, root)))}</pre>"
 
 
-def command(advice: Advice) -> list[str]:
-    """The arguments that run the advised rule, at the best rate if it was trained."""
-    first = advice.verdict.close[0]
-    result = advice.results.get(first.name)
-    rate = [] if result is None else [f"--config.optimizer.learning_rate={result.rate:g}"]
-    return [*advice.source.command, f"--config.wait={first.name}", *rate]
+def command(advice: Advice, root: Path) -> list[str]:
+    """The arguments that run the advised rule, at the best rate if it was trained.
+
+    On the durations that it was weighed on, but for workers that take as long as they take; in the
+    simulator where the config's runtime does not know the rule. root: of the advice.
+    """
+    source, first = advice.source, advice.verdict.close[0]
+    config = source.config
+    changes = {"wait": first.name}
+    rule = prepare.rule(first.arm, first.prepared)
+    knows = {"mesh": rule.trigger is not None, "actors": rule.arrivals is not None}
+    if not knows.get(config.runtime, True):
+        changes |= {"runtime": "simulate", "devices": 1}
+    free = config.delay.name == waiting.NO_DELAY
+    if (free and "runtime" in changes) or (not free and source.delay != ""):
+        delay = source.delay or parts.text(parts.part("trace", path=str(root / trained.DURATIONS)))
+        times = sources.budget(source) / config.seconds
+        changes["delay"] = delay
+        for name in ("seconds", "evaluate_every"):
+            changes[name] = f"{config[name] * times:.4g}"
+    if config.draw != first.arm.draw:
+        changes["draw"] = first.arm.draw
+    if first.name in advice.results:
+        changes["optimizer.learning_rate"] = f"{advice.results[first.name].rate:g}"
+    given = any(one.startswith("--config=") for one in source.command)
+    own = [] if given else [f"--config={root / CONFIG}"]
+    place = Path(f"{root}-{first.rule.rpartition(':')[2]}")
+    free_places = (place.with_name(f"{place.name}-{count}") for count in itertools.count(2))
+    while place.exists():
+        place = next(free_places)
+    flags = [f"--config.{name}={value}" for name, value in changes.items()]
+    return [*source.command, *own, *flags, f"--workdir={place}"]
 
 
 NOTHING = table.NONE
@@ -120,6 +163,7 @@ HEADINGS = (
 def rows(advice: Advice) -> Iterator[tuple[str, ...]]:
     """The rules in the order of the verdict, a cell for each of HEADINGS."""
     unit = ranking.predicted(advice.reference, advice.ratio)
+    name = advice.source.measured.name
     for one in advice.verdict.order:
         result = advice.results.get(one.name)
         low, high = _range(one, advice)
@@ -136,22 +180,27 @@ def rows(advice: Advice) -> Iterator[tuple[str, ...]]:
             f"{found.staleness:.2f}",
             f"{found.tree_distance}",
             f"{100 * one.played.idle:.0f}",
-            f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else NOTHING,
+            f"{name(limits)} ({found.limits[limits]:.0%})" if found.limits[limits] else NOTHING,
         )
+
+
+def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
+    """The headings and rows of what is known of any rule."""
+    shown = list(rows(advice))
+    kept = [place for place in range(len(HEADINGS)) if any(row[place] != NOTHING for row in shown)]
+    return [HEADINGS[place] for place in kept], [[row[place] for place in kept] for row in shown]
 
 
 def _ranking(advice: Advice, root: Path) -> Iterator[str]:
     yield "<h2>Ranking</h2>"
     mark = "; * the best rate is the first or the last that was tried" if advice.results else ""
     caption = (
-        f"every rule at its best parameter; yours: {advice.reference.name}; trained: mean ± "
+        f"every rule at its best parameter; yours: {advice.reference.name}; rules that make use of "
+        "fewer samples per second than yours come last, until they are trained; trained: mean ± "
         f"standard deviation over {trained.SEEDS} seeds, each with resampled durations{mark}; "
         "waits most for: the worker that is the last to be ready in the most updates"
     )
-    shown = list(rows(advice))
-    kept = [place for place in range(len(HEADINGS)) if any(row[place] != NOTHING for row in shown)]
-    headings = [HEADINGS[place] for place in kept]
-    body = [[row[place] for place in kept] for row in shown]
+    headings, body = columns(advice)
     yield markup.table("numbers long", headings, [body])
     yield f'<p class="quiet">{markup.text(caption)}.</p>'
     own = advice.results.get(advice.reference.name)
@@ -223,7 +272,8 @@ def _durations(advice: Advice) -> Iterator[str]:
     rows = []
     for i, values in enumerate(advice.source.measured.seconds):
         quantiles = np.quantile(values, [0.1, 0.5, 0.9, 1.0])
-        rows.append((f"{i}", f"{values.size:,}", *(f"{seconds:.4g}" for seconds in quantiles)))
+        name = advice.source.measured.name(i)
+        rows.append((name, f"{values.size:,}", *(f"{seconds:.4g}" for seconds in quantiles)))
     share = advice.source.measured.censored
     cut = (
         f"; {share:.1%} were cut by the rule of the run, and are completed from the longer ones of "

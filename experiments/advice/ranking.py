@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import prepare, waiting
+from experiments import parts, prepare, waiting
 from experiments.advice import grids, play
 from experiments.advice.durations import Measured
 from stragglers.theory.convergence import stability_limit
@@ -65,6 +65,8 @@ def costs(played: play.Played) -> Costs:
     """What a rule pays; an update without any mini-batch counts as time alone."""
     batches = played.schedule.batches.sum(axis=1)
     used = batches > 0
+    if not used.any():
+        return Costs(np.inf, np.inf)
     rate = played.updates * used.mean()
     slower = stability_limit(0) / stability_limit(played.diagnostics.staleness)
     return Costs(slower / rate, float(np.mean(1 / batches[used])) / rate)
@@ -72,28 +74,48 @@ def costs(played: play.Played) -> Costs:
 
 def contenders(
     arms: Sequence[tuple[ConfigDict, prepare.Prepared]], measured: Measured
-) -> list[Contender]:
-    """The arms, played over the durations as they are; of equal schedules the first alone."""
+) -> tuple[list[Contender], list[play.Refused]]:
+    """The arms, played over the durations as they are, and those that these durations rule out.
+
+    Of equal schedules there is the first alone.
+    """
     found: dict[tuple, Contender] = {}
+    refused = []
     for arm, prepared in arms:
-        played = next(play.repeats(arm, prepared, measured, 1))
+        try:
+            played = next(play.repeats(arm, prepared, measured, 1))
+        except ValueError as error:  # as of a deadline before the end of every mini-batch
+            refused.append(play.Refused(parts.text(arm.wait), str(error)))
+            continue
         paid = costs(played)
+        if not np.isfinite(paid.steps):
+            refused.append(play.Refused(played.name, "no update has a mini-batch"))
+            continue
         key = (arm.wait.name, round(paid.steps, 9), round(paid.noise, 9))
         found.setdefault(key, Contender(arm, prepared, played, (paid,)))
-    return list(found.values())
+    return list(found.values()), refused
 
 
-def best_of_each(found: Sequence[Contender], ratio: float) -> list[Contender]:
-    """Every rule at its best parameter, the best rule first."""
+def best_of_each(found: Sequence[Contender], ratio: float, own: Contender) -> list[Contender]:
+    """Every rule at its best parameter, the best rule first; own: as of `ranked`."""
     by_rule: dict[str, Contender] = {}
-    for one in ranked(found, ratio):
+    for one in ranked(found, ratio, own):
         by_rule.setdefault(one.rule, one)
     return list(by_rule.values())
 
 
-def ranked(found: Sequence[Contender], ratio: float) -> list[Contender]:
-    """The contenders in the order of their predicted seconds."""
-    return sorted(found, key=lambda one: predicted(one, ratio))
+def ranked(found: Sequence[Contender], ratio: float, own: Contender) -> list[Contender]:
+    """The contenders by their predicted seconds; last those with fewer samples/s than `own`.
+
+    These would win by smaller batches alone, and so does a smaller batch_size, for as long as
+    gradients have little noise, which grows during training.
+    """
+    return sorted(found, key=lambda one: (gives_less(one, own), predicted(one, ratio)))
+
+
+def gives_less(one: Contender, own: Contender) -> bool:
+    """Whether a contender makes use of fewer samples per second than `own`, by a margin."""
+    return one.played.samples * (1 + MARGIN) < own.played.samples
 
 
 def predicted(one: Contender, ratio: float) -> float:

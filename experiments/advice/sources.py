@@ -1,14 +1,13 @@
 """Where durations come from: what `--advise` names, and the config that goes with it."""
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import parts, prepare, provenance, records, waiting
+from experiments import kinds, parts, prepare, records, waiting
 from experiments.advice import durations
 from experiments.config_files import override
 from stragglers import schedule
@@ -21,14 +20,18 @@ class Source(NamedTuple):
 
     measured: durations.Measured
     config: ConfigDict  # as it was given or recorded
-    command: list[str]  # that starts the config, to which a rule is added
+    command: list[str]  # that starts the config, without --config where that is of a record
+    delay: str | None = None  # that repeats the durations; "": the config's own; None: none does
 
 
-def read(text: str, config: ConfigDict | None, command: Sequence[str]) -> Source:
+def read(
+    text: str, config: ConfigDict | None, command: Sequence[str], trusted: Collection[str] = ()
+) -> Source:
     """The source that a text names: the workdir of a run, a schedule, a trace, a law or a process.
 
     config: for anything but a run, which has its own; given, it replaces the run's. command: that
-    starts it. Raises ValueError for what cannot be read, or has too little in it.
+    starts it, or python and the launcher alone. trusted: modules that a run's record may name.
+    Raises ValueError for what cannot be read, has too little in it, or names other workers.
     """
     path = Path(text)
     recorded = path / records.CONFIG
@@ -39,7 +42,7 @@ def read(text: str, config: ConfigDict | None, command: Sequence[str]) -> Source
             f"--advise={text} is a directory without a run's {records.CONFIG}{several}"
         )
     if path.is_dir():
-        return _of_run(path, config, command)
+        return _of_run(path, config, command, trusted)
     if config is None:
         raise ValueError(
             f"--advise={text} has durations and no config; give --config=..., whose task, method "
@@ -48,9 +51,10 @@ def read(text: str, config: ConfigDict | None, command: Sequence[str]) -> Source
     if path.suffix == ".npz":
         done = schedule.load(path)
         _check_workers(text, done.all_workers, config)
-        return Source(durations.of_schedule(done, text), config, list(command))
+        return Source(durations.of_schedule(done, text), config, list(command), None)
+    part = parts.part("trace", path=text) if path.is_file() else text
     try:
-        delay = waiting.build_delay(parts.part("trace", path=text) if path.is_file() else text)
+        delay = waiting.build_delay(part)
     except ValueError as error:
         if path.is_file() or "(" in text:
             raise
@@ -58,12 +62,17 @@ def read(text: str, config: ConfigDict | None, command: Sequence[str]) -> Source
             f"--advise={text} is no directory, no file and no law ({error}); give the workdir of a "
             "run, a schedule.npz, a trace.csv, or a law as 'pareto(minimum=0.1, shape=2)'"
         ) from error
+    names = getattr(delay, "names", ())
+    _check_workers(text, len(names) or config.workers, config)
     measured = durations.of_delay(delay, config.workers, config.seed, text)
-    return Source(measured, config, list(command))
+    return Source(measured, config, list(command), parts.text(part))
 
 
-def _of_run(path: Path, config: ConfigDict | None, command: Sequence[str]) -> Source:
+def _of_run(
+    path: Path, config: ConfigDict | None, command: Sequence[str], trusted: Collection[str]
+) -> Source:
     there = records.read_config(path / records.CONFIG)
+    kinds.refuse_untrusted(there, trusted, path / records.CONFIG)
     if not (path / records.SCHEDULE).exists():
         raise ValueError(
             f"--advise={path}: the run has no {records.SCHEDULE} yet, which is written as it goes "
@@ -74,22 +83,16 @@ def _of_run(path: Path, config: ConfigDict | None, command: Sequence[str]) -> So
     simulated = as_simulated(there)
     trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
     measured = durations.of_schedule(done, str(path), trigger, there.seed)
-    return Source(measured, config or there, list(command) if config else _command(path))
-
-
-def _command(path: Path) -> list[str]:
-    """The command that made the run, without its rule and its place."""
-    note = provenance.known(path)
-    arguments = shlex.split(note["command"]) if note else ["python", "launch.py", "--config=..."]
-    dropped = ("--config.wait", "--workdir", "--config.optimizer.learning_rate")
-    return [one for one in arguments if not one.startswith(dropped)]
+    if config:
+        return Source(measured, config, list(command), None)
+    return Source(measured, there, list(command), "")
 
 
 def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
     if workers != config.workers:
         raise ValueError(
-            f"--advise={source} has {workers} workers, the config asks for {config.workers}; set "
-            f"config.workers={workers}"
+            f"--advise={source} has {workers} workers, the config asks for {config.workers}; give "
+            f"--config.workers={workers}, or durations of {config.workers} workers"
         )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments import prepare
-from experiments.advice import play, ranking
+from experiments.advice import ranking
 from experiments.advice.durations import Measured
 from experiments.advice.ranking import Contender
 from experiments.advice.trained import Trained
@@ -29,6 +29,7 @@ def predicted(order: Sequence[Contender], ratio: float, reference: Contender) ->
     first = order[0]
     mine = ranking.cases(first, ratio)
     resampled = [one for one in order[1:] if len(one.costs) > 1]
+    resampled = [one for one in resampled if not ranking.gives_less(one, reference)]
     close = [one for one in resampled if not ranking.is_sure(mine, ranking.cases(one, ratio))]
     gain = ranking.predicted(reference, ratio) / ranking.predicted(first, ratio)
     if close:
@@ -36,8 +37,16 @@ def predicted(order: Sequence[Contender], ratio: float, reference: Contender) ->
             f"not sure: {first.name} and {close[0].name} are within their spread, over resampled "
             "durations and over how noisy a gradient may be"
         )
+    elif first.name == reference.name:
+        reason = f"{first.name}, which is yours, is predicted to be first"
     else:
-        reason = f"{first.name} is predicted to be {gain:.2f} times as fast as {reference.name}"
+        samples = first.played.samples / reference.played.samples
+        updates = first.played.updates / reference.played.updates
+        reason = (
+            f"{first.name} makes use of {samples:.2f} times as many samples per second as "
+            f"{reference.name}, in {updates:.2f} times as many updates, and is predicted to be at "
+            f"the target {gain:.2f} times as fast"
+        )
     return Verdict(list(order), not close, reason, [first, *close])
 
 
@@ -73,7 +82,9 @@ def _apart(first: Trained, second: Trained) -> bool:
     return second.mean - first.mean > max(spread, ranking.MARGIN * first.mean)
 
 
-def changes(order: Sequence[Contender], measured: Measured, ratio: float) -> list[tuple[str, str]]:
+def changes(
+    order: Sequence[Contender], measured: Measured, ratio: float, own: Contender
+) -> list[tuple[str, str]]:
     """(what if, which rule then) for other clusters, links and tasks."""
     medians = np.array([np.median(values) for values in measured.seconds])
     even = measured._replace(
@@ -82,26 +93,30 @@ def changes(order: Sequence[Contender], measured: Measured, ratio: float) -> lis
             for values, median in zip(measured.seconds, medians, strict=True)
         )
     )
-    worlds = [("all workers were as fast as the middle one", _first(order, even, ratio))]
+    worlds = [("all workers were as fast as the middle one", _first(order, even, ratio, own))]
     config = order[0].arm
     if config.communication != 0:
-        worlds.append(("an exchange took no time", _first(order, measured, ratio, 0.0)))
+        worlds.append(("an exchange took no time", _first(order, measured, ratio, own, 0.0)))
     for words, times in (("a tenth as", 0.1), ("ten times as", 10.0)):
-        again = ranking.ranked(order, ratio * times)[0]
+        again = ranking.ranked(order, ratio * times, own)[0]
         worlds.append((f"a gradient was {words} noisy", again.name))
     return worlds
 
 
 def _first(
-    order: Sequence[Contender], measured: Measured, ratio: float, communication: float | None = None
+    order: Sequence[Contender],
+    measured: Measured,
+    ratio: float,
+    own: Contender,
+    communication: float | None = None,
 ) -> str:
     """The best of the contenders under other durations or another cost of the exchange."""
-    again = []
-    for one in order:
-        arm, prepared = one.arm, one.prepared
-        if communication is not None:
-            arm = override(arm, {"communication": communication})
-            prepared = prepare.prepare(arm)
-        played = next(play.repeats(arm, prepared, measured, 1))
-        again.append(one._replace(played=played, costs=(ranking.costs(played),)))
-    return ranking.ranked(again, ratio)[0].name
+    arms = [(one.arm, one.prepared) for one in order]
+    if communication is not None:
+        changed = [override(arm, {"communication": communication}) for arm, _ in arms]
+        arms = [(arm, prepare.prepare(arm)) for arm in changed]
+    again, _ = ranking.contenders(arms, measured)
+    own = next((one for one in again if one.name == own.name), None)
+    if own is None:
+        return "yours could not be played"
+    return ranking.ranked(again, ratio, own)[0].name

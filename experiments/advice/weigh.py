@@ -42,20 +42,21 @@ def weigh(source: sources.Source, named: Sequence[parts.Part] = ()) -> tuple[Adv
     scale = grids.scale_of(source.measured, config.workers, config.mini_batches)
     own = parts.spec(config.wait)
     arms, refused = play.rules(config, [own, *named], scale)
-    found = ranking.contenders(arms, source.measured)
+    found, ruled_out = ranking.contenders(arms, source.measured)
+    refused += ruled_out
     reference = next((one for one in found if parts.spec(one.arm.wait) == own), None)
     if reference is None:
         why = next((one.reason for one in refused if one.wait == parts.text(own)), "it was cut off")
         raise ValueError(f"config.wait={parts.text(own)} cannot be played ({why}); set another")
     ratio = noise.ratio(config, reference.prepared)
-    order = ranking.best_of_each(found, ratio)
+    order = ranking.best_of_each(found, ratio, reference)
     most = verdict.MOST_RESAMPLED
     order = [ranking.resampled(one, source.measured) for one in order[:most]] + order[most:]
     reference = ranking.resampled(reference, source.measured)
     if reference.name not in [one.name for one in order]:
-        order = ranking.ranked([*order, reference], ratio)
+        order = ranking.ranked([*order, reference], ratio, reference)
     decided = verdict.predicted(order, ratio, reference)
-    changes = verdict.changes(order, source.measured, ratio)
+    changes = verdict.changes(order, source.measured, ratio, reference)
     seconds = {"played": time.monotonic() - began}
     advice = Advice(source, ratio, found, order, reference, refused, {}, decided, changes, seconds)
     return advice, config
