@@ -6,6 +6,7 @@ that was killed follows the jobs that Slurm still has, and submits only what is 
 
 import importlib.util
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -45,8 +46,8 @@ class _Job(Job):
         failed = []
         for task in left:
             try:
-                code = task.result()
-            except Exception as error:  # as submitit reports whatever became of the job
+                code = _result(task.paths.result_pickle)
+            except (ValueError, OSError) as error:
                 return one_line(f"{name} ended: {error}")
             if code:
                 failed.append((code, task.paths.stderr))
@@ -225,6 +226,26 @@ def _of_slurm(folder: Path, job: str, tasks: int):
     import submitit
 
     return submitit.SlurmJob(folder=folder, job_id=job, tasks=range(tasks))
+
+
+class _Data(pickle.Unpickler):
+    """A reader of numbers and texts, as a workdir must not choose what code runs here."""
+
+    def find_class(self, module: str, name: str) -> None:
+        """Refuse whatever is no plain data."""
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only data is read")
+
+
+def _result(path: Path) -> int:
+    """Return the exit code that a task has left; ValueError for one that has left an error."""
+    try:
+        with files.opened(path) as file:
+            outcome, value = _Data(file).load()
+    except Exception as error:  # a file that is no pickle raises many kinds
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    if outcome != "success" or not isinstance(value, int):
+        raise ValueError(f"it has raised {value}")
+    return value
 
 
 def _ended_here(job) -> Seen | None:

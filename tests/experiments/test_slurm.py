@@ -2,10 +2,12 @@
 
 import json
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -152,6 +154,23 @@ def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(tmp_path, 
     assert (said + capsys.readouterr().err).count("waiting: workdir") == 1
 
 
+class Marks:
+    """An object whose pickle makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_result_in_a_workdir_is_data(tmp_path):
+    submitted = Submitted(tmp_path, 1)
+    submitted.results[0] = ("success", Marks(tmp_path / "mark"))
+    said = slurm._Job(submitted, lambda name: None).poll()
+    assert "and only data is read" in said and not (tmp_path / "mark").exists()
+
+
 class Submitted:
     """A job as submitit knows it: results of its tasks, by their numbers."""
 
@@ -164,9 +183,8 @@ class Submitted:
     def task(self, number):
         path = self._folder / f"{number}.pkl"
         if number in self.results:
-            path.touch()
-        paths = SimpleNamespace(result_pickle=path, stderr=f"{number}.err")
-        return SimpleNamespace(paths=paths, result=lambda: self.results[number])
+            path.write_bytes(pickle.dumps(self.results[number]))
+        return SimpleNamespace(paths=SimpleNamespace(result_pickle=path, stderr=f"{number}.err"))
 
 
 def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
@@ -180,14 +198,16 @@ def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
     seen.append(Seen("PENDING", 1, "BeginTime"))
     assert job.note() == "job 12_0 is queued again; it goes on from the last checkpoint"
     assert job.note() is None
-    submitted.results[0] = 3
+    submitted.results[0] = ("success", 3)
     assert job.poll() is None  # the other task has not ended
     seen.append(Seen("CANCELLED", 1, ""))
     assert job.poll() == "job 12_0 ended with exit code 3; see 0.err"
-    submitted.results[1] = -9
+    submitted.results[1] = ("success", -9)
     assert job.poll() == "job 12_0 ended with SIGKILL; see 1.err"
-    submitted.results.update({0: 0, 1: 0})
+    submitted.results.update({0: ("success", 0), 1: ("success", 0)})
     assert job.poll() == ""
+    submitted.results[1] = ("error", "Traceback: no module\n")
+    assert job.poll() == "job 12_0 ended: it has raised Traceback: no module"
 
     late = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("COMPLETED", 0, ""))
     assert late.poll() is None  # its result may only not be seen yet

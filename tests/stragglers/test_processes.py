@@ -214,6 +214,28 @@ def test_bad_traces(tmp_path, text, message):
         trace(write(tmp_path / "bad.csv", text))
 
 
+@pytest.mark.parametrize("times", [lambda i, n: n, lambda i, n: 1e9 + 7 * n + 0.1 * i])
+def test_steps_that_end_together_are_told_apart_from_computing(tmp_path, times):
+    """Worker 2 computes three times as long; the others wait for it, and a step shows the sum."""
+    rng = np.random.default_rng(1)
+    computing = 0.1 * rng.uniform(0.8, 1.2, (20, 3)) * [1, 1, 3]  # [steps, workers] s
+    whole = computing.max(axis=1, keepdims=True) + rng.uniform(0, 1e-4, computing.shape)
+    rows = [
+        f"{i},{times(i, n)},{1e3 * whole[n, i]},{1e6 * (whole - computing)[n, i]},{computing[n, i]}"
+        for n in range(20)
+        for i in range(3)
+    ]
+    header = "worker,time,step_ms,comm_us,batch_time\n"
+    path = str(write(tmp_path / "steps.csv", header + "\n".join(rows)))
+    assert "hides who is slow" in trace(path, duration="step").read
+    assert "slowest 2 (3" in trace(path).read and "warning" not in trace(path).read
+    less = trace(path, duration="step", waiting="comm")
+    assert "warning" not in less.read
+    np.testing.assert_allclose(less.records, computing.T)
+    with pytest.raises(ValueError, match="line 2 has .*batch_time='0.*step_ms='"):
+        trace(path, waiting="step")
+
+
 def test_spells_hold_a_draw_for_so_much_work():
     plain = as_process(LAW).seeded(3)
     slow = spells(LAW, 4).seeded(3)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.advice import advise, page, play, sources, trained, verdict, weigh
+from experiments.advice import advise, page, play, trained, verdict, weigh
 from experiments.advice.trained import Trained
 from stragglers import delays
 from stragglers.schedule import load
@@ -54,7 +54,7 @@ def test_from_a_run_to_a_page(here, call, quick):
     for words in ("What would change the verdict", "Who waits for whom", "got no graph"):
         assert words in shown.text
     commands = [line for line in out.splitlines() if line.startswith("command: ")]
-    assert commands and "--config.wait=" in commands[0] and "--workdir" not in commands[0]
+    assert commands and "--config.wait=" in commands[0] and "--workdir=run-advice-" in commands[0]
     assert (place / page.STRIP).read_bytes().startswith(b"\x89PNG")
     before = launcher.files(place / trained.ARMS)
     assert call("--advise=run")[0] == 0  # nothing is trained again
@@ -185,13 +185,3 @@ def test_who_never_arrives_is_last():
         "nothing that was trained has come to the target"
         in verdict.trained(order, results, order[0]).reason
     )
-
-
-def test_the_command_of_a_run_is_repeated_with_another_rule(tmp_path):
-    note = "python launch.py --config=c.py --config.wait=barrier --workdir=w --config.workers=3"
-    (tmp_path / "report.json").write_text(
-        json.dumps({"command": note, "versions": {}, "date": "2026-01-01", "claims": []})
-    )
-    assert sources._command(tmp_path) == [
-        "python", "launch.py", "--config=c.py", "--config.workers=3",
-    ]  # fmt: skip

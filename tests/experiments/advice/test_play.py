@@ -95,8 +95,9 @@ def test_rates_are_those_of_known_durations():
             assert played.idle == pytest.approx(idle, abs=0.01)
 
 
-def contender(steps, noise):
-    return ranking.Contender(None, None, None, (ranking.Costs(steps, noise),))
+def contender(steps, noise, samples=1.0):
+    played = play.Played({}, 1.0, samples, 0.0, None, None)
+    return ranking.Contender(None, None, played, (ranking.Costs(steps, noise),))
 
 
 def test_who_is_beaten_in_both_costs_is_dominated():
@@ -104,7 +105,7 @@ def test_who_is_beaten_in_both_costs_is_dominated():
     beaten = [contender(2, 4), contender(3, 2), contender(4, 4)]
     assert ranking.undominated([*front, *beaten]) == front
     for ratio in np.geomspace(0.01, 100, 20):
-        assert ranking.ranked([*beaten, *front], ratio)[0] in front
+        assert ranking.ranked([*beaten, *front], ratio, front[0])[0] in front
 
 
 def test_costs_of_equal_workers_follow_from_the_definitions():
