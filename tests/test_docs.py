@@ -63,7 +63,7 @@ def shell(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     rows = [f"{worker},{time},{1 + worker}" for worker in range(16) for time in range(2)]
-    (tmp_path / "trace.csv").write_text("\n".join(["worker,time,batch_time_norm", *rows]))
+    (tmp_path / "job_1_norm.csv").write_text("\n".join(["worker,time,batch_time_norm", *rows]))
     monkeypatch.setattr(profiling, "measure", made_up_profile)
     monkeypatch.setattr(play, "ROUNDS", 4)  # of a minute's work; what they say is not read
     monkeypatch.setattr(play, "REPEATS", 1)
