@@ -66,9 +66,9 @@ class Kind(NamedTuple):
             return False
 
     def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
-        """Return those of the named factory; ValueError for one that does not tell them.
+        """Return the parameters of the named factory; ValueError for one that hides them.
 
-        Of a class whose metaclass hides them, as nnx does, they are those of __init__.
+        A class whose metaclass hides them, as in nnx, has the parameters of its __init__.
         """
         factory = self.factory(name)
         if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
@@ -77,8 +77,8 @@ class Kind(NamedTuple):
             return inspect.signature(factory).parameters
         except (ValueError, TypeError) as error:  # as of functions in C
             raise ValueError(
-                f"{self.name} {name!r}: does not tell its parameters, as functions in C do not; "
-                "wrap it in a Python function of your own, and name that"
+                f"{self.name} {name!r}: has no parameters that can be read, as many functions in "
+                "C; wrap it in a Python function of your own, and name that one"
             ) from error
 
     def build(self, part: parts.Part, **available: Any) -> Any:

@@ -30,7 +30,8 @@ def launch(
 ) -> None:
     """Advise on what a text names and print it; the other arguments as on the command line.
 
-    trust: modules that the record of a run may name. how: as of `advise`. Raises ValueError, with nothing written, for what cannot be weighed.
+    trust: modules that the record of a run may name. how: as of `advise`. Raises ValueError, with
+    nothing written, for what cannot be weighed.
     """
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")

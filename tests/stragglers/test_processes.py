@@ -232,7 +232,7 @@ def test_steps_that_end_together_are_told_apart_from_computing(tmp_path, times):
     less = trace(path, duration="step", waiting="comm")
     assert "warning" not in less.read
     np.testing.assert_allclose(less.records, computing.T)
-    with pytest.raises(ValueError, match="line 2 has .*batch_time='0.*step_ms='"):
+    with pytest.raises(ValueError, match=r"line 2 has .*batch_time='0.*step_ms='"):
         trace(path, waiting="step")
 
 

@@ -111,8 +111,8 @@ def test_a_rule_that_a_runtime_does_not_know_is_run_in_the_simulator(here, runti
         played = next(play.repeats(arm, prepared, source.measured, 1))
         one = ranking.Contender(arm, prepared, played, (ranking.costs(played),))
         decided = verdict.Verdict([one], True, "", [one])
-        told = weigh.Advice(source, 1.0, [one], [one], one, [], {}, decided, [], {})
-        flags[wait] = page.command(told, here / "a")
+        advice = weigh.Advice(source, 1.0, [one], [one], one, [], {}, decided, [], {})
+        flags[wait] = page.command(advice, here / "a")
     beyond, known = flags.values()
     assert "--config.runtime=simulate" in beyond
     assert f"--config.delay=trace(path='{here}/a/{trained.DURATIONS}')" in beyond
@@ -145,14 +145,22 @@ def test_fewer_samples_are_never_first():
     own, small, better = contender("own", 10, 4), contender("small", 8, 1), contender("b", 12, 3)
     order = ranking.ranked([small, own, better], 1.0, own)
     assert [one.name for one in order] == ["b", "own", "small"]
-    told = verdict.predicted(order, 1.0, own)
-    assert "1.20 times as many samples per second as own" in told.reason
-    assert [one.name for one in told.close] == ["b"]
+    advice = verdict.predicted(order, 1.0, own)
+    assert "1.20 times as many samples per second as own" in advice.reason
+    assert [one.name for one in advice.close] == ["b"]
     assert "own, which is yours" in verdict.predicted(order[1:], 1.0, own).reason
 
 
 # A factory of ours stands for the code of somebody else: it says that it was imported and called.
-HOSTILE = "from pathlib import Path\nPath('imported').touch()\n\n\ndef law(path):\n    Path(path).touch()\n"
+HOSTILE = """
+from pathlib import Path
+
+Path('imported').touch()
+
+
+def law(path):
+    Path(path).touch()
+"""
 PARTS = [
     {"delay": {"name": "hostile:law", "path": "called"}},
     {"delay": "hostile:law(path=called)"},
@@ -238,8 +246,8 @@ def test_arrays_of_a_record_are_data(here, call):
     assert not (here / "called").exists()
 
 
-def test_a_factory_that_does_not_tell_its_parameters_is_refused(here, call):
+def test_a_factory_whose_parameters_cannot_be_read_is_refused(here, call):
     flags = ["--config=config.py", "--workdir=w"]
     for name, entry in (("time:sleep(secs=1)", "delay"), ("builtins:max", "algorithm")):
         code, _, err = call(*flags, f"--config.{entry}={name}")
-        assert code == 2 and "does not tell its parameters" in err and "wrap it in" in err
+        assert code == 2 and "has no parameters that can be read" in err and "wrap it in" in err
