@@ -228,8 +228,10 @@ def test_entries_that_cannot_be_used_are_refused(task):
         profiling.for_config(config(profile=3), task)
     with pytest.raises(ValueError, match="'25' is no size of a fixed bucket"):
         prepare.prepare(config(buckets="fixed:25"))
-    with pytest.raises(ValueError, match="algorithm 'mg_wfbp': cannot use"):
+    with pytest.raises(ValueError, match="buckets: unknown choice '3'; known choices: wfbp"):
         prepare.prepare(config(buckets=3))
+    with pytest.raises(ValueError, match=r"'layers.csv': layers of a CSV file are for configs/mg_"):
+        profiling.for_config(config(profile="layers.csv"), task)
 
 
 def test_the_algorithm_may_say_its_buckets_itself():
