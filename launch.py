@@ -298,7 +298,6 @@ def plan() -> Callable[[], int] | None:
     sweep.provide_cpu_devices(arms)
     if _DRY_RUN.value:
         return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
-    sweep.check(arms, place, _OVERWRITE.value)
     if _CLUSTER.value:
         used = any(places.RUNTIMES[arm.config.runtime].cluster for arm in arms)
         if _EXECUTOR.value != "ray" and not used:
@@ -307,6 +306,7 @@ def plan() -> Callable[[], int] | None:
                 "it out"
             )
         session.SESSION.join(_CLUSTER.value)
+    sweep.check(arms, place, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         for group in sweep.groups(arms, _TOGETHER.value):
             print(shlex.join(executors.command(sys.argv, group)))
@@ -429,9 +429,15 @@ def main(_) -> None:
     distributed.leave(code, why)
 
 
+def end_ray() -> None:
+    """End the processes of Ray that this one has started, if any."""
+    if "runtimes.session" in sys.modules:
+        sys.modules["runtimes.session"].SESSION.end()
+
+
 if __name__ == "__main__":
     try:
         app.run(main, flags_parser=parse)
     except SystemExit as leaving:
-        endings.out_at_once(leaving.code)
+        endings.out_at_once(leaving.code, end_ray)
         raise

@@ -162,7 +162,10 @@ def _check_arm(
         )
     records.check(root / arm.path, arm.config, overwrite=overwrite)
     try:
-        return prepare.prepare(arm.config, task).task
+        prepared = prepare.prepare(arm.config, task)
+        if places.RUNTIMES[arm.config.runtime].cluster:
+            prepared.runtime.check_room(prepared.shapes)
+        return prepared.task
     except ValueError as error:
         raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 

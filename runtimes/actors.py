@@ -22,8 +22,8 @@ from runtimes.free_worker import Parts, first_state
 from runtimes.overseer import Options
 from runtimes.parameter_server import ParameterServer
 from runtimes.server_programs import State
-from runtimes.serving import Serving
-from runtimes.session import SESSION, Session
+from runtimes.serving import COPIES, Serving
+from runtimes.session import SESSION, Session, store_bytes
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
@@ -71,6 +71,11 @@ class Actors:
         refuse(parts.algorithm, rule)
         _, self._planned = rule.extend(rule.init(), LOOKED_AT)
         self._serving: Serving | None = None
+
+    def check_room(self, params: Any) -> None:
+        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
+        workers = self._rule.workers
+        self._session.check_room(workers, store_bytes(params, workers, COPIES))
 
     def start(self, params: Any) -> ActorsRun:
         """A run of no updates from `params`; processes come with the first `advance`."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from runtimes.base import WorkersLost
@@ -32,11 +31,12 @@ from runtimes.peers import (
     begins,
     shown,
 )
-from runtimes.session import Session
+from runtimes.session import Session, store_bytes
 from runtimes.standstill import Standstill
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Event, Schedule
 
+COPIES = 6  # of the parameters per worker, as arrays on their way
 _LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
 
 
@@ -72,8 +72,7 @@ class Gathering(Standstill):
     ) -> None:
         """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""
         workers, resources = self._workers, self._options.resources
-        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(holdings[0].params))
-        session.provide(workers, resources, int(1.2 * size * (6 * workers + 2)) + 2**24)
+        session.provide(workers, resources, store_bytes(holdings[0].params, workers, COPIES))
         import ray  # the session has set what it reads when it is loaded
 
         self._crew = Crew(Peer, lambda me: (recipe, me), workers, resources, (ASIDE, NEWS, MEET))

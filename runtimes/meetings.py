@@ -19,13 +19,13 @@ import numpy as np
 
 from runtimes import packing
 from runtimes.actors import refuse
-from runtimes.gathering import Gathering
+from runtimes.gathering import COPIES, Gathering
 from runtimes.ledger import NOTHING, Counted
 from runtimes.local_steps import Holding
 from runtimes.nodes import Traffic
 from runtimes.overseer import Options
 from runtimes.peers import PeerParts, begins, shown
-from runtimes.session import SESSION, Session
+from runtimes.session import SESSION, Session, store_bytes
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Schedule
 
@@ -83,6 +83,11 @@ class Meetings:
         refuse(parts.worker.algorithm, parts.rule)
         self.parts, self._recipe, self._options, self._session = parts, recipe, options, session
         self._gathering: Gathering | None = None
+
+    def check_room(self, params: Any) -> None:
+        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
+        workers = self.parts.rule.workers
+        self._session.check_room(workers, store_bytes(params, workers, COPIES))
 
     def start(self, params: Any) -> MeetingsRun:
         """A run of no updates from `params`; processes come with the first `advance`."""

@@ -13,7 +13,9 @@ from runtimes.crew import Crew, News, reason
 from runtimes.free_worker import Delivery, FreeWorker, Parts
 from runtimes.overseer import STARTING, Options, Overseer
 from runtimes.parameter_server import Begin, Command, ParameterServer
-from runtimes.session import Session
+from runtimes.session import Session, store_bytes
+
+COPIES = 3  # of the parameters per worker, as arrays on their way
 
 
 class Serving(Overseer):
@@ -41,8 +43,7 @@ class Serving(Overseer):
         steps after it), where a run is resumed.
         """
         workers, resources = self._workers, self._options.resources
-        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(self._params))
-        session.provide(workers, resources, int(1.2 * size * (3 * workers + 2)) + 2**24)
+        session.provide(workers, resources, store_bytes(self._params, workers, COPIES))
         self._elapsed = elapsed
         self._crew = Crew(FreeWorker, lambda me: (recipe, me), workers, resources)
         first = _put(self._server.points[self._server.update])

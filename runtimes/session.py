@@ -6,16 +6,20 @@ before.
 
 import atexit
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +35,15 @@ _SHARED = (  # settings of JAX
     "jax_persistent_cache_min_entry_size_bytes",
 )
 _LEAST_STORE = 80 * 2**20  # bytes, less than which Ray refuses
+_FOLDER = "gossax_"  # of a session of our own; what follows is random
+# Ray's longest socket in it, and what that leaves of the 107 bytes that the name of one may have.
+_SOCKET = "/gossax_12345678/r/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store"
+_LONGEST = 107 - len(_SOCKET)
+GONE = 3  # exit code of a process whose Ray has gone: the same command resumes its run
+LOOK = 1.0  # s between two looks at Ray's control service
+# Seconds of refused connections after which it has gone; on a cluster it may be restarted, and Ray
+# itself waits for a minute.
+REFUSED, REFUSED_BY_CLUSTER = 5.0, 45.0
 
 
 class Resources(NamedTuple):
@@ -46,8 +59,11 @@ class Session:
     def __init__(self):
         """A cluster of its own, until `join` names another one."""
         self.address: str | None = None
-        self._folder: str | None = None  # of the files of a cluster of its own
+        self._folder: _Folder | None = None  # of the files of a cluster of its own
         self._store = 0  # bytes of its store
+        self._node: Any = None  # Ray's own object, of the services that this process has started
+        self._agents: dict[int, str] = {}  # processes that Ray has started beside them
+        self._ended = threading.Event()  # of the thread that watches the services
 
     def join(self, address: str) -> None:
         """Use the cluster at this address, which is joined at once; ValueError if none answers."""
@@ -65,6 +81,25 @@ class Session:
                 f"({' '.join(str(error).split())[:160]}); start one with `ray start --head`, "
                 "or leave out --cluster"
             ) from error
+        self._watch()
+
+    def check_room(self, members: int, store_bytes: int) -> None:
+        """Raise ValueError where a cluster of our own, yet to be started, has too little memory."""
+        if self.address is not None or self._folder is not None:
+            return
+        room, store = shutil.disk_usage(_SHARED_MEMORY).free, max(_LEAST_STORE, store_bytes)
+        if store <= room:
+            return
+        least = f"Ray takes {_LEAST_STORE / 1e6:.0f} MB of shared memory at least"
+        needed = (
+            f"{members} workers need {store / 1e6:.0f} MB of shared memory for their parameters "
+            "and gradients"
+        )
+        fewer = "set fewer workers or a smaller model, or " if room >= _LEAST_STORE else ""
+        raise ValueError(
+            f"actors: {needed if fewer else least} and {_SHARED_MEMORY} has {room / 1e6:.0f} MB "
+            f"free; {fewer}make it larger, as `docker run --shm-size=1g` does for a container"
+        )
 
     def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
         """Start Ray if need be; ValueError where the cluster is too small."""
@@ -72,15 +107,8 @@ class Session:
         if self._folder is not None and store_bytes > self._store:
             self.close()  # what does not fit into its store would go through the disk
         if not ray.is_initialized():
-            self._folder = tempfile.mkdtemp(prefix="gossax-")
-            self._store = max(_LEAST_STORE, store_bytes)
-            if self._store > (room := shutil.disk_usage(_SHARED_MEMORY).free):
-                self.close()
-                raise ValueError(
-                    f"actors: {members} workers need {self._store / 1e6:.0f} MB of shared memory "
-                    f"for their parameters and gradients and {_SHARED_MEMORY} has "
-                    f"{room / 1e6:.0f} MB free; set fewer workers or a smaller model"
-                )
+            self.check_room(members, store_bytes)
+            self._folder, self._store = _Folder(), max(_LEAST_STORE, store_bytes)
             with warnings.catch_warnings(), _own_signals():
                 # JAX warns of every fork; the process that Ray forks becomes another program.
                 warnings.filterwarnings("ignore", message="os.fork")
@@ -92,7 +120,7 @@ class Session:
                         include_dashboard=False,
                         log_to_driver=False,
                         logging_level="ERROR",
-                        _temp_dir=self._folder,
+                        _temp_dir=str(self._folder.path / "r"),
                     )
                 except Exception as error:  # as above
                     self.close()
@@ -100,6 +128,7 @@ class Session:
                         f"actors: Ray does not start ({' '.join(str(error).split())[:160]}); free "
                         f"memory, {tempfile.gettempdir()} or processors of this machine"
                     ) from error
+            self._watch()
         there = ray.cluster_resources()
         for what, share in (("GPU", resources.gpus), ("CPU", resources.cpus)):
             if members * share > there.get(what, 0.0) + 1e-9:
@@ -117,22 +146,173 @@ class Session:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             os.environ.setdefault("RAY_worker_niceness", "0")  # else the server alone is quick
         import ray
+        from ray._private import node
         from ray._private import worker as private
 
         # A process that dies is news, about which Ray prints a page that nothing switches off.
         private.print_to_stdstream = lambda *arguments, **options: None
+        # It adds machines to a cluster, and answers everybody on all interfaces without a token.
+        node.Node.start_monitor = lambda self: None
         atexit.register(self.close)
         return ray
 
+    def _watch(self) -> None:
+        """Watch Ray's services from now on, in a thread of its own."""
+        from ray._private import worker as private
+
+        node, self._ended = private._global_node, threading.Event()
+        if self.address is None:
+            self._node = node
+            self._agents = _children(node.all_processes["raylet"][0].process.pid)
+        threading.Thread(target=self._end_with, args=(node, self._ended), daemon=True).start()
+
+    def _end_with(self, node: Any, ended: threading.Event) -> None:
+        """End this process in order as soon as a service of Ray's has gone.
+
+        Ray itself would end it without a word, at the next array that it hands over, or after a
+        minute of waiting. No other thread may get so far, so nothing is waited for here.
+        """
+        patience = REFUSED if self.address is None else REFUSED_BY_CLUSTER
+        gone = _gone(node.raylet_socket_name, node.gcs_address, patience, ended)
+        if ended.is_set():
+            return
+        sentence = f"Ray's {gone} has gone, and its workers with it; the same command goes on"
+        os.write(2, f"\nerror: {sentence} from the last checkpoint\n".encode())
+        self._kill()
+        if self._folder is not None:
+            self._folder.leave()
+        os._exit(GONE)
+
+    def _kill(self) -> list[subprocess.Popen]:
+        """Kill all processes of a cluster of our own; its services, which may take a moment."""
+        if self._node is None:
+            return []
+        services = [one.process for each in self._node.all_processes.values() for one in each]
+        others = dict(self._agents)
+        for process in services:
+            others |= _children(process.pid)
+            process.kill()
+        for pid, born in others.items():
+            if _born(pid) == born:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return services
+
     def close(self) -> None:
         """End Ray's processes of this session, or leave a cluster that goes on."""
+        self._ended.set()
         if "ray" in sys.modules:
             import ray
 
             ray.shutdown()
+        self.end()
+
+    def end(self) -> None:
+        """Kill Ray's processes of a cluster of our own, as before a process ends at once."""
+        self._ended.set()
+        for process in self._kill():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        self._node = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
+
+
+class _Folder:
+    """A folder that is this user's alone, with Ray's, which Ray opens to everybody, inside.
+
+    It is locked as long as its process lives. Folders whose processes have gone are removed.
+    """
+
+    def __init__(self):
+        place = Path(tempfile.gettempdir())
+        if len(os.fsencode(place)) > _LONGEST:
+            place = Path("/tmp")
+        for old in place.glob(f"{_FOLDER}*"):
+            with contextlib.suppress(OSError):
+                lock = _locked(old)
+                shutil.rmtree(old, ignore_errors=True)
+                os.close(lock)
+        made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=place))
+        self._lock = _locked(made)  # before others know it by its name
+        self.path = made.rename(made.with_name(made.name[1:]))
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def leave(self) -> None:
+        """Remove it in a while, without waiting for that."""
+        subprocess.Popen(
+            ["sh", "-c", 'sleep 1; rm -rf "$0"', self.path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def _locked(folder: Path) -> int:
+    """Lock a folder; OSError where another process has."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _gone(raylet: str, control: str, patience: float, ended: threading.Event) -> str | None:
+    """Wait until one of Ray's services has gone, and name it; None once `ended` is set.
+
+    raylet: its socket, which closes with it. control: host:port, which then refuses connections.
+    """
+    host, _, port = control.rpartition(":")
+    refused_since = None
+    with socket.socket(socket.AF_UNIX) as held:
+        held.settimeout(LOOK)
+        try:
+            held.connect(raylet)
+        except OSError:
+            return "raylet"
+        while not ended.is_set():
+            try:
+                if not held.recv(1):
+                    return "raylet"
+            except TimeoutError:
+                pass  # it lives
+            except OSError:
+                return "raylet"
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK).close()
+                refused_since = None
+            except ConnectionRefusedError:
+                refused_since = refused_since or time.monotonic()
+                if time.monotonic() - refused_since > patience:
+                    return "control service"
+            except OSError:
+                pass  # Ray itself waits for a network that comes back
+    return None
+
+
+def _born(pid: int) -> str | None:
+    """Return when a process began, which no later one of its number has; None: it has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _children(pid: int) -> dict[int, str]:
+    """Return the living processes that a process has started, and when they began."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= {int(child): _born(int(child)) for child in path.read_text().split()}
+    return found
 
 
 @contextlib.contextmanager
@@ -150,6 +330,15 @@ def _own_signals() -> Iterator[None]:
 
 
 SESSION = Session()  # of this process
+
+
+def store_bytes(params: Any, workers: int, copies: int) -> int:
+    """Return the bytes of shared memory that `copies` of the parameters per worker take.
+
+    params: arrays, or their shapes.
+    """
+    size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(params))
+    return int(1.2 * size * (copies * workers + 2)) + 2**24
 
 
 def environment(resources: Resources) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -216,6 +217,7 @@ def test_more_than_the_cluster_has_is_refused(started, session):
 
 
 def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
+    """By a signal, or with one of Ray's services; what a killed launch leaves, the next removes."""
     workdir = tmp_path / "run"
     command = [
         sys.executable, "launch.py", "--config=configs/slow_and_stale_real.py:seconds=12",
@@ -227,18 +229,40 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
         path = workdir / "metrics.jsonl"
         return path.read_text().count("\n") if path.exists() else 0
 
-    for sent, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (None, 0)):
-        before, theirs = metrics(), []
-        launched = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        if sent is not None:
-            until(lambda before=before: metrics() >= before + 3)
-            theirs = [pid for pid in descendants(launched.pid) if serves(pid)]
-            assert len(theirs) > 4  # workers and services
-            launched.send_signal(sent)
-        _, said = launched.communicate(timeout=PATIENCE)
-        assert launched.returncode == code, said
-        assert "Traceback" not in said and "SIGTERM received" not in said
-        until(lambda theirs=theirs: not any(map(serves, theirs)))
+    with tempfile.TemporaryDirectory() as temporary:
+        for victim, sent, code in (
+            (b"launch.py", signal.SIGTERM, 143),
+            (b"raylet", signal.SIGKILL, 3),
+            (b"gcs_server", signal.SIGKILL, 3),
+            (b"launch.py", signal.SIGKILL, -9),
+            (None, None, 0),
+        ):
+            before, theirs = metrics(), []
+            launched = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"TMPDIR": temporary},
+            )
+            if sent is not None:
+                until(lambda before=before: metrics() >= before + 3)
+                theirs = [pid for pid in descendants(launched.pid) if serves(pid)]
+                assert len(theirs) > 4  # workers and services
+                (folder,) = pathlib.Path(temporary).glob("gossax*")
+                assert folder.stat().st_mode & 0o777 == 0o700
+                ours = (launched.pid, *theirs)
+                os.kill(next(pid for pid in ours if victim in program(pid)), sent)
+            _, said = launched.communicate(timeout=PATIENCE)
+            assert launched.returncode == code, said
+            assert "Traceback" not in said and "SIGTERM received" not in said
+            if code == 3:
+                assert said.endswith("the same command goes on from the last checkpoint\n"), said
+            if code == -9:  # its agents live for a while
+                theirs = [pid for pid in theirs if b"Agent" not in program(pid)]
+            else:
+                until(lambda: not list(pathlib.Path(temporary).glob("gossax*")))
+            until(lambda theirs=theirs: not any(map(serves, theirs)))
     summary = records.read_json(workdir / records.SUMMARY)
     assert summary["clock"] == "wall" and summary["seconds"] >= 12
     schedule = load(workdir / records.SCHEDULE)
@@ -254,11 +278,13 @@ def descendants(pid):
         yield from descendants(int(child))
 
 
-def serves(pid):
-    """Whether a process is there that is a worker of ours or a service of Ray, not an agent."""
+def program(pid):
+    """The command of a process without what it is given, b"" where there is none."""
     with contextlib.suppress(OSError):
-        command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-        return any(name in command for name in (b"ray::", b"raylet", b"gcs")) and (
-            b"Agent" not in command
-        )
-    return False
+        return b" ".join(pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2])
+    return b""
+
+
+def serves(pid):
+    """Whether a process is there that is a worker of ours, or a service or an agent of Ray's."""
+    return any(name in program(pid) for name in (b"ray::", b"raylet", b"gcs_server"))
