@@ -7,11 +7,12 @@ import stat
 import warnings
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
-MOST_EXPANSION = 1100  # bytes that deflate makes of one; a file that claims more is no archive
+# Bytes of arrays that a file may hold however small it is, and for each byte of a larger one.
+MOST_BYTES, MOST_EXPANSION = 2**29, 64
 
 
 def opened(path: str | os.PathLike) -> BinaryIO:
@@ -42,14 +43,24 @@ def arrays(path: str | Path | BinaryIO) -> dict[str, np.ndarray]:
             names = [member.filename.removesuffix(".npy") for member in members]
             if len(set(names)) < len(names):
                 raise ValueError("two members have one name")
-            if sum(member.file_size for member in members) > MOST_EXPANSION * size:
-                raise ValueError("its members claim to be larger than they can be")
+            claimed = sum(member.file_size for member in members)
+            if claimed > max(MOST_BYTES, MOST_EXPANSION * size):
+                raise ValueError(
+                    f"its {size / 1e6:.3g} MB would become {claimed / 1e6:,.0f} MB of arrays"
+                )
             return {
-                name: np.lib.format.read_array(io.BytesIO(archive.read(member)))
+                name: _array(stack.enter_context(archive.open(member)))
                 for name, member in zip(names, members, strict=True)
             }
         except Exception as error:  # zip, its codecs and NumPy's headers raise a dozen kinds
             raise ValueError(_reason(error)) from error
+
+
+def _array(member: IO[bytes]) -> np.ndarray:
+    """Read the array in a member of an archive, and the member to its end."""
+    array = np.lib.format.read_array(member)
+    member.read()
+    return array
 
 
 def _reason(error: Exception) -> str:

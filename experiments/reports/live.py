@@ -22,7 +22,7 @@ from experiments.reports.telling import Runs
 from experiments.reports.timeline import KINDS, NANOSECONDS
 
 SCRIPT = Path(__file__).with_name("live.js")
-MOST_POINTS = 400  # of a curve
+MOST_POINTS = 400  # of a curve, as long as there are no more than MOST_DRAWN arms
 MOST_STRIPS = 24
 MOST_SPANS = 1200  # of a strip; more take a browser seconds to draw
 DIGITS = 6  # of a number in the page
@@ -75,6 +75,7 @@ def curves(
         for title, names in telling.groups([line.name for line in lines]).items()
         for name in names
     }
+    points = max(2, min(MOST_POINTS, MOST_POINTS * telling.MOST_DRAWN // max(1, len(lines))))
     across = {"seconds": f"{clock} time [s]".strip()} | _ACROSS
     arms = [
         {
@@ -87,7 +88,9 @@ def curves(
             "curves": {
                 up: drawn
                 for up, (_, _, scale) in _UP.items()
-                if (drawn := {x: _curve(line.runs, x, up, scale) for x in across})["seconds"]
+                if (drawn := {x: _curve(line.runs, x, up, scale, points) for x in across})[
+                    "seconds"
+                ]
             },
         }
         for line in lines
@@ -105,13 +108,18 @@ def curves(
     }
 
 
-def _curve(runs: Runs, x: str, y: str, scale: tuple) -> list[list[float]] | None:
-    """Columns of the mean over runs and, of several, the edges of its band; None without values."""
+def _curve(
+    runs: Runs, x: str, y: str, scale: tuple, points: int
+) -> list[list[float | None]] | None:
+    """Return columns of the mean over runs and, of several, the edges of its band.
+
+    None without values. points: how many there are at most.
+    """
     usable = [[record for record in run if x in record] for run in runs]
     curve = figure.mean_curve(usable, x, y, scale)
     if not curve.x.size or not np.any(curve.mean):
         return None
-    keep = np.unique(np.linspace(0, curve.x.size - 1, MOST_POINTS).round().astype(int))
+    keep = np.unique(np.linspace(0, curve.x.size - 1, points).round().astype(int))
     columns = curve if len(runs) > 1 else curve[:2]
     return [_rounded(column[keep]) for column in columns]
 

@@ -182,14 +182,16 @@ def _figures(
 
 
 def _panels(curves, chosen, looks, target: float | None, clock: str) -> Iterator[str]:
-    """Still figures: of all arms, or of those that tell most and then of all by method."""
+    """Draw still figures: of all arms, or of those that tell most and then more by method."""
     names = [name for name, _ in chosen]
     looks = {name: look for name, look in looks.items() if name in names}
     if len(chosen) < len(curves):
+        below, most = "All arms stand below, method by method.", telling.MOST_DRAWN
+        if len(curves) > most:
+            below = f"The first {most} stand below, method by method, and all arms in the table."
         yield (
             f"<p>Of {len(curves)} arms, {len(chosen)} are drawn first: of every method the arm "
-            "that is first at the target, then the next arms. All arms stand below, method by "
-            "method.</p>"
+            f"that is first at the target, then the next arms. {below}</p>"
         )
     if max(len(runs) for _, runs in curves) > 1:
         yield (

@@ -114,7 +114,8 @@ def drawings(
 def by_group(
     curves: Sequence[tuple[str, Runs]], target_loss: float | None, clock: str
 ) -> list[Drawing]:
-    """Training loss of all arms, a figure per group with the names of its arms in it."""
+    """Draw the training loss of MOST_DRAWN arms, a figure per group with their names in it."""
+    curves = telling.chosen(curves, target_loss, telling.MOST_DRAWN)
     found = telling.groups([name for name, _ in curves])
     return [
         Drawing(

@@ -4,17 +4,19 @@ It answers GET of two addresses from memory. The header Host must name the loopb
 no page of another site, whose name may lead here, can read the answers.
 """
 
+import contextlib
 import errno
 import http.server
 import json
+import socket
 import threading
 import time
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 HOST = "127.0.0.1"
-MOST_AT_ONCE = 16  # connections; others are closed
-PATIENCE = 10.0  # s for a connection that says nothing
+MOST_AT_ONCE = 16  # connections; for another one the oldest is closed
+PATIENCE = 10.0  # s for all that a connection asks and gets
 RECENT = 5.0  # s after which a browser that asks no more is gone
 
 
@@ -36,7 +38,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, port: int):
         """Raises ValueError where the port is taken; 0 takes any that is free."""
-        self._free = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._since: dict[socket.socket, float] = {}  # connections, the oldest first
         self.asked = -float("inf")  # when a browser asked last
         self.has_heard = threading.Event()  # a browser, that all has ended
         try:
@@ -73,23 +75,34 @@ class Server(http.server.ThreadingHTTPServer):
             self.has_heard.wait(RECENT)
 
     def process_request(self, request, client_address) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        self._since[request] = time.monotonic()
+        if len(self._since) > MOST_AT_ONCE:
+            self._cut(next(iter(self._since)))
         super().process_request(request, client_address)
 
     def process_request_thread(self, request, client_address) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._since.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Cut connections that last too long; called many times a second."""
+        for request, since in list(self._since.items()):
+            if time.monotonic() - since > PATIENCE:
+                self._cut(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        """End what a connection waits for, whose thread then closes it."""
+        self._since.pop(request, None)
+        with contextlib.suppress(OSError):  # it may have ended by itself
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request, client_address) -> None:
         """A browser that goes away in the middle of an answer is no fault."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = PATIENCE
     server: Server
 
     def version_string(self) -> str:

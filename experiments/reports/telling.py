@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from experiments.aggregates import at_target
 
 MOST_ARMS = 8  # as many curves as a reader can tell apart in one figure
+MOST_DRAWN = 60  # in all still figures of a page; each of them has all these curves
 
 Runs = Sequence[Sequence[Mapping]]  # metrics records of each seed
 
@@ -27,11 +28,13 @@ def ranked(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> lis
     return sorted(order, key=lambda name: best[method(name)] != name)
 
 
-def chosen(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> list[tuple[str, Runs]]:
-    """The first MOST_ARMS of `ranked`, in the order of `curves`."""
-    if len(curves) <= MOST_ARMS:
+def chosen(
+    curves: Sequence[tuple[str, Runs]], target_loss: float | None, most: int = MOST_ARMS
+) -> list[tuple[str, Runs]]:
+    """Return the first `most` of `ranked`, in the order of `curves`."""
+    if len(curves) <= most:
         return list(curves)
-    names = ranked(curves, target_loss)[:MOST_ARMS]
+    names = set(ranked(curves, target_loss)[:most])
     return [curve for curve in curves if curve[0] in names]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from algorithms.mg_wfbp import plan_with
 from experiments import premises, profiling, records, tasks
 from experiments.numbers import Numbers
+from stragglers import reading
 
 PLAIN = "pmean"  # the arm without buckets
 
@@ -43,7 +44,7 @@ def change_nothing(arms) -> premises.Answer:
 
 
 def _same_parameters(one: Path, other: Path) -> bool:
-    ours, theirs = (dict(np.load(run / records.PARAMETERS)) for run in (one, other))
+    ours, theirs = (reading.arrays(run / records.PARAMETERS) for run in (one, other))
     return set(ours) == set(theirs) and all(np.array_equal(ours[k], theirs[k]) for k in ours)
 
 

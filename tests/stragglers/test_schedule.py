@@ -4,7 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from stragglers import delays
+from stragglers import delays, reading
 from stragglers.processes import persistent
 from stragglers.rules.replay import recorded
 from stragglers.schedule import FORMAT, Event, Schedule, concatenate, load
@@ -103,6 +103,15 @@ def test_bad_segments_and_files(tmp_path):
     np.savez(tmp_path / "other.npz", offset=0, x=1)
     with pytest.raises(ValueError, match="holds no schedule"):
         load(tmp_path / "other.npz")
+
+
+def test_a_small_file_that_would_fill_the_memory_is_refused_unread(tmp_path, monkeypatch):
+    path = tmp_path / "schedule.npz"
+    np.savez_compressed(path, time=np.zeros(2**20))
+    monkeypatch.setattr(reading, "MOST_BYTES", 2**22)
+    monkeypatch.setattr(np.lib.format, "read_array", None)
+    with pytest.raises(ValueError, match=r"its 0\.00\d+ MB would become 8 MB of arrays"):
+        load(path)
 
 
 class Runs:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import provenance, records
-from experiments.reports import beginnings, live, multiples, page, paper, telling, workdirs
+from experiments.reports import beginnings, live, multiples, page, panels, paper, telling, workdirs
 from tests.experiments.reports.test_page import NASTY, Page, leave
 
 
@@ -90,7 +90,8 @@ def test_curves_are_those_of_the_records():
 
 
 def test_long_curves_are_thinned_to_their_ends():
-    curve = live._curve([run(0.001, 3000)], "seconds", "train_loss", (np.log, np.exp))
+    line = live.Line("a", [run(0.001, 3000)], True)
+    curve = drawn([line])
     assert len(curve[0]) == live.MOST_POINTS and (curve[0][0], curve[0][-1]) == (0, 2999)
 
 
@@ -156,6 +157,25 @@ def test_a_page_of_many_arms_draws_all_of_them(tmp_path):
     assert "Of 9 arms, 8 are drawn first" in text
     labels = [a["aria-label"] for _, a in Page(text).elements if "aria-label" in a]
     assert "swarm, 1 of 2: training loss against virtual time" in labels
+
+
+def test_more_arms_make_a_page_hardly_larger(tmp_path, monkeypatch):
+    """Curves on demand have fewer points each, and still figures show those that tell most."""
+    monkeypatch.setattr(telling, "MOST_DRAWN", 10)
+    lines = [live.Line(f"a/{place}", [run(0.1, 3000)], True) for place in range(40)]
+    assert len(drawn(lines)[0]) == live.MOST_POINTS // 4
+    assert len(drawn(lines[:10])[0]) == live.MOST_POINTS
+    for place, name in enumerate(MANY[:11]):
+        leave(tmp_path / f"{place}", name)
+    text = page.write(tmp_path).read_text()
+    assert "The first 10 stand below" in text and all(name in text for name in MANY[:11])
+    curves = [(line.name, line.runs) for line in lines]
+    assert len(panels.by_group(curves, 0.5, "virtual")) == 2
+
+
+def drawn(lines):
+    """The columns of the first arm's curve."""
+    return live.curves(lines, 0.5, "", [])["arms"][0]["curves"]["train_loss"]["seconds"]
 
 
 def test_strips_that_tell_most_come_first(tmp_path):

@@ -69,17 +69,29 @@ def test_what_is_new_is_given_once(server):
     assert server.has_heard.wait(10)  # set once the answer is away
 
 
-def test_connections_that_say_nothing_keep_nobody_out_for_long(server, monkeypatch):
-    monkeypatch.setattr(served._Handler, "timeout", 0.3)
-    with contextlib.ExitStack() as silent:
-        for _ in range(served.MOST_AT_ONCE + 4):
-            silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+def test_connections_that_say_nothing_keep_nobody_out(server):
+    """The oldest of them goes when a browser comes, which is answered at once."""
+    with contextlib.ExitStack() as opened:
+        silent = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            for _ in range(served.MOST_AT_ONCE + 4)
+        ]
+        assert ask(server.port)[0] == 200
+        assert [one.recv(1) for one in silent[:4]] == [b""] * 4
+
+
+def test_who_says_a_byte_now_and_then_is_cut_off(server, monkeypatch):
+    monkeypatch.setattr(served, "PATIENCE", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as dripping:
         until = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if ask(server.port)[0] == 200:
-                    return
-            assert time.monotonic() < until
+        with contextlib.suppress(ConnectionError):
+            while True:
+                dripping.sendall(b"G")
+                with contextlib.suppress(TimeoutError):
+                    if not dripping.recv(1):
+                        break
+                assert time.monotonic() < until
+    assert ask(server.port)[0] == 200
 
 
 def test_only_this_machine_is_served(server):
