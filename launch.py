@@ -26,6 +26,7 @@ if __name__ == "__main__":
 import functools
 import logging
 import math
+import os
 import pathlib
 import platform
 import shlex
@@ -276,6 +277,7 @@ def plan() -> Callable[[], int] | None:
     from experiments.reports import comparison
     from runtimes import session
 
+    session.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
     endings.raising()
     if __name__ == "__main__" and distributed.processes() == 1:
         distributed.watch_signals()  # others do already
@@ -429,15 +431,9 @@ def main(_) -> None:
     distributed.leave(code, why)
 
 
-def end_ray() -> None:
-    """End the processes of Ray that this one has started, if any."""
-    if "runtimes.session" in sys.modules:
-        sys.modules["runtimes.session"].SESSION.end()
-
-
 if __name__ == "__main__":
     try:
         app.run(main, flags_parser=parse)
     except SystemExit as leaving:
-        endings.out_at_once(leaving.code, end_ray)
+        endings.out_at_once(leaving.code)
         raise

@@ -44,18 +44,17 @@ def sentence(number: int, starts_over: bool = False) -> str:
     return f"{what}; the same command goes on from here"
 
 
-def out_at_once(code: int | str | None, tidy: Callable[[], None]) -> None:
+def out_at_once(code: int | str | None) -> None:
     """Leave with the exit code of a signal without waiting for what devices still compute.
 
     Their runtime may crash where it is taken apart in the middle of that. With other codes the
-    program is done, and no signal disturbs the rest. tidy: what Python's own end would have done.
+    program is done, and no signal disturbs the rest.
     """
-    _handle(signal.SIG_IGN)
     if isinstance(code, int) and code > 128:
-        tidy()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    _handle(signal.SIG_IGN)
 
 
 def begin() -> None:

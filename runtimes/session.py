@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,6 @@ _FOLDER = "gossax_"  # of a session of our own; what follows is random
 # Ray's longest socket in it, and what that leaves of the 107 bytes that the name of one may have.
 _SOCKET = "/gossax_12345678/r/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store"
 _LONGEST = 107 - len(_SOCKET)
-GONE = 3  # exit code of a process whose Ray has gone: the same command resumes its run
 LOOK = 1.0  # s between two looks at Ray's control service
 # Seconds of refused connections after which it has gone; on a cluster it may be restarted, and Ray
 # itself waits for a minute.
@@ -59,10 +58,9 @@ class Session:
     def __init__(self):
         """A cluster of its own, until `join` names another one."""
         self.address: str | None = None
+        self.leave: Callable[[], None] = lambda: None  # of a program, without waiting for anything
         self._folder: _Folder | None = None  # of the files of a cluster of its own
         self._store = 0  # bytes of its store
-        self._node: Any = None  # Ray's own object, of the services that this process has started
-        self._agents: dict[int, str] = {}  # processes that Ray has started beside them
         self._ended = threading.Event()  # of the thread that watches the services
 
     def join(self, address: str) -> None:
@@ -161,16 +159,15 @@ class Session:
         from ray._private import worker as private
 
         node, self._ended = private._global_node, threading.Event()
-        if self.address is None:
-            self._node = node
-            self._agents = _children(node.all_processes["raylet"][0].process.pid)
+        if self._folder is not None:
+            self._folder.outlive(_children(node.all_processes["raylet"][0].process.pid))
         threading.Thread(target=self._end_with, args=(node, self._ended), daemon=True).start()
 
     def _end_with(self, node: Any, ended: threading.Event) -> None:
-        """End this process in order as soon as a service of Ray's has gone.
+        """Say when a service of Ray's has gone, and let a program leave.
 
-        Ray itself would end it without a word, at the next array that it hands over, or after a
-        minute of waiting. No other thread may get so far, so nothing is waited for here.
+        Ray itself ends this process without a word, at the next array that it is handed, or after
+        a minute of waiting. No other thread may get so far, so nothing is waited for here.
         """
         patience = REFUSED if self.address is None else REFUSED_BY_CLUSTER
         gone = _gone(node.raylet_socket_name, node.gcs_address, patience, ended)
@@ -178,25 +175,7 @@ class Session:
             return
         sentence = f"Ray's {gone} has gone, and its workers with it; the same command goes on"
         os.write(2, f"\nerror: {sentence} from the last checkpoint\n".encode())
-        self._kill()
-        if self._folder is not None:
-            self._folder.leave()
-        os._exit(GONE)
-
-    def _kill(self) -> list[subprocess.Popen]:
-        """Kill all processes of a cluster of our own; its services, which may take a moment."""
-        if self._node is None:
-            return []
-        services = [one.process for each in self._node.all_processes.values() for one in each]
-        others = dict(self._agents)
-        for process in services:
-            others |= _children(process.pid)
-            process.kill()
-        for pid, born in others.items():
-            if _born(pid) == born:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        return services
+        self.leave()
 
     def close(self) -> None:
         """End Ray's processes of this session, or leave a cluster that goes on."""
@@ -205,15 +184,6 @@ class Session:
             import ray
 
             ray.shutdown()
-        self.end()
-
-    def end(self) -> None:
-        """Kill Ray's processes of a cluster of our own, as before a process ends at once."""
-        self._ended.set()
-        for process in self._kill():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
-        self._node = None
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
@@ -235,23 +205,31 @@ class _Folder:
                 shutil.rmtree(old, ignore_errors=True)
                 os.close(lock)
         made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=place))
+        self._heir: subprocess.Popen | None = None
         self._lock = _locked(made)  # before others know it by its name
         self.path = made.rename(made.with_name(made.name[1:]))
 
-    def remove(self) -> None:
-        """Remove it with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+    def outlive(self, agents: list[int]) -> None:
+        """Let a process remove it, and kill Ray's agents, when this one has ended in whatever way.
 
-    def leave(self) -> None:
-        """Remove it in a while, without waiting for that."""
-        subprocess.Popen(
-            ["sh", "-c", 'sleep 1; rm -rf "$0"', self.path],
-            stdin=subprocess.DEVNULL,
+        Ray's services end with this process, and the workers with them; the agents wait for them.
+        """
+        kill = f'kill -9 {" ".join(map(str, agents))} 2>/dev/null; sleep 1; rm -rf "$0"'
+        self._heir = subprocess.Popen(
+            ["sh", "-c", f"read _; {kill}", self.path],
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        if self._heir is not None:
+            self._heir.kill()
+            self._heir.communicate()
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
 def _locked(folder: Path) -> int:
@@ -298,20 +276,12 @@ def _gone(raylet: str, control: str, patience: float, ended: threading.Event) ->
     return None
 
 
-def _born(pid: int) -> str | None:
-    """Return when a process began, which no later one of its number has; None: it has gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-
-
-def _children(pid: int) -> dict[int, str]:
-    """Return the living processes that a process has started, and when they began."""
-    found = {}
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that still live."""
+    found = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found |= {int(child): _born(int(child)) for child in path.read_text().split()}
+            found += map(int, path.read_text().split())
     return found
 
 
