@@ -1,122 +1,449 @@
-"""Whether a change of the code leaves everything that experiments compute as it was.
+"""A comparison of all that experiments compute, before a change of the code and after it.
 
-    git worktree add /tmp/before main
-    python -m benchmarks.same_behaviour --root=/tmp/before --records=/tmp/records/before
-    python -m benchmarks.same_behaviour --records=/tmp/records/after --against=/tmp/records/before
+    python -m benchmarks.same_behaviour --against=main
+    python -m benchmarks.same_behaviour --against=main --only=methods,slurm
 
-The first command runs a list of experiments with the code below `--root` (default: this checkout);
-the second does so with this one and compares: schedules, metrics, summaries and trained
-parameters have to be equal bit for bit, but for what the wall clock says. Fields that only one side
-has are listed. Finished experiments are not run again.
+Either side, the commit and this checkout, runs the same command lines with its own code and its own
+configs. Parameters, schedules, metrics, summaries, configs, the numbers of reports and the scripts
+of jobs have to be equal bit for bit. Records of the commit are kept below `runs/same_behaviour`,
+under everything that they follow from, so that a second comparison runs this checkout alone.
+
+What a change renames, drops or adds on purpose stands in RENAMED and ADDED; any other difference
+fails with a sentence. What follows the clock on the wall is in WALL and REAL_TIME.
 """
 
+import concurrent.futures
+import hashlib
+import html.parser
+import importlib.metadata
 import json
+import os
 import pathlib
+import platform
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app, flags
 
-_RECORDS = flags.DEFINE_string("records", None, "Directory of the records.", required=True)
-_ROOT = flags.DEFINE_string("root", None, "Checkout whose code runs; default: this one.")
-_AGAINST = flags.DEFINE_string("against", None, "Records to compare with.")
+from benchmarks.every_method import METHODS
+
+_AGAINST = flags.DEFINE_string("against", "HEAD", "Commit whose code runs on the other side.")
 _ONLY = flags.DEFINE_list("only", [], "Experiments; default: all.")
+_JOBS = flags.DEFINE_integer("jobs", 2, "How many experiments run at once.", lower_bound=1)
 
-HERE = pathlib.Path(__file__).parents[1]
-EXPERIMENTS = {
-    "rules": (str(HERE / "benchmarks/every_rule.py"), "--sweep"),
-    "demo": ("configs/demo.py", "--sweep"),
-    "nonblocking": ("configs/nonblocking.py:delay=pause", "--sweep", "--config.seconds=15"),
-    "matcha": ("configs/matcha.py", "--sweep", "--config.updates=200"),
-    "swarm": ("configs/swarm.py:delay=slow4", "--sweep", "--config.updates=300"),
-    "slow_and_stale": (
-        "configs/slow_and_stale.py",
-        "--sweep",
-        "--together",
-        "--config.updates=300",
-    ),
-    "adasync": ("configs/adasync.py", "--sweep", "--together", "--config.seconds=60"),
-    "s2_reducer": ("configs/s2_reducer.py:task=ncf,updates=60", "--sweep"),
-}
+ROOT = pathlib.Path(__file__).parents[1]
+KEPT = ROOT / "runs" / "same_behaviour"
+
+# Fields that are meant to differ. "old": "new", where a name ahead of a "/" stands for all that is
+# below it, and None for a field that is gone; ADDED has those that only this checkout has. As in
+# {"summary.json/idle_fraction": "summary.json/idle"}.
+RENAMED: Mapping[str, str | None] = {}
+ADDED: tuple[str, ...] = ()
+# Last parts of names of fields that follow the clock on the wall.
 WALL = ("wall_seconds", "wall_seconds_std")
+# The same where the run's own clock is on the wall.
+REAL_TIME = (*WALL, "seconds", "time", "finish", "idle_fraction", "communication_seconds")
 
 
-def run(experiment: str, root: pathlib.Path, records: pathlib.Path) -> None:
-    """Run one experiment with the code in `root`."""
-    config, *options = EXPERIMENTS[experiment]
-    workdir = records / experiment
-    workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir.parent / f"{experiment}.log").open("w") as log:
-        subprocess.run(
-            [sys.executable, "launch.py", f"--config={config}", f"--workdir={workdir}", *options],
-            cwd=root,
-            stdout=log,
+class Experiment(NamedTuple):
+    """Command lines of `launch.py` for one comparison; {known} is where the commit's records are."""
+
+    flags: tuple[str, ...]
+    run: Callable[["Side", str, list[str]], None] | None = None  # None: launch it
+    excluded: tuple[str, ...] = WALL
+    after: str | None = None  # the experiment whose records of the commit it reads
+
+
+class Side(NamedTuple):
+    """A checkout and what its experiments have left."""
+
+    root: pathlib.Path
+    records: pathlib.Path
+
+    def place(self, name: str) -> pathlib.Path:
+        return self.records / f"{name}-{address(EXPERIMENTS[name])}"
+
+
+# --- experiments ---
+
+
+def launch(side: Side, name: str, arguments: list[str], **options) -> subprocess.Popen:
+    """Start `launch.py` of a side; what it prints goes beside its records."""
+    place = side.place(name)
+    with place.with_suffix(".log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "launch.py", *arguments],
+            cwd=side.root,
+            stdout=options.pop("stdout", log),
             stderr=subprocess.STDOUT,
-            check=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"} | options,
         )
 
 
-def without_wall(value) -> Any:
-    """A JSON value less the fields that follow the wall clock."""
-    if isinstance(value, dict):
-        return {key: without_wall(child) for key, child in value.items() if key not in WALL}
-    return [without_wall(child) for child in value] if isinstance(value, list) else value
+def finish(process: subprocess.Popen, side: Side, name: str, code: int = 0) -> None:
+    """Wait for a launch; RuntimeError unless it ends as it should."""
+    if process.wait() != code:
+        log = side.place(name).with_suffix(".log")
+        raise RuntimeError(f"{name}: launch.py ended with {process.returncode}, see {log}")
 
 
-def fields(workdir: pathlib.Path) -> dict[str, object]:
-    """What one arm has left, by name."""
-    left = {}
-    for name in ("schedule.npz", "parameters.npz"):
-        if (workdir / name).exists():
-            with np.load(workdir / name) as file:
-                left |= {f"{name}:{key}": value for key, value in file.items()}
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    left["metrics.jsonl"] = [without_wall(json.loads(line)) for line in lines]
-    summary = without_wall(json.loads((workdir / "summary.json").read_text()))
-    return left | {f"summary:{key}": value for key, value in summary.items()}
+def whole(side: Side, name: str, arguments: list[str]) -> None:
+    """Run an experiment from its beginning to its end."""
+    finish(launch(side, name, [*arguments, f"--workdir={side.place(name)}"]), side, name)
 
 
-def compare(here: pathlib.Path, there: pathlib.Path) -> tuple[list[str], list[str], int]:
-    """(fields of arms that differ, names of fields that only one side has, arms)."""
-    arms = {p.parent.relative_to(there) for p in there.rglob("metrics.jsonl")}
-    mine = {p.parent.relative_to(here) for p in here.rglob("metrics.jsonl")}
-    different = [f"{arm}: only on one side" for arm in sorted(arms ^ mine)]
-    single: set[str] = set()
-    for arm in sorted(arms & mine):
-        ours, theirs = fields(here / arm), fields(there / arm)
-        single |= ours.keys() ^ theirs.keys()
-        for name in sorted(ours.keys() & theirs.keys()):
-            if isinstance(ours[name], np.ndarray):
-                a, b = ours[name], theirs[name]
-                same = (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-            else:
-                same = ours[name] == theirs[name]
-            if not same:
-                different.append(f"{arm}: {name}")
-    return different, sorted(single), len(arms & mine)
+def interrupted(side: Side, name: str, arguments: list[str]) -> None:
+    """Run an experiment, ask it to end when it has two records, and let it go on."""
+    place = side.place(name)
+    arguments = [*arguments, f"--workdir={place}", "--checkpoint_seconds=0"]
+    process = launch(side, name, arguments)
+    while process.poll() is None and len(lines(place / "metrics.jsonl")) < 3:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    finish(process, side, name, 128 + signal.SIGTERM)
+    finish(launch(side, name, arguments), side, name)
+
+
+SBATCH = """#!/bin/sh
+for script; do :; done
+sed -n p "$script" > "$SUBMITTED"
+echo "this is no cluster" >&2
+exit 1
+"""
+
+
+def submitted(side: Side, name: str, arguments: list[str]) -> None:
+    """Keep the script of an array of jobs, which a cluster that takes none has seen, and commands.
+
+    The second launch only prints the commands, for other schedulers.
+    """
+    place = side.place(name)
+    programs = place / "bin"
+    programs.mkdir(parents=True)
+    for program in ("sbatch", "srun"):  # the second one only has to be there
+        (programs / program).write_text(SBATCH)
+        (programs / program).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    arguments = [*arguments, f"--workdir={place / 'runs'}"]
+    slurm = ["--executor=slurm", "--slurm=partition=gpu,timeout_min=60,gpus_per_node=1"]
+    process = launch(
+        side, name, [*arguments, *slurm, "--jobs=2"], PATH=path, SUBMITTED=str(place / "job.sh")
+    )
+    finish(process, side, name, 2)
+    with (place / "commands.txt").open("w") as output:
+        finish(launch(side, name, [*arguments, "--print_commands"], stdout=output), side, name)
+
+
+BATTERY = str(ROOT / "benchmarks/every_method.py")
+
+
+def battery(*names: str) -> tuple[str, ...]:
+    """Flags for some settings of the battery, and none of the advice on compression."""
+    arms = (f"--arm={name.replace(' ', '_')}" for name in names)
+    return (f"--config={BATTERY}", "--sweep", *arms)
+
+
+MESH = ("--config.runtime=mesh", "--config.wait=barrier", "--config.delay=none")
+MESH = (*MESH, "--config.communication=0.0")
+REPLAY = "--config.wait=replay(path='{known}/%s/schedule.npz')"
+EXPERIMENTS = {
+    # Of the battery, in two parts, as there are two processors.
+    "methods": Experiment(battery(*list(METHODS)[1::2])),
+    "other_methods": Experiment(battery(*list(METHODS)[::2])),
+    "rules": Experiment((f"--config={ROOT / 'benchmarks/every_rule.py'}", "--sweep")),
+    "demo": Experiment(("--config=configs/demo.py", "--sweep")),
+    "nonblocking": Experiment(
+        ("--config=configs/nonblocking.py:delay=pause", "--sweep", "--config.seconds=15")
+    ),
+    "matcha": Experiment(("--config=configs/matcha.py", "--sweep", "--config.updates=200")),
+    "swarm": Experiment(
+        ("--config=configs/swarm.py:delay=slow4", "--sweep", "--config.updates=300")
+    ),
+    "slow_and_stale": Experiment(
+        ("--config=configs/slow_and_stale.py", "--sweep", "--together", "--config.updates=300")
+    ),
+    "adasync": Experiment(
+        ("--config=configs/adasync.py", "--sweep", "--together", "--config.seconds=60")
+    ),
+    "s2_reducer": Experiment(("--config=configs/s2_reducer.py:task=ncf,updates=60", "--sweep")),
+    "mesh": Experiment(
+        (
+            *battery("all_reduce/ring", "dpsgd/rounds", "easgd", "local_sgd/chain", "matcha",
+                     "powersgd", "sgp/overlap", "swarm/8 bits"),
+            *MESH,
+        ),
+        excluded=REAL_TIME,
+    ),  # fmt: skip
+    "fsdp": Experiment(
+        (
+            *battery("all_reduce/adam", "local_sgd"),
+            *MESH,
+            "--config.workers=4",
+            "--config.devices_per_worker=2",
+            "--config.sharding=fsdp",
+        ),
+        excluded=REAL_TIME,
+    ),
+    "streaming": Experiment(
+        (
+            *battery("all_reduce", "dpsgd"),
+            "--config.task=images(source=digits, model=mlp(hidden=(8,)), reading=stream)",
+        )
+    ),
+    "resume": Experiment(
+        (
+            f"--config={BATTERY}",
+            "--config.algorithm=async_diloco(period=3)",
+            "--config.wait=k_async(k=1)",
+            "--config.updates=600",
+            "--config.evaluate_every=5",
+        ),
+        run=interrupted,
+    ),
+    "replay_server": Experiment(
+        (*battery("dc_asgd"), REPLAY % "dc_asgd"), after="methods"
+    ),
+    "replay_pairs": Experiment(
+        (*battery("swarm/pairs"), REPLAY % "swarm/pairs"), after="other_methods"
+    ),
+    "slurm": Experiment(("--config=configs/demo.py", "--sweep"), run=submitted),
+}
+
+
+def address(experiment: Experiment) -> str:
+    """A digest of everything but the code that the records of an experiment follow from."""
+    told = [str(flag).replace(str(ROOT), "") for flag in experiment.flags]
+    told += [name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
+    told += [platform.python_version(), str(experiment.after)]
+    for flag in experiment.flags:
+        path = pathlib.Path(flag.partition("=")[2])
+        if path.is_absolute():
+            told.append(path.read_text())
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+
+
+def run(side: Side, name: str, known: Side) -> None:
+    """Run an experiment unless its records are there; known: the commit's side."""
+    experiment, place = EXPERIMENTS[name], side.place(name)
+    done = place.with_suffix(".done")
+    if done.exists():
+        return
+    shutil.rmtree(place, ignore_errors=True)
+    place.with_suffix(".log").unlink(missing_ok=True)
+    read = "" if experiment.after is None else str(known.place(experiment.after))
+    begun = time.monotonic()
+    (experiment.run or whole)(side, name, [flag.replace("{known}", read) for flag in experiment.flags])
+    done.touch()
+    print(f"{name}: {time.monotonic() - begun:.0f} s in {side.root}", flush=True)
+
+
+# --- fields ---
+
+
+def lines(path: pathlib.Path) -> list[str]:
+    """The lines of a file, none where there is none."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The values within a JSON value that hold no others, by name; a list counts as one."""
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from leaves(child, f"{name}/{key}")
+    else:
+        yield name, value
+
+
+class Cells(html.parser.HTMLParser):
+    """Rows of the first table of a page, as `rows`: the texts of their cells."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self._tables, self._inside = 0, False
+
+    def handle_starttag(self, tag, attributes):
+        self._tables += tag == "table"
+        self._inside = self._inside or tag in ("td", "th")
+        if self._tables == 1 and tag == "tr":
+            self.rows.append([])
+        elif self._tables == 1 and tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self._inside = self._inside and tag not in ("td", "th")
+        self._tables += tag == "table" and self._tables == 1
+
+    def handle_data(self, data):
+        if self._tables == 1 and self._inside:
+            self.rows[-1][-1] += data
+
+
+def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, str]) -> dict:
+    """Everything below a directory that has to stay as it is, by name.
+
+    excluded: last parts of the names of fields to leave out. hidden: texts, such as directories,
+    and what stands for them.
+    """
+    found: dict[str, Any] = {}
+    for path in sorted(place.rglob("*")):
+        name = str(path.relative_to(place))
+        if path.suffix == ".npz":
+            with np.load(path) as file:
+                found |= {f"{name}/{key}": value for key, value in file.items()}
+        elif path.name in ("config.json", "summary.json"):
+            found |= dict(leaves(json.loads(path.read_text()), name))
+        elif path.name == "metrics.jsonl":
+            rows = [dict(leaves(json.loads(line), name)) for line in lines(path)]
+            columns = dict.fromkeys(key for row in rows for key in row)
+            found |= {key: [row.get(key, "none") for row in rows] for key in columns}
+        elif path.name == "report.json":
+            note = json.loads(path.read_text())
+            found |= {f"{name}/{key}": note.get(key) for key in ("claims", "numbers")}
+        elif path.name == "report.html":
+            page = Cells()
+            page.feed(path.read_text())
+            found |= {f"{name}/row {n}": row for n, row in enumerate(page.rows)}
+        elif path.name in ("job.sh", "commands.txt"):
+            found[name] = lines(path)
+    kept = (item for item in found.items() if item[0].rpartition("/")[2] not in excluded)
+    return {name: _without(value, hidden) for name, value in kept}
+
+
+def _without(value: Any, hidden: Mapping[str, str]) -> Any:
+    """A value in whose texts others stand for what is hidden."""
+    if isinstance(value, list):
+        return [_without(child, hidden) for child in value]
+    if isinstance(value, str):
+        for text, instead in hidden.items():
+            value = value.replace(text, instead)
+    return value
+
+
+# --- the comparison ---
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two fields are equal bit for bit, any NaN being equal to any other."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        if a.dtype.kind != "f":
+            return a.tobytes() == b.tobytes()
+        unknown = np.isnan(a)
+        return bool((unknown == np.isnan(b)).all()) and (
+            np.where(unknown, 0, a).tobytes() == np.where(unknown, 0, b).tobytes()
+        )
+    return type(a) is type(b) and json.dumps(a) == json.dumps(b)
+
+
+def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
+    """The new name of a field of old, by the table's longest entry that fits; None: it is gone.
+
+    An entry stands for the end of a name, from a whole part on, and for all that is below it.
+    """
+    parts = name.split("/")
+    spans = [(i, j) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)]
+    for i, j in sorted(spans, key=lambda span: span[0] - span[1]):
+        old = "/".join(parts[i:j])
+        if old in table:
+            new = table[old]
+            return None if new is None else "/".join([*parts[:i], new, *parts[j:]])
+    return name
+
+
+def compare(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    table: Mapping[str, str | None] = RENAMED,
+    added: tuple[str, ...] = ADDED,
+) -> list[str]:
+    """A sentence for every field that differs, or that one side alone has."""
+    sentences, left = [], dict(new)
+    for name, value in old.items():
+        now = renamed(name, table)
+        if now is None:
+            continue
+        if now not in left:
+            called = "" if now == name else f", now {now},"
+            sentences.append(f"{name}{called} is missing; name it in RENAMED if that is meant")
+        elif not same(value, left.pop(now)):
+            sentences.append(f"{name} differs: {_brief(value)} became {_brief(new[now])}")
+    for name in left:
+        if renamed(name, dict.fromkeys(added)) is not None:
+            sentences.append(f"{name} is new; name it in ADDED if that is meant")
+    return sentences
+
+
+def _brief(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- the command ---
+
+
+def cloned(commit: str) -> Side:
+    """A clone of this repository at a commit, made if it is not there."""
+    git = ["git", "-C", str(ROOT)]
+    found = subprocess.run(
+        [*git, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if found.returncode:
+        raise app.UsageError(f"--against={commit} is no commit of this repository; name one")
+    name = found.stdout.strip()
+    root = KEPT / name[:12] / "checkout"
+    if not (root / "launch.py").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        clone = ["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(root)]
+        subprocess.run(clone, check=True)
+        subprocess.run(["git", "-C", str(root), "checkout", "--quiet", name], check=True)
+    return Side(root, KEPT / name[:12] / "records")
+
+
+def everything(side: Side, names: list[str], known: Side) -> None:
+    """Run experiments, some at once; those that read records of others after all others."""
+    side.records.mkdir(parents=True, exist_ok=True)
+    for after in (False, True):
+        stage = [name for name in names if (EXPERIMENTS[name].after is not None) == after]
+        with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as pool:
+            list(pool.map(lambda name: run(side, name, known), stage))
 
 
 def main(_) -> None:
-    records = pathlib.Path(_RECORDS.value).absolute()
-    root = HERE if _ROOT.value is None else pathlib.Path(_ROOT.value)
+    names = _ONLY.value or list(EXPERIMENTS)
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown:
+        raise app.UsageError(f"--only={unknown[0]} is unknown; known: {', '.join(EXPERIMENTS)}")
+    there, here = cloned(_AGAINST.value), Side(ROOT, KEPT / "now")
+    shutil.rmtree(here.records, ignore_errors=True)
+    needed = {EXPERIMENTS[name].after for name in names} - {None}
+    everything(there, list(dict.fromkeys([*needed, *names])), there)
+    everything(here, names, there)
     failed = False
-    for experiment in _ONLY.value or EXPERIMENTS:
-        run(experiment, root, records)
-        if _AGAINST.value is None:
-            print(f"{experiment}: recorded", flush=True)
-            continue
-        different, single, arms = compare(
-            records / experiment, pathlib.Path(_AGAINST.value) / experiment
+    for name in names:
+        old, new = (
+            fields(
+                side.place(name),
+                EXPERIMENTS[name].excluded,
+                {str(side.records): "RECORDS", str(side.root): "ROOT", str(ROOT): "ROOT"},
+            )
+            for side in (there, here)
         )
-        verdict = f"{len(different)} fields differ" if different else "equal bit for bit"
-        print(f"{experiment}: {arms} arms, {verdict}", flush=True)
-        for line in different[:20]:
-            print(f"  {line}")
-        if single:
-            print(f"  only on one side: {', '.join(single)}")
-        failed |= bool(different)
+        sentences = compare(old, new)
+        verdict = f"{len(sentences)} differ" if sentences else "equal bit for bit"
+        print(f"{name}: {len(old)} fields, {verdict}", flush=True)
+        for sentence in sentences[:20]:
+            print(f"  {sentence}")
+        failed |= bool(sentences) or not old
     raise SystemExit(1 if failed else 0)
 
 
