@@ -207,11 +207,12 @@ EXPERIMENTS = {
         ),
         run=interrupted,
     ),
+    "asynchronous": Experiment(battery("dc_asgd", "swarm/pairs")),
     "replay_server": Experiment(
-        (*battery("dc_asgd"), REPLAY % "dc_asgd"), after="methods"
+        (*battery("dc_asgd"), REPLAY % "dc_asgd"), after="asynchronous"
     ),
     "replay_pairs": Experiment(
-        (*battery("swarm/pairs"), REPLAY % "swarm/pairs"), after="other_methods"
+        (*battery("swarm/pairs"), REPLAY % "swarm/pairs"), after="asynchronous"
     ),
     "slurm": Experiment(("--config=configs/demo.py", "--sweep"), run=submitted),
 }
@@ -235,11 +236,12 @@ def run(side: Side, name: str, known: Side) -> None:
     done = place.with_suffix(".done")
     if done.exists():
         return
-    shutil.rmtree(place, ignore_errors=True)
-    place.with_suffix(".log").unlink(missing_ok=True)
+    if experiment.run is not None:  # else it goes on with the arms that have not finished
+        shutil.rmtree(place, ignore_errors=True)
     read = "" if experiment.after is None else str(known.place(experiment.after))
     begun = time.monotonic()
-    (experiment.run or whole)(side, name, [flag.replace("{known}", read) for flag in experiment.flags])
+    arguments = [flag.replace("{known}", read) for flag in experiment.flags]
+    (experiment.run or whole)(side, name, arguments)
     done.touch()
     print(f"{name}: {time.monotonic() - begun:.0f} s in {side.root}", flush=True)
 

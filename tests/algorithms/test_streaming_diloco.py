@@ -58,7 +58,7 @@ def test_it_is_the_update_by_hand(fragments, overlap, alpha):
         optax.sgd(RATE), fragments=fragments, overlap=overlap, alpha=alpha, server=OUTER
     )
     found, schedule = run(method, 23, "first_finisher")
-    assert np.ptp(schedule.batches) > 0
+    assert schedule.batches.min() == 0
     expected = by_hand(schedule, fragments, overlap, alpha)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
