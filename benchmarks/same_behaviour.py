@@ -20,7 +20,6 @@ import json
 import os
 import pathlib
 import platform
-import shlex
 import shutil
 import signal
 import subprocess
@@ -53,7 +52,7 @@ REAL_TIME = (*WALL, "seconds", "time", "finish", "idle_fraction", "communication
 
 
 class Experiment(NamedTuple):
-    """Command lines of `launch.py` for one comparison; {known} is where the commit's records are."""
+    """Flags of `launch.py`; {known} stands for the commit's records of the experiment `after`."""
 
     flags: tuple[str, ...]
     run: Callable[["Side", str, list[str]], None] | None = None  # None: launch it
@@ -152,6 +151,8 @@ def battery(*names: str) -> tuple[str, ...]:
 
 MESH = ("--config.runtime=mesh", "--config.wait=barrier", "--config.delay=none")
 MESH = (*MESH, "--config.communication=0.0")
+ON_DEVICES = ("all_reduce/ring", "dpsgd/rounds", "easgd", "local_sgd/chain", "matcha", "powersgd")
+ON_DEVICES = (*ON_DEVICES, "sgp/overlap", "swarm/8 bits")
 REPLAY = "--config.wait=replay(path='{known}/%s/schedule.npz')"
 EXPERIMENTS = {
     # Of the battery, in two parts, as there are two processors.
@@ -173,14 +174,7 @@ EXPERIMENTS = {
         ("--config=configs/adasync.py", "--sweep", "--together", "--config.seconds=60")
     ),
     "s2_reducer": Experiment(("--config=configs/s2_reducer.py:task=ncf,updates=60", "--sweep")),
-    "mesh": Experiment(
-        (
-            *battery("all_reduce/ring", "dpsgd/rounds", "easgd", "local_sgd/chain", "matcha",
-                     "powersgd", "sgp/overlap", "swarm/8 bits"),
-            *MESH,
-        ),
-        excluded=REAL_TIME,
-    ),  # fmt: skip
+    "mesh": Experiment((*battery(*ON_DEVICES), *MESH), excluded=REAL_TIME),
     "fsdp": Experiment(
         (
             *battery("all_reduce/adam", "local_sgd"),
@@ -208,9 +202,7 @@ EXPERIMENTS = {
         run=interrupted,
     ),
     "asynchronous": Experiment(battery("dc_asgd", "swarm/pairs")),
-    "replay_server": Experiment(
-        (*battery("dc_asgd"), REPLAY % "dc_asgd"), after="asynchronous"
-    ),
+    "replay_server": Experiment((*battery("dc_asgd"), REPLAY % "dc_asgd"), after="asynchronous"),
     "replay_pairs": Experiment(
         (*battery("swarm/pairs"), REPLAY % "swarm/pairs"), after="asynchronous"
     ),
@@ -271,7 +263,7 @@ class Cells(html.parser.HTMLParser):
         self.rows: list[list[str]] = []
         self._tables, self._inside = 0, False
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag, attrs) -> None:
         self._tables += tag == "table"
         self._inside = self._inside or tag in ("td", "th")
         if self._tables == 1 and tag == "tr":
@@ -279,11 +271,11 @@ class Cells(html.parser.HTMLParser):
         elif self._tables == 1 and tag in ("td", "th"):
             self.rows[-1].append("")
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag) -> None:
         self._inside = self._inside and tag not in ("td", "th")
         self._tables += tag == "table" and self._tables == 1
 
-    def handle_data(self, data):
+    def handle_data(self, data) -> None:
         if self._tables == 1 and self._inside:
             self.rows[-1][-1] += data
 

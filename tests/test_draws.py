@@ -67,7 +67,7 @@ def pairs():
     """Of seeds and updates: who meets whom in 32 updates on end."""
     for seed in SEEDS:
         schedule = planned.random_pairs(
-            delays.exponential(1.0), topology.complete(N), 2, 2 * ROUND, seed, mini_batches=8
+            delays.exponential(1.0), topology.complete(N), 2, 6 * ROUND, seed, mini_batches=8
         )
         yield windows(schedule.workers, 32).reshape(-1, 32 * schedule.workers.shape[1])
 
@@ -175,9 +175,7 @@ SOURCES = {
     "geometric": ONE(graphs, lambda n, seed: topology.geometric(n, 0.5, seed=seed)),
     "shards": shards,
     "qsgd": ONE(rounded, lambda seed: qsgd(SGD, seed=seed)),
-    "quantise": ONE(
-        rounded, lambda seed: all_reduce(SGD, exchange=quantise(bits=2, seed=seed))
-    ),
+    "quantise": ONE(rounded, lambda seed: all_reduce(SGD, exchange=quantise(bits=2, seed=seed))),
     "random_k": ONE(rounded, lambda seed: random_k(SGD, ratio=0.4, seed=seed), alone=False),
     "choco_sgd": told,
     "meetings": meetings,
