@@ -20,6 +20,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -45,10 +46,17 @@ KEPT = ROOT / "runs" / "same_behaviour"
 # {"summary.json/idle_fraction": "summary.json/idle"}.
 RENAMED: Mapping[str, str | None] = {}
 ADDED: tuple[str, ...] = ()
-# Last parts of names of fields that follow the clock on the wall.
+# Ends of names of fields that follow the clock on the wall.
 WALL = ("wall_seconds", "wall_seconds_std")
 # The same where the run's own clock is on the wall.
-REAL_TIME = (*WALL, "seconds", "time", "finish", "idle_fraction", "communication_seconds")
+REAL_TIME = (
+    *WALL,
+    *(f"{file}/{name}" for file in ("summary.json", "metrics.jsonl")
+      for name in ("seconds", "communication_seconds", "idle_fraction")),
+    *(f"schedule.npz/{name}" for name in ("time", "start", "finish", "busy", "communication")),
+)  # fmt: skip
+# What follows the name of an arm in the name of a field.
+_ARM = re.compile(r"(?:^|/)[^/]+\.(?:jsonl?|npz|html|sh|txt)\b")
 
 
 class Experiment(NamedTuple):
@@ -223,7 +231,10 @@ def address(experiment: Experiment) -> str:
 
 
 def run(side: Side, name: str, known: Side) -> None:
-    """Run an experiment unless its records are there; known: the commit's side."""
+    """Run an experiment unless it has been run; known: the commit's side.
+
+    One that fails says so, and leaves what it has to the comparison.
+    """
     experiment, place = EXPERIMENTS[name], side.place(name)
     done = place.with_suffix(".done")
     if done.exists():
@@ -233,7 +244,11 @@ def run(side: Side, name: str, known: Side) -> None:
     read = "" if experiment.after is None else str(known.place(experiment.after))
     begun = time.monotonic()
     arguments = [flag.replace("{known}", read) for flag in experiment.flags]
-    (experiment.run or whole)(side, name, arguments)
+    try:
+        (experiment.run or whole)(side, name, arguments)
+    except RuntimeError as error:
+        print(error, flush=True)
+        return
     done.touch()
     print(f"{name}: {time.monotonic() - begun:.0f} s in {side.root}", flush=True)
 
@@ -283,7 +298,7 @@ class Cells(html.parser.HTMLParser):
 def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, str]) -> dict:
     """Everything below a directory that has to stay as it is, by name.
 
-    excluded: last parts of the names of fields to leave out. hidden: texts, such as directories,
+    excluded: ends of the names of fields to leave out, of whole parts. hidden: texts, such as directories,
     and what stands for them.
     """
     found: dict[str, Any] = {}
@@ -307,7 +322,8 @@ def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, 
             found |= {f"{name}/row {n}": row for n, row in enumerate(page.rows)}
         elif path.name in ("job.sh", "commands.txt"):
             found[name] = lines(path)
-    kept = (item for item in found.items() if item[0].rpartition("/")[2] not in excluded)
+    ends = tuple(f"/{end}" for end in excluded)
+    kept = (item for item in found.items() if not f"/{item[0]}".endswith(ends))
     return {name: _without(value, hidden) for name, value in kept}
 
 
@@ -422,22 +438,22 @@ def main(_) -> None:
     needed = {EXPERIMENTS[name].after for name in names} - {None}
     everything(there, list(dict.fromkeys([*needed, *names])), there)
     everything(here, names, there)
+    # Longer ones first: records and clones lie below this checkout.
+    hidden = {str(side.records): "RECORDS" for side in (there, here)}
+    hidden |= {str(side.root): "ROOT" for side in (there, here)}
     failed = False
     for name in names:
-        old, new = (
-            fields(
-                side.place(name),
-                EXPERIMENTS[name].excluded,
-                {str(side.records): "RECORDS", str(side.root): "ROOT", str(ROOT): "ROOT"},
-            )
-            for side in (there, here)
-        )
+        places = [side.place(name) for side in (there, here)]
+        old, new = (fields(place, EXPERIMENTS[name].excluded, hidden) for place in places)
         sentences = compare(old, new)
         verdict = f"{len(sentences)} differ" if sentences else "equal bit for bit"
         print(f"{name}: {len(old)} fields, {verdict}", flush=True)
-        for sentence in sentences[:20]:
-            print(f"  {sentence}")
-        failed |= bool(sentences) or not old
+        arms: dict[str, list[str]] = {}
+        for sentence in sentences:
+            arms.setdefault(_ARM.split(sentence)[0], []).append(sentence)
+        for first, *others in arms.values():
+            print(f"  {first}" + (f"; so do {len(others)} others of it" if others else ""))
+        failed |= bool(sentences) or not all(p.with_suffix(".done").exists() for p in places)
     raise SystemExit(1 if failed else 0)
 
 
