@@ -41,7 +41,7 @@ _JOBS = flags.DEFINE_integer("jobs", 2, "How many experiments run at once.", low
 ROOT = pathlib.Path(__file__).parents[1]
 KEPT = ROOT / "runs" / "same_behaviour"
 
-# Fields that are meant to differ. "old": "new", where a name ahead of a "/" stands for all that is
+# Fields that are meant to differ. "old": "new", where part of a name stands for all that is
 # below it, and None for a field that is gone; ADDED has those that only this checkout has. As in
 # {"summary.json/idle_fraction": "summary.json/idle"}.
 RENAMED: Mapping[str, str | None] = {}
@@ -298,7 +298,7 @@ class Cells(html.parser.HTMLParser):
 def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, str]) -> dict:
     """Everything below a directory that has to stay as it is, by name.
 
-    excluded: ends of the names of fields to leave out, of whole parts. hidden: texts, such as directories,
+    excluded: ends of names of fields to leave out. hidden: texts, such as directories,
     and what stands for them.
     """
     found: dict[str, Any] = {}
