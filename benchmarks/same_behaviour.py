@@ -220,14 +220,14 @@ EXPERIMENTS = {
 
 def address(experiment: Experiment) -> str:
     """A digest of everything but the code that the records of an experiment follow from."""
-    told = [str(flag).replace(str(ROOT), "") for flag in experiment.flags]
-    told += [name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
-    told += [platform.python_version(), str(experiment.after)]
+    determining = [str(flag).replace(str(ROOT), "") for flag in experiment.flags]
+    determining += [name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
+    determining += [platform.python_version(), str(experiment.after)]
     for flag in experiment.flags:
         path = pathlib.Path(flag.partition("=")[2])
         if path.is_absolute():
-            told.append(path.read_text())
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+            determining.append(path.read_text())
+    return hashlib.sha256("\n".join(determining).encode()).hexdigest()[:12]
 
 
 def run(side: Side, name: str, known: Side) -> None:

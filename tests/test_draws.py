@@ -1,7 +1,7 @@
 """Draws at many addresses: none is that of another address, and no sequence begins again.
 
-Every source of random numbers gives rows, one per (seed, worker, count) or the like, each with so
-many bits that equal rows are no chance.
+Every source of random numbers gives rows, one per (seed, worker, count) or the like, each with more
+bits than two rows share by chance.
 """
 
 import functools
@@ -119,7 +119,7 @@ def rounded(make, alone=True):
         yield np.asarray(found)[:, 0]
 
 
-def told():
+def known_models():
     """Of seeds, workers and updates: what CHOCO-SGD's neighbours know of one vector."""
     vector = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     for seed in SEEDS:
@@ -177,7 +177,7 @@ SOURCES = {
     "qsgd": ONE(rounded, lambda seed: qsgd(SGD, seed=seed)),
     "quantise": ONE(rounded, lambda seed: all_reduce(SGD, exchange=quantise(bits=2, seed=seed))),
     "random_k": ONE(rounded, lambda seed: random_k(SGD, ratio=0.4, seed=seed), alone=False),
-    "choco_sgd": told,
+    "choco_sgd": known_models,
     "meetings": meetings,
 }
 
