@@ -1,7 +1,8 @@
-"""Checkpoints of an unfinished run: `checkpoint/<evaluation>` below its workdir, by orbax.
+"""Checkpoints of a run: `checkpoint/<evaluation>` below its workdir, that of its end as well.
 
 A checkpoint is written beside the older one, renamed when it is complete, and only then is the
-older one removed, so that a kill at any moment leaves one of the two.
+older one removed, so that a kill at any moment leaves one of the two. From that of its end a run
+can be trained longer.
 
 Here one process writes what all of them have whole; see `divided_checkpoints` for state that no
 host has whole.
@@ -12,7 +13,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +24,11 @@ from absl import logging
 from experiments import files, records, texts
 from stragglers.schedule import Schedule, load
 
+STATE = "state.npz"  # all of a checkpoint but its digests
+TYPES = "types"  # names -> types that NumPy's files do not know, as bfloat16
 DIGESTS = "digests.json"  # of all other files of a checkpoint; older ones have none
 CHANGED = "its files are not those that were written"
+HALF = "it is not complete"
 BLOCK = 4096  # bytes that a small file takes, of which the store writes some per array
 PACKED = "run/"  # prefix of what the runtime has packed
 EMPTY = "empty"  # arrays without elements, which the store refuses: their types and shapes
@@ -33,7 +37,7 @@ EMPTY = "empty"  # arrays without elements, which the store refuses: their types
 class Checkpoint(NamedTuple):
     """A run between two evaluations."""
 
-    evaluation: int  # evaluations made, that at the start not counted
+    evaluation: int  # the number of the last one that was made; the start has 0
     records: int  # lines of metrics
     wall_seconds: float  # spent so far
     packed: Mapping[str, np.ndarray | jax.Array]  # by the runtime
@@ -41,6 +45,16 @@ class Checkpoint(NamedTuple):
     # `packed` with what is on the disk in parts, from what the runtime packs of a run that has just
     # been started; None: all is in `packed`.
     bring: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    # The last evaluation was that of an end, where a longer run has none: it is to be made again.
+    between: bool = False
+
+
+class Unreadable(ValueError):
+    """A checkpoint that no run can go on from."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(f"{why}; remove {path}, and the same command starts this run over")
+        self.path, self.why = path, why
 
 
 def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
@@ -48,34 +62,51 @@ def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
     unfinished = folder_of(workdir) / records.UNFINISHED
     files.remove_tree(unfinished)
     stored = as_arrays(checkpoint)
+    types = {name: value.dtype.name for name, value in stored.items() if value.dtype.kind == "V"}
+    stored[TYPES] = np.frombuffer(json.dumps(types).encode(), np.uint8)
     make_room(workdir, stored)
     try:
-        with _checkpointer() as checkpointer:
-            checkpointer.save(unfinished.absolute(), stored)
-            checkpointer.wait_until_finished()
+        files.make(unfinished)
+        with files.replacing(unfinished / STATE) as file:
+            np.savez(file, **stored)
         records.write_json(unfinished / DIGESTS, digests(unfinished))
         files.sync_tree(unfinished)
-    except Exception as error:  # orbax and its store raise many kinds on a full disk
+    except (OSError, files.NotWritten) as error:
         files.remove_tree(unfinished)
         raise files.NotWritten(folder_of(workdir), error) from error
-    files.move(unfinished, folder_of(workdir) / str(checkpoint.evaluation))
+    give_number(unfinished, checkpoint.evaluation)
+
+
+def give_number(unfinished: Path, evaluation: int) -> None:
+    """Make a checkpoint of what has been written; an older one of its number gets one less.
+
+    Only the end of a run that is trained longer has such an older one, and only that.
+    """
+    path = unfinished.with_name(str(evaluation))
+    if path.exists():
+        files.move(path, unfinished.with_name(str(evaluation - 1)))
+    files.move(unfinished, path)
 
 
 def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """The checkpoint made after an evaluation; one that cannot be read raises ValueError."""
+    """The checkpoint made after an evaluation; one that cannot be read raises Unreadable."""
     path = folder_of(workdir) / str(evaluation)
     with readable(path):
-        # Before the store sees it, which goes on reading for a while after it has found an error.
-        if (path / DIGESTS).exists() and records.read_json(path / DIGESTS) != digests(path):
+        if written_digests(path) != digests(path):
             raise ValueError(CHANGED)
-        with _checkpointer() as checkpointer:
-            return from_arrays(evaluation, checkpointer.restore(path.absolute()))
+        with np.load(path / STATE) as file:
+            stored = dict(file)
+        for name, kind in json.loads(stored.pop(TYPES).tobytes()).items():
+            stored[name] = stored[name].view(np.dtype(kind))
+        return from_arrays(evaluation, stored)
 
 
 def as_arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray | jax.Array]:
     """All of a checkpoint but its number, as a store takes it."""
     stored = {PACKED + name: value for name, value in checkpoint.packed.items()}
     stored["records"] = np.array([checkpoint.records])
+    made = [checkpoint.evaluation, checkpoint.between]  # whatever its folder is called later
+    stored["evaluation"] = np.array(made, np.int64)
     stored["wall_seconds"] = np.array([checkpoint.wall_seconds])
     if checkpoint.schedule is not None:
         file = io.BytesIO()
@@ -97,12 +128,14 @@ def from_arrays(evaluation: int, stored: dict[str, np.ndarray]) -> Checkpoint:
     schedule = None
     if "schedule" in stored:
         schedule = load(io.BytesIO(stored["schedule"].tobytes()))
+    evaluation, between = stored.get("evaluation", [evaluation, 0])
     return Checkpoint(
-        evaluation,
+        int(evaluation),
         int(stored["records"][0]),
         float(stored["wall_seconds"][0]),
         {n.removeprefix(PACKED): v for n, v in stored.items() if n.startswith(PACKED)},
         schedule,
+        between=bool(between),
     )
 
 
@@ -118,23 +151,27 @@ def make_room(workdir: str | os.PathLike, stored: Mapping[str, np.ndarray | jax.
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while a checkpoint is read into a ValueError of one sentence."""
+    """Turn whatever goes wrong while a checkpoint is read into an Unreadable."""
     try:
         yield
     except Exception as error:  # orbax and its store raise many kinds
-        reason = texts.brief(error)
-        raise ValueError(
-            f"checkpoint {path} cannot be read ({type(error).__name__}: {reason}); "
-            f"remove {path.parent}, and the same command starts this run over"
-        ) from error
+        reason = f"{type(error).__name__}: {texts.brief(error)}"
+        raise Unreadable(path, f"checkpoint {path} cannot be read ({reason})") from error
 
 
-def resumable(workdirs: Sequence[str | os.PathLike]) -> list[int | None]:
+def resumable(
+    workdirs: Sequence[str | os.PathLike], unreadable: Collection[Path] = ()
+) -> list[int | None]:
     """The evaluation from which each of some runs that train together can go on; None: its start.
 
     All from the same one if they can, the latest such; otherwise each from its own latest.
+    unreadable: checkpoints that are passed over.
     """
-    complete = [_complete(workdir) for workdir in workdirs]
+    folders = [folder_of(workdir) for workdir in workdirs]
+    complete = [
+        {int(n) for n in records.checkpoints_in(folder) if folder / n not in unreadable}
+        for folder in folders
+    ]
     common = set.intersection(*complete)
     return [max(common or own, default=None) for own in complete]
 
@@ -163,32 +200,22 @@ def digests(folder: Path, names: Sequence[str] | None = None) -> dict[str, str]:
     return found
 
 
+def written_digests(folder: Path) -> dict[str, str]:
+    """The digests that a checkpoint was completed with."""
+    if not (folder / DIGESTS).exists():
+        raise ValueError(HALF)
+    return records.read_json(folder / DIGESTS)
+
+
 def file_names(folder: Path) -> list[str]:
     """The files of a checkpoint in their order, but for that of their digests."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != DIGESTS)
     return [path.relative_to(folder).as_posix() for path in paths]
 
 
-def _complete(workdir) -> set[int]:
-    return {int(name) for name in records.checkpoints_in(folder_of(workdir))}
-
-
-@contextlib.contextmanager
-def _checkpointer() -> Iterator:
-    """Of this process alone: values are whole on every process, and only one of them writes."""
-    import orbax.checkpoint as ocp  # takes a third of a second, which most runs never need
-
-    me = jax.process_index()
-    options = ocp.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
-    )
-    with quiet(), ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
-        yield checkpointer
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the store from telling of every step, and of what its threads throw.
+    """Keep orbax from telling of every step, and of what its threads throw.
 
     It raises here what they throw.
     """

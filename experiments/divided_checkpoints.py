@@ -99,7 +99,7 @@ class Writing:
         found |= checkpoints.digests(self._unfinished, rest)
         records.write_json(self._unfinished / checkpoints.DIGESTS, found)
         files.sync_tree(self._unfinished)
-        files.move(self._unfinished, self._folder / str(self._evaluation))
+        checkpoints.give_number(self._unfinished, self._evaluation)
         checkpoints.keep_only(self._workdir, self._evaluation)
         if count > 1:
             distributed.say(f"{self._key}/named", "")
@@ -162,7 +162,7 @@ def _brought(
 
 def _check_files(path: Path) -> None:
     """Compare the digests of this process's share of the files, of which none may be missing."""
-    written, names = records.read_json(path / checkpoints.DIGESTS), checkpoints.file_names(path)
+    written, names = checkpoints.written_digests(path), checkpoints.file_names(path)
     mine = names[distributed.process_id() :: distributed.processes()]
     found = checkpoints.digests(path, mine)
     if set(names) != set(written) or any(written[name] != found[name] for name in mine):
@@ -179,7 +179,7 @@ def _described(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _saved(stored: dict[str, Any]):
-    import orbax.checkpoint as ocp  # as in `checkpoints`
+    import orbax.checkpoint as ocp  # takes a third of a second, which most runs never need
 
     return ocp.args.PyTreeSave(stored)
 

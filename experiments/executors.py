@@ -90,10 +90,11 @@ def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: di
                 opened.enter_context(loggers.attach(names, place, config, one.on_record))
                 for place, config, one in zip(places, configs, watched, strict=True)
             ]
+            notes = [one.noted for one in watched]
             if len(group) == 1:
-                train.run(configs[0], places[0], on_record=tell[0], **how)
+                train.run(configs[0], places[0], on_record=tell[0], on_note=notes[0], **how)
             else:
-                train.run_together(configs, places, on_record=tell, **how)
+                train.run_together(configs, places, on_record=tell, on_note=notes, **how)
     except Exception as error:  # whatever it is, the other arms can do without this one
         failure = one_line(f"{type(error).__name__}: {error}")
         # Another process writes there, or has gone and is the one to say why.
@@ -180,7 +181,7 @@ def follow(
                     if note is not None:
                         one.noted(note)
                     if ended is not None:
-                        failure = _failure(root / arm.path, ended)
+                        failure = _failure(root, arm, ended)
                         one.ended(failure)
                         if failure is not None:
                             failures[arm.path] = failure
@@ -193,7 +194,7 @@ def follow(
 
 
 def _done(group: Sequence[Arm], root: Path) -> bool:
-    return all((root / arm.path / records.SUMMARY).exists() for arm in group)
+    return all(records.is_finished(root / arm.path, arm.config) for arm in group)
 
 
 def _last_record(place: Path) -> dict | None:
@@ -204,11 +205,12 @@ def _last_record(place: Path) -> dict | None:
         return None  # it has not begun, or begins again just now
 
 
-def _failure(place: Path, ended: str) -> str | None:
-    """Why the run in `place` has failed, or None; `ended`: how its process ended."""
+def _failure(root: Path, arm: Arm, ended: str) -> str | None:
+    """Why an arm has failed, or None; `ended`: how its process ended."""
+    place = root / arm.path
     if (place / records.ERROR).exists():
         return records.read_error(place)
-    if (place / records.SUMMARY).exists():
+    if records.is_finished(place, arm.config):
         return None
     return ended or "its process left no summary"
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments import files, formats, joining, kinds, locks, manifest, parts, texts
+from experiments import entries, files, formats, joining, kinds, locks, manifest, parts, texts
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -29,6 +29,7 @@ PARAMETERS, CHECKPOINT = "parameters.npz", "checkpoint"
 UNFINISHED = "unfinished"  # a checkpoint that is being written or removed
 ORBAX = ".orbax-checkpoint-tmp"  # what orbax adds to a name until all is written
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
+LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
@@ -42,9 +43,15 @@ class Recorder:
     """
 
     def __init__(
-        self, workdir: Path, summary: dict | None, writes: bool, opened: contextlib.ExitStack
+        self,
+        workdir: Path,
+        summary: dict | None,
+        writes: bool,
+        opened: contextlib.ExitStack,
+        longer: ml_collections.ConfigDict | None = None,
     ):
-        self.workdir, self.summary, self.writes = workdir, summary, writes
+        """longer: the config of a run that is trained longer, which `begin` makes the run's."""
+        self.workdir, self.summary, self.writes, self._longer = workdir, summary, writes, longer
         self.records: list[dict] = []
         self._metrics, self._opened = None, opened  # to be closed with the run
 
@@ -53,20 +60,16 @@ class Recorder:
         return self.summary is not None
 
     def begin(self, kept: int = 0) -> None:
-        """Open the metrics, cut back to the first `kept` records; needed before `append`.
-
-        ValueError if there are fewer.
-        """
+        """Open the metrics, cut back to the first `kept` records; needed before `append`."""
         path = self.workdir / METRICS
         lines = _whole_lines(path)[:kept] if kept else []
         self.records = _parsed(lines, path, formats.LINE)
-        if len(lines) < kept:
-            raise ValueError(
-                f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
-                f"made after {kept}; remove {self.workdir / CHECKPOINT}, and the same command "
-                "starts this run over"
-            )
         if self.writes:
+            if self._longer is not None:
+                for name in manifest.REMOVED:
+                    if name != METRICS:
+                        files.remove(self.workdir / name)  # the summary first: it ends a run
+                _write_config(self.workdir, self._longer)
             files.write(path, "".join(f"{line}\n" for line in lines))
             self._metrics = files.Lines(path)
             self._opened.callback(self._metrics.close)
@@ -107,27 +110,43 @@ def start(
     """Open `workdir` for the run that `config` describes; without `writes`, only look at it.
 
     If that run is there and finished, the recorder has its `summary` and there is nothing to do.
-    If it was interrupted, its metrics and checkpoints are there to go on from.
+    If it was interrupted, its metrics and checkpoints are there to go on from. So they are where it
+    is to be trained longer: `seconds` or `updates` of the config are larger than they were.
     A directory that holds anything else is an error, and left alone, unless `overwrite`: then the
     run in it, finished or not, is removed. One that another process trains is left alone in any
     case: locks.InUse.
     """
     check(workdir, config, overwrite)
     workdir, opened = Path(workdir), contextlib.ExitStack()
-    if writes and (overwrite or read_summary(workdir) is None):
+    if writes and (overwrite or not is_finished(workdir, config)):
         # A node that does not answer may still train what its job is queued again for.
         again = joining.is_queued_again(os.environ)
         opened.enter_context(locks.held(workdir / locks.RUN, waits=again))
     # Asked after that: somebody may just have finished the run.
-    summary = None if overwrite else read_summary(workdir)
+    longer = not overwrite and is_longer(workdir, config)
+    summary = None if overwrite or longer else read_summary(workdir)
     if summary is None and writes:
         if overwrite:
             remove_checkpoints(workdir)
             for name in manifest.REMOVED:
                 files.remove(workdir / name)
         files.tidy(workdir)
-        _write_config(workdir, config)
-    return Recorder(workdir, summary, writes, opened)
+        if not longer:
+            _write_config(workdir, config)
+    return Recorder(workdir, summary, writes, opened, config if longer else None)
+
+
+def is_finished(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> bool:
+    """Whether a run of this config is there with its summary, and not to be trained longer."""
+    return (Path(workdir) / SUMMARY).exists() and not is_longer(workdir, config)
+
+
+def is_longer(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> bool:
+    """Whether a config, otherwise the same, trains the run that is there longer."""
+    path = Path(workdir) / CONFIG
+    there = read_json(path) if path.exists() else {}
+    before = {name: there[name] for name in LENGTHS if entries.is_number(there.get(name))}
+    return any(config.get(name, 0) > value for name, value in before.items())
 
 
 def claim(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> None:
@@ -175,10 +194,10 @@ def checkpoints_in(folder: Path) -> frozenset[str]:
     """The names of the complete checkpoints in a directory: numbers."""
     if folder.is_symlink() or not folder.is_dir():
         return frozenset()
-    with os.scandir(folder) as entries:
+    with os.scandir(folder) as found:
         return frozenset(
             entry.name
-            for entry in entries
+            for entry in found
             if _NUMBER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
         )
 
@@ -201,7 +220,12 @@ def check(
         raise ValueError(f"workdir {workdir} holds a {CONFIG} {mine}; choose another --workdir")
     if mine is None and not overwrite:
         _refuse_another_config(workdir, config)
-        read_summary(workdir)
+        finished = read_summary(workdir) is not None
+        if finished and is_longer(workdir, config) and not checkpoints_in(workdir / CHECKPOINT):
+            raise ValueError(
+                f"workdir {workdir} holds a finished run without the checkpoint of its end, which "
+                "a longer one goes on from; choose another --workdir, or --overwrite it"
+            )
     manifest.refuse(workdir, there, ours=mine is None)
 
 
@@ -227,6 +251,7 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
         f"{key} ({_short(there, key)} there, {_short(here, key)} here)"
         for key in sorted(there | here, key=str)
         if there.get(key, ...) != here.get(key, ...)
+        and not (key in LENGTHS and entries.is_number(there.get(key)) and here[key] > there[key])
     ]
     if differing:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
@@ -281,8 +306,8 @@ def read_config(path: str | os.PathLike) -> ml_collections.ConfigDict:
     """The config that a run has written, its parts as mappings, whichever way it has them."""
     stored = formats.read(path, formats.CONFIG)
     try:
-        entries = {name: value for name, value in stored.items() if name != MODULES}
-        return parts.canonical(ml_collections.ConfigDict(_with_numbers(entries)))
+        values = {name: value for name, value in stored.items() if name != MODULES}
+        return parts.canonical(ml_collections.ConfigDict(_with_numbers(values)))
     except Exception as error:  # ConfigDict and what makes parts of texts raise many kinds
         raise formats.damaged(path, error, formats.CONFIG) from error
 

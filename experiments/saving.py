@@ -1,14 +1,19 @@
 """When a run makes checkpoints, and which kind: whole or, where its state is divided, in parts."""
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from experiments import checkpoints, distributed, divided_checkpoints, endings
+import numpy as np
+
+from experiments import checkpoints, distributed, divided_checkpoints, endings, records
+from experiments.checkpoints import Checkpoint, Unreadable
 from experiments.divided_checkpoints import Writing
 from experiments.training_loop import Arm
-from runtimes import phases
+from runtimes import phases, placement
 
 
 class Saver:
@@ -16,7 +21,7 @@ class Saver:
 
     with Saver(seconds) as saver:
         saver.save(arms)  # at every evaluation
-        saver.wait()  # at the end
+        summary = saver.end(arm)
     """
 
     def __init__(self, seconds: float):
@@ -47,6 +52,29 @@ class Saver:
             self._last = time.monotonic()
         elif number is None:
             return
+        self._write(arms)
+        if number is not None:
+            self.wait()
+            distributed.agreed(None)  # the first process has written it
+            endings.end(number)
+
+    def end(self, arm: Arm) -> dict:
+        """Leave the state of a run's end, of which it can be trained longer, and its summary.
+
+        Without checkpoints, as their seconds are infinite, there is none of the end either.
+        """
+        self.wait()
+        keeps = math.isfinite(self._seconds)
+        if keeps and not arm.resumed_at_end:
+            self._write([arm])
+            self.wait()
+        summary = arm.summary()
+        if not keeps and arm.recorder.writes:
+            checkpoints.remove(arm.recorder.workdir)
+        return summary
+
+    def _write(self, arms: Sequence[Arm]) -> None:
+        """Make a checkpoint of every arm, and remove the older ones when all have theirs."""
         self.wait()
         made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
         for recorder, checkpoint in made:
@@ -58,10 +86,6 @@ class Saver:
         for recorder, checkpoint in made:
             if recorder.writes and self._writing is None:
                 checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
-        if number is not None:
-            self.wait()
-            distributed.agreed(None)  # the first process has written it
-            endings.end(number)
 
     @phases.within(phases.CHECKPOINT)
     def wait(self) -> None:
@@ -71,9 +95,59 @@ class Saver:
             writing.wait()
 
 
-def read(workdir: str | os.PathLike, evaluation: int) -> checkpoints.Checkpoint:
-    """The checkpoint made after an evaluation; one that cannot be read raises ValueError."""
+def newest(
+    workdirs: Sequence[str | os.PathLike], notes: Sequence[Callable[[str], None]]
+) -> list[Checkpoint | None]:
+    """The checkpoint from which each of some runs that train together goes on; None: its start.
+
+    One that cannot be read is passed over for an older one, with a sentence for the run's note.
+    Raises Unreadable, with nothing removed, where a run has some and none can be read.
+    """
+    unreadable: dict[Path, Unreadable] = {}
+    while True:
+        found = []
+        evaluations = distributed.agreed(checkpoints.resumable(workdirs, unreadable))
+        for workdir, evaluation in zip(workdirs, evaluations, strict=True):
+            path, error = checkpoints.folder_of(workdir) / str(evaluation), None
+            try:
+                found.append(None if evaluation is None else _usable(workdir, evaluation))
+            except Unreadable as unread:
+                error = unread
+            if placement.of_all(np.array([error is not None])).any():
+                why = f"checkpoint {path} cannot be read by another process"
+                unreadable[path] = error or Unreadable(path, why)
+                break
+        else:
+            break
+    for workdir, checkpoint in zip(workdirs, found, strict=True):
+        passed = [e for p, e in unreadable.items() if p.parent == checkpoints.folder_of(workdir)]
+        if passed and checkpoint is None:
+            raise Unreadable(" and ".join(str(e.path) for e in passed), passed[0].why)
+    for workdir, evaluation, note in zip(workdirs, evaluations, notes, strict=True):
+        folder = checkpoints.folder_of(workdir)
+        for path, error in unreadable.items():
+            if path.parent == folder:
+                note(f"{error.why}; goes on from {folder / str(evaluation)}, and it is removed")
+        if evaluation is not None and distributed.is_writer():
+            checkpoints.keep_only(workdir, evaluation)
+    return found
+
+
+def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
+    """The checkpoint made after an evaluation; one that cannot be read raises Unreadable."""
     kind = checkpoints
     if divided_checkpoints.is_there(workdir, evaluation):
         kind = divided_checkpoints
     return kind.read(workdir, evaluation)
+
+
+def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
+    """As `read`, with as many lines of metrics as there were; else Unreadable."""
+    checkpoint, lines = read(workdir, evaluation), len(records.read_metrics(workdir))
+    if lines < checkpoint.records:
+        raise Unreadable(
+            checkpoints.folder_of(workdir) / str(evaluation),
+            f"workdir {workdir}: {records.METRICS} has {lines} records, the checkpoint was made "
+            f"after {checkpoint.records}",
+        )
+    return checkpoint

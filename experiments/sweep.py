@@ -240,7 +240,9 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
 def unfinished(arms: list[Arm], workdir: str, overwrite: bool) -> list[Arm]:
     """The arms that are left to run."""
     root = pathlib.Path(workdir)
-    return [arm for arm in arms if overwrite or not (root / arm.path / records.SUMMARY).exists()]
+    return [
+        arm for arm in arms if overwrite or not records.is_finished(root / arm.path, arm.config)
+    ]
 
 
 def run(

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, deciding, distributed, endings, parts, records, saving
+from experiments import deciding, distributed, endings, parts, records, saving
+from experiments.checkpoints import Checkpoint
 from experiments.prepare import Prepared
 from experiments.saving import Saver
 from experiments.training_loop import Arm
@@ -24,14 +25,17 @@ def run(
     *,
     overwrite: bool = False,
     on_record: Callable[[dict], None] = lambda record: None,
+    on_note: Callable[[str], None] = lambda text: None,
     checkpoint_seconds: float = 30.0,
 ) -> dict:
     """Train one arm and return its summary; `workdir` gets what `records` lists.
 
-    on_record: called with every metrics record as it is written. checkpoint_seconds: on the wall,
-    from one checkpoint to the next evaluation that makes one.
+    on_record: called with every metrics record as it is written. on_note: called with a sentence
+    on what a run goes on from. checkpoint_seconds: on the wall, from one checkpoint to the next
+    evaluation that makes one; infinite: there is none, and the run cannot be trained longer.
     Raises ValueError, before anything is compiled or written, for a config that cannot run or a
-    workdir that belongs to another config. An arm that has finished is not run again.
+    workdir that belongs to another config. An arm that has finished is not run again, but trained
+    longer where `seconds` or `updates` are larger than they were.
     """
     config = parts.canonical(config)
     prepared, decided = deciding.prepared(config)
@@ -42,15 +46,14 @@ def run(
     ):
         if recorder.finished:
             return recorder.summary
-        (evaluation,) = distributed.agreed(checkpoints.resumable([workdir]))
-        arm = _begun(config, prepared, decided, recorder, on_record, evaluation)
+        (checkpoint,) = saving.newest([workdir], [on_note])
+        arm = _begun(config, prepared, decided, recorder, on_record, on_note, checkpoint)
         with Saver(checkpoint_seconds) as saver:
             while (budget := arm.budget()) is not None:
                 arm.take(*prepared.runtime.advance(arm.state, *budget))
                 if arm.budget() is not None:
                     saver.save([arm])
-            saver.wait()
-        summary = arm.summary()
+            summary = saver.end(arm)
         _end_if_asked()
         return summary
 
@@ -61,6 +64,7 @@ def run_together(
     *,
     overwrite: bool = False,
     on_record: Sequence[Callable[[dict], None]] | None = None,
+    on_note: Sequence[Callable[[str], None]] | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> list[dict]:
     """Train arms that differ only in data as one compiled program; otherwise as `run` does.
@@ -72,16 +76,17 @@ def run_together(
     for config in configs:  # whose tasks are the same
         made.append(deciding.prepared(config, made[0][0].task if made else None))
     hooks = on_record or [lambda record: None] * len(configs)
+    notes = on_note or [lambda text: None] * len(configs)
     with contextlib.ExitStack() as opened, endings.deferred():
         recorders = [
             opened.enter_context(_opened(workdir, config, overwrite))
             for workdir, config in zip(workdirs, configs, strict=True)
         ]
         going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
-        evaluations = checkpoints.resumable([workdirs[r] for r in going]) if going else []
+        found = saving.newest([workdirs[r] for r in going], [notes[r] for r in going])
         arms = {
-            r: _begun(configs[r], *made[r], recorders[r], hooks[r], evaluation)
-            for r, evaluation in zip(going, evaluations, strict=True)
+            r: _begun(configs[r], *made[r], recorders[r], hooks[r], notes[r], checkpoint)
+            for r, checkpoint in zip(going, found, strict=True)
         }
         if arms:
             states = [
@@ -110,7 +115,7 @@ def _train(
     arms: those that are left, by their places among the `states` of all.
     """
     batch, saver = together.stack(states), Saver(checkpoint_seconds)
-    budgets = {n: _budget_or_end(arm) for n, arm in arms.items()}
+    budgets = {n: _budget_or_end(arm, saver) for n, arm in arms.items()}
     while any(budgets.values()):
         batch = together.observed(batch, states)
         limits = [budgets.get(n) or (0.0, 0) for n in range(len(states))]
@@ -118,25 +123,22 @@ def _train(
         for n, arm in arms.items():
             if budgets[n] is not None:
                 arm.take(together.one(batch, n), schedules[n])
-                states[n], budgets[n] = arm.state, _budget_or_end(arm)
+                states[n], budgets[n] = arm.state, _budget_or_end(arm, saver)
         if any(budgets.values()):
             saver.save([arm for n, arm in arms.items() if budgets[n] is not None])
 
 
-def _budget_or_end(arm: Arm) -> tuple[float, int] | None:
+def _budget_or_end(arm: Arm, saver: Saver) -> tuple[float, int] | None:
     """`arm.budget()`; the summary is written when there is none."""
     budget = arm.budget()
     if budget is None:
-        arm.summary()
+        saver.end(arm)
     return budget
 
 
 def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
-    """The records of a run, which the first process writes; a finished run's are tidy."""
-    recorder = records.start(workdir, config, overwrite, writes=distributed.is_writer())
-    if recorder.finished and recorder.writes:
-        checkpoints.remove(workdir)  # the run was cut off just before it would have done so
-    return recorder
+    """The records of a run, which the first process writes."""
+    return records.start(workdir, config, overwrite, writes=distributed.is_writer())
 
 
 def _begun(
@@ -145,15 +147,14 @@ def _begun(
     decided: Mapping[str, Any],
     recorder: records.Recorder,
     on_record: Callable[[dict], None],
-    evaluation: int | None,
+    on_note: Callable[[str], None],
+    checkpoint: Checkpoint | None,
 ) -> Arm:
-    """The arm from its checkpoint after `evaluation`, or from its start for None."""
-    checkpoint = None
-    if evaluation is not None:
-        checkpoint = saving.read(recorder.workdir, evaluation)
-        if recorder.writes:
-            checkpoints.keep_only(recorder.workdir, evaluation)
-    return Arm(config, prepared, recorder, on_record, checkpoint, decided)
+    """The arm from its checkpoint, or from its start for None."""
+    arm = Arm(config, prepared, recorder, on_record, checkpoint, decided)
+    if checkpoint is not None:
+        on_note(f"goes on at update {arm.state.update}")
+    return arm
 
 
 def _end_if_asked() -> None:

@@ -87,7 +87,8 @@ class Arm:
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
         self._sent = self._communicated = self._waited = 0.0
-        self._evaluation, self._ended = 0, False
+        self._evaluation, self._ended, self.resumed_at_end = 0, False, False
+        self._between: Schedule | None = None  # what has happened since the last evaluation
         self.state: Run = self._runtime.start(prepared.task.init(jax.random.key(config.seed)))
         self._began = time.monotonic()
         if checkpoint is None:
@@ -107,17 +108,23 @@ class Arm:
     def take(self, state: Run, schedule: Schedule | None) -> None:
         """Evaluate where the runtime has come to within `budget`, and see whether that is all."""
         self._evaluation, self.state = self._next(), state
+        happened = [part for part in (self._between, schedule) if part is not None]
+        schedule, self._between = concatenate(happened) if happened else None, None
         if schedule is not None:
             self._history.append(schedule)
             sent = messages.sent_bytes(self._prepared.algorithm, self._prepared.shapes, schedule)
             self._sent += float(sent.sum())
             self._communicated += float(schedule.communication.sum()) / self._config.workers
         self._look()
-        target, stops = self._config.target_loss, self._config.stop_at_target
-        self._ended |= (
-            state.update >= self._config.updates
-            or (stops and target is not None and self._last["train_loss"] <= target)
-            or (schedule is None and state.exhausted)
+        self._ended |= self._is_over(schedule is None)
+
+    def _is_over(self, waited: bool) -> bool:
+        """Whether the last evaluation ends the run; waited: no update had come before it."""
+        target, loss = self._config.target_loss, self._last["train_loss"]
+        return (
+            self.state.update >= self._config.updates
+            or (self._config.stop_at_target and target is not None and loss <= target)
+            or (waited and self.state.exhausted)
         )
 
     @phases.within(phases.EVALUATION)
@@ -153,12 +160,17 @@ class Arm:
         happened = None
         if self._history and not self._runtime.replays:
             happened = concatenate(self._history)
+        config = self._config
+        planned = self._evaluation * config.evaluate_every  # when a longer run evaluates
+        between = self.state.update >= config.updates or planned != _until(config, self._evaluation)
         return checkpoints.Checkpoint(
             self._evaluation,
-            len(self.recorder.records),
+            # A rule must not see a loss that a longer run does not have.
+            len(self.recorder.records) - (between and self._runtime.replays),
             time.monotonic() - self._began,
             self._runtime.pack(self.state),
             happened,
+            between=between,
         )
 
     @phases.within(phases.CHECKPOINT)
@@ -200,10 +212,7 @@ class Arm:
             "staleness_mean": None if schedule is None else schedule.mean_staleness,
             "wall_seconds": time.monotonic() - self._began,
         }
-        summary = self.recorder.finish(summary)
-        if self.recorder.writes:
-            checkpoints.remove(self.recorder.workdir)
-        return summary
+        return self.recorder.finish(summary)
 
     def _standstill(self, schedule: Schedule | None, models) -> str | None:
         """Return why the run has trained nothing, or None if its parameters have moved."""
@@ -255,17 +264,25 @@ class Arm:
         self.state, happened = self._runtime.resume(self.state, packed, observed)
         if not self._runtime.replays:
             happened = checkpoint.schedule
-        self._history = [] if happened is None else [happened]
-        self._last, self._evaluation = metrics[-1], checkpoint.evaluation
+        self._last, self._evaluation = metrics[-1], checkpoint.evaluation - checkpoint.between
+        if happened is not None:
+            known = self._last["update"] - happened.offset
+            self._history = [happened.slice(0, known)] if known else []
+            if known < happened.updates:
+                self._between = happened.slice(known, happened.updates)
         self._sent = self._last.get("planned_bytes_per_worker", self._last["bytes_per_worker"])
         self._communicated = self._last["communication_seconds"]
         self._waited = self._last.get("input_wait_seconds", 0.0)
         self._began -= checkpoint.wall_seconds
+        if self._between is None:
+            waited = len(metrics) > 1 and metrics[-2]["update"] == self._last["update"]
+            self._ended = self._last["train_loss"] is None or self._is_over(waited)
+        self.resumed_at_end = self.budget() is None
 
     def _next(self) -> int | None:
         """The number of the first evaluation that the clock has not run past already."""
         following = range(self._evaluation + 1, _evaluations(self._config) + 1)
-        ahead = (e for e in following if _until(self._config, e) > self.state.seconds)
+        ahead = (e for e in following if _until(self._config, e) >= self.state.seconds)
         return next(ahead, None)
 
     def _method_metrics(self) -> dict[str, float]:

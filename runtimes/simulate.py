@@ -23,6 +23,8 @@ from runtimes.planning import Addresses, Plan, Planner, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
+UPDATE = "clock/update"  # beside the packed model
+
 
 class Simulation(NamedTuple):
     """A run between two dispatches. Advancing it gives its arrays away."""
@@ -180,7 +182,7 @@ class Simulator:
 
     def pack(self, simulation: Simulation) -> dict[str, np.ndarray]:
         """The model as a flat dict; `resume` takes a fresh clock to the same place."""
-        return packing.pack(simulation.model)
+        return packing.pack(simulation.model) | {UPDATE: np.array([simulation.update])}
 
     def resume(
         self,
@@ -196,6 +198,10 @@ class Simulator:
             plan, schedule = self.planner.skip(plan, seconds)
             done += [] if schedule is None else [schedule]
             plan = self.planner.observe(plan, seconds, loss)
+        # Updates since the last loss, where a run had come to its end.
+        further = int(packed.get(UPDATE, [0])[0]) - plan.update
+        plan, schedule = self.planner.skip(plan, np.inf, further)
+        done += [] if schedule is None else [schedule]
         return Simulation(model, plan), concatenate(done) if done else None
 
     def _place(self, examples):

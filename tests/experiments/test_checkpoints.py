@@ -61,7 +61,7 @@ def killed(config, workdir, records_left):
 
 def left(workdir):
     """What a run leaves, but for what the wall clock says; arrays as their bytes."""
-    assert not (workdir / "checkpoint").exists()
+    assert len(os.listdir(workdir / "checkpoint")) == 1  # of its end
     arrays = {
         (name, key): (value.dtype, value.shape, value.tobytes())
         for name in ("schedule.npz", "parameters.npz")
@@ -184,8 +184,6 @@ def test_a_half_written_checkpoint_is_not_taken_for_one(unfinished):
     assert len(seen) == 6  # from the start
 
 
-# The store goes on reading for a moment after it has found the error, with nobody there to tell.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
     config, workdir = unfinished
 
@@ -202,8 +200,7 @@ def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
     metrics.write_text(text.splitlines(keepends=True)[0])
     refused("metrics.jsonl has 1 records, the checkpoint was made after 2; remove")
     metrics.write_text(text)
-    manifest = workdir / "checkpoint" / "1" / "manifest.ocdbt"
-    manifest.write_bytes(b"nothing")
+    (workdir / "checkpoint" / "1" / checkpoints.STATE).write_bytes(b"nothing")
     refused(r"checkpoint .*1 cannot be read \(")
     assert train.run(config, workdir, overwrite=True)["updates"] > 0
 
