@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments import parts
+from experiments import entries, formats, parts, records
 from experiments.entries import is_number
 
 
@@ -33,12 +33,19 @@ class ConfigFile(NamedTuple):
 
 
 def read(path: str, flags: Mapping[str, str | bool] | None = None) -> ConfigFile:
-    """The config file of `file.py` or `file.py:argument`, with flags as `overrides` finds them.
+    """The config of `file.py`, `file.py:argument` or a run's config.json.
+
+    flags: as `overrides` finds them.
 
     Raises ValueError for a file that cannot be used, and for a flag that names no entry.
     """
     file, colon, argument = path.partition(":")
-    module = load(file)
+    if file.endswith(".json"):
+        if colon:
+            raise ValueError(f"--config={path}: a record takes no argument; leave out :{argument}")
+        module = _recorded(file)
+    else:
+        module = load(file)
     try:
         config = module.get_config(*[argument] if colon else [])
     except SystemExit as error:
@@ -64,6 +71,8 @@ def load(path: str) -> ModuleType:
         if not (path.startswith("configs/") and ours.is_file()):
             raise ValueError(f"there is no file {path!r}; give the path of a config")
         path = str(ours)
+    if not path.endswith(".py"):
+        raise ValueError(f"{path}: a config is a Python file or a run's config.json; give one")
     try:
         spec = importlib.util.spec_from_file_location("_config", path)
         module = importlib.util.module_from_spec(spec)
@@ -74,6 +83,18 @@ def load(path: str) -> ModuleType:
         raise
     except Exception as error:  # the file is code and can raise anything
         raise ValueError(f"{type(error).__name__}: {error}; correct {path}") from error
+    return module
+
+
+def _recorded(path: str) -> ModuleType:
+    """A module whose config is that of a run's config.json."""
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path!r}; give the path of a config")
+    config = records.read_config(path, formats.GIVEN_CONFIG)
+    if not formats.is_arm(config.to_dict()):
+        raise formats.damaged(path, "no run has written it", formats.GIVEN_CONFIG)
+    module = ModuleType("_config")
+    module.__file__, module.get_config = path, lambda: config
     return module
 
 
@@ -118,7 +139,7 @@ def _value(config: ConfigDict, key: str, text: str | bool) -> Any:
         before = functools.reduce(lambda node, name: node[name], key.split("."), config)
     except (KeyError, TypeError, AttributeError):
         before = None
-    if isinstance(text, bool) or isinstance(before, str):
+    if isinstance(text, bool) or isinstance(before, str) or key in entries.OPTIONAL_TEXTS:
         return None if text == "None" else text
     try:
         value = parts.read(text)
@@ -145,7 +166,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
             node = node.get(parent) if isinstance(node, ConfigDict) else None
         known = isinstance(node, ConfigDict) and last in node
         inside = isinstance(node, ConfigDict) and node is not config and "name" in node
-        if not known and not (inside and last):
+        optional = node is config and last in entries.OPTIONAL
+        if not known and not optional and not (inside and last):
             raise ValueError(f"the config has no entry {key!r}; known entries: {', '.join(config)}")
         with node.unlocked(), node.ignore_type():
             node[last] = value

@@ -75,7 +75,10 @@ _OPTIONAL: Entries = (
     ("a positive whole number below 2**31", lambda v: is_count(v) and v < 2**31,
      ("devices_per_worker",)),
     ("a text", lambda v: isinstance(v, str), ("sharding",)),
+    ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
 )  # fmt: skip
+OPTIONAL_TEXTS = ("initial", "sharding")
+OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 
 def check_arm(config: ConfigDict) -> None:

@@ -260,6 +260,7 @@ CONFIG = Format(
     (),
     "give another --workdir, or remove it together with all that lies beside it",
 )
+GIVEN_CONFIG = CONFIG._replace(way_out="give a Python file, or the config.json of a run")
 SLURM_JOBS = Format(
     (("an object of jobs with arms and tasks", _is_jobs, ("jobs",)),),
     ("jobs",),

@@ -16,6 +16,7 @@ from algorithms.reducers import REDUCERS
 from comms import cost, messages, mixing, topology
 from experiments import (
     entries,
+    initial,
     limits,
     optimizers,
     parts,
@@ -62,7 +63,11 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     if task is None:
         with limits.rationed():
             task = tasks.TASK.build(config.task)
+    if isinstance(task.init, initial.Given):  # of another arm
+        task = task._replace(init=task.init.own)
     shapes = _shapes(config, task)
+    if config.get("initial") is not None:
+        task = task._replace(init=initial.Given(task.init, initial.read(config.initial, shapes)))
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
 
@@ -82,7 +87,8 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
         jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
         exchange = _exchange(config, algorithm, shapes)
         ranges.check_memory(config, algorithm, shapes)
-        again = functools.partial(_runtime_again, json.dumps(config.to_dict()))
+        entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
+        again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
         delay = waiting.own_delay(config)
         rule = places.decided(config, algorithm, shapes, exchange, delay)
         runtime = places.build(config, task, algorithm, sampler, rule, delay, exchange, again)
@@ -161,6 +167,7 @@ def alike(config: ConfigDict) -> str | None:
     if place is None or not place.together or config.devices != 1 or tasks.streams(config.task):
         return None
     shared = config.to_dict()
+    shared.pop("initial", None)
     for name in (
         "name", "baseline", "delay", "draw", "communication", "seconds", "updates",
         "evaluate_every", "target_loss", "stop_at_target",

@@ -20,16 +20,29 @@ from typing import Any
 
 import ml_collections
 
-from experiments import entries, files, formats, joining, kinds, locks, manifest, parts, texts
+from experiments import (
+    entries,
+    files,
+    formats,
+    initial,
+    joining,
+    kinds,
+    locks,
+    manifest,
+    parts,
+    texts,
+)
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
 MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
+INITIAL = "initial_sha256"  # in a config: of the parameters that `initial` names
 PARAMETERS, CHECKPOINT = "parameters.npz", "checkpoint"
 UNFINISHED = "unfinished"  # a checkpoint that is being written or removed
 ORBAX = ".orbax-checkpoint-tmp"  # what orbax adds to a name until all is written
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
+BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
@@ -60,9 +73,18 @@ class Recorder:
         return self.summary is not None
 
     def begin(self, kept: int = 0) -> None:
-        """Open the metrics, cut back to the first `kept` records; needed before `append`."""
+        """Open the metrics, cut back to the first `kept` records; needed before `append`.
+
+        ValueError if there are fewer.
+        """
         path = self.workdir / METRICS
         lines = _whole_lines(path)[:kept] if kept else []
+        if len(lines) < kept:
+            raise ValueError(
+                f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
+                f"made after {kept}; remove {self.workdir / CHECKPOINT}, and the same command "
+                "starts this run over"
+            )
         self.records = _parsed(lines, path, formats.LINE)
         if self.writes:
             if self._longer is not None:
@@ -161,10 +183,13 @@ def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def _described(config: ml_collections.ConfigDict) -> dict:
-    """What config.json says: the entries, and what the code was that they bring along."""
+    """What config.json says: the entries, and what code and parameters they bring along."""
     config = parts.canonical(config)
-    modules = kinds.brought(config)
-    return config.to_dict() | ({MODULES: modules} if modules else {})
+    modules, path = kinds.brought(config), config.get("initial")
+    brought = {MODULES: modules} if modules else {}
+    if path is not None:
+        brought[INITIAL] = initial.digest(path)
+    return config.to_dict() | brought
 
 
 def remove_checkpoints(workdir: str | os.PathLike, keep: frozenset[str] = frozenset()) -> None:
@@ -216,6 +241,12 @@ def check(
     # First what lies there, then whether it is ours: another process may be about to begin.
     there = manifest.present(workdir, (*manifest.RUN_FILES, *manifest.RUN_FOLDERS))
     mine = is_ours(workdir, config)
+    path = config.get("initial")
+    if overwrite and path is not None and workdir.resolve() in Path(path).resolve().parents:
+        raise ValueError(
+            f"workdir {workdir}: --overwrite would remove {path}, which config.initial names; "
+            "choose another --workdir"
+        )
     if mine is not None and CONFIG in there:
         raise ValueError(f"workdir {workdir} holds a {CONFIG} {mine}; choose another --workdir")
     if mine is None and not overwrite:
@@ -239,13 +270,14 @@ def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
         there = read_json(path)
     except formats.Damaged as error:
         return f"that cannot be read ({error})"
-    same_entries = set(there) - {MODULES} == set(parts.canonical(config))
+    same_entries = set(there) - BESIDE == set(parts.canonical(config))
     return None if same_entries or formats.is_arm(there) else "that no run has written"
 
 
 def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
-    modules = read_json(workdir / CONFIG).get(MODULES)
-    written = read_config(workdir / CONFIG).to_dict() | ({MODULES: modules} if modules else {})
+    stored = read_json(workdir / CONFIG)
+    brought = {name: stored[name] for name in BESIDE if name in stored}
+    written = read_config(workdir / CONFIG).to_dict() | brought
     there, here = flat(written), flat(_with_numbers(json.loads(_dumps(_described(config)))))
     differing = [
         f"{key} ({_short(there, key)} there, {_short(here, key)} here)"
@@ -302,14 +334,16 @@ def read_json(path: str | os.PathLike) -> Any:
     return formats.read(path, formats.ANYTHING)
 
 
-def read_config(path: str | os.PathLike) -> ml_collections.ConfigDict:
+def read_config(
+    path: str | os.PathLike, form: formats.Format = formats.CONFIG
+) -> ml_collections.ConfigDict:
     """The config that a run has written, its parts as mappings, whichever way it has them."""
-    stored = formats.read(path, formats.CONFIG)
+    stored = formats.read(path, form)
     try:
-        values = {name: value for name, value in stored.items() if name != MODULES}
+        values = {name: value for name, value in stored.items() if name not in BESIDE}
         return parts.canonical(ml_collections.ConfigDict(_with_numbers(values)))
     except Exception as error:  # ConfigDict and what makes parts of texts raise many kinds
-        raise formats.damaged(path, error, formats.CONFIG) from error
+        raise formats.damaged(path, error, form) from error
 
 
 def _with_numbers(tree: Any) -> Any:

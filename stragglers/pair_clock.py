@@ -138,7 +138,9 @@ def check_neighbours(name: str, setting: Setting) -> None:
     """Raise ValueError unless every worker has a neighbour and a duration per mini-batch."""
     graph, workers = setting.graph, setting.workers
     if graph is None:
-        raise Unfit(name, "nodes meet neighbours, but got no graph", "take a method with a graph, as swarm")
+        raise Unfit(
+            name, "nodes meet neighbours, but got no graph", "take a method with a graph, as swarm"
+        )
     if setting.links is not None:
         raise Unfit(name, "nodes draw their own partners, but got links", "leave them out")
     if set(graph) != set(range(workers)):

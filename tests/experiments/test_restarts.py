@@ -158,7 +158,7 @@ def test_both_start_again_when_one_is_killed_and_finish_the_run(here):
     happened.validate()
     assert happened.updates == 600 and (happened.batches.max(1) == 2).all()
     assert (happened.batches < 2).any()
-    assert not (here / "out" / "checkpoint").exists()
+    assert len(list((here / "out" / "checkpoint").iterdir())) == 1  # of the end
 
 
 @pytest.mark.slow

@@ -1,0 +1,155 @@
+"""Given parameters that a run starts from, instead of those that its task draws.
+
+`config.initial` names the parameters.npz of a run, a file of safetensors, a msgpack file of Flax or
+a checkpoint folder of orbax. Their names are those of the model's parameters, joined by "/" or ".".
+Where names begin with "params/", only these count, without it: the rest is an optimizer's.
+"""
+
+import functools
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from comms.trees import named_leaves
+from experiments import files, texts
+
+KINDS = "a .npz, .safetensors or .msgpack file, or a checkpoint folder of orbax"
+PREFIX = "params/"
+SHOWN = 3  # names in a sentence
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Given:
+    """An `init` of a task that returns given parameters, whatever the key.
+
+    own: the `init` that draws them.
+    """
+
+    def __init__(self, own: Callable[[jax.Array], Any], params: Any):
+        self.own, self._params = own, params
+
+    def __call__(self, key: jax.Array) -> Any:
+        del key
+        return jax.tree.map(jnp.asarray, self._params)
+
+
+def read(path: str, shapes: Any) -> Any:
+    """The parameters in a file or folder, in the structure of `shapes`.
+
+    Raises ValueError in a sentence for what cannot be read, and for names, shapes and types that
+    are not those of `shapes`.
+    """
+    check(path)
+    try:
+        found = _reader(path)(path)
+    except Exception as error:  # a reader meets any bytes
+        why = f"{type(error).__name__}: {texts.brief(error)}"
+        raise ValueError(f"initial {path} cannot be read ({why}); give {KINDS}") from error
+    wanted = dict(named_leaves(shapes))
+    found = _matching(found, wanted)
+    missing, more = (sorted(a.keys() - b.keys()) for a, b in ((wanted, found), (found, wanted)))
+    if missing or more:
+        wrong = [f"has no {_some(missing)}"] if missing else []
+        wrong += [f"has {_some(more)}, which the model has not"] if more else []
+        raise ValueError(f"initial {path} {' and '.join(wrong)}; give parameters of this model")
+    arrays = []
+    for name, like in wanted.items():
+        array = np.asarray(found[name])
+        if array.dtype.kind == "V" and array.dtype.itemsize == like.dtype.itemsize:
+            array = array.view(like.dtype)  # of a type that NumPy's files do not know
+        if (array.shape, array.dtype) != (like.shape, like.dtype):
+            raise ValueError(
+                f"initial {path}: {name} is {array.dtype} of shape {array.shape}, and the model "
+                f"has {like.dtype} of shape {like.shape}; give parameters of this model"
+            )
+        arrays.append(array)
+    return jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+
+
+def check(path: str) -> None:
+    """Raise ValueError where nothing of a kind that can be read lies at a path."""
+    if not Path(path).exists():
+        raise ValueError(f"initial: there is no file or folder {path!r}; give {KINDS}")
+    if _reader(path) is None:
+        raise ValueError(f"initial {path} is of another kind; give {KINDS}")
+
+
+def digest(path: str) -> str:
+    """The SHA-256 of a file, or of the names and digests of all files of a folder."""
+    check(path)
+    within = [p for p in sorted(Path(path).rglob("*")) if p.is_file()]
+    stats = [(str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in within or [Path(path)]]
+    return _digest(path, tuple(stats))
+
+
+@functools.lru_cache(maxsize=16)  # arms of a sweep ask for the same one
+def _digest(path: str, stats: tuple[tuple[str, int, int], ...]) -> str:
+    found = {}
+    for name, *_ in stats:
+        with files.opened(name) as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    if found.keys() == {path}:
+        return found[path]
+    lines = (f"{d}  {Path(name).relative_to(path).as_posix()}\n" for name, d in found.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _reader(path: str) -> Callable[[str], Arrays] | None:
+    return _orbax if Path(path).is_dir() else READERS.get(Path(path).suffix)
+
+
+def _npz(path: str) -> Arrays:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def _safetensors(path: str) -> Arrays:
+    try:
+        reader = importlib.import_module("safetensors.numpy")
+    except ModuleNotFoundError as error:
+        raise ValueError("install safetensors, a small package, to read it") from error
+    return reader.load_file(path)
+
+
+def _msgpack(path: str) -> Arrays:
+    from flax import serialization
+
+    return dict(named_leaves(serialization.msgpack_restore(Path(path).read_bytes())))
+
+
+def _orbax(path: str) -> Arrays:
+    import orbax.checkpoint as ocp
+
+    from experiments import checkpoints
+
+    folder = Path(path).absolute()
+    if (folder / "default").is_dir():  # of a manager's step
+        folder = folder / "default"
+    with checkpoints.quiet(), ocp.PyTreeCheckpointer() as store:
+        tree = store.metadata(folder).item_metadata.tree
+        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return dict(named_leaves(store.restore(folder, restore_args=on_host)))
+
+
+READERS = {".npz": _npz, ".safetensors": _safetensors, ".msgpack": _msgpack}
+
+
+def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:
+    """The arrays under those of their possible names that fit the wanted ones best."""
+    tried = [found, {name.replace(".", "/"): array for name, array in found.items()}]
+    for arrays in tried:  # which grows
+        inside = {n.removeprefix(PREFIX): a for n, a in arrays.items() if n.startswith(PREFIX)}
+        tried += [inside] if inside else []
+    return min(tried, key=lambda arrays: len(wanted.keys() ^ arrays.keys()))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,150 @@
+"""A run that starts from given parameters has at first the loss that these had at the end."""
+
+import flax.serialization
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from experiments import config_files, prepare, records, train
+from tests.experiments.test_checkpoints import configured
+
+DIGITS = {
+    "task": "digits(model=mlp(hidden=(8,)))",
+    "wait": "barrier",
+    "seconds": 1.0,
+    "evaluate_every": 1.0,
+    "updates": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The workdir of a run that has ended."""
+    workdir = tmp_path_factory.mktemp("first") / "run"
+    train.run(configured(**DIGITS), workdir)
+    return workdir
+
+
+def nested(workdir):
+    """The trained parameters as {"params": {layer: {name: array}}}."""
+    tree = {}
+    for name, array in np.load(workdir / records.PARAMETERS).items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = array
+    return tree
+
+
+def as_npz(workdir, folder):
+    return workdir / records.PARAMETERS
+
+
+def as_msgpack(workdir, folder):
+    path = folder / "state.msgpack"
+    state = {"step": np.int32(3), "opt_state": {"mu": np.zeros(3)}, **nested(workdir)}
+    path.write_bytes(flax.serialization.msgpack_serialize(state))
+    return path
+
+
+def as_safetensors(workdir, folder):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    arrays = np.load(workdir / records.PARAMETERS).items()
+    path = folder / "model.safetensors"
+    bare = {n.removeprefix("params/").replace("/", "."): np.ascontiguousarray(a) for n, a in arrays}
+    safetensors.save_file(bare, path)
+    return path
+
+
+def as_orbax(workdir, folder):
+    with ocp.StandardCheckpointer() as store:
+        store.save(folder / "orbax", nested(workdir))
+    return folder / "orbax"
+
+
+@pytest.mark.parametrize("form", [as_npz, as_msgpack, as_safetensors, as_orbax])
+def test_a_run_begins_where_another_has_ended(first, tmp_path, form):
+    path = form(first, tmp_path)
+    second = tmp_path / "second"
+    train.run(configured(**DIGITS, initial=str(path)), second)
+    ended, begins = records.read_metrics(first)[-1], records.read_metrics(second)[0]
+    assert begins["update"] == 0 and ended["update"] == 3
+    for name in ("train_loss", "test_loss", "test_accuracy"):
+        assert begins[name] == ended[name]
+    described = records.read_json(second / records.CONFIG)
+    assert described["initial"] == str(path) and len(described[records.INITIAL]) == 64
+
+
+def test_an_arm_of_its_own_start_shares_a_task_with_one_that_is_given_parameters(first, tmp_path):
+    own, given = ({**DIGITS, "initial": i} for i in (None, str(first / records.PARAMETERS)))
+    places = [tmp_path / "given", tmp_path / "own"]
+    train.run_together([configured(**given), configured(**own)], places)
+    losses = [records.read_metrics(place)[0]["train_loss"] for place in places]
+    assert losses[0] == records.read_metrics(first)[-1]["train_loss"]
+    assert losses[1] == records.read_metrics(first)[0]["train_loss"]
+
+
+def test_parameters_that_have_changed_are_another_run(first, tmp_path):
+    path = tmp_path / "copy.npz"
+    path.write_bytes((first / records.PARAMETERS).read_bytes())
+    config = configured(**DIGITS, initial=str(path))
+    train.run(config, tmp_path / "run")
+    arrays = {name: array + 1 for name, array in np.load(path).items()}
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="differs in initial_sha256"):
+        train.run(config, tmp_path / "run")
+
+
+def changed(path, change):
+    arrays = dict(np.load(path))
+    name = sorted(arrays)[0]
+    change(arrays, name)
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a, n: a.pop(n), "has no .*bias; give parameters of this model"),
+        (lambda a, n: a.update({"params/new": a[n]}), "has new, which the model has not"),
+        (lambda a, n: a.update({n: a[n].astype(np.float16)}), "is float16 of shape .* float32"),
+        (lambda a, n: a.update({n: a[n][1:]}), r"of shape \(7,\), and the model has .* \(8,\)"),
+    ],
+)
+def test_other_names_shapes_and_types_are_refused(first, tmp_path, change, words):
+    path = tmp_path / "other.npz"
+    np.savez(path, **changed(first / records.PARAMETERS, change))
+    with pytest.raises(ValueError, match=words) as caught:
+        train.run(configured(**DIGITS, initial=str(path)), tmp_path / "run")
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_read_is_refused(first, tmp_path):
+    for name, words in (("a.npz", "cannot be read"), ("a.msgpack", "cannot be read"),
+                        ("a.pt", "another kind"), ("a.safetensors", "cannot be read"),
+                        ("none.npz", "there is no file")):  # fmt: skip
+        if name != "none.npz":
+            (tmp_path / name).write_bytes(b"\x00nothing")
+        with pytest.raises(ValueError, match=f"{words}.*; give"):
+            prepare.prepare(configured(**DIGITS, initial=str(tmp_path / name)))
+    path = first / records.PARAMETERS
+    with pytest.raises(ValueError, match="--overwrite would remove"):
+        train.run(configured(**DIGITS, initial=str(path)), first, overwrite=True)
+    assert path.exists()
+
+
+def test_a_record_is_a_config_and_takes_the_entry(first):
+    path = str(first / records.PARAMETERS)
+    file = config_files.read(str(first / records.CONFIG), {"initial": path, "seed": "3"})
+    assert file.config.initial == path and file.config.seed == 3
+    assert not hasattr(file.module, "sweep")
+    again = config_files.read(str(first / records.CONFIG)).config
+    assert train.run(again, first) == records.read_summary(first)  # it is that run
+    for wrong, words in (
+        (str(first / "summary.json"), "no run has written it.*; give a Python file"),
+        ("sweep.yaml", "there is no file|a Python file or a run's config.json"),
+        (str(first / records.CONFIG) + ":quick", "takes no argument"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            config_files.read(wrong)
