@@ -1,7 +1,7 @@
 """Given parameters that a run starts from, instead of those that its task draws.
 
 `config.initial` names the parameters.npz of a run, a file of safetensors, a msgpack file of Flax or
-a checkpoint folder of orbax. Their names are those of the model's parameters, joined by "/" or ".".
+a checkpoint folder of orbax. Their names are the model's own, joined by "/" or ".".
 Where names begin with "params/", only these count, without it: the rest is an optimizer's.
 """
 
@@ -43,8 +43,8 @@ class Given:
 def read(path: str, shapes: Any) -> Any:
     """The parameters in a file or folder, in the structure of `shapes`.
 
-    Raises ValueError in a sentence for what cannot be read, and for names, shapes and types that
-    are not those of `shapes`.
+    Raises ValueError in a sentence for what cannot be read, and for names, shapes and types
+    that differ from `shapes`.
     """
     check(path)
     try:
@@ -102,7 +102,7 @@ def _digest(path: str, stats: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def _reader(path: str) -> Callable[[str], Arrays] | None:
-    return _orbax if Path(path).is_dir() else READERS.get(Path(path).suffix)
+    return _orbax if Path(path).is_dir() else _READERS.get(Path(path).suffix)
 
 
 def _npz(path: str) -> Arrays:
@@ -138,11 +138,11 @@ def _orbax(path: str) -> Arrays:
         return dict(named_leaves(store.restore(folder, restore_args=on_host)))
 
 
-READERS = {".npz": _npz, ".safetensors": _safetensors, ".msgpack": _msgpack}
+_READERS = {".npz": _npz, ".safetensors": _safetensors, ".msgpack": _msgpack}
 
 
 def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:
-    """The arrays under those of their possible names that fit the wanted ones best."""
+    """Return the arrays by their possible names that fit the wanted ones best."""
     tried = [found, {name.replace(".", "/"): array for name, array in found.items()}]
     for arrays in tried:  # which grows
         inside = {n.removeprefix(PREFIX): a for n, a in arrays.items() if n.startswith(PREFIX)}
