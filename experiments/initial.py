@@ -102,7 +102,8 @@ def _digest(path: str, stats: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def _reader(path: str) -> Callable[[str], Arrays] | None:
-    return _orbax if Path(path).is_dir() else _READERS.get(Path(path).suffix)
+    readers = {".npz": _npz, ".safetensors": _safetensors, ".msgpack": _msgpack}
+    return _orbax if Path(path).is_dir() else readers.get(Path(path).suffix)
 
 
 def _npz(path: str) -> Arrays:
@@ -136,9 +137,6 @@ def _orbax(path: str) -> Arrays:
         tree = store.metadata(folder).item_metadata.tree
         on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         return dict(named_leaves(store.restore(folder, restore_args=on_host)))
-
-
-_READERS = {".npz": _npz, ".safetensors": _safetensors, ".msgpack": _msgpack}
 
 
 def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:
