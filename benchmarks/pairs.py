@@ -1,7 +1,7 @@
 """Every method under every waiting rule in every runtime, three updates of those that are accepted.
 
     python -m benchmarks.pairs --output=docs/results/benchmarks/pairs.json
-    python -m benchmarks.pairs --runtimes=simulate --methods=top_k
+    python -m benchmarks.pairs --runtimes=simulate --of_methods=top_k
 
 `experiments.places.decided` decides from declarations; here it shows whether what is accepted
 trains and whether anything is refused too late. A point per runtime and method has the numbers of
@@ -25,7 +25,7 @@ from experiments import parts, places, prepare
 from stragglers.rules import RULES
 
 _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where to train.")
-_METHODS = flags.DEFINE_list("methods", sorted(ALGORITHMS), "Names of the methods to train.")
+_METHODS = flags.DEFINE_list("of_methods", sorted(ALGORITHMS), "Methods to train.")
 
 WORKERS, UPDATES = 4, 3
 NUMBERS = {  # that methods and rules need

@@ -36,7 +36,7 @@ from benchmarks.every_method import METHODS
 
 _AGAINST = flags.DEFINE_string("against", "HEAD", "Commit whose code runs on the other side.")
 _ONLY = flags.DEFINE_list("only", [], "Experiments; default: all.")
-_JOBS = flags.DEFINE_integer("jobs", 2, "How many experiments run at once.", lower_bound=1)
+_JOBS = flags.DEFINE_integer("at_once", 2, "How many experiments run.", lower_bound=1)
 
 ROOT = pathlib.Path(__file__).parents[1]
 KEPT = ROOT / "runs" / "same_behaviour"

@@ -104,9 +104,9 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
 def _shapes(config: ConfigDict, task: Task) -> Any:
     """The shapes of the parameters, which no seed changes, of a task that can be trained."""
     who = f"task {parts.text(config.task)!r}"
-    functions = (task.init, task.losses)
-    if functions in _CHECKED:
-        return _CHECKED[functions]
+    checked = [id(field) for field in task]
+    if _CHECKED and _CHECKED[0] == checked:
+        return _CHECKED[1]
     try:
         shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     except modules.Refused as error:
@@ -120,13 +120,12 @@ def _shapes(config: ConfigDict, task: Task) -> Any:
         tasks.check(task, shapes)
     except ValueError as error:
         raise ValueError(f"{who}: {error}") from error
-    _CHECKED.clear()
-    _CHECKED[functions] = shapes
+    _CHECKED[:] = checked, shapes, (task.init, task.losses)  # which keeps their ids theirs
     return shapes
 
 
 _PLAIN = (TypeError, ValueError, ArithmeticError, FlaxError)  # whose texts say what is wrong
-_CHECKED: dict[tuple, Any] = {}  # of the last task: the arms of a sweep share it
+_CHECKED: list[Any] = []  # of the last task: the arms of a sweep share it
 
 
 def build_reducer(part, seed: int) -> Reducer:

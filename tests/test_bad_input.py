@@ -84,7 +84,7 @@ BAD = [
     (("--config=raises.py", "--workdir=out"), "KeyError: 'nothing'; correct raises.py"),
     (("--config=empty.py", "--workdir=out"), "has no attribute 'get_config'; correct empty.py"),
     (("--config=nothing.py", "--workdir=out"), "get_config() gave NoneType; return a ConfigDict"),
-    (("--config=trace.csv", "--workdir=out"), "correct trace.csv"),
+    (("--config=trace.csv", "--workdir=out"), "trace.csv: a config is a Python file"),
     (("--config=config.py:wrokers=3", "--workdir=out"), "known arguments: workers, pace"),
     (("--config=config.py:workers=x", "--workdir=out"), "'workers' needs a value of type int"),
     (("--config=config.py:pace=-1", "--workdir=out"), "needs scale > 0, got scale=-1"),

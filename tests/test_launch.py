@@ -56,7 +56,7 @@ def test_a_run_leaves_its_records(here):
     run = here / "a" / "run"
     assert {path.name for path in run.iterdir()} == {
         "config.json", "metrics.jsonl", "summary.json", "schedule.npz", "parameters.npz",
-        "timeline.json", "figure.png", "report.json", "report.html", "strip.png",
+        "timeline.json", "figure.png", "report.json", "report.html", "strip.png", "checkpoint",
     }  # fmt: skip
     noted = json.loads((run / "report.json").read_text())
     assert noted["command"].endswith("--config.seed=4 --workdir=a/run")

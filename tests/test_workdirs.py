@@ -170,6 +170,9 @@ def test_a_kill_at_any_moment_leaves_a_workdir_that_goes_on(call, here):
     other.write_text("mine")
     for name in ("summary.json", "metrics.jsonl", "schedule.npz"):
         (here / "out" / name).unlink()
+    code, out, err = call(*OK)
+    assert code == 1 and "the same command trains that run again" in out + err
+    shutil.rmtree(here / "out" / "checkpoint")  # of the end, which relied on the metrics
     assert call(*OK)[0] == 0
     assert not leftover.exists() and other.exists()
 

@@ -77,6 +77,11 @@ def check(task: Task, params: Any) -> None:
             f"there are {counts['labels']} labels for {counts['train']} training samples; give one "
             "a sample"
         )
+    if task.shared_draw and not worker.draws(task.losses):
+        raise ValueError(
+            "shared_draw says that losses draw at random, but they take no third argument; give "
+            "them one, or leave shared_draw out"
+        )
     losses = first_draw(task)
     examples = _example_shapes(task.train)
     drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)

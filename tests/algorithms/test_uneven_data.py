@@ -238,9 +238,7 @@ def test_a_slow_worker_leaves_no_bias_where_nobody_waits_for_it(make, rate):
 def test_only_some_of_the_workers_are_refused():
     for make in (gradient_tracking, exact_diffusion, qg_dsgdm, decentlam):
         method = make(optax.sgd(RATE), RING)
-        with pytest.raises(
-            ValueError, match=f"{make.__name__}: all workers mix their .* in rounds"
-        ):
+        with pytest.raises(ValueError, match="meetings of pairs, which its exchange is not made f"):
             quadratics.simulated(method, "random_pairs", delays.exponential(1.0), 4, local_steps=1)
 
 

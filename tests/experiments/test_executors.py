@@ -182,7 +182,7 @@ def trained(monkeypatch):
     """The names of the arms that are trained; that of an arm says what becomes of it."""
     names = []
 
-    def run(config, place, *, overwrite, on_record, checkpoint_seconds):
+    def run(config, place, *, overwrite, on_record, on_note, checkpoint_seconds):
         names.append(config.name)
         if config.name == "bad":
             raise RuntimeError("out of memory\n  in many lines")

@@ -39,7 +39,7 @@ WAITS = [*pairs.WAITS, *VARIANTS]
 @functools.cache
 def method(written):
     return prepare.METHOD.build(
-        prepare._with_built_parts(written, 0),
+        prepare._with_built_parts(written, 0, topology.ring(N)),
         optimizer=optax.sgd(0.1),
         graph=topology.ring(N),
         workers=N,

@@ -104,7 +104,7 @@ BAD = [
         "and this W would not be used; leave it out",
     ),
     ({"delay": "none"}, "set config.delay, as to deterministic(value=1.0), or config.runtime=mesh"),
-    ({"wait": "random_pairs"}, "got no graph; take a method with a graph, as swarm"),
+    ({"wait": "random_pairs"}, "all_reduce cannot wait for random_pairs: nodes meet neighbours"),
     ({"wait": "k_sync(6)"}, "6 has no name, write k_sync(parameter=6), as --list names it"),
     (
         {"delay": "trace(path=/data/x.csv)"},

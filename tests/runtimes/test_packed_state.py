@@ -1,0 +1,210 @@
+"""Nothing that a run counts or keeps is lost between `pack` and `resume`, whatever has it.
+
+Every value is filled with one of its own that is not zero, as what is not packed begins at zero.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import train, training_loop
+from runtimes import packing, simulate, worker
+from runtimes.ledger import Counted
+from runtimes.mesh import Mesh
+from runtimes.nodes import Traffic
+from runtimes.simulate import Simulator
+from runtimes.update_log import Made
+from stragglers import delays, inject
+from tests import planned
+from tests.algorithms.methods import METHODS
+from tests.experiments.test_checkpoints import CONFIGS, configured, killed
+from tests.runtimes import free, meeters
+from tests.runtimes.test_contract import METHODS as FEW
+from tests.runtimes.test_contract import M, N
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+
+NUMBERS = (bool, int, float, np.ndarray, np.generic)
+
+
+def filled(tree):
+    """The tree with other values in every leaf: all different, none of them zero if possible."""
+    numbers = itertools.count(1)
+
+    def other(leaf):
+        count = int(np.prod(np.shape(leaf)))
+        values = np.fromiter(itertools.islice(numbers, count), np.int64, count)
+        kind = np.asarray(leaf).dtype if not hasattr(leaf, "dtype") else leaf.dtype
+        limit = 1 if np.dtype(kind).kind == "b" else 100 if np.dtype(kind).itemsize == 1 else 10**6
+        values = (1 + (values - 1) % limit).reshape(np.shape(leaf)).astype(kind)
+        return jnp.asarray(values) if isinstance(leaf, jax.Array) else values
+
+    return jax.tree.map(other, tree)
+
+
+def bits(tree):
+    return [(np.shape(leaf), np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
+
+
+def changed(ours, theirs):
+    """The names under which two objects have other numbers."""
+    one, two = (
+        {k: v for k, v in vars(o).items() if isinstance(v, NUMBERS)} for o in (ours, theirs)
+    )
+    return {
+        name for name in one.keys() | two.keys() if bits([one.get(name)]) != bits([two.get(name)])
+    }
+
+
+def fill(thing):
+    """Give every number among the attributes of an object a value of its own."""
+    for n, (name, value) in enumerate(sorted(vars(thing).items()), 1):
+        if isinstance(value, np.ndarray):
+            shape = np.shape(value) or (1,)
+            setattr(
+                thing, name, (100 * n + np.arange(value.size).reshape(shape)).astype(value.dtype)
+            )
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(thing, name, type(value)(100 * n))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_that_a_method_keeps_is_packed(name):
+    method = METHODS[name]()
+    params = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(())}
+
+    def begun(params):
+        return params, worker.init_server(method, params), worker.init(method, params)
+
+    like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), jax.eval_shape(begun, params))
+    kept = filled(like)
+    packed = packing.pack(kept)
+    assert sum(value.size for value in packed.values()) == sum(
+        np.size(a) for a in jax.tree.leaves(kept)
+    )
+    assert bits(packing.unpack(like, packed)) == bits(kept)
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("wait", ["first_finisher", "k_async"])
+def test_a_simulation_packs_its_model_and_where_it_stands(name, wait):
+    rule = planned.rule(
+        wait, delays.exponential(0.3), N, M, 3, **({"k": 2} if wait == "k_async" else {})
+    )
+    try:
+        runtime = Simulator(FEW[name](), losses, DATA, SAMPLES, rule, mini_batches=M)
+    except ValueError:
+        pytest.skip("the method and the rule do not go together")
+    _, plan = runtime.start(X0)
+    plan, _ = runtime.planner.skip(plan, np.inf, 7)
+    run = simulate.Simulation(filled(runtime.start(X0).model), plan)
+    again, happened = runtime.resume(runtime.start(X0), runtime.pack(run), [(0.0, 1.0)])
+    assert bits(again.model) == bits(run.model) and happened.updates == 7
+    for name in ("update", "samples", "seconds", "exhausted"):
+        assert getattr(again, name) == getattr(run, name)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_mesh_packs_its_model_its_clock_and_its_injector(name):
+    rule = planned.rule("first_finisher", delays.deterministic(1.0), N, M)
+    delayed = inject.Injector(N, rule.trigger, 0, delay=delays.deterministic(0.005))
+    runtime = Mesh(FEW[name](), losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=delayed)
+    run = runtime.start(X0)
+    # Of a method with one model each device has the same.
+    once = filled(jax.tree.map(lambda a: np.asarray(a)[:1], run.model))
+    model = jax.tree.map(lambda a, old: np.broadcast_to(a, old.shape), once, run.model)
+    run = run._replace(
+        model=runtime._on_devices(model), consumed=np.arange(5, 5 + N), seconds=3.5, update=21,
+        samples=77,
+    )  # fmt: skip
+    fill_injector(delayed)
+    before = {name: np.copy(value) for name, value in vars(delayed).items() if name in COUNTED}
+    packed = runtime.pack(run)
+    again, _ = runtime.resume(runtime.start(X0), packed, [])
+    assert bits(again) == bits(run)
+    assert bits(before) == bits({name: vars(delayed)[name] for name in before})
+
+
+# What an injector begins anew with every dispatch, or gets when it is made.
+TRANSIENT = {"_here", "_mark", "_per_round", "workers", "_past"}
+COUNTED = ("_consumed", "_attempts", "_elapsed")
+
+
+def fill_injector(injector):
+    workers, per_round = injector.workers, injector._per_round
+    fill(injector)
+    injector.workers, injector._per_round = workers, per_round
+
+
+@pytest.mark.parametrize("wait", ["barrier", "first_finisher", "drop_compute"])
+def test_an_injector_packs_every_number_that_it_counts(wait):
+    rule = planned.rule(wait, delays.deterministic(1.0), N, M)
+    one, two = (
+        inject.Injector(N, rule.trigger, 0, delay=delays.deterministic(0.01)) for _ in range(2)
+    )
+    fill_injector(one)
+    assert changed(one, two) >= set(COUNTED)
+    two.reset()
+    two.unpack(one.pack())
+    assert changed(one, two) <= TRANSIENT
+
+
+def counted_rows(number):
+    return [Made(0.1 * n, [n % free.N], [n]) for n in range(number)]
+
+
+def test_a_server_of_processes_packs_every_number_that_it_counts():
+    one, two = (free.actors("all_reduce", "k_async", k=1) for _ in range(2))
+    run = one.start(X0)
+    constant = {"workers", "_mini_batches", "_batch_size", "own_models", "remembers", "_forgets"}
+    before = {name: vars(one._server)[name] for name in constant}
+    fill(one._server)
+    vars(one._server).update(before, update=5)
+    one._server.log._made = counted_rows(5)
+    one._server.state = filled(run.state)
+    one._server.kept = one._server.counted.copy()
+    one._sent_before, one._deaths_before, one._elapsed = 1234, 56, 7.5
+    run = one._snapshot(7.5)
+    begun = two.start(X0)
+    again, _ = two.resume(begun, one.pack(run), [])
+    for name in run._fields:
+        assert bits(getattr(again, name)) == bits(getattr(run, name)), name
+    # Orders beside contributions that wait: what is under way is made anew.
+    assert changed(one._server, two._server) <= {"_more"}
+    assert changed(one, two) == set()
+
+
+def test_a_gossip_run_packs_every_number_that_it_counts():
+    one, two = (meeters.meetings("float32") for _ in range(2))
+    run = one.start(X0)
+    holdings = list(filled(list(run.holdings)))
+    counted = Counted(Traffic(11, 12, 13, 14), 15, 16.5)
+    run = run._replace(holdings=holdings, seconds=2.5, update=31, samples=32, counted=counted)
+    again, _ = two.resume(two.start(X0), one.pack(run), [])
+    for name in run._fields:
+        assert bits(getattr(again, name)) == bits(getattr(run, name)), name
+    assert two._log.updates == 31 and two._before == counted
+
+
+def test_what_a_run_adds_up_goes_on_where_it_was(tmp_path, monkeypatch):
+    """Of a resumed run and of one that is trained longer, whatever the runtime has measured."""
+    monkeypatch.setattr(Simulator, "measured", lambda *_: {"input_wait_seconds": 1.0})
+    quick = {"communication": 0.03, "delay": "exponential(scale=0.01)"}
+    network = {**CONFIGS["sync"], **quick}
+    killed(configured(**network), tmp_path / "cut", 4)
+    arms = []
+    made = training_loop.Arm.__init__
+
+    def noted(self, *given, **more):
+        made(self, *given, **more)
+        arms.append((dict(vars(self)), self.recorder.records[-1]))
+
+    monkeypatch.setattr(training_loop.Arm, "__init__", noted)
+    train.run(configured(**network), tmp_path / "cut")
+    ((arm, last),) = arms
+    assert arm["_sent"] == last["bytes_per_worker"] > 0
+    assert arm["_communicated"] == last["communication_seconds"] > 0
+    assert arm["_waited"] == last["input_wait_seconds"] == 1.0
+    assert arm["_evaluation"] == 2
