@@ -124,7 +124,7 @@ KINDS = {
 BESIDE = {"wait.seconds": {"wait": "deadline(seconds=0.3)"}}  # an entry of a part that has it
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_documents_write_is_read(config):
     known = config_files.read(config).config

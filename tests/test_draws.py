@@ -30,6 +30,7 @@ from experiments.tasks import data, sampling
 from stragglers import delays
 from stragglers.processes import as_process
 from tests import planned
+from tests.marks import slow_but
 
 SEEDS, N, ROUND = range(2), 8, 1024  # the longest stretch that anything is drawn in at once
 SGD = optax.sgd(0.1)
@@ -182,7 +183,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", slow_but(SOURCES.keys() - {"meetings"}, SOURCES))
 def test_no_two_addresses_draw_alike(source):
     rows = np.concatenate(list(SOURCES[source]()))
     assert len(np.unique(rows, axis=0)) == len(rows) > 20

@@ -223,6 +223,7 @@ def entries(call, monkeypatch, flag):
     return raised.value.args[0]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("flags", "words"), MORE_DIFFERENT)
 def test_all_that_changes_what_happens_is_compared(here, monkeypatch, capsys, flags, words):
     """And named, of two commands that differ in one flag; processes that do so are above."""

@@ -193,6 +193,7 @@ def test_compiled_programs_are_kept_for_later_runs(call, here, monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
+@pytest.mark.slow
 def test_a_workdir_has_one_launch_at_a_time(call, here):
     command = (*OK, "--sweep", "--config.updates=2")
     for lock in (here / "out" / locks.LAUNCH, here / "out" / "all_reduce" / "blocking" / locks.RUN):

@@ -97,6 +97,7 @@ def test_what_does_not_fit_is_answered_in_one_sentence(call, here, flags, words)
     assert files(here) == before
 
 
+@pytest.mark.slow
 def test_what_is_large_and_fits_runs(call):
     flags = config("optimizer.warmup_samples=1000000000000", "seed=4294967295", "updates=2")
     code, _, err = call(*flags)

@@ -109,6 +109,7 @@ def test_every_name_that_is_written_is_in_the_manifest():
     assert set(manifest.REMOVED) | set(manifest.LOCKS) <= manifest.FILES
 
 
+@pytest.mark.slow
 def test_links_are_not_followed(call, here):
     """Neither under our names nor under temporary ones that somebody could guess."""
     (here / "victim").write_text("mine")
@@ -131,7 +132,7 @@ def test_links_are_not_followed(call, here):
     refused(call, here, "is a link", *SWEEP, "--workdir=linked")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "pipe"])
 def test_nothing_may_stand_in_the_way(call, here, make):
     """In a finished run: a directory or a pipe under any of our names, and no wait for the pipe."""
@@ -211,6 +212,7 @@ def test_names_that_look_like_formulas_are_drawn(call, here):
     assert (here / "out" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_long_texts_are_not_repeated(call, here):
     long = "x" * 100_000
     for flag in (f"--config.wait={long}", f"--config.delay={long}(a=1)", f"--config.{long}=1"):

@@ -109,7 +109,7 @@ def follows(method) -> set[str]:
     return found
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", FOLLOWS)
 def test_what_a_worker_sends_and_keeps_follows_from_what_it_knows(name):
     build, expected = FOLLOWS[name]

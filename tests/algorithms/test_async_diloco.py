@@ -60,6 +60,7 @@ def test_every_push_by_hand():
     np.testing.assert_allclose(found, versions[-1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_plain_momentum_at_every_push_diverges_and_delayed_does_not():
     """At the rates of DiLoCo, and at an eighth of them, which moves as far in a turn of pushes."""
     for rate, bound in ((0.7, 1.0), (0.7 / N, 0.2)):

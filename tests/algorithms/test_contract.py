@@ -161,7 +161,7 @@ def stacked_step(method):
     return jax.jit(jax.vmap(body, in_axes=(0, 0, 0, 0, rows), axis_name=AXIS))
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @EVERY
 @pytest.mark.parametrize("axis", ["shard_map", pytest.param("pmap", marks=pytest.mark.slow)])
 def test_simulated_workers_are_those_of_devices(name, axis):
@@ -211,7 +211,7 @@ def simulated(row, rule, updates=UPDATES):
     return runtime.models(state), schedule
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @EVERY
 def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
     row = shared(METHODS[name])
@@ -227,6 +227,7 @@ def rule(method, name, law, seed=0):
     return planned.rule(name, law, N, M, seed, graph=method.graph, links=method.links)
 
 
+@pytest.mark.few(6)
 @EVERY
 def test_the_simulator_runs_the_method(name):
     """The compiled loop, with its shortcuts, follows the plain worker body update by update."""
@@ -366,7 +367,7 @@ def exchange_program(method, update, active):
     return program.lower(*arguments).compile(), arguments
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @EVERY
 def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
     """Within 2 % of 4e5 coordinates; where data decide, of what is sent when all goes well."""

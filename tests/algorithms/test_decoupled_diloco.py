@@ -128,6 +128,7 @@ def test_a_learner_receives_what_was_due_since_it_has_looked(fragments):
             assert set(np.flatnonzero(changed(since, version, fragments))) == due
 
 
+@pytest.mark.slow
 def test_a_slow_learner_holds_nobody_up():
     """A quorum of half of them moves on while learner 0 sleeps, and it comes back in."""
     law = processes.persistent(delays.deterministic(1.0), {0: 20.0})

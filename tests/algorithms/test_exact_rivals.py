@@ -13,7 +13,6 @@ from comms.messages import Row, collective_bytes, exchange_seconds, fallback_byt
 from tests.algorithms import compressed as small
 from tests.algorithms.compressed import PARAMS, PATHS, ROWS, SGD, WIDTH, N
 from tests.algorithms.test_compression_trains import trained
-from tests.marks import slow
 
 WHOLE = 4 * ROWS * WIDTH  # bytes of the table
 RIVALS = {
@@ -96,7 +95,7 @@ def test_owners_get_own_rows_and_send_sums():
     assert pushed.size == 16 * 16
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", RIVALS)
 def test_bytes_and_seconds_of_fallbacks_are_those_of_what_was_sent(name):
     """The planned messages are not sent then, except the one that shows that they do not fit."""
@@ -115,6 +114,7 @@ def test_bytes_and_seconds_of_fallbacks_are_those_of_what_was_sent(name):
         assert planned + more == pytest.approx(2 * dense, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_pull_that_does_not_fit_has_cost_the_push():
     method = parallax(SGD, sparse=PATHS, budget=16, union_ratio=0.02)
     _, _, states = small.run(method, 1, occupied=12)
@@ -135,10 +135,8 @@ def test_refusals():
     assert recursive_doubling.steps(1, 10, 2, 4) == []
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name", ["sparcml", slow("omnireduce"), slow("parallax"), slow("s2_reducer")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sparcml", "omnireduce", "parallax", "s2_reducer"])
 def test_the_dense_mean_in_every_runtime(spmd, name):
     """Of whole numbers; on devices too, whose types say what is equal on all of them."""
     method = RIVALS[name](4)

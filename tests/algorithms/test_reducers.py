@@ -60,6 +60,7 @@ def seeded(key, seed=0):
 VALUES = np.float32([[4, 1, 0, -3], [1, 2, 5, 0], [0, -6, 1, 7], [2, 1, 0, 1]])
 
 
+@pytest.mark.slow
 def test_the_largest_entries_go_as_powers_of_two():
     """Entries that are powers of two are sent exactly by natural compression."""
     x = np.float32([[4, 1, 0, -2], [1, 2, 8, 0], [0, -4, 1, 16], [2, 1, 0, 0.5]])
@@ -174,6 +175,7 @@ def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
 SHORT = {"bf16": bf16, "fp16": fp16, "int8": lambda: int8(bucket=16)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SHORT)
 def test_a_memory_of_short_types_stays_as_small_as_their_rounding(name):
     """Workers that differ throughout owe the rounding of one update, however many there were."""

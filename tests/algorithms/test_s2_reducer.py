@@ -63,6 +63,7 @@ def outcome(method, total, seed):
     return float(error), bool(fell.updates), sent / (2 * (N - 1) / N * total.nbytes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fallback", ["exact", "dense"])
 def test_peeling_is_exact_and_falls_back_only_beyond_its_load(fallback):
     method = s2_reducer(SGD, ratio=0.18, fallback=fallback)

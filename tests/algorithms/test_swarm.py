@@ -16,7 +16,6 @@ from runtimes import simulate
 from stragglers import wavefront
 from tests import planned
 from tests.algorithms.nodes import DECAY, LAW, MODELS, RATE, STEPS, N, gradient, optimizer
-from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 GRAPHS = {"complete": nx.complete_graph(N), "ring": topology.ring(N), "cube": topology.hypercube(N)}
@@ -54,7 +53,8 @@ def run(method, rule, updates):
     return runtime, state, schedule
 
 
-@pytest.mark.parametrize("blocking", [slow(False), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_wavefronts_train_as_meetings_one_after_the_other(graph, blocking):
     """To float32 rounding for 300 meetings and more."""

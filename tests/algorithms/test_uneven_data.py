@@ -221,6 +221,7 @@ def test_weights_of_ones_own_are_what_models_mix_by():
 SLOW = processes.persistent(delays.jitter(mean=1.0, sigma=0.1), factors={0: 4.0})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("make", "rate"), [(gradient_tracking, 0.05), (exact_diffusion, 0.05), (dpsgd, 0.05)]
 )

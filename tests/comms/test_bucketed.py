@@ -37,7 +37,7 @@ def test_without_weights_it_is_pmean_bit_for_bit(spmd, buckets):
     same(got, spmd(lambda tree: jax.lax.pmean(tree, "workers"), TREE))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("buckets", PLANS)
 def test_with_weights_it_is_the_weighted_mean(spmd, buckets):
     held = jax.tree.map(np.copy, TREE)

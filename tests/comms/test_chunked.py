@@ -14,7 +14,7 @@ def nbytes(message):
     return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(message))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "cut", "bits"), [(23, Cut(8, 3), 2), (5, Cut(4096, 64), 3)])
 def test_the_largest_entries_come_back_rounded_to_their_levels(size, cut, bits):
     x = X[:size]

@@ -165,6 +165,7 @@ def test_all_zeros(workers):
         np.testing.assert_array_equal(found, 0, name)
 
 
+@pytest.mark.slow
 def test_empty():
     given = [np.zeros((2, *shape), np.float32) for shape in ((0,), (0, 3), (5, 0))]
     every = jax.vmap(lambda of: jax.tree.map(all_codecs, of), axis_name="workers")
@@ -173,6 +174,7 @@ def test_empty():
             assert found.shape == x.shape, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_visible_on_every_worker(workers, poison):
@@ -189,6 +191,7 @@ def test_opposite_infinities_stay_visible():
         assert np.isnan(found[:, 17, 1]).all(), name
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", [0, 1, 31, 120, 4097])
 def test_messages_are_as_large_as_their_codec_says(size):
     def bytes_of(encode):

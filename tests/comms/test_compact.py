@@ -34,7 +34,7 @@ def assert_bits_of_the_dense_sum(run, x):
         np.testing.assert_array_equal(np.asarray(total, np.float32), np.asarray(dense, np.float32))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers, shape, dtype",
     [
@@ -62,7 +62,7 @@ def test_bits_of_the_dense_sum_on_a_mesh_of_eight(mesh):
     assert_bits_of_the_dense_sum(run, gradients(8, 0.1))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [8, 33])
 def test_many_simulated_workers_get_the_dense_sum(workers):
     def run(body, x):

@@ -42,7 +42,7 @@ def near(rng, size, distance, spread=3.0):
     return x, (x + rng.uniform(-distance, distance, size)).astype(np.float32)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "stochastic"), [(5, False), (8, True), (11, False)])
 def test_host_equals_jit_bit_for_bit(bits, stochastic):
     size = 1_000_000
@@ -86,7 +86,7 @@ def test_small_vector_by_hand():
     np.testing.assert_array_equal(points, value)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", range(2, 17))
 def test_colours_of_any_width_are_packed_and_found_again(bits):
     """Also in buckets that no byte divides."""

@@ -100,7 +100,8 @@ def test_every_rung_by_hand(bits, stochastic):
         assert 0 < error <= 2 * resolved * (1 if stochastic else 0.5) * 1.001 + 1e-5
 
 
-@pytest.mark.parametrize("bits", [slow(3), 8, slow(16)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [3, 8, 16])
 def test_whatever_the_distance_the_difference_is_right_and_opposite(bits):
     """400 pairs from 1e-3 to 1e7 apart, at a bound of 0.1."""
     rng = np.random.default_rng(bits)
@@ -120,7 +121,7 @@ def test_whatever_the_distance_the_difference_is_right_and_opposite(bits):
     assert (report.failed == 0).any()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_at_one_moves_neither(bad):
     rows = two(np.random.default_rng(2), (3, 10), 0.05)
@@ -246,7 +247,7 @@ def test_bounds_stay_usable():
             assert lattice.decode(message, x, bits)[1].all()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("initial", [1e-6, 1e-3, 1.0])
 def test_the_bound_finds_the_distance(initial):
     """Two buckets whose distances differ a thousandfold and wander up and down."""

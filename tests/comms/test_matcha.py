@@ -77,6 +77,7 @@ def test_probabilities_spend_the_budget_and_beat_others(graph, budget):
         assert lambda_2(matchings, workers, q) <= best * (1 + 2e-6)
 
 
+@pytest.mark.slow
 def test_optimum_of_three_matchings_by_exhaustion():
     matchings = matching.decompose(topology.grid(6))[:3]
     p = matcha.activation_probabilities(matchings, 6, 0.5)
@@ -90,6 +91,7 @@ def test_optimum_of_three_matchings_by_exhaustion():
     assert best == pytest.approx(lambda_2(matchings, 6, p), rel=0.02)
 
 
+@pytest.mark.slow
 def test_large_graph():
     graph = topology.random_regular(64, 8, seed=0)
     matchings = matching.decompose(graph)

@@ -54,7 +54,7 @@ def test_unbiased(codec):
     np.testing.assert_allclose(found[0, ~spread], x[~spread], rtol=1e-4)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("levels, bits", [(1, 2), (3, 3), (7, 4), (127, 8), (32767, 16)])
 def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
     assert quantise.qsgd_bits(levels) == bits
@@ -68,7 +68,7 @@ def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
         assert (part * entries >= 0).all()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [600, 991, 1000, 1024])
 @pytest.mark.parametrize("levels", [1, 3, 7, 127, 300])
 def test_qsgd_part_by_part_is_qsgd_at_once(levels, size, monkeypatch):
@@ -155,6 +155,7 @@ def test_int8_of_a_single_worker_is_the_gradient():
     np.testing.assert_array_equal(body(x), x)
 
 
+@pytest.mark.slow
 def test_an_outlier_costs_its_own_stretch_only():
     x = np.stack([gradient(256), gradient(256, 1)])
     x[0, 3] = 1e6

@@ -137,7 +137,7 @@ def test_a_sum_is_rounded_once_per_contribution_and_once_itself(name, workers):
     np.testing.assert_allclose(sent.sum(0, dtype=np.float64), total[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT)
 def test_devices_find_the_bits_of_simulated_workers(name):
     for workers, shape in ((3, (37, 5)), (8, (4,)), (8, (1000,)), (1, (6,))):

@@ -27,7 +27,7 @@ def words_of(x):
     return bitmap.pack(bitmap.occupied(jnp.asarray(x)))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size, nonzeros", [(50, 50), (5000, 0), (5000, 100), (5000, 5000)])
 def test_encode_is_the_sum_of_signed_buckets(size, nonzeros):
     x = sparse(size, nonzeros)
@@ -103,6 +103,7 @@ def test_one_row_is_unbiased_with_the_known_variance():
     np.testing.assert_allclose(errors.var(axis=0), variance, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_nearly_exact_with_three_columns_per_nonzero_and_five_rows():
     x = sparse(20_000, 400)
 
@@ -124,7 +125,7 @@ def test_a_single_nonzero_is_exact():
         np.testing.assert_array_equal(decode_at(table, words_of(x), 100, SEED), x)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_comes_back(rows, poison):
@@ -141,7 +142,7 @@ def test_an_empty_sketch_is_refused(rows, columns):
         sketch.encode(jnp.ones(3), rows, columns, 0)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_workers_of_different_density_reduce_alike(spmd):
     """One worker passes over its non-zeros many times, another never."""
     x = np.stack([sparse(9000, n, seed=n) for n in (0, 10, 9000)])
@@ -263,6 +264,7 @@ def test_an_overloaded_sketch_by_both_decoders():
         assert found == pytest.approx(sketch_error.estimate_error(entries, 3, 240), rel=0.06)
 
 
+@pytest.mark.slow
 def test_recover_shows_what_is_not_finite_and_little_else():
     x = sparse(500, 60)
     x[[33, 44]] = np.nan, np.inf

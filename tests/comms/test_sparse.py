@@ -15,7 +15,7 @@ def test_top_k_by_hand():
     np.testing.assert_array_equal(sparse.decode(message, 6), [0, -4, 0, 3, 0, -1])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["normal", "equal", "few", "ties", "trend", "nan"])
 def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatch):
     monkeypatch.setattr(sparse, "LARGE", 2**12)
@@ -117,7 +117,7 @@ def test_random_k_times_size_over_k_is_unbiased():
     assert (error <= 4.5 * found.std(axis=0) / np.sqrt(5000) + 1e-6).all()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_is_seen_even_if_it_is_not_sent(poison):
     x = np.arange(100, dtype=np.float32)

@@ -132,6 +132,7 @@ def test_claims_about_arms_that_meet_the_premises_are_judged(name, intact):
     assert 3 * len(judged) >= len(found), found
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize(
     ("name", "broken"), [(name, broken) for name, (_, breaks) in TABLE.items() for broken in breaks]
 )

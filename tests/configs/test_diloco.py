@@ -16,6 +16,7 @@ def prepared(arm, **changes):
     return prepare.prepare(sweep.override(config, ARMS[arm] | changes))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_can_run(arm):
     assert prepared(arm).runtime.clock == "wall"

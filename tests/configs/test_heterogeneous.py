@@ -13,7 +13,7 @@ from tests.configs import made_up
 ARMS = dict(heterogeneous.sweep(heterogeneous.get_config()))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [16, 64])
 def test_every_method_can_run_on_its_graph(workers):
     config = heterogeneous.get_config(f"workers={workers}")

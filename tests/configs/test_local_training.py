@@ -81,6 +81,7 @@ def test_claims_of_local_training_are_measured_at_the_best_rates(monkeypatch):
     assert rows["diloco/H=30"][2:5] == ("3 ± 0.001", "100", "1")
 
 
+@pytest.mark.slow
 def test_what_streams_hides_its_seconds():
     """Of the same model over the same slow link, by the clock that the numbers have."""
     slow = []

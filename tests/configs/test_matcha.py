@@ -24,7 +24,7 @@ def config():
     return matcha.get_config()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", range(6))
 def test_every_arm_can_run_on_every_graph(graph):
     config = matcha.get_config(f"graph={graph}")

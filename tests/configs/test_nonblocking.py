@@ -83,7 +83,7 @@ ARMS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("file", ARMS, ids=lambda file: file.__name__)
 def test_every_arm_can_run(file):
     arms = dict(file.sweep())

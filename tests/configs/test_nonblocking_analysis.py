@@ -28,6 +28,7 @@ def call(tmp_path, monkeypatch, capsys):
     return launcher.caller(monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_an_analysis_writes_its_numbers_and_its_figure_and_trains_nothing(call, monkeypatch):
     def forbidden(*_):
         raise AssertionError("an analysis trained")

@@ -60,6 +60,7 @@ def test_claims_are_figures_of_the_arms(arms):
     assert at_10.startswith("does not hold: ") and scales.startswith(("does not", "holds where"))
 
 
+@pytest.mark.slow
 def test_bytes_losses_and_steps_are_numbers(arms):
     lost, at_1, at_10, rows = s2_reducer.numbers(arms)
     assert lost.rows[0] == ("dense", "0.0", "+0.00", "test hit rate at 10 0.25", "0.0")

@@ -54,7 +54,7 @@ def test_every_arm_can_run(name, argument):
     assert algorithm.graph is None or algorithm.graph.number_of_nodes() == config.workers
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all_reduce", "local_sgd/H=2", "swarm/H=4", "swarm/H=2/blocking"])
 def test_every_arm_has_the_same_samples(name, tmp_path):
     """A twentieth of each budget, of a tiny task: 240 samples per node."""

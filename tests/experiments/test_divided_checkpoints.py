@@ -94,6 +94,7 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(wh
     assert len(resumed) == 2 and 1 in resumed  # one that is not due while another is written waits
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_one_sentence(whole):
     place = whole[1][4]
     (evaluation,) = checkpoints.resumable([place])

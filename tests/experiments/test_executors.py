@@ -126,6 +126,7 @@ def test_a_launch_that_needs_no_terminal_outlives_it(tmp_path):
     assert (tmp_path / "fine" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_failing_processes_do_not_stop_the_others(tmp_path, capsys):
     groups = [group(name) for name in ("exit", "killed", "tells", "fine/a", "fine/b", "fine/c")]
     (tmp_path / "fine" / "a").mkdir(parents=True)

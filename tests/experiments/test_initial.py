@@ -63,6 +63,7 @@ def as_orbax(workdir, folder):
     return folder / "orbax"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", [as_npz, as_msgpack, as_safetensors, as_orbax])
 def test_a_run_begins_where_another_has_ended(first, tmp_path, form):
     path = form(first, tmp_path)
@@ -76,6 +77,7 @@ def test_a_run_begins_where_another_has_ended(first, tmp_path, form):
     assert described["initial"] == str(path) and len(described[records.INITIAL]) == 64
 
 
+@pytest.mark.slow
 def test_an_arm_of_its_own_start_shares_a_task_with_one_that_is_given_parameters(first, tmp_path):
     own, given = ({**DIGITS, "initial": i} for i in (None, str(first / records.PARAMETERS)))
     places = [tmp_path / "given", tmp_path / "own"]

@@ -15,6 +15,7 @@ MESH = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "short"),
     [
@@ -41,6 +42,7 @@ def test_a_simulated_run_is_trained_longer_bit_for_bit(tmp_path, name, short):
     assert not seen
 
 
+@pytest.mark.slow
 def test_a_mesh_run_is_trained_longer_with_the_same_parameters(tmp_path):
     train.run(configured(**MESH, updates=11), tmp_path / "whole")
     for updates in (3, 7, 11):
@@ -109,6 +111,7 @@ HALVES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("number", ["0", "99"])
 def test_a_half_checkpoint_beside_a_whole_one_is_passed_over(tmp_path, half, number):

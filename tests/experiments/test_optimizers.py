@@ -125,7 +125,7 @@ def descent(optimizer):
     return params
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("part", "reference"),
     [

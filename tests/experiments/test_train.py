@@ -232,6 +232,7 @@ def test_an_unknown_name_is_answered_with_all_known_ones(entry, known):
 # --- what trains nothing ---
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -254,6 +255,7 @@ def test_a_run_that_trains_nothing_says_so_and_why(tmp_path, changes, words):
     assert re.search(words.replace("(", r"\(").replace(")", r"\)"), summary["stopped"])
 
 
+@pytest.mark.slow
 def test_a_mesh_whose_rounds_are_too_short_says_so(tmp_path):
     short = {"wait": "anytime(seconds=1e-7)", "updates": 3, "delay": "exponential(scale=0.1)"}
     summary = train.run(configured(runtime="mesh", **short), tmp_path)
@@ -317,6 +319,7 @@ def test_updates_are_a_budget_too(tmp_path):
     assert summary["updates"] == 3 and summary["seconds"] < 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("every", "budget", "at"),
     [(0.25, 0.6, [0, 0.25, 0.5, 0.6]), (0.7, 2.1, [0, 0.7, 1.4, 2.1]), (3.0, 0.2, [0, 0.2])],
@@ -380,7 +383,7 @@ def test_the_worst_and_the_best_worker_are_those_of_single_models():
     assert min(accuracies) < max(accuracies)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["all_reduce(collective=ring)", "dpsgd", "local_sgd"])
 def test_one_worker_alone_can_train(tmp_path, algorithm):
     changes = {"workers": 1, "delay": "exponential(scale=0.02)", "wait": "barrier"}
@@ -388,7 +391,7 @@ def test_one_worker_alone_can_train(tmp_path, algorithm):
     assert summary["updates"] > 0 and summary["consensus_distance"] == 0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("algorithm", "wait"),
     [

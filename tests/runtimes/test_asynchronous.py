@@ -122,7 +122,7 @@ def optimizer(decay=0.0, rate=RATE):
     return optax.chain(optax.trace(decay), scale_by_samples(rate))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
@@ -133,7 +133,7 @@ def test_every_protocol_trains_as_an_event_loop_does(protocol, k, decay):
     np.testing.assert_allclose(ours, train(protocol, k, decay), rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("each", [3, [1, 2, 3, 1, 2, 3]], ids=["three", "unequal"])
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
 def test_a_contribution_of_several_mini_batches_is_their_mean_gradient(protocol, each):
@@ -144,7 +144,7 @@ def test_a_contribution_of_several_mini_batches_is_their_mean_gradient(protocol,
     np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["k_sync", "k_async"])
 def test_a_contribution_of_several_mini_batches_may_be_local_steps(protocol):
     rule = planned.rule(protocol, LAW, P, 3, 2, k=2)

@@ -79,6 +79,7 @@ def test_it_offers_what_the_contract_asks_for(build):
     assert (run.update, run.samples, run.seconds, run.exhausted) == (0, 0, 0.0, False)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_two_pieces_are_one(build, method):
     """By their number of updates, with an end inside of a dispatch."""
@@ -154,6 +155,7 @@ def test_models_and_memory_have_the_axes_of_the_contract(build, method):
 ADAPTIVE = {"protocol": "k_async", "interval": 1.0, "k": 1, "lowest_loss": 0.0}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "wait"),
     [("all_reduce", {"wait": "adasync", "mini_batches": 1, **ADAPTIVE}), ("dpsgd", {})],

@@ -139,7 +139,7 @@ def everything(x, count):
     return turned, joined, tiled, most, looped, chosen, jax.lax.axis_size(AXIS), me
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 3])
 def test_all_collectives_and_containers_are_played(count):
     x, counts = jnp.asarray(RNG.normal(size=(2, 5)), jnp.float32), jnp.array([count, 1])

@@ -69,6 +69,7 @@ def test_what_the_server_remembers_of_a_worker_outlives_its_process(method):
     )
 
 
+@pytest.mark.slow
 def test_who_takes_the_place_of_a_lost_one_streams_the_same_fragment_as_the_others():
     """The server then has the workers' mean in that fragment, and elsewhere what it had."""
     world, size = World("streaming_diloco", "k_sync", 2, k=N), fragment_size(X0, 3)

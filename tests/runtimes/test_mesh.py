@@ -71,8 +71,8 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
     np.testing.assert_allclose(np.asarray(runtime.models(state)), real, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", slow_but(("all_reduce", "matcha", "swarm"), METHODS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_the_plain_round_and_the_watched_round_agree(name):
     plain, schedule = run(METHODS[name](), None)
     schedule.validate()
@@ -94,6 +94,7 @@ SHORT_FLOATS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", slow_but(("psum", "ring", "buckets"), SHORT_FLOATS))
 @pytest.mark.parametrize("dtype", [jnp.float16, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("watched", [False, True])

@@ -97,7 +97,7 @@ def looped(tx, updates, H=1):
     return jax.jit(jax.vmap(worker, axis_name=AXIS))(jnp.arange(N))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(QUICK, METHODS))
 def test_a_method_needs_no_extra_argument(name):
     """`update(gradients, state, params)` alone does what a launched run of full rounds does."""
@@ -106,6 +106,7 @@ def test_a_method_needs_no_extra_argument(name):
     near(found, simulated(method, updates)[0], EDGES.get(name, NEAR))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "calls"),
     [("local_sgd", 1), ("local_sgd", 2), *(slow(name, 2) for name in LOCAL if name != "local_sgd")],
@@ -237,7 +238,7 @@ def test_draws_differ_from_update_to_update_without_any_count():
     assert (first["w"] != second["w"]).mean() > 0.5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["matcha", "local_sgd"])
 def test_a_loop_on_simulated_workers_or_on_devices(name, spmd):
     method = METHODS[name]()
@@ -305,6 +306,7 @@ def test_a_rate_that_is_injected():
     np.testing.assert_allclose(on_devices(made), on_devices(gossip()), rtol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "wrap",
     [

@@ -73,6 +73,7 @@ def test_every_local_step_of_the_simulator_draws_anew(name):
     np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("watched", [False, True])
 @drawing
 def test_a_mesh_draws_as_the_simulator(name, watched):
@@ -92,6 +93,7 @@ def test_a_mesh_draws_as_the_simulator(name, watched):
         np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sharding", slices.SHARDINGS)
 def test_all_devices_of_a_worker_draw_as_one(sharding):
     runtime = Mesh(

@@ -125,7 +125,8 @@ def test_a_slice_whose_delay_is_cut_counts_for_nothing():
     np.testing.assert_allclose(np.asarray(again.models(run)), real, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("sharding", slow_but(("fsdp",), slices.SHARDINGS))
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", slices.SHARDINGS)
 def test_streamed_slices_are_slices_in_memory_bit_for_bit(sharding):
     """Also after a resume in the middle; every device gets the samples that it takes."""
     method, options = WATCHED["dpsgd"], {"sharding": sharding}

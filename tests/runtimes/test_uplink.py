@@ -103,7 +103,7 @@ def some_updates(method):
         yield contributions, points, own, staleness, update
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
 def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
     """Bit for bit what it returns and what every worker remembers, over several updates.

@@ -125,7 +125,7 @@ def served(rule, delay, updates, each, ways, observe=()):
     return rows
 
 
-@pytest.mark.few(26)
+@pytest.mark.few(13)
 @several(SERVERS)
 @pytest.mark.parametrize("delay", DELAYS)
 def test_arrivals_make_the_updates_of_the_plan(name, each, delay):

@@ -112,7 +112,7 @@ def counted(schedule, workers):
     return batches[:, :workers]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "own", "each"),
     [

@@ -53,6 +53,7 @@ def test_lines_are_sorted_and_lie_above_the_lowest_loss_with_their_seeds():
     assert axes.get_ylabel().endswith("the lowest, 0.5")
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_record_has_every_arm_of_the_rate_and_of_the_fixed_one():
     records = compensated.read()
     (axes,) = compensated.draw(records).axes

@@ -48,6 +48,7 @@ def test_every_arm_of_the_protocols_is_drawn_at_its_rate_over_k(records):
             assert line.get_marker() == "os"[list(protocols).index(protocol)]
 
 
+@pytest.mark.slow
 def test_the_lines_of_theory_are_the_level_of_every_k_and_the_bound(records):
     minimum = records.minimum
     for axes in noise_levels.draw(records).axes:

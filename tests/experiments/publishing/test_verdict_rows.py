@@ -191,7 +191,7 @@ def test_rows_whose_premises_are_met_are_judged():
     assert found.count(premises.UNKNOWN) < len(found) / 10
 
 
-@pytest.mark.few(307)
+@pytest.mark.few(100)
 @pytest.mark.parametrize(
     ("one", "broken"), CASES, ids=lambda x: x if isinstance(x, str) else named(x)
 )

@@ -52,6 +52,7 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     ]
 
 
+@pytest.mark.slow
 def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatch):
     path = sweep_file("yield 'm/a', {'wait': 'barrier'}; yield 'm/b', {'baseline': 'm/a'}")
     arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
@@ -96,6 +97,7 @@ def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
     assert "started" not in shown
 
 
+@pytest.mark.slow
 def test_seeds_are_reported_together_and_more_can_be_added(config, tmp_path):
     arms = sweep.expand(config, None, {}, seeds=2)
     comparison.launch(arms, str(tmp_path), overwrite=False)

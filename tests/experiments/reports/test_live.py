@@ -159,6 +159,7 @@ def test_a_page_of_many_arms_draws_all_of_them(tmp_path):
     assert "swarm, 1 of 2: training loss against virtual time" in labels
 
 
+@pytest.mark.slow
 def test_more_arms_make_a_page_hardly_larger(tmp_path, monkeypatch):
     """Curves on demand have fewer points each, and still figures show those that tell most."""
     monkeypatch.setattr(telling, "MOST_DRAWN", 10)

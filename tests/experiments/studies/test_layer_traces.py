@@ -105,6 +105,7 @@ def test_what_has_no_trace_is_refused(model, speed, words):
 # --- models of known sizes ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "layers", "parameters", "flops"),
     [
@@ -126,7 +127,7 @@ def test_models_have_their_known_sizes(name, layers, parameters, flops):
     np.testing.assert_allclose(scaled.backward * trace.compute, trace.backward / 4)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [("resnet152", 60_192_808), ("densenet201", 20_013_928)],

@@ -91,6 +91,7 @@ def test_a_word_sees_what_stands_before_and_nothing_after():
     assert (np.abs(before[0, 5:] - after[0, 5:]).max(-1) > 1e-3).all()
 
 
+@pytest.mark.slow
 def test_a_document_does_not_see_the_one_before_it():
     words = np.array([[5, 6, 7, END, 9, 10, 11, 12]], np.int32)
     other = np.array([[8, 5, END, END, 9, 10, 11, 12]], np.int32)
@@ -150,6 +151,7 @@ def test_a_loss_is_that_of_its_documents_alone():
     np.testing.assert_allclose(whole[0], sum(alone) / sum(lengths), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_untrained_model_knows_nothing_and_reports_its_perplexity():
     task, params = small()
     means = tasks.evaluate(task._replace(evaluated=16), params)

@@ -151,6 +151,7 @@ def test_a_module_of_nnx_trains_as_its_twin_of_linen(mine, trained, tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_the_trained_module(mine, trained):
     workdir, summary = trained
     module = importlib.import_module(mine).Plain(10, drawn=True, rngs=nnx.Rngs(1))
@@ -195,7 +196,7 @@ def test_weights_are_the_seeds_where_a_factory_takes_rngs(mine):
     np.testing.assert_array_equal(own[...], kept[0])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["next_token", "language_model"])
 def test_words_can_have_a_module_of_nnx(mine, task):
     words = "vocabulary=64, corpus=python(files=40)"

@@ -99,7 +99,7 @@ def test_only_rows_of_the_batch_have_gradients(name):
         assert np.all(np.any(np.asarray(gradient["output"]) != 0, axis=1))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SMALL)
 def test_losses_are_per_example(name):
     task, params, losses, _ = small(name)
@@ -143,7 +143,7 @@ def test_training_lowers_the_loss(name):
 # --- draws ---
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED)
 def test_draws_are_shared_by_workers_and_change_between_updates(name):
     task, params, losses, _ = small(name)
@@ -216,6 +216,7 @@ def test_sampled_softmax_worked_out_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_a_target_without_competitors_has_no_loss_and_no_gradient():
     drawn = sparse_models.Candidates(jnp.array([1, 1]), jnp.array([False, True]))
 

@@ -228,7 +228,7 @@ MEASURED = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("law", "name"), MEASURED, ids=str)
 def test_seconds_per_update_and_staleness(law, name):
     shared = rule(name, law, 8)  # one rule, so that all k meet the same draws

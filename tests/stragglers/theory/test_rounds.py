@@ -191,7 +191,7 @@ def test_bad_values(call, message):
         call()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", ["round", "mini_batch"])
 def test_gains_of_neighbours_lie_between_their_bounds(draw):
     """Simulated D-PSGD on graphs of 8 workers, others cut at the signal."""
