@@ -39,7 +39,9 @@ from absl import app, flags
 from experiments import config_files
 
 _CONFIG = flags.DEFINE_string(
-    "config", None, "file.py or file.py:argument; --config.ENTRY=VALUE changes an entry."
+    "config",
+    None,
+    "file.py, file.py:argument or a run's config.json; --config.ENTRY=VALUE changes an entry.",
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the records; made if need be.")
 _SWEEP = flags.DEFINE_bool("sweep", False, "Run all arms of the config's sweep().")
@@ -76,7 +78,7 @@ _ADVISE = flags.DEFINE_string(
 )
 _RULE = flags.DEFINE_multi_string("rule", [], "Of --advise: weigh this rule, too.")
 _TRUST = flags.DEFINE_list(
-    "trust", [], "Of --advise: modules of your own that the record of a run may name."
+    "trust", [], "Of --advise and a config.json: modules of your own that the record may name."
 )
 _NO_TRAINING = flags.DEFINE_bool("no_training", False, "Of --advise: play rules, train nothing.")
 _EXPLAIN = flags.DEFINE_bool(
@@ -177,8 +179,10 @@ def parse(argv: list[str]) -> list[str]:
         refuse("--port belongs to --watch; give it, too")
     if _ADVISE.value and given(*_ABOUT_ARMS):
         refuse(f"--advise trains arms of its own; leave out {given(*_ABOUT_ARMS)}")
-    if not _ADVISE.value and given("rule", "no_training", "trust"):
-        refuse(f"{given('rule', 'no_training', 'trust')} belongs to --advise; give it, too")
+    if not _ADVISE.value and given("rule", "no_training"):
+        refuse(f"{given('rule', 'no_training')} belongs to --advise; give it, too")
+    if not (_ADVISE.value or (_CONFIG.value or "").endswith(".json")) and given("trust"):
+        refuse("--trust belongs to --advise or a config.json; give one of them, too")
     for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
         needless = _DRY_RUN.value and name == "workdir"
         alone = _REPORT.value or _LIST.value or _ADVISE.value or _WATCH.value
@@ -268,7 +272,7 @@ def plan() -> Callable[[], int] | None:
 
     Raises ValueError, with nothing written, for what cannot be done.
     """
-    file, place = config_files.read(_CONFIG.value, _ENTRIES), _WORKDIR.value
+    file, place = config_files.read(_CONFIG.value, _ENTRIES, _TRUST.value), _WORKDIR.value
     from experiments import compiled, distributed
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)

@@ -8,14 +8,14 @@ import functools
 import importlib.util
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments import entries, formats, parts, records
+from experiments import entries, formats, kinds, parts, records
 from experiments.entries import is_number
 
 
@@ -32,11 +32,13 @@ class ConfigFile(NamedTuple):
     values: dict[str, Any]
 
 
-def read(path: str, flags: Mapping[str, str | bool] | None = None) -> ConfigFile:
+def read(
+    path: str, flags: Mapping[str, str | bool] | None = None, trusted: Collection[str] = ()
+) -> ConfigFile:
     """The config of `file.py`, `file.py:argument` or a run's config.json.
 
-    flags: as `overrides` finds them.
-
+    flags: as `overrides` finds them. trusted: modules that a config.json may name, beside those
+    that the flags name.
     Raises ValueError for a file that cannot be used, and for a flag that names no entry.
     """
     file, colon, argument = path.partition(":")
@@ -58,7 +60,11 @@ def read(path: str, flags: Mapping[str, str | bool] | None = None) -> ConfigFile
         raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
     config = parts.canonical(config)
     values = {key: _value(config, key, text) for key, text in (flags or {}).items()}
-    return ConfigFile(file, module, override(config, values).lock(), values)
+    config = override(config, values).lock()
+    if file.endswith(".json"):
+        named = kinds.named_modules(list((flags or {}).values()))
+        kinds.refuse_untrusted(config, {*trusted, *named}, file)
+    return ConfigFile(file, module, config, values)
 
 
 def load(path: str) -> ModuleType:
@@ -66,13 +72,13 @@ def load(path: str) -> ModuleType:
 
     Ours are found from every folder, as in configs/demo.py.
     """
+    if not path.endswith(".py"):
+        raise ValueError(f"{path}: a config is a Python file or a run's config.json; give one")
     if not os.path.isfile(path):
         ours = Path(__file__).parents[1] / path
         if not (path.startswith("configs/") and ours.is_file()):
             raise ValueError(f"there is no file {path!r}; give the path of a config")
         path = str(ours)
-    if not path.endswith(".py"):
-        raise ValueError(f"{path}: a config is a Python file or a run's config.json; give one")
     try:
         spec = importlib.util.spec_from_file_location("_config", path)
         module = importlib.util.module_from_spec(spec)

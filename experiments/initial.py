@@ -20,7 +20,7 @@ from comms.trees import named_leaves
 from experiments import files, texts
 
 KINDS = "a .npz, .safetensors or .msgpack file, or a checkpoint folder of orbax"
-PREFIX = "params/"
+PARAMS = "params"
 SHOWN = 3  # names in a sentence
 
 Arrays = Mapping[str, np.ndarray]
@@ -95,8 +95,8 @@ def _digest(path: str, stats: tuple[tuple[str, int, int], ...]) -> str:
     for name, *_ in stats:
         with files.opened(name) as file:
             found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    if found.keys() == {path}:
-        return found[path]
+    if not Path(path).is_dir():
+        return next(iter(found.values()))
     lines = (f"{d}  {Path(name).relative_to(path).as_posix()}\n" for name, d in found.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -115,7 +115,7 @@ def _safetensors(path: str) -> Arrays:
     try:
         reader = importlib.import_module("safetensors.numpy")
     except ModuleNotFoundError as error:
-        raise ValueError("install safetensors, a small package, to read it") from error
+        raise ValueError("run pip install 'gossax[safetensors]' to read it") from error
     return reader.load_file(path)
 
 
@@ -143,11 +143,12 @@ def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:
     """Return the arrays by their possible names that fit the wanted ones best."""
     tried = [found, {name.replace(".", "/"): array for name, array in found.items()}]
     for arrays in tried:  # which grows
-        inside = {n.removeprefix(PREFIX): a for n, a in arrays.items() if n.startswith(PREFIX)}
+        paths = {tuple(name.split("/")): array for name, array in arrays.items()}
+        inside = {"/".join(path[1:]): a for path, a in paths.items() if path[0] == PARAMS}
         tried += [inside] if inside else []
     return min(tried, key=lambda arrays: len(wanted.keys() ^ arrays.keys()))
 
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return ", ".join(name or "array without a name" for name in names[:SHOWN]) + more

@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import shlex
@@ -9,7 +10,9 @@ import jax
 import pytest
 
 import launch
-from experiments import executors, locks
+from experiments import config_files, executors, locks, loggers, ray_tasks, slurm, sweep
+from experiments.studies import study
+from runtimes import session
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
 
@@ -274,3 +277,82 @@ def test_an_arm_loads_nothing_that_it_does_not_use(here):
         "scipy.stats", "sklearn", "tensorflow_datasets",
     }  # fmt: skip
     assert not loaded & slow
+
+
+ANALYSIS = "--config=configs/runtime_analysis.py"
+# Functions that refuse, and a command that has to ask each of them before anything is written.
+ASKED = {
+    "config_files.read": OK,
+    "loggers.check": OK,
+    "sweep.expand": OK,
+    "sweep.choose": (*OK, "--sweep", "--arm=dpsgd/nonblocking"),
+    "sweep.provide_cpu_devices": OK,
+    "sweep.check": OK,
+    "sweep.alone": OK,
+    "session.SESSION.join": (*OK, "--executor=ray", "--cluster=auto"),
+    "slurm.check": (*OK, "--executor=slurm"),
+    "slurm.refuse_to_overwrite": (*OK, "--executor=slurm", "--overwrite"),
+    "slurm.under_way": (*OK, "--executor=slurm"),
+    "ray_tasks.read": (*OK, "--executor=ray"),
+    "study.check": (ANALYSIS, "--workdir=out"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
+    (here / "configs").symlink_to(launcher.ROOT / "configs")
+    known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
+             "session": session, "ray_tasks": ray_tasks, "study": study}  # fmt: skip
+    module, *inner, function = name.split(".")
+    owner = functools.reduce(getattr, inner, known[module])
+
+    def no(*_, **__):
+        raise ValueError("it is refused; give another")
+
+    if name != "slurm.check":
+        monkeypatch.setattr(slurm, "check", lambda *_: None)  # as if there were a Slurm
+    monkeypatch.setattr(owner, function, no)
+    before = files(here)
+    code, _, err = call(*ASKED[name])
+    assert (code, err) == (2, "error: it is refused; give another\n")
+    assert files(here) == before and not (here / "out").exists()
+
+
+@pytest.mark.parametrize("flags", [("--overwrite",), ()])
+def test_jobs_that_live_are_not_written_over(call, here, monkeypatch, flags):
+    assert call(*OK, "--config.updates=2")[0] == 0
+    (here / "out" / "slurm").mkdir()
+    jobs = {"jobs": {"12_0": {"arms": [""], "tasks": 1}}}
+    (here / "out" / "slurm" / "jobs.json").write_text(json.dumps(jobs))
+    (here / "squeue").write_text("#!/bin/sh\necho '12_0 RUNNING 0 None'\n")
+    (here / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "check", lambda *_: None)
+    monkeypatch.setattr(slurm, "run", lambda *_, **__: {})  # it would follow the job
+    before = files(here / "out" / "slurm")
+    code, _, err = call(*OK, "--executor=slurm", *flags)
+    assert ("Slurm still has job 12_0 of an earlier launch" in err) == bool(flags)
+    assert files(here / "out" / "slurm") == before and (code == 2 or not flags)
+
+
+@pytest.mark.slow
+def test_a_record_is_run_again_and_trained_longer(call, here):
+    assert call(*OK, "--config.updates=4")[0] == 0
+    again = ("--config=out/config.json", "--workdir=again")
+    assert call(*again)[0] == 0 and metrics(here / "again") == metrics(here / "out")
+    code, out, err = call(*again, "--config.updates=9")
+    assert (code, err) == (0, "") and "goes on at update 4" in out
+    assert call("--config=config.py", "--workdir=whole", "--config.updates=9")[0] == 0
+    assert metrics(here / "again") == metrics(here / "whole")
+    code, _, err = call(*again, "--config.updates=5")
+    assert code == 2 and "differs in updates (9 there, 5 here)" in err
+    given = "--config.initial=out/parameters.npz"
+    assert call("--config=config.py", given, "--config.updates=2", "--workdir=warm")[0] == 0
+    assert metrics(here / "warm")[0]["train_loss"] == metrics(here / "out")[-1]["train_loss"]
+    code, _, err = call("--config=config.py", "--config.initial=none.npz", "--workdir=none")
+    assert code == 2 and "there is no file or folder 'none.npz'" in err
+    assert not (here / "none").exists()
+    for flags in (("--config=out/config.json", "--sweep"), ("--config=launch.yaml",)):
+        code, _, err = call(*flags, "--workdir=other")
+        assert code == 2 and err.count("\n") == 1
+    assert "a config is a Python file or a run's config.json" in err

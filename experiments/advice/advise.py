@@ -38,7 +38,7 @@ def launch(
     given, start = None, shlex.split(how.get("command", ""))[:2] or ["python", "launch.py"]
     trusted = {*trust, *kinds.named_modules([*how.get("named", ()), text])}
     if config:
-        given = config_files.read(config, entries).config
+        given = config_files.read(config, entries, trust).config
         kept = [name for name in entries if name.partition(".")[0] != "wait"]
         start += [f"--config={config}", *(f"--config.{name}={entries[name]}" for name in kept)]
         trusted |= kinds.named_modules(given)

@@ -136,6 +136,22 @@ def test_what_cannot_be_read_is_refused(first, tmp_path):
     assert path.exists()
 
 
+def test_a_record_names_no_code_but_what_the_command_names_or_trusts(first, tmp_path):
+    config = records.read_json(first / records.CONFIG)
+    config["delay"] = {"name": "no_such_module:law", "*": []}
+    path = tmp_path / records.CONFIG
+    records.write_json(path, config)
+    with pytest.raises(ValueError, match="module 'no_such_module', which would run here; if you"):
+        config_files.read(str(path))
+    named = "no_such_module:law(scale=1.0)"
+    for flags, trusted in (
+        ({"delay": named}, ()),
+        ({"delay": "none"}, ()),
+        ({}, ["no_such_module"]),
+    ):
+        assert config_files.read(str(path), flags, trusted).config.name == config["name"]
+
+
 def test_a_record_is_a_config_and_takes_the_entry(first):
     path = str(first / records.PARAMETERS)
     file = config_files.read(str(first / records.CONFIG), {"initial": path, "seed": "3"})

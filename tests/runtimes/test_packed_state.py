@@ -127,7 +127,7 @@ def test_a_mesh_packs_its_model_its_clock_and_its_injector(name):
     assert bits(before) == bits({name: vars(delayed)[name] for name in before})
 
 
-# What an injector begins anew with every dispatch, or gets when it is made.
+# An injector begins these anew with every dispatch, or has them from its construction.
 TRANSIENT = {"_here", "_mark", "_per_round", "workers", "_past"}
 COUNTED = ("_consumed", "_attempts", "_elapsed")
 
