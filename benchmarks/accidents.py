@@ -106,9 +106,7 @@ class Trials:
 
     def equal(self, place: pathlib.Path) -> bool:
         """Whether a finished run is the undisturbed one, and nothing else is left."""
-        over = [
-            path for path in place.rglob("*") if path.name.endswith((".tmp", ".lock", "checkpoint"))
-        ]
+        over = [path for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
         arms = [""] if self.way.arms == 1 else [f"all_reduce/{n}" for n in range(self.way.arms)]
         return not over and all(
             _result(place / arm, self.way) == _result(self.whole / arm, self.way) for arm in arms

@@ -72,13 +72,13 @@ def load(path: str) -> ModuleType:
 
     Ours are found from every folder, as in configs/demo.py.
     """
-    if not path.endswith(".py"):
-        raise ValueError(f"{path}: a config is a Python file or a run's config.json; give one")
     if not os.path.isfile(path):
         ours = Path(__file__).parents[1] / path
         if not (path.startswith("configs/") and ours.is_file()):
             raise ValueError(f"there is no file {path!r}; give the path of a config")
         path = str(ours)
+    if not path.endswith(".py"):
+        raise ValueError(f"{path}: a config is a Python file or a run's config.json; give one")
     try:
         spec = importlib.util.spec_from_file_location("_config", path)
         module = importlib.util.module_from_spec(spec)

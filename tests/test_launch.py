@@ -311,6 +311,8 @@ def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monke
 
     if name != "slurm.check":
         monkeypatch.setattr(slurm, "check", lambda *_: None)  # as if there were a Slurm
+    for executor in (slurm, ray_tasks):  # of a launch that does not ask
+        monkeypatch.setattr(executor, "run", lambda *_, **__: {})
     monkeypatch.setattr(owner, function, no)
     before = files(here)
     code, _, err = call(*ASKED[name])
@@ -349,9 +351,10 @@ def test_a_record_is_run_again_and_trained_longer(call, here):
     given = "--config.initial=out/parameters.npz"
     assert call("--config=config.py", given, "--config.updates=2", "--workdir=warm")[0] == 0
     assert metrics(here / "warm")[0]["train_loss"] == metrics(here / "out")[-1]["train_loss"]
-    code, _, err = call("--config=config.py", "--config.initial=none.npz", "--workdir=none")
-    assert code == 2 and "there is no file or folder 'none.npz'" in err
+    code, _, err = call("--config=config.py", "--config.initial=nowhere.npz", "--workdir=none")
+    assert code == 2 and "there is no file or folder 'nowhere.npz'" in err
     assert not (here / "none").exists()
+    (here / "launch.yaml").write_text("program: launch.py")
     for flags in (("--config=out/config.json", "--sweep"), ("--config=launch.yaml",)):
         code, _, err = call(*flags, "--workdir=other")
         assert code == 2 and err.count("\n") == 1
