@@ -248,6 +248,6 @@ def test_arrays_of_a_record_are_data(here, call):
 
 def test_a_factory_whose_parameters_cannot_be_read_is_refused(here, call):
     flags = ["--config=config.py", "--workdir=w"]
-    for name, entry in (("time:sleep(secs=1)", "delay"), ("builtins:max", "algorithm")):
+    for name, entry in (("builtins:max(seconds=1)", "delay"), ("builtins:max", "algorithm")):
         code, _, err = call(*flags, f"--config.{entry}={name}")
         assert code == 2 and "has no parameters that can be read" in err and "wrap it in" in err
