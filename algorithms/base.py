@@ -58,7 +58,7 @@ class Parted(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a method needs of the updates that a waiting rule makes.
+    """Needs of a method, of the updates that a waiting rule makes.
 
     everybody: why no worker may be missing from one, in words; "": it may.
     pairs: updates are meetings of two; False: they are not.

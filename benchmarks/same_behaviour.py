@@ -341,7 +341,7 @@ def _without(value: Any, hidden: Mapping[str, str]) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two fields are equal bit for bit, any NaN being equal to any other."""
+    """Return whether two fields are equal bit for bit, any NaN being equal to any other."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False

@@ -137,7 +137,7 @@ def _waiting_for_others(where: str, count: int | None) -> Iterator[None]:
 
 
 def is_joining() -> bool:
-    """Whether this process still looks for the others."""
+    """Return whether this process still looks for the others."""
     return bool(_joining)
 
 

@@ -206,7 +206,7 @@ def _last_record(place: Path) -> dict | None:
 
 
 def _failure(root: Path, arm: Arm, ended: str) -> str | None:
-    """Why an arm has failed, or None; `ended`: how its process ended."""
+    """Return the cause of an arm's failure, or None; `ended`: how its process ended."""
     place = root / arm.path
     if (place / records.ERROR).exists():
         return records.read_error(place)

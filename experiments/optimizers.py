@@ -200,7 +200,7 @@ def _names_a_mask(parameter: Any) -> bool:
 
 
 def _is_rated(spec: Mapping, entry: str) -> bool:
-    """Whether a part, one of its members or a transform inside of it has a learning rate."""
+    """Return whether a part, one of its members or a transform inside of it has a learning rate."""
     below = (*spec.get("*", ()), *_inner(spec, entry).values())
     return "learning_rate" in spec or any(_is_rated(one, entry) for one in below)
 

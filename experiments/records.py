@@ -159,12 +159,12 @@ def start(
 
 
 def is_finished(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> bool:
-    """Whether a run of this config is there with its summary, and not to be trained longer."""
+    """Return whether a run of this config has its summary and is not to be trained longer."""
     return (Path(workdir) / SUMMARY).exists() and not is_longer(workdir, config)
 
 
 def is_longer(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> bool:
-    """Whether a config, otherwise the same, trains the run that is there longer."""
+    """Return whether a config, otherwise the same, trains the run that is there longer."""
     path = Path(workdir) / CONFIG
     there = read_json(path) if path.exists() else {}
     before = {name: there[name] for name in LENGTHS if entries.is_number(there.get(name))}
@@ -183,7 +183,7 @@ def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def _described(config: ml_collections.ConfigDict) -> dict:
-    """What config.json says: the entries, and what code and parameters they bring along."""
+    """Return the content of config.json: entries, with the code and parameters they bring along."""
     config = parts.canonical(config)
     modules, path = kinds.brought(config), config.get("initial")
     brought = {MODULES: modules} if modules else {}

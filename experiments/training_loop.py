@@ -51,7 +51,7 @@ def _mean_and_spread(models):
 
 @jax.jit
 def _moved(models, start):
-    """Whether any model, of those with a leading worker axis, differs from the one at the start."""
+    """Return whether any model, along a leading worker axis, differs from the start's."""
     differs = jax.tree.map(lambda a, b: jnp.any(a != b[None]), models, start)
     return jnp.any(jnp.stack(jax.tree.leaves(differs)))
 
@@ -119,7 +119,7 @@ class Arm:
         self._ended |= self._is_over(schedule is None)
 
     def _is_over(self, waited: bool) -> bool:
-        """Whether the last evaluation ends the run; waited: no update had come before it."""
+        """Return whether the last evaluation ends the run; waited: no update had come before it."""
         target, loss = self._config.target_loss, self._last["train_loss"]
         return (
             self.state.update >= self._config.updates

@@ -95,7 +95,7 @@ def draws(losses) -> bool:
 
 
 def draws_alone(losses) -> bool:
-    """Whether losses draw at random, every worker by itself."""
+    """Return whether losses draw at random, every worker by itself."""
     return "worker" in inspect.signature(losses).parameters
 
 

@@ -110,7 +110,7 @@ class EventClock:
         return self.protocol.limit > 1
 
     def turnout(self, fewest: int, most: int) -> Turnout:
-        """Who may be in an update of `fewest` to `most` contributions."""
+        """Return the turnout of an update of `fewest` to `most` contributions."""
         waits_on = self.protocol.waits_on
         early = not self.protocol.idle and (most > 1 or waits_on)
         twice = early and not waits_on

@@ -132,7 +132,7 @@ class Injector:
         return self._consumed.copy()
 
     def due(self) -> list[float]:
-        """When the callbacks under way are to return, on the monotonic clock [s]; for a watchdog.
+        """Return the monotonic times [s] at which callbacks under way are due; for a watchdog.
 
         One that does not sleep is due when it begins.
         """

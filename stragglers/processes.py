@@ -354,7 +354,7 @@ def _recorded(
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, int, float]]]) -> bool:
-    """Whether durations vary over time, and at one time hardly over workers."""
+    """Return whether durations vary over time, and at one time hardly over workers."""
     each = [{at: seconds for at, _, seconds in rows} for rows in observed]
     common = sorted(set.intersection(*map(set, each)))
     if not common and len(set(map(len, each))) == 1:  # times of clocks: the order says which step

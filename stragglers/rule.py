@@ -169,7 +169,7 @@ class Arrivals(NamedTuple):
 
 
 class Turnout(NamedTuple):
-    """Who may be in the updates of a rule, whatever delays are: what a method has to agree to.
+    """The possible participants of a rule's updates, whatever delays are; a method has to agree.
 
     fewest: workers in an update at least, also those who have finished nothing; None: always all.
     pairs: an update is meetings of two neighbours, or of a worker with itself.

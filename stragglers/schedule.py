@@ -93,7 +93,7 @@ class Schedule:
 
     @property
     def stopped(self) -> bool:
-        """Whether whoever meets another one brings local steps along."""
+        """Return whether all workers that meet bring local steps along."""
         if self.partner is None:
             return False
         met = self.partner != np.arange(self.partner.shape[1])

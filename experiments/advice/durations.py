@@ -48,7 +48,7 @@ class Measured(NamedTuple):
         return hashlib.sha256(b"".join(values.tobytes() for values in self.seconds)).hexdigest()
 
     def name(self, worker: int) -> str:
-        """What a reader calls a worker."""
+        """Return the name by which a reader knows a worker."""
         return self.names[worker] if self.names else f"{worker}"
 
     def process(self, repeat: int = 0) -> Process:

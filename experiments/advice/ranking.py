@@ -114,7 +114,7 @@ def ranked(found: Sequence[Contender], ratio: float, own: Contender) -> list[Con
 
 
 def gives_less(one: Contender, own: Contender) -> bool:
-    """Whether a contender makes use of fewer samples per second than `own`, by a margin."""
+    """Return whether a contender makes use of fewer samples per second than `own`, by a margin."""
     return one.played.samples * (1 + MARGIN) < own.played.samples
 
 

@@ -221,7 +221,7 @@ NAMES = ("googlenet", *MODELS)
 
 
 def is_file(name: str) -> bool:
-    """Whether the name of a trace is the path of a file."""
+    """Return whether the name of a trace is the path of a file."""
     return isinstance(name, str) and name.lower().endswith(".csv")
 
 

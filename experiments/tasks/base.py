@@ -132,7 +132,7 @@ def _per_example(name: str, values: Any, kind: type) -> jax.Array:
 
 
 def _length(examples: Any) -> int:
-    """How many samples there are; 0 where arrays have different numbers of them."""
+    """Return the number of samples; 0 where arrays have different numbers of them."""
     if isinstance(examples, Streamed):
         return len(examples)
     lengths = {leaf.shape[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(examples)}

@@ -1,4 +1,4 @@
-"""Which method runs under which waiting rule in which runtime, for all of them."""
+"""Decisions on every method under every waiting rule in every runtime."""
 
 import functools
 import itertools

@@ -283,5 +283,5 @@ def program(pid):
 
 
 def serves(pid):
-    """Whether a process is there that is a worker of ours, or a service or an agent of Ray's."""
+    """Return whether a process is a worker of ours, or a service or an agent of Ray."""
     return any(name in program(pid) for name in (b"ray::", b"raylet", b"gcs_server"))

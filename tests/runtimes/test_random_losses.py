@@ -45,7 +45,7 @@ drawing = pytest.mark.parametrize("name", LOSSES)
 
 
 def moved(name, worker, seen, steps):
-    """Where local steps lead, [d] float64, that follow this many samples."""
+    """Return the end of local steps, [d] float64, that follow this many samples."""
     own = 0 if name == "alike" else 1000 * worker
     return -RATE * sum(np.float64(noise(seen + step + own)) for step in range(steps))
 
