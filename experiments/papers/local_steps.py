@@ -1,0 +1,67 @@
+"""Local steps and small messages on a small GPT: DiLoCo and its kin, DeMo, NoLoCo."""
+
+from matplotlib.figure import Figure
+
+from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.stats import END, Claim
+
+TITLE = "Local steps and small messages"
+SWEEPS = (
+    Sweep("local_training", "--config=configs/local_training.py:size=140k,steps=1500 --sweep "
+          "--seeds=3 --together", 3.0),
+    Sweep("small_messages", "--config=configs/small_messages.py:size=140k,steps=750 --sweep "
+          "--seeds=3 --together", 0.8),
+    Sweep("language_model_10M", "--config=configs/language_model.py:size=10M,steps=200,batch=1 "
+          "--sweep", 0.8),
+)  # fmt: skip
+SAMPLES = ("samples",)
+
+
+def _ends(
+    source: str, ours: str, theirs: str, share: float = 0.0, record: str = "local_training"
+) -> Claim:
+    """Return the claim that a method ends below another, or above it by at most a share."""
+    words = f"within {share:.0%} of" if share else "below"
+    return Claim(f"{ours} ends {words} {theirs}", source, record, ours, theirs, END, 1 + share,
+                 tuned=True, equal=SAMPLES)  # fmt: skip
+
+
+CLAIMS = (
+    _ends("arXiv 2311.08105, abstract", "diloco/H=30", "all_reduce", 0.01),
+    _ends("arXiv 2311.08105, Sec. 3.1", "diloco/H=30", "local_sgd/H=30"),
+    _ends("arXiv 2505.23725", "muloco/H=30", "diloco/H=30"),
+    _ends("arXiv 2501.18512", "streaming/H=30", "diloco/H=30", 0.01),
+    _ends("arXiv 2501.18512", "streaming_4_bits/H=30", "streaming/H=30", 0.01),
+    _ends("arXiv 2506.10911", "noloco/H=30", "diloco/H=30", 0.01),
+    _ends("arXiv 2508.15706", "sparse_loco/H=30", "diloco/H=30", 0.01),
+    Claim("sparse_loco/H=30 sends a hundredth of the bytes of diloco/H=30", "arXiv 2508.15706",
+          "local_training", "sparse_loco/H=30", "diloco/H=30", "bytes_per_worker", 0.01,
+          tuned=True, chosen_by=END, equal=SAMPLES),
+    _ends("arXiv 2411.19870", "demo/8 of 64", "all_reduce", 0.01, "small_messages"),
+    Claim("demo/1 of 256 sends a hundredth of the bytes of all_reduce", "arXiv 2411.19870",
+          "small_messages", "demo/1 of 256", "all_reduce", "bytes_per_worker", 0.01, tuned=True,
+          chosen_by=END, equal=SAMPLES),
+)  # fmt: skip
+GROUPS = {
+    "all_reduce": "all-reduce, AdamW",
+    "local_sgd/H=30": "local SGD, H = 30",
+    "diloco/H=30": "DiLoCo, H = 30",
+    "diloco/H=100": "DiLoCo, H = 100",
+    "streaming/H=30": "Streaming DiLoCo",
+    "streaming_4_bits/H=30": "the same in 4 bits",
+    "sparse_loco/H=30": "SparseLoCo",
+    "noloco/H=30": "NoLoCo",
+    "all_reduce_muon": "all-reduce, Muon",
+    "muloco/H=30": "MuLoCo",
+}
+
+
+def figure(records: Records) -> Figure:
+    """Draw how low training ends after the same steps, and what a worker has sent by then."""
+    panels = [
+        Panel("after the same steps", "local_training", GROUPS, END, "training loss at the end",
+              log=True),
+        Panel("at that setting", "local_training", GROUPS, "bytes_per_worker",
+              "sent by a worker", by=END, log=True),
+    ]  # fmt: skip
+    return dots(panels, records)

@@ -1,0 +1,74 @@
+"""MATCHA (Wang et al., arXiv 1905.09435): random matchings instead of all links in every round."""
+
+from collections.abc import Iterator, Sequence
+
+import networkx as nx
+from matplotlib.figure import Figure
+
+from algorithms.gossip import graph_matchings
+from comms import matcha, topology
+from experiments import parts, prepare, stats
+from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.stats import Claim
+
+TITLE = "MATCHA"
+VANILLA, HALF, PERIODIC = "vanilla", "matcha/budget=0.5", "periodic/budget=0.5"
+BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # shares of D-PSGD's communication
+SWEEPS = tuple(
+    Sweep(
+        "matcha" + (f"_graph_{graph}" if graph else ""),
+        f"--config=configs/matcha.py:graph={graph} --sweep --seeds=5 --together",
+        0.25 if graph in (0, 5) else 0.5,
+    )
+    for graph in range(6)
+)
+ABSTRACT = "arXiv 1905.09435, abstract"
+CLAIMS = (
+    Claim("half the communication takes at most 1.1x the updates of D-PSGD", ABSTRACT, "matcha",
+          HALF, VANILLA, "updates_to_target", bound=1.1, tuned=True),
+    Claim("half the communication takes less time than D-PSGD", ABSTRACT, "matcha", HALF, VANILLA,
+          tuned=True),
+    Claim("half the communication takes less time than periodic D-PSGD with as much", ABSTRACT,
+          "matcha", HALF, PERIODIC, tuned=True),
+    Claim("at its best budget a fifth of the time of D-PSGD", ABSTRACT, "matcha", "matcha", VANILLA,
+          bound=0.2, tuned=True, edges={"budget": 1.0}),
+    Claim("on a ring: half the communication takes less time than D-PSGD", "", "matcha_graph_5",
+          HALF, VANILLA, tuned=True),
+)  # fmt: skip
+GROUPS = {VANILLA: "D-PSGD, all links", PERIODIC: "periodic D-PSGD, half",
+          **{f"matcha/budget={share:g}": f"MATCHA, {share:.0%}" for share in BUDGETS}}  # fmt: skip
+
+
+def figure(records: Records) -> Figure:
+    """Draw the seconds to the target by budget, on the paper's graph and on a ring."""
+    graphs = (("16 workers, graph 0", "matcha"), ("a ring", "matcha_graph_5"))
+    return dots([Panel(title, record, GROUPS) for title, record in graphs], records)
+
+
+def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
+    """Give rho by budget, in theory: the contraction of the squared distance to consensus."""
+    config = arms[0]["config"]
+    for name, graph in (
+        (parts.text(config.graph), prepare.GRAPH.build(config.graph, n=config.workers)),
+        ("a ring", topology.ring(config.workers)),
+    ):
+        ours, vanilla = mixing_rates(graph, BUDGETS)
+        yield stats.Numbers(
+            f"rho on {name}; D-PSGD {vanilla:.4f}",
+            ("budget", "matcha", "periodic", "matcha per communication"),
+            [
+                (f"{budget:g}", f"{rho:.4f}", f"{matcha.periodic_rho(budget, vanilla):.4f}",
+                 f"{rho ** (1 / budget):.4f}")
+                for budget, rho in zip(BUDGETS, ours, strict=True)
+            ],
+        )  # fmt: skip
+
+
+def mixing_rates(graph: nx.Graph, budgets: Sequence[float]) -> tuple[list[float], float]:
+    """Return rho of MATCHA at each budget, and of D-PSGD over all links; smaller is faster."""
+    matchings, _ = graph_matchings(graph)
+    ours = []
+    for budget in budgets:
+        p = matcha.activation_probabilities(matchings, len(graph), budget)
+        ours.append(matcha.mixing_weight(matchings, len(graph), p)[1])
+    return ours, matcha.vanilla(graph)[1]

@@ -1,0 +1,309 @@
+"""MG-WFBP (Shi, Chu, Li, arXiv 1811.11141 and 1912.09268): gradients merged into buckets.
+
+Two analyses that train nothing: how schedules of communication scale in the model of
+`comms.iteration`, and published speed-ups beside that model.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, PercentFormatter
+from ml_collections import ConfigDict
+
+from algorithms.mg_wfbp import plan_with
+from comms import cost, iteration
+from comms.layer_traces import LayerTrace, googlenet
+from experiments import analysis, entries, model_traces, profiling, records, stats, tasks
+from experiments.papers.base import Records, Sweep, plain
+from experiments.reports.figure import COLOURS, save
+from experiments.stats import Answer, Arm, Claim, Inconclusive
+from stragglers import reading
+
+TITLE = "MG-WFBP"
+SWEEPS = (
+    Sweep("mg_wfbp", "--config=configs/mg_wfbp.py --sweep", 0.1),
+    Sweep("mg_wfbp_paper", "--config=configs/mg_wfbp_paper.py", 0.01),
+    Sweep("mg_wfbp_scale", "--config=configs/mg_wfbp_scale.py", 0.02),
+)
+BITS = "buckets change no result, bit for bit"
+
+
+def change_nothing(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
+    """Judge the parameters of every arm beside those of plain all-reduce, after equal updates.
+
+    A published record has no parameters, so that its sweep's own verdict stands.
+    """
+    if "claims" in record:
+        (text,) = (found for claim, found in record["claims"] if claim.startswith(BITS))
+        verdict, _, measured = text.partition(": ")
+        return Answer(verdict, measured, seeds=1)
+    (plain_arm,) = stats.named(arms, "pmean")
+    stats.equal("updates", *arms, within=0.0)
+    stats.finite("train_loss", *arms)
+    differ = [arm["name"] for arm in arms if not all(
+        _same(*pair) for pair in zip(arm["workdirs"], plain_arm["workdirs"], strict=True))]
+    names = ", ".join(differ or [arm["name"] for arm in arms if arm is not plain_arm])
+    words = "another result than" if differ else "the result of"
+    measured = f"{words} pmean after {plain_arm['updates']:,.0f} updates: {names}"
+    return Answer(stats.FAILS if differ else stats.HOLDS, measured, seeds=1)  # fmt: skip
+
+
+def _same(one: Path, other: Path) -> bool:
+    ours, theirs = (reading.arrays(run / records.PARAMETERS) for run in (one, other))
+    return set(ours) == set(theirs) and all(np.array_equal(ours[k], theirs[k]) for k in ours)
+
+
+def skilled(baseline: str):
+    """Return the judge of published speed-ups over a baseline: nearer than a constant, correlated."""
+
+    def judged(_, record: Mapping[str, Any]) -> Answer:
+        found = {error["baseline"]: error for error in record["summary"]["errors"]}.get(baseline)
+        if found is None or found["correlation"] is None:
+            raise Inconclusive(f"too few runs over {baseline}")
+        low, high = found["beyond_constant"]
+        measured = (
+            f"{found['runs']} runs: median error {found['median']:.0%}, a constant's "
+            f"{found['constant_median']:.0%}, correlation {found['correlation']:.2f}"
+        )
+        if high < 0 and found["correlation"] >= 0.5:
+            return Answer(stats.HOLDS, measured)
+        return (Answer(stats.FAILS, measured) if low > 0
+                else Answer(stats.INCONCLUSIVE, measured, stats.NOISE))  # fmt: skip
+
+    return judged
+
+
+CLAIMS = (
+    *(
+        Claim(f"its model foresees published speed-ups over {words} better than a constant",
+              "arXiv 1811.11141, experiments", "mg_wfbp_paper", judge=skilled(baseline))
+        for baseline, words in (("single", "a single all-reduce"), ("wfbp", "WFBP"),
+                                ("byte_scheduler", "ByteScheduler"))
+    ),
+    Claim(BITS, "arXiv 1811.11141, Sec. 4", "mg_wfbp", judge=change_nothing),
+)  # fmt: skip
+SCHEDULES = {
+    "optimal": "optimal buckets",
+    "greedy": "MG-WFBP, greedy",
+    "asc": "ASC grouping",
+    "fixed": "buckets of 25 MiB",
+    "wfbp": "WFBP, per layer",
+    "single": "single, at the end",
+    "dear": "DeAR, tuned",
+    "byte_scheduler": "ByteScheduler, tuned",
+}
+
+
+def figure(records: Records) -> Figure:
+    """Draw simulated scaling efficiencies from 4 to 2048 workers, of three models."""
+    curves = records("mg_wfbp_scale")["summary"]["curves"]
+    few = list(dict.fromkeys(curve["trace"] for curve in curves))[:3]
+    return _curves([curve for curve in curves if curve["trace"] in few])
+
+
+def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
+    """Give the end of communication after the backward pass for every plan, by its profile."""
+    rows, measured = [], {}
+    for arm in arms:
+        config = arm["config"]
+        if "buckets" not in config or config.algorithm == arms[0]["config"].algorithm:
+            continue
+        task = tasks.build(config.task)
+        profile = profiling.for_config(config, task)
+        if profile.ready is not None:
+            params = jax.eval_shape(task.init, jax.random.key(config.seed))
+            plan, _ = plan_with(config.buckets, profile)(params)
+            measured[profiling.describe(profile)] = None  # once, if it is the same for all
+            rows.append((arm["name"], f"{len(plan.buckets)}", f"{1e3 * plan.exposed:.3f} ms"))
+    title = "predicted from the profile: " + ("; ".join(measured) or "there is none")
+    yield stats.Numbers(title, ("arm", "buckets", "exposed communication"), rows)
+
+
+# --- how schedules scale: nothing is trained ---
+
+COLLECTIVES = {
+    "ring": cost.ring,
+    "binary_tree": cost.binary_tree,
+    "recursive_doubling": cost.recursive_doubling,
+    "double_binary_tree": cost.double_binary_tree,
+    "halving_doubling": cost.halving_doubling,
+}
+
+
+def _is_group(value) -> bool:
+    return entries.is_count(value) and value > 1
+
+
+ENTRIES = (
+    (f"one or more of {', '.join(model_traces.NAMES)}, or paths of CSV files",
+     entries.several(lambda name: name in model_traces.NAMES or model_traces.is_file(name)),
+     ("traces",)),
+    (f"one or more of {', '.join(iteration.SCHEDULES)}",
+     entries.several(lambda value: value in tuple(iteration.SCHEDULES)), ("schedules",)),
+    (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),
+    ("numbers above 1", entries.several(_is_group), ("workers",)),
+    ("a positive whole number", entries.is_count, ("batch",)),
+)  # fmt: skip
+
+
+def link(measured: Mapping) -> tuple[float, float]:
+    """Return alpha and beta of the links of a ring whose all-reduce was measured.
+
+    measured: `alpha` (s) and `beta` (s per byte) of an all-reduce over its `workers`; a byte's
+    addition counts as part of its transfer.
+    """
+    ring = cost.ring(measured["workers"], 1.0, 1.0)
+    return measured["alpha"] / ring.alpha, measured["beta"] / ring.beta
+
+
+def scale(config: ConfigDict) -> analysis.Analysis:
+    """Return the efficiency of all schedules on all traces and networks, by workers.
+
+    config: `traces`, names of `model_traces.NAMES`; `batch` and `flops_per_second` of a worker;
+    `networks` {name: see `link`}; `collective`, a name of COLLECTIVES; `workers`; `schedules`;
+    `at_workers`, those of the table. Raise ValueError for a config that makes no sense.
+    """
+    entries.check(config, ENTRIES)
+    networks = [f"networks.{network}.workers" for network in config.networks]
+    simulated = ", ".join(map(str, config.workers))
+    entries.check(config, [
+        (f"one of config.workers, {simulated}", lambda v: v in config.workers, ("at_workers",)),
+        ("a number above 1, that of the measured all-reduce", _is_group, networks),
+    ])  # fmt: skip
+    links = {network: link(measured) for network, measured in config.networks.items()}
+    links = dict(sorted(links.items(), key=lambda item: -item[1][1]))  # the slowest first
+    curves = []
+    for name in config.traces:
+        trace = model_traces.build(name, config.batch, config.flops_per_second)
+        for network, (alpha, beta) in links.items():
+            cost_of = functools.partial(COLLECTIVES[config.collective], alpha=alpha, beta=beta)
+            for schedule in config.schedules:
+                found = iteration.scaling(trace, cost_of, config.workers, schedule)
+                columns = ("workers", "seconds", "speedup", "efficiency")
+                curves.append(
+                    {"trace": name, "network": network, "schedule": schedule}
+                    | {key: column.tolist() for key, column in zip(columns, found, strict=True)}
+                )
+    at = list(config.workers).index(config.at_workers)
+    table = stats.Numbers(
+        f"scaling efficiency, {config.at_workers} workers [%]",
+        ("trace, network", *(schedule.replace("_", " ") for schedule in config.schedules)),
+        [
+            (f"{trace}, {network}", *(f"{100 * curve['efficiency'][at]:.1f}" for curve in curves
+                                      if (curve["trace"], curve["network"]) == (trace, network)))
+            for trace, network in dict.fromkeys((c["trace"], c["network"]) for c in curves)
+        ],
+    )  # fmt: skip
+    return analysis.Analysis({"curves": curves}, [table],
+                             lambda path: save(_curves(curves), path))  # fmt: skip
+
+
+def _curves(curves: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw efficiency against workers, 1500 pixels wide: a row of panels per trace."""
+    traces, networks = (list(dict.fromkeys(c[key] for c in curves)) for key in ("trace", "network"))
+    canvas = Figure(figsize=(10, 1.2 + 2.1 * len(traces)), dpi=150, layout="constrained")
+    grid = canvas.subplots(len(traces), len(networks), sharex=True, sharey=True, squeeze=False)
+    for curve in curves:
+        row, column = traces.index(curve["trace"]), networks.index(curve["network"])
+        axes, place = grid[row, column], list(SCHEDULES).index(curve["schedule"])
+        colour = "black" if not place else COLOURS[(place - 1) % len(COLOURS)]
+        # Schedules that go on into the next forward pass are dashed.
+        dashes = "--" if curve["schedule"] in ("dear", "byte_scheduler") else "-"
+        axes.plot(curve["workers"], curve["efficiency"], dashes, color=colour,
+                  linewidth=1.3 if place else 2.0, label=SCHEDULES[curve["schedule"]])  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(curve["workers"]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(curve["workers"], map(str, curve["workers"]), rotation=45)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(0, 1.03)
+        plain(axes)
+    for axes, network in zip(grid[0], networks, strict=True):
+        axes.set_title(network.replace("_", ", ") + " Gbit/s", fontsize=9)
+    for axes, trace in zip(grid[:, 0], traces, strict=True):
+        axes.set_ylabel(trace, fontsize=9)
+    canvas.supxlabel("workers", fontsize=9)
+    canvas.supylabel("scaling efficiency", fontsize=9)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    return canvas
+
+
+# --- published speed-ups beside the model: nothing is trained ---
+
+
+def published(config: ConfigDict) -> analysis.Analysis:
+    """Return how many times faster MG-WFBP was than each baseline, published and in the model.
+
+    config: `published`, {setting: `trace`, `compute` (s of an iteration of one worker), `workers`,
+    `counted` among the errors, `alpha` (s) and `beta` (s per byte) of an all-reduce over them,
+    `throughput` {schedule: samples per second, or 1 / s}, of which `greedy` is MG-WFBP}.
+    """
+    ratios, built = [], {}
+    for setting, run in config.published.items():
+        if run.trace not in built:  # any mini-batch and speed: the times are scaled
+            built[run.trace] = model_traces.build(run.trace, 1, 1e12)
+        trace, affine = _at_compute(built[run.trace], run.compute), cost.AlphaBeta(run.alpha, run.beta)
+        seconds = {
+            schedule: iteration.iteration(trace, affine, schedule).seconds
+            for schedule in (*run.throughput, "optimal")
+        }
+        for baseline, throughput in run.throughput.items():
+            if baseline != "greedy":
+                ratios.append({
+                    "setting": setting, "workers": run.workers, "baseline": baseline,
+                    "published": run.throughput["greedy"] / throughput,
+                    "greedy": seconds[baseline] / seconds["greedy"],
+                    "optimal": seconds[baseline] / seconds["optimal"],
+                    "counted": run.get("counted", True),
+                })  # fmt: skip
+    baselines = list(dict.fromkeys(ratio["baseline"] for ratio in ratios))
+    errors = [error for baseline in baselines if (error := _error(ratios, baseline))]
+    of_setting = {(r["setting"], r["baseline"]): r for r in ratios}
+    table = stats.Numbers(
+        "speed-up of MG-WFBP: published | simulated | simulated with optimal buckets",
+        ("setting", "workers", *(f"over {baseline.replace('_', ' ')}" for baseline in baselines)),
+        [
+            (setting.replace("_", " "), str(workers),
+             *(f"{r['published']:.2f} | {r['greedy']:.2f} | {r['optimal']:.2f}" if r else ""
+               for r in (of_setting.get((setting, baseline)) for baseline in baselines)))
+            for setting, workers in dict.fromkeys((r["setting"], r["workers"]) for r in ratios)
+        ],
+    )  # fmt: skip
+    claims = [claim for claim in CLAIMS if claim.record == "mg_wfbp_paper"]
+    return analysis.Analysis({"ratios": ratios, "errors": errors}, [table], claims=claims)
+
+
+def _at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:
+    if trace.name == "googlenet":  # its backward pass was measured, only the rest is free
+        return googlenet(forward_seconds=seconds - float(trace.backward.sum()))
+    return model_traces.at_compute(trace, seconds)
+
+
+def _error(ratios: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Any] | None:
+    """Return the model's errors beside a constant's, which knows nothing of a run."""
+    ours = [ratio for ratio in ratios if ratio["baseline"] == baseline and ratio["counted"]]
+    if not ours:
+        return None
+    known = np.log([ratio["published"] for ratio in ours])
+    simulated = np.log([ratio["greedy"] for ratio in ours])
+    # The constant is the median of the other runs.
+    others = [np.median(np.delete(known, n)) if len(ours) > 1 else 0 for n in range(len(ours))]
+    model, constant = np.abs(simulated - known), np.abs(np.array(others) - known)
+    few = len(ours) < 3
+    return {
+        "baseline": baseline,
+        "runs": len(ours),
+        "median": float(np.expm1(np.median(model))),
+        "worst": float(np.expm1(model.max())),
+        "constant_median": float(np.expm1(np.median(constant))),
+        "constant_worst": float(np.expm1(constant.max())),
+        "beyond_constant": None if few else stats.interval(model - constant),
+        "correlation": None if few else float(np.corrcoef(simulated, known)[0, 1]),
+    }

@@ -1,0 +1,247 @@
+"""Non-blocking SGD (He & Dube, arXiv 2211.00889): rounds end when the first worker is done.
+
+Beside its claims stands its run-time analysis, in theory and simulated; that trains nothing.
+"""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from ml_collections import ConfigDict
+
+from experiments import analysis, entries, parts, stats, waiting
+from experiments.papers.base import Panel, Records, Sweep, dots, plain
+from experiments.reports.figure import COLOURS, save
+from experiments.stats import END, Answer, Claim
+from stragglers import delays, processes
+from stragglers.theory import rounds as theory
+
+TITLE = "Non-blocking SGD"
+ABSTRACT = "arXiv 2211.00889, abstract"
+MIXERS = ("all_reduce", "dpsgd", "matcha")
+_DELAYS = ("jitter", "slow2", "slow4", "shifted_exponential", "pause", "pareto", "markov")
+SWEEPS = (
+    Sweep("demo", "--config=configs/demo.py --sweep", 0.02),
+    *(
+        Sweep(f"nonblocking_{delay}", f"--config=configs/nonblocking.py:delay={delay} --sweep "
+              "--seeds=3 --together", 0.07)
+        for delay in _DELAYS
+    ),
+    Sweep("nonblocking_dirichlet", "--config=configs/nonblocking.py:delay=slow4 "
+          "--config.split='dirichlet(alpha=0.1)' --sweep --seeds=3 --together", 0.05),
+    Sweep("nonblocking_tuned", "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep "
+          "--seeds=3 --together", 0.4),
+    Sweep("nonblocking_tuned_images", "--config=configs/nonblocking_tuned_images.py --sweep "
+          "--seeds=3 --together", 1.5),
+    Sweep("nonblocking_tuned_text", "--config=configs/nonblocking_tuned_text.py --sweep --seeds=3 "
+          "--together", 0.9),
+    Sweep("nonblocking_weightings", "--config=configs/nonblocking_weightings.py --sweep --seeds=10 "
+          "--together", 0.3),
+    Sweep("nonblocking_analysis", "--config=configs/nonblocking_analysis.py", 0.02),
+)  # fmt: skip
+
+
+def follows_theory(record_of_points: str, most: float):
+    """Return the judge of an analysis whose simulations are within a relative error of theory."""
+
+    def judged(_, record) -> Answer:
+        errors = [abs(point["error"]) for point in record["summary"][record_of_points]]
+        good = sum(error <= most for error in errors)
+        measured = f"{good} of {len(errors)} points within {most:.0%}, worst {max(errors):.1%}"
+        return Answer(stats.of_all(good, len(errors)), measured)
+
+    return judged
+
+
+CLAIMS = (
+    *(
+        Claim(f"{mixer}, one worker 4x slower, each side at its best rounds and rate: less time",
+              ABSTRACT, "nonblocking_tuned", f"{mixer}/nonblocking", f"{mixer}/blocking",
+              tuned=True)
+        for mixer in MIXERS
+    ),
+    *(
+        Claim(f"{mixer}, one worker 4x slower: less time to the same loss than blocking rounds",
+              ABSTRACT, "nonblocking_slow4", f"{mixer}/nonblocking", f"{mixer}/blocking",
+              condition="at equal samples per round, one rate for all")
+        for mixer in MIXERS
+    ),
+    *(
+        Claim(f"{mixer}, the same: less time than blocking rounds of one mini-batch", "",
+              "nonblocking_slow4", f"{mixer}/nonblocking", f"{mixer}/small_batch")
+        for mixer in MIXERS
+    ),
+    *(
+        Claim(f"{mixer}, {words}, each side at its best: less time", ABSTRACT,
+              f"nonblocking_tuned_{task}", f"{mixer}/nonblocking", f"{mixer}/blocking", tuned=True,
+              edges={"M": 1.0})
+        for task, words in (("images", "ResNet-18"), ("text", "a small GPT"))
+        for mixer in MIXERS[:2]
+    ),
+    *(
+        Claim(f"{mixer}, uneven data: ends below blocking rounds after the same time", ABSTRACT,
+              "nonblocking_weightings", f"{mixer}/{weights}", f"{mixer}/blocking", END, tuned=True,
+              equal=("seconds",))
+        for mixer, weights in zip(MIXERS, ("proportional", "equal", "equal"), strict=True)
+    ),
+    Claim("the run-time model is within 5 % of the gain in simulated rounds",
+          "arXiv 2211.00889, run-time analysis", "nonblocking_analysis",
+          judge=follows_theory("by_workers", 0.05)),
+)  # fmt: skip
+
+
+def figure(records: Records) -> Figure:
+    """Draw the seconds to the target, untuned on the left and tuned on the right."""
+    variants = {"blocking": "blocking", "nonblocking": "non-blocking",
+                "small_batch": "blocking, one mini-batch", "deadline": "deadline"}  # fmt: skip
+    panels = [
+        Panel(title, record, {f"{mixer}/{variant}": f"{mixer}, {words}" for mixer in MIXERS
+                              for variant, words in list(variants.items())[:several]})
+        for title, record, several in (
+            ("one worker 4x slower, one rate for all", "nonblocking_slow4", 4),
+            ("each side at its best rounds and rate", "nonblocking_tuned", 2),
+        )
+    ]  # fmt: skip
+    return dots(panels, records)
+
+
+# --- the run-time analysis: nothing is trained ---
+
+
+def _is_cost(value) -> bool:
+    return entries.is_number(value) and 0 <= value < np.inf
+
+
+ENTRIES = (
+    ("positive whole numbers", entries.several(entries.is_count), ("workers",)),
+    ("seconds, 0 or more", entries.several(_is_cost), ("communication",)),
+    ("a positive whole number", entries.is_count,
+     ("at_workers", "mini_batches", "rounds", "rounds_in_time")),
+    ("seconds, 0 or more", _is_cost, ("at_communication",)),
+    entries.SEED,
+    ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
+)  # fmt: skip
+
+
+class Gain(NamedTuple):
+    """Samples per second of non-blocking over blocking rounds, expected and simulated."""
+
+    delay: str
+    workers: int
+    communication: float  # s per round
+    source: str  # of what is expected: "closed form", or "estimate" from another simulation
+    expected: float
+    simulated: float
+    error: float  # relative, of the simulation
+
+
+def analyse(config: ConfigDict) -> analysis.Analysis:
+    """Return gains in theory and simulated, with the same draws for all rules.
+
+    config: `delays` {name: part}; `workers` and `communication` (s per round), which vary one at
+    a time, and `at_workers` and `at_communication` for where the other one stays; `mini_batches`,
+    `draw` and `in_flight` as in `stragglers.rules.rounds`; `rounds` of a simulation,
+    `rounds_in_time` of it where durations have a memory; `seed`. Raise ValueError, before the
+    first long simulation, for a config that makes no sense.
+    """
+    entries.check(config, ENTRIES)
+    built = {name: waiting.build_delay(part) for name, part in config.delays.items()}
+    brief = ConfigDict(config)
+    brief.update(rounds=1, rounds_in_time=1)
+    for name, delay in built.items():
+        _gain(brief, name, delay, max(*config.workers, config.at_workers), 0.0)
+    gains = {
+        "by_workers": [_gain(config, name, delay, workers, config.at_communication)
+                       for name, delay in built.items() for workers in config.workers],
+        "by_communication": [_gain(config, name, delay, config.at_workers, seconds)
+                             for name, delay in built.items() for seconds in config.communication],
+    }  # fmt: skip
+    summary = {axis: [gain._asdict() for gain in several] for axis, several in gains.items()}
+    note = "in brackets: the simulation's error; * estimate from another simulation"
+    return analysis.Analysis(summary, [*_tables(gains), note], functools.partial(_draw, gains))
+
+
+def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
+    place = (workers, config.mini_batches, communication)
+    in_time = processes.as_process(delay).uses_time
+    simulation = {
+        "rounds": config.rounds_in_time if in_time else config.rounds,
+        # A slow spell ends within a round only where durations are drawn within it.
+        "draw": "mini_batch" if in_time else config.draw,
+        "in_flight": config.in_flight,
+    }
+    part = parts.spec(config.delays[name])
+    law = waiting.build_delay(part["law"]) if "factors" in part else None
+    source = "closed form"
+    if isinstance(delay, delays.Law):
+        expected = theory.throughput_gain(
+            delay, *place, draw=config.draw, in_flight=config.in_flight
+        )
+    elif isinstance(law, delays.Law) and len(law.atoms) == 1:  # speeds that never change
+        seconds = delay.seeded(config.seed).duration(np.arange(workers), 0.0)
+        expected = theory.speeds_gain(
+            seconds, config.mini_batches, communication, in_flight=config.in_flight
+        )
+    else:
+        source = "estimate"
+        expected = theory.estimate_gain(delay, *place, seed=config.seed + 1, **simulation)
+    simulated = theory.estimate_gain(delay, *place, seed=config.seed, **simulation)
+    return Gain(name, workers, communication, source, expected, simulated,
+                simulated / expected - 1)  # fmt: skip
+
+
+def _by_delay(gains: list[Gain]) -> dict[str, list[Gain]]:
+    return {name: [gain for gain in gains if gain.delay == name]
+            for name in dict.fromkeys(gain.delay for gain in gains)}  # fmt: skip
+
+
+def _tables(gains: dict[str, list[Gain]]) -> Iterator[stats.Numbers]:
+    """Give two tables, a delay in every row: expected gains and the simulation's errors."""
+    for axis, column, title in (
+        ("by_workers", "workers", "at {0.communication:g} s of communication, by workers"),
+        ("by_communication", "communication", "with {0.workers} workers, by s of communication"),
+    ):
+        places = dict.fromkeys(f"{getattr(gain, column):g}" for gain in gains[axis])
+        yield stats.Numbers(
+            f"throughput gain {title.format(gains[axis][0])}",
+            ("delay", *places),
+            [
+                (name.replace("_", " ") + "*" * (row[0].source == "estimate"),
+                 *(f"{g.expected:.2f}x ({round(100 * g.error, 1) + 0.0:+.1f}%)" for g in row))
+                for name, row in _by_delay(gains[axis]).items()
+            ],
+        )  # fmt: skip
+
+
+def _draw(gains: dict[str, list[Gain]], path: Path) -> None:
+    """Write a PNG of 1200x600 pixels: gains against workers and against communication."""
+    canvas = Figure(figsize=(8, 4), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, 2, sharey=True)
+    for axes, (axis, column) in zip(
+        panels, (("by_workers", "workers"), ("by_communication", "communication")), strict=True
+    ):
+        for number, (name, row) in enumerate(_by_delay(gains[axis]).items()):
+            places = [getattr(gain, column) for gain in row]
+            colour = COLOURS[number % len(COLOURS)]
+            dashes = "--" if row[0].source == "estimate" else "-"
+            label = name.replace("_", " ") if axis == "by_workers" else None
+            axes.plot(places, [gain.expected for gain in row], dashes, color=colour, label=label)
+            axes.plot(places, [gain.simulated for gain in row], "o", color=colour,
+                      markersize=4.5, markerfacecolor="white")  # fmt: skip
+        axes.axhline(1, color="0.35", linewidth=0.8, linestyle="--")
+        plain(axes)
+        axes.set_xscale("log" if column == "workers" else "linear", **(
+            {"base": 2} if column == "workers" else {}))  # fmt: skip
+        axes.xaxis.set_major_locator(FixedLocator(sorted(set(places))))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+    panels[0].set(xlabel="workers", ylabel="throughput: non-blocking / blocking")
+    panels[1].set_xlabel("communication per round [s]")
+    canvas.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False,
+                  title="lines: theory, dashed where estimated; circles: simulated",
+                  title_fontsize=8)  # fmt: skip
+    save(canvas, path)

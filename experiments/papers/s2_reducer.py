@@ -1,0 +1,258 @@
+"""S2 Reducer (Ge et al., arXiv 2110.02140): row-sparse gradients summed as sketches.
+
+The tables of a sweep have what its claims need: bytes for the row-sparse parameters, and the time
+of a step on two modelled links with the codecs as they are measured here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from comms import compression_cost, messages
+from comms.messages import Row
+from experiments import codec_times, deciding, prepare, stats, tasks
+from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.stats import Answer, Arm, Claim, Inconclusive
+
+TITLE = "S2 Reducer"
+NCF = "--config=configs/s2_reducer.py:task=ncf"
+SWEEPS = (
+    *(
+        Sweep(f"s2_{task}", f"--config=configs/s2_reducer.py:task={task} --sweep --seeds={seeds}",
+              hours)
+        for task, seeds, hours in (
+            ("hashed_logistic", 3, 0.3), ("ncf", 5, 0.7), ("transformer", 10, 0.5),
+            ("lstm", 3, 0.5), ("skip_gram", 3, 0.5),
+        )
+    ),
+    *(  # a quarter of the updates: bytes, and updates that fall back, against the ratio
+        Sweep(f"s2_ncf_ratio_{percent}",
+              f"{NCF},ratio={percent / 100:g},updates=375 --sweep --seeds=3", 0.15)
+        for percent in (1, 2, 5, 10, 18, 30, 50)
+    ),
+    *(  # samples as with four workers: bytes and the time of a step against the workers
+        Sweep(f"s2_ncf_workers_{workers}",
+              f"{NCF},workers={workers},updates={6000 // workers} --sweep --seeds=3", 0.5)
+        for workers in (16, 64)
+    ),
+)  # fmt: skip
+# Exact methods for sparse gradients that the paper's speed-up is over.
+RIVALS = ("sparse_all_gather", "sparcml", "omnireduce", "parallax")
+AS_PUBLISHED = "s2/median"  # decodes as the paper does
+DENSE, REORDERED = "dense", "dense/reordered"
+LINKS = (1, 10)  # Gbit/s
+ROUNDS = 5  # in each of which the codecs of all arms are measured
+FELL_BACK = 0.5  # of the updates: with more no sketch is judged
+LOSS_SHARE = 1e-3  # of a loss, that counts as none
+TABLES = "bytes for the tables, and what was lost"
+
+
+def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
+    """Judge 81 % fewer bytes for the row-sparse tables at the same loss.
+
+    The same is a loss that is above dense training's by no more than the noise level, which is how
+    far apart dense training ends where it sums in another order, or a thousandth.
+    """
+    ours, dense, again = stats.named(arms, AS_PUBLISHED, DENSE, REORDERED)
+    stats.equal("samples", ours, dense)
+    stats.finite("train_loss", ours, dense, again)
+    if len(again.get("seeds", ())) < 3:
+        raise Inconclusive("fewer than 3 seeds leave the noise level of a loss unknown")
+    pairs = zip(again["train_loss_by_seed"], dense["train_loss_by_seed"], strict=True)
+    level = float(np.sqrt(np.mean([(one - other) ** 2 for one, other in pairs])))
+    margin = max(level, LOSS_SHARE * abs(dense["train_loss"]))
+    lost = stats.compare(ours, dense, "train_loss", margin=margin)
+    (fewer,) = _column(arms, record, TABLES, "fewer bytes [%]", AS_PUBLISHED)
+    measured = f"{fewer:.1f} % fewer{_fell_back(ours)}; loss {lost.measured}"
+    if fewer < 81:
+        return lost._replace(verdict=stats.FAILS, measured=measured, reason="")
+    return lost._replace(measured=measured)
+
+
+def sends_less(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
+    """Judge the bytes of a sketch against every exact sparse method."""
+    ours, *rivals = stats.named(arms, AS_PUBLISHED, *RIVALS)
+    stats.equal("samples", ours, *rivals)
+    _sent_a_sketch(ours)
+    ratios = {rival["name"]: ours["bytes_per_worker"] / rival["bytes_per_worker"]
+              for rival in rivals}  # fmt: skip
+    beaten = [name for name, ratio in ratios.items() if ratio <= 1]
+    measured = ", ".join(f"{ratio:.2f}x {name}" for name, ratio in ratios.items())
+    return _over(beaten, measured)
+
+
+def faster(gigabits: int) -> Callable[..., Answer]:
+    """Return the judge of a step 1.8 times faster than that of every exact sparse method."""
+
+    def judged(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
+        _sent_a_sketch(*stats.named(arms, AS_PUBLISHED))
+        title, names = f"a step at {gigabits} Gbit/s", (AS_PUBLISHED, *RIVALS)
+        means = _column(arms, record, title, "ms", *names)
+        spreads = _column(arms, record, title, "deviation [ms]", *names)
+        ours, *rivals = (
+            {"name": name, "ms": mean, "ms_std": spread, "seeds": range(ROUNDS)}
+            for name, mean, spread in zip(names, means, spreads, strict=True)
+        )
+        found = {rival["name"]: stats.compare(ours, rival, "ms", 1 / 1.8) for rival in rivals}
+        measured = ", ".join(f"{rival['ms'] / ours['ms']:.2f}x {rival['name']}" for rival in rivals)
+        beaten = [name for name, one in found.items() if one.verdict == stats.HOLDS]
+        if not beaten and any(one.verdict == stats.INCONCLUSIVE for one in found.values()):
+            return Answer(stats.INCONCLUSIVE, measured, stats.NOISE)
+        return _over(beaten, measured)
+
+    return judged
+
+
+def _over(beaten: Sequence[str], measured: str) -> Answer:
+    verdict = stats.of_all(len(beaten), len(RIVALS))
+    reason = f"over {', '.join(beaten)}" if verdict == stats.WHERE else ""
+    return Answer(verdict, measured, reason)
+
+
+def _sent_a_sketch(arm: Arm) -> None:
+    """Raise Inconclusive where most updates fell back to rows."""
+    share = arm.get("fallback_share") or 0
+    if share > FELL_BACK:
+        raise Inconclusive(f"{share:.0%} of updates fell back, so that no sketch was sent")
+
+
+def _fell_back(arm: Arm) -> str:
+    share = arm.get("fallback_share") or 0
+    return f", {share:.0%} of updates fell back" if share else ""
+
+
+def _column(
+    arms: Sequence[Arm], record: Mapping[str, Any], title: str, heading: str, *names: str
+) -> list[float]:
+    """Return numbers of these arms in a table of the record, or of the sweep that has just run."""
+    tables = record["numbers"] if "numbers" in record else [t._asdict() for t in numbers(arms)]
+    for table in tables:
+        if table["title"] == title:
+            place = list(table["columns"]).index(heading)
+            values = {row[0]: float(row[place]) for row in table["rows"]}
+            return [values[name] for name in names]
+    raise Inconclusive(f"there is no table of {title}")
+
+
+_SOURCE = "arXiv 2110.02140, abstract"
+_TASKS = {
+    "s2_hashed_logistic": "hashed features",
+    "s2_ncf": "NCF",
+    "s2_lstm": "LSTM",
+    "s2_transformer": "transformer",
+    "s2_skip_gram": "skip-gram",
+}
+CLAIMS = (
+    *(
+        Claim(f"{words}: a step 1.8x faster than exact sparse methods, 1 Gbit/s", _SOURCE, record,
+              judge=faster(1))
+        for record, words in list(_TASKS.items())[:2]
+    ),
+    *(
+        Claim(f"{words}: a sketch sends less than exact sparse methods", _SOURCE, record,
+              judge=sends_less)
+        for record, words in list(_TASKS.items())[:2]
+    ),
+    *(
+        Claim(f"{words}: 81 % fewer bytes for sparse gradients at the same loss", _SOURCE, record,
+              judge=fewer_bytes)
+        for record, words in _TASKS.items()
+    ),
+)  # fmt: skip
+GROUPS = {
+    DENSE: "dense",
+    AS_PUBLISHED: "S2 sketch, medians",
+    "s2/sketch": "S2 sketch, peeled",
+    "s2/exact": "union of rows, exact",
+    "sparse_all_gather": "sparse all-gather",
+    "sparcml": "SparCML",
+    "omnireduce": "OmniReduce",
+    "parallax": "Parallax",
+}
+
+
+def figure(records: Records) -> Figure:
+    """Draw the bytes that a worker sends on two tasks."""
+    return dots(
+        [Panel(words, record, GROUPS, "bytes_per_worker", "sent by a worker", log=True)
+         for record, words in list(_TASKS.items())[:2]],
+        records,
+    )  # fmt: skip
+
+
+_MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # beside arms that are kept
+
+
+def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
+    """Give bytes, losses and fallbacks of every arm, then its step on two links; measured once."""
+    if id(arms[0]) not in _MEASURED or _MEASURED[id(arms[0])][0][0] is not arms[0]:
+        _MEASURED[id(arms[0])] = arms, list(_tables(arms))
+    yield from _MEASURED[id(arms[0])][1]
+
+
+def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
+    (dense,) = stats.named(arms, DENSE)
+    prepared = {arm["name"]: deciding.prepared(arm["config"])[0] for arm in arms}
+    workers = dense["config"].workers
+    sent = {
+        arm["name"]: _table_bytes(prepared[arm["name"]], workers) + _sent_again(arm) for arm in arms
+    }
+    yield stats.Numbers(
+        TABLES,
+        ("arm", "fewer bytes [%]", "loss over dense [%]", "test accuracy", "fell back [% of updates]"),
+        [
+            (
+                arm["name"],
+                f"{100 * (1 - sent[arm['name']] / sent[DENSE]):.1f}",
+                "diverged" if None in (arm["train_loss"], dense["train_loss"])
+                else f"{100 * (arm['train_loss'] / dense['train_loss'] - 1):+.2f}",
+                "" if arm.get("test_accuracy") is None else f"{arm['test_accuracy']:.4g}",
+                f"{100 * (arm.get('fallback_share') or 0):.1f}",
+            )
+            for arm in arms
+        ],
+    )  # fmt: skip
+    measured = {arm["name"]: (prepared[arm["name"]], arm["config"]) for arm in arms}
+    taken = codec_times.step_rounds(measured, ROUNDS)  # (gradient, exchange and step) in seconds
+    for gigabits in LINKS:
+        network = codec_times.link(gigabits, workers)
+        steps, verdicts = {}, {}
+        for arm in arms:
+            name, gains, seconds = arm["name"], [], []
+            for n in range(ROUNDS):
+                # The fastest gradient of a round counts for all.
+                compute = min(rounds[n][0] for rounds in taken.values()) + taken[DENSE][n][1]
+                codec = taken[name][n][1] - taken[DENSE][n][1]
+                gain = codec_times.gain(prepared[name], prepared[DENSE], codec, workers, network)
+                again = _sent_again(arm) / (gigabits * codec_times.GIGABIT)
+                gains.append(gain._replace(compressed=gain.compressed + again))
+                seconds.append(compute + gains[-1].compressed)
+            steps[name] = 1e3 * np.array(seconds)
+            middle = sorted(gains, key=lambda gain: gain.compressed)[ROUNDS // 2]
+            verdicts[name] = "" if name == DENSE else compression_cost.verdict(middle)
+        yield stats.Numbers(
+            f"a step at {gigabits} Gbit/s",
+            ("arm", "ms", "deviation [ms]", "over dense", "exchange"),
+            [
+                (name, f"{ms.mean():.2f}", f"{ms.std(ddof=1):.3f}",
+                 f"{steps[DENSE].mean() / ms.mean():.2f}x", verdicts[name])
+                for name, ms in steps.items()
+            ],
+        )  # fmt: skip
+
+
+def _sent_again(arm: Arm) -> float:
+    """Return bytes of an update that fallbacks sent beyond the plan; below 0 where they sent less."""
+    return (arm.get("fallback_bytes") or 0) / max(1, arm["updates"])
+
+
+def _table_bytes(arm: prepare.Prepared, workers: int) -> float:
+    """Return bytes that a worker sends in an update for the row-sparse parameters alone."""
+    tables = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if tasks.row_sparse(arm.task, path) else None, arm.shapes
+    )
+    payloads = arm.algorithm.messages(tables, workers, Row(arm.algorithm.settled))
+    return float(sum(messages.collective_bytes(payload, workers) for payload in payloads))

@@ -1,0 +1,327 @@
+"""SwarmSGD (Nadiradze et al., arXiv 1910.12308): asynchronous pairs, local steps, few bits.
+
+Beside its claims stands the time that nodes communicate for, simulated; that trains nothing.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+from ml_collections import ConfigDict
+
+from algorithms.gossip import graph_matchings
+from comms import cost, lattice, topology
+from experiments import analysis, entries, parts, stats, waiting
+from experiments.papers.base import Panel, Records, Sweep, dots, plain
+from experiments.reports.figure import COLOURS, DASHES, save
+from experiments.stats import ACCURACY, Answer, Arm, Claim
+from stragglers import serial_links, wavefront
+from stragglers.rule import Setting, whole
+from stragglers.rules import RULES
+
+TITLE = "SwarmSGD"
+TOGETHER = "--sweep --seeds=3 --together"
+SWEEPS = (
+    Sweep("swarm", f"--config=configs/swarm.py:delay=equal {TOGETHER}", 0.3),
+    Sweep("swarm_slow4", f"--config=configs/swarm.py:delay=slow4 {TOGETHER}", 0.3),
+    Sweep("swarm_dirichlet", f"--config=configs/swarm.py:split=dirichlet {TOGETHER}", 0.3),
+    Sweep("swarm_gaussians", f"--config=configs/swarm.py:task=gaussians {TOGETHER}", 0.15),
+    Sweep("swarm_epochs", "--config=configs/swarm_epochs.py --sweep --seeds=5 --together", 0.2),
+    Sweep("swarm_tuned", "--config=configs/swarm_tuned.py --sweep --seeds=10 --together", 0.4),
+    Sweep("swarm_ring", f"--config=configs/swarm.py:graph=ring {TOGETHER}", 0.3),
+    Sweep("swarm_hypercube", f"--config=configs/swarm.py:graph=hypercube {TOGETHER}", 0.3),
+    Sweep("swarm_nodes_8", f"--config=configs/swarm.py:nodes=8 {TOGETHER}", 0.2),
+    Sweep("swarm_nodes_64", f"--config=configs/swarm.py:nodes=64 {TOGETHER}", 0.2),
+    Sweep("swarm_nodes_256", f"--config=configs/swarm.py:nodes=256 {TOGETHER}", 0.8),
+    Sweep("swarm_scale", "--config=configs/swarm_scale.py", 0.05),
+    Sweep("swarm_real", "--config=configs/swarm_real.py --sweep --seeds=5", 0.4),
+)
+ABSTRACT = "arXiv 1910.12308, abstract"
+EXACT, COARSE, LARGE = "swarm/H=2", "swarm/H=2/8 bits", "all_reduce"
+SAMPLES = ("samples",)
+
+
+def does_not_grow(_, record: Mapping[str, Any]) -> Answer:
+    """Judge the mean time of Swarm's exchange with the most nodes over that with the fewest."""
+    grown = {
+        method: row[-1]["mean"] / row[0]["mean"]
+        for method, row in _by_method(record["summary"]["points"]).items()
+        if method.startswith("swarm")
+    }
+    good = [method for method, growth in grown.items() if growth < 1.1]
+    measured = "; ".join(f"{method} {growth:.2f}x" for method, growth in grown.items())
+    reason = f"for {', '.join(good)}" if 0 < len(good) < len(grown) else ""
+    return Answer(stats.of_all(len(good), len(grown)), measured, reason)
+
+
+def hosts(ours: str, theirs: str, quantity: str, bound: float, **point: Any):
+    """Return the judge of two forms of a benchmark on hosts; point: the fields of its points."""
+
+    def judged(_, record: Mapping[str, Any]) -> Answer:
+        forms = [
+            {"name": p["form"], quantity: p[quantity], f"{quantity}_std": p[f"{quantity}_deviation"],
+             "seeds": list(range(p["runs"]))}
+            for p in record["summary"]["points"]
+            if {key: p.get(key) for key in point} == point
+        ]  # fmt: skip
+        return stats.compare(*stats.named(forms, ours, theirs), quantity, bound)
+
+    return judged
+
+
+CLAIMS = (
+    Claim("one node 4x slower: at most 0.6x the time of D-PSGD", ABSTRACT, "swarm_slow4", COARSE,
+          "dpsgd/ring", bound=0.6),
+    Claim("8 bits keep the accuracy to 0.3 points, 10,000 test samples", ABSTRACT,
+          "swarm_gaussians", COARSE, EXACT, ACCURACY, margin=0.003, equal=SAMPLES),
+    Claim("8 bits are within 1 point of large batches, 10,000 test samples", ABSTRACT,
+          "swarm_gaussians", COARSE, LARGE, ACCURACY, margin=0.01, equal=SAMPLES),
+    Claim("8 bits are within 1 point of large batches", ABSTRACT, "swarm", COARSE, LARGE,
+          ACCURACY, margin=0.01, equal=SAMPLES),
+    Claim("8 bits send half the bytes of D-PSGD", ABSTRACT, "swarm", COARSE, "dpsgd/ring",
+          "bytes_per_worker", 0.5, equal=SAMPLES),
+    Claim("each at its best rate: 8 bits take 10 % less time than 32", ABSTRACT, "swarm_tuned",
+          COARSE, EXACT, bound=0.9, tuned=True),
+    Claim("each at its best rate: 8 bits take 10 % less time than D-PSGD", "", "swarm_tuned",
+          COARSE, "dpsgd/ring", bound=0.9, tuned=True),
+    Claim("local steps matter little: H = 4 takes at most 1.1x the time of H = 2",
+          "arXiv 1910.12308, experiments", "swarm_tuned", "swarm/H=4", EXACT, bound=1.1,
+          tuned=True),
+    Claim("epochs matter: more accurate after 300 mini-batches of a node than after 75",
+          "arXiv 1910.12308, experiments", "swarm_epochs", f"{EXACT}/batches=300",
+          f"{EXACT}/batches=75", ACCURACY),
+    Claim("a control that has to fail: within 0.3 points of 600 mini-batches after 75", "",
+          "swarm_epochs", f"{EXACT}/batches=75", f"{EXACT}/batches=600", ACCURACY, margin=0.003),
+    Claim("an exchange among 256 nodes takes at most 1.1x that among 8", ABSTRACT, "swarm_scale",
+          judge=does_not_grow),
+    Claim("processes, one of them slow: sooner than D-PSGD", ABSTRACT, "swarm_real",
+          "real/8 bits", "real/dpsgd"),
+    Claim("links of 1 Gbit/s: a meeting in 8 bits takes 10 % less time than in 32", ABSTRACT,
+          "benchmarks/swarm_hosts",
+          judge=hosts("8 bits", "float32", "meeting", 0.9, nodes=4, rate="1gbit")),
+    Claim("links of 100 Mbit/s: a meeting in 8 bits takes 10 % less time than in 32", ABSTRACT,
+          "benchmarks/swarm_hosts",
+          judge=hosts("8 bits", "float32", "meeting", 0.9, nodes=4, rate="100mbit")),
+)  # fmt: skip
+GROUPS = {
+    LARGE: "all-reduce",
+    "dpsgd/ring": "D-PSGD, overlaps",
+    "dpsgd/ring/serial": "D-PSGD, exchange after gradient",
+    "sgp/overlap": "SGP, overlaps",
+    "ad_psgd": "AD-PSGD",
+    EXACT: "Swarm, H = 2",
+    COARSE: "Swarm, H = 2, 8 bits",
+    "swarm/H=4/8 bits": "Swarm, H = 4, 8 bits",
+}
+
+
+def figure(records: Records) -> Figure:
+    """Draw the seconds to the target without and with a slow node, accuracies and bytes."""
+    panels = [
+        Panel("equal nodes", "swarm", GROUPS),
+        Panel("one node 4x slower", "swarm_slow4", GROUPS),
+        Panel("10,000 test samples", "swarm_gaussians", GROUPS, ACCURACY, "test accuracy",
+              log=True),
+        Panel("10,000 test samples", "swarm_gaussians", GROUPS, "bytes_per_worker",
+              "sent by a node"),
+    ]  # fmt: skip
+    return dots(panels, records)
+
+
+def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
+    """Give accuracies of the mean model and of nodes, their distance, and what was sent again."""
+
+    def last(arm: Arm, name: str) -> float:
+        return float(np.mean([repeat[-1].get(name) or 0.0 for repeat in arm["metrics"]]))
+
+    yield stats.Numbers(
+        "at the end",
+        ("arm", "accuracy of the mean model", "of the worst node [%]", "Gamma / n", "MB per node",
+         "failed buckets", "kB sent again"),
+        [
+            (
+                arm["name"],
+                stats.shown(arm, ACCURACY),
+                f"{100 * arm['test_accuracy_worst_worker']:.2f}",
+                f"{last(arm, 'consensus_distance'):.2g}",
+                f"{last(arm, 'bytes_per_worker') / 1e6:.2f}",
+                f"{last(arm, 'decode_failures'):.1f}",
+                f"{last(arm, 'extra_bytes_per_worker') / 1e3:.1f}",
+            )
+            for arm in arms
+        ],
+    )  # fmt: skip
+
+
+# --- the time that nodes communicate for: nothing is trained ---
+
+
+class Point(NamedTuple):
+    """Communication of one method on some number of nodes, over all nodes and updates."""
+
+    method: str
+    workers: int
+    mean: float  # s of a node's update
+    quantile: float  # s, which 99 % of them do not exceed
+    of_compute: float  # seconds communicating per second computing
+    bytes: float  # that a node sends for an update of its own
+
+
+Spent = tuple[np.ndarray, float, float]  # s of communication, s of computing, bytes
+Method = Callable[[ConfigDict, int, int, float], Spent]  # config, workers, local steps, bytes
+
+
+def _pairs(rule: str, graph_of) -> Method:
+    """Return the simulation of a rule of pairs."""
+
+    def simulated(config, workers, steps, payload) -> Spent:
+        law, width = waiting.build_delay(config.delay), max(1, workers // 8)
+        setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
+        schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
+        transfer = cost.AlphaBeta(config.alpha, config.beta).seconds(payload)
+        spent = serial_links.pair_seconds(schedule, workers, transfer)
+        # Nodes that only answer deliver without a meeting.
+        share = len(spent) / len(wavefront.interactions(schedule).time)
+        return spent, schedule.busy.sum(), 2 * payload * share
+
+    return simulated
+
+
+def _rounds(seconds_of, sent) -> Method:
+    """Return the simulation of rounds, of which `seconds_of` gives the communication."""
+
+    def simulated(config, workers, steps, payload) -> Spent:
+        law = waiting.build_delay(config.delay)
+        waits = RULES["barrier"](Setting(law, workers, steps, config.seed))
+        busy = whole(waits, config.rounds).busy
+        spent = seconds_of(busy, payload, cost.AlphaBeta(config.alpha, config.beta))
+        return spent.ravel(), busy.sum(), sent(workers, payload)
+
+    return simulated
+
+
+def _gossip(make) -> Method:
+    return _rounds(
+        lambda busy, payload, link: serial_links.matching_rounds(
+            busy, graph_matchings(make(busy.shape[1]))[1], link.seconds(payload)
+        ),
+        lambda workers, payload: payload * 2 * make(workers).size() / workers,
+    )
+
+
+METHODS: Mapping[str, Method] = {
+    "swarm": _pairs("random_pairs", topology.complete),
+    "ad_psgd": _pairs("bipartite_pairs", topology.hypercube),
+    "sgp": _rounds(
+        lambda busy, payload, link: serial_links.push_rounds(busy, link.seconds(payload)),
+        lambda workers, payload: payload,
+    ),
+    "dpsgd_ring": _gossip(topology.ring),
+    "dpsgd_hypercube": _gossip(topology.hypercube),
+    "dpsgd_complete": _gossip(topology.complete),
+    "all_reduce": _rounds(
+        lambda busy, payload, link: serial_links.ring_rounds(
+            busy, link.seconds(payload / busy.shape[1])
+        ),
+        lambda workers, payload: cost.ring_all_reduce_bytes(payload, workers),
+    ),
+}
+
+
+def simulate(config: ConfigDict) -> list[Point]:
+    """Return the communication of every method on every number of workers.
+
+    config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
+    between two exchanges and bits are sent per coordinate; `size` of the model in coordinates;
+    `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
+    Raise ValueError for a config that cannot be simulated.
+    """
+    entries.check(config, [("a positive whole number", entries.is_count, ("rounds", "size"))])
+    methods = {label: _checked(parts.spec(text), config.size) for label, text in config.methods}
+    points = []
+    for label, (method, steps, payload) in methods.items():
+        for workers in config.workers:
+            spent, computing, sent = method(config, workers, steps, payload)
+            points.append(
+                Point(label, int(workers), float(spent.mean()), float(np.quantile(spent, 0.99)),
+                      float(spent.sum() / computing), float(sent))
+            )  # fmt: skip
+    return points
+
+
+def _checked(spec: dict, size: int) -> tuple[Method, int, float]:
+    """Return the method, its local steps, and the bytes of a model in float32 or in few bits."""
+    if spec["name"] not in METHODS:
+        raise ValueError(
+            f"methods: unknown name {spec['name']!r}; known names: {', '.join(METHODS)}"
+        )
+    given = {"steps": 1, "bits": 32} | spec
+    steps, bits = given["steps"], given["bits"]
+    if len(given) > 3 or not (entries.is_number(steps, int) and steps > 0):
+        raise ValueError(
+            f"methods: {spec['name']!r} takes steps, a positive whole number, and bits, got "
+            f"{spec}; correct it"
+        )
+    payload = lattice.payload_bytes(size, bits) if bits != 32 else 4 * size
+    return METHODS[spec["name"]], steps, payload
+
+
+def analyse(config: ConfigDict) -> analysis.Analysis:
+    """Return the times as `simulate` has them, with tables, a figure and the claim."""
+    points = simulate(config)
+    summary = {"points": [point._asdict() for point in points]}
+    claims = [claim for claim in CLAIMS if claim.record == "swarm_scale"]
+    draw = functools.partial(_draw, summary["points"])
+    return analysis.Analysis(summary, [_table(summary["points"])], draw, claims)
+
+
+def _by_method(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    return {method: [point for point in points if point["method"] == method]
+            for method in dict.fromkeys(point["method"] for point in points)}  # fmt: skip
+
+
+def _table(points: Sequence[Mapping[str, Any]]) -> stats.Numbers:
+    """Return mean and 99 % quantile by method and number of nodes, and how much the mean grows."""
+    workers = dict.fromkeys(f"{point['workers']}" for point in points)
+    return stats.Numbers(
+        "ms of communication per node and update by number of nodes, mean / 99 %",
+        ("method", *workers, "growth", "comm./comp."),
+        [
+            (method, *(f"{1e3 * p['mean']:,.1f} / {1e3 * p['quantile']:,.1f}" for p in row),
+             f"{row[-1]['mean'] / row[0]['mean']:.2f}x" if row[0]["mean"] else "–",
+             f"{row[-1]['of_compute']:.3g}")
+            for method, row in _by_method(points).items()
+        ],
+    )  # fmt: skip
+
+
+def _draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a PNG of 1350x600 pixels: mean and 99 % quantile against the number of nodes."""
+    families: dict[str, list[str]] = {}
+    for method in _by_method(points):
+        families.setdefault(method.partition("/")[0], []).append(method)
+    canvas = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, 2, sharey=True)
+    for axes, field in zip(panels, ("mean", "quantile"), strict=True):
+        for colour, methods in zip(COLOURS, families.values(), strict=False):
+            for dashes, method in zip(DASHES, methods, strict=False):
+                row = _by_method(points)[method]
+                axes.plot([p["workers"] for p in row], [p[field] for p in row], "o", color=colour,
+                          linestyle=dashes, markersize=3, label=method)  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        workers = sorted({p["workers"] for p in points})
+        axes.xaxis.set_major_locator(FixedLocator(workers))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(workers, map(str, workers))
+        axes.set_title({"mean": "mean", "quantile": "99 % quantile"}[field], fontsize=9)
+        axes.set_xlabel("nodes")
+        plain(axes)
+    panels[0].set_ylabel("communication per update [s]")
+    handles, labels = panels[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    save(canvas, path)

@@ -1,0 +1,442 @@
+"""The published evidence: records of docs/results, and the tables and figures of the pages.
+
+    python -m experiments.publish                     # tables and figures into the pages
+    python -m experiments.publish take runs/swarm     # a finished sweep becomes a record first
+    python -m experiments.publish evidence --list     # sweeps without a record, or with an old one
+    python -m experiments.publish evidence            # make evidence: run these, publish each
+    python -m experiments.publish evidence matcha     # make evidence ONLY=matcha
+
+A page has a table between two comments, `<!-- table: nonblocking -->` and `<!-- end -->`, which
+names a paper of `experiments.papers`, or one of TABLES with its arguments. The record of a sweep
+holds the command that repeats it, versions, the settings of its config, and a row per arm with
+means over seeds; that of an analysis holds its summary.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments import config_files, files, formats, parts, provenance, records, stats, texts
+from experiments.papers import PAPERS
+from experiments.papers.base import Sweep, arms
+from experiments.reports import figure
+from experiments.sweep import expand
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER, FIGURES = ROOT / "docs" / "results", ROOT / "docs" / "figures"
+WORKDIRS = ROOT / "runs" / "evidence"
+FIELDS = (
+    "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
+    "seconds_to_target", "seconds_to_target_std", "updates_to_target", "samples_to_target",
+    "communication_seconds_to_target", "train_loss", "train_loss_std", "test_accuracy",
+    "test_accuracy_std", "test_samples", "final_train_loss", "idle_fraction", "bytes_per_worker",
+    "workers", "staleness_mean", "fallback_share", "fallback_bytes", "fallback_seconds", "stopped",
+    *(f"{field}_by_seed" for field in formats.BY_SEED),
+)  # fmt: skip
+
+
+def papers() -> list[ModuleType]:
+    """Return the modules of all papers."""
+    return [importlib.import_module(f"experiments.papers.{name}") for name in PAPERS]
+
+
+def record(name: str) -> dict[str, Any]:
+    """Return the record of this name; a ValueError says that there is none, or what is wrong."""
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in FOLDER.glob("*.json")))
+        raise ValueError(f"there is no record {name!r}; published are {known}")
+    return formats.read(path, formats.PUBLISHED)
+
+
+def ask(name: str, ours: str, theirs: str, quantity: str = stats.SECONDS, **how: Any):
+    """Return the verdict of "ours is at most theirs" on a record; how: fields of `stats.Claim`.
+
+        print(publish.ask("swarm_tuned", "swarm/H=2", "sgp", tuned=True, bound=0.9))
+    """
+    found = record(name)
+    claim = stats.Claim("", "", name, ours, theirs, quantity, **how)
+    return stats.judge(claim, arms(found), found)
+
+
+# --- records ---
+
+
+def take(root: str | Path, folder: Path = FOLDER) -> Path:
+    """Write what pages need of a finished sweep or analysis as a record; return its path."""
+    root = Path(root)
+    for name in (records.SUMMARY, provenance.NOTE):
+        if not (root / name).exists():
+            raise ValueError(
+                f"publish: {root} holds no {name}; give the --workdir of a finished sweep or "
+                "analysis"
+            )
+    summary, note = records.read_summary(root), provenance.read(root)
+    noted = {key: note[key] for key in ("command", "versions", "date", "claims", "numbers")
+             if key in note}  # fmt: skip
+    if "arms" in summary or "clock" in summary:  # a sweep, or a single run with its clock
+        whole = formats.WHOLE_SWEEP if "arms" in summary else formats.WHOLE_SUMMARY
+        formats.checked(summary, root / records.SUMMARY, whole)
+        found = summary.get("arms", [summary])
+        columns = [field for field in FIELDS if any(field in arm for arm in found)]
+        rows = [[_rounded(arm.get(field)) for field in columns] for arm in found]
+        noted |= {
+            "settings": settings({arm["name"]: _config(root, arm["name"]) for arm in found}),
+            "count": len(found),
+            "seeds": max(len(arm.get("seeds", [0])) for arm in found),
+            "arms": {"columns": columns, "rows": rows},
+        }
+    else:
+        noted["summary"] = _rounded({k: v for k, v in summary.items() if k != "claims"})
+    files.make(folder)
+    path = folder / f"{root.resolve().name}.json"
+    files.write(path, _dumps(noted))
+    return path
+
+
+def _config(root: Path, arm: str) -> ConfigDict:
+    """Return the config of an arm, or of the first of its seeds."""
+    seeds = sorted((root / arm).glob(f"seed_*/{records.CONFIG}"))
+    single = root / arm / records.CONFIG
+    return records.read_config(next(iter(seeds), single if single.exists() else root / records.CONFIG))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(child) for key, child in value.items()}
+    return [_rounded(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+def _dumps(found: Mapping[str, Any]) -> str:
+    """Return JSON in which a row of a table, and a point of a summary, is a line."""
+    marks: list[str] = []
+
+    def marked(value: Any, depth: int) -> Any:
+        nested = isinstance(value, dict | list)
+        flat = nested and not any(isinstance(child, dict | list) for child in value)
+        if nested and (depth > 2 or (depth > 1 and flat)):
+            marks.append(json.dumps(value))
+            return f"@{len(marks) - 1}@"
+        if isinstance(value, dict):
+            return {key: marked(child, depth + 1) for key, child in value.items()}
+        return [marked(child, depth + 1) for child in value] if isinstance(value, list) else value
+
+    text = json.dumps(marked(found, 0), indent=1)
+    return re.sub(r'"@(\d+)@"', lambda match: marks[int(match[1])], text) + "\n"
+
+
+def settings(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
+    """Return every entry's text where all arms agree, else a digest of all of them."""
+    found = {}
+    written = {name: {entry: _text(config[entry]) for entry in config
+                      if entry not in ("name", "baseline", "seed")}
+               for name, config in sorted(configs.items())}  # fmt: skip
+    for entry in dict.fromkeys(entry for config in written.values() for entry in config):
+        values = {name: config.get(entry) for name, config in written.items()}
+        common = set(values.values())
+        digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
+        found[entry] = common.pop() if len(common) == 1 else f"differs by arm: {digest}"
+    return found
+
+
+def _text(value: Any) -> str:
+    """Return a value as one would write it, whether it was just made or read from JSON."""
+
+    def plain(value: Any) -> Any:
+        if hasattr(value, "items"):
+            return ConfigDict({key: plain(inner) for key, inner in sorted(value.items())})
+        return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    return parts.text(plain(value))
+
+
+# --- evidence ---
+
+
+def state(sweep: Sweep, folder: Path = FOLDER) -> str:
+    """Return "published", "missing", or the entries in which the config has drifted."""
+    path = folder / f"{sweep.name}.json"
+    if not path.exists():
+        return "missing"
+    try:
+        found = formats.read(path, formats.QUOTED)
+    except formats.Damaged:
+        return "damaged"
+    given = [word for word in shlex.split(found["command"])[2:] if not word.startswith("--workdir=")]
+    if given != shlex.split(sweep.arguments):
+        return "drifted: the command"
+    if "arms" not in found:
+        return "published"
+    today = configs(sweep)
+    if {arm["name"] for arm in arms(found)} != set(today):
+        return "drifted: the arms"
+    now = settings(today)  # an entry that configs have gained since is no change
+    changed = [key for key, value in found["settings"].items() if now.get(key, value) != value]
+    return f"drifted: {', '.join(changed)}" if changed else "published"
+
+
+def configs(sweep: Sweep) -> dict[str, ConfigDict]:
+    """Return the configs that the sweep's arms have today, by name."""
+    words, flags = config_files.overrides(shlex.split(sweep.arguments))
+    file = config_files.read(str(ROOT / words[0].removeprefix("--config=")), flags)
+    return {arm.path: arm.config for arm in expand(file.config, file.module, file.values, seeds=1)}
+
+
+def launched(sweep: Sweep, workdir: Path) -> int:
+    """Return the exit code of the launcher, in a process of its own, which prints its progress."""
+    place = workdir.relative_to(ROOT)  # the command is published
+    words = [sys.executable, "launch.py", *shlex.split(sweep.arguments), f"--workdir={place}"]
+    return subprocess.run(words, cwd=ROOT, check=False).returncode
+
+
+def evidence(
+    names: Sequence[str],
+    only_list: bool = False,
+    folder: Path = FOLDER,
+    launch: Callable[[Sweep, Path], int] = launched,
+    finish: Callable[[], None] | None = None,
+) -> list[str]:
+    """Run the named sweeps, or those that are not published; return what went wrong, in lines.
+
+    A sweep that was cut off goes on where it was. Each is published before the next begins;
+    finish: writes the pages then.
+    """
+    by_name = {sweep.name: sweep for paper in papers() for sweep in paper.SWEEPS}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"evidence: unknown sweep {name!r}; choose of {', '.join(by_name)}")
+    left = []
+    for sweep in [by_name[name] for name in names] or by_name.values():
+        now = state(sweep, folder)
+        if names or now != "published":
+            left.append(sweep)
+        print(f"{sweep.hours:6.2f} h  {sweep.name}: {now}")
+    print(f"{sum(sweep.hours for sweep in left):6.2f} h  to run", flush=True)
+    wrong = []
+    for sweep in () if only_list else left:
+        print(f"evidence: {sweep.name}, {sweep.hours:g} h expected", flush=True)
+        code = launch(sweep, WORKDIRS / sweep.name)
+        if code:
+            wrong.append(f"{sweep.name}: launch.py ended with exit code {code}")
+            continue
+        try:
+            print(take(WORKDIRS / sweep.name, folder))
+            (finish or write_pages)()
+        except (ValueError, OSError) as error:
+            wrong.append(f"{sweep.name}: {texts.sentence(error)}")
+    return wrong
+
+
+# --- tables ---
+
+
+def of_paper(paper: ModuleType) -> Iterator[str]:
+    """Give the claims of a paper with their verdicts, as a table."""
+    rows = []
+    for claim, answer in answers(paper):
+        rows.append((
+            claim.claim,
+            answer.measured or "–",
+            "–" if answer.p is None else f"{answer.p:.2g}",
+            f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else ""),
+            claim.source or "no paper",
+            f"[{claim.record.rpartition('/')[2]}](results/{claim.record}.json)",
+        ))  # fmt: skip
+    yield from table(("claim", "measured", "p", "verdict", "source", "record"), rows)
+    name = paper.__name__.rpartition(".")[2]
+    yield ""
+    yield (
+        f"Rows: `experiments/papers/{name}.py`. Commands of the records: "
+        "[sweeps](results.md#sweeps)."
+    )
+
+
+def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer]]:
+    """Return the claims of a paper and what their records say of them."""
+    found = []
+    for claim in paper.CLAIMS:
+        try:
+            there = record(claim.record)
+        except ValueError:
+            found.append((claim, stats.Answer(stats.INCONCLUSIVE, "", "there is no record")))
+            continue
+        found.append((claim, stats.judge(claim, arms(there), there)))
+    return found
+
+
+def of_headlines() -> Iterator[str]:
+    """Give the first claim of every paper, with its verdict."""
+    rows = []
+    for paper in papers():
+        claim, answer = answers(paper)[0]
+        reason = f": {answer.reason}" if answer.reason else ""
+        place = f"docs/findings.md#{_anchor(paper.TITLE)}"
+        rows.append((f"[{paper.TITLE}]({place})", claim.claim, answer.measured,
+                     f"{answer.verdict}{reason}"))  # fmt: skip
+    yield from table(("paper", "claim", "measured", "verdict"), rows)
+    yield ""
+    yield "Records and commands: [results](docs/results.md)."
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def of_verdicts() -> Iterator[str]:
+    """Give the number of verdicts of each kind, and how many tests stand beside all others."""
+    usual = [answer for paper in papers() for _, answer in answers(paper)]
+    with stats.chosen_by_other_seeds():
+        apart = [answer for paper in papers() for _, answer in answers(paper)]
+    counts = Counter(answer.verdict for answer in usual)
+    yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
+    tests = sorted(answer.p for answer in usual if answer.p is not None)
+    stand = stats.false_discoveries(tests)
+    few = sum(p < stats.LEVEL for p in tests)
+    changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
+    yield ""
+    yield (
+        f"Of {len(tests)} p-values {few} are below {stats.LEVEL:g}, and {stand} stand by the "
+        f"procedure of Benjamini and Hochberg. Where each seed is judged at the settings that the "
+        f"other seeds choose, {changed} of {len(usual)} verdicts change."
+    )
+
+
+def of_sweeps() -> Iterator[str]:
+    """Give a row per sweep: its arms, seeds, date, command and record."""
+    rows = []
+    for paper in papers():
+        for sweep in paper.SWEEPS:
+            found = record(sweep.name)
+            rows.append((
+                f"[{sweep.name}](results/{sweep.name}.json)" + "*" * ("remark" in found),
+                str(found.get("count", "–")),
+                str(found.get("seeds", "–")),
+                found["date"][:10],
+                f"`{sweep.arguments}`",
+            ))  # fmt: skip
+    yield from table(("record", "arms", "seeds", "date", "arguments of launch.py"), rows)
+    for name in sorted(path.stem for path in FOLDER.glob("*.json")):
+        if "remark" in (found := record(name)):
+            yield ""
+            yield f"\\* {name}: {found['remark']}"
+
+
+def of_points(name: str, *words: str) -> Iterator[str]:
+    """Give a number of a benchmark's points by two of their fields.
+
+    words: rows=FIELD columns=FIELD value=FIELD, and scale=NUMBER, digits=NUMBER where they are
+    needed; over=VALUE: every number is that of the row VALUE over its own; all other ones choose
+    points, as in hosts=2.
+    """
+    asked = dict(word.split("=", 1) for word in words)
+    down, across, value = (asked.pop(key) for key in ("rows", "columns", "value"))
+    scale, digits = float(asked.pop("scale", 1)), asked.pop("digits", "2")
+    over = asked.pop("over", None)
+    found = record(name)
+    points = [p for p in found["summary"]["points"]
+              if all(str(p.get(key)) == text for key, text in asked.items())]  # fmt: skip
+    at = {(str(p[down]), str(p[across])): p[value] for p in points if p.get(value) is not None}
+    headings = list(dict.fromkeys(column for _, column in at))
+
+    def cell(row: str, column: str) -> str:
+        number = at.get((row, column))
+        if number is None:
+            return "–"
+        if over is None or row == over:
+            return f"{scale * number:,.{digits}f}"
+        return f"{at[over, column] / number:.2f}x" if (over, column) in at else "–"
+
+    rows = [(row, *(cell(row, column) for column in headings))
+            for row in dict.fromkeys(row for row, _ in at)]  # fmt: skip
+    yield from table((down, *headings), rows)
+    yield ""
+    yield f"[{name.rpartition('/')[2]}](results/{name}.json): `{found['command']}`"
+
+
+TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
+    "headlines": of_headlines,
+    "verdicts": of_verdicts,
+    "sweeps": of_sweeps,
+    "points": of_points,
+}
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Give the lines of a table in Markdown."""
+    for row in (headings, ["---"] * len(headings), *rows):
+        yield "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |"
+
+
+MARKED = re.compile(r"(<!-- table: ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """Return a page with its tables as the records have them; ValueError for an unknown one."""
+
+    def written(match: re.Match) -> str:
+        name, *words = match[2].split()
+        if name in PAPERS:
+            lines = of_paper(importlib.import_module(f"experiments.papers.{name}"))
+        elif name in TABLES:
+            lines = TABLES[name](*words)
+        else:
+            known = ", ".join((*PAPERS, *TABLES))
+            raise ValueError(f"publish: unknown table {name!r}; known tables: {known}")
+        return f"{match[1]}{chr(10).join(lines)}\n{match[3]}"
+
+    return MARKED.sub(written, page)
+
+
+def pages() -> list[Path]:
+    """Return the pages that can have tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def write_pages() -> None:
+    """Write the tables of all pages, then the figure of every paper."""
+    for path in pages():
+        files.write(path, filled(files.read_text(path)))
+    files.make(FIGURES)
+    for paper in papers():
+        name = paper.__name__.rpartition(".")[2]
+        figure.save(paper.figure(record), FIGURES / f"{name}.png")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Do what the command line asks for; an error ends it with a sentence."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.publish", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    commands = parser.add_subparsers(dest="do")
+    commands.add_parser("take").add_argument("workdirs", nargs="+")
+    running = commands.add_parser("evidence")
+    running.add_argument("--list", action="store_true")
+    running.add_argument("names", nargs="*")
+    given = parser.parse_args(words)
+    try:
+        if given.do == "evidence":
+            if wrong := evidence(given.names, given.list):
+                sys.exit("\n".join(f"error: {line}" for line in wrong))
+            return
+        for workdir in getattr(given, "workdirs", ()):
+            print(take(workdir))
+        write_pages()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {texts.sentence(error)}")
+
+
+if __name__ == "__main__":
+    main()

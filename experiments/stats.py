@@ -1,0 +1,471 @@
+"""Claims about arms, the conditions that they presuppose, and the tests by which they are judged.
+
+An arm is a summary over seeds, as `aggregates.aggregate` makes it, or a row of a published record.
+A claim compares two of them in one quantity:
+
+    Claim("8 bits take half the time", "arXiv 1910.12308", "swarm_tuned",
+          "swarm/H=2/8 bits", "dpsgd/ring", bound=0.5, tuned=True)
+
+It holds, or does not, where a two-sided test at 5 % tells the difference from its bound: Student's
+paired test where both arms have the same seeds, as these share delays, samples and initial
+parameters, else Welch's (Biometrika 34, 1947). Else it is inconclusive, as it is where a condition
+is not met: every seed at the target, equal samples, an optimum inside of its grid.
+"""
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HOLDS, WHERE, FAILS, INCONCLUSIVE = "holds", "holds where", "does not hold", "inconclusive"
+VERDICTS = (HOLDS, WHERE, FAILS, INCONCLUSIVE)
+LEVEL = 0.05  # of a test, and of the false discoveries among all of them
+NOISE = "in the noise"
+SAME = 0.02  # relative difference that counts as none: schedules end a little apart
+SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
+COUNTED = ("bytes_per_worker",)  # quantities that follow from shapes, without noise
+HIGHER = (ACCURACY,)  # quantities of which more is better
+# Factor and unit of a quantity as it is shown.
+UNITS = {
+    "ms": (1.0, " ms"), "meeting": (1.0, " s"), "seconds": (1.0, " s"), SECONDS: (1.0, " s"),
+    "updates_to_target": (1.0, " updates"), ACCURACY: (100.0, " %"),
+    "bytes_per_worker": (1e-6, " MB"),
+}  # fmt: skip
+Arm = Mapping[str, Any]
+
+
+class Inconclusive(ValueError):
+    """A condition of a claim that is not met, by name and by value."""
+
+
+class Answer(NamedTuple):
+    """The verdict of a claim and the numbers behind it."""
+
+    verdict: str  # one of VERDICTS
+    measured: str
+    reason: str = ""  # of "holds where" and "inconclusive"
+    p: float | None = None  # of the difference from the bound; None: nothing was tested
+    seeds: int | None = None  # None: nothing was drawn at random
+
+    def __str__(self) -> str:
+        test = "" if self.p is None else f"p = {self.p:.2g}"
+        found = "; ".join(filter(None, (self.reason, self.measured, test)))
+        return f"{self.verdict}: {found}" if found else self.verdict
+
+
+class Claim(NamedTuple):
+    """A claim as a row: what is said, by whom, and the comparison by which it is judged."""
+
+    claim: str
+    source: str  # paper and place; "" for a control, or for what no paper says
+    record: str  # a file of docs/results without its ending
+    ours: str | Sequence[str] = ""  # an arm; of several, and of a grid's settings, the best
+    theirs: str | Sequence[str] = ""
+    quantity: str = SECONDS
+    bound: float = 1.0  # ours is at most `bound` times theirs, or at least for an accuracy,
+    margin: float = 0.0  # but for this difference, in the unit of the records
+    equal: Sequence[str] = ()  # quantities in which the arms agree
+    within: float = SAME  # the relative difference up to which they do
+    tuned: bool = False  # each side at the best settings of its grid, which lie inside of it
+    chosen_by: str = ""  # the quantity by which settings are the best; "": the one compared
+    edges: Mapping[str, float] = {}  # of a setting, the value beyond which there is none
+    condition: str = ""  # under which a claim that is met holds
+    judge: Callable[[Sequence[Arm], Mapping[str, Any]], Answer] | None = None  # another comparison
+
+
+def judge(claim: Claim, arms: Iterable[Arm], record: Mapping[str, Any] | None = None) -> Answer:
+    """Return the verdict of a claim on these arms; record: the published one that they are from."""
+    try:
+        arms = list(arms)
+        if claim.judge is not None:
+            return claim.judge(arms, record or {})
+        pair = [side(claim, arms, names) for names in (claim.ours, claim.theirs)]
+        for quantity in claim.equal:
+            equal(quantity, *pair, within=claim.within)
+        found = compare(*pair, claim.quantity, claim.bound, claim.margin)
+    except Inconclusive as reason:
+        return Answer(INCONCLUSIVE, "", str(reason))
+    if claim.condition and found.verdict == HOLDS:
+        return found._replace(verdict=WHERE, reason=claim.condition)
+    return found
+
+
+def side(claim: Claim, arms: Sequence[Arm], names: str | Sequence[str]) -> Arm:
+    """Return the arm that stands for one side of a claim."""
+    several = [names] if isinstance(names, str) else names
+    quantity = claim.chosen_by or claim.quantity
+    if claim.tuned:
+        found = [
+            tuned(arms, name, quantity, claim.edges)
+            for name in several
+            if len(several) == 1 or has(arms, name, quantity)
+        ]
+    else:
+        found = named(arms, *several)
+    return best(found, quantity) if len(found) != 1 else found[0]
+
+
+def printed(claims: Sequence[Claim], record: str) -> Callable[..., Iterator[tuple[str, str]]]:
+    """Return the function `claims(arms)` of a config whose sweeps are judged as this record is."""
+
+    def judged(arms: Sequence[Arm]) -> Iterator[tuple[str, str]]:
+        for claim in claims:
+            if claim.record == record:
+                source = f" ({claim.source})" if claim.source else ""
+                yield f"{claim.claim}{source}", str(judge(claim, arms))
+
+    return judged
+
+
+# --- conditions ---
+
+
+def named(arms: Iterable[Arm], *names: str) -> list[Arm]:
+    """Return the arms of these names."""
+    by_name = {arm["name"]: arm for arm in arms}
+    for name in names:
+        if name not in by_name:
+            raise Inconclusive(f"there is no arm {name}")
+    return [by_name[name] for name in names]
+
+
+def finite(quantity: str, *arms: Arm) -> None:
+    """Raise Inconclusive unless every seed has the quantity, as a loss that did not diverge."""
+    for arm in arms:
+        values = [arm.get(quantity), *(arm.get(f"{quantity}_by_seed") or ())]
+        if any(value is None or not math.isfinite(value) for value in values):
+            raise Inconclusive(f"not every seed of {arm['name']} has a finite {words(quantity)}")
+
+
+def reached(*arms: Arm) -> None:
+    """Raise Inconclusive unless every seed came to the target."""
+    for arm in arms:
+        count, _, seeds = str(arm.get("reached", "1/1")).partition("/")
+        if arm.get(SECONDS) is None or count != seeds:
+            raise Inconclusive(f"{arm.get('reached', '0/1')} seeds of {arm['name']} came there")
+
+
+def equal(quantity: str, *arms: Arm, within: float = SAME) -> None:
+    """Raise Inconclusive unless the arms agree in a quantity, as the samples they have seen."""
+    finite(quantity, *arms)
+    values = [arm[quantity] for arm in arms]
+    if min(values) < (1 - within) * max(values):
+        shown = " and ".join(f"{value:,.0f}" for value in values)
+        raise Inconclusive(f"the {words(quantity)} of the arms differ: {shown}")
+
+
+def words(quantity: str) -> str:
+    """Return the name of a quantity in words."""
+    return quantity.replace("_", " ")
+
+
+# --- settings that were searched ---
+
+
+def settings(name: str) -> dict[str, float]:
+    """Return the numbers in an arm's name, as {"K": 2, "rate": 0.5} of fixed/K=2/rate=0.5."""
+    found = {}
+    for piece in name.split("/"):
+        key, _, value = piece.partition("=")
+        with contextlib.suppress(ValueError):
+            found[key] = float(value)
+    return found
+
+
+def group(arms: Iterable[Arm], name: str) -> list[Arm]:
+    """Return the arm of this name, or those of its grid, whose names go on with settings."""
+    found = [
+        arm
+        for arm in arms
+        if arm["name"] == name
+        or (
+            arm["name"].startswith(f"{name}/")
+            and all("=" in piece for piece in arm["name"].removeprefix(f"{name}/").split("/"))
+        )
+    ]
+    if not found:
+        raise Inconclusive(f"there is no arm {name}")
+    return found
+
+
+def groups(arms: Iterable[Arm]) -> list[str]:
+    """Return the names of the arms without their rates, in their order, each once."""
+    return list(dict.fromkeys(_without_rates(arm["name"]) for arm in arms))
+
+
+def _without_rates(name: str) -> str:
+    return "/".join(p for p in name.split("/") if not p.startswith(("rate=", "outer=")))
+
+
+def has(arms: Iterable[Arm], name: str, quantity: str) -> bool:
+    """Return whether some arm of a group has the quantity in every seed."""
+    try:
+        return bool(best(group(arms, name), quantity))
+    except Inconclusive:
+        return False
+
+
+def best(members: Sequence[Arm], quantity: str) -> Arm:
+    """Return the best of the members that have the quantity in every seed."""
+    complete = [arm for arm in members if _complete(arm, quantity)]
+    if not complete:
+        name = groups(members)[0] if members else "the grid"
+        what = "came to the target" if "_to_target" in quantity else f"has a {words(quantity)}"
+        raise Inconclusive(f"no arm of {name} {what} in every seed")
+    found = min(complete, key=lambda arm: _sign(quantity) * arm[quantity])
+    return _of_other_seeds(found, complete, quantity) if _OTHER_SEEDS.get() else found
+
+
+def _sign(quantity: str) -> int:
+    return -1 if quantity in HIGHER else 1
+
+
+def _complete(arm: Arm, quantity: str) -> bool:
+    try:
+        finite(quantity, arm)
+        if "_to_target" in quantity:
+            reached(arm)
+    except Inconclusive:
+        return False
+    return True
+
+
+def ends(arm: Arm, members: Sequence[Arm], edges: Mapping[str, float] | None = None) -> list[str]:
+    """Return the settings of an arm that are the first or the last value of their grid."""
+    own, edges = settings(arm["name"]), edges or {}
+    found = []
+    for key in own:
+        values = {settings(member["name"]).get(key) for member in members} - {None}
+        if len(values) > 1 and own[key] in (min(values), max(values)):
+            found += [key] if own[key] != edges.get(key) else []
+    return found
+
+
+def tuned(
+    arms: Iterable[Arm], name: str, quantity: str, edges: Mapping[str, float] | None = None
+) -> Arm:
+    """Return the best arm of a group; raise Inconclusive unless it lies inside of its grid.
+
+    edges: of a setting, the value beyond which there is none, as rounds of one sample. It is no
+    end, as no search can go on from there.
+    """
+    members = group(arms, name)
+    found = best(members, quantity)
+    if len(members) < 2:
+        raise Inconclusive(f"{name} was run at one setting")
+    for key in settings(found["name"]).keys() - settings(name).keys():
+        if len({settings(member["name"]).get(key) for member in members}) < 2:
+            raise Inconclusive(f"{key} of {name} was not searched")
+    if at_end := ends(found, members, edges):
+        raise Inconclusive(f"{at_end[0]} of {found['name']}, the best, is at its grid's end")
+    return found
+
+
+_OTHER_SEEDS = contextvars.ContextVar("_OTHER_SEEDS", default=False)
+
+
+@contextlib.contextmanager
+def chosen_by_other_seeds() -> Iterator[None]:
+    """Let `best` give, for every seed, the numbers of the setting that the other seeds choose.
+
+    No seed is then judged at a setting that it has helped to choose. The name is that of the
+    setting which all seeds choose.
+    """
+    token = _OTHER_SEEDS.set(True)
+    try:
+        yield
+    finally:
+        _OTHER_SEEDS.reset(token)
+
+
+def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
+    values = [arm.get(f"{quantity}_by_seed") or [] for arm in members]
+    if len(set(map(len, values))) > 1 or len(values[0]) < 2:
+        return found
+    table = _sign(quantity) * np.array(values)  # [members, seeds]
+    chosen = np.argmin(table.sum(1, keepdims=True) - table, axis=0)
+    result = dict(found)
+    for key in [key for key in found if key.endswith("_by_seed") and found[key]]:
+        of_seeds = [(members[c].get(key) or [None])[seed] for seed, c in enumerate(chosen)
+                    if members[c].get(key)]  # fmt: skip
+        if len(of_seeds) == len(chosen) and None not in of_seeds:
+            result |= {key: of_seeds, key.removesuffix("_by_seed"): float(np.mean(of_seeds))}
+    return result
+
+
+# --- comparisons ---
+
+
+def compare(
+    ours: Arm, theirs: Arm, quantity: str, bound: float = 1.0, margin: float = 0.0
+) -> Answer:
+    """Return whether ours is at most `bound` times theirs, plus `margin`.
+
+    Of an accuracy ours has to be at least `bound` times theirs, minus `margin`; its difference
+    from the bound counts from half a test sample on, as seeds may agree by rounding.
+    """
+    if "_to_target" in quantity:
+        reached(ours, theirs)
+    finite(quantity, ours, theirs)
+    measured = f"{shown(ours, quantity)} against {shown(theirs, quantity)}"
+    if quantity not in HIGHER and theirs[quantity]:
+        ratio = ours[quantity] / theirs[quantity]
+        measured += f", {ratio:.2f}x" if ratio >= 0.01 else f", {ratio:.2g}x"
+    seeds = min(len(arm.get("seeds", ())) or 1 for arm in (ours, theirs))
+    if quantity in COUNTED:
+        verdict = HOLDS if ours[quantity] <= bound * theirs[quantity] + margin else FAILS
+        return Answer(verdict, measured, seeds=seeds)
+    if seeds < 2:
+        raise Inconclusive(f"one seed leaves no deviation: {measured}")
+    if quantity in HIGHER:
+        resolved(margin, ours, theirs)
+    beyond, p = difference(ours, theirs, quantity, bound, margin)
+    least = 0.5 / ours["test_samples"] if quantity in HIGHER and ours.get("test_samples") else 0.0
+    beyond *= _sign(quantity)
+    if p < LEVEL and abs(beyond) >= least:
+        return Answer(HOLDS if beyond <= 0 else FAILS, measured, "", p, seeds)
+    return Answer(INCONCLUSIVE, measured, NOISE, p, seeds)
+
+
+def difference(
+    ours: Arm, theirs: Arm, quantity: str, bound: float = 1.0, margin: float = 0.0
+) -> tuple[float, float]:
+    """Return the mean of ours - (bound x theirs + margin), and the p-value of its being 0.
+
+    For an accuracy `margin` is subtracted. Raise Inconclusive where an arm has no deviation.
+    """
+    from scipy import stats  # late: it takes a moment to load
+
+    margin *= _sign(quantity)
+    a, b = (arm.get(f"{quantity}_by_seed") for arm in (ours, theirs))
+    if a and b and list(ours["seeds"]) == list(theirs["seeds"]) and len(a) > 1:
+        return paired(np.asarray(a) - (bound * np.asarray(b) + margin))
+    (mean, spread, n), (other, noise, m) = (_moments(arm, quantity) for arm in (ours, theirs))
+    beyond = mean - bound * other - margin
+    if not spread and not noise:
+        return beyond, 0.0
+    test = stats.ttest_ind_from_stats(beyond, spread, n, 0.0, bound * noise, m, equal_var=False)
+    return beyond, float(test.pvalue)
+
+
+def paired(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the seeds' differences from a bound, and the p-value of its being 0.
+
+    Differences that are all the same leave no noise, so that p is 0: at the bound it is met.
+    """
+    from scipy import stats
+
+    values = np.asarray(differences, float)
+    if np.ptp(values) == 0:
+        return float(values[0]), 0.0
+    return float(values.mean()), float(stats.ttest_1samp(values, 0.0).pvalue)
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that holds the expected difference with a probability of 1 - LEVEL."""
+    from scipy import stats
+
+    values = np.asarray(differences, float)
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
+    found = stats.ttest_1samp(values, 0.0).confidence_interval(1 - LEVEL)
+    return float(found.low), float(found.high)
+
+
+def false_discoveries(p_values: Sequence[float]) -> int:
+    """Return how many of these tests stand when at most LEVEL of those may be false.
+
+    The procedure is that of Benjamini and Hochberg, J. R. Stat. Soc. B 57, 1995.
+    """
+    from scipy import stats
+
+    return int((stats.false_discovery_control(p_values) <= LEVEL).sum()) if len(p_values) else 0
+
+
+def of_all(good: int, places: int) -> str:
+    """Return the verdict of a claim about several places, in `good` of which it holds."""
+    return HOLDS if good == places else WHERE if good else FAILS
+
+
+def resolved(margin: float, *arms: Arm) -> None:
+    """Raise Inconclusive where test samples leave accuracies a standard error above `margin`."""
+    for arm in arms if margin else ():
+        if arm.get("test_samples"):
+            error = sampling_error(arm[ACCURACY], arm["test_samples"])
+            if error > margin:
+                raise Inconclusive(
+                    f"{arm['test_samples']:,} test samples leave a standard error of "
+                    f"{100 * error:.2g} points, and {100 * margin:.2g} are asked"
+                )
+
+
+def sampling_error(accuracy: float, samples: float) -> float:
+    """Return sqrt(a (1 - a) / n), the standard error that n test samples leave an accuracy a.
+
+    All seeds and arms are tested on the same samples, so that a deviation over seeds lacks it.
+    """
+    return math.sqrt(accuracy * (1 - accuracy) / samples)
+
+
+# --- numbers as texts ---
+
+
+def shown(arm: Arm, quantity: str) -> str:
+    """Return a number with the deviation of its seeds and its unit, as "9.9 ± 0.3 s"."""
+    scale, unit = UNITS.get(quantity, (1.0, ""))
+    value = arm[quantity]
+    try:
+        spread = _moments(arm, quantity)[1]
+    except Inconclusive:
+        return f"{scale * value:.4g}{unit}"
+    return f"{scale * value:.4g} ± {scale * spread:.2g}{unit}"
+
+
+def _moments(arm: Arm, quantity: str) -> tuple[float, float, int]:
+    """Return mean, sample deviation and number of seeds."""
+    seeds, spread = len(arm.get("seeds", ())), arm.get(f"{quantity}_std")
+    values = arm.get(f"{quantity}_by_seed")
+    if values is not None and len(values) > 1:
+        spread = float(np.std(values, ddof=1))
+    if seeds < 2 or spread is None:
+        raise Inconclusive(f"{arm['name']} has no deviation of its {words(quantity)}")
+    return float(arm[quantity]), float(spread), seeds
+
+
+class Numbers(NamedTuple):
+    """A table of texts that a sweep prints beside its claims; the first column names the rows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def at_best(*quantities: str) -> Callable[[Sequence[Arm]], Iterator[Numbers]]:
+    """Return the function `numbers(arms)` of a config whose arms are grids of settings.
+
+    Its table has every group at the settings at which the first quantity is best, marked where
+    these are an end of their grid.
+    """
+
+    def numbers(arms: Sequence[Arm]) -> Iterator[Numbers]:
+        rows = []
+        for name in groups(arms):
+            members = [arm for arm in arms if _without_rates(arm["name"]) == name]
+            try:
+                found = best(members, quantities[0])
+            except Inconclusive:
+                rows.append((name, "never", *[""] * len(quantities)))
+                continue
+            chosen = settings(found["name"])
+            marks = ends(found, members)
+            setting = ", ".join(f"{key}={value:g}{'*' * (key in marks)}"
+                                for key, value in chosen.items())  # fmt: skip
+            values = [shown(found, q) if _complete(found, q) else "–" for q in quantities]
+            rows.append((name, setting, *values))
+        title = f"best {words(quantities[0])} of every grid, * at its end"
+        yield Numbers(title, ("arms", "settings", *map(words, quantities)), rows)
+
+    return numbers
