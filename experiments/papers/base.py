@@ -42,9 +42,9 @@ class Panel(NamedTuple):
 
 
 def dots(panels: Sequence[Panel], records: Records, columns: int = 2) -> Figure:
-    """Draw a row per group, 1500 pixels wide: a large dot is the mean of the seeds, a small one one.
+    """Draw a row per group of arms, 1500 pixels wide, with the mean and every seed.
 
-    A hollow dot lies at the end of its grid. Groups that never come there are named below.
+    The line below explains the dots, and names the groups that never come there.
     """
     rows = -(-len(panels) // columns)
     tall = max(len(panel.groups) for panel in panels)
@@ -55,9 +55,13 @@ def dots(panels: Sequence[Panel], records: Records, columns: int = 2) -> Figure:
         missing += _draw(axes, panel, arms(records(panel.record)))
     for axes in places[len(panels) :]:
         axes.set_visible(False)
+    words = (
+        "A large dot is the mean of the seeds, a small one a seed, and a hollow one lies at the end "
+        "of its grid."
+    )
     if missing:
-        words = f"Left out, as not every seed comes there at any setting: {', '.join(missing)}."
-        canvas.supxlabel("\n".join(textwrap.wrap(words, 150)), fontsize=8)
+        words += f" Left out, as not every seed comes there: {', '.join(dict.fromkeys(missing))}."
+    canvas.supxlabel("\n".join(textwrap.wrap(words, 150)), fontsize=8)
     return canvas
 
 
@@ -84,10 +88,11 @@ def _draw(axes: Axes, panel: Panel, found: Sequence[Mapping[str, Any]]) -> list[
     axes.set_ylim(len(labels) - 0.4, -0.6)
     if panel.log:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        left, right = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1,) if right > 100 * left else (1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
+    elif panel.quantity in (stats.SECONDS, *stats.COUNTED):
         axes.set_xlim(left=0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel(panel.label + (f" [{unit.strip()}]" if unit.strip() in ("MB", "%") else ""),

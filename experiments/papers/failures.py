@@ -131,9 +131,13 @@ def figure(records: Records) -> Figure:
     names = [method["name"] for method in records("goodput_real")["summary"]["methods"]]
     panels[2].set_xticks(range(len(names)), names)
     panels[2].set_xlim(-0.5, len(names) - 0.5)
-    panels[2].set_title("processes, some killed; dashes: time with a process", fontsize=9)
+    panels[0].set_title("simulated", fontsize=9)
+    panels[1].set_title("simulated", fontsize=9)
+    panels[2].set_title("processes, some of them killed", fontsize=9)
     plain(panels[2])
     canvas.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    canvas.supxlabel("A large dot is the mean of the seeds, a small one a seed, and a dash the share "
+                     "of its learners' time with a process.", fontsize=8)  # fmt: skip
     return canvas
 
 

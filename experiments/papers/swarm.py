@@ -124,8 +124,7 @@ def figure(records: Records) -> Figure:
     panels = [
         Panel("equal nodes", "swarm", GROUPS),
         Panel("one node 4x slower", "swarm_slow4", GROUPS),
-        Panel("10,000 test samples", "swarm_gaussians", GROUPS, ACCURACY, "test accuracy",
-              log=True),
+        Panel("10,000 test samples", "swarm_gaussians", GROUPS, ACCURACY, "test accuracy"),
         Panel("10,000 test samples", "swarm_gaussians", GROUPS, "bytes_per_worker",
               "sent by a node"),
     ]  # fmt: skip
