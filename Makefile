@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 
 # All published sweeps again, hours of them: make evidence ONLY="matcha adasync" for some.
 evidence: $(VENV)/installed
-	$(RUN) -m experiments.publishing.evidence $(ONLY)
+	$(RUN) -m experiments.publish evidence $(ONLY)
 
 test: $(VENV)/installed
 	$(RUN) -m pytest -n 2

@@ -229,22 +229,22 @@ def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> Non
     """Run an analysis of a config, or print the command; its workdir is that of a run."""
     from rich.console import Console
 
+    from experiments import analysis as findings
     from experiments import executors, provenance
-    from experiments.studies import study
 
     others = given(*_ABOUT_ARMS)
     if others:
         raise ValueError(
             f"{name} is an analysis, without arms and without training; leave out {others}"
         )
-    study.check(_WORKDIR.value, file.config, _OVERWRITE.value)
+    findings.check(_WORKDIR.value, file.config, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         print(shlex.join(executors.command(sys.argv, [])))
     else:
         found = analysis(file.config)
-        study.write(found, file.config, _WORKDIR.value, Console())
+        claims = findings.write(found, file.config, _WORKDIR.value, Console())
         provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
-        provenance.claim(_WORKDIR.value, found.claims)
+        provenance.claim(_WORKDIR.value, claims)
 
 
 def advise() -> None:

@@ -34,10 +34,10 @@ from experiments import (
     formats,
     profiling,
     provenance,
+    publish,
     records,
     saving,
 )
-from experiments.publishing import published
 from experiments.reports import workdirs
 from stragglers import delays, processes, schedule
 from stragglers.rule import Setting, whole
@@ -273,7 +273,11 @@ def _profile(place: Path) -> Path:
 
 
 def _taken(place: Path) -> Path:
-    return published.take_in(_sweep(place / "sweep"), place / "taken")
+    return publish.take(_sweep(place / "sweep"), place / "taken")
+
+
+def _published(path: Path) -> list[dict]:
+    return publish.arms(formats.read(path, formats.PUBLISHED))
 
 
 MODEL = np.arange(6.0, dtype=np.float32).reshape(2, 3)
@@ -348,7 +352,7 @@ READERS = {
     "metrics": Reader(_of_sweep("a/metrics.jsonl"), _gather, of_json),
     "config": Reader(_of_sweep("a/config.json"), _gather, of_json),
     "profile": Reader(_profile, _read_profile, of_json),
-    "published": Reader(_taken, lambda path: published.page(path.parent), of_json),
+    "published": Reader(_taken, _published, of_json),
     "checkpoint": Reader(_checkpoint, lambda path: checkpoints.read(_workdir(path), 1), of_bytes),
     "divided": Reader(_divided, _read_divided, of_bytes),
     "parts": Reader(_parts, _read_divided, of_json),

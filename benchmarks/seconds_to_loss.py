@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from benchmarks import host_runs, namespaces, points
 from comms import cost
 from experiments import records
+from experiments.papers.base import plain
 from experiments.reports.figure import COLOURS, save
-from experiments.studies import axes as look
 
 _OPTIONS = flags.DEFINE_list("launch_options", [], "More flags of all launches.")
 
@@ -144,8 +144,9 @@ def figure(found: Sequence[dict]) -> Figure:
     axes.set(xscale="log", yscale="log", xlabel="rate of the links [Mbit/s]")
     axes.set_ylabel(f"seconds to a training loss of {found[0]['loss']:g}")
     canvas.legend(loc="outside right center", frameon=False, title="measured;\ndotted: expected")
-    look.logarithmic(axes)
-    look.ticks(axes, [namespaces.bits_per_second(point["rate"]) / 1e6 for point in found])
+    plain(axes)
+    rates = {namespaces.bits_per_second(point["rate"]) / 1e6 for point in found}
+    axes.set_xticks(sorted(rates), [f"{rate:g}" for rate in sorted(rates)])
     return canvas
 
 

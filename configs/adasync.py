@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import adasync as paper
 from experiments.parts import part
-from experiments.studies import adasync as study
 
 DELAYS = {
     "exponential": part("exponential", scale=1),
@@ -68,4 +69,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield f"{name}/rate={rate}", {RATE: rate, POWER: power}
 
 
-claims = study.claims
+claims = stats.printed(paper.CLAIMS, "adasync")
+numbers = stats.at_best(stats.SECONDS, stats.END)

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import slow_and_stale
+from experiments import stats
+from experiments.papers import asynchronous as paper
 from experiments.parts import part
-from experiments.studies import async_baselines as study
 
 RATES = (0.025, 0.063, 0.16, 0.4, 1.0, 2.5)
 
@@ -80,5 +81,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 yield name, changes | chosen | {"optimizer.learning_rate": rate}
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "async_baselines")
+numbers = stats.at_best(stats.SECONDS)

@@ -16,19 +16,66 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import asynchronous as paper
 from experiments.parts import part
-from experiments.studies import frontier_async as study
+from stragglers import local_updates
+
+LOCAL_STEPS, WORKERS, FACTOR = 20, 8, 4
+# The best of DiLoCo's outer rates and momenta (arXiv 2311.08105, Sec. 3.1).
+OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)
+GENTLE = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7 / WORKERS)
+AVERAGING = part("sgd", learning_rate=1 / WORKERS)
+BY_SPEED = local_updates.dynamic([1 / FACTOR, *[1.0] * (WORKERS - 1)], LOCAL_STEPS)
+
+
+def _pushed(**changes) -> dict:
+    """The server updates at every push."""
+    return {"wait": part("k_async", k=1)} | changes
+
+
+GROUPS = {  # method -> what it changes
+    "diloco": {},
+    "async_nesterov": _pushed(algorithm=part("local_sgd", server=OUTER)),
+    "async_nesterov_small": _pushed(algorithm=part("local_sgd", server=GENTLE)),
+    "async_average": _pushed(algorithm=part("local_sgd", server=AVERAGING)),
+    "async_diloco": _pushed(algorithm=part("async_diloco")),
+    "async_diloco_by_speed": _pushed(algorithm=part("async_diloco"), mini_batches=list(BY_SPEED)),
+}
+RATES = (0.0004, 0.0008, 0.0016, 0.0032, 0.0063, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # below its optimum
+
+
+def _uneven(wait, method: str = "all_reduce") -> dict:
+    """Gradients of one mini-batch, of which every worker has few classes."""
+    split = part("dirichlet", alpha=0.1)
+    return {"algorithm": part(method), "wait": wait, "split": split, "mini_batches": 1}
+
+
+UNEVEN = {  # method -> what it changes
+    "ringleader": _uneven(part("k_async", k=1), "ringleader"),
+    "ringmaster": _uneven(part("ringmaster", limit=FACTOR * WORKERS)),  # the slow worker counts
+    "rennala": _uneven(part("rennala", k=WORKERS)),
+    "k_async": _uneven(part("k_async", k=WORKERS // 2)),
+}
+UNEVEN_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+ALL = GROUPS | UNEVEN
+
+
+def rates_of(group: str) -> tuple[float, ...]:
+    """Return the grid of a method."""
+    return UNEVEN_RATES if group in UNEVEN else LOWER_RATES.get(group, ()) + RATES
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """One arm: DiLoCo. Arguments: factor, by which worker 0 is slower; seconds, the budget."""
-    a = arguments.parse(arg, factor=float(study.FACTOR), seconds=600.0)
+    a = arguments.parse(arg, factor=float(FACTOR), seconds=600.0)
     return base.arm(
         name="diloco/rate=0.1",  # method/rate
         split=part("dirichlet", alpha=1.0),
         batch_size=16,
-        mini_batches=study.LOCAL_STEPS,
-        algorithm=part("local_sgd", server=study.OUTER),
+        mini_batches=LOCAL_STEPS,
+        algorithm=part("local_sgd", server=OUTER),
         optimizer=part("sgd", learning_rate=0.1),
         wait=part("barrier"),
         delay=part("persistent", law=part("jitter", mean=1.0, sigma=0.1), factors={0: a["factor"]}),
@@ -40,8 +87,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep() -> Iterator[tuple[str, dict]]:
     """Every method at every rate of its grid."""
-    yield from study.arms()
+    for group, changes in ALL.items():
+        for rate in rates_of(group):
+            yield f"{group}/rate={rate:g}", changes | {"optimizer.learning_rate": rate}
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "frontier_async")
+numbers = stats.at_best(stats.END, stats.SECONDS)

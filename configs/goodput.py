@@ -10,7 +10,7 @@ the time between failures vary. The rates of failure are assumptions, not the pa
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments.studies import goodput as study
+from experiments.papers import failures as paper
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -40,4 +40,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-analyse = study.analyse
+analyse = paper.analyse

@@ -11,8 +11,8 @@ the time that this one needs to be back. It takes about 7 minutes.
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments.papers import failures as paper
 from experiments.parts import part
-from experiments.studies import killed_learners as study
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -35,10 +35,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.seeds = a["seeds"]  # of samples, of initial parameters and of who is killed
     nesterov = "server=momentum(learning_rate=0.7, decay=0.9, nesterov=true)"
     config.methods = (
-        (study.OURS, "decoupled_diloco", "quorum_async(k=1, gamma=0.5)"),
-        (study.BARRIER, f"local_sgd({nesterov})", f"k_sync(k={a['workers']})"),
+        (paper.OURS, "decoupled_diloco", "quorum_async(k=1, gamma=0.5)"),
+        (paper.BARRIER, f"local_sgd({nesterov})", f"k_sync(k={a['workers']})"),
     )
     return config
 
 
-analyse = study.analyse
+analyse = paper.kill

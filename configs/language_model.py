@@ -19,8 +19,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
 from experiments.parts import part
-from experiments.studies import loss_and_bytes as study
 
 
 class Size(NamedTuple):
@@ -138,6 +138,16 @@ def _local(count: int, **server) -> dict:
     return {"algorithm": part("local_sgd", **server), "mini_batches": count}
 
 
-claims = study.claims
-numbers = study.numbers
-figures = study.figures
+def claims(arms) -> Iterator[tuple[str, str]]:
+    """Judge that every arm loses at most 0.1 nats for its fewer bytes."""
+    for arm in arms:
+        base = arm["config"].baseline
+        if base and base != arm["name"]:
+            claim = stats.Claim(
+                f"{arm['name']}: at most 0.1 more loss than {base} after the same steps",
+                "", "", arm["name"], base, stats.END, margin=0.1, equal=("samples",),
+            )  # fmt: skip
+            yield claim.claim, str(stats.judge(claim, arms))
+
+
+numbers = stats.at_best(stats.END, "bytes_per_worker")

@@ -11,15 +11,74 @@ H counts local steps between two exchanges of an entry of the model. Streaming D
 into three fragments, one of which is due every H / 3 steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from configs import arguments, language_model
+from experiments import stats
+from experiments.papers import local_steps as paper
 from experiments.parts import part
-from experiments.studies import local_training as study
 
-LEAST = study.FRAGMENTS * 10  # the fewest local steps of any arm
+FRAGMENTS = 3
+FOUR_BITS = part("quantise", bits=4)
+LEAST = FRAGMENTS * 10  # the fewest local steps of any arm
+
+
+class Group(NamedTuple):
+    """A method with a number of local steps, and the grid on which it is searched."""
+
+    changes: Callable[..., dict]  # outer rate, if there is one -> entries of the config
+    rates: Sequence[float]  # of the local optimizer
+    outer: Sequence[float] = ()  # of the optimizer that is applied to what is exchanged
+
+
+def _nesterov(rate: float):
+    """The outer optimizer of DiLoCo, whose paper gives it the rate 0.7 (2311.08105, Sec. 3.1)."""
+    return part("momentum", decay=0.9, nesterov=True, learning_rate=rate)
+
+
+def _diloco(count: int, outer: float) -> dict:
+    return {"algorithm": part("local_sgd", server=_nesterov(outer)), "mini_batches": count}
+
+
+def _fedadam(count: int, outer: float) -> dict:
+    server = part("adam", learning_rate=outer)
+    return {"algorithm": part("local_sgd", server=server), "mini_batches": count}
+
+
+def _streaming(count: int, outer: float, **algorithm) -> dict:
+    streaming = part(
+        "streaming_diloco", fragments=FRAGMENTS, overlap=1, server=_nesterov(outer), **algorithm
+    )
+    return {"algorithm": streaming, "mini_batches": count // FRAGMENTS}
+
+
+def _local(count: int, name: str) -> dict:
+    return {"algorithm": part(name), "mini_batches": count}
+
+
+_MUON = {"optimizer.name": "muon"}
+ADAM_RATES, MUON_RATES = (0.0005, 0.001, 0.002, 0.004, 0.008), (0.0025, 0.005, 0.01, 0.02, 0.04)
+HIGH, OUTER = (0.008, 0.016, 0.032), (0.4, 0.7, 1.0)  # around DiLoCo's best
+GROUPS = {  # by method/H
+    "all_reduce": Group(dict, ADAM_RATES),
+    "local_sgd/H=30": Group(partial(_local, 30, "local_sgd"), ADAM_RATES),
+    "diloco/H=30": Group(partial(_diloco, 30), (*HIGH, 0.064), OUTER),
+    "diloco/H=100": Group(partial(_diloco, 100), ADAM_RATES[:3], OUTER),
+    "diloco/H=500": Group(partial(_diloco, 500), ADAM_RATES, (0.7,)),
+    "fedadam/H=30": Group(partial(_fedadam, 30), ADAM_RATES[1:4], (0.003, 0.01, 0.03)),
+    "streaming/H=30": Group(partial(_streaming, 30), HIGH, (0.7, 1.0, 1.4)),
+    "streaming_4_bits/H=30": Group(partial(_streaming, 30, exchange=FOUR_BITS), HIGH, OUTER),
+    "sparse_loco/H=30": Group(partial(_local, 30, "sparse_loco"), ADAM_RATES),
+    "noloco/H=30": Group(partial(_local, 30, "noloco"), (*ADAM_RATES, 0.016, 0.032)),
+    "all_reduce_muon": Group(partial(dict, _MUON), MUON_RATES),
+    "muloco/H=30": Group(
+        lambda outer: _diloco(30, outer) | _MUON, MUON_RATES[1:4], (0.2, 0.4, 0.7)
+    ),
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -52,8 +111,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep() -> Iterator[tuple[str, dict]]:
     """Every method at every rate of its grid."""
-    yield from study.arms()
+    for group, (changes, rates, several) in GROUPS.items():
+        outer = {f"/outer={rate:g}": changes(rate) for rate in several} or {"": changes()}
+        for name, changed in outer.items():
+            for rate in rates:
+                yield f"{group}{name}/rate={rate:g}", changed | {"optimizer.learning_rate": rate}
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "local_training")
+numbers = stats.at_best(stats.END, "bytes_per_worker")

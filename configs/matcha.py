@@ -14,8 +14,9 @@ from ml_collections import ConfigDict
 
 from comms import topology
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import matcha as paper
 from experiments.parts import part
-from experiments.studies import matcha as study
 
 RATES = (0.2, 0.4, 0.57, 0.8, 1.13)  # factors of sqrt(2) where the best are
 # Higher ones can come to the target on the ring, and with half of the communication or more.
@@ -29,7 +30,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     a = arguments.parse(arg, graph=0, budget=0.5, communication=0.1)
 
     return base.arm(
-        name=study.at_budget("matcha", a["budget"]),
+        name=f"matcha/budget={a['budget']:g}",
         baseline=f"vanilla/rate={COMMON}",
         # Few classes per worker: with an iid split local models hardly differ, and a method that
         # never talks would seem as good as any.
@@ -54,9 +55,9 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Vanilla D-PSGD with the best weights, MATCHA and periodic D-PSGD at several budgets."""
     vanilla = part("dpsgd", mixing_matrix="best_constant", order="adapt_then_combine")
     methods = [("vanilla", vanilla, 1.0)]
-    for method, budgets in (("matcha", study.BUDGETS), ("periodic", study.PERIODIC)):
+    for method, budgets in (("matcha", paper.BUDGETS), ("periodic", (0.1, 0.2, 0.5))):
         for budget in budgets:
-            methods.append((study.at_budget(method, budget), part(method, budget=budget), budget))
+            methods.append((f"{method}/budget={budget:g}", part(method, budget=budget), budget))
     for name, algorithm, budget in methods:
         more = RING if config.graph.k == 5 else MUCH if budget >= 0.5 else ()
         for rate in RATES + more:
@@ -64,6 +65,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             yield f"{name}/rate={rate}", changes
 
 
-claims = study.claims
-numbers = study.numbers
-figures = study.figures
+claims = stats.printed(paper.CLAIMS, "matcha")
+numbers = paper.numbers

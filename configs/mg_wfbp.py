@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import mg_wfbp as paper
 from experiments.parts import part
-from experiments.studies import mg_wfbp as study
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -49,5 +50,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield buckets.replace(":", "_"), {"buckets": buckets}
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "mg_wfbp")
+numbers = paper.numbers

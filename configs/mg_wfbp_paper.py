@@ -1,6 +1,6 @@
 """What MG-WFBP gained in its authors' runs, beside the model (arXiv 1811.11141, 1912.09268).
 
-Nothing is trained. Layer times come from `experiments.studies.layer_traces`, scaled to the measured
+Nothing is trained. Layer times come from `experiments.model_traces`, scaled to the measured
 compute time of one worker; the cost of an all-reduce is the authors' own measurement or formula.
 
     --config=configs/mg_wfbp_paper.py
@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from comms import cost
 from configs import arguments
-from experiments.studies import published_speedups
+from experiments.papers import mg_wfbp as paper
 
 # Runs that stand here twice, because their number of workers is not known, count once.
 SECOND_READINGS = ("K80_10GbE_16_GoogLeNet", "K80_10GbE_16_ResNet-50")
@@ -110,4 +110,4 @@ def _bcaffe(workers: int) -> cost.AlphaBeta:
     return ring._replace(alpha=2 * workers * 45.25e-6)
 
 
-analyse = published_speedups.analyse
+analyse = paper.published

@@ -12,7 +12,7 @@ The CSV file has the columns bytes,backward_us: a line per layer, in forward ord
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments.studies import bucket_scaling
+from experiments.papers import mg_wfbp as paper
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -26,7 +26,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.schedules = ("wfbp", "single", "fixed", "greedy", "asc", "optimal", "dear", "byte_scheduler")
     c.workers = tuple(2**power for power in range(2, 12))
     c.at_workers = a["at_workers"]  # of the printed table; one of workers
-    c.collective = a["collective"]  # a name of bucket_scaling.COLLECTIVES
+    c.collective = a["collective"]  # a name of COLLECTIVES in experiments/papers/mg_wfbp.py
 
     # A worker, but for googlenet, whose times were measured on a K80 with 64 images.
     c.batch = 64  # images of 224x224, or sentences of 64 tokens
@@ -51,4 +51,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-analyse = bucket_scaling.analyse
+analyse = paper.scale

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import nonblocking as paper
 from experiments.parts import part
-from experiments.studies import nonblocking as study
 
 NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
 
@@ -105,5 +106,4 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield f"{mixer}/deadline", common | {"wait": part("deadline", seconds=NOMINAL)}
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "nonblocking_slow4")

@@ -9,7 +9,7 @@ rounds, as the number of workers and the cost of communication vary, beside simu
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments.studies import nonblocking_gain
+from experiments.papers import nonblocking as paper
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -47,4 +47,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-analyse = nonblocking_gain.analyse
+analyse = paper.analyse

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from ml_collections import ConfigDict
 
 from configs import nonblocking
+from experiments import stats
+from experiments.papers import nonblocking as paper
 from experiments.parts import part
-from experiments.studies import nonblocking as study
 from stragglers.rule import DRAWS
 
 BATCH = 4  # samples in a mini-batch
@@ -60,4 +61,5 @@ def grid(
                     )
 
 
-claims = study.tuned_claims
+claims = stats.printed(paper.CLAIMS, "nonblocking_tuned")
+numbers = stats.at_best(stats.SECONDS)

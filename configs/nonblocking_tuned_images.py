@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import nonblocking_tuned
+from experiments import stats
+from experiments.papers import nonblocking as paper
 from experiments.parts import part
-from experiments.studies import nonblocking as study
 
 WORKERS, BATCH = 4, 1  # images of a mini-batch
 COMMUNICATION = 0.03125  # nominal rounds of 128 images: the time of four mini-batches
@@ -46,4 +47,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
     yield from nonblocking_tuned.grid(MIXERS, MINI_BATCHES, LEARNING_RATES)
 
 
-claims = study.tuned_claims_of_single_samples
+claims = stats.printed(paper.CLAIMS, "nonblocking_tuned_images")
+numbers = stats.at_best(stats.SECONDS)

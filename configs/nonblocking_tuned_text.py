@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import language_model, nonblocking_tuned
+from experiments import stats
+from experiments.papers import nonblocking as paper
 from experiments.parts import part
-from experiments.studies import nonblocking as study
 
 WORKERS, BATCH = 4, 1  # sequences of a mini-batch
 LENGTH = 32  # words of a sequence
@@ -42,4 +43,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
     yield from nonblocking_tuned.grid(MIXERS, MINI_BATCHES, LEARNING_RATES)
 
 
-claims = study.tuned_claims_of_single_samples
+claims = stats.printed(paper.CLAIMS, "nonblocking_tuned_text")
+numbers = stats.at_best(stats.SECONDS)

@@ -22,14 +22,24 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from algorithms import base as algorithms
+from algorithms import gossip
 from configs import arguments, nonblocking
+from experiments import stats
+from experiments.papers import nonblocking as paper
 from experiments.parts import part
-from experiments.studies import weightings as study
 
 # Where every worker has a model of its own, a high rate drives these apart on uneven data.
 _LOW, _HIGH = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 RATES = {"all_reduce": _HIGH, "dpsgd": _LOW, "matcha": _LOW}
 TASK = part("digits", model="logistic", l2=0.01)  # its lowest loss is 0.733
+
+
+WEIGHTINGS = {  # of every mixer, its own default among them
+    "all_reduce": tuple(algorithms.WEIGHTINGS),
+    "dpsgd": tuple(gossip.STEP_WEIGHTINGS),
+    "matcha": tuple(gossip.STEP_WEIGHTINGS),
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -64,9 +74,9 @@ def sweep() -> Iterator[tuple[str, dict]]:
     for mixer, (algorithm, wait_for_all) in nonblocking.MIXERS.items():
         rounds = {
             weighting: {"algorithm": algorithm, "algorithm.weighting": weighting}
-            for weighting in study.WEIGHTINGS[mixer]
+            for weighting in WEIGHTINGS[mixer]
         }
-        rounds[study.BLOCKING] = {"algorithm": algorithm, "wait": wait_for_all}
+        rounds["blocking"] = {"algorithm": algorithm, "wait": wait_for_all}
         for variant, changes in rounds.items():
             for rate in RATES[mixer]:
                 yield (
@@ -75,5 +85,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 )
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "nonblocking_weightings")
+numbers = stats.at_best(stats.END, stats.ACCURACY)

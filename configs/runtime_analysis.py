@@ -9,7 +9,7 @@ second: how long a server with more and more workers waits, for a share of them 
 from ml_collections import ConfigDict
 
 from configs import arguments
-from experiments.studies import protocol_runtimes
+from experiments.papers import slow_and_stale as paper
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -32,4 +32,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-analyse = protocol_runtimes.analyse
+analyse = paper.analyse

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import parts
+from experiments import parts, stats
+from experiments.papers import s2_reducer as paper
 from experiments.parts import part
-from experiments.studies import s2_reducer as study
 
 # Task, samples in a mini-batch, learning rate of Adam, updates. The rates are the best of a small
 # grid for dense training; all arms use them.
@@ -116,5 +116,5 @@ def _of_workers(of_4: float, workers: int) -> float:
     return float(f"{1 - (1 - of_4) ** (workers / 4):.3g}")
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "s2_ncf")
+numbers = paper.numbers

@@ -16,10 +16,23 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import slow_and_stale as paper
 from experiments.parts import part
-from experiments.studies import slow_and_stale as study
-from experiments.studies.slow_and_stale import COMMON, GROUPS
 
+K = (1, 2, 4, 8)
+TWINS = {  # the same events by another name
+    "k_batch_sync/K=1": "k_sync/K=1",
+    "k_batch_async/K=1": "k_async/K=1",
+    "k_async/K=8": "k_sync/K=8",
+}
+GROUPS = {  # an arm's name before its rate -> protocol and K
+    f"{protocol}/K={k}": (protocol, k)
+    for protocol in paper.PROTOCOLS
+    for k in K
+    if f"{protocol}/K={k}" not in TWINS
+}
+COMMON = paper.COMMON
 # Time of a mini-batch, with a mean of 1 s, but for the slow worker's.
 LAWS = {
     "exponential": part("exponential", scale=1.0),
@@ -29,7 +42,7 @@ LAWS = {
     "slow10": part("persistent", law=part("jitter", mean=1.0, sigma=0.1), factors={0: 10.0}),
 }
 MODELS = {
-    "logistic": study.CONVEX,
+    "logistic": part("digits", model="logistic", l2=0.01),
     "cnn": part("digits", model=part("cnn", channels=[16, 32])),
 }
 _GRID = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0, 2.5, 6.3)
@@ -80,6 +93,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             )
 
 
-claims = study.claims
-numbers = study.numbers
-figures = study.figures
+claims = stats.printed(paper.CLAIMS, "slow_and_stale")
+numbers = stats.at_best(stats.SECONDS, stats.END)

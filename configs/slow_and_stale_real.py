@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import slow_and_stale as paper
 from experiments.parts import part
-from experiments.studies import real_protocols as study
-from experiments.studies.real_protocols import PROTOCOLS, K
 
 MEAN = 0.2  # s of a mini-batch, of which computing takes a hundredth
 LAWS = {
@@ -57,8 +57,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep() -> Iterator[tuple[str, dict]]:
     """Both laws, four protocols, K = 1, 2, 4; each once with processes and once simulated."""
     for law, delay in LAWS.items():
-        for protocol in PROTOCOLS:
-            for k in K:
+        for protocol in paper.PROTOCOLS:
+            for k in (1, 2, 4):
                 if (protocol, k) in TWINS:
                     continue
                 wait = {"wait": part(protocol, k=k), "delay": delay}
@@ -66,6 +66,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 yield f"real/{law}/{protocol}/K={k}", wait
 
 
-claims = study.claims
-numbers = study.numbers
-figures = study.figures
+claims = stats.printed(paper.CLAIMS, "slow_and_stale_real")
+numbers = paper.numbers

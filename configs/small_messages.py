@@ -12,7 +12,25 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import local_training
-from experiments.studies import small_messages as study
+from experiments import stats
+from experiments.papers import local_steps as paper
+from experiments.parts import part
+
+DENSE, LEAST, SWARM, NOLOCO = "all_reduce", "demo/1 of 256", "swarm/H=30", "noloco/H=30"
+METHODS = {
+    DENSE: {},
+    "demo/8 of 64": {"algorithm": part("demo", chunk=64, k=8)},  # its defaults here
+    LEAST: {"algorithm": part("demo", chunk=256, k=1)},  # the fewest bytes
+    NOLOCO: {"algorithm": part("noloco"), "mini_batches": 30},
+    SWARM: {"algorithm": part("swarm"), "mini_batches": 30, "wait": part("random_pairs")},
+}
+RATES = {
+    DENSE: (0.001, 0.002, 0.004, 0.008),
+    "demo/8 of 64": (0.002, 0.004, 0.008, 0.016),
+    LEAST: (0.001, 0.002, 0.004, 0.008, 0.016),
+    NOLOCO: (0.008, 0.016, 0.032),
+    SWARM: (0.00025, 0.0005, 0.001, 0.002, 0.004),
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -22,8 +40,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Every method at every rate of its grid."""
-    yield from study.arms(config)
+    schedule = config.optimizer.schedule
+    decay = part("add_decayed_weights", weight_decay=config.optimizer.weight_decay)
+    for method, changes in METHODS.items():
+        for rate in RATES[method]:
+            if method.startswith("demo"):
+                signs = part("sgd", learning_rate=rate, schedule=schedule)
+                how = {"optimizer": [decay, signs]}
+            else:
+                how = {"optimizer.learning_rate": rate}
+            yield f"{method}/rate={rate:g}", changes | how
 
 
-claims = study.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "small_messages")
+numbers = stats.at_best(stats.END, "bytes_per_worker")

@@ -23,9 +23,9 @@ import networkx as nx
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import prepare
+from experiments import prepare, stats
+from experiments.papers import swarm as paper
 from experiments.parts import as_part, part
-from experiments.studies import swarm as study
 
 EACH = 0.1  # seconds of a mini-batch
 BATCH = 8  # samples of a mini-batch
@@ -155,6 +155,5 @@ def _pairs(algorithm: str, steps: int, wait: str = "random_pairs") -> dict:
     return _rounds(algorithm, steps, wait) | {"updates": EIGHTHS * MINI_BATCHES // steps}
 
 
-claims = study.claims
-numbers = study.numbers
-figures = study.figures
+claims = stats.printed(paper.CLAIMS, "swarm")
+numbers = paper.numbers

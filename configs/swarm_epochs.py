@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import swarm
+from experiments import stats
+from experiments.papers import swarm as paper
 from experiments.parts import part
-from experiments.studies import swarm as study
-from experiments.studies import swarm_epochs
+
+LENGTHS = (75, 150, 300, 600, 1200)  # mini-batches of a node
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -25,8 +27,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Every number of local steps for every number of mini-batches, and large batches."""
     arms = dict(swarm.sweep())
-    for method in (study.LARGE, *swarm_epochs.METHODS):
-        for length in swarm_epochs.LENGTHS:
+    for method in ("all_reduce", "swarm/H=1", "swarm/H=2", "swarm/H=4"):
+        for length in LENGTHS:
             samples = config.workers * config.batch_size * length
             yield (
                 f"{method}/batches={length}",
@@ -40,5 +42,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             )
 
 
-claims = swarm_epochs.claims
-numbers = study.numbers
+claims = stats.printed(paper.CLAIMS, "swarm_epochs")
+numbers = paper.numbers

@@ -16,14 +16,14 @@ happened can be trained once more, to the same bits, from the folder of a real r
     --config=configs/swarm_real.py --config.runtime=simulate --config.wait="replay(path=...)"
 """
 
-import functools
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
 from configs import arguments, base
+from experiments import stats
+from experiments.papers import swarm as paper
 from experiments.parts import part
-from experiments.studies import real_gossip as study
 
 MEAN = 0.1  # s of a mini-batch
 DELAY = part("persistent", law=part("exponential", scale=MEAN), factors={0: 4.0})
@@ -54,7 +54,6 @@ FORMS = {
         "runtime": "mesh",
     },
 }
-WAITING = tuple(name for name, form in FORMS.items() if "runtime" in form)
 GRID = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simulated
 RATE = 0.2  # of every real run: the best of each form in the simulation, with 5 seeds
 
@@ -102,6 +101,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield f"real/{name}", {"runtime": "actors"} | arm
 
 
-claims = functools.partial(study.claims, waiting=WAITING)
-numbers = study.numbers
-figures = study.figures
+claims = stats.printed(paper.CLAIMS, "swarm_real")
+numbers = stats.at_best(stats.SECONDS, "updates")

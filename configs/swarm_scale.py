@@ -10,8 +10,8 @@ steps to the beginning of the next ones.
 from ml_collections import ConfigDict
 
 from configs import arguments
+from experiments.papers import swarm as paper
 from experiments.parts import part
-from experiments.studies import swarm_scale as study
 
 JITTER = part("jitter", mean=0.2, sigma=0.1)
 DELAYS = {
@@ -54,4 +54,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-analyse = study.analyse
+analyse = paper.analyse

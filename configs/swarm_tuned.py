@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import swarm
-from experiments.studies import swarm as study
+from experiments import stats
+from experiments.papers import swarm as paper
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-METHODS = (study.LARGE, *study.RIVALS, *study.OVERLAPPED, "ad_psgd",
-           "swarm/H=1", study.EXACT, "swarm/H=4", *study.COARSE_BY_STEPS)  # fmt: skip
+METHODS = (
+    "all_reduce", "dpsgd/ring", "sgp", "sgp/overlap", "ad_psgd", "swarm/H=1", "swarm/H=2",
+    "swarm/H=4", "swarm/H=1/8 bits", "swarm/H=2/8 bits", "swarm/H=4/8 bits",
+)  # fmt: skip
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -32,4 +35,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield f"{method}/rate={rate}", arms[method] | {"optimizer.learning_rate": rate}
 
 
-claims = study.tuned_claims
+claims = stats.printed(paper.CLAIMS, "swarm_tuned")
+numbers = stats.at_best(stats.SECONDS)

@@ -34,7 +34,7 @@ def check(workdir: str | os.PathLike, config: ConfigDict, overwrite: bool) -> No
 def write(
     found: Analysis, config: ConfigDict, workdir: str | os.PathLike, console: Console
 ) -> list[tuple[str, str]]:
-    """Write config.json, summary.json and figure.png, print tables and claims; return the claims."""
+    """Write config.json, summary.json and figure.png; print tables and claims, return these."""
     workdir = Path(workdir)
     files.make(workdir)
     claims = [

@@ -288,7 +288,7 @@ QUOTED = Format(
         ("a text", _is_string, ("remark",)),
     ),
     (),
-    "take it in again with python -m experiments.publishing.published WORKDIR",
+    "take it in again with python -m experiments.publish take WORKDIR",
 )
 PUBLISHED = QUOTED._replace(
     fields=(

@@ -1,18 +1,9 @@
 """Tables of numbers that a sweep prints beside its claims: what is claimed by nobody."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from rich import box
 from rich.table import Table
 
-
-class Numbers(NamedTuple):
-    """A table of texts; the first column names the rows."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+from experiments.stats import Numbers
 
 
 def as_table(numbers: Numbers) -> Table:

@@ -61,7 +61,9 @@ def record(name: str) -> dict[str, Any]:
     return formats.read(path, formats.PUBLISHED)
 
 
-def ask(name: str, ours: str, theirs: str, quantity: str = stats.SECONDS, **how: Any):
+def ask(
+    name: str, ours: str, theirs: str, quantity: str = stats.SECONDS, **how: Any
+) -> stats.Answer:
     """Return the verdict of "ours is at most theirs" on a record; how: fields of `stats.Claim`.
 
         print(publish.ask("swarm_tuned", "swarm/H=2", "sgp", tuned=True, bound=0.9))
@@ -108,9 +110,10 @@ def take(root: str | Path, folder: Path = FOLDER) -> Path:
 
 def _config(root: Path, arm: str) -> ConfigDict:
     """Return the config of an arm, or of the first of its seeds."""
-    seeds = sorted((root / arm).glob(f"seed_*/{records.CONFIG}"))
-    single = root / arm / records.CONFIG
-    return records.read_config(next(iter(seeds), single if single.exists() else root / records.CONFIG))
+    places = sorted((root / arm).glob(f"seed_*/{records.CONFIG}"))
+    places += [place for place in (root / arm / records.CONFIG, root / records.CONFIG)
+               if place.exists()]  # fmt: skip
+    return records.read_config(places[0])
 
 
 def _rounded(value: Any) -> Any:
@@ -176,7 +179,8 @@ def state(sweep: Sweep, folder: Path = FOLDER) -> str:
         found = formats.read(path, formats.QUOTED)
     except formats.Damaged:
         return "damaged"
-    given = [word for word in shlex.split(found["command"])[2:] if not word.startswith("--workdir=")]
+    words = shlex.split(found["command"])[2:]
+    given = [word for word in words if not word.startswith("--workdir=")]
     if given != shlex.split(sweep.arguments):
         return "drifted: the command"
     if "arms" not in found:

@@ -56,6 +56,9 @@ class Answer(NamedTuple):
         return f"{self.verdict}: {found}" if found else self.verdict
 
 
+Judge = Callable[[Sequence[Arm], Mapping[str, Any]], Answer]  # arms, record -> its verdict
+
+
 class Claim(NamedTuple):
     """A claim as a row: what is said, by whom, and the comparison by which it is judged."""
 
@@ -73,7 +76,7 @@ class Claim(NamedTuple):
     chosen_by: str = ""  # the quantity by which settings are the best; "": the one compared
     edges: Mapping[str, float] = {}  # of a setting, the value beyond which there is none
     condition: str = ""  # under which a claim that is met holds
-    judge: Callable[[Sequence[Arm], Mapping[str, Any]], Answer] | None = None  # another comparison
+    judge: Judge | None = None  # another comparison
 
 
 def judge(claim: Claim, arms: Iterable[Arm], record: Mapping[str, Any] | None = None) -> Answer:

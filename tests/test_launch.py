@@ -10,8 +10,7 @@ import jax
 import pytest
 
 import launch
-from experiments import config_files, executors, locks, loggers, ray_tasks, slurm, sweep
-from experiments.studies import study
+from experiments import analysis, config_files, executors, locks, loggers, ray_tasks, slurm, sweep
 from runtimes import session
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
@@ -294,7 +293,7 @@ ASKED = {
     "slurm.refuse_to_overwrite": (*OK, "--executor=slurm", "--overwrite"),
     "slurm.under_way": (*OK, "--executor=slurm"),
     "ray_tasks.read": (*OK, "--executor=ray"),
-    "study.check": (ANALYSIS, "--workdir=out"),
+    "analysis.check": (ANALYSIS, "--workdir=out"),
 }
 
 
@@ -302,7 +301,7 @@ ASKED = {
 def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
     (here / "configs").symlink_to(launcher.ROOT / "configs")
     known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "session": session, "ray_tasks": ray_tasks, "study": study}  # fmt: skip
+             "session": session, "ray_tasks": ray_tasks, "analysis": analysis}  # fmt: skip
     module, *inner, function = name.split(".")
     owner = functools.reduce(getattr, inner, known[module])
 

@@ -27,8 +27,11 @@ def _first(arms: Sequence[Arm], methods: Sequence[str]) -> Arm:
     found = []
     for method in methods:
         members = stats.group(arms, method)
-        acting = [arm for arm in members if method == PLAIN
-                  or not same(arm, plain[stats.settings(arm["name"])["rate"]], SECONDS)]  # fmt: skip
+        acting = [
+            arm
+            for arm in members
+            if method == PLAIN or not same(arm, plain[stats.settings(arm["name"])["rate"]], SECONDS)
+        ]
         if stats.has(acting, method, SECONDS):
             found.append(stats.best(acting, SECONDS))
             if at_end := stats.ends(found[-1], members):

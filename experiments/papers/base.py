@@ -56,8 +56,8 @@ def dots(panels: Sequence[Panel], records: Records, columns: int = 2) -> Figure:
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     words = (
-        "A large dot is the mean of the seeds, a small one a seed, and a hollow one lies at the end "
-        "of its grid."
+        "A large dot is the mean of the seeds, a small one a seed, and a hollow one lies at the "
+        "end of its grid."
     )
     if missing:
         words += f" Left out, as not every seed comes there: {', '.join(dict.fromkeys(missing))}."

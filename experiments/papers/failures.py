@@ -136,8 +136,8 @@ def figure(records: Records) -> Figure:
     panels[2].set_title("processes, some of them killed", fontsize=9)
     plain(panels[2])
     canvas.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-    canvas.supxlabel("A large dot is the mean of the seeds, a small one a seed, and a dash the share "
-                     "of its learners' time with a process.", fontsize=8)  # fmt: skip
+    canvas.supxlabel("A large dot is the mean of the seeds, a small one a seed, and a dash the "
+                     "share of its learners' time with a process.", fontsize=8)  # fmt: skip
     return canvas
 
 

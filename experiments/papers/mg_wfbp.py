@@ -58,8 +58,8 @@ def _same(one: Path, other: Path) -> bool:
     return set(ours) == set(theirs) and all(np.array_equal(ours[k], theirs[k]) for k in ours)
 
 
-def skilled(baseline: str):
-    """Return the judge of published speed-ups over a baseline: nearer than a constant, correlated."""
+def skilled(baseline: str) -> stats.Judge:
+    """Return the judge of foreseen speed-ups: nearer than a constant, and correlated."""
 
     def judged(_, record: Mapping[str, Any]) -> Answer:
         found = {error["baseline"]: error for error in record["summary"]["errors"]}.get(baseline)
@@ -211,7 +211,7 @@ def _curves(curves: Sequence[Mapping[str, Any]]) -> Figure:
     for curve in curves:
         row, column = traces.index(curve["trace"]), networks.index(curve["network"])
         axes, place = grid[row, column], list(SCHEDULES).index(curve["schedule"])
-        colour = "black" if not place else COLOURS[(place - 1) % len(COLOURS)]
+        colour = ("black", *COLOURS[:6], "0.5")[place]
         # Schedules that go on into the next forward pass are dashed.
         dashes = "--" if curve["schedule"] in ("dear", "byte_scheduler") else "-"
         axes.plot(curve["workers"], curve["efficiency"], dashes, color=colour,
@@ -249,7 +249,8 @@ def published(config: ConfigDict) -> analysis.Analysis:
     for setting, run in config.published.items():
         if run.trace not in built:  # any mini-batch and speed: the times are scaled
             built[run.trace] = model_traces.build(run.trace, 1, 1e12)
-        trace, affine = _at_compute(built[run.trace], run.compute), cost.AlphaBeta(run.alpha, run.beta)
+        trace = _at_compute(built[run.trace], run.compute)
+        affine = cost.AlphaBeta(run.alpha, run.beta)
         seconds = {
             schedule: iteration.iteration(trace, affine, schedule).seconds
             for schedule in (*run.throughput, "optimal")

@@ -45,11 +45,11 @@ SWEEPS = (
 )  # fmt: skip
 
 
-def follows_theory(record_of_points: str, most: float):
+def follows_theory(table: str, most: float) -> stats.Judge:
     """Return the judge of an analysis whose simulations are within a relative error of theory."""
 
     def judged(_, record) -> Answer:
-        errors = [abs(point["error"]) for point in record["summary"][record_of_points]]
+        errors = [abs(point["error"]) for point in record["summary"][table]]
         good = sum(error <= most for error in errors)
         measured = f"{good} of {len(errors)} points within {most:.0%}, worst {max(errors):.1%}"
         return Answer(stats.of_all(good, len(errors)), measured)

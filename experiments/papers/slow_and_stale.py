@@ -36,7 +36,7 @@ COMMON = 0.16  # the one rate for all K
 FIXED, COMPENSATED = "k_async/K=1", "compensated"
 
 
-def trade_off(rate: float | None) -> Callable[..., Answer]:
+def trade_off(rate: float | None) -> stats.Judge:
     """Return the judge of "the first at the target does not end lowest".
 
     rate: common to all protocols and K; None: each question is asked at the rate that suits it.
@@ -88,7 +88,7 @@ def _both(one: Answer, other: Answer, before: str) -> Answer:
     return Answer(verdict, measured, reason, max(one.p, other.p), min(one.seeds, other.seeds))
 
 
-def compensated(quantity: str) -> Callable[..., Answer]:
+def compensated(quantity: str) -> stats.Judge:
     """Return the judge of min(C / distance^2, eta) against the fixed rate, each at its best.
 
     A threshold C at which the two arms are the same does not act, so that it is no grid's end;
@@ -120,7 +120,9 @@ def same(one: Arm, other: Arm, quantity: str) -> bool:
     )
 
 
-def real(distance: Callable[[str, Arm, Arm], np.ndarray], least: float, most: float):
+def real(
+    distance: Callable[[str, Arm, Arm], np.ndarray], least: float, most: float
+) -> stats.Judge:
     """Return the judge of processes beside the simulation of the same delays, at every place.
 
     distance: of a place `law/protocol/K=k`, its real and its simulated arm -> for each seed a

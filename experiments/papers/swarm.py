@@ -58,13 +58,15 @@ def does_not_grow(_, record: Mapping[str, Any]) -> Answer:
     return Answer(stats.of_all(len(good), len(grown)), measured, reason)
 
 
-def hosts(ours: str, theirs: str, quantity: str, bound: float, **point: Any):
+def hosts(
+    ours: str, theirs: str, quantity: str, bound: float, **point: Any
+) -> stats.Judge:
     """Return the judge of two forms of a benchmark on hosts; point: the fields of its points."""
 
     def judged(_, record: Mapping[str, Any]) -> Answer:
         forms = [
-            {"name": p["form"], quantity: p[quantity], f"{quantity}_std": p[f"{quantity}_deviation"],
-             "seeds": list(range(p["runs"]))}
+            {"name": p["form"], quantity: p[quantity], "seeds": list(range(p["runs"])),
+             f"{quantity}_std": p[f"{quantity}_deviation"]}
             for p in record["summary"]["points"]
             if {key: p.get(key) for key in point} == point
         ]  # fmt: skip

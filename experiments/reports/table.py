@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments import quantities
+from experiments import stats
 
 NONE = "–"
 
@@ -34,7 +34,7 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     if tested:
         counts = sorted({arm["test_samples"] for arm in tested})
         most = max(
-            quantities.sampling_error(arm["test_accuracy"], arm["test_samples"]) for arm in tested
+            stats.sampling_error(arm["test_accuracy"], arm["test_samples"]) for arm in tested
         )
         caption.append(
             f"with {' or '.join(f'{count:,}' for count in counts)} test samples an accuracy has a "

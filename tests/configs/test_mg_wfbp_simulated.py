@@ -6,27 +6,28 @@ from rich.console import Console
 
 from comms import buckets
 from configs import mg_wfbp_paper, mg_wfbp_scale
-from experiments.studies import bucket_scaling, study
+from experiments import analysis
+from experiments.papers import mg_wfbp as paper
 
 
 def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
     config = mg_wfbp_scale.get_config()
     config.schedules = tuple(buckets.PLANNERS)
-    curves = bucket_scaling.simulate(config)
+    curves = paper.scale(config).summary["curves"]
     # The slowest links come first: the networks have the order of their names.
-    assert list(dict.fromkeys(curve.network for curve in curves)) == [
+    assert list(dict.fromkeys(curve["network"] for curve in curves)) == [
         "ethernet_10",
         "infiniband_56",
         "infiniband_100",
     ]
     seconds = {}
     for curve in curves:
-        seconds.setdefault((curve.trace, curve.network), {})[curve.schedule] = curve
+        seconds.setdefault((curve["trace"], curve["network"]), {})[curve["schedule"]] = curve
     assert len(seconds) == 4 * 3
     for curves in seconds.values():
-        assert curves["optimal"].workers == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+        assert curves["optimal"]["workers"] == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
         for curve in curves.values():
-            pairs = zip(curves["optimal"].seconds, curve.seconds, strict=True)
+            pairs = zip(curves["optimal"]["seconds"], curve["seconds"], strict=True)
             assert all(best <= other for best, other in pairs)
 
 
@@ -34,7 +35,6 @@ def test_arguments_of_the_simulation():
     config = mg_wfbp_scale.get_config("trace=vgg16,collective=double_binary_tree,at_workers=2048")
     assert config.traces == ("vgg16",) and config.collective == "double_binary_tree"
     assert config.at_workers == 2048
-    assert set(bucket_scaling.TITLES) == set(config.networks)
     with pytest.raises(ValueError, match="known arguments: trace, collective, at_workers"):
         mg_wfbp_scale.get_config("workers=4")
 
@@ -42,7 +42,7 @@ def test_arguments_of_the_simulation():
 def test_the_simulation_writes_its_numbers_and_its_figure(tmp_path):
     config = mg_wfbp_scale.get_config("trace=googlenet")
     out = io.StringIO()
-    study.write(mg_wfbp_scale.analyse(config), config, tmp_path / "out", Console(file=out))
+    analysis.write(mg_wfbp_scale.analyse(config), config, tmp_path / "out", Console(file=out))
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"config.json", "summary.json", "figure.png"}
     written = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -56,7 +56,7 @@ def test_published_runs_beside_the_model(tmp_path):
     assert sum(run.counted for run in config.published.values()) == 16  # K80 in two readings
     config.published = {name: run for name, run in config.published.items() if "GoogLe" in name}
     out = io.StringIO()
-    study.write(mg_wfbp_paper.analyse(config), config, tmp_path / "out", Console(file=out))
+    analysis.write(mg_wfbp_paper.analyse(config), config, tmp_path / "out", Console(file=out))
     ratios = json.loads((tmp_path / "out" / "summary.json").read_text())["ratios"]
     over = {(ratio["workers"], ratio["baseline"]): ratio for ratio in ratios}
     # 1.20x over WFBP and 1.36x over a single all-reduce were published.

@@ -7,7 +7,7 @@ import pytest
 
 from configs import nonblocking_analysis
 from experiments import train, waiting
-from experiments.studies import nonblocking_gain
+from experiments.papers import nonblocking as paper
 from tests import launcher
 
 FILE = nonblocking_analysis.__file__
@@ -35,7 +35,7 @@ def test_an_analysis_writes_its_numbers_and_its_figure_and_trains_nothing(call, 
 
     monkeypatch.setattr(train, "run", forbidden)
     code, out, err = call(*BRIEF)
-    assert code == 0 and err == "" and "throughput gain by workers" in out
+    assert code == 0 and err == "" and "throughput gain at 0.5 s" in out
     place = pathlib.Path("out")
     assert {path.name for path in place.iterdir()} == {
         "config.json", "summary.json", "figure.png", "report.json",
@@ -102,8 +102,8 @@ def test_theory_and_simulation_agree():
     config = nonblocking_analysis.get_config()
     with config.unlocked():
         config.update(rounds=300, rounds_in_time=50, workers=(8,), communication=(0.0,))
-    for axis in nonblocking_gain.compare_gains(config):
-        errors = {gain.delay: abs(gain.error) for gain in axis}
+    for axis in paper.analyse(config).summary.values():
+        errors = {gain["delay"]: abs(gain["error"]) for gain in axis}
         assert errors.pop("slow_worker") < 1e-9
         assert errors.pop("slow_spells") < 0.4
         assert max(errors.values()) < 0.1

@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from configs import runtime_analysis
-from experiments.studies import protocol_runtimes
+from experiments.papers import slow_and_stale as paper
 from tests import launcher
 
 FILE = runtime_analysis.__file__
@@ -44,14 +44,6 @@ def test_simulations_lie_where_theory_allows(call):
     assert bounds["low"] == pytest.approx(0.5) and bounds["high"] == pytest.approx(0.8173, abs=1e-4)
 
 
-def test_the_error_of_a_simulation_is_its_distance_from_the_bounds():
-    point = protocol_runtimes.Runtime("law", "k_async", "K = 4", 8, 4, 1.0, 2.0, 1.5)
-    assert point.error == 0
-    assert point._replace(simulated=2.5).error == pytest.approx(0.25)
-    assert point._replace(simulated=0.9).error == pytest.approx(0.1)
-    assert point._replace(high=float("inf")).error == 0
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -76,4 +68,4 @@ def test_a_missing_entry_is_refused(missing):
     config = runtime_analysis.get_config()
     del config[missing]
     with pytest.raises(ValueError, match=f"config.{missing} is missing; set it to "):
-        protocol_runtimes.compare_runtimes(config)
+        paper.analyse(config)

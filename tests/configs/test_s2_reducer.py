@@ -45,19 +45,6 @@ def _rounds(arms, rounds):
     }
 
 
-@pytest.mark.slow
-def test_claims_are_figures_of_the_arms(arms):
-    median, saves, exact, *steps, scales = (text for _, text in s2_reducer.claims(arms))
-    assert saves.startswith("does not hold: 8") and "% fewer bytes for the tables" in saves
-    against = "s2/sketch 2.02 ± 0.0001 against dense 2 ± 0.0001, 1.01x"
-    assert f"{against}, noise level 0.001, up to 0.002 counts as none" in saves
-    assert median == "cannot be told: there is no arm s2/median"
-    assert exact.startswith("holds: s2/exact 2 ±") and "noise level 0.001" in exact
-    # 1.8x is over other sparse methods: here the one that there is, whose codec is for free.
-    papers_at_1, at_1, papers_at_10, at_10 = steps
-    assert papers_at_1 == papers_at_10 == median
-    assert at_1.startswith("does not hold: s2/sketch: ") and at_1.endswith("x parallax")
-    assert at_10.startswith("does not hold: ") and scales.startswith(("does not", "holds where"))
 
 
 @pytest.mark.slow

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from experiments.studies import layer_traces
+from experiments import model_traces
 from experiments.tasks.models import cnn, mlp
 
 # --- from any model ---
 
 
 def test_a_dense_model_by_hand():
-    trace = layer_traces.from_model(mlp(3, hidden=(5,)), (4, 2, 2, 1), 1e3)
+    trace = model_traces.from_model(mlp(3, hidden=(5,)), (4, 2, 2, 1), 1e3)
     np.testing.assert_array_equal(trace.sizes, [4 * (4 * 5 + 5), 4 * (5 * 3 + 3)])
     np.testing.assert_allclose(trace.forward, [2 * 4 * 4 * 5 / 1e3, 2 * 4 * 5 * 3 / 1e3])
     np.testing.assert_allclose(trace.backward, 2 * trace.forward)
@@ -19,7 +19,7 @@ def test_a_dense_model_by_hand():
 
 def test_a_convolution_by_hand():
     model = nn.Conv(6, (3, 3), strides=2, feature_group_count=2)
-    trace = layer_traces.from_model(model, (2, 8, 8, 4), 1.0)
+    trace = model_traces.from_model(model, (2, 8, 8, 4), 1.0)
     # 4 x 4 places, 6 channels, of 9 pixels of the 2 channels of a group.
     np.testing.assert_array_equal(trace.forward, [2 * 2 * 16 * 6 * 9 * 2])
     np.testing.assert_array_equal(trace.sizes, [4 * (9 * 2 * 6 + 6)])
@@ -30,13 +30,13 @@ def test_products_agree_with_xla():
     x = jax.ShapeDtypeStruct((4, 16, 16, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), x)
     compiled_flops = jax.jit(model.apply).lower(variables, x).cost_analysis()["flops"]
-    counted = layer_traces.from_model(model, x.shape, 1.0).forward.sum()
+    counted = model_traces.from_model(model, x.shape, 1.0).forward.sum()
     # XLA also counts what is free here, and leaves out products with the padding.
     assert counted == pytest.approx(compiled_flops, rel=0.2)
 
 
 def test_parameters_are_counted_in_their_dtype():
-    trace = layer_traces.from_model(nn.Dense(3, param_dtype=jnp.bfloat16), (1, 2), 1.0)
+    trace = model_traces.from_model(nn.Dense(3, param_dtype=jnp.bfloat16), (1, 2), 1.0)
     np.testing.assert_array_equal(trace.sizes, [2 * (2 * 3 + 3)])
 
 
@@ -51,7 +51,7 @@ class Tied(nn.Module):
 
 
 def test_layers_are_in_order_of_first_use_and_the_rest_belongs_to_the_layer_before():
-    trace = layer_traces.from_model(Tied(), (8, 4), 1.0)
+    trace = model_traces.from_model(Tied(), (8, 4), 1.0)
     dense, product = 2 * 8 * 4 * 4, 2 * 8 * 4 * 8
     np.testing.assert_array_equal(trace.forward, [dense, dense + 2 * product + dense])
 
@@ -70,7 +70,7 @@ class Scanned(nn.Module):
 
 
 def test_scanned_and_nested_programs_are_counted():
-    trace = layer_traces.from_model(Scanned(), (8, 4), 1.0)
+    trace = model_traces.from_model(Scanned(), (8, 4), 1.0)
     np.testing.assert_array_equal(trace.forward, [2 * 8 * 4 * 4, 5 * 2 * 8 * 4 * 4])
     np.testing.assert_array_equal(trace.sizes, [4 * 20, 5 * 4 * 20])
 
@@ -99,7 +99,7 @@ class Idle(nn.Module):
 )
 def test_what_has_no_trace_is_refused(model, speed, words):
     with pytest.raises(ValueError, match=words):
-        layer_traces.from_model(model, (1, 2), speed)
+        model_traces.from_model(model, (1, 2), speed)
 
 
 # --- models of known sizes ---
@@ -116,13 +116,13 @@ def test_what_has_no_trace_is_refused(model, speed, words):
     ],
 )
 def test_models_have_their_known_sizes(name, layers, parameters, flops):
-    trace = layer_traces.build(name, batch=2, flops_per_second=2e9)
+    trace = model_traces.build(name, batch=2, flops_per_second=2e9)
     assert trace.name == name and len(trace.sizes) == layers
     assert trace.sizes.sum() == 4 * parameters
     assert 1e9 * trace.forward.sum() == pytest.approx(flops, rel=2e-3)
     _, ready = trace.backward_order()
     assert np.all(np.diff(ready) >= 0) and ready[-1] == pytest.approx(2 * trace.forward.sum())
-    scaled = layer_traces.at_compute(trace, 0.25)
+    scaled = model_traces.at_compute(trace, 0.25)
     assert scaled.compute == pytest.approx(0.25)
     np.testing.assert_allclose(scaled.backward * trace.compute, trace.backward / 4)
 
@@ -133,13 +133,13 @@ def test_models_have_their_known_sizes(name, layers, parameters, flops):
     [("resnet152", 60_192_808), ("densenet201", 20_013_928)],
 )
 def test_deep_models_have_their_known_sizes(name, parameters):
-    model, shape, dtype = layer_traces.MODELS[name]
+    model, shape, dtype = model_traces.MODELS[name]
     example = jax.ShapeDtypeStruct((1, *shape), dtype)
     params = jax.eval_shape(model.init, jax.random.key(0), example)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
 
 
 def test_the_measured_trace_needs_no_speed():
-    assert len(layer_traces.build("googlenet", 1, 1.0).sizes) == 64
+    assert len(model_traces.build("googlenet", 1, 1.0).sizes) == 64
     with pytest.raises(ValueError, match="'alexnet' is unknown; choose one of googlenet, resnet50"):
-        layer_traces.build("alexnet", 1, 1.0)
+        model_traces.build("alexnet", 1, 1.0)

@@ -3,15 +3,10 @@
 import networkx as nx
 import numpy as np
 import pytest
-from PIL import Image
-from rich.console import Console
 
 from algorithms.gossip import graph_matchings
-from comms import lattice, topology
-from configs import swarm_scale
-from experiments.studies import serial_links, study
-from experiments.studies.swarm_scale import claims
-from stragglers import delays, processes, wavefront
+from comms import topology
+from stragglers import delays, processes, serial_links, wavefront
 from stragglers.rule import whole
 from tests import planned
 
@@ -105,97 +100,13 @@ def test_a_ring_all_reduce_takes_all_its_steps_and_ends_with_the_slowest():
     np.testing.assert_allclose(begin, 3.6)  # 6 steps after the slowest
 
 
-@pytest.fixture
-def config():
-    config = swarm_scale.get_config("rounds=10")
-    with config.unlocked():
-        config.workers = (8, 16)
-    return config
 
 
-def test_swarm_stays_flat_where_dense_gossip_does_not(config):
-    points = {(p.method, p.workers): p for p in serial_links.simulate(config)}
-    assert {method for method, _ in points} == {label for label, _ in config.methods}
-    for name, most in (("swarm/H=2", 1.25), ("ad_psgd", 1.25)):
-        assert points[name, 16].mean < most * points[name, 8].mean
-    assert points["dpsgd/complete", 16].mean > 1.8 * points["dpsgd/complete", 8].mean
-    assert points["swarm/H=2/8 bits", 16].mean < 0.4 * points["swarm/H=2", 16].mean
-    for name, models in (("swarm/H=2", 2), ("sgp", 1), ("dpsgd/ring", 2), ("dpsgd/complete", 15)):
-        assert points[name, 16].bytes == models * 4 * config.size
-    for name, steps in (("swarm/H=2", 2), ("sgp", 1), ("dpsgd/ring", 1)):
-        point = points[name, 16]  # a mini-batch takes 0.2 s
-        assert point.of_compute == pytest.approx(point.mean / (0.2 * steps), rel=0.05)
-    ring = 30 * (config.alpha + config.beta * 4 * config.size / 16)
-    assert ring < points["all_reduce", 16].mean < ring + 0.3 * 0.2  # who waits for jitter of 10 %
-    # Buckets of 1,024 coordinates, the last one filled up, and a header of 12 bytes each.
-    coded = lattice.buckets(config.size) * (1024 + 12)
-    assert points["swarm/H=2/8 bits", 16].bytes == 2 * coded
-    assert points["ad_psgd", 16].bytes == pytest.approx(4 * config.size, rel=0.1)
-    assert points["all_reduce", 16].bytes == pytest.approx(2 * 15 / 16 * 4 * config.size, rel=1e-5)
-    for point in points.values():
-        assert 0 < point.mean <= point.quantile
 
 
-def test_an_analysis_prints_its_table_and_draws_its_figure(config, tmp_path, capsys):
-    with config.unlocked():
-        config.workers = (8,)
-    study.write(swarm_scale.analyse(config), config, tmp_path, Console(width=120))
-    printed = capsys.readouterr().out
-    assert "swarm/H=2/8 bits" in printed and "cannot be told: " in printed
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "config.json",
-        "summary.json",
-        "figure.png",
-    }
-    with Image.open(tmp_path / "figure.png") as image:
-        assert image.format == "PNG" and image.size == (1350, 600)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rounds": 0}, "config.rounds must be a positive whole number, got 0"),
-        ({"methods": (("x", "telepathy"),)}, "unknown name 'telepathy'; known names: swarm, "),
-        (
-            {"methods": (("x", "swarm(step=2)"),)},
-            "'swarm' takes steps, a positive whole number, and",
-        ),
-        ({"methods": (("x", "sgp"), ("y", "swarm(steps=0)"))}, "a positive whole number, and bits"),
-        (
-            {"methods": (("x", "swarm(bits=24)"),)},
-            "24 bits a coordinate; set an integer from 2 to 16",
-        ),
-    ],
-)
-def test_what_cannot_be_simulated_is_refused(config, changes, words):
-    with config.unlocked():
-        config.update(changes)
-    with pytest.raises(ValueError, match=words):
-        serial_links.simulate(config)
 
 
-def test_claims_stand_beside_what_was_simulated():
-    def point(method, workers, mean, quantile, of_compute):
-        return serial_links.Point(method, workers, mean, quantile, of_compute, 0.0)
-
-    points = [
-        point("swarm/H=1", 8, 1.0, 2.0, 0.3),
-        point("swarm/H=1", 64, 1.25, 2.2, 0.4),
-        point("swarm/H=4", 8, 1.0, 2.0, 0.08),
-        point("swarm/H=4", 64, 1.05, 3.0, 0.09),
-        point("sgp", 8, 1.0, 2.0, 0.3),
-        point("sgp", 64, 9.0, 9.0, 0.3),
-    ]
-    grows, small = (text for _, text in claims(points))
-    assert grows == "holds where: swarm/H=1 1.25x; swarm/H=4 1.05x"
-    assert small == "holds where: swarm/H=1 40.0%; swarm/H=4 9.0%"
-    for few, words in (
-        (points[::2], "swarm/H=1 was simulated with one number of nodes"),
-        (points[4:], "no method of Swarm was simulated"),
-    ):
-        assert next(claims(few))[1] == f"cannot be told: {words}"
 
 
-def test_an_unknown_delay_is_refused():
-    with pytest.raises(ValueError, match="unknown delay 'none'; choose one of equal, slow4"):
-        swarm_scale.get_config("delay=none")

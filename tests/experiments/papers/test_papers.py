@@ -1,0 +1,191 @@
+"""Rows of every paper against their records, and the comparisons that rows alone cannot say."""
+
+import numpy as np
+import pytest
+
+from experiments import publish, stats
+from experiments.papers import adasync, asynchronous, failures, s2_reducer, slow_and_stale, swarm
+from experiments.papers.base import arms
+from experiments.stats import FAILS, HOLDS, INCONCLUSIVE, WHERE, judge
+
+ROWS = [(claim, claim.record) for paper in publish.papers() for claim in paper.CLAIMS]
+SWEPT = [claim for claim, name in ROWS if "arms" in publish.record(name)]
+
+
+def test_every_row_is_judged_on_its_record():
+    for claim, name in ROWS:
+        found = judge(claim, arms(publish.record(name)), publish.record(name))
+        assert found.verdict in stats.VERDICTS
+        assert "there is no" not in found.reason, (claim.claim, found.reason)
+
+
+def test_names_of_papers_and_records_are_each_used_once():
+    sweeps = [sweep.name for paper in publish.papers() for sweep in paper.SWEEPS]
+    assert len(sweeps) == len(set(sweeps))
+    titles = [paper.TITLE for paper in publish.papers()]
+    assert len(titles) == len(set(titles))
+    rows = [(claim.claim, name) for claim, name in ROWS]
+    assert len(rows) == len(set(rows))
+
+
+def broken(found):
+    """Arms whose last seed never came to the target and whose losses diverged, by unequal work."""
+    for place, arm in enumerate(found, 1):
+        lost = {key: None for key in arm if key.startswith(("seconds_to", "updates_to"))}
+        lost |= {key: None for key in arm if "loss" in key or "accuracy" in key}
+        counts = {key: place * arm[key] for key in ("samples", "bytes_per_worker") if key in arm}
+        yield arm | lost | counts | {"reached": "0/3", "updates": 1, "updates_by_seed": None,
+                                     "seeds": [0], "staleness_mean_by_seed": None}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", SWEPT, ids=lambda claim: claim.claim)
+def test_no_row_is_decided_by_arms_that_have_lost_what_it_needs(claim):
+    found = judge(claim, list(broken(arms(publish.record(claim.record)))), {"numbers": []})
+    assert found.verdict == INCONCLUSIVE and found.reason, found
+
+
+def made(name, seconds=10.0, end=1.0, **changes):
+    """An arm of three seeds that differ by a thousandth."""
+    found = {"name": name, "seeds": [0, 1, 2], "reached": "3/3", "samples": 1.0, "seconds": 50.0}
+    for quantity, value in ((stats.SECONDS, seconds), (stats.END, end)):
+        values = [value * (1 + 1e-3 * seed) for seed in range(3)]
+        found |= {quantity: float(np.mean(values)), f"{quantity}_by_seed": values}
+    return found | changes
+
+
+def protocols(**changed):
+    """Every protocol and K at three rates, the middle one best; changed: by name of the group."""
+    return [
+        made(f"{name}/rate={rate}", **{"seconds": off * 10.0, "end": off} | {
+            key: off * value for key, value in changed.get(name.replace("/", "_"), {}).items()})
+        for name in ("k_sync/K=8", "k_sync/K=2", "k_async/K=1")
+        for rate, off in ((0.063, 1.2), (0.16, 1.0), (0.4, 1.3))
+    ]  # fmt: skip
+
+
+def test_the_first_at_the_target_is_told_from_the_lowest():
+    """Where both leads are sure, and where one group has both."""
+    early = {"k_async_K=1": {"seconds": 1.0}, "k_sync_K=8": {"end": 0.1}}
+    for rate in (0.16, None):
+        ask = slow_and_stale.trade_off(rate)
+        found = ask(protocols(**{**early}), {})
+        assert found.verdict == HOLDS and found.measured.startswith("first k_async/K=1, lowest k_s")
+        both = {"k_sync_K=2": {"seconds": 1.0, "end": 0.1}}
+        assert ask(protocols(**both), {}).measured == "k_sync/K=2 is first and ends lowest"
+
+
+def compensated(acting=0.5):
+    """Thresholds, of which the largest never acts; acting: the level of the middle one."""
+    fixed = [made(f"k_async/K=1/rate={rate}", end=off)
+             for rate, off in ((0.063, 1.2), (0.16, 1.0), (0.4, 1.3))]  # fmt: skip
+    off = [
+        made(f"compensated/threshold={c}/rate={rate}", end=level * (1 + abs(place)))
+        for c, level in ((0.01, 2.0), (0.1, acting))
+        for place, rate in ((1, 0.063), (0, 0.16), (1, 0.4))
+    ]
+    same = [one | {"name": one["name"].replace("k_async/K=1", "compensated/threshold=1.0")}
+            for one in fixed]  # fmt: skip
+    return fixed + off + same
+
+
+def test_a_compensation_that_never_acts_gains_nothing():
+    ask = slow_and_stale.compensated(stats.END)
+    assert ask(compensated(), {}).verdict == HOLDS
+    found = ask(compensated(acting=1.5), {})
+    assert found.verdict == FAILS and found.measured.startswith("the best C never acts")
+
+
+def test_processes_stand_beside_their_simulation_place_by_place():
+    def pair(place, paces):
+        yield made(f"simulated/{place}", updates=100, updates_by_seed=[100] * 3, workers=4)
+        yield made(f"real/{place}", updates=100, updates_by_seed=list(paces), workers=4,
+                   staleness_mean=3.0, staleness_mean_by_seed=[3.0, 3.0, 3.0])  # fmt: skip
+
+    slower = next(c for c in slow_and_stale.CLAIMS if c.claim.startswith("processes take"))
+    staler = next(c for c in slow_and_stale.CLAIMS if c.claim.startswith("the staleness of p"))
+    good = [*pair("e/k_async/K=1", (99, 100, 101))]
+    assert judge(slower, good).verdict == judge(staler, good).verdict == HOLDS
+    mixed = [*good, *pair("e/k_sync/K=2", (50, 51, 50))]
+    assert judge(slower, mixed).verdict == WHERE and "worst e/k_sync/K=2 +98" in judge(
+        slower, mixed).measured  # fmt: skip
+    assert judge(staler, mixed).reason == "at 1 of 2 places"  # K-sync should have none
+    noisy = [*pair("e/k_async/K=1", (60, 100, 140))]
+    assert judge(slower, noisy).verdict == INCONCLUSIVE
+
+
+def baselines(levels):
+    return [
+        made(f"{method}/rate={rate}", seconds=10 * levels[method] * off)
+        for method in levels
+        for rate, off in ((0.063, 1.2), (0.16, 1.0), (0.4, 1.3))
+    ]
+
+
+def test_a_baseline_that_changes_nothing_is_no_rival_of_its_own():
+    plain = baselines({"async_sgd": 1.0})
+    limits = [
+        one | {"name": one["name"].replace("async_sgd", "ringmaster_ignore/limit=128")}
+        for one in plain
+    ]
+    acting = [made(f"ringmaster_ignore/limit={limit}/rate={rate}", seconds=level * off)
+              for limit, level in ((4, 30.0), (16, 11.0))
+              for rate, off in ((0.063, 1.2), (0.16, 1.0), (0.4, 1.3))]  # fmt: skip
+    waiting = [made(f"k_sync/k={k}/rate={rate}", seconds=level * off)
+               for k, level in ((2, 20.0), (4, 10.5), (8, 20.0))
+               for rate, off in ((0.063, 1.2), (0.16, 1.0), (0.4, 1.3))]  # fmt: skip
+    found = asynchronous.better_left_out(plain + limits + acting + waiting, {})
+    assert found.verdict == FAILS and found.measured.startswith("11.01")
+    assert asynchronous.nearly_optimal(plain + limits + acting + waiting, {}).verdict == HOLDS
+
+
+def test_adasync_is_compared_with_the_first_of_all_fixed_k():
+    grid = ((0.1, 1.2), (0.2, 1.0), (0.4, 1.3))
+    found = [made(f"{name}/rate={rate}", seconds=level * off)
+             for name, level in (("fixed/K=1", 10.0), ("fixed/K=2", 20.0), ("adasync", 15.0))
+             for rate, off in grid]  # fmt: skip
+    found += [made(f"fixed/K=4/rate={rate}") | {"reached": "1/3"} for rate, _ in grid]
+    answer = judge(adasync.CLAIMS[0], found)
+    assert answer.verdict == FAILS and "against 10.01" in answer.measured
+
+
+def sparse(loss=0.5, fewer="82.0", fallback=0.0, **bytes_sent):
+    """Arms of S2 Reducer and the tables of their record."""
+    names = (s2_reducer.AS_PUBLISHED, s2_reducer.DENSE, s2_reducer.REORDERED, *s2_reducer.RIVALS)
+    found = [made(name, bytes_per_worker=bytes_sent.get(name, 1e6), fallback_share=fallback)
+             for name in names]  # fmt: skip
+    for arm in found:
+        level = loss if arm["name"] == s2_reducer.AS_PUBLISHED else 0.5
+        off = 1e-3 if arm["name"] == s2_reducer.REORDERED else 0.0
+        values = [level + off + 1e-5 * seed for seed in range(3)]
+        arm |= {"train_loss": float(np.mean(values)), "train_loss_by_seed": values}
+    tables = [
+        {"title": s2_reducer.TABLES, "columns": ["arm", "fewer bytes [%]"],
+         "rows": [[s2_reducer.AS_PUBLISHED, fewer]]},
+        {"title": "a step at 1 Gbit/s", "columns": ["arm", "ms", "deviation [ms]"],
+         "rows": [[name, "20.0" if name == "omnireduce" else "10.0", "0.1"] for name in names]},
+    ]  # fmt: skip
+    return found, {"numbers": tables}
+
+
+def test_sketches_are_judged_by_bytes_losses_and_steps():
+    assert s2_reducer.fewer_bytes(*sparse()).verdict == HOLDS
+    assert s2_reducer.fewer_bytes(*sparse(fewer="80.9")).verdict == FAILS
+    assert s2_reducer.fewer_bytes(*sparse(loss=0.6)).verdict == FAILS
+    found = s2_reducer.sends_less(*sparse(omnireduce=2e6, **{s2_reducer.AS_PUBLISHED: 1.5e6}))
+    assert found.verdict == WHERE and found.reason == "over omnireduce"
+    assert s2_reducer.faster(1)(*sparse()).reason == "over omnireduce"
+    claim = stats.Claim("", "", "", judge=s2_reducer.sends_less)
+    assert "90% of updates fell back" in judge(claim, *sparse(fallback=0.9)).reason
+
+
+def test_an_exchange_among_many_nodes_may_not_grow():
+    points = [{"method": name, "workers": n, "mean": mean} for name, row in (
+        ("swarm/H=1", (1.0, 1.25)), ("swarm/H=4", (1.0, 1.05)), ("sgp", (1.0, 9.0)))
+        for n, mean in zip((8, 64), row, strict=True)]  # fmt: skip
+    found = swarm.does_not_grow([], {"summary": {"points": points}})
+    assert str(found) == "holds where: for swarm/H=4; swarm/H=1 1.25x; swarm/H=4 1.05x"
+
+
+def test_every_figure_can_be_drawn():
+    assert failures.figure(publish.record).get_size_inches()[0] == 10
+    assert slow_and_stale.figure(publish.record).get_size_inches()[0] == 10
