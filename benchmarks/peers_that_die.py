@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import runpy
 import signal
 import subprocess
@@ -237,8 +238,9 @@ def tried(trial: Trial, expected: np.ndarray | None, resume: bool) -> dict:
             said = [(here / f"{running.index(p)}.txt").read_text() for p in others]
             row["wrong"] = sorted({fault for text in said for fault in faults_of(text)})
             if still:
-                words = f"warning: process {trial.victim} of {trial.processes} "
-                row["named"] = any(words in text for text in said)
+                words = rf"warning: process {trial.victim} of .*? has stood still for (\d+) s"
+                named = [int(found) for text in said for found in re.findall(words, text)]
+                row["named"], row["named after"] = bool(named), min(named, default=None)
             if row["wrong"] or row["hanging"] or set(row["codes"]) != {3}:
                 row["said"] = [text[-1500:] for text in said]
             if trial.fault == "SIGSTOP":
