@@ -10,13 +10,21 @@ from the x_i and c of before, so that what travels is known before the gradient.
 workers room to explore: at rest x_i stands off c by lr g_i / alpha, on its own data's side. Where
 only some of the workers deliver, only they pull and are pulled (the asynchronous Algorithm 1).
 
-With momentum it is EAMSGD (Algorithm 2 there) but for one point: Nesterov's momentum in optax
-keeps the look-ahead point x + delta v, which is then what is pulled and what the server gets, where
-the paper pulls x. The two lead to other models; heavy-ball momentum has no such point.
-
 With more than one mini-batch a round, its local steps all begin at the x_i of before, and the pull
 joins them at the end of the round.
+
+`momentum` is delta of EAMSGD (Algorithm 2 there): the gradient is that of the look-ahead point, and
+the pull is at the parameters,
+
+    v_i <- delta v_i - lr g_i(x_i + delta v_i)
+    x_i <- x_i + v_i - alpha (x_i - c)
+
+with the x_i of before. A worker's own model is its look-ahead point, where it goes on. A round is
+then one step on the mean gradient of its mini-batches. Nesterov momentum of `optimizer` instead
+makes local steps with one, but the pull is at the look-ahead point and leads to other models.
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,14 +59,57 @@ def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(mean.init, update_fn)
 
 
-def easgd(optimizer: optax.GradientTransformation, workers: int, *, beta: float = 0.9) -> Algorithm:
+class Momentum(NamedTuple):
+    """The exchange's state of one worker, with momentum."""
+
+    velocity: Any  # v_i, shapes of the parameters
+    optimizer: Any
+
+
+def pull_behind_look_ahead(
+    optimizer: optax.GradientTransformation, alpha: float, momentum: float
+) -> optax.GradientTransformationExtraArgs:
+    """Step from look-ahead points, which are the workers' own models, and pull the parameters."""
+    optimizer, pull = freeze_when_idle(optimizer), pull_both_ways(alpha)
+
+    def init_fn(params):
+        return Momentum(jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
+
+    def update_fn(updates, state, params, *, batches=1, **extra):
+        extra["batches"] = batches
+        step, inner = optimizer.update(updates, state.optimizer, params, **extra)
+        velocity = jax.tree.map(
+            lambda v, u: jnp.where(batches > 0, momentum * v + u, v), state.velocity, step
+        )
+        behind = jax.tree.map(lambda z, v: z - momentum * v, params, state.velocity)
+        progress = jax.tree.map(
+            lambda old, new: momentum * old - (1 + momentum) * new, state.velocity, velocity
+        )
+        parted, _ = pull.update(progress, pull.init(behind), behind, **extra)
+        return parted, Momentum(velocity, inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def easgd(
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    *,
+    beta: float = 0.9,
+    momentum: float = 0.0,
+) -> Algorithm:
     """Local steps of `optimizer`, and a pull between workers and a centre.
 
     beta: how far the centre goes towards the workers' mean in an update that all take part in, in
-    (0, 1]; the paper takes 0.9. The centre is evaluated.
+    (0, 1]; the paper takes 0.9. The centre is evaluated. momentum: delta of EAMSGD, in [0, 1), the
+    paper takes 0.99; above 0 a round is one step, and `optimizer` needs no momentum of its own.
     """
     if not 0 < beta <= 1:
         raise ValueError(f"easgd: needs 0 < beta <= 1, got {beta}; the paper takes 0.9")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"easgd: needs 0 <= momentum < 1, got {momentum}; 0 is without")
+    alpha = beta / workers
+    behind = pull_behind_look_ahead(optimizer, alpha, momentum)
 
     def messages(params, workers, row):
         return tuple(
@@ -67,8 +118,8 @@ def easgd(optimizer: optax.GradientTransformation, workers: int, *, beta: float 
         )
 
     return Algorithm(
-        work=optimizer,
-        exchange=pull_both_ways(beta / workers),
+        work=None if momentum else optimizer,
+        exchange=behind if momentum else pull_both_ways(alpha),
         messages=messages,
         server=freeze_when_idle(optax.sgd(1.0)),
         adopt=lambda own, centre, state, version: own,

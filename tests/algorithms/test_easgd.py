@@ -16,9 +16,9 @@ RATE, BETA = 0.05, 0.8
 SLOW = processes.persistent(delays.exponential(1.0), factors={0: 4.0})
 
 
-def run(wait, updates, mini_batches=1, rate=RATE, momentum=None, **options):
+def run(wait, updates, mini_batches=1, rate=RATE, momentum=None, delta=0.0, **options):
     """(centre [d], models [n, d], schedule)."""
-    method = easgd(optax.sgd(rate, momentum), N, beta=BETA)
+    method = easgd(optax.sgd(rate, momentum), N, beta=BETA, momentum=delta)
     rule = planned.rule(wait, SLOW, N, mini_batches, **options)
     data = {"a": CURVATURE, "c": CENTRE}
     runtime = simulate.Simulator(
@@ -77,6 +77,35 @@ def test_the_centre_rests_at_the_optimum_of_the_models_on_springs():
     np.testing.assert_allclose(models, expected + share * (CENTRE - expected), atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("wait", "mini_batches", "options"),
+    [
+        ("first_finisher", 3, {"leftovers": "drop", "in_flight": "cut"}),  # most are idle at times
+        ("k_async", 1, {"k": 1}),
+    ],
+)
+def test_momentum_steps_from_the_look_ahead_point_and_pulls_the_parameters(
+    wait, mini_batches, options
+):
+    """Algorithm 2 of the paper; the workers' own models are their look-ahead points."""
+    delta, alpha = 0.7, BETA / N
+    centre, models, schedule = run(wait, 30, mini_batches, delta=delta, **options)
+    expected, x, v = np.zeros(D), np.zeros((N, D)), np.zeros((N, D))
+    for who, finished in zip(schedule.workers, schedule.batches, strict=True):
+        busy = who[finished > 0]
+        pull = alpha * (x[busy] - expected)
+        v[busy] = delta * v[busy] - RATE * CURVATURE[busy] * (
+            x[busy] + delta * v[busy] - CENTRE[busy]
+        )
+        x[busy] += v[busy] - pull
+        expected = expected + pull.sum(0)
+    np.testing.assert_allclose(centre, expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(models, x + delta * v, rtol=2e-5, atol=1e-6)
+    assert np.abs(models - centre).max() > 0.1
+
+
 def test_a_centre_that_overshoots_is_refused():
     with pytest.raises(ValueError, match=r"easgd: needs 0 < beta <= 1, got 1\.5"):
         easgd(optax.sgd(0.1), N, beta=1.5)
+    with pytest.raises(ValueError, match="easgd: needs 0 <= momentum < 1, got 1"):
+        easgd(optax.sgd(0.1), N, momentum=1)
