@@ -8,31 +8,52 @@ Algorithm 1. With C the cosine transform of chunks:
     m_i   <- m_i - C^-1 q_i
     theta <- theta - lr sign(C^-1 mean_i q_i)
 
-What is sent leaves the momentum, which is therefore a feedback of errors as well. It is not the
-authors' code in two points. They cut matrices in both directions, into chunks of 64 by 64 of which
-they send 32 frequencies, 0.8 %; here chunks are stretches of a parameter's entries in a row, at
-most 256, and the default of 8 of 64 sends 12.5 %. And their mean of a frequency is over those who
-have sent it, here over all workers as in the equations, so that some signs differ.
+What is sent leaves the momentum, which is therefore a feedback of errors as well. The authors' code
+cuts matrices in both directions, into blocks of 64 by 64 of which it sends 32 frequencies, and
+takes the mean of a frequency over those who have sent it. Both are options here:
+`demo(blocks=true, chunk=64, k=32, mean_of=senders)`. By default chunks are stretches of a
+parameter's entries in a row, and the mean is over all workers as in the equations.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm
+from algorithms.base import AXIS, Algorithm, choose
 from algorithms.compressed_mean import compressed
-from algorithms.compression import Reducer, gathered, with_error_feedback
-from comms import chunked
+from algorithms.compression import Reducer, with_error_feedback
+from comms import chunked, quantise
+from comms.messages import Payload
+
+MEANS = {"workers": False, "senders": True}
 
 
-def largest_frequencies(chunk: int, k: int) -> Reducer:
-    """Sum of every worker's k largest coefficients of each chunk: float32, and a byte of index."""
-    cut = chunked.Cut(chunk, k)
-    return gathered(
-        lambda x, key: chunked.encode_frequencies(x, cut),
-        lambda message, size: chunked.decode_frequencies(message, size, cut),
-        lambda size: chunked.frequency_bytes(size, cut),
-    )
+def largest_frequencies(cut: chunked.Blocks, blocks: bool, of_senders: bool) -> Reducer:
+    """Sum of every worker's k largest coefficients of each chunk: float32, and their places."""
+
+    def flat(shape) -> tuple[int, int]:
+        return tuple(shape) if blocks and len(shape) == 2 else (1, math.prod(shape))
+
+    def reduce(x, state, draw):
+        shape = flat(x.shape)
+        message = chunked.encode_frequencies(x.reshape(shape), cut)
+
+        def decode(message):
+            return chunked.decode_frequencies(message, shape, cut)
+
+        if of_senders:
+            total = draw.total * chunked.mean_of_senders(message, draw.weight, shape, cut)
+        else:
+            total = quantise.all_gather_sum(message, decode, AXIS)
+        return total.reshape(x.shape), decode(message).reshape(x.shape), state
+
+    def payload(leaf, workers, update):
+        weight = 4 if of_senders else 0
+        return Payload(gathered=(chunked.frequency_bytes(flat(leaf.shape), cut) + weight,))
+
+    return Reducer(lambda leaf: (), reduce, payload)
 
 
 def demo(
@@ -41,18 +62,24 @@ def demo(
     chunk: int = 64,
     k: int = 8,
     decay: float = 0.999,
+    blocks: bool = False,
+    mean_of: str = "workers",
 ) -> Algorithm:
     """Let `optimizer` step along the signs of the momenta's largest frequencies.
 
     chunk: entries of a parameter that are transformed together, at most 256, of whose frequencies
-    k are sent. decay: of the momentum, in [0, 1).
+    k are sent. decay: of the momentum, in [0, 1). blocks: cut matrices in both directions, into
+    chunk by chunk entries. mean_of: over which workers a frequency's mean is, "workers" or
+    "senders".
     """
-    if not 1 <= k <= chunk <= 256:
-        raise ValueError(
-            f"demo: needs 1 <= k <= chunk <= 256, got {k} and {chunk}; 8 of 64 is the default"
-        )
+    most = chunk**2 if blocks else chunk
+    if not 1 <= k <= most or not chunk <= 256:
+        bounds = "k <= chunk^2 and chunk <= 256" if blocks else "k <= chunk <= 256"
+        raise ValueError(f"demo: needs 1 <= {bounds}, got {k} and {chunk}; take k=8 and chunk=64")
     if not 0 <= decay < 1:
         raise ValueError(f"demo: needs 0 <= decay < 1, got {decay}; 0.999 is usual")
-    reducer = with_error_feedback(largest_frequencies(chunk, k), decay)
+    of_senders = choose("mean_of", MEANS, mean_of)
+    frequencies = largest_frequencies(chunked.Blocks(chunk, k), blocks, of_senders)
+    reducer = with_error_feedback(frequencies, decay)
     signs = optax.stateless(lambda updates, params: jax.tree.map(jnp.sign, updates))
     return compressed("demo", optax.chain(signs, optimizer), lambda path, leaf: reducer)

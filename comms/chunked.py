@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms import bitmap
+from comms.collectives import AXIS, divide
 
 
 class Chunked(NamedTuple):
@@ -28,7 +29,7 @@ class Spectrum(NamedTuple):
     """Message of k frequencies of every chunk."""
 
     values: jax.Array  # float32 [chunks, k]
-    places: jax.Array  # uint8 [chunks, k]
+    places: jax.Array  # uint8 [chunks, k], uint16 of chunks of more than 256 entries
 
 
 class Cut(NamedTuple):
@@ -94,24 +95,71 @@ def payload_bytes(size: int, cut: Cut, bits: int) -> int:
     return 4 * words + 4 * chunks
 
 
-def encode_frequencies(x, cut: Cut) -> Spectrum:
-    """The k largest coefficients of every chunk's discrete cosine transform, in float32."""
-    _, chunk, k = cut.of(x.size)
-    values, places = _largest(_rows(x, cut) @ cosines(chunk).T, k)
-    return Spectrum(values, places.astype(jnp.uint8))
+class Blocks(NamedTuple):
+    """A cut of a matrix [n, m] in both directions; a vector is a matrix of one row."""
+
+    chunk: int  # rows and columns of a block, or all where there are fewer
+    k: int
+
+    def of(self, shape: tuple[int, int]) -> tuple[int, int, int]:
+        """(rows of a block, its columns, frequencies of it that are sent)."""
+        height, width = (max(1, min(self.chunk, size)) for size in shape)
+        return height, width, min(self.k, height * width)
 
 
-def decode_frequencies(message: Spectrum, size: int, cut: Cut) -> jax.Array:
-    """The vector, float32 [size], that has these coefficients."""
-    _, chunk, _ = cut.of(size)
-    spectrum = _scattered(message.values, message.places.astype(jnp.int32), chunk)
-    return (spectrum @ cosines(chunk)).ravel()[:size]
+def encode_frequencies(x, cut: Blocks) -> Spectrum:
+    """The k largest coefficients of every block's discrete cosine transform, in float32."""
+    height, width, k = cut.of(x.shape)
+    x = jnp.pad(x.astype(jnp.float32), ((0, -x.shape[0] % height), (0, -x.shape[1] % width)))
+    rows = x.reshape(x.shape[0] // height, height, x.shape[1] // width, width).swapaxes(1, 2)
+    rows = rows @ cosines(width).T
+    rows = cosines(height) @ rows if height > 1 else rows
+    values, places = _largest(rows.reshape(-1, height * width), k)
+    return Spectrum(values, places.astype(_place(height * width)))
 
 
-def frequency_bytes(size: int, cut: Cut) -> int:
-    """Bytes of coefficients and of their places, a byte each."""
-    chunks, _, k = cut.of(size)
-    return chunks * k * (4 + 1)
+def decode_frequencies(message: Spectrum, shape: tuple[int, int], cut: Blocks) -> jax.Array:
+    """The matrix, float32 of this shape, that has these coefficients."""
+    return _from_spectra(_spectra(message, shape, cut), shape, cut)
+
+
+def mean_of_senders(message: Spectrum, weight, shape: tuple[int, int], cut: Blocks) -> jax.Array:
+    """The matrix whose coefficients are weighted means over the workers that have sent them.
+
+    message: of a matrix times `weight`, which is 0 for a worker that does not count.
+    """
+
+    def placed(message, weight):
+        counted = message._replace(values=jnp.full_like(message.values, weight))
+        return _spectra(message, shape, cut), _spectra(counted, shape, cut)
+
+    sums, weights = jax.vmap(placed)(*jax.lax.all_gather((message, weight), AXIS))
+    return _from_spectra(divide(sums.sum(0), weights.sum(0)), shape, cut)
+
+
+def frequency_bytes(shape: tuple[int, int], cut: Blocks) -> int:
+    """Bytes of coefficients and of their places, a byte or two each."""
+    height, width, k = cut.of(shape)
+    blocks = -(-shape[0] // height) * -(-shape[1] // width)
+    return blocks * k * (4 + _place(height * width)(0).itemsize)
+
+
+def _place(entries: int) -> type:
+    return np.uint8 if entries <= 256 else np.uint16
+
+
+def _spectra(message: Spectrum, shape: tuple[int, int], cut: Blocks) -> jax.Array:
+    height, width, _ = cut.of(shape)
+    return _scattered(message.values, message.places.astype(jnp.int32), height * width)
+
+
+def _from_spectra(spectra, shape: tuple[int, int], cut: Blocks) -> jax.Array:
+    height, width, _ = cut.of(shape)
+    down, across = (-(-size // side) for size, side in zip(shape, (height, width), strict=True))
+    rows = spectra.reshape(down, across, height, width) @ cosines(width)
+    rows = cosines(height).T @ rows if height > 1 else rows
+    whole = rows.swapaxes(1, 2).reshape(down * height, across * width)
+    return whole[: shape[0], : shape[1]]
 
 
 @functools.cache

@@ -1,7 +1,10 @@
 """SparseLoCo and DeMo: what is sent and what is kept, their bytes, and where they come to rest."""
 
+import itertools
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -112,5 +115,55 @@ def test_what_has_no_code_is_refused():
         sparse_loco(optax.sgd(RATE), decay=2)
     with pytest.raises(ValueError, match="demo: needs 1 <= k <= chunk <= 256, got 8 and 512"):
         demo(optax.sgd(RATE), chunk=512)
+    with pytest.raises(ValueError, match=r"demo: needs 1 <= k <= chunk\^2 and chunk <= 256"):
+        demo(optax.sgd(RATE), chunk=2, k=5, blocks=True)
     with pytest.raises(ValueError, match="demo: needs 0 <= decay < 1, got 1"):
         demo(optax.sgd(RATE), decay=1)
+
+
+def test_demo_as_in_the_authors_code():
+    """Blocks of a matrix in both directions, and a frequency's mean over those who have sent it."""
+    rng, n, chunk, k = np.random.default_rng(4), 3, 4, 3
+    method = demo(optax.sgd(0.1), chunk=chunk, k=k, decay=0.9, blocks=True, mean_of="senders")
+    params = {"b": np.zeros(6, np.float32), "w": np.zeros((6, 8), np.float32)}
+    states = jax.tree.map(lambda a: jnp.stack([a] * n), method.exchange.init(params))
+    exchange = jax.jit(
+        jax.vmap(
+            lambda g, state, weight: method.exchange.update(g, state, weight=weight),
+            axis_name="workers",
+        )
+    )
+    momenta = {"b": np.zeros((n, 1, 6)), "w": np.zeros((n, 6, 8))}
+    for _ in range(4):
+        weights = np.float32([1, *rng.integers(0, 3, n - 1)])
+        gradients = {name: rng.standard_normal((n, *a.shape)) for name, a in params.items()}
+        found, states = exchange(jax.tree.map(np.float32, gradients), states, weights)
+        for name, momentum in momenta.items():
+            expected = _step_of_senders(
+                momentum, gradients[name].reshape(momentum.shape), weights, chunk, k
+            )
+            np.testing.assert_allclose(found[name][0], expected.reshape(params[name].shape),
+                                       rtol=1e-4, atol=1e-5)  # fmt: skip
+
+
+def _step_of_senders(momentum, gradients, weights, chunk, k):
+    """The mean [rows, columns] of what is sent; it leaves the momentum [n, rows, columns]."""
+    rows, columns = momentum.shape[1:]
+    height, width = min(chunk, rows), min(chunk, columns)
+    down, across = (chunked.cosines(size).astype(float) for size in (height, width))
+    mean = np.zeros((-(-rows // height) * height, -(-columns // width) * width))
+    whole = np.zeros((len(momentum), *mean.shape))
+    busy = weights > 0
+    whole[:, :rows, :columns] = np.where(busy[:, None, None], 0.9 * momentum + gradients, momentum)
+    for top, left in itertools.product(range(0, rows, height), range(0, columns, width)):
+        place = slice(top, top + height), slice(left, left + width)
+        sums, counts = np.zeros((height, width)), np.zeros((height, width))
+        for i in np.flatnonzero(busy):
+            spectrum = down @ whole[i][place] @ across.T
+            sent = np.abs(spectrum) >= np.sort(np.abs(spectrum), axis=None)[-k]
+            sums += weights[i] * np.where(sent, spectrum, 0)
+            counts += weights[i] * sent
+            whole[i][place] -= down.T @ np.where(sent, spectrum, 0) @ across
+        mean[place] = down.T @ (sums / np.maximum(counts, 1)) @ across
+    momentum[:] = whole[:, :rows, :columns]
+    return mean[:rows, :columns]

@@ -1,11 +1,13 @@
 """Few entries of every chunk: what is read of them, and what they weigh."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
 
 from comms import chunked
-from comms.chunked import Cut
+from comms.chunked import Blocks, Cut
 
 X = np.random.default_rng(0).standard_normal(23).astype(np.float32)
 
@@ -40,25 +42,29 @@ def test_64_entries_of_4096_in_2_bits_weigh_116_bytes():
 def test_all_frequencies_are_the_vector_and_some_are_its_best_part():
     transform = chunked.cosines(8)
     np.testing.assert_allclose(transform @ transform.T, np.eye(8), atol=1e-6)
-    whole = chunked.decode_frequencies(chunked.encode_frequencies(X, Cut(8, 8)), 23, Cut(8, 8))
-    np.testing.assert_allclose(whole, X, atol=1e-6)
-    cut = Cut(8, 3)
-    message = chunked.encode_frequencies(X[:16], cut)
+    for shape, cut in (((1, 23), Blocks(8, 8)), ((23, 1), Blocks(8, 8)), ((5, 4), Blocks(3, 9))):
+        x = X[: math.prod(shape)].reshape(shape)
+        whole = chunked.decode_frequencies(chunked.encode_frequencies(x, cut), shape, cut)
+        np.testing.assert_allclose(whole, x, atol=1e-6)
+    cut = Blocks(8, 3)
+    message = chunked.encode_frequencies(X[None, :16], cut)
     spectrum = X[:16].reshape(2, 8) @ transform.T
     kept = np.sort(np.abs(spectrum), axis=1)[:, -3:]
-    found = chunked.decode_frequencies(message, 16, cut)
+    found = chunked.decode_frequencies(message, (1, 16), cut)
     assert np.square(found).sum() == pytest.approx(np.square(kept).sum(), rel=1e-5)
-    assert nbytes(message) == chunked.frequency_bytes(16, cut) == 2 * 3 * 5
+    assert nbytes(message) == chunked.frequency_bytes((1, 16), cut) == 2 * 3 * 5
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_chunk_that_is_not_finite_is_nan_and_others_are_not(bad):
     x = X.copy()
     x[9] = bad
-    cut = Cut(8, 3)
+    cut, blocks, whole = Cut(8, 3), Blocks(8, 3), (1, 23)
     for found in (
         chunked.decode(chunked.encode(x, cut, 2), 23, cut, 2),
-        chunked.decode_frequencies(chunked.encode_frequencies(x, cut), 23, cut),
+        chunked.decode_frequencies(
+            chunked.encode_frequencies(x[None], blocks), whole, blocks
+        ).ravel(),
     ):
         nan = np.isnan(np.asarray(found))
         assert nan[8:16].all() and not nan[:8].any() and not nan[16:].any()
