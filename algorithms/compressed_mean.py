@@ -18,7 +18,7 @@ from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idl
 from algorithms.compression import Draw, Reducer, counters, times_fallen
 from algorithms.mean import mean_messages, mean_over_workers
 from comms import hashing
-from comms.collectives import divide, weigh
+from comms.collectives import HEADROOM, divide, scaled_weights, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
 
@@ -87,12 +87,8 @@ def compressed_mean(
             others, rest_state = rest.update(others, state.rest, of_rest, **given, **extra)
         others = iter(jax.tree.leaves(others))
 
-        own_weight = full = jnp.float32(1)
-        total = jnp.float32(jax.lax.axis_size(AXIS))
-        if weight is not None:
-            own_weight = jnp.asarray(weight, jnp.float32)
-            full = weight_of(nominal)
-            total = jax.lax.psum(own_weight, AXIS)
+        own_weight, total = scaled_weights(weight, AXIS)
+        full = own_weight if weight is None else HEADROOM * weight_of(nominal)
         root, address = jax.random.key(seed), hashing.address(count)
         states, means, new_states = iter(state.reducers), [], []
         for index, (x, reducer) in enumerate(zip(leaves, reducers, strict=True)):
@@ -103,7 +99,7 @@ def compressed_mean(
             own = _addressed(root, worker, version, first, index, OWN)
             draw = Draw(shared, own, own_weight, full, total, state.update)
             held = x.astype(jnp.float32)  # before it is weighed: the memory must see all of it
-            held = held if weight is None else weigh(held, weight)
+            held = weigh(held, own_weight)
             summed, _, new = reducer.reduce(held, next(states), draw)
             # Were the division fused with what follows, it could round unlike a plain mean.
             means.append(divide(jax.lax.optimization_barrier(summed), total).astype(x.dtype))

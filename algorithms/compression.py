@@ -26,7 +26,7 @@ class Draw(NamedTuple):
     shared: jax.Array  # key, equal on all workers
     own: jax.Array  # key, other on every worker
     weight: jax.Array  # [] float32, by which the array was multiplied; 0: it finished nothing
-    full: jax.Array  # [] float32, weight of a worker that has finished a full round
+    full: jax.Array  # [] float32, the same of a worker that has finished a full round
     total: jax.Array  # [] float32, sum of the workers' weights, by which the sum will be divided
     update: jax.Array  # [] int32, updates done before
 

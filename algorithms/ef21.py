@@ -31,6 +31,7 @@ from algorithms import reducers
 from algorithms.base import Algorithm
 from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
+from comms.collectives import HEADROOM
 
 
 class Estimate(NamedTuple):
@@ -54,12 +55,12 @@ def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
         followed = state.momentum + eta * (gradient - state.momentum)
         newest = jnp.where(state.begun, followed, gradient)
         momentum = jnp.where(draw.busy, newest, state.momentum)
-        change = jnp.where(draw.busy, momentum - state.known, 0)
+        change = HEADROOM * jnp.where(draw.busy, momentum - state.known, 0)
         total, sent, inner_state = inner.reduce(change, state.inner, draw)
         # Who finished nothing may still have rounded for others, which the server has added too.
-        known = state.known + sent
+        known = state.known + sent / HEADROOM
         # It will be divided by the weight of those who take part, where all workers count.
-        scale = draw.total / workers
+        scale = draw.total / (HEADROOM * workers)
         begun = state.begun | draw.busy
         return scale * total, scale * sent, Estimate(known, momentum, begun, inner_state)
 

@@ -50,7 +50,7 @@ def meet_with_momentum(
         theirs = gossip.exchange_matching((updates, params), matching, partners, AXIS)
         velocity = jax.tree.map(
             lambda v, mine, other, x, y: (
-                alpha * v - beta * (mine + other) / 2 - gamma * (x - y) / 2
+                alpha * v - beta * (mine / 2 + other / 2) - gamma * (x / 2 - y / 2)
             ),
             state.velocity,
             updates,

@@ -19,6 +19,7 @@ import optax
 
 from algorithms.base import AXIS, Algorithm, Needs, equal, freeze_when_idle
 from comms import cost
+from comms.collectives import HEADROOM
 from comms.messages import Payload
 
 # (contributions [k, ...], bool [k] whether they count, centre) -> (what stands for all, centre)
@@ -170,7 +171,8 @@ def _squared(tree) -> jax.Array:
 
 def _mean_of(x, kept) -> jax.Array:
     """Mean of x [k, ...] over those that are kept [k]; 0 if none is."""
-    return jnp.where(_aligned(kept, x), x, 0).sum(axis=0) / jnp.maximum(kept.sum(), 1)
+    count = HEADROOM * jnp.maximum(kept.sum(), 1)
+    return (HEADROOM * jnp.where(_aligned(kept, x), x, 0)).sum(axis=0) / count
 
 
 def _aligned(values, like) -> jax.Array:

@@ -113,7 +113,7 @@ def _start_codec(params, quantised: Quantised | None):
 def _average(mine, codec, wire: lattice_ladder.Wire, quantised: Quantised | None, worker):
     """(mine + (Q_theirs - Q_mine) / 2, the codec after it)."""
     if quantised is None:
-        return jax.tree.map(lambda a, b: a + (b - a) / 2, mine, wire.swap(mine)), codec
+        return jax.tree.map(lambda a, b: a + (b / 2 - a / 2), mine, wire.swap(mine)), codec
     key = None
     if ROUNDINGS[quantised.rounding].unbiased:
         me = jax.lax.axis_index(AXIS) if worker is None else worker

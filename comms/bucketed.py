@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from comms.collectives import AXIS, divide, shares
+from comms.collectives import AXIS, mean_of, scaled_weights, term
 from comms.trees import Tree
 
 
@@ -38,22 +38,20 @@ def bucketed_weighted_mean(
             f"buckets {[list(bucket) for bucket in buckets]} do not hold each of {len(leaves)} "
             f"leaves once; give every index from 0 to {len(leaves) - 1} to one bucket"
         )
-    total = jnp.float32(jax.lax.axis_size(axis))
-    if weight is not None:  # apart, in float32: in the dtype of a buffer the sum could be rounded
-        total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
+    # Apart, in float32: in the dtype of a buffer the sum of the weights could be rounded.
+    own, total = scaled_weights(weight, axis)
     floats = [jnp.result_type(leaf, float) for leaf in leaves]
     means, token = list(leaves), jnp.float32(0)
     for bucket in buckets:
         for dtype, members in flat_buffers(bucket, floats).items():
-            parts = [jnp.asarray(leaves[i], dtype) for i in members]
-            parts, divisor = shares(parts, weight, total)
+            parts = [term(jnp.asarray(leaves[i], dtype), own, total) for i in members]
             sums = reduce(_flat(parts, token), axis)
             # Of an inexact sum the token may be anything; a float times 0 is kept by compilers.
             token = 0 * sums[-1]
             start = 0
             for i, x in zip(members, parts, strict=True):
                 of_leaf = sums[start : start + x.size].reshape(x.shape)
-                means[i] = _mean(of_leaf, divisor)
+                means[i] = _mean(of_leaf, total)
                 start += x.size
     return jax.tree.unflatten(structure, means)
 
@@ -70,7 +68,7 @@ def _flat(parts, token):
     return jnp.concatenate([*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]])
 
 
-def _mean(sums, divisor):
+def _mean(sums, total):
     # As if they had been all-reduced alone: else what is fused with taking them out of the buffer,
     # as momentum is, would be rounded differently than after a plain `pmean`.
-    return divide(jax.lax.optimization_barrier(sums), divisor)
+    return mean_of(jax.lax.optimization_barrier(sums), total)

@@ -16,6 +16,10 @@ from comms.trees import Tree
 
 AXIS = "workers"  # the axis of workers, in meshes and under `vmap` alike
 
+# Factor of what is added up: 65,536 values do not overflow in their sum. A power of two, it changes
+# no bit of what is above 2^-110 in float32.
+HEADROOM = 2.0**-16
+
 _on_one_device = contextvars.ContextVar("on_one_device", default=False)
 
 
@@ -53,28 +57,36 @@ def weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
 
     `weight`: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
     whatever it holds (NaN included); if all weigh 0 the mean is 0. Leaves travel, are summed and
-    come back in their own dtype, integers as floats. Floats of two bytes are divided before they
-    are summed, as their sum could overflow.
+    come back in their own dtype, integers as floats. Sums do not overflow if the values do not and
+    the weights add up to less than 65,536.
     """
-    if weight is None:
-        workers = jax.lax.axis_size(axis)
-        return jax.tree.map(
-            lambda x: _summed(x / workers, axis) if is_short(x) else _summed(x, axis) / workers,
-            tree,
-        )
-    total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
-
-    def mean(x):
-        if is_short(x):
-            return _summed(weigh(x, weight / total), axis)
-        return divide(_summed(weigh(x, weight), axis), total)
-
-    return jax.tree.map(mean, tree)
+    own, total = scaled_weights(weight, axis)
+    return jax.tree.map(lambda x: mean_of(_summed(term(x, own, total), axis), total), tree)
 
 
-def is_short(x) -> bool:
-    """Return True for floats of two bytes or fewer, of which a sum may overflow."""
-    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+def scaled_weights(weight, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
+    """Return the weights of a mean times `HEADROOM`: (this worker's, their sum), float32."""
+    own = HEADROOM * jnp.asarray(1 if weight is None else weight, jnp.float32)
+    total = own * jax.lax.axis_size(axis) if weight is None else jax.lax.psum(own, axis)
+    return own, total
+
+
+def term(x, own, total) -> jax.Array:
+    """Return what a worker adds to the sum of a mean, in x's dtype; weights: `scaled_weights`.
+
+    float16 has no room to scale: its terms are divided before they are summed.
+    """
+    return weigh(x, own / total if _is_narrow(x) else own)
+
+
+def mean_of(summed, total) -> jax.Array:
+    """Return the mean from the sum of terms."""
+    return summed if _is_narrow(summed) else divide(summed, total)
+
+
+def _is_narrow(x) -> bool:
+    """Return True for floats with a smaller range than float32's."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).maxexp < 128
 
 
 def ring_all_reduce(x, axis: str = AXIS) -> jax.Array:
@@ -111,30 +123,16 @@ def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
     leaves, structure = jax.tree.flatten(tree)
     means = list(leaves)
     floats = [jnp.result_type(leaf, float) for leaf in leaves]
-    total = jnp.float32(jax.lax.axis_size(axis))
-    if weight is not None:
-        total = jax.lax.psum(jnp.asarray(weight, jnp.float32), axis)
+    own, total = scaled_weights(weight, axis)
     for dtype in dict.fromkeys(floats):
         members = [i for i, other in enumerate(floats) if other == dtype]
-        parts = [leaves[i].astype(dtype) for i in members]
-        held, divisor = shares(parts, weight, total)
+        held = [term(leaves[i].astype(dtype), own, total) for i in members]
         sums = ring_all_reduce(jnp.concatenate([x.ravel() for x in held]), axis)
         start = 0
-        for i, x in zip(members, parts, strict=True):
-            means[i] = divide(sums[start : start + x.size].reshape(x.shape), divisor)
+        for i, x in zip(members, held, strict=True):
+            means[i] = mean_of(sums[start : start + x.size].reshape(x.shape), total)
             start += x.size
     return jax.tree.unflatten(structure, means)
-
-
-def shares(parts, weight, total) -> tuple[list, jax.Array]:
-    """Return arrays of one dtype to be summed over the workers, and the divisor of their sums.
-
-    weight: of this worker, None for equal weights; total: of all weights.
-    """
-    if is_short(parts[0]):
-        own = jnp.float32(1) if weight is None else weight
-        return [weigh(x, own / total) for x in parts], jnp.float32(1)
-    return (parts if weight is None else [weigh(x, weight) for x in parts]), total
 
 
 def weigh(x, weight) -> jax.Array:

@@ -47,8 +47,7 @@ def all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
     p = orthonormal(jax.lax.psum(matrix @ q, axis))
     sent = jax.lax.psum(matrix.T @ p, axis)
     # A zero or NaN gradient must not become the start of all later ones.
-    magnitude = jnp.abs(sent).sum()
-    usable = jnp.isfinite(magnitude) & (magnitude > 0)
+    usable = jnp.isfinite(sent).all() & (sent != 0).any()
     return (p @ sent.T).reshape(x.shape), jnp.where(usable, sent, q)
 
 

@@ -118,7 +118,8 @@ def sign(x) -> Quantised:
     counts as positive: for dense leaves.
     """
     x = jnp.ravel(x).astype(jnp.float32)
-    return Quantised(bitmap.pack(x < 0), jnp.abs(x).sum() / max(x.size, 1))
+    scale = 0.5 ** x.size.bit_length()  # which changes no bit, and no sum overflows
+    return Quantised(bitmap.pack(x < 0), (scale * jnp.abs(x)).sum() / (scale * max(x.size, 1)))
 
 
 def sign_decode(message: Quantised, size: int) -> jax.Array:

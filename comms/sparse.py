@@ -113,11 +113,12 @@ def sidco_threshold(x, ratio: float, stages: int = 2) -> jax.Array:
             "set ratio to the share of entries to send"
         )
     magnitude = jnp.abs(jnp.ravel(x).astype(jnp.float32))
-    threshold = jnp.float32(0)
+    threshold, scale = jnp.float32(0), 0.5 ** x.size.bit_length()  # against overflow of the sum
     for left in range(stages, 0, -1):
         exceeds = ~(magnitude <= threshold)
         found = jnp.maximum(jnp.sum(exceeds, dtype=jnp.float32), 1)
-        mean = jnp.sum(jnp.where(exceeds, magnitude - threshold, 0)) / found
+        excess = jnp.where(exceeds, magnitude - threshold, 0)
+        mean = jnp.sum(scale * excess) / (scale * found)
         share = jnp.minimum(ratio * x.size / found, 1) ** (1 / left)
         threshold += -mean * jnp.log(share)
     return threshold

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import Algorithm
+from comms.collectives import HEADROOM
 from comms.trees import Tree
 
 NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
@@ -184,7 +185,8 @@ def contribute(
 def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Params, Any]:
     """Where a worker that takes its mini-batches one by one begins: (its point, what it gathers).
 
-    What it gathers is the sum of its gradients at the point, or where its local steps have led.
+    What it gathers is the sum of its gradients at the point, times `HEADROOM`, or where its local
+    steps have led.
     """
     point = params
     if algorithm.grad_params is not None:
@@ -211,14 +213,17 @@ def one_more(
     size = jax.tree.leaves(mini_batch)[0].shape[0]
     weights = jnp.full(size, 1.0 / size)
     new = gradient(drawn(losses, given), point, mini_batch, weights)
-    return jax.tree.map(jnp.add, gathered, new), work_state
+    return jax.tree.map(
+        lambda g, one: g + HEADROOM * one.astype(g.dtype), gathered, new
+    ), work_state
 
 
 def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Updates:
     """What the worker brings to the exchange after `batches` mini-batches one by one."""
     if algorithm.work is not None:
         return progress(point, gathered)
-    return jax.tree.map(lambda g, x: (g / jnp.maximum(batches, 1)).astype(x.dtype), gathered, point)
+    count = HEADROOM * jnp.maximum(batches, 1)
+    return jax.tree.map(lambda g, x: (g / count).astype(x.dtype), gathered, point)
 
 
 def local_step(

@@ -78,7 +78,7 @@ def test_a_compressed_sum_can_stand_in(spmd):
 
 
 def test_what_an_inexact_sum_makes_of_the_token_goes_no_further(spmd):
-    """This one is 1 too large, and tells of the token that it was given in all elements."""
+    """This one is too large, in scaled units, and its token is in all elements."""
     tree = {name: TREE[name] for name in ("a", "e")}
 
     def reduce(flat, axis):
@@ -86,7 +86,7 @@ def test_what_an_inexact_sum_makes_of_the_token_goes_no_further(spmd):
 
     got = spmd(lambda tree: bucketed_weighted_mean(tree, [[1], [0]], reduce=reduce), tree)
     for name, leaf in tree.items():
-        np.testing.assert_allclose(got[name][0], leaf.mean(0) + 1 / N, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got[name][0], leaf.mean(0) + 2**16 / N, rtol=1e-5, atol=1e-6)
 
 
 def test_nan_stays_in_its_leaf(spmd):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from comms import collectives
+from comms.bucketed import bucketed_weighted_mean
 from comms.cost import ring_all_reduce_bytes
 
 WORKERS = [1, 2, 3, 5, 8]
@@ -204,3 +205,29 @@ def test_another_axis_name():
     for mean in MEANS:
         found = jax.vmap(lambda x, mean=mean: mean(x, axis="replicas"), axis_name="replicas")(x)
         np.testing.assert_array_equal(found, [1.5] * 4)
+
+
+@pytest.mark.parametrize("mean", [*MEANS, functools.partial(bucketed_weighted_mean, buckets=[[0]])])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("weights", [None, [4, 4, 4, 4], [1, 0, 3, 7]])
+def test_a_mean_of_large_values_is_finite(spmd, mean, dtype, weights):
+    most = 0.99 * jnp.finfo(dtype).max  # the terms of float16 are rounded
+    x = jnp.full((4, 3), most, dtype) * jnp.array([1, -1, 0.5], dtype)[None]
+    given = () if weights is None else (jnp.array(weights),)
+    found = spmd(lambda x, *w: mean(x, weight=w[0] if w else None), x, *given)
+    np.testing.assert_allclose(np.float64(found), np.float64(x), rtol=float(jnp.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("weights", [None, [1, 0, 3, 7, 2], [0.1, 0.2, 0.3, 0.4, 0.5]])
+def test_a_mean_has_the_bits_of_the_plain_sum(weights):
+    x = np.random.default_rng(2).normal(size=(5, 1000)).astype(np.float32)
+    w = np.ones(5, np.float32) if weights is None else np.float32(weights)
+    given = () if weights is None else (w,)
+    mean = jax.vmap(collectives.weighted_mean, axis_name="workers")
+    plain = jax.vmap(
+        lambda x, w: (
+            jax.lax.psum(jnp.where(w > 0, w * x, 0), "workers") / jax.lax.psum(w, "workers")
+        ),
+        axis_name="workers",
+    )
+    np.testing.assert_array_equal(jax.jit(mean)(x, *given), jax.jit(plain)(x, w))
