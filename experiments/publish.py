@@ -7,12 +7,13 @@
     python -m experiments.publish evidence matcha     # make evidence ONLY=matcha
 
 A page has a table between two comments, `<!-- table: nonblocking -->` and `<!-- end -->`, which
-names a paper of `experiments.papers`, or one of TABLES with its arguments. The record of a sweep
-holds the command that repeats it, versions, the settings of its config, and a row per arm with
-means over seeds; that of an analysis holds its summary.
+names a paper of `experiments.papers`, or one of TABLES with its arguments, quoted as in a shell.
+The record of a sweep holds the command that repeats it, versions, the settings of its config, and
+a row per arm with means over seeds; that of an analysis holds its summary.
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib
 import json
@@ -340,35 +341,86 @@ def of_sweeps() -> Iterator[str]:
 
 
 def of_points(name: str, *words: str) -> Iterator[str]:
-    """Give a number of a benchmark's points by two of their fields.
+    """Give numbers of a benchmark's points by one of their fields, or by two.
 
-    words: rows=FIELD columns=FIELD value=FIELD, and scale=NUMBER, digits=NUMBER where they are
-    needed; over=VALUE: every number is that of the row VALUE over its own; all other ones choose
-    points, as in hosts=2.
+    words: rows=FIELD, columns=FIELD if there are any, and value=FIELD,... of which each may end
+    with a factor, FIELD*1000, or with % for a signed percentage; also=FIELD stands in brackets
+    beside it. digits=NUMBER of decimals; over=ROW: every number is that of this row over its own;
+    all other words choose points, as hosts=2.
     """
     asked = dict(word.split("=", 1) for word in words)
-    down, across, value = (asked.pop(key) for key in ("rows", "columns", "value"))
-    scale, digits = float(asked.pop("scale", 1)), asked.pop("digits", "2")
-    over = asked.pop("over", None)
+    down, across = asked.pop("rows"), asked.pop("columns", None)
+    values, also = asked.pop("value").split(","), asked.pop("also", None)
+    digits, over = asked.pop("digits", "2"), asked.pop("over", None)
     found = record(name)
-    points = [p for p in found["summary"]["points"]
-              if all(str(p.get(key)) == text for key, text in asked.items())]  # fmt: skip
-    at = {(str(p[down]), str(p[across])): p[value] for p in points if p.get(value) is not None}
-    headings = list(dict.fromkeys(column for _, column in at))
+    points = {(str(p[down]), str(p.get(across, ""))): p for p in found["summary"]["points"]
+              if all(str(p.get(key)) == text for key, text in asked.items())}  # fmt: skip
 
-    def cell(row: str, column: str) -> str:
-        number = at.get((row, column))
-        if number is None:
-            return "–"
-        if over is None or row == over:
-            return f"{scale * number:,.{digits}f}"
-        return f"{at[over, column] / number:.2f}x" if (over, column) in at else "–"
+    def number(row: str, column: str, value: str) -> float | None:
+        field, _, factor = value.rstrip("%").partition("*")
+        found = points.get((row, column), {}).get(field)
+        return None if found is None else found * float(factor or 1)
 
-    rows = [(row, *(cell(row, column) for column in headings))
-            for row in dict.fromkeys(row for row, _ in at)]  # fmt: skip
-    yield from table((down, *headings), rows)
+    def cell(row: str, column: str, value: str) -> str:
+        own = number(row, column, value)
+        if own is None:
+            return ""
+        if value.endswith("%"):
+            return f"{100 * own:+.0f} %"
+        text = f"{own:,.{digits}f}"
+        if over not in (None, row):
+            there = number(over, column, value)
+            text = "" if there is None else f"{there / own:.2f}x"
+        return text + (f" ({cell(row, column, also)})" if also else "")
+
+    rows = dict.fromkeys(row for row, _ in points)
+    columns = list(dict.fromkeys(column for _, column in points))
+    with contextlib.suppress(ValueError):
+        columns.sort(key=float)
+    headings = [(column, value) for column in columns for value in values]
+    cells = {row: [cell(row, *heading) for heading in headings] for row in rows}
+    kept = [n for n in range(len(headings)) if any(cells[row][n] for row in rows)]
+    labels = [" ".join(filter(None, (column, re.split(r"[*%]", value)[0].replace("_", " ")
+                                     if len(values) > 1 or not column else "")))
+              for column, value in headings]  # fmt: skip
+    yield from table(
+        (down, *(labels[n] for n in kept)),
+        [(row, *(cells[row][n] or "–" for n in kept)) for row in rows if any(cells[row])],
+    )
     yield ""
-    yield f"[{name.rpartition('/')[2]}](results/{name}.json): `{found['command']}`"
+    yield made_by(name, found)
+
+
+def of_arms(name: str, quantities: str, *groups: str) -> Iterator[str]:
+    """Give quantities, with commas between them, of groups of a sweep's arms at their best."""
+    found = record(name)
+    (numbers,) = stats.at_best(*quantities.split(","))(arms(found))
+    rows = [row for row in numbers.rows if not groups or row[0] in groups]
+    kept = [n for n in range(len(numbers.columns)) if any(row[n] for row in rows)]
+    yield from table([numbers.columns[n] for n in kept], [[row[n] for n in kept] for row in rows])
+    yield ""
+    yield made_by(name, found)
+
+
+def of_ratios(quantity: str, names: str, *pairs: str) -> Iterator[str]:
+    """Give a quantity of one arm over that of another, "A : B", by record; each at its best."""
+    rows = []
+    for name in names.split(","):
+        found, cells = arms(record(name)), [name]
+        for pair in pairs:
+            try:
+                ours, theirs = (stats.best(stats.group(found, side), quantity)[quantity]
+                                for side in pair.split(" : "))  # fmt: skip
+                cells.append(f"{ours / theirs:.2f}x")
+            except stats.Inconclusive:
+                cells.append("–")
+        rows.append(cells)
+    yield from table(("record", *pairs), rows)
+
+
+def made_by(name: str, found: Mapping[str, Any]) -> str:
+    """Return a line that names a record and its command."""
+    return f"`docs/results/{name}.json`, by `{found['command']}`"
 
 
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
@@ -376,6 +428,8 @@ TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
     "verdicts": of_verdicts,
     "sweeps": of_sweeps,
     "points": of_points,
+    "arms": of_arms,
+    "ratios": of_ratios,
 }
 
 
@@ -392,7 +446,7 @@ def filled(page: str) -> str:
     """Return a page with its tables as the records have them; ValueError for an unknown one."""
 
     def written(match: re.Match) -> str:
-        name, *words = match[2].split()
+        name, *words = shlex.split(match[2])
         if name in PAPERS:
             lines = of_paper(importlib.import_module(f"experiments.papers.{name}"))
         elif name in TABLES:
