@@ -41,7 +41,7 @@ GROUPS = {VANILLA: "D-PSGD, all links", PERIODIC: "periodic D-PSGD, half",
 
 def figure(records: Records) -> Figure:
     """Draw the seconds to the target by budget, on the paper's graph and on a ring."""
-    graphs = (("16 workers, graph 0", "matcha"), ("a ring", "matcha_graph_5"))
+    graphs = (("8 workers, graph 0", "matcha"), ("8 workers, a ring", "matcha_graph_5"))
     return dots([Panel(title, record, GROUPS) for title, record in graphs], records)
 
 
