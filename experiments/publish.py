@@ -366,7 +366,7 @@ def of_points(name: str, *words: str) -> Iterator[str]:
         if own is None:
             return ""
         if value.endswith("%"):
-            return f"{100 * own:+.0f} %"
+            return f"{round(100 * own):+d}%"
         text = f"{own:,.{digits}f}"
         if over not in (None, row):
             there = number(over, column, value)
