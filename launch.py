@@ -250,11 +250,11 @@ def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> Non
 def advise() -> None:
     """Weigh waiting rules for what --advise names; write a page and print the advice."""
     from experiments import compiled
-    from experiments.advice import advise
+    from experiments.advice import page
 
     compiled.keep_programs()
     endings.raising()
-    advise.launch(
+    page.launch(
         _ADVISE.value,
         _CONFIG.value,
         _ENTRIES,

@@ -1,4 +1,4 @@
-"""Does compressing pay where an arm will run? Its codec is measured, its network a cost model."""
+"""The pay of compressing where an arm will run: its codec is measured, its network is modelled."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -17,19 +17,18 @@ TURNS = 15
 
 
 def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
-    """What each method that compresses would gain over all-reduce: a line for each of them.
+    """Yield a line for each method that compresses: its gain over all-reduce.
 
     On the config's network, if it has one, else on links of 1 and 10 Gbit/s. Arms that differ in
     other things are reported once.
     """
-    reported = set()
+    subjects = {}
     for config in configs:
         subject = parts.text(config.task), parts.text(config.algorithm), config.workers
-        if subject in reported:
-            continue
-        reported.add(subject)
+        subjects.setdefault(subject, config)
+    for config in subjects.values():
         arm, _ = deciding.prepared(config)
-        if not _compresses(arm, config.workers):
+        if not compresses(arm, config.workers):
             continue
         dense = arm._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
         try:
@@ -38,11 +37,12 @@ def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
         except (TypeError, ValueError) as error:  # a forecast ends no run
             yield f"{config.name}: its codec cannot be timed by one worker ({error})"
             continue
-        told_of = [
-            f"{where} {compression_cost.verdict(gain(arm, dense, codec, config.workers, network))}"
-            for where, network in _networks(config, arm.shapes)
-        ]
-        yield f"{config.name}: {'; '.join(told_of)}"
+        found = []
+        for rate, network in networks(config, arm.shapes, (1, 10)).items():
+            place = f"at {rate}" if entries.is_number(config.communication) else "on its network"
+            gained = gain(arm, dense, codec, config.workers, network)
+            found.append(f"{place} {compression_cost.verdict(gained)}")
+        yield f"{config.name}: {'; '.join(found)}"
 
 
 def gain(
@@ -52,37 +52,37 @@ def gain(
     workers: int,
     network: cost.Network,
 ) -> compression_cost.Gain:
-    """An exchange of `arm` against one of `dense`; codec: seconds to encode and decode.
+    """Return an exchange of `arm` against one of `dense`; codec: seconds to encode and decode.
 
     Measured as a difference, these can be negative, and count as 0 then.
     """
-    codec = max(0.0, codec)
     sent, plain = (
         messages.exchange_seconds(method, arm.shapes, workers, network)(method.settled)
         for method in (arm.algorithm, dense.algorithm)
     )
-    return compression_cost.Gain(plain, codec + sent, codec)
+    return compression_cost.Gain(plain, max(0.0, codec) + sent, max(0.0, codec))
 
 
-def _compresses(arm: prepare.Prepared, workers: int) -> bool:
-    """Whether gradients are encoded for a server, so that all-reduce is the alternative."""
-    replicated = not arm.algorithm.own_models
-    return replicated and messages.compresses(arm.algorithm, arm.shapes, workers)
+def compresses(arm: prepare.Prepared, workers: int) -> bool:
+    """Return whether gradients are encoded for a server, so that all-reduce is an alternative."""
+    return not arm.algorithm.own_models and messages.compresses(arm.algorithm, arm.shapes, workers)
 
 
 def link(gigabits: float, workers: int) -> cost.Network:
-    """Links of this number of Gbit/s."""
+    """Return links of this number of Gbit/s."""
     return cost.uniform_network(LATENCY, gigabits * GIGABIT, workers=workers)
 
 
-def _networks(config: ConfigDict, shapes) -> list[tuple[str, cost.Network]]:
+def networks(config: ConfigDict, shapes, gigabits: Sequence[float]) -> dict[str, cost.Network]:
+    """Return the config's network by the rate of its slowest link, or links of these rates."""
     if entries.is_number(config.communication):
-        return [(f"at {rate} Gbit/s", link(rate, config.workers)) for rate in (1, 10)]
-    return [("on its network", prepare.network(config, shapes))]
+        return {f"{rate:g} Gbit/s": link(rate, config.workers) for rate in gigabits}
+    network = prepare.network(config, shapes)
+    return {f"{8e-9 / float(network.beta.max()):.3g} Gbit/s": network}
 
 
 def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, float]:
-    """Measured seconds of a worker's gradient, and of its exchange with nobody else and its step.
+    """Measure seconds of a worker's gradient, and of its exchange with nobody else and its step.
 
     Arms differ in the second by their encoding and decoding; of what is gathered from others, by
     that of one message. What a worker does only for others is left out, as the rounding of
@@ -95,7 +95,7 @@ def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, floa
 def step_rounds(
     arms: Mapping[str, tuple[prepare.Prepared, ConfigDict]], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """`step_seconds` of several arms in each of some rounds, in which all take turns.
+    """Measure `step_seconds` of several arms in each of some rounds, in which all take turns.
 
     What slows a round down slows all its arms, so that rounds tell how far their ratios can be
     trusted.
@@ -110,7 +110,7 @@ def step_rounds(
 
 
 def _programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[], object]]:
-    """What `step_seconds` measures, ready to run."""
+    """Return the programs that `step_seconds` measures."""
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(jnp.asarray, tasks.take(arm.task.train, slice(config.batch_size)))
     losses = tasks.first_draw(arm.task)

@@ -1,1 +1,1 @@
-"""Advice on a waiting rule: durations that were measured, rules played over them, and a page."""
+"""Advice on a waiting rule and on compression, from measured durations to a page."""

@@ -1,6 +1,6 @@
-"""Seconds of a mini-batch, worker by worker: from a recorded schedule, from a trace or from a law.
+"""Seconds of a mini-batch, worker by worker: of a recorded run, of a trace or of a distribution.
 
-A schedule has `busy` seconds for `batches` mini-batches, of which each is taken to have lasted as
+A schedule has `busy` seconds for `batches` mini-batches, each of which is taken to have lasted as
 long as the others of its row. Where a rule cut work short a duration is *censored*: only a lower
 bound is known. Leaving it out would hide the stragglers. It is completed by a draw from the
 worker's own Kaplan-Meier estimate (JASA 1958) beyond the bound; where the worker was never seen to
@@ -9,42 +9,46 @@ bound itself. Too few durations, or too many censored ones, are refused.
 """
 
 import hashlib
-import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
+from scipy import stats
 
-from experiments import files
+from experiments import files, kinds, parts, prepare, records, waiting
+from experiments.config_files import override
 from stragglers.delays import Law
 from stragglers.processes import Process, as_process, replayed
 from stragglers.rule import Trigger
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, load
 
 LEAST = 50  # durations of all workers together
 MOST_CENSORED = 0.5  # of them
 MOST_GAPS = 0.05  # of the time of an asynchronous schedule
-DRAWN = 1000  # per worker, of a law
+DRAWN = 1000  # per worker, of a distribution
+AGAIN = "record a run with barrier or k_async"
 
 
 class Measured(NamedTuple):
     """Seconds of a mini-batch of every worker, in the order in which they were measured."""
 
     seconds: tuple[np.ndarray, ...]
-    source: str  # what a reader calls them
+    source: str  # its name for a reader
     censored: float = 0.0  # share that was completed
-    read: str = ""  # what a trace says of itself, on one line
+    read: str = ""  # a trace's account of itself, on one line
     names: tuple[str, ...] = ()  # of the workers of a trace
 
     @property
     def workers(self) -> int:
-        """How many workers were measured."""
+        """Number of workers that were measured."""
         return len(self.seconds)
 
     @property
     def digest(self) -> str:
-        """Tells these durations from others."""
+        """Digest that tells these durations from others."""
         return hashlib.sha256(b"".join(values.tobytes() for values in self.seconds)).hexdigest()
 
     def name(self, worker: int) -> str:
@@ -52,7 +56,7 @@ class Measured(NamedTuple):
         return self.names[worker] if self.names else f"{worker}"
 
     def process(self, repeat: int = 0) -> Process:
-        """The durations as they were for repeat 0, otherwise resampled.
+        """Return the durations as they were for repeat 0, otherwise resampled.
 
         A resample joins blocks of about the square root of a worker's record, so that slow spells
         stay together, drawn at the same places for all workers (Politis, Romano, 1992).
@@ -61,20 +65,118 @@ class Measured(NamedTuple):
             return replayed(self.source, self.seconds)
         rng = np.random.default_rng(np.random.SeedSequence(repeat))
         places = rng.random(max(map(len, self.seconds)))
-        again = replayed(self.source, [_blocks(values, places) for values in self.seconds])
+        blocks = []
+        for values in self.seconds:
+            length = max(1, round(values.size**0.5))
+            begins = (places[: -(-values.size // length)] * values.size).astype(int)
+            at = (begins[:, None] + np.arange(length)).ravel()[: values.size]
+            blocks.append(values[at % values.size])
         shortest = min(float(values.min()) for values in self.seconds)
-        return replace(again, shortest=shortest)  # so that a rule is refused for all or for none
+        # So that a rule is refused for all repeats or for none.
+        return replace(replayed(self.source, blocks), shortest=shortest)
 
 
-def _blocks(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    length = max(1, round(values.size**0.5))
-    begins = (places[: -(-values.size // length)] * values.size).astype(int)
-    at = (begins[:, None] + np.arange(length)).ravel()[: values.size]
-    return values[at % values.size]
+class Source(NamedTuple):
+    """Durations with the config that rules are weighed for."""
+
+    measured: Measured
+    config: ConfigDict  # as it was given or recorded
+    command: list[str]  # that starts the config, without --config where that is of a record
+    delay: str | None = None  # that repeats the durations; "": the config's own; None: none does
+
+
+def read(
+    text: str, config: ConfigDict | None, command: Sequence[str], trusted: Collection[str] = ()
+) -> Source:
+    """Return the source that a text names: a run's workdir, a schedule, a trace, a distribution.
+
+    config: for anything but a run, which has its own; given, it replaces the run's. command: that
+    starts it, or python and the launcher alone. trusted: modules that a run's record may name.
+    Raises ValueError for a source that cannot be read, has too little in it, or other workers.
+    """
+    path, delay = Path(text), None
+    if path.is_dir():
+        own = _recorded(path, trusted)
+        schedule = load(path / records.SCHEDULE)
+        _check_workers(f"{path}", schedule.all_workers, config or own)
+        simulated = as_simulated(own)
+        trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
+        measured = of_schedule(schedule, f"{path}", trigger, own.seed)
+        return Source(measured, config or own, list(command), None if config else "")
+    if config is None:
+        raise ValueError(
+            f"--advise={text} has durations and no config; give --config=..., whose task, method "
+            "and number of workers the advice is for"
+        )
+    if path.suffix == ".npz":
+        schedule = load(path)
+        _check_workers(text, schedule.all_workers, config)
+        return Source(of_schedule(schedule, text), config, list(command))
+    part = parts.part("trace", path=text) if path.is_file() else text
+    try:
+        delay = waiting.build_delay(part)
+    except ValueError as error:
+        if path.is_file() or "(" in text:
+            raise
+        raise ValueError(
+            f"--advise={text} is no directory, no file and no law ({error}); give the workdir of a "
+            "run, a schedule.npz, a trace.csv, or a law as 'pareto(minimum=0.1, shape=2)'"
+        ) from error
+    _check_workers(text, len(getattr(delay, "names", ())) or config.workers, config)
+    measured = of_delay(delay, config.workers, config.seed, text)
+    return Source(measured, config, list(command), parts.text(part))
+
+
+def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
+    """Return the config of a run with a schedule; ValueError where there is none to be used."""
+    if not (path / records.CONFIG).exists():
+        arms = [f"{one.parent}" for one in sorted(path.rglob(records.SCHEDULE))]
+        several = f"; give one of its runs, as {arms[0]}" if arms else ""
+        raise ValueError(
+            f"--advise={path} is a directory without a run's {records.CONFIG}{several}"
+        )
+    config = records.read_config(path / records.CONFIG)
+    kinds.refuse_untrusted(config, trusted, path / records.CONFIG)
+    if not (path / records.SCHEDULE).exists():
+        raise ValueError(
+            f"--advise={path}: the run has no {records.SCHEDULE} yet, which is written as it goes "
+            "on; wait for it, or give another run"
+        )
+    return config
+
+
+def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
+    if workers != config.workers:
+        raise ValueError(
+            f"--advise={source} has {workers} workers, the config asks for {config.workers}; give "
+            f"--config.workers={workers}, or durations of {config.workers} workers"
+        )
+
+
+def as_simulated(config: ConfigDict) -> ConfigDict:
+    """Return the config for the simulator; its delay is arbitrary, where it had none."""
+    changes = {"runtime": "simulate", "devices": 1, "draw": "mini_batch"}
+    if config.delay.name == waiting.NO_DELAY:
+        changes["delay"] = parts.part("deterministic", value=1.0)
+    return override(config, changes)
+
+
+def budget(source: Source) -> float:
+    """Return the config's budget [s], in proportion to the durations if it has a delay itself."""
+    config = source.config
+    if config.delay.name == waiting.NO_DELAY:
+        return config.seconds
+    workers = min(config.workers, source.measured.workers)
+    own = of_delay(waiting.build_delay(config.delay), workers, config.seed, "delay")
+    measured, expected = (
+        np.mean([values[:DRAWN].mean() for values in one.seconds[:workers]])
+        for one in (source.measured, own)
+    )
+    return float(config.seconds * measured / expected)
 
 
 def checked(measured: Measured) -> Measured:
-    """The same; ValueError where there is too little to play rules over."""
+    """Return the same; ValueError where there is too little to play rules over."""
     count = sum(map(len, measured.seconds))
     if measured.workers < 2:
         raise ValueError(
@@ -90,179 +192,144 @@ def checked(measured: Measured) -> Measured:
 
 
 def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Measured:
-    """What a trace lists, or what `workers` draw from a law or a process, back to back."""
+    """Return the records of a trace, or draws of `workers` from a distribution, back to back."""
     process = as_process(delay).seeded(seed)
-    if process.records:
-        return checked(Measured(process.records, source, read=process.read, names=process.names))
-    worker, now = np.arange(workers), np.zeros(workers)
-    drawn = np.empty((workers, DRAWN))
-    for count in range(DRAWN):
-        drawn[:, count] = process.duration(worker, now, count)
-        now = now + drawn[:, count]
+    drawn = process.records
+    if not drawn:
+        worker, now, drawn = np.arange(workers), np.zeros(workers), np.empty((workers, DRAWN))
+        for count in range(DRAWN):
+            drawn[:, count] = process.duration(worker, now, count)
+            now = now + drawn[:, count]
     return checked(Measured(tuple(drawn), source, read=process.read, names=process.names))
 
 
 def of_schedule(
     schedule: Schedule, source: str, trigger: Trigger | None = None, seed: int = 0
 ) -> Measured:
-    """The durations behind a recorded schedule, its censored ones completed.
+    """Return the durations behind a recorded schedule, its censored ones completed.
 
     trigger: of the rule that made it; None: a rule without one, or an unknown rule, which is taken
     to cut if any row has a worker that was busy and finished nothing.
     """
     workers = schedule.all_workers
-    _refuse(schedule, source, trigger, workers)
-    real = schedule.batches > 0
-    cuts = bool(((schedule.busy > 0) & ~real).any()) if trigger is None else trigger.cuts
-    full = np.broadcast_to(int(schedule.batches.max(initial=1)), workers)
-    if trigger is not None:
-        full = np.broadcast_to(
-            trigger.mini_batches if trigger.whole is None else trigger.whole, workers
-        )
+    _refuse_lost_work(schedule, source, trigger)
+    full, cuts = np.full(workers, schedule.batches.max(initial=1)), False
+    if trigger is None:
+        cuts = bool(((schedule.busy > 0) & (schedule.batches == 0)).any())
+    else:
+        whole = trigger.mini_batches if trigger.whole is None else trigger.whole
+        full, cuts = np.broadcast_to(whole, workers), trigger.cuts
     seen: list[list[tuple[float, float, int, bool]]] = [[] for _ in range(workers)]
-    for row, position in np.argwhere((schedule.busy > 0) & (schedule.workers < workers)):
-        i, batches = schedule.workers[row, position], int(schedule.batches[row, position])
-        busy, start = schedule.busy[row, position], schedule.start[row, position]
+    for at in np.argwhere((schedule.busy > 0) & (schedule.workers < workers)):
+        at = tuple(at)
+        i, batches = schedule.workers[at], int(schedule.batches[at])
         cut = cuts and batches < full[i]
         if batches or cut:
-            seen[i].append((start, busy / (batches + cut), batches + cut, not cut))
-    for i, start, lasted in _cancelled(schedule, workers):
-        seen[i].append((start, lasted / full[i], int(full[i]), False))
-    values, observed = [], []
-    for each in seen:
-        ordered = sorted(each)
-        counts = [count for _, _, count, _ in ordered]
-        values.append(np.repeat([seconds for _, seconds, _, _ in ordered], counts))
-        observed.append(np.repeat([whole for *_, whole in ordered], counts).astype(bool))
+            each = schedule.busy[at] / (batches + cut)
+            seen[i].append((schedule.start[at], each, batches + cut, not cut))
+    gathered = not schedule.staleness.any() and schedule.partner is None
+    if gathered and schedule.workers.shape[1] < workers:  # a row lacks work that it cancelled
+        pushed = (schedule.start + schedule.busy).max(axis=1)
+        landed = np.append(schedule.start[0].min(), schedule.finish.max(axis=1)[:-1])
+        for t in np.flatnonzero(pushed > landed):
+            for i in np.setdiff1d(np.arange(workers), schedule.workers[t]):
+                each = (pushed[t] - landed[t]) / full[i]
+                seen[i].append((landed[t], each, int(full[i]), False))
+    columns = [np.array(sorted(rows)).reshape(-1, 4).T for rows in seen]
+    counts = [column[2].astype(int) for column in columns]
+    values = [np.repeat(column[1], count) for column, count in zip(columns, counts, strict=True)]
+    observed = [
+        np.repeat(column[3] > 0, count) for column, count in zip(columns, counts, strict=True)
+    ]
     return _completed(values, observed, source, seed)
 
 
-def _refuse(schedule: Schedule, source: str, trigger: Trigger | None, workers: int) -> None:
+def _refuse_lost_work(schedule: Schedule, source: str, trigger: Trigger | None) -> None:
     """Raise ValueError for a schedule that does not give durations."""
     several = trigger is not None and trigger.whole is not None
     if several and (np.asarray(trigger.mini_batches) > trigger.whole).any():
         raise ValueError(
             f"{source}: its rule lets a worker go on after a push until an update cuts it, and the "
-            "schedule does not say when it pushed; record a run with barrier or k_async"
+            f"schedule does not say when it pushed; {AGAIN}"
         )
     if not schedule.staleness[schedule.batches > 0].any():
         return
-    present = schedule.workers < workers
-    spans = np.bincount(
-        schedule.workers[present], (schedule.finish - schedule.start)[present], workers
-    )
     lost = [event.worker for event in schedule.events]
-    for i in np.setdiff1d(np.arange(workers), lost):
-        mine = present & (schedule.workers == i)
-        if not mine.any():
+    for i in np.setdiff1d(np.arange(schedule.all_workers), lost):
+        mine = schedule.workers == i
+        start, finish = schedule.start[mine], schedule.finish[mine]
+        if not start.size:
             raise ValueError(
                 f"{source}: worker {i} is in none of its updates; record a run in which every "
                 "worker takes part"
             )
-        whole = schedule.finish[mine].max() - schedule.start[mine].min()
-        if spans[i] < (1 - MOST_GAPS) * whole:
+        known = (finish - start).sum() / (finish.max() - start.min())
+        if known < 1 - MOST_GAPS:
             raise ValueError(
-                f"{source}: {1 - spans[i] / whole:.0%} of the time of worker {i} went into work "
-                "that was ignored or interrupted, of which the schedule has no row; record a run "
-                "with barrier or k_async"
+                f"{source}: {1 - known:.0%} of the time of worker {i} went into work that was "
+                f"ignored or interrupted, of which the schedule has no row; {AGAIN}"
             )
-
-
-def _cancelled(schedule: Schedule, workers: int) -> list[tuple[int, float, float]]:
-    """(worker, start, s) of work that an update cancelled: nobody is stale, and a row lacks it."""
-    if (
-        schedule.staleness.any()
-        or schedule.workers.shape[1] >= workers
-        or schedule.partner is not None
-    ):
-        return []
-    pushed = (schedule.start + schedule.busy).max(axis=1)
-    landed = np.concatenate(
-        [schedule.start[0].min(keepdims=True), schedule.finish.max(axis=1)[:-1]]
-    )
-    absent = np.ones((schedule.updates, workers), bool)
-    rows, positions = np.nonzero(schedule.workers < workers)
-    absent[rows, schedule.workers[rows, positions]] = False
-    lasted = np.maximum(pushed - landed, 0.0)
-    return [(int(i), landed[t], lasted[t]) for t, i in np.argwhere(absent) if lasted[t] > 0]
 
 
 def _completed(
     values: Sequence[np.ndarray], observed: Sequence[np.ndarray], source: str, seed: int
 ) -> Measured:
-    """The durations with censored ones completed; ValueError where too many are."""
-    count = sum(map(len, values))
-    seen = sum(int(whole.sum()) for whole in observed)
-    never = [i for i, whole in enumerate(observed) if not whole.any()]
-    if not seen:
+    """Return the durations with censored ones completed; ValueError where too many are."""
+    everything = np.concatenate(observed)
+    share = 1 - everything.mean()
+    if not everything.any():
         raise ValueError(
-            f"{source}: not one mini-batch was finished before its rule cut it; record a run with "
-            "barrier or k_async"
+            f"{source}: not one mini-batch was finished before its rule cut it; {AGAIN}"
         )
-    share = 1 - seen / count
     if share > MOST_CENSORED:
         raise ValueError(
             f"{source}: its rule cut {share:.0%} of the durations, and more than "
-            f"{MOST_CENSORED:.0%} leave the stragglers unknown; record a run with barrier or "
-            "k_async"
+            f"{MOST_CENSORED:.0%} leave the stragglers unknown; {AGAIN}"
         )
+    whole = [seconds[known] for seconds, known in zip(values, observed, strict=True)]
+    never = [i for i, seconds in enumerate(whole) if not seconds.size]
     if never:
         raise ValueError(
             f"{source}: worker {never[0]} never finished a mini-batch, so that nobody knows how "
-            "slow it is; record a run with barrier or k_async"
+            f"slow it is; {AGAIN}"
         )
-    whole = Measured(tuple(v[w] for v, w in zip(values, observed, strict=True)), source)
-    checked(whole)
-    if share == 0:
-        return whole
-    medians = [np.median(v[w]) for v, w in zip(values, observed, strict=True)]
-    scaled = [v / m for v, m in zip(values, medians, strict=True)]
-    pooled = kaplan_meier(np.concatenate(scaled), np.concatenate(observed))
+    checked(Measured(tuple(whole), source))
+    medians = [np.median(seconds) for seconds in whole]
+    scaled = [seconds / median for seconds, median in zip(values, medians, strict=True)]
     completed = []
-    for i, (mine, finished) in enumerate(zip(values, observed, strict=True)):
+    for i, (seconds, known) in enumerate(zip(values, observed, strict=True)):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(i,)))
-        own = kaplan_meier(mine, finished)
-        others = (pooled[0] * medians[i], pooled[1])
-        completed.append(
-            np.array(
-                [
-                    seconds if done else _beyond(seconds, (own, others), rng)
-                    for seconds, done in zip(mine.tolist(), finished.tolist(), strict=True)
-                ]
-            )
-        )
-    return Measured(tuple(completed), source, share)
+        bounds = seconds[~known]
+        u = rng.random(bounds.size)  # one for each, whichever estimate it goes to
+        pooled = medians[i] * beyond(bounds / medians[i], u, np.concatenate(scaled), everything)
+        drawn = beyond(bounds, u, seconds, known)
+        drawn = np.where(np.isnan(drawn), pooled, drawn)
+        completed.append(seconds.copy())
+        completed[-1][~known] = np.where(np.isnan(drawn), bounds, drawn)
+    return Measured(tuple(completed), source, float(share))
 
 
-def kaplan_meier(seconds: np.ndarray, observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The durations that were observed, in order, and the probability of each of them.
+def beyond(
+    bounds: np.ndarray, u: np.ndarray, seconds: np.ndarray, observed: np.ndarray
+) -> np.ndarray:
+    """Return a draw beyond each bound from the Kaplan-Meier estimate of durations; nan: no room.
 
-    What is left of the probability, as the longest were censored, belongs to longer durations.
+    u: uniform numbers [bounds]. observed: of the durations, the others are bounds themselves.
     """
-    order = np.lexsort((~observed, seconds))  # of equal ones the censored last
-    seconds, observed = seconds[order], observed[order]
-    at_risk = seconds.size - np.arange(seconds.size)
-    surviving = np.cumprod(1 - observed / at_risk)
-    mass = np.concatenate([[1.0], surviving[:-1]]) - surviving
-    return seconds[observed], mass[observed]
+    censored = stats.CensoredData.right_censored(seconds, ~observed)
+    estimate = stats.ecdf(censored).cdf
+    below = np.append(0.0, estimate.probabilities)[
+        np.searchsorted(estimate.quantiles, bounds, side="right")
+    ]
+    most = estimate.probabilities[-1]
+    at = np.searchsorted(estimate.probabilities, below + u * (most - below), side="right")
+    drawn = estimate.quantiles[np.minimum(at, estimate.quantiles.size - 1)]
+    return np.where(below < most, drawn, np.nan)
 
 
-def _beyond(bound: float, laws: Sequence[tuple], rng: np.random.Generator) -> float:
-    """A draw from the first of the laws that has anything beyond the bound, or the bound."""
-    u = rng.random()  # one for every censored duration, whichever law it goes to
-    for seconds, mass in laws:
-        later = (seconds > bound) & (mass > 0)
-        if later.any():
-            total = np.cumsum(mass[later])
-            return float(seconds[later][np.searchsorted(total, u * total[-1], side="right")])
-    return bound
-
-
-def write(measured: Measured, path: str, repeat: int = 0) -> None:
+def write(measured: Measured, path: str | Path, repeat: int = 0) -> None:
     """Write them as a CSV file that the delay `trace` reads."""
-    out = io.StringIO()
-    out.write("worker,time,batch_time\n")
+    lines = ["worker,time,batch_time"]
     for i, values in enumerate(measured.process(repeat).records):
-        for count, seconds in enumerate(values.tolist()):
-            out.write(f"{i},{count},{seconds!r}\n")
-    files.write(path, out.getvalue(), durable=False)
+        lines += [f"{i},{count},{seconds!r}" for count, seconds in enumerate(values.tolist())]
+    files.write(path, "\n".join(lines) + "\n", durable=False)

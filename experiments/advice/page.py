@@ -1,23 +1,49 @@
-"""The page of an advice: advice.html, its pictures, and the numbers that are in advice.json."""
+"""The advice on a waiting rule as a page, as a printed table, and as a command to run."""
 
+import base64
+import html
 import itertools
 import pprint
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from experiments import files, parts, prepare, provenance, waiting
-from experiments.advice import grids, pictures, ranking, sources, trained
-from experiments.advice.ranking import Contender
-from experiments.advice.weigh import Advice
-from experiments.reports import markup, panels, table
+from experiments import (
+    config_files,
+    files,
+    kinds,
+    locks,
+    manifest,
+    parts,
+    prepare,
+    provenance,
+    records,
+    waiting,
+)
+from experiments.advice import durations, play
+from experiments.advice.play import Advice, Candidate
+from experiments.reports import figure
 
-PAGE, RANKED, STRIP = "advice.html", "ranked.png", "strip.png"
-CONFIG = "config.py"  # of a run that was advised on
-_CONFIG = '''"""The config of the run that the advice is about."""
+ADVICE, PAGE, CONFIG, RANKED, WAITS = (
+    "advice.json", "advice.html", "config.py", "ranked.png", "waits.png",
+)  # fmt: skip
+NOTHING = "–"
+UNBOUNDED = 10_000  # columns of what is no terminal, so that no name is cut
+MOST_SHOWN = 40  # workers in a picture
+HEADINGS = (
+    "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "updates\nper s",
+    "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]", "waits most\nfor",
+)  # fmt: skip
+DATA = '''"""The config of the run that the advice is about."""
 
 from ml_collections import ConfigDict
 
@@ -28,266 +54,357 @@ def get_config():
         {}
     )
 '''
+HTML = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{title}</title><style>
+:root {{ color-scheme: light dark; }}
+body {{ margin: auto; padding: 1rem; max-width: 75rem; font: 1rem/1.5 system-ui, sans-serif; }}
+p {{ max-width: 46rem; }}
+pre, h1 {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
+pre {{ padding: .6rem; background: color-mix(in srgb, currentColor 7%, transparent); }}
+div {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .25rem .9rem .25rem 0; text-align: right; vertical-align: top; }}
+thead th {{ white-space: pre; vertical-align: bottom; border-bottom: 1px solid; }}
+tbody th, .words td {{ min-width: 9rem; font-weight: 400; overflow-wrap: anywhere; }}
+th:first-child, .words * {{ text-align: left; }}
+small, summary {{ opacity: .75; }}
+img {{ width: 100%; min-width: 44rem; max-width: 64rem; background: #fff; }}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+def launch(
+    text: str,
+    config: str | None,
+    entries: Mapping[str, str | bool],
+    workdir: str | None,
+    trust: Sequence[str] = (),
+    *,
+    named: Sequence[parts.Part] = (),
+    training: bool = True,
+    overwrite: bool = False,
+    command: str = "",
+) -> None:
+    """Weigh all rules on what a text names, train the undominated, write a page and print it.
+
+    The arguments are those of the command line; trust: modules that the record of a run may name;
+    named: rules to weigh beside the registry's. Raises ValueError, with nothing written, for
+    durations or a config that cannot be weighed.
+    """
+    if entries and not config:
+        raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
+    given, start = None, shlex.split(command)[:2] or ["python", "launch.py"]
+    trusted = {*trust, *kinds.named_modules([*named, text])}
+    if config:
+        given = config_files.read(config, entries, trust).config
+        kept = [name for name in entries if name.partition(".")[0] != "wait"]
+        start += [f"--config={config}", *(f"--config.{name}={entries[name]}" for name in kept)]
+        trusted |= kinds.named_modules(given)
+    root = Path(workdir or f"{text.rstrip('/')}-advice")
+    manifest.check_path(f"{root}", "workdir")
+    source = durations.read(text, given, start, trusted)
+    _check(root, source.measured.digest, overwrite)
+    advice = play.weigh(source, named)
+    files.make(root)
+    with locks.held(root / locks.LAUNCH):
+        if overwrite:  # what was trained, and the durations that it was trained with
+            for name in play.DURATIONS:
+                files.remove(root / name)
+            files.remove_tree(root / play.ARMS)
+        records.write_json(root / ADVICE, as_json(advice))
+        provenance.begin(root, command)
+        if not (root / play.DURATIONS[0]).exists():
+            durations.write(source.measured, root / play.DURATIONS[0])
+        if training:
+            advice = play.train(advice, root)
+            records.write_json(root / ADVICE, as_json(advice))
+        write(advice, root, command)
+    _show(advice, root)
+
+
+def _check(root: Path, digest: str, overwrite: bool) -> None:
+    """Raise ValueError for a workdir that holds anything but an advice on the same durations."""
+    known = (root / ADVICE).is_file()
+    if not known and root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ValueError(
+            f"workdir {root} holds something else than an advice; choose another --workdir"
+        )
+    if known and not overwrite and records.read_json(root / ADVICE).get("digest") != digest:
+        raise ValueError(
+            f"workdir {root} holds an advice on other durations; choose another --workdir, or "
+            "--overwrite it"
+        )
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """All numbers of an advice, for advice.json."""
-    unit = ranking.predicted(advice.reference, advice.ratio)
+    """Return all numbers of an advice, for advice.json."""
+    unit, measured = advice.reference.predicted(advice.ratio), advice.source.measured
+    rules = []
+    for one in advice.order:
+        result = advice.results.get(one.name)
+        rules.append(
+            {
+                "wait": one.name,
+                "predicted": one.predicted(advice.ratio) / unit,
+                "predicted_range": _range(one, advice),
+                "trained_seconds": result and list(result.seconds),
+                "learning_rate": result and result.rate,
+                "rate_at_edge": result and result.edge,
+                "updates_per_second": one.updates,
+                "samples_per_second": one.samples,
+                "staleness": one.found.staleness,
+                "tree_distance": one.found.tree_distance,
+                "idle": one.schedule.idle_fraction,
+                "limits": one.found.limits,
+                "share": one.found.share,
+            }
+        )
     return {
-        "source": advice.source.measured.source,
-        "digest": advice.source.measured.digest,
-        "durations": sum(map(len, advice.source.measured.seconds)),
-        "censored": advice.source.measured.censored,
+        "source": measured.source,
+        "digest": measured.digest,
+        "durations": sum(map(len, measured.seconds)),
+        "censored": measured.censored,
         "ratio": advice.ratio,
         "sure": advice.verdict.sure,
         "verdict": advice.verdict.reason,
         "reference": advice.reference.name,
         "seconds": dict(advice.seconds),
-        "rules": [_numbers(one, advice, unit) for one in advice.order],
-        "curves": {
-            rule: [[value, seconds / unit] for value, seconds in points]
-            for rule, points in ranking.curves(advice.found, advice.ratio).items()
-        },
+        "rules": rules,
+        "values": [[one.name, one.predicted(advice.ratio) / unit] for one in advice.found],
         "changes": [list(change) for change in advice.changes],
         "refused": [list(one) for one in advice.refused],
     }
 
 
-def _numbers(one: Contender, advice: Advice, unit: float) -> dict[str, Any]:
-    done, found = one.played, one.played.diagnostics
-    result = advice.results.get(one.name)
-    low, high = _range(one, advice)
-    return {
-        "wait": one.name,
-        "predicted": ranking.predicted(one, advice.ratio) / unit,
-        "predicted_range": [low, high],
-        "trained_seconds": None if result is None else list(result.seconds),
-        "learning_rate": None if result is None else result.rate,
-        "rate_at_edge": None if result is None else result.edge,
-        "updates_per_second": done.updates,
-        "samples_per_second": done.samples,
-        "staleness": found.staleness,
-        "tree_distance": found.tree_distance,
-        "idle": done.idle,
-        "limits": found.limits,
-        "share": found.share,
-    }
-
-
-def _range(one: Contender, advice: Advice) -> tuple[float, float]:
-    """The lowest and highest predicted time in all cases, over that of the reference in them."""
-    mine = ranking.cases(one, advice.ratio)
-    own = ranking.cases(advice.reference, advice.ratio)
-    own = own if mine.size == own.size else own[: mine.size]
-    return float((mine / own).min()), float((mine / own).max())
-
-
-def write(advice: Advice, root: Path) -> Path:
-    """Write advice.html, ranked.png and strip.png into `root`; the page."""
-    if not any(one.startswith("--config=") for one in advice.source.command):
-        text = _CONFIG.replace("{}", pprint.pformat(advice.source.config.to_dict()))
-        files.write(root / CONFIG, text, durable=False)
-    note = provenance.known(root)
-    measured = advice.source.measured
-    count = sum(map(len, measured.seconds))
-    facts = f"{count:,} durations of {measured.workers} workers from {measured.source}"
-    facts = measured.read or facts
-    again = f"<pre>{markup.text(note['command'])}</pre>" if note else ""
-    title = f"{root.resolve().name}: which waiting rule"
-    path = root / PAGE
-    files.write(path, markup.page(title, facts, again, _sections(advice, root)), durable=False)
-    return path
-
-
-def _sections(advice: Advice, root: Path) -> Iterator[str]:
-    yield from _verdict(advice, root)
-    yield from _ranking(advice, root)
-    yield from _changes(advice)
-    yield from _waiting(advice, root)
-    yield from _curves(advice)
-    yield from _durations(advice)
-    yield from _refused(advice)
-
-
-def _verdict(advice: Advice, root: Path) -> Iterator[str]:
-    decided = advice.verdict
-    yield "<h2>Advice</h2>"
-    yield f"<p><strong>{markup.text(decided.reason[0].upper() + decided.reason[1:])}.</strong></p>"
-    if not decided.sure:
-        names = ", ".join(one.name for one in decided.close)
-        yield f"<p>Any of these may be first: {markup.text(names)}. To run the first of them:</p>"
-    yield f"<pre>{markup.text(shlex.join(command(advice, root)))}</pre>"
+def _range(one: Candidate, advice: Advice) -> list[float]:
+    """Return the lowest and highest predicted time in all cases, over the reference's in them."""
+    mine, own = one.cases(advice.ratio), advice.reference.cases(advice.ratio)
+    relative = mine / own[: mine.size]
+    return [float(relative.min()), float(relative.max())]
 
 
 def command(advice: Advice, root: Path) -> list[str]:
-    """The arguments that run the advised rule, at the best rate if it was trained.
+    """Return the arguments that run the advised rule, at the best rate if it was trained.
 
     On the durations that it was weighed on, but for workers that take as long as they take; in the
     simulator where the config's runtime does not know the rule. root: of the advice.
     """
     source, first = advice.source, advice.verdict.close[0]
-    config = source.config
-    changes = {"wait": first.name}
+    config, changes = source.config, {"wait": first.name}
     rule = prepare.rule(first.arm, first.prepared)
     knows = {"mesh": rule.trigger is not None, "actors": rule.arrivals is not None}
     if not knows.get(config.runtime, True):
         changes |= {"runtime": "simulate", "devices": 1}
     free = config.delay.name == waiting.NO_DELAY
     if (free and "runtime" in changes) or (not free and source.delay != ""):
-        delay = source.delay or parts.text(parts.part("trace", path=str(root / trained.DURATIONS)))
-        times = sources.budget(source) / config.seconds
-        changes["delay"] = delay
+        trace = parts.part("trace", path=f"{root / play.DURATIONS[0]}")
+        changes["delay"] = source.delay or parts.text(trace)
         for name in ("seconds", "evaluate_every"):
-            changes[name] = f"{config[name] * times:.4g}"
+            changes[name] = f"{config[name] * advice.config.seconds / config.seconds:.4g}"
     if config.draw != first.arm.draw:
         changes["draw"] = first.arm.draw
     if first.name in advice.results:
         changes["optimizer.learning_rate"] = f"{advice.results[first.name].rate:g}"
     given = any(one.startswith("--config=") for one in source.command)
-    own = [] if given else [f"--config={root / CONFIG}"]
-    place = Path(f"{root}-{first.rule.rpartition(':')[2]}")
-    free_places = (place.with_name(f"{place.name}-{count}") for count in itertools.count(2))
-    while place.exists():
-        place = next(free_places)
+    base = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
+    places = itertools.chain([base], (f"{base}-{count}" for count in itertools.count(2)))
+    place = next(place for place in places if not Path(place).exists())
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
+    own = [] if given else [f"--config={root / CONFIG}"]
     return [*source.command, *own, *flags, f"--workdir={place}"]
 
 
-NOTHING = table.NONE
-HEADINGS = (
-    "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "updates\nper s",
-    "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]", "waits most\nfor",
-)  # fmt: skip
-
-
-def rows(advice: Advice) -> Iterator[tuple[str, ...]]:
-    """The rules in the order of the verdict, a cell for each of HEADINGS."""
-    unit = ranking.predicted(advice.reference, advice.ratio)
-    name = advice.source.measured.name
-    for one in advice.verdict.order:
-        result = advice.results.get(one.name)
-        low, high = _range(one, advice)
-        found = one.played.diagnostics
-        limits = int(found.limits.argmax())
-        yield (
-            one.name,
-            f"{ranking.predicted(one, advice.ratio) / unit:.2f}",
-            f"{low:.2f}–{high:.2f}",
-            _seconds(result),
-            NOTHING if result is None else f"{result.rate:g}{'*' * result.edge}",
-            f"{one.played.updates:.3g}",
-            f"{one.played.samples:.4g}",
-            f"{found.staleness:.2f}",
-            f"{found.tree_distance}",
-            f"{100 * one.played.idle:.0f}",
-            f"{name(limits)} ({found.limits[limits]:.0%})" if found.limits[limits] else NOTHING,
-        )
-
-
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
-    """The headings and rows of what is known of any rule."""
-    shown = list(rows(advice))
-    kept = [place for place in range(len(HEADINGS)) if any(row[place] != NOTHING for row in shown)]
-    return [HEADINGS[place] for place in kept], [[row[place] for place in kept] for row in shown]
-
-
-def _ranking(advice: Advice, root: Path) -> Iterator[str]:
-    yield "<h2>Ranking</h2>"
-    mark = "; * the best rate is the first or the last that was tried" if advice.results else ""
-    caption = (
-        f"every rule at its best parameter; yours: {advice.reference.name}; rules that make use of "
-        "fewer samples per second than yours come last, until they are trained; trained: mean ± "
-        f"standard deviation over {trained.SEEDS} seeds, each with resampled durations{mark}; "
-        "waits most for: the worker that is the last to be ready in the most updates"
-    )
-    headings, body = columns(advice)
-    yield markup.table("numbers long", headings, [body])
-    yield f'<p class="quiet">{markup.text(caption)}.</p>'
-    own = advice.results.get(advice.reference.name)
-    bars = []
+    """Return headings and rows, of the rules in the verdict's order, without empty columns."""
+    unit, rows = advice.reference.predicted(advice.ratio), []
     for one in advice.verdict.order:
-        result = advice.results.get(one.name)
-        known = result is not None and own is not None
-        relative = result.mean / own.mean if known else None
-        bars.append((one.name, *_range(one, advice), relative))
-    png = pictures.ranked(bars)
-    files.write(root / RANKED, png, durable=False)
-    yield markup.image("picture", png, "Time to the target, relative to yours.")
-    yield (
-        '<p class="quiet">The prediction uses the schedule that a rule makes of the durations and '
-        "the noise of a gradient at the initial parameters, a variance of "
-        f"{advice.ratio:.3g} squared mean gradients per mini-batch, and no training: time ~ (how "
-        "many times smaller the largest stable rate is for stale gradients + noise x mean of 1 / "
-        "mini-batches of an update) / updates per second. Its range is over resampled durations "
-        f"and over noise of {ranking.RATIOS[0]:g} to {ranking.RATIOS[-1]:g} times as much. "
-        "Momentum, codecs and local steps are not in it.</p>"
+        result, found = advice.results.get(one.name), one.found
+        low, high = _range(one, advice)
+        slowest = int(found.limits.argmax())
+        share = found.limits[slowest]
+        trained, rate = NOTHING, NOTHING
+        if result is not None:
+            arrived = np.isfinite(result.mean)
+            trained = f"{result.mean:.4g} ± {result.spread:.2g}" if arrived else "never"
+            rate = f"{result.rate:g}{'*' * result.edge}"
+        rows.append(
+            (
+                one.name,
+                f"{one.predicted(advice.ratio) / unit:.2f}",
+                f"{low:.2f}–{high:.2f}",
+                trained,
+                rate,
+                f"{one.updates:.3g}",
+                f"{one.samples:.4g}",
+                f"{found.staleness:.2f}",
+                f"{found.tree_distance}",
+                f"{100 * one.schedule.idle_fraction:.0f}",
+                f"{advice.source.measured.name(slowest)} ({share:.0%})" if share else NOTHING,
+            )
+        )
+    kept = [n for n in range(len(HEADINGS)) if any(row[n] != NOTHING for row in rows)]
+    return [HEADINGS[n] for n in kept], [[row[n] for n in kept] for row in rows]
+
+
+def _show(advice: Advice, root: Path) -> None:
+    """Print the table of rules, the verdict, the command that follows from it and the page."""
+    if advice.source.measured.read:
+        print(f"durations: {advice.source.measured.read}")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=UNBOUNDED)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=f"yours: {advice.reference.name}")
+    headings, rows = columns(advice)
+    for heading in headings:
+        justify = "left" if heading == HEADINGS[0] else "right"
+        shown.add_column(heading, justify=justify, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    console.print(shown, markup=False)
+    print(f"advice: {advice.verdict.reason}")
+    print(f"command: {shlex.join(command(advice, root))}")
+    print(f"page: {root / PAGE}")
+
+
+def write(advice: Advice, root: Path, launched: str = "") -> None:
+    """Write advice.html with its pictures into `root`; launched: the command that did so."""
+    if not any(one.startswith("--config=") for one in advice.source.command):
+        text = DATA.replace("{}", pprint.pformat(advice.source.config.to_dict()))
+        files.write(root / CONFIG, text, durable=False)
+    title = html.escape(f"{root.resolve().name}: which waiting rule")
+    body = "\n".join([f"<h1>{title}</h1>", *_sections(advice, root, launched)])
+    files.write(root / PAGE, HTML.format(title=title, body=body), durable=False)
+
+
+def _sections(advice: Advice, root: Path, launched: str) -> Iterator[str]:
+    measured, decided, own = advice.source.measured, advice.verdict, advice.reference
+    count = sum(map(len, measured.seconds))
+    facts = f"{count:,} durations of {measured.workers} workers from {measured.source}"
+    yield _paragraph(measured.read or facts, "small")
+    yield _paragraph(launched, "pre")
+    yield "<h2>Advice</h2>"
+    yield _paragraph(f"{decided.reason[0].upper()}{decided.reason[1:]}.", "strong")
+    if not decided.sure:
+        names = ", ".join(one.name for one in decided.close)
+        yield _paragraph(f"Any of these may be first: {names}. To run the first of them:")
+    yield _paragraph(shlex.join(command(advice, root)), "pre")
+    yield "<h2>Ranking</h2>"
+    yield _table(*columns(advice))
+    mark = "; * the best rate is the first or the last that was tried" if advice.results else ""
+    yield _paragraph(
+        f"Every rule at its best parameter; yours: {own.name}; rules that make use of fewer "
+        "samples per second than yours come last, until they are trained; trained: mean ± standard "
+        f"deviation over {len(play.DURATIONS)} seeds, each with resampled durations{mark}; waits most for: "
+        "the worker that is the last to be ready in the most updates.",
+        "small",
     )
-
-
-def _seconds(result: trained.Trained | None) -> str:
-    if result is None:
-        return NOTHING
-    if not np.isfinite(result.mean):
-        return "never"
-    return f"{result.mean:.4g} ± {result.spread:.2g}"
-
-
-def _changes(advice: Advice) -> Iterator[str]:
+    yield _picture(root / RANKED, _ranked(advice), "Time to the target, relative to yours.")
+    yield _paragraph(
+        "The prediction uses the schedule that a rule makes of the durations and the noise of a "
+        f"gradient at the initial parameters, a variance of {advice.ratio:.3g} squared mean "
+        "gradients per mini-batch, and no training: time ~ (how many times smaller the largest "
+        "stable rate is for stale gradients + noise x mean of 1 / mini-batches of an update) / "
+        "updates per second. Its range is over resampled durations and over noise of "
+        f"{play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times as much. Momentum, codecs and local "
+        "steps are not in it.",
+        "small",
+    )
     yield "<h2>What would change the verdict</h2>"
-    yield markup.table("words", ("if", "predicted to be first"), [advice.changes])
-
-
-def _waiting(advice: Advice, root: Path) -> Iterator[str]:
-    first = advice.verdict.close[0]
-    shown = {f"{first.name} (advised)": first, f"{advice.reference.name} (yours)": advice.reference}
-    if first.name == advice.reference.name:
-        shown = {f"{first.name} (advised, and yours)": first}
+    yield _table(("if", "predicted to be first"), advice.changes, "words")
     yield "<h2>Who waits for whom</h2>"
-    png = pictures.strips(shown)
-    files.write(root / STRIP, png, durable=False)
-    yield markup.image("strip", png, "What every worker does at the beginning.")
-    yield '<div class="panels">'
-    for number, (heading, one) in enumerate(shown.items()):
-        lasted = float(one.played.schedule.time[-1])
-        waits = one.played.diagnostics.waits
-        if not one.played.diagnostics.limits.any():
-            continue
-        panel = pictures.waiting(heading, waits, lasted, f"waits{number}")
-        yield panels.figure_of(panel)
-    yield "</div>"
-
-
-def _curves(advice: Advice) -> Iterator[str]:
-    unit = ranking.predicted(advice.reference, advice.ratio)
-    yield "<h2>Around every rule's best parameter</h2>"
-    yield '<div class="panels">'
-    for rule, points in ranking.curves(advice.found, advice.ratio).items():
-        name = grids.parameter(waiting.RULE, rule)
-        panel = pictures.curve(rule, name, points, unit)
-        yield panels.figure_of(panel)
-    yield "</div>"
-
-
-def _durations(advice: Advice) -> Iterator[str]:
-    rows = []
-    for i, values in enumerate(advice.source.measured.seconds):
-        quantiles = np.quantile(values, [0.1, 0.5, 0.9, 1.0])
-        name = advice.source.measured.name(i)
-        rows.append((name, f"{values.size:,}", *(f"{seconds:.4g}" for seconds in quantiles)))
-    share = advice.source.measured.censored
-    cut = (
-        f"; {share:.1%} were cut by the rule of the run, and are completed from the longer ones of "
-        "their worker (Kaplan-Meier)"
-        if share
-        else ""
-    )
+    words = "Share of a worker's time in which it waits for another one, under each rule."
+    yield _picture(root / WAITS, _waits(advice), words)
     yield "<h2>Durations</h2><details><summary>seconds of a mini-batch, by worker</summary>"
-    headings = ("worker", "number", "10 %", "median", "90 %", "longest")
-    yield markup.table("numbers", headings, [rows], f"seconds of a mini-batch{cut}")
+    rows = [
+        (measured.name(i), f"{len(each)}", f"{np.median(each):.4g}", f"{max(each):.4g}")
+        for i, each in enumerate(measured.seconds)
+    ]
+    yield _table(("worker", "number", "median", "longest"), rows)
+    if measured.censored:
+        yield _paragraph(
+            f"{measured.censored:.1%} were cut by the rule of the run, and are completed from the "
+            "longer ones of their worker (Kaplan-Meier).",
+            "small",
+        )
     yield "</details>"
-
-
-def _refused(advice: Advice) -> Iterator[str]:
     if advice.refused:
         yield "<h2>Not weighed</h2>"
-        yield markup.table("words", ("rule", "why"), [advice.refused])
+        yield _table(("rule", "why"), advice.refused, "words")
+
+
+def _paragraph(text: str, tag: str = "span") -> str:
+    text = f"<{tag}>{html.escape(text)}</{tag}>"
+    return text if tag == "pre" else f"<p>{text}</p>"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    """Return a table in a box to scroll in; the first cell of a row is its heading."""
+    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in headings)
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in rest)
+        body += f'<tr><th scope="row">{html.escape(first)}</th>{cells}</tr>\n'
+    return (
+        f'<div tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _picture(path: Path, canvas: Figure, caption: str) -> str:
+    """Write a picture and return it as a part of the page."""
+    figure.save(canvas, path)
+    data = base64.b64encode(files.read(path)).decode()
+    return (
+        f'<div tabindex="0"><img src="data:image/png;base64,{data}" alt="{html.escape(caption)}">'
+        f"</div>{_paragraph(caption, 'small')}"
+    )
+
+
+def _ranked(advice: Advice) -> Figure:
+    """Draw every rule's predicted time with its range, at other parameters, and trained."""
+    shown, own = advice.verdict.order, advice.results.get(advice.reference.name)
+    unit = advice.reference.predicted(advice.ratio)
+    canvas = Figure(figsize=(8, 0.8 + 0.26 * len(shown)), dpi=150, layout="constrained")
+    axes = canvas.subplots()
+    for place, one in enumerate(shown):
+        others = [
+            other.predicted(advice.ratio) / unit
+            for other in advice.found
+            if other.arm.wait.name == one.arm.wait.name
+        ]
+        axes.plot(others, [place] * len(others), "|", color="0.5", markersize=7)
+        axes.plot(_range(one, advice), [place] * 2, color=figure.COLOURS[0], linewidth=5, alpha=0.5)
+        result = advice.results.get(one.name)
+        if result and own and np.isfinite(result.mean):
+            axes.plot(result.mean / own.mean, place, "D", color=figure.COLOURS[1], markersize=5)
+    axes.set_yticks(range(len(shown)), [figure.literal(one.name) for one in shown])
+    axes.invert_yaxis()
+    figure.plain(axes)
+    axes.axvline(1.0, color="0.35", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log")
+    axes.set_xlabel("time to target, yours = 1   (bar: predicted, diamond: trained)", fontsize=8)
+    return canvas
+
+
+def _waits(advice: Advice) -> Figure:
+    """Draw who waits for whom under the advised rule and under yours."""
+    first, own = advice.verdict.close[0], advice.reference
+    shown = {"advised": first, "yours": own} if first.name != own.name else {"advised, yours": own}
+    workers = min(own.arm.workers, MOST_SHOWN)
+    canvas = Figure(figsize=(8, 1.5 + 0.16 * workers), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (words, one) in zip(panels, shown.items(), strict=True):
+        share = 100 * one.found.waits[:workers, :workers] / one.schedule.time[-1]
+        image = axes.imshow(share, "Oranges", vmin=0, vmax=max(1, share.max()), aspect="auto")
+        axes.set_title(figure.literal(f"{one.name} ({words})"), fontsize=9)
+        axes.set(xlabel="is waited for by the others", ylabel="worker that waits")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        canvas.colorbar(image, ax=axes, label="of its time [%]")
+    return canvas
