@@ -1,4 +1,4 @@
-"""How good an advice is: its ranking without training against what training comes to.
+"""Quality of an advice: its ranking without training against the outcome of training.
 
 Durations are drawn from laws, or taken from traces, and recorded on a mesh and by free processes;
 every rule is trained at its predicted best parameter, at several rates. Prints, for each source of
@@ -24,7 +24,7 @@ from absl import app, flags
 from scipy import stats
 
 from benchmarks import points
-from experiments.advice import sources, trained, verdict, weigh
+from experiments.advice import durations, play
 from experiments.config_files import override, read
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/advice_benchmark", "Where runs are kept.")
@@ -60,17 +60,17 @@ def main(_) -> None:
     chosen = _SOURCES.value or [*named, *RECORDED]
     for name in chosen:
         if name in RECORDED:
-            source = sources.read(str(recorded(name, root / f"run_{name}")), None, [])
+            source = durations.read(str(recorded(name, root / f"run_{name}")), None, [])
         else:
             changes = CHANGES | {"workers": _WORKERS.value, "delay": GENERATED["one_slow"]}
             config = override(read(str(CONFIG)).config, changes)
-            source = sources.read(named[name], config, [])
+            source = durations.read(named[name], config, [])
         point = compare(name, source, root / name)
         points.put(RECORD, "python -m benchmarks.advice", KEY, [point])
 
 
 def recorded(runtime: str, run: Path) -> Path:
-    """The workdir of a run on a runtime, which is run if it has not been."""
+    """Return the workdir of a run on a runtime, which is run if it has not been."""
     if not (run / "summary.json").exists():
         arguments = [f"--config.runtime={runtime}", f"--config.wait={RECORDED[runtime]}"]
         command = [sys.executable, "launch.py", *RUN, *arguments, f"--workdir={run}"]
@@ -80,24 +80,22 @@ def recorded(runtime: str, run: Path) -> Path:
     return run
 
 
-def compare(name: str, source: sources.Source, workdir: Path) -> dict:
+def compare(name: str, source: durations.Source, workdir: Path) -> dict:
     """Weigh all rules, train each of them, and print how well the two agree; the point of it."""
     began, computed = time.monotonic(), time.process_time()
-    advice, config = weigh.weigh(source)
+    advice = play.weigh(source)
     weighed, weighed_cpu = time.monotonic() - began, time.process_time() - computed
     workdir.mkdir(parents=True, exist_ok=True)
-    results = trained.train(
-        advice.order, advice.reference, config, source.measured, advice.ratio, workdir
-    )
+    after = play.train(advice, workdir, advice.order)
+    results = after.results
     order = [one for one in advice.order if one.name in results]
-    unit = weigh.ranking.predicted(advice.reference, advice.ratio)
-    predicted = [weigh.ranking.predicted(one, advice.ratio) / unit for one in order]
+    unit = advice.reference.predicted(advice.ratio)
+    predicted = [one.predicted(advice.ratio) / unit for one in order]
     seconds = [results[one.name].mean for one in order]
     late = max(second for second in seconds if np.isfinite(second)) * 2
     ranked = np.where(np.isfinite(seconds), seconds, late)  # those that never arrive are last
     agreement = stats.spearmanr(predicted, ranked).statistic
     fastest = int(np.argmin(ranked))
-    after = verdict.trained(advice.order, results, advice.reference)
     print(
         f"\n{name}: {source.measured.workers} workers, {len(advice.found)} contenders of ", end=""
     )
@@ -106,7 +104,7 @@ def compare(name: str, source: sources.Source, workdir: Path) -> dict:
     print(f"  Spearman {agreement:.3f}")
     print(f"  advised without training: {advice.verdict.reason}")
     print(f"  it took {ranked[0] / ranked[fastest]:.3f} times as long as {order[fastest].name}")
-    print(f"  advised with training: {after.reason}")
+    print(f"  advised with training: {after.verdict.reason}")
     for one, guess, second in sorted(
         zip(order, predicted, seconds, strict=True), key=lambda r: r[2]
     ):
@@ -124,8 +122,8 @@ def compare(name: str, source: sources.Source, workdir: Path) -> dict:
         "advised": order[0].name,
         "longer": float(ranked[0] / ranked[fastest] - 1),
         "best": order[fastest].name,
-        "sure": after.sure,
-        "verdict": after.reason,
+        "sure": after.verdict.sure,
+        "verdict": after.verdict.reason,
         "seconds_to_weigh": weighed,
     }
 

@@ -164,54 +164,36 @@ def in_records() -> dict[str, tuple[float, str]]:
 
 
 def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table of what does not depend on the network, then one for each network."""
+    """Yield a table for all networks, then one for each."""
 
     def gigabits(bandwidth: float | None) -> str:
         known = {None: "never", float("inf"): "always"}
         return known.get(bandwidth) or f"{8e-9 * bandwidth:.3g}"
 
-    methods = summary["methods"]
-    yield as_table(
-        Numbers(
-            "breaks even: the bandwidth below which it is faster than all-reduce",
-            (
-                "method",
-                "MB sent",
-                "codec\n[ms]",
-                "breaks even\n[Gbit/s]",
-                "overlapped\n[Gbit/s]",
-                "loss",
-            ),
-            [
-                (
-                    row["method"],
-                    f"{1e-6 * row['bytes']:.3g}",
-                    f"{1e3 * row['codec_seconds']:.3g}",
-                    gigabits(row["break_even"]),
-                    gigabits(row["break_even_overlapped"]),
-                    "{:.3f}x ({})".format(*row["loss"]) if row["loss"] else "–",
-                )
-                for row in methods
-            ],
+    rows = [
+        (
+            row["method"],
+            f"{1e-6 * row['bytes']:.3g}",
+            f"{1e3 * row['codec_seconds']:.3g}",
+            gigabits(row["break_even"]),
+            gigabits(row["break_even_overlapped"]),
+            "{:.3f}x ({})".format(*row["loss"]) if row["loss"] else "–",
         )
-    )
+        for row in summary["methods"]
+    ]
+    headings = ("MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]", "loss")
+    title = "breaks even: the bandwidth below which it is faster than all-reduce"
+    yield as_table(Numbers(title, ("method", *headings), rows))
     gains = ("gain", "gain_of_update", "gain_of_overlapped_update")
+    headings = ("codec and\nexchange [ms]", "exchange", "update", "overlapped\nupdate")
     for number, entry in enumerate(summary["dense"]):
-        found = [(row["method"], row["networks"][number]) for row in methods]
-        yield as_table(
-            Numbers(
-                f"on {entry['network']}; overlapped: where an exchange hides behind the gradient "
-                "as far as it can",
-                ("method", "codec and\nexchange [ms]", "exchange", "update", "overlapped\nupdate"),
-                [
-                    ("all_reduce", f"{1e3 * entry['seconds']:.3g}", *["1.00x"] * 3),
-                    *(
-                        (name, f"{1e3 * one['seconds']:.3g}", *(f"{one[g]:.2f}x" for g in gains))
-                        for name, one in found
-                    ),
-                ],
-            )
-        )
+        rows = [("all_reduce", f"{1e3 * entry['seconds']:.3g}", *["1.00x"] * 3)]
+        for row in summary["methods"]:
+            one = row["networks"][number]
+            times = (f"{one[gain]:.2f}x" for gain in gains)
+            rows.append((row["method"], f"{1e3 * one['seconds']:.3g}", *times))
+        words = "overlapped: where an exchange hides behind the gradient as far as it can"
+        yield as_table(Numbers(f"on {entry['network']}; {words}", ("method", *headings), rows))
 
 
 def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -94,7 +94,7 @@ def read(
     starts it, or python and the launcher alone. trusted: modules that a run's record may name.
     Raises ValueError for a source that cannot be read, has too little in it, or other workers.
     """
-    path, delay = Path(text), None
+    path = Path(text)
     if path.is_dir():
         own = _recorded(path, trusted)
         schedule = load(path / records.SCHEDULE)
@@ -213,12 +213,14 @@ def of_schedule(
     """
     workers = schedule.all_workers
     _refuse_lost_work(schedule, source, trigger)
-    full, cuts = np.full(workers, schedule.batches.max(initial=1)), False
-    if trigger is None:
-        cuts = bool(((schedule.busy > 0) & (schedule.batches == 0)).any())
-    else:
-        whole = trigger.mini_batches if trigger.whole is None else trigger.whole
-        full, cuts = np.broadcast_to(whole, workers), trigger.cuts
+    full, cuts = (
+        schedule.batches.max(initial=1),
+        ((schedule.busy > 0) & (schedule.batches == 0)).any(),
+    )
+    if trigger is not None:
+        full = trigger.mini_batches if trigger.whole is None else trigger.whole
+        cuts = trigger.cuts
+    full = np.broadcast_to(full, workers)
     seen: list[list[tuple[float, float, int, bool]]] = [[] for _ in range(workers)]
     for at in np.argwhere((schedule.busy > 0) & (schedule.workers < workers)):
         at = tuple(at)
@@ -236,11 +238,8 @@ def of_schedule(
                 each = (pushed[t] - landed[t]) / full[i]
                 seen[i].append((landed[t], each, int(full[i]), False))
     columns = [np.array(sorted(rows)).reshape(-1, 4).T for rows in seen]
-    counts = [column[2].astype(int) for column in columns]
-    values = [np.repeat(column[1], count) for column, count in zip(columns, counts, strict=True)]
-    observed = [
-        np.repeat(column[3] > 0, count) for column, count in zip(columns, counts, strict=True)
-    ]
+    values = [np.repeat(each, count.astype(int)) for _, each, count, _ in columns]
+    observed = [np.repeat(whole > 0, count.astype(int)) for _, _, count, whole in columns]
     return _completed(values, observed, source, seed)
 
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from rich import box
+from matplotlib.ticker import LogLocator, MaxNLocator
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from experiments import (
     config_files,
@@ -31,6 +29,7 @@ from experiments import (
 )
 from experiments.advice import durations, play
 from experiments.advice.play import Advice, Candidate
+from experiments.numbers import Numbers, as_table
 from experiments.reports import figure
 
 ADVICE, PAGE, CONFIG, RANKED, WAITS = (
@@ -68,8 +67,9 @@ pre {{ padding: .6rem; background: color-mix(in srgb, currentColor 7%, transpare
 div {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .25rem .9rem .25rem 0; text-align: right; vertical-align: top; }}
+td {{ white-space: nowrap; }}
 thead th {{ white-space: pre; vertical-align: bottom; border-bottom: 1px solid; }}
-tbody th, .words td {{ min-width: 9rem; font-weight: 400; overflow-wrap: anywhere; }}
+tbody th, .words td {{ min-width: 10rem; font-weight: 400; white-space: normal; }}
 th:first-child, .words * {{ text-align: left; }}
 small, summary {{ opacity: .75; }}
 img {{ width: 100%; min-width: 44rem; max-width: 64rem; background: #fff; }}
@@ -158,11 +158,8 @@ def as_json(advice: Advice) -> dict[str, Any]:
                 "rate_at_edge": result and result.edge,
                 "updates_per_second": one.updates,
                 "samples_per_second": one.samples,
-                "staleness": one.found.staleness,
-                "tree_distance": one.found.tree_distance,
                 "idle": one.schedule.idle_fraction,
-                "limits": one.found.limits,
-                "share": one.found.share,
+                **one.found._asdict(),
             }
         )
     return {
@@ -177,8 +174,8 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "seconds": dict(advice.seconds),
         "rules": rules,
         "values": [[one.name, one.predicted(advice.ratio) / unit] for one in advice.found],
-        "changes": [list(change) for change in advice.changes],
-        "refused": [list(one) for one in advice.refused],
+        "changes": advice.changes,
+        "refused": advice.refused,
     }
 
 
@@ -259,13 +256,9 @@ def _show(advice: Advice, root: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=UNBOUNDED)
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=f"yours: {advice.reference.name}")
     headings, rows = columns(advice)
-    for heading in headings:
-        justify = "left" if heading == HEADINGS[0] else "right"
-        shown.add_column(heading, justify=justify, overflow="fold")
-    for row in rows:
-        shown.add_row(*map(escape, row))
+    rows = [[*map(escape, row)] for row in rows]
+    shown = as_table(Numbers(f"yours: {escape(advice.reference.name)}", headings, rows))
     console.print(shown, markup=False)
     print(f"advice: {advice.verdict.reason}")
     print(f"command: {shlex.join(command(advice, root))}")
@@ -296,23 +289,23 @@ def _sections(advice: Advice, root: Path, launched: str) -> Iterator[str]:
     yield _paragraph(shlex.join(command(advice, root)), "pre")
     yield "<h2>Ranking</h2>"
     yield _table(*columns(advice))
-    mark = "; * the best rate is the first or the last that was tried" if advice.results else ""
+    trained = (
+        f"; trained: mean ± standard deviation over {len(play.DURATIONS)} seeds, each with "
+        "resampled durations; * the best rate is the first or the last that was tried"
+    ) * bool(advice.results)
     yield _paragraph(
-        f"Every rule at its best parameter; yours: {own.name}; rules that make use of fewer "
-        "samples per second than yours come last, until they are trained; trained: mean ± standard "
-        f"deviation over {len(play.DURATIONS)} seeds, each with resampled durations{mark}; waits most for: "
-        "the worker that is the last to be ready in the most updates.",
+        f"Every rule at its best parameter; yours: {own.name}; rules with fewer samples per second "
+        f"than yours come last until they are trained; waits most for: the last to be ready in the "
+        f"most updates{trained}.",
         "small",
     )
-    yield _picture(root / RANKED, _ranked(advice), "Time to the target, relative to yours.")
+    words = "Time to the target. Bar: predicted range; diamond: trained; tick: other parameters."
+    yield _picture(root / RANKED, _ranked(advice), words)
     yield _paragraph(
-        "The prediction uses the schedule that a rule makes of the durations and the noise of a "
-        f"gradient at the initial parameters, a variance of {advice.ratio:.3g} squared mean "
-        "gradients per mini-batch, and no training: time ~ (how many times smaller the largest "
-        "stable rate is for stale gradients + noise x mean of 1 / mini-batches of an update) / "
-        "updates per second. Its range is over resampled durations and over noise of "
-        f"{play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times as much. Momentum, codecs and local "
-        "steps are not in it.",
+        "Predicted without training, from the schedule of each rule and a gradient's variance of "
+        f"{advice.ratio:.3g} squared means per mini-batch; the range is over resampled durations "
+        f"and {play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and "
+        "local steps are not in it.",
         "small",
     )
     yield "<h2>What would change the verdict</h2>"
@@ -385,10 +378,14 @@ def _ranked(advice: Advice) -> Figure:
             axes.plot(result.mean / own.mean, place, "D", color=figure.COLOURS[1], markersize=5)
     axes.set_yticks(range(len(shown)), [figure.literal(one.name) for one in shown])
     axes.invert_yaxis()
-    figure.plain(axes)
     axes.axvline(1.0, color="0.35", linewidth=0.8, linestyle="--")
     axes.set_xscale("log")
-    axes.set_xlabel("time to target, yours = 1   (bar: predicted, diamond: trained)", fontsize=8)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.grid(axis="x", color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("time to target, yours = 1", fontsize=9)
     return canvas
 
 
@@ -399,12 +396,14 @@ def _waits(advice: Advice) -> Figure:
     workers = min(own.arm.workers, MOST_SHOWN)
     canvas = Figure(figsize=(8, 1.5 + 0.16 * workers), dpi=150, layout="constrained")
     panels = canvas.subplots(1, len(shown), squeeze=False)[0]
-    for axes, (words, one) in zip(panels, shown.items(), strict=True):
-        share = 100 * one.found.waits[:workers, :workers] / one.schedule.time[-1]
-        image = axes.imshow(share, "Oranges", vmin=0, vmax=max(1, share.max()), aspect="auto")
+    shares = [
+        100 * one.found.waits[:workers, :workers] / one.schedule.time[-1] for one in shown.values()
+    ]
+    for axes, share, (words, one) in zip(panels, shares, shown.items(), strict=True):
+        image = axes.imshow(share, "Oranges", vmin=0, vmax=max(1, np.max(shares)), aspect="auto")
         axes.set_title(figure.literal(f"{one.name} ({words})"), fontsize=9)
         axes.set(xlabel="is waited for by the others", ylabel="worker that waits")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        canvas.colorbar(image, ax=axes, label="of its time [%]")
+    canvas.colorbar(image, ax=panels, label="of its time [%]")
     return canvas

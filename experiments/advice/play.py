@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
 from experiments import executors, formats, parts, prepare, records, sweep, tasks, waiting
@@ -315,10 +314,13 @@ def noise_ratio(config: ConfigDict, prepared: prepare.Prepared) -> float:
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
     params, losses = task.init(jax.random.key(config.seed)), tasks.first_draw(task)
 
+    def squared(tree) -> jax.Array:
+        return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree))
+
     @jax.jit
     def added(total, squares, examples):
         gradient = jax.grad(lambda p: losses(p, examples).mean())(params)
-        return jax.tree.map(jnp.add, total, gradient), squares + optax.global_norm(gradient) ** 2
+        return jax.tree.map(jnp.add, total, gradient), squares + squared(gradient)
 
     total, squares = jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
     for number in range(n):
@@ -326,7 +328,7 @@ def noise_ratio(config: ConfigDict, prepared: prepare.Prepared) -> float:
         indices = np.asarray(sampler.indices(np.int32(worker), counter))
         examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
         total, squares = added(total, squares, examples)
-    each, together = float(squares) / n, float(optax.global_norm(total)) ** 2 / n**2
+    each, together = float(squares) / n, float(squared(total)) / n**2
     variance = (each - together) * n / (n - 1)
     signal = max(together - variance / n, 0.0)
     return float(np.clip(variance / signal, LEAST_RATIO, MOST_RATIO)) if signal else MOST_RATIO

@@ -1,11 +1,14 @@
-"""Rules played over durations: grids, what is refused, and rates in closed form."""
+"""Rules played over durations: grids, refusals, rates in closed form, and verdicts."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from configs import slow_and_stale
-from experiments import prepare, waiting
-from experiments.advice import durations, grids, play, ranking
+from experiments import prepare
+from experiments.advice import durations, play
+from experiments.advice.play import Trained
 from experiments.config_files import override
 from stragglers import delays
 from stragglers.processes import persistent
@@ -23,7 +26,7 @@ def some(setting, *, share: float):
 
 
 def unknown(setting, *, colour: str):
-    """A rule with a parameter that nobody has a grid for."""
+    """A rule with a parameter that has no grid."""
     return half(setting)
 
 
@@ -32,96 +35,103 @@ def config(**changes):
     return override(slow_and_stale.get_config(), base | changes)
 
 
-def measured(delay=None, workers=4):
+def measured(delay=None):
     delay = delays.shifted_exponential(1.0, 1.0) if delay is None else delay
-    return durations.of_delay(delay, workers, 0, "law")
+    return durations.of_delay(delay, 4, 0, "law")
 
 
-def weighed(arm, named=()):
-    source = measured()
-    scale = grids.scale_of(source, arm.workers, arm.mini_batches)
-    return play.rules(arm, named, scale)
+GRIDS = play.grids_of(measured(), 4, 2)
 
 
-@pytest.fixture(scope="module")
-def all_rules():
-    return weighed(config(), ["barrier", f"{__name__}:half", f"{__name__}:some"])
-
-
-def test_every_rule_of_the_registry_is_played_or_has_a_reason(all_rules):
-    arms, refused = all_rules
-    names = {arm.wait.name for arm, _ in arms}
-    assert names | {one.wait for one in refused} >= set(RULES)
-    assert len(names & set(RULES)) >= 12
-    assert {f"{__name__}:half", f"{__name__}:some"} <= names
-    reasons = {one.wait: one.reason for one in refused}
-    assert "got no graph" in reasons["random_pairs"]
-    assert "protocol" in reasons["adasync"]
-
-
-def test_a_grid_goes_with_the_name_of_a_parameter(all_rules):
-    shares = [arm.wait.share for arm, _ in all_rules[0] if arm.wait.name.endswith(":some")]
-    assert shares == [0.25, 0.5, 0.75]
-    counts = [arm.wait.k for arm, _ in all_rules[0] if arm.wait.name == "k_sync"]
-    assert counts == [1, 2, 3, 4]  # more than there are workers are refused
+def test_every_rule_of_the_registry_is_played_or_has_a_reason():
+    own = [f"{__name__}:half", f"{__name__}:some"]
+    arms, refused = play.to_play(config(), ["barrier", *own], GRIDS)
+    names, reasons = {arm.wait.name for arm, _ in arms}, dict(refused)
+    assert names | reasons.keys() >= {*RULES, *own}
+    assert len(names & {*RULES}) >= 12 and {*own} <= names
+    assert "got no graph" in reasons["random_pairs"] and "protocol" in reasons["adasync"]
+    # A grid goes with the name of a parameter.
+    assert [arm.wait.share for arm, _ in arms if arm.wait.name == own[1]] == [0.25, 0.5, 0.75]
+    # More than there are workers are refused.
+    assert [arm.wait.k for arm, _ in arms if arm.wait.name == "k_sync"] == [1, 2, 3, 4]
 
 
 def test_a_parameter_without_a_grid_has_to_be_given():
-    scale = grids.scale_of(measured(), 4, 2)
     with pytest.raises(ValueError, match="nothing says which colour to weigh"):
-        list(grids.candidates(waiting.RULE, f"{__name__}:unknown", scale))
-    named = f"{__name__}:unknown(colour=red)"
-    assert list(grids.candidates(waiting.RULE, named, scale)) == [
-        {"name": f"{__name__}:unknown", "colour": "red"}
-    ]
+        play.variants(f"{__name__}:unknown", GRIDS)
+    given = {"name": f"{__name__}:unknown", "colour": "red"}
+    assert play.variants(f"{__name__}:unknown(colour=red)", GRIDS) == [given]
 
 
-def test_rates_are_those_of_known_durations():
+@pytest.mark.parametrize(
+    ("wait", "updates", "idle"),
+    [("barrier", 1 / 4, 1 - 8 / 16), ("k_async(k=1)", 2.75, 0.0), ("k_sync(k=2)", 1.0, None)],
+)
+def test_rates_are_those_of_known_durations(wait, updates, idle):
     """Workers of 1, 1, 2 and 4 s: a barrier has 1/4 updates per second, Async-SGD 2.75."""
     source = measured(persistent(delays.deterministic(1.0), [1.0, 1.0, 2.0, 4.0]))
-    base = config(mini_batches=1, seconds=400.0)
-    for wait, updates, idle in (
-        ("barrier", 1 / 4, 1 - 8 / 16),
-        ("k_async(k=1)", 2.75, 0.0),
-        ("k_sync(k=2)", 1.0, None),
-    ):
-        arm = override(base, {"wait": wait})
-        played = next(play.repeats(arm, prepare.prepare(arm), source, 1))
-        assert played.updates == pytest.approx(updates, rel=0.02)
-        assert played.samples == pytest.approx(
-            updates * played.mini_batches * arm.batch_size, rel=0.02
-        )
-        if idle is not None:
-            assert played.idle == pytest.approx(idle, abs=0.01)
-
-
-def contender(steps, noise, samples=1.0):
-    played = play.Played({}, 1.0, samples, 0.0, None, None)
-    return ranking.Contender(None, None, played, (ranking.Costs(steps, noise),))
-
-
-def test_who_is_beaten_in_both_costs_is_dominated():
-    front = [contender(1, 4), contender(2, 2), contender(4, 1)]
-    beaten = [contender(2, 4), contender(3, 2), contender(4, 4)]
-    assert ranking.undominated([*front, *beaten]) == front
-    for ratio in np.geomspace(0.01, 100, 20):
-        assert ranking.ranked([*beaten, *front], ratio, front[0])[0] in front
+    arm = config(mini_batches=1, seconds=400.0, wait=wait)
+    one = play.play(arm, prepare.prepare(arm), source)
+    batches = one.schedule.batches.sum() / one.schedule.updates
+    assert one.updates == pytest.approx(updates, rel=0.02)
+    assert one.samples == pytest.approx(updates * batches * arm.batch_size, rel=0.02)
+    assert idle is None or one.schedule.idle_fraction == pytest.approx(idle, abs=0.01)
 
 
 def test_costs_of_equal_workers_follow_from_the_definitions():
-    """Four workers of 1 s: a barrier makes an update of 4 a second, of which none is stale."""
-    source = measured(delays.deterministic(1.0))
-    arm = config(mini_batches=1, seconds=100.0)
-    played = next(play.repeats(arm, prepare.prepare(arm), source, 1))
-    assert ranking.costs(played) == pytest.approx((1.0, 1 / 4))
-    stale = override(arm, {"wait": "k_batch_async(k=4)"})
-    played = next(play.repeats(stale, prepare.prepare(stale), source, 1))
-    assert ranking.costs(played).steps > 1.0
-    assert ranking.costs(played).noise == pytest.approx(1 / 4)
+    """Four workers of 1 s: a barrier makes an update of 4 a second, and none is stale."""
+    source, (plain, stale) = measured(delays.deterministic(1.0)), (
+        config(mini_batches=1, seconds=100.0, wait=wait)
+        for wait in ("barrier", "k_batch_async(k=4)")
+    )  # fmt: skip
+    assert play.play(plain, prepare.prepare(plain), source).costs[0] == pytest.approx((1, 1 / 4))
+    steps, noise = play.play(stale, prepare.prepare(stale), source).costs[0]
+    assert steps > 1.0 and noise == pytest.approx(1 / 4)
 
 
-def test_a_verdict_is_sure_of_what_is_always_so():
-    first, second = np.array([1.0, 2.0, 3.0]), np.array([1.2, 2.4, 3.6])
-    assert ranking.is_sure(first, second)
-    assert not ranking.is_sure(first, first * 1.01)
-    assert not ranking.is_sure(first, second[::-1])
+def candidate(name, steps, noise=0.0, samples=1.0, repeats=1):
+    arm = SimpleNamespace(wait={"name": name})
+    costs = np.array([[steps, noise]] * repeats)
+    return play.Candidate(arm, None, None, 1.0, samples, None, costs)
+
+
+def test_a_candidate_that_is_beaten_in_both_costs_is_dominated():
+    front = [candidate("a", 1, 4), candidate("b", 2, 2), candidate("c", 4, 1)]
+    beaten = [candidate("d", 2, 4), candidate("e", 3, 2), candidate("f", 4, 4)]
+    assert play.undominated([*front, *beaten]) == front
+    for ratio in np.geomspace(0.01, 100, 20):
+        assert play.ranked([*beaten, *front], ratio, front[0])[0] in front
+
+
+def test_fewer_samples_are_never_first():
+    own, small, better = (
+        candidate("own", 4, samples=10, repeats=2),
+        candidate("small", 1, samples=8, repeats=2),
+        candidate("b", 3, samples=12, repeats=2),
+    )
+    order = play.ranked([small, own, better], 1.0, own)
+    assert [one.name for one in order] == ["b", "own", "small"]
+    verdict = play.predicted_verdict(order, 1.0, own)
+    assert verdict.sure and [one.name for one in verdict.close] == ["b"]
+    assert "1.20 times as many samples per second as own" in verdict.reason
+    assert "own, which is yours" in play.predicted_verdict(order[1:], 1.0, own).reason
+    near = candidate("near", 3.01, samples=12, repeats=2)
+    assert not play.predicted_verdict([better, near, own], 1.0, own).sure
+
+
+@pytest.mark.parametrize(
+    ("seconds", "order", "close", "reason"),
+    [
+        ([(10, 12), (11, 12), (20, 21)], "abc", "ab", "not sure: a (11 s) and b (11.5 s)"),
+        ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "after 11 s against 20.5 s with c"),
+        ([(np.inf, 12), (50, 51)], "bac", "b", "b is at the target after 50.5 s"),
+        ([(np.inf, 12), (np.inf, np.inf)], "abc", "abc", "not sure: nothing that was trained"),
+    ],
+)
+def test_verdicts_of_training(seconds, order, close, reason):
+    rules = [candidate(name, 1.0) for name in "abc"]
+    results = {name: Trained(0.1, times) for name, times in zip("abc", seconds, strict=False)}
+    verdict = play.trained_verdict(rules, results, rules[2])
+    assert "".join(one.name for one in verdict.order) == order and reason in verdict.reason
+    assert "".join(one.name for one in verdict.close) == close
+    assert verdict.sure != reason.startswith("not sure")

@@ -1,0 +1,129 @@
+"""Records of somebody else: data, of which no code is imported or called."""
+
+import json
+
+import numpy as np
+import pytest
+
+import launch
+from experiments import config_files, kinds
+from experiments.config_files import override
+from stragglers import delays
+from tests import launcher, planned
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    return launcher.directory(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    return launcher.caller(monkeypatch, capsys)
+
+
+def record(place, **changes):
+    """A workdir as a run leaves it, with what the advice reads."""
+    given = {"mini_batches": 1, "wait": "barrier", "delay": "deterministic(value=0.02)", **changes}
+    config = override(config_files.read("config.py:workers=3").config, given)
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(config.to_dict()))
+    planned.plan("barrier", delays.exponential(0.02), 3, 40).save(place / "schedule.npz")
+
+
+# A factory of ours stands for the code of somebody else: it says that it was imported and called.
+HOSTILE = """
+from pathlib import Path
+
+Path('imported').touch()
+
+
+def law(path):
+    Path(path).touch()
+"""
+PARTS = [
+    {"delay": "hostile:law(path=called)"},
+    {"delay": {"name": "persistent", "law": "hostile:law(path=called)", "factors": [1.0]}},
+    {"task": {"name": "images", "source": {"name": "hostile:law", "path": "called"}}},
+    {"algorithm": {"name": "chain", "*": [{"name": "hostile:law", "path": "called"}]}},
+    {"communication": {"name": "hostile:law", "path": "called"}},
+]
+
+
+@pytest.fixture
+def hostile(here, monkeypatch):
+    (here / "hostile.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.delitem(launch.sys.modules, "hostile", raising=False)
+    kinds._imported.cache_clear()
+    return here
+
+
+@pytest.mark.parametrize("changes", PARTS)
+def test_a_record_names_no_code_to_the_advice(hostile, call, changes):
+    record(hostile / "run")
+    there = json.loads((hostile / "run" / "config.json").read_text()) | changes
+    (hostile / "run" / "config.json").write_text(json.dumps(there))
+    for more in ([], ["--config=config.py:workers=3"], ["--trust=other"]):
+        code, _, err = call("--advise=run", "--no_training", "--workdir=a", *more)
+        assert code == 2 and err.count("\n") == 1
+        assert "names code of the module 'hostile'" in err and "--trust=hostile" in err
+    assert not (hostile / "imported").exists() and not (hostile / "called").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--trust=other,hostile"],
+        ["--config=config.py:workers=3", "--config.delay=hostile:law(path=called)"],
+        ["--rule=hostile:rule"],
+    ],
+)
+def test_code_that_the_command_names_runs(hostile, call, more):
+    record(hostile / "run", delay={"name": "hostile:law", "path": "called"})
+    assert "gives NoneType; let it return" in call("--advise=run", "--no_training", *more)[2]
+    assert (hostile / "called").exists()
+
+
+@pytest.mark.slow
+def test_a_record_names_no_code_to_reports_or_runs(hostile, call):
+    """Neither to the report of a run, nor to a command that goes on in its workdir."""
+    flags = ["--config=config.py:workers=3", "--config.updates=3", "--workdir=run"]
+    assert call(*flags)[0] == 0
+    path = hostile / "run" / "config.json"
+    good = json.loads(path.read_text())
+    for changes in PARTS:
+        path.write_text(json.dumps(good | changes))
+        call("--report=run")
+        code, _, err = call(*flags)
+        assert code == 2 and "another config" in err
+    (hostile / "run" / "summary.json").unlink()  # as if it had been cut off
+    for changes in PARTS:
+        path.write_text(json.dumps(good | changes))
+        assert call(*flags)[0] == 2
+    assert not (hostile / "imported").exists() and not (hostile / "called").exists()
+
+
+class Marks:
+    """An object whose pickle makes a file when it is loaded."""
+
+    def __reduce__(self):
+        return open, ("called", "w")
+
+
+def test_arrays_of_a_record_are_data(here, call):
+    planned.plan("barrier", delays.exponential(0.02), 3, 40).save(here / "good.npz")
+    arrays = dict(np.load(here / "good.npz"))
+    arrays["time"] = np.array([Marks()] * 40, object)
+    np.savez(here / "bad.npz", **arrays)
+    for more in (["--advise=bad.npz"], ["--config.wait=replay(path=bad.npz)"]):
+        code, _, err = call("--config=config.py:workers=3", "--workdir=w", *more)
+        assert code == 2 and "bad.npz" in err
+    assert not (here / "called").exists()
+
+
+def test_a_factory_whose_parameters_cannot_be_read_is_refused(here, call):
+    flags = ["--config=config.py", "--workdir=w"]
+    for name, entry in (("builtins:max(seconds=1)", "delay"), ("builtins:max", "algorithm")):
+        code, _, err = call(*flags, f"--config.{entry}={name}")
+        assert code == 2 and "has no parameters that can be read" in err and "wrap it in" in err
