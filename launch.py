@@ -278,7 +278,6 @@ def plan() -> Callable[[], int] | None:
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     compiled.keep_programs()
     from experiments import agreement, dry_run, executors, loggers, slurm, sweep
-    from experiments.reports import comparison
     from runtimes import session
 
     session.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
@@ -329,13 +328,13 @@ def plan() -> Callable[[], int] | None:
     def work() -> int:
         with held:
             left = sweep.unfinished(arms, place, _OVERWRITE.value)
-            begin(arms, left)
-            return compare(comparison.launch(arms, place, _OVERWRITE.value, **how))
+            begin(arms, left, file.module.__doc__)
+            return compare(sweep.launch(arms, place, _OVERWRITE.value, **how))
 
     return work
 
 
-def begin(arms, left) -> None:
+def begin(arms, left, about: str | None) -> None:
     """Note what runs, for reports; where no arms are left to run, what was noted when they ran."""
     from experiments import distributed, provenance, sweep
 
@@ -343,18 +342,17 @@ def begin(arms, left) -> None:
         return
     sweep.claim([arm for arm in arms if not arm.path], _WORKDIR.value)  # before any other file
     if left or not provenance.known(_WORKDIR.value):
-        provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
+        provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]), about)
 
 
 def compare(outcome) -> int:
     """Write the report of arms that have run; 1 if some have failed, even without a report."""
-    from experiments import distributed, files, provenance
-    from experiments.reports import page
+    from experiments import distributed, files, provenance, report
 
     if distributed.is_writer():
         try:
             provenance.claim(_WORKDIR.value, outcome.claims, outcome.numbers)
-            print(f"report: {page.write(_WORKDIR.value)}")
+            print(f"report: {report.write(_WORKDIR.value)}")
         except files.NotWritten as error:
             if not outcome.failures:
                 raise
@@ -373,22 +371,23 @@ def list_parts() -> None:
 
 def report_again() -> None:
     """Write the report of records that are there, for a paper with its figures as files."""
-    from experiments.reports import page, paper
+    from experiments import figures, report
 
     try:
-        print(f"report: {page.write(_REPORT.value)}")
-        if _PAPER.value:
-            print(f"figures: {paper.write(_REPORT.value)}")
+        path = report.write(_REPORT.value, _PAPER.value)
     except (ValueError, OSError) as error:
         refuse(error)
+    print(f"report: {path}")
+    if _PAPER.value:
+        print(f"figures: {path.with_name(figures.FOLDER)}")
 
 
 def watch() -> int:
     """Serve a page while records arrive; 1 if nobody is left to finish the runs."""
     endings.raising()
-    from experiments.reports import watch
+    from experiments import live
 
-    abandoned = watch.watch(_WATCH.value, _PORT.value)
+    abandoned = live.watch(_WATCH.value, _PORT.value)
     if abandoned is not None:
         print(f"error: {abandoned}", file=sys.stderr)
     return 0 if abandoned is None else 1

@@ -36,9 +36,9 @@ from experiments import (
     provenance,
     publish,
     records,
+    report,
     saving,
 )
-from experiments.reports import workdirs
 from stragglers import delays, processes, schedule
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
@@ -339,7 +339,7 @@ def _read_profile(path: Path) -> None:
 def _gather(path: Path) -> None:
     """What a report reads of all that lies below a workdir."""
     root = path.parent if path.parent.name != "a" else path.parent.parent
-    workdirs.gather(root)
+    report.gather(root)
     provenance.read(root)
 
 

@@ -67,8 +67,7 @@ def load(programs: pathlib.Path) -> None:
     # Not earlier, as JAX reads the environment.
     import orbax.checkpoint  # noqa: F401
 
-    from experiments import agreement, config_files, loggers, train  # noqa: F401
-    from experiments.reports import comparison, figure, page, table  # noqa: F401
+    from experiments import agreement, config_files, figures, loggers, report, sweep, tables, train  # noqa: F401  # noqa: F401
 
 
 class Process:

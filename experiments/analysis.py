@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 from rich.console import Console
+from rich.table import Table
 
 from experiments import files, manifest, records
-from experiments.numbers import as_table
-from experiments.reports.table import print_claims
 from experiments.stats import Claim, Numbers, judge
+from experiments.tables import as_table, print_claims
 
 
 class Analysis(NamedTuple):
     """The findings of an analysis."""
 
     summary: Mapping[str, Any]  # goes into summary.json, beside the name of the config
-    tables: Sequence[Numbers | str]  # printed one below the other; a text is a line of its own
+    tables: Sequence[Numbers | Table | str]  # printed one below the other; a text is a line
     figure: Callable[[Path], None] | None = None  # writes a PNG to the path that it gets
     claims: Sequence[Claim] = ()  # rows of a paper's file, judged on the summary
 
@@ -56,9 +56,9 @@ def write(
     return claims
 
 
-def show(console: Console, tables: Iterable[Numbers | str]) -> None:
+def show(console: Console, tables: Iterable[Numbers | Table | str]) -> None:
     """Print tables and lines, 120 columns wide where there is no terminal."""
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
     for table in tables:
-        console.print(table if isinstance(table, str) else as_table(table), highlight=False)
+        console.print(as_table(table) if isinstance(table, Numbers) else table, highlight=False)

@@ -246,7 +246,7 @@ WHOLE_SWEEP = SWEEP._replace(
 )  # fmt: skip
 NOTE = Format(
     (
-        ("a text", _is_string, ("command",)),
+        ("a text", _is_string, ("command", "about")),
         ("a date", _is_date, ("date",)),
         ("an object of texts", _is_texts, ("versions",)),
         ("a list of pairs of texts", _list_of(_is_pair), ("claims",)),

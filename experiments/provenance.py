@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments import formats, records, texts
-from experiments.numbers import Numbers
+from experiments.stats import Numbers
 from gossax import __version__
 
 NOTE = "report.json"
@@ -19,11 +19,12 @@ _CODE = (".", ":(exclude)docs", ":(exclude)*.md")  # of all below the root
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
 
 
-def begin(root: str | os.PathLike, command: str) -> None:
-    """Write down what runs now: the command that repeats it, the versions and the date."""
+def begin(root: str | os.PathLike, command: str, about: str | None = None) -> None:
+    """Write down what runs now: its command, the versions, the date and what it is about."""
     versions = {"python": platform.python_version()}
     versions |= {library: importlib.metadata.version(library) for library in LIBRARIES}
     note = {
+        "about": about or "",
         "claims": [],
         "command": command,
         "versions": versions | {"gossax": commit() or __version__},

@@ -30,9 +30,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from experiments import config_files, files, formats, parts, provenance, records, stats, texts
+from experiments import figures as figure
 from experiments.papers import PAPERS
 from experiments.papers.base import Sweep, arms
-from experiments.reports import figure
 from experiments.sweep import expand
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -143,7 +143,7 @@ WRITES = {
 WRITES_ALLOWED = {
     ("experiments/locks.py", "mkdir"), ("experiments/locks.py", "unlink"),
     ("experiments/locks.py", "truncate"), ("experiments/executors.py", "unlink"),
-    ("experiments/reports/figure.py", "savefig"), ("experiments/reports/panels.py", "savefig"),
+    ("experiments/figures.py", "savefig"),
     ("experiments/training_loop.py", "savez"),  # into a file of the module
     ("experiments/checkpoints.py", "savez"),  # the same
 }  # fmt: skip

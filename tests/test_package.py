@@ -100,8 +100,8 @@ def test_the_build_leaves_no_import_of_a_bare_folder(wheel):
 
 
 def test_files_that_are_not_code_are_in_the_wheel(wheel):
-    for name in ("comms/data/googlenet_k80.csv", "experiments/reports/live.js",
-                 "experiments/reports/page.html.in"):  # fmt: skip
+    for name in ("comms/data/googlenet_k80.csv", "experiments/report.js",
+                 "experiments/report.html.in", "experiments/report.live.in"):  # fmt: skip
         assert (wheel / "gossax" / name).read_bytes() == (ROOT / name).read_bytes()
     assert {path.name for path in wheel.iterdir()} == {"gossax"}
 

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 
-from experiments import manifest, provenance, records
-from experiments.reports import page, timeline
+from experiments import manifest, provenance, records, report, timeline
 from tests import launcher
 from tests.launcher import files, start
 
@@ -104,7 +103,7 @@ def test_a_sweep_may_be_overwritten_and_a_config_of_others_may_not(call, here):
 def test_every_name_that_is_written_is_in_the_manifest():
     written = {
         *(records.CONFIG, records.METRICS, records.SUMMARY, records.SCHEDULE, records.PARAMETERS),
-        *(records.ERROR, page.REPORT, page.STRIP, page.FIGURE, provenance.NOTE, timeline.TIMELINE),
+        *(records.ERROR, report.REPORT, report.STRIP, report.FIGURE, provenance.NOTE, timeline.TIMELINE),
     }
     assert written <= manifest.FILES and records.CHECKPOINT in manifest.FOLDERS
     assert set(manifest.REMOVED) | set(manifest.LOCKS) <= manifest.FILES

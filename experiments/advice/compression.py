@@ -22,9 +22,10 @@ from rich.table import Table
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
 from experiments import codec_times, deciding, optimizers, parts, prepare, records, waiting
+from experiments.analysis import Analysis
 from experiments.config_files import override
-from experiments.numbers import Numbers, as_table
-from experiments.studies.study import Study
+from experiments.stats import Numbers
+from experiments.tables import as_table
 
 GIGABITS = (1.0, 10.0, 100.0)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -44,7 +45,7 @@ class Line(NamedTuple):
         return self.latency + self.traffic / bandwidth
 
 
-def explain(config: ConfigDict) -> Study:
+def explain(config: ConfigDict) -> Analysis:
     """Compare every method that compresses with all-reduce, in the order of what it gains.
 
     Beside the config's own method, all of the registry that can run on its task with their own
@@ -87,7 +88,7 @@ def explain(config: ConfigDict) -> Study:
         "methods": rows,
     }
     left_out = [f"not weighed: {', '.join(refused)}"] if refused else []
-    return Study(summary, [*_tables(summary), *_sentences(summary), *left_out])
+    return Analysis(summary, [*_tables(summary), *_sentences(summary), *left_out])
 
 
 def _line(name: str, arm: prepare.Prepared, workers: int, latency: float, codec: float) -> Line:

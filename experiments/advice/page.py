@@ -27,10 +27,11 @@ from experiments import (
     records,
     waiting,
 )
+from experiments import figures as figure
 from experiments.advice import durations, play
 from experiments.advice.play import Advice, Candidate
-from experiments.numbers import Numbers, as_table
-from experiments.reports import figure
+from experiments.stats import Numbers
+from experiments.tables import as_table
 
 ADVICE, PAGE, CONFIG, RANKED, WAITS = (
     "advice.json", "advice.html", "config.py", "ranked.png", "waits.png",

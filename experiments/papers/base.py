@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments import stats
-from experiments.reports.figure import COLOURS, literal
+from experiments.figures import COLOURS, literal
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
 

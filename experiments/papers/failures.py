@@ -23,9 +23,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, ScalarFo
 from ml_collections import ConfigDict
 
 from experiments import analysis, entries, parts, stats
+from experiments.figures import COLOURS, DASHES, save
 from experiments.papers.base import Records, Sweep, plain
 from experiments.prepare import Prepared, prepare
-from experiments.reports.figure import COLOURS, DASHES, save
 from experiments.stats import Answer, Claim, Inconclusive
 from experiments.waiting import RULE
 from runtimes.actors import Actors

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from benchmarks import damage
-from experiments import formats, records
-from experiments.reports import workdirs
+from experiments import formats, records, report
 
 TRIES = 60
 
@@ -63,7 +62,7 @@ def test_what_is_wrong_and_the_way_out_are_named(tmp_path, file, text, words):
     damage._sweep(tmp_path)
     (tmp_path / file).write_text(text)
     with pytest.raises(formats.Damaged, match=words) as caught:
-        workdirs.gather(tmp_path)
+        report.gather(tmp_path)
     assert str(tmp_path / file) in str(caught.value) and len(str(caught.value)) < 800
 
 

@@ -6,7 +6,6 @@ import pytest
 from comms import buckets
 from configs import mg_wfbp
 from experiments import executors, profiling, sweep, tasks
-from experiments.reports import comparison
 
 SMALL = {"task": "digits(model={'name': 'mlp', 'hidden': [8, 8]})", "updates": 3}
 
@@ -47,7 +46,7 @@ def test_claims_tell_which_parameters_are_those_of_pmean(arms, tmp_path):
     for arm in chosen:
         arm.config.name = arm.path
     how = {name: getattr(mg_wfbp, name) for name in ("claims", "numbers")}
-    outcome = comparison.launch(chosen, tmp_path / "runs", False, **how)
+    outcome = sweep.launch(chosen, tmp_path / "runs", False, **how)
     ((claim, text),) = outcome.claims
     assert claim == "buckets change no result, bit for bit"
     assert text == "does not hold: another result than pmean after 3 updates: single"

@@ -2,7 +2,6 @@ import pytest
 from rich.console import Console
 
 from experiments import executors, records, sweep
-from experiments.reports import comparison
 
 
 @pytest.mark.slow
@@ -20,7 +19,7 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     path = sweep_file("yield 'a', {'optimizer.learning_rate': 1e30}; yield 'b', {}")
     arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
     claims = []
-    outcome = comparison.launch(arms, str(root), overwrite=False, claims=claims.append)
+    outcome = sweep.launch(arms, str(root), overwrite=False, claims=claims.append)
     assert outcome.failures == {"b": "RuntimeError: no memory left"}
     assert not claims  # they need all arms
     printed = capsys.readouterr().out
@@ -31,10 +30,10 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     assert [arm["name"] for arm in records.read_summary(root)["arms"]] == ["a"]
 
     monkeypatch.setattr(executors.train, "run", run)
-    outcome = comparison.launch(
+    outcome = sweep.launch(
         arms, str(root), overwrite=False, claims=lambda arms: [("it", "is")]
     )
-    assert outcome == comparison.Outcome({}, [("it", "is")])
+    assert outcome == sweep.Outcome({}, [("it", "is")])
     assert capsys.readouterr().out.count("already finished") == 1 and not where.exists()
 
     def diverged(arms):
@@ -44,7 +43,7 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     def undrawn(place):
         raise OSError(f"no room in {place.name}")
 
-    claimed = comparison.launch(arms, str(root), False, claims=diverged, figures=undrawn).claims
+    claimed = sweep.launch(arms, str(root), False, claims=diverged, figures=undrawn).claims
     assert claimed == [
         ("it", "is"),
         ("claims()", "failed with TypeError: no loss"),
@@ -56,7 +55,7 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
 def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatch):
     path = sweep_file("yield 'm/a', {'wait': 'barrier'}; yield 'm/b', {'baseline': 'm/a'}")
     arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
-    assert comparison.launch(arms, str(root), overwrite=False).failures == {}
+    assert sweep.launch(arms, str(root), overwrite=False).failures == {}
     written = records.read_summary(root)
     assert [(arm["name"], arm["seeds"]) for arm in written["arms"]] == [("m/a", [0]), ("m/b", [0])]
     assert (root / "m" / "a" / "metrics.jsonl").exists()
@@ -68,7 +67,7 @@ def test_finished_arms_are_kept(config, sweep_file, tmp_path, capsys, monkeypatc
         raise AssertionError("a finished arm ran again")
 
     monkeypatch.setattr(executors.train, "Arm", forbidden)
-    assert comparison.launch(arms, str(root), overwrite=False).failures == {}
+    assert sweep.launch(arms, str(root), overwrite=False).failures == {}
     assert records.read_summary(root) == written
     again = capsys.readouterr().out
     assert again.count("already finished") == 2
@@ -82,7 +81,7 @@ def test_a_launch_says_once_what_it_has_read_of_a_trace(config, sweep_file, tmp_
     delay = f"trace(path='{path}')"
     body = f"for n in (4, 10): yield f'w{{n}}', {{'workers': n, 'delay': {delay!r}}}"
     arms = sweep.expand(config, sweep_file(body), {}, seeds=2)
-    comparison.launch(arms, str(tmp_path / "out"), overwrite=False)
+    sweep.launch(arms, str(tmp_path / "out"), overwrite=False)
     read = [line for line in capsys.readouterr().out.splitlines() if line.startswith("delay: ")]
     assert len(read) == 2 and all("9 durations of 9 workers, 1 each" in line for line in read)
     assert read[0].endswith("; n4, n5, n6, n7, n8 take no part among 4 workers")
@@ -91,7 +90,7 @@ def test_a_launch_says_once_what_it_has_read_of_a_trace(config, sweep_file, tmp_
 
 def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "Console", lambda **_: Console(force_terminal=True, width=120))
-    comparison.launch([sweep.Arm("", config)], str(tmp_path), overwrite=False)
+    sweep.launch([sweep.Arm("", config)], str(tmp_path), overwrite=False)
     shown = capsys.readouterr().out
     assert "tiny seed 0" in shown and "updates" in shown and "0.5/0.5 s" in shown
     assert "started" not in shown
@@ -100,7 +99,7 @@ def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_seeds_are_reported_together_and_more_can_be_added(config, tmp_path):
     arms = sweep.expand(config, None, {}, seeds=2)
-    comparison.launch(arms, str(tmp_path), overwrite=False)
+    sweep.launch(arms, str(tmp_path), overwrite=False)
     each = [records.read_summary(tmp_path / f"seed_{seed}") for seed in (0, 1)]
     (merged,) = records.read_summary(tmp_path)["arms"]
     assert merged["seeds"] == [0, 1]
@@ -109,6 +108,6 @@ def test_seeds_are_reported_together_and_more_can_be_added(config, tmp_path):
     )
     more = sweep.expand(config, None, {}, seeds=3)
     sweep.check(more, str(tmp_path), overwrite=False)
-    comparison.launch(more, str(tmp_path), overwrite=False)
+    sweep.launch(more, str(tmp_path), overwrite=False)
     assert records.read_summary(tmp_path)["arms"][0]["seeds"] == [0, 1, 2]
     assert [records.read_summary(tmp_path / f"seed_{seed}") for seed in (0, 1)] == each

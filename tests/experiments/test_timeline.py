@@ -7,8 +7,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from experiments.reports import timeline
-from experiments.reports.timeline import KINDS, NANOSECONDS
+from experiments import timeline
+from experiments.timeline import KINDS, NANOSECONDS
 from stragglers import delays, inject
 from stragglers.rule import Trigger, whole
 from stragglers.rules import RULES

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.reports import figure
+from experiments import figures as figure
 
 
 def run(rate, end=10.0):

@@ -11,100 +11,60 @@ import time
 
 import pytest
 
-from experiments import locks, provenance, records
-from experiments.reports import following, served, watch
+from experiments import live, locks, provenance, records
 from tests import launcher
-from tests.experiments.reports.test_page import NASTY, leave
+from tests.experiments.test_report import NASTY, data_of, leave
 
 
 def ask(port, path="/", method="GET", host=None):
     """(status, headers, text) of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    headers = {} if host is None else {"Host": host}
-    connection.request(method, path, headers=headers)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     return answer.status, dict(answer.getheaders()), answer.read().decode()
 
 
 @pytest.fixture
 def server():
-    with served.Server(0) as running:
-        running.show("<p>page", "main", "1 of 2")
+    with live.Server(0) as running:
+        running.show("<p>page", "1 of 2")
         yield running
 
 
-def test_one_page_is_served_and_no_other_script_may_read_it(server):
+def test_one_page_is_served_to_this_machine_and_nothing_is_taken(server):
     status, headers, text = ask(server.port)
-    assert (status, text) == (200, "<p>page")
+    assert (status, text) == (200, "<p>page") and server.server_address[0] == "127.0.0.1"
     assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
     assert headers["X-Frame-Options"] == "DENY" and "Access-Control-Allow-Origin" not in headers
     assert ask(server.port, host=f"localhost:{server.port}")[0] == 200
+    for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1", ""):
+        assert ask(server.port, host=host)[0] == ask(server.port, "/state", host=host)[0] == 403
+    for path in ("/../etc/passwd", "/report.json", "//etc/passwd", "/%2e%2e/x", "/state/../x"):
+        assert ask(server.port, path)[0] == 404
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert ask(server.port, method=method)[0] == 501
+    assert json.loads(ask(server.port, "/state")[2]) == {
+        "version": 1, "state": "1 of 2", "ended": False,
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", ""])
-def test_another_host_is_refused(server, host):
-    assert ask(server.port, host=host.format(port=server.port))[0] == 403
-    assert ask(server.port, "/records?after=0", host=host.format(port=server.port))[0] == 403
-
-
-@pytest.mark.parametrize(
-    "path", ["/../etc/passwd", "/report.json", "//etc/passwd", "/%2e%2e/x", "/records/../x", "/x"]
-)
-def test_nothing_but_the_page_is_read(server, path):
-    status, _, text = ask(server.port, path)
-    assert status == 404 and "one page" in text
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_is_taken(server, method):
-    assert ask(server.port, method=method)[0] == 501
-
-
-def test_what_is_new_is_given_once(server):
-    answer = json.loads(ask(server.port, "/records?after=0")[2])
-    assert answer == {"version": 1, "state": "1 of 2", "ended": False, "main": "main"}
-    server.show("page", "main", "2 of 2", ended=True)
-    answer = json.loads(ask(server.port, "/records?after=1")[2])
-    assert answer == {"version": 1, "state": "2 of 2", "ended": True}
-    assert server.has_heard.wait(10)  # set once the answer is away
-
-
-def test_connections_that_say_nothing_keep_nobody_out(server):
-    """The oldest of them goes when a browser comes, which is answered at once."""
+def test_slow_connections_keep_nobody_out_and_silent_ones_end(server, monkeypatch):
+    monkeypatch.setattr(live._Handler, "timeout", 0.5)
     with contextlib.ExitStack() as opened:
-        silent = [
+        slow = [
             opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
-            for _ in range(served.MOST_AT_ONCE + 4)
+            for _ in range(50)
         ]
+        slow[0].sendall(b"G")
         assert ask(server.port)[0] == 200
-        assert [one.recv(1) for one in silent[:4]] == [b""] * 4
-
-
-def test_who_says_a_byte_now_and_then_is_cut_off(server, monkeypatch):
-    monkeypatch.setattr(served, "PATIENCE", 0.5)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as dripping:
-        until = time.monotonic() + 60
-        with contextlib.suppress(ConnectionError):
-            while True:
-                dripping.sendall(b"G")
-                with contextlib.suppress(TimeoutError):
-                    if not dripping.recv(1):
-                        break
-                assert time.monotonic() < until
-    assert ask(server.port)[0] == 200
-
-
-def test_only_this_machine_is_served(server):
-    assert server.server_address[0] == "127.0.0.1"
+        assert slow[-1].recv(1) == b""
 
 
 def test_a_port_that_is_taken_is_named(server, tmp_path):
     leave(tmp_path / "a", "a", finished=False)
-    with (
-        locks.held(tmp_path / locks.LAUNCH),
-        pytest.raises(ValueError, match=f"port {server.port} of 127.0.0.1 is taken; give another"),
-    ):
-        watch.watch(tmp_path, server.port)
+    taken = f"port {server.port} of 127.0.0.1 is taken; give another"
+    with locks.held(tmp_path / locks.LAUNCH), pytest.raises(ValueError, match=taken):
+        live.watch(tmp_path, server.port)
 
 
 class Watched:
@@ -114,23 +74,23 @@ class Watched:
         self.root, self.server, self.answer = root, None, ...
         begun = threading.Event()
 
-        class Server(served.Server):
-            def show(its, *given, **more):
-                super().show(*given, **more)
+        class Server(live.Server):
+            def show(its, *page):
+                super().show(*page)
                 self.server = its
                 begun.set()
 
-        monkeypatch.setattr(served, "Server", Server)
-        monkeypatch.setattr(watch, "PAUSE", 0.05)
-        monkeypatch.setattr(watch, "SHARE", 0.9)
-        monkeypatch.setattr(watch, "QUIET", 0.2)
-        monkeypatch.setattr(served, "RECENT", 2.0)
+        monkeypatch.setattr(live, "Server", Server)
+        monkeypatch.setattr(live, "PAUSE", 0.05)
+        monkeypatch.setattr(live, "SHARE", 0.9)
+        monkeypatch.setattr(live, "QUIET", 0.2)
+        monkeypatch.setattr(live, "RECENT", 2.0)
         self.thread = threading.Thread(target=self._watch)
         self.thread.start()
         assert begun.wait(30)
 
     def _watch(self):
-        self.answer = watch.watch(self.root, 0)
+        self.answer = live.watch(self.root, 0)
 
     def until(self, words, path="/"):
         """The page as soon as it holds these words."""
@@ -159,17 +119,18 @@ def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, cap
     with locks.held(root / locks.LAUNCH):
         watched = Watched(root, monkeypatch)
         page = watched.until("1 of 3 runs have finished")
-        assert "connect-src 'self'" in page and 'id="watched"' in page
-        assert "not begun" in page and "\\u003cscript>&" in page and "(under way)" in page
+        assert "connect-src 'self'" in page and "1 arm · 2 not finished" in page
+        assert "not begun" in page and "(under way)" in page and "/&lt;script&gt;&amp;" in page
+        assert data_of(page)["names"] == ["a", NASTY]
         shutil.rmtree(root / "c")
         leave(root / "c", "c")
-        watched.until("2 of 3 runs have finished")
+        watched.until("2 arms · 1 not finished")  # the header, too, is new
         shutil.rmtree(root / "b")
         leave(root / "b", NASTY)
-        text = watched.until("3 of 3 runs have finished", "/records?after=0")
-        assert json.loads(text)["ended"] is False
+        text = watched.until("3 of 3 runs have finished", "/state")
+        assert json.loads(text)["ended"] is False and "not finished" not in ask(watched.server.port)[2]
         before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
-    watched.until("nobody is at work any more", "/records?after=0")
+    watched.until("nobody is at work any more", "/state")
     assert watched.ended() is None
     printed = capsys.readouterr().out
     assert f"watching {root} at http://127.0.0.1:" in printed
@@ -189,7 +150,7 @@ def test_a_launch_that_was_killed_is_named(root, monkeypatch):
     )
     assert watched.ended() == said + "the command that began them goes on with them"
     with pytest.raises(ValueError, match="nobody works on"):
-        watch.watch(root, 0)
+        live.watch(root, 0)
 
 
 @pytest.mark.slow
@@ -199,35 +160,35 @@ def test_records_that_cannot_be_read_leave_the_last_page(root, monkeypatch):
         watched.until("1 of 3 runs have finished")
         whole = (root / "b" / records.METRICS).read_text()
         (root / "b" / records.METRICS).write_text("}\n")
-        answer = json.loads(watched.until("metrics.jsonl cannot be read", "/records?after=0"))
-        assert "1 of 3" not in answer["state"] and "Results" in answer["main"]
+        watched.until("metrics.jsonl cannot be read", "/state")
+        assert "Results" in ask(watched.server.port)[2]
         (root / "b" / records.METRICS).write_text(whole)
-        watched.until("1 of 3 runs", "/records?after=0")
+        watched.until("1 of 3 runs", "/state")
     watched.ended()
 
 
 def test_a_workdir_that_is_done_has_its_report(root, capsys):
     shutil.rmtree(root / "b")
     shutil.rmtree(root / "c")
-    assert watch.watch(root, 0) is None
+    assert live.watch(root, 0) is None
     assert f"the report of {root} is {root}/report.html" in capsys.readouterr().out
 
 
 def test_jobs_of_slurm_are_at_work_whether_or_not_it_answers(root, monkeypatch):
-    assert not following.Attendance(root)
-    (root / following.slurm.FOLDER).mkdir()
+    assert not live.Attendance(root)
+    (root / live.slurm.FOLDER).mkdir()
     answers = {"a": {"b": "12_0"}, "b": {}}
     for name, expected in (("a", True), ("b", False)):
-        monkeypatch.setattr(following.slurm, "under_way", lambda _, name=name: answers[name])
-        assert bool(following.Attendance(root)) is expected
+        monkeypatch.setattr(live.slurm, "under_way", lambda _, name=name: answers[name])
+        assert bool(live.Attendance(root)) is expected
 
     def silent(_):
         raise ValueError("squeue does not answer")
 
-    monkeypatch.setattr(following.slurm, "under_way", silent)
-    attended = following.Attendance(root)
+    monkeypatch.setattr(live.slurm, "under_way", silent)
+    attended = live.Attendance(root)
     assert attended
-    monkeypatch.setattr(following.slurm, "under_way", lambda _: {})
+    monkeypatch.setattr(live.slurm, "under_way", lambda _: {})
     assert attended  # it is asked every half minute only
 
 

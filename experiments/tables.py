@@ -1,19 +1,21 @@
-"""A table that says which arm was how fast, and the claims below it."""
+"""Tables of a terminal and of a page: speeds of arms, and the claims below them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from experiments import stats
+from experiments.stats import Numbers
 
 NONE = "–"
 
 
 def of_arms(arms: Sequence[Mapping]) -> Table:
-    """Summaries of arms, of one seed or aggregated over several, as a table of 120 columns.
+    """Return a table of 120 columns from summaries of arms, of one seed or over several.
 
     Speed-up: seconds to target of the arm that `baseline` names over this arm's. Fell back:
     share of the updates in which a method sent something else than it plans, whose bytes count; the
@@ -40,59 +42,48 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
             f"with {' or '.join(f'{count:,}' for count in counts)} test samples an accuracy has a "
             f"standard error of up to {100 * most:.1f} points"
         )
+    columns = {
+        "updates": lambda arm: _number(arm["updates"], ",.0f"),
+        "samples": lambda arm: _number(arm["samples"], ",.0f"),
+        "clock\n[s]": lambda arm: _number(arm["seconds"], _digits(arm["seconds"], 3)),
+        "to target\n[s]": _to_target,
+        "speed-up": lambda arm: _speed_up(arm, by_name, named),
+        "train loss": lambda arm: _spread(arm, "train_loss", _digits(arm["train_loss"], 3)),
+        "test acc.\n[%]": lambda arm: _spread(arm, "test_accuracy", ".1f", scale=100),
+        "idle\n[%]": lambda arm: _number(arm["idle_fraction"], ".1f", scale=100),
+        "MB per\nworker": lambda arm: _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
+    }
+    if any(arm.get("fallback_share") is not None for arm in arms):
+        columns["fell back\n[%]"] = lambda arm: _number(arm.get("fallback_share"), ".1f", 100)
     result = Table(
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption="; ".join(caption)
     )
     result.add_column("arm", no_wrap=True)
-    for heading in (
-        "updates",
-        "samples",
-        "clock\n[s]",
-        "to target\n[s]",
-        "speed-up",
-        "train loss",
-        "test acc.\n[%]",
-        "idle\n[%]",
-        "MB per\nworker",
-    ):
+    for heading in columns:
         result.add_column(heading, justify="right", no_wrap=True)
-    falls_back = any(arm.get("fallback_share") is not None for arm in arms)
-    if falls_back:
-        result.add_column("fell back\n[%]", justify="right", no_wrap=True)
-    previous = None
-    for arm in arms:
-        method = arm["name"].partition("/")[0]
-        if previous not in (None, method):
-            result.add_section()
-        previous = method
-        result.add_row(
-            arm["name"],
-            _number(arm["updates"], ",.0f"),
-            _number(arm["samples"], ",.0f"),
-            _number(arm["seconds"], _digits(arm["seconds"], 3)),
-            _to_target(arm),
-            _speed_up(arm, by_name, named),
-            _spread(arm, "train_loss", _digits(arm["train_loss"], 3)),
-            _spread(arm, "test_accuracy", ".1f", scale=100),
-            _number(arm["idle_fraction"], ".1f", scale=100),
-            _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
-            *([_number(arm.get("fallback_share"), ".1f", scale=100)] if falls_back else []),
-        )
+    for arm, following in zip_longest(arms, arms[1:]):
+        of_method = arm["name"].partition("/")[0]
+        ends = following is not None and following["name"].partition("/")[0] != of_method
+        cells = (shown(arm) for shown in columns.values())
+        result.add_row(arm["name"], *cells, end_section=ends)
     return result
 
 
-def print_table(console: Console, arms: Sequence[Mapping]) -> None:
-    """Print the table, 120 columns wide where there is no terminal whose width it must fit."""
+def print_table(console: Console, shown: Table) -> None:
+    """Print a table, 120 columns wide where there is no terminal whose width it must fit."""
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
-    console.print(of_arms(arms), markup=False)  # [s] is a unit here, no style
+    console.print(shown, markup=False)  # [s] is a unit here, no style
 
 
-def print_numbers(console: Console, numbers: Table) -> None:
-    """Print a table of numbers, 120 columns wide where there is no terminal."""
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
-    console.print(numbers, markup=False)
+def as_table(numbers: Numbers) -> Table:
+    """Return a table of texts as it is printed."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=numbers.title)
+    for place, column in enumerate(numbers.columns):
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    for row in numbers.rows:
+        table.add_row(*row)
+    return table
 
 
 def print_claims(console: Console, claims: Iterable[tuple[str, str]]) -> None:
@@ -102,9 +93,7 @@ def print_claims(console: Console, claims: Iterable[tuple[str, str]]) -> None:
         result.add_column(heading, overflow="fold")
     for claim in claims:
         result.add_row(*claim)
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
-    console.print(result, markup=False)
+    print_table(console, result)
 
 
 def _number(value, spec: str, scale: float = 1.0) -> str:
@@ -117,7 +106,7 @@ def _spread(arm: Mapping, field: str, spec: str, scale: float = 1.0) -> str:
 
 
 def _digits(value: float | None, digits: int) -> str:
-    """The format with `digits` digits of `value`; its spread then has the same decimals."""
+    """Return the format with `digits` digits of `value`; its spread has the same decimals."""
     if not value:
         return ".0f"
     magnitude = math.floor(math.log10(abs(value)))

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from experiments import aggregates
-from experiments.reports import table
+from experiments import tables as table
 
 
 def arm(name, seconds_to_target=10.0, baseline=None, seed=0, **changes):

@@ -1,0 +1,459 @@
+"""Figures of matplotlib: curves of arms, strips of workers, PNGs for a page, PDFs for a paper."""
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from experiments import aggregates, files
+from experiments.timeline import KINDS, MOST_STRETCHES, NANOSECONDS, Stretches, stretches
+from stragglers.diagnostics import Diagnostics, diagnose
+from stragglers.schedule import Event, Schedule
+
+# Okabe and Ito's colours, which differ for any colour vision; the lightest left out.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX<>"
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
+KIND_COLOURS = {"compute": "#0072B2", "wait": "#D9D9D9", "communicate": "#E69F00"}
+EVENT_MARKERS = {"joined": ">", "lost": "X", "restored": "^"}
+SIZE = (4.6, 3.0)  # inches of the axes' part of a figure, about a column of a paper
+MOST_ARMS = 8  # as many curves as a reader can tell apart in one figure
+MOST_DRAWN = 60  # arms in all small figures together
+MOST_STRIPS = 4
+MOST_LANES = 16  # workers of a strip
+CYCLES = 4  # of the slowest worker, which a strip shows, unless others have very many in this time
+MOST_CYCLES = 40
+NO_DISTANCE = 1e-9  # consensus distance of models that are equal but for rounding
+FOLDER = "figures"  # of a workdir, for a paper
+# Text that stays text: TrueType in a PDF, where some publishers refuse Type 3, and words in an SVG.
+_FONTS = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "figure"}
+_LOGARITHM = (np.log, np.exp)
+_PERCENT = (lambda values: 100 * values, lambda values: values)
+# Columns of the metrics: their axes, whether those are logarithmic, and how seeds are averaged.
+_ACROSS = {
+    "seconds": ("time", "{} time [s]"), "samples": ("samples", "samples seen by all workers"),
+    "bytes_per_worker": ("bytes", "bytes sent per worker [B]"), "update": ("updates", "updates"),
+}  # fmt: skip
+_UP = {
+    "train_loss": ("loss", "training loss", True, _LOGARITHM),
+    "test_accuracy": ("accuracy", "test accuracy [%]", False, _PERCENT),
+    "consensus_distance": ("distance", "consensus distance", True, _LOGARITHM),
+}
+# Plots that stand in files and as pictures.
+_STILL = ("loss_time", "loss_samples", "loss_bytes", "accuracy_time", "distance_time")
+
+Runs = Sequence[Sequence[Mapping]]  # metrics records of each seed
+
+
+class Curve(NamedTuple):
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Plot(NamedTuple):
+    """Curves of arms over one axis, wherever they are drawn."""
+
+    name: str  # of a file
+    y: str
+    x: str
+    logarithmic: bool
+    curves: Mapping[str, Curve]  # by arm
+    target: float | None = None
+    top: float | None = None  # of the vertical axis, where an arm that diverges would hide others
+
+    @property
+    def is_still(self) -> bool:
+        """Whether the plot stands in a file of its own, and as a picture in a page."""
+        return self.name in _STILL or not self.name.startswith(("loss", "accuracy", "distance"))
+
+
+class Look(NamedTuple):
+    """Facts about a schedule that figures and tables need."""
+
+    staleness: np.ndarray  # [S] share of contributions that were 0, 1, ... updates old
+    idle: np.ndarray  # [workers] share of the run in which nothing is done for any update
+    seconds: np.ndarray  # [workers] s of a mini-batch, nan for a worker without any
+    tail: float  # how many times longer one in a hundred mini-batches takes than the median
+    first: Stretches  # the first ones
+    events: tuple[Event, ...]  # all of them
+    found: Diagnostics
+
+
+class Strip(NamedTuple):
+    """The beginning of an arm, worker by worker."""
+
+    name: str
+    first: Stretches
+    workers: int
+    events: Sequence[Event] = ()
+
+
+def look(schedule: Schedule, workers: int) -> Look:
+    """Look at a schedule of `workers` workers."""
+    real = schedule.batches > 0
+    counts = np.bincount(schedule.staleness[real])
+    # A node that is only met spends no time, nor does a position that stands for nobody.
+    lasting = schedule.finish > schedule.start
+    spent = (schedule.busy + schedule.communication)[lasting]
+    used = np.bincount(schedule.workers[lasting], spent, workers)
+    whole = schedule.time[-1] - schedule.start[lasting].min(initial=np.inf)
+    idle = np.clip(1 - used / whole, 0.0, 1.0) if whole > 0 else np.zeros(workers)
+    own, batches = schedule.workers[real], schedule.batches[real]
+    done = np.bincount(own, batches, workers)[:workers]
+    busy = np.bincount(own, schedule.busy[real], workers)[:workers]
+    seconds = np.where(done > 0, busy / np.maximum(done, 1), np.nan)
+    each = schedule.busy[real] / batches
+    middle, late = np.quantile(each, [0.5, 0.99]) if each.size else (1.0, 1.0)
+    return Look(
+        counts / max(1, counts.sum()),
+        idle[:workers],
+        seconds,
+        late / middle if middle > 0 else 1.0,
+        stretches(schedule, MOST_STRETCHES),
+        schedule.events,
+        diagnose(schedule, workers),
+    )
+
+
+def mean_curve(
+    runs: Runs, x: str, y: str = "train_loss", scale: tuple[Callable, Callable] = _LOGARITHM
+) -> Curve:
+    """Mean and spread of the column `y` where all runs have values, in between evaluations.
+
+    scale: a function of the values in which the mean is taken, and its inverse. Values that have
+        none, or are not finite, are left out.
+    """
+    forward, back = scale
+    lines = []
+    for records in runs:
+        points = [(record[x], record[y]) for record in records if record.get(y) is not None]
+        column, values = np.reshape(points, (-1, 2)).astype(np.float64).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = forward(values)
+        known = np.isfinite(values)
+        if known.any():
+            lines.append((column[known], values[known]))
+    if not lines:
+        return Curve(*np.empty((4, 0)))
+    places = np.unique(np.concatenate([line[0] for line in lines]))
+    start, end = max(line[0][0] for line in lines), min(line[0][-1] for line in lines)
+    places = places[(start <= places) & (places <= end)]
+    values = np.stack([np.interp(places, *line) for line in lines])
+    mean, spread = values.mean(0), values.std(0, ddof=1) if len(lines) > 1 else 0.0
+    return Curve(places, back(mean), back(mean - spread), back(mean + spread))
+
+
+def plots(
+    curves: Sequence[tuple[str, Runs]],
+    looks: Mapping[str, Look],
+    target_loss: float | None,
+    clock: str,
+) -> list[Plot]:
+    """Return what the records of some arms have to show.
+
+    curves: (arm's name, runs); looks: by the arm's name, of those with a schedule.
+    clock: what `seconds` are, "virtual" or "wall".
+    """
+    made = []
+    for up, (short, label, logarithmic, scale) in _UP.items():
+        for across, (over, name) in _ACROSS.items():
+            found = {}
+            for arm, runs in curves:
+                usable = [[record for record in run if across in record] for run in runs]
+                curve = mean_curve(usable, across, up, scale)
+                least = NO_DISTANCE if up == "consensus_distance" else 0.0
+                if (curve.mean.max(initial=0.0) > least and curve.x.any()) or curve.x.size == 1:
+                    found[arm] = curve
+            first = max((curve.mean[0] for curve in found.values()), default=0.0)
+            highest = max((curve.mean.max() for curve in found.values()), default=0.0)
+            is_loss = up == "train_loss"
+            top = 4 * first if is_loss and highest > 4 * first else None
+            if any(curve.x.any() for curve in found.values()) or (found and over == "time"):
+                target = target_loss if is_loss else None
+                names = (f"{short}_{over}", label, name.format(clock).strip())
+                made.append(Plot(*names, logarithmic, found, target, top))
+    stale, idle = {}, {}
+    for name, at in looks.items():
+        ages, workers = np.arange(at.staleness.size), np.arange(at.idle.size)
+        kept = 1 + int(np.searchsorted(np.cumsum(at.staleness), 0.99))  # the rest is long and flat
+        if at.staleness.size > 1:
+            stale[name] = Curve(ages[:kept], *3 * [100 * at.staleness[:kept]])
+        if at.idle.max() > 1e-3:
+            idle[name] = Curve(workers, *3 * [100 * at.idle])
+    if stale:
+        made.append(Plot("staleness", "gradients [%]", "staleness [updates]", False, stale))
+    if idle:
+        made.append(Plot("idle", "idle [%]", "worker", False, idle))
+    return made
+
+
+def method(name: str) -> str:
+    """Return the group that an arm belongs to: its name up to the first "/"."""
+    return name.partition("/")[0]
+
+
+def ranked(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> list[str]:
+    """Return the names of all arms: the first of every method at the target, then the others.
+
+    Both parts are in the order in which arms reach the target. Arms that miss it come last, by
+    their loss.
+    """
+
+    def arrival(runs: Runs) -> tuple[float, float]:
+        seconds = [aggregates.at_target(run, target_loss) for run in runs]
+        losses = [run[-1]["train_loss"] for run in runs]
+        mean = np.inf if None in seconds else float(np.mean(seconds))
+        return mean, np.inf if None in losses else max(losses)
+
+    arrivals = {name: arrival(runs) for name, runs in curves}
+    order = sorted(arrivals, key=arrivals.__getitem__)
+    best = {method(name): name for name in reversed(order)}
+    return sorted(order, key=lambda name: best[method(name)] != name)
+
+
+def styles(names: Sequence[str]) -> dict[str, dict]:
+    """Return a line for every arm: "/" in its name divides what chooses its colour and its dash.
+
+    Where that gives two arms the same line, every arm has its own combination, up to 35 arms.
+    """
+
+    def assigned(keys: Sequence[str], values: Sequence) -> list:
+        chosen = dict(zip(dict.fromkeys(keys), cycle(values), strict=False))
+        return [chosen[key] for key in keys]
+
+    methods, variants = ([name.partition("/")[place] for name in names] for place in (0, 2))
+    places = range(len(names))
+    choices = (
+        (assigned(methods, COLOURS), assigned(variants, DASHES)),
+        (
+            [COLOURS[place % len(COLOURS)] for place in places],
+            [DASHES[place // len(COLOURS) % len(DASHES)] for place in places],
+        ),
+    )
+    lines = [list(zip(*choice, strict=True)) for choice in choices]
+    chosen = next((choice for choice in lines if len(set(choice)) == len(names)), lines[-1])
+    return {
+        name: {"color": colour, "linestyle": dash, "linewidth": 1.6}
+        for name, (colour, dash) in zip(names, chosen, strict=True)
+    }
+
+
+def plot(axes: Axes, runs: Runs, line: Mapping, x: str) -> None:
+    """Draw the mean training loss of an arm, and of several runs a band of one deviation."""
+    _line(axes, mean_curve(runs, x), line)
+
+
+def _line(axes: Axes, curve: Curve, line: Mapping) -> None:
+    few = {"marker": "o", "markersize": 3} if curve.x.size == 1 else {}
+    axes.plot(curve.x, curve.mean, **line, **few)
+    if np.any(curve.low != curve.high):
+        band = {"color": line["color"], "alpha": 0.18, "linewidth": 0}
+        axes.fill_between(curve.x, curve.low, curve.high, **band)
+
+
+def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
+    """Draw a plot; arms without a line are pale."""
+    for name in sorted(shown.curves, key=lambda name: name in lines):
+        pale = {"color": "0.82", "linewidth": 0.7, "zorder": 1}
+        _line(axes, shown.curves[name], lines.get(name, pale))
+    if shown.target is not None:
+        axes.axhline(shown.target, color="0.35", linewidth=0.8, linestyle="--")
+        place = {"xy": (1, shown.target), "xycoords": ("axes fraction", "data"), "fontsize": 7}
+        apart = {"xytext": (-2, 2), "textcoords": "offset points", "ha": "right", "color": "0.35"}
+        axes.annotate(f"target {shown.target:.3g}", **place, **apart)
+    (logarithmic if shown.logarithmic else plain)(axes)
+    axes.set(xlabel=shown.x, ylabel=shown.y)
+    if shown.top is not None and axes.get_ylim()[1] > shown.top:
+        axes.set_ylim(top=shown.top)
+    if not shown.logarithmic:
+        axes.set_ylim(bottom=0)
+    if not shown.x.endswith("[s]"):
+        whole = shown.x == "worker" or shown.x.endswith("[updates]")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
+
+
+def canvas(shown: Sequence[Plot], lines: Mapping[str, Mapping], size=SIZE) -> Figure:
+    """Return plots side by side above their common legend, in inches without it."""
+    columns = 2 * len(shown)
+    below = 0.5 + 0.2 * -(-len(lines) // columns)  # inches, which is drawn sooner than fitted
+    width, height = size[0], size[1] - 0.5 + below
+    made = Figure(figsize=(width, height), dpi=150)
+    sides = {"left": 0.65 / width, "right": 1 - 0.15 / width, "wspace": 0.25}
+    sides |= {"bottom": below / height, "top": 1 - 0.1 / height}
+    every = made.subplots(1, len(shown), squeeze=False, gridspec_kw=sides)[0]
+    for axes, one in zip(every, shown, strict=True):
+        _fill(axes, one, lines)
+    handles = [Line2D([], [], label=literal(name), **line) for name, line in lines.items()]
+    look = {"fontsize": 8, "frameon": False, "handlelength": 3.2, "borderaxespad": 0.1}
+    made.legend(handles=handles, loc="lower center", ncols=min(columns, len(handles)) or 1, **look)
+    made.set_label(f"{shown[0].y} against {shown[0].x}")
+    return made
+
+
+def draw(curves: Sequence[tuple[str, Runs]], target_loss: float | None, clock: str) -> Figure:
+    """Return training loss against time and samples, 1200 pixels wide."""
+    lines, found = _chosen(curves, {}, target_loss, clock)
+    shown = [one for one in found if one.name in ("loss_time", "loss_samples")]
+    return canvas(shown or [Plot("", "training loss", "", False, {})], lines, (8, 3.0))
+
+
+def every(
+    curves: Sequence[tuple[str, Runs]], looks: Mapping[str, Look], target: float | None, clock: str
+) -> dict[str, Figure]:
+    """Return all figures of some arms by the name of a file; their labels are captions."""
+    lines, found = _chosen(curves, looks, target, clock)
+    return {one.name: canvas([one], lines) for one in found if one.is_still}
+
+
+def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:
+    """Return lines of the arms that tell most, and plots in which the next ones are pale."""
+    names = ranked(curves, target)
+    most = set(names[:MOST_ARMS])
+    lines = styles([name for name, _ in curves if name in most])
+    drawn = [curve for curve in curves if curve[0] in names[:MOST_DRAWN]]
+    own = {name: look for name, look in looks.items() if name in most}
+    return lines, plots(drawn, own, target, clock)
+
+
+def drawn(caption: str, draw: Callable[[Axes], None]) -> Figure:
+    """Return a figure of what `draw` draws; its label is the caption."""
+    made = Figure(figsize=SIZE, dpi=150, layout="constrained", label=caption)
+    draw(made.subplots())
+    return made
+
+
+def write_paper(root: Path, made: Mapping[str, Figure]) -> Path:
+    """Write figures as PDF and SVG into the folder `figures` of a workdir; the folder."""
+    files.make(root / FOLDER)
+    with matplotlib.rc_context(_FONTS):
+        for name, one in made.items():
+            for kind in ("pdf", "svg"):
+                files.write(root / FOLDER / f"{name}.{kind}", _saved(one, kind), durable=False)
+    return root / FOLDER
+
+
+def save(made: Figure, path: str | os.PathLike) -> None:
+    """Write a figure as a PNG; what was there stays if that fails."""
+    files.write(path, png(made), durable=False)
+
+
+def png(made: Figure) -> bytes:
+    """Return a figure as the bytes of a PNG."""
+    return _saved(made, "png")
+
+
+def _saved(made: Figure, kind: str) -> bytes:
+    out = io.BytesIO()
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    made.savefig(out, format=kind, metadata=metadata)
+    return out.getvalue()
+
+
+def literal(text: str) -> str:
+    """Return a text as a label shows it, in which $ begins no formula."""
+    return text.replace("$", r"\$")
+
+
+def logarithmic(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with labels that can be read, and the rest plain."""
+    axes.set_yscale("log")
+    # A loss often spans about a decade, where the default labels hardly anything.
+    bottom, top = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 1000 * bottom else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    plain(axes)
+
+
+def plain(axes: Axes) -> None:
+    """Begin the horizontal axis at 0 and leave out what is only a frame."""
+    axes.set_xlim(left=0)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def draw_strips(strips: Sequence[Strip]) -> Figure:
+    """Return what every worker does at first, one strip below the other over the same time.
+
+    Of many workers, some and the slowest are shown.
+    """
+    lanes = [lanes_of(strip) for strip in strips]
+    until, counts = window(strips), [len(own) for own in lanes]
+    height = 0.73 + 0.28 * len(strips) + 0.115 * sum(counts)  # inches
+    made = Figure(figsize=(5.8, height), dpi=200, label="The first rounds")
+    sides = {"left": 0.085, "right": 0.985, "top": 1 - 0.56 / height, "bottom": 0.45 / height}
+    sides |= {"hspace": 0.28 / (0.115 * np.mean(counts)), "height_ratios": counts}
+    panels = made.subplots(len(strips), 1, sharex=True, squeeze=False, gridspec_kw=sides)[:, 0]
+    handles = {kind: Patch(color=colour, label=kind) for kind, colour in KIND_COLOURS.items()}
+    for axes, strip, own in zip(panels, strips, lanes, strict=True):
+        lane, drawn = {int(worker): place for place, worker in enumerate(own)}, strip.first
+        colours = np.array([KIND_COLOURS[kind] for kind in KINDS])[drawn.kind]
+        begin, end = drawn.begin / NANOSECONDS, drawn.end / NANOSECONDS
+        for worker, place in lane.items():
+            at = (drawn.worker == worker) & (begin < until)
+            spans, look = np.stack([begin, end - begin], axis=1)[at], {"facecolors": colours[at]}
+            axes.broken_barh(spans, (place - 0.42, 0.84), **look, edgecolors="white", lw=0.25)
+        for event in strip.events:
+            if event.time <= until and event.worker in lane:
+                style = {"color": "black", "markeredgecolor": "white", "markersize": 5}
+                style |= {"linestyle": "", "markeredgewidth": 0.4, "label": event.kind}
+                at, marker = ([event.time], [lane[event.worker]]), EVENT_MARKERS[event.kind]
+                (handles[event.kind],) = axes.plot(*at, marker, clip_on=False, zorder=3, **style)
+        last = np.zeros(1 + drawn.update.max(), np.int64)  # landings at all workers of updates
+        np.maximum.at(last, drawn.update, drawn.end)
+        landed = (last[np.unique(drawn.update)] <= until * NANOSECONDS).sum()
+        axes.set_title(f"{literal(strip.name)}: {landed} updates", loc="left", fontsize=9, pad=4)
+        step = -(-own.size // 8)
+        axes.set_yticks(range(0, own.size, step), [str(worker) for worker in own[::step]])
+        axes.set(xlim=(0, until), ylim=(own.size - 0.4, -0.6))
+        axes.set_ylabel("worker", fontsize=8)
+        axes.tick_params(labelsize=8, length=2)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("time [s]", fontsize=9)
+    spaces = {"handlelength": 1.2, "columnspacing": 1.2, "handletextpad": 0.4}
+    where = {"loc": "upper left", "ncols": 6, "fontsize": 9, "frameon": False}
+    made.legend(handles=[*handles.values()], **where, **spaces)
+    return made
+
+
+def lanes_of(strip: Strip) -> np.ndarray:
+    """Return the workers to show: all of them, or some evenly spread ones and the slowest."""
+    if strip.workers <= MOST_LANES:
+        return np.arange(strip.workers)
+    spent = np.zeros(strip.workers)  # ns, of the longest computation
+    at = strip.first.kind == KINDS.index("compute")
+    length = (strip.first.end - strip.first.begin) / np.maximum(strip.first.mini_batches, 1)
+    np.maximum.at(spent, strip.first.worker[at], length[at])
+    some = np.linspace(0, strip.workers - 1, MOST_LANES - 1).astype(int)
+    return np.union1d(some, [spent.argmax()])
+
+
+def window(strips: Sequence[Strip]) -> float:
+    """Return the seconds to show: CYCLES of the slowest worker, at most MOST_CYCLES of a strip."""
+    cycles, known = [], []  # s
+    for strip in strips:
+        drawn = strip.first
+        at = drawn.worker[drawn.kind == KINDS.index("compute")]
+        times, last = np.bincount(at, minlength=1 + drawn.worker.max()), np.zeros(strip.workers + 1)
+        np.maximum.at(last, drawn.worker, drawn.end / NANOSECONDS)
+        often = np.flatnonzero(times > 0)  # no mini-batch takes a nanosecond otherwise
+        cycles += [(last[often] / times[often]).max()] if often.size else []
+        # Of a run that is not drawn to its end, nothing is known any later.
+        known += [drawn.begin.max() / NANOSECONDS] if drawn.begin.size == MOST_STRETCHES else []
+    ends = max(strip.first.end.max() for strip in strips) / NANOSECONDS
+    few = (CYCLES * max(cycles), MOST_CYCLES * min(cycles)) if cycles else ()
+    return min(*few, ends, *known, np.inf)

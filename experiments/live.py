@@ -1,0 +1,266 @@
+"""The page of a workdir while records arrive, served to this machine alone until its runs end.
+
+Locks are looked at and records are read; nothing is written. The server answers GET of two
+addresses from memory. The header Host must name the loopback address, so that no page of another
+site, whose name may lead here, can read the answers.
+"""
+
+import contextlib
+import errno
+import http.server
+import json
+import os
+import socketserver
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from experiments import figures, formats, locks, records, report, slurm, texts
+
+HOST = "127.0.0.1"
+PATIENCE = 10.0  # s for what a connection says next
+RECENT = 5.0  # s after which a browser that asks no more is gone
+PAUSE = 1.0  # s between two looks at the records, at least
+SHARE = 0.2  # of the time, at most, that goes into making pages
+QUIET = 3.0  # s without a new record and without anybody at work after which all has ended
+BETWEEN_QUEUES = 30.0  # s between two questions to Slurm
+_FOLLOWED = (records.CONFIG, records.METRICS, records.SUMMARY, records.ERROR)
+
+
+class State(NamedTuple):
+    """Progress of the runs of a workdir."""
+
+    finished: int
+    failed: int
+    left: Sequence  # neither finished nor failed, whether begun or not
+
+    def __str__(self):
+        total = self.finished + self.failed + len(self.left)
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.finished} of {total} runs have finished{failed}"
+
+
+def places(root: Path) -> Iterator[Path]:
+    """Yield the directories of all runs below a workdir, begun or not; links are not followed."""
+    for folder, below, names in os.walk(root):
+        below[:] = sorted(set(below) - {records.CHECKPOINT, slurm.FOLDER})
+        if records.METRICS in names or records.CONFIG in names:
+            yield Path(folder)
+
+
+def state(root: Path) -> State:
+    """Return the progress of the runs below a workdir."""
+    every = list(places(root))
+    finished = [place for place in every if (place / records.SUMMARY).exists()]
+    rest = [place for place in every if place not in finished]
+    left = [place for place in rest if not (place / records.ERROR).exists()]
+    return State(len(finished), len(rest) - len(left), left)
+
+
+class Attendance:
+    """A process or a job of Slurm that works on a workdir, if any; asked again and again."""
+
+    def __init__(self, root: Path):
+        self._root, self._asked, self._queued = root, -BETWEEN_QUEUES, False
+
+    def __bool__(self) -> bool:
+        for path in (self._root / locks.LAUNCH, *(p / locks.RUN for p in places(self._root))):
+            with contextlib.suppress(OSError, ValueError):  # no lock of ours
+                try:
+                    locks.check(path)
+                except locks.InUse:
+                    return True
+        if (self._root / slurm.FOLDER).is_dir():
+            if time.monotonic() - self._asked >= BETWEEN_QUEUES:
+                self._asked = time.monotonic()
+                try:
+                    self._queued = bool(slurm.under_way(self._root))
+                except ValueError:  # Slurm does not answer, and its jobs go on
+                    self._queued = True
+            return self._queued
+        return False
+
+
+def page(root: Path, version: int, looks: dict[Path, figures.Look]) -> tuple[str, str]:
+    """Return the page of what is there now, and how far its runs are.
+
+    looks: at the schedules of runs that have been looked at before, to which new ones are added.
+    """
+    every, arms, unfinished = list(places(root)), [], []
+    if any((place / records.METRICS).exists() for place in every):
+        arms, unfinished = report.gather(root)
+    done, taken = {place for arm in arms for place in arm.places}, {arm.name for arm in arms}
+    begun = {root / one.place for one in unfinished}
+    waiting = [place for place in every if place not in done | begun]
+    unfinished += [report.Unfinished(str(at.relative_to(root)), "not begun") for at in waiting]
+    failed = sum(one.state.startswith("failed") for one in unfinished)
+    now = str(State(len(done), failed, [None] * (len(unfinished) - failed)))  # as the page has it
+    lines = [(arm.name, arm.runs) for arm in arms]
+    line = formats.WHOLE_LINE
+    for place in every:
+        if place in done or not (place / records.METRICS).exists():
+            continue
+        metrics = [
+            record
+            for record in records.read_metrics(place)
+            if formats.complaint(record, line.fields, line.needed) is None
+        ]
+        if metrics:
+            name = records.read_config(place / records.CONFIG).name
+            name = name if name not in taken else f"{name}, {place.relative_to(root)}"
+            taken.add(name)
+            lines.append((name, [metrics]))
+    new = [arm for arm in arms if arm.places[0] not in looks]
+    found = report.looks_of(new, writes=False)
+    looks |= {arm.places[0]: found[arm.name] for arm in new if arm.name in found}
+    seen = {arm.name: looks[arm.places[0]] for arm in arms if arm.places[0] in looks}
+    text = report.whole(root, arms, unfinished, seen, lines, state=now, version=version)
+    return text, now
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A server of one page, from threads of its own between `with` and its end.
+
+    Each connection has a thread, so that slow ones keep nobody out.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, port: int):
+        """Raise ValueError where the port is taken; 0 takes any that is free."""
+        self.asked = -float("inf")  # when a browser asked last
+        self.has_heard = threading.Event()  # a browser, that all has ended
+        self.page, self.answer = b"", {"version": 0, "state": "", "ended": False}
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            reason = "is taken" if taken else f"cannot be used ({error.strerror})"
+            raise ValueError(f"port {port} of {HOST} {reason}; give another --port") from error
+        self.port = self.server_address[1]
+        self.names = {f"{name}:{self.port}" for name in (HOST, "localhost")}
+
+    def server_bind(self) -> None:
+        """Bind as usual, without asking a network for this machine's name."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.server_address[1]
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    def show(self, page: str, state: str) -> None:
+        """Serve this from now on."""
+        self.page = page.encode()
+        self.answer = {"version": self.answer["version"] + 1, "state": state, "ended": False}
+
+    def handle_error(self, request, client_address) -> None:
+        """Pass over a browser that goes away in the middle of an answer, which is no fault."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+    timeout = PATIENCE
+
+    def version_string(self) -> str:
+        return "gossax"
+
+    def do_GET(self) -> None:
+        server, path = self.server, urlsplit(self.path).path
+        if self.headers.get_all("Host") not in [[name] for name in server.names]:
+            self._answer(403, "text/plain", b"Only this machine's own address is served here.\n")
+        elif path == "/":
+            server.asked = time.monotonic()
+            self._answer(200, "text/html", server.page)
+        elif path == "/state":
+            server.asked, answer = time.monotonic(), server.answer
+            self._answer(200, "application/json", json.dumps(answer).encode())
+            if answer["ended"]:
+                server.has_heard.set()
+        else:
+            self._answer(404, "text/plain", b"There is one page here, at /.\n")
+
+    def _answer(self, code: int, kind: str, content: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_) -> None:
+        """Write no log, which nobody would read."""
+
+
+def watch(root: str | os.PathLike, port: int) -> str | None:
+    """Serve the page of a workdir until nobody works on it; why runs are unfinished then, or None.
+
+    Raises ValueError where there is no such workdir, where nobody works on it and runs are left,
+    and where the port is taken. Nothing is written.
+    """
+    root, again = Path(root), "give the --workdir of a launch that has begun"
+    if not root.is_dir():
+        raise ValueError(f"there is no workdir {root}; {again}")
+    attended, now = Attendance(root), state(root)
+    attends = bool(attended)
+    if not attends and not sum((now.finished, now.failed, len(now.left))):
+        raise ValueError(
+            f"workdir {root} holds no records of runs, and nobody is at work there; {again}"
+        )
+    if not attends and now.left:
+        raise ValueError(_abandoned(root, now))
+    if attends:
+        with Server(port) as server:
+            print(f"watching {root} at http://{HOST}:{server.port}/", flush=True)
+            _follow(root, attended, server)
+            if time.monotonic() - server.asked < RECENT:
+                server.has_heard.wait(RECENT)
+    now = state(root)
+    if now.left:
+        return _abandoned(root, now)
+    print(f"{now}; the report of {root} is {root / report.REPORT}")
+    return None
+
+
+def _abandoned(root: Path, now: State) -> str:
+    return (
+        f"nobody works on {root} any more, and {len(now.left)} of its runs are not finished, "
+        f"such as {now.left[0]}; the command that began them goes on with them"
+    )
+
+
+def _follow(root: Path, attended: Attendance, server: Server) -> None:
+    """Show records as they arrive, until nobody works on the workdir and nothing is new."""
+    looks: dict[Path, figures.Look] = {}
+    stamp, changed = None, time.monotonic()
+    while True:
+        began = time.monotonic()
+        new = []  # changes when records arrive
+        for path in (place / name for place in places(root) for name in _FOLLOWED):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                new.append((path, status.st_mtime_ns, status.st_size))
+        if new != stamp:
+            stamp, changed = new, began
+            try:
+                server.show(*page(root, server.answer["version"] + 1, looks))
+            except (ValueError, OSError) as error:  # the last page stays
+                server.answer = server.answer | {"state": texts.sentence(error)}
+        if not attended and time.monotonic() - changed > QUIET:
+            end = f"{state(root)}; nobody is at work any more"
+            server.answer = server.answer | {"state": end, "ended": True}
+            return
+        taken = time.monotonic() - began
+        time.sleep(max(PAUSE, taken * (1 / SHARE - 1)))

@@ -1,0 +1,646 @@
+"""The page of a workdir, report.html: what was compared and what came out, from records alone.
+
+It needs no network. Pictures of matplotlib show all to a reader without scripts; where scripts run,
+figures of plotly take their place. Beside it lies strip.png, and beside every schedule a
+timeline.json. `experiments.live` serves the same page while records arrive.
+"""
+
+import base64
+import datetime
+import functools
+import gzip
+import hashlib
+import html
+import json
+import os
+import re
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from matplotlib.figure import Figure
+from plotly.offline import get_plotlyjs
+
+from experiments import (
+    aggregates,
+    figures,
+    files,
+    formats,
+    parts,
+    provenance,
+    records,
+    tables,
+    texts,
+    timeline,
+)
+from stragglers import schedule
+
+REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
+MOST_POINTS = 400  # of a curve, as long as there are no more than figures.MOST_DRAWN arms
+MOST_STRIPS = 24
+MOST_SPANS = 1200  # of a strip; more take a browser seconds to draw
+SLOW = 1.25  # times the median, from which on a worker is called slow
+HERE = Path(__file__).parent
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+class Arm(NamedTuple):
+    """The records of an arm's finished seeds."""
+
+    name: str
+    places: list[Path]  # of its seeds
+    config: dict  # with the seeds of all in place of one
+    summary: dict  # of all seeds together
+    summaries: list[dict]  # of each seed
+    runs: list[list[dict]]  # metrics of each seed
+
+
+class Unfinished(NamedTuple):
+    """A run that has not come to its end."""
+
+    place: str
+    state: str
+
+
+def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
+    """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
+
+    Raises ValueError where there are neither, where a record cannot be read, and where runs of one
+    name are not the seeds of one arm.
+    """
+    found = {path.parent for name in (records.METRICS, records.ERROR) for path in root.rglob(name)}
+    if not found:
+        raise ValueError(f"report: {root} holds no records of runs; give the --workdir of some")
+    members: dict[str, list[tuple[Path, dict, dict]]] = {}
+    unfinished = []
+    for place in sorted(found):
+        summary = records.read_summary(place, formats.WHOLE_SUMMARY)
+        if summary is None:
+            unfinished.append(Unfinished(str(place.relative_to(root)), _state(place)))
+            continue
+        config = records.read_config(place / records.CONFIG).to_dict()
+        members.setdefault(summary["name"], []).append((place, config, summary))
+    together = records.read_summary(root, formats.SWEEP) or {}
+    order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
+    arms = []
+    for name in dict.fromkeys([*order, *members]):
+        seeds = sorted(members[name], key=lambda member: member[2]["seed"])
+        # Runs of one name may belong to several sweeps, whose mean makes no sense.
+        for (one, its, _), (other, theirs, _) in pairwise(seeds):
+            same = its.get("seed") == theirs.get("seed")
+            if same or its | {"seed": None} != theirs | {"seed": None}:
+                raise ValueError(
+                    f"report: {one} and {other} are both runs of {name!r}, with "
+                    f"{'the same seed' if same else 'other settings'}; give the --workdir of a "
+                    "single sweep"
+                )
+        places, configs, summaries = map(list, zip(*seeds, strict=True))
+        config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
+        runs = [records.read_metrics(place, whole=True) for place in places]
+        arms.append(Arm(name, places, config, aggregates.aggregate(summaries), summaries, runs))
+    return arms, unfinished
+
+
+def _state(place: Path) -> str:
+    if (place / records.ERROR).exists():
+        return f"failed: {records.read_error(place)}"
+    metrics = records.read_metrics(place)
+    if not metrics or not {"update", "seconds"} <= metrics[-1].keys():
+        return "not finished, nothing evaluated yet"
+    last = metrics[-1]
+    return f"not finished: {last['update']:,} updates until {last['seconds']:.4g} s"
+
+
+def write(root: str | os.PathLike, paper: bool = False) -> Path:
+    """Write report.html, strip.png and the timelines from the records below `root`; the page.
+
+    paper: also every figure as PDF and SVG, into the folder `figures`.
+    Raises ValueError where there are no records, where one cannot be read, and for a paper where no
+    arm has finished.
+    """
+    root = Path(root)
+    arms, unfinished = gather(root)
+    if paper and not arms:
+        raise ValueError(f"report: no run below {root} has finished; leave out --paper")
+    looks, lines = looks_of(arms), [(arm.name, arm.runs) for arm in arms]
+    made = figures.every(lines, looks, *_of_all(arms)) if arms else {}
+    strips = strips_of(arms, looks)
+    if strips:
+        made["strips"] = figures.draw_strips(strips[: figures.MOST_STRIPS])
+        figures.save(made["strips"], root / STRIP)
+    if paper:
+        figures.write_paper(root, made)
+    pictures = "".join(map(figure_of, made.values()))
+    is_live = bool(provenance.known(root))
+    text = whole(root, arms, unfinished, looks, lines, pictures, is_live)
+    files.write(root / REPORT, text, durable=False)
+    return root / REPORT
+
+
+def whole(
+    root: Path,
+    arms: Sequence[Arm],
+    unfinished: Sequence[Unfinished],
+    looks: Mapping[str, figures.Look],
+    lines: Sequence[tuple[str, figures.Runs]],
+    pictures: str = "",
+    is_live: bool = True,
+    **watched,
+) -> str:
+    """Return the page of a workdir.
+
+    lines: the arms with their runs, also those under way; pictures: for a reader without scripts,
+    in HTML; watched: what `page` needs of a page that is served while runs are under way.
+    """
+    note = provenance.known(root)
+    facts = [f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}"]
+    seeds = sorted({len(arm.runs) for arm in arms})
+    if seeds and seeds[-1] > 1:
+        facts.append(f"{'' if len(seeds) == 1 else 'up to '}{seeds[-1]} seeds each")
+    if unfinished:
+        facts.append(f"{len(unfinished)} not finished")
+    facts += [f"{clock} time" for clock in sorted({arm.summary["clock"] for arm in arms})]
+    if note:
+        facts.append(datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z"))
+    sections = [
+        f'<p class="headline">{text(headline(arms))}</p>' if arms else "",
+        f"<p>{text(slow(arms, looks))}</p>" if looks else "",
+        *_about(note),
+        *_results(arms, is_live and len(lines) > figures.MOST_DRAWN),
+        *_words("Not finished", ("run", "state"), unfinished),
+        *_words("Claims and measurements", ("claim", "measured"), note.get("claims")),
+        *(table("words", t["columns"], [t["rows"]], t["title"]) for t in note.get("numbers", ())),
+        *(_figures(arms, lines, looks, pictures, is_live) if lines else ()),
+        *_schedules(looks),
+    ]
+    own = [path for path in sorted(root.glob("*.png")) if path.name not in (STRIP, FIGURE)]
+    own = [path for path in own if path.is_file()]
+    sections += ["<h2>Figures of this experiment</h2>"] if own else []
+    sections += [image("picture", files.read(at), at.stem.replace("_", " ")) for at in own]
+    sections += _settings(arms)
+    return page(root.resolve().name, " · ".join(facts), "", sections, is_live, **watched)
+
+
+def _about(note: Mapping) -> Iterator[str]:
+    """Yield the docstring of the config, the command that repeats the launch and the versions."""
+    for paragraph in filter(str.strip, note.get("about", "").split("\n\n")):
+        words = text(" ".join(paragraph.split()))
+        words = re.sub("`([^`]+)`", r"<code>\1</code>", words)
+        yield f"<p>{words}</p>"
+    if note:
+        versions = ", ".join(f"{name} {version}" for name, version in note["versions"].items())
+        yield f'<pre>{text(note["command"])}</pre><p class="quiet">{text(versions)}</p>'
+
+
+def _words(title: str, headings: Sequence[str], rows: Sequence | None) -> Iterator[str]:
+    if rows:
+        yield f"<h2>{title}</h2>"
+        yield table("words", headings, [rows])
+
+
+def headline(arms: Sequence[Arm]) -> str:
+    """Return the result in a sentence: which arm is first at the target, and how much sooner."""
+    target, _ = _of_all(arms)
+    summaries = {arm.name: arm.summary for arm in arms}
+    names = _ordered(arms)
+    reached = [name for name in names if summaries[name]["seconds_to_target"] is not None]
+    first = summaries[names[0]]
+    seconds, loss = first["seconds_to_target"], first["train_loss"]
+    if seconds is None:
+        missed = "" if target is None else f"No arm reaches loss {target:.3g} with every seed. "
+        end = "without a loss" if loss is None else f"with a training loss of {loss:.3g}"
+        lowest = ", the lowest" if len(arms) > 1 and loss is not None else ""
+        return f"{missed}{first['name']} ends {end}{lowest}."
+    others = reached[1:] if seconds else []
+    baseline = first["baseline"] if first["baseline"] in others else next(iter(others), None)
+    reaches = f"{first['name']} reaches loss {target:.3g}"
+    if baseline is None:
+        only = ", and no other arm does" if len(arms) > len(reached) == 1 else ""
+        return f"{reaches} after {seconds:.3g} s{only}."
+    other, count = summaries[baseline]["seconds_to_target"], len(first.get("seeds", [0]))
+    spread = np.hypot(
+        *(summaries[n].get("seconds_to_target_std") or 0 for n in (names[0], baseline))
+    )
+    doubt = (
+        "; the spread of its seeds leaves that inconclusive"
+        if other - seconds < 2 * spread / count**0.5
+        else ""
+    )
+    times = f"{other / seconds:.2g}" if other < 1.95 * seconds else f"{other / seconds:.1f}"
+    if seconds == other:
+        return f"{reaches} as soon as {baseline}, after {seconds:.3g} s."
+    return (
+        f"{reaches} {times} times sooner than {baseline}, after {seconds:.3g} s instead of "
+        f"{other:.3g} s{doubt}."
+    )
+
+
+def slow(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> str:
+    """Return a sentence about the slowest worker of the baseline, or else of the first arm."""
+    baselines = [arm.summary["baseline"] for arm in arms if arm.summary["baseline"] in looks]
+    name = (*baselines, *looks)[0]
+    look = looks[name]
+    seconds = np.nan_to_num(look.seconds, nan=-1.0)
+    median, worst = float(np.nanmedian(look.seconds)), int(seconds.argmax())
+    if not median > 0 or seconds[worst] < SLOW * median:
+        often = "All workers are about equally fast"
+        if look.tail > 1.5:
+            often = (
+                f"No worker is always slow, but one mini-batch in a hundred takes {look.tail:.1f} "
+                "times the median"
+            )
+        return f"{often}: a mini-batch takes {median:.3g} s."
+    more = int((seconds > SLOW * median).sum()) - 1
+    also = f", and {more} more {'is' if more == 1 else 'are'} slow, too" if more else ""
+    waits = look.found.limits[worst]
+    waited = f" Under {name} others wait for it in {waits:.0%} of the updates." if waits else ""
+    return (
+        f"Worker {worst} is slow: a mini-batch takes it {seconds[worst]:.3g} s, "
+        f"{seconds[worst] / median:.1f} times the median of {median:.3g} s{also}.{waited}"
+    )
+
+
+def _ordered(arms: Sequence[Arm]) -> list[str]:
+    """Return the names of arms in the order in which they reach the target, the others last."""
+    seconds = {arm.name: arm.summary["seconds_to_target"] for arm in arms}
+    names = figures.ranked([(arm.name, arm.runs) for arm in arms], _of_all(arms)[0])
+    return sorted(names, key=lambda name: np.inf if seconds[name] is None else seconds[name])
+
+
+def _of_all(arms: Sequence[Arm]) -> tuple[float | None, str]:
+    return arms[0].summary["target_loss"], arms[0].summary["clock"]
+
+
+def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look]:
+    """Return looks at the schedules of each arm's first seed that has one.
+
+    writes: a timeline beside the schedule of every seed, too.
+    """
+    looks = {}
+    for arm in arms:
+        for place, summary, metrics in zip(arm.places, arm.summaries, arm.runs, strict=True):
+            if not (place / records.SCHEDULE).exists() or (arm.name in looks and not writes):
+                continue
+            done = schedule.load(place / records.SCHEDULE)
+            if done.all_workers > summary["workers"] + 1:  # one more stands for nobody
+                raise ValueError(
+                    f"report: {place / records.SCHEDULE} has {done.all_workers} workers, its "
+                    f"summary {summary['workers']}; remove both, and the same command trains that "
+                    "run again"
+                )
+            if done.updates and arm.name not in looks:
+                looks[arm.name] = figures.look(done, summary["workers"])
+            if done.updates and writes:
+                path, name = place / timeline.TIMELINE, _named(arm, summary)
+                timeline.write(done, path, name, summary["clock"], metrics)
+    return looks
+
+
+def _named(arm: Arm, summary: Mapping) -> str:
+    return f"{arm.name}, seed {summary['seed']}" if len(arm.runs) > 1 else arm.name
+
+
+def strips_of(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> list[figures.Strip]:
+    """Return the strips of all arms that have one: of the first arm at the target, of its baseline,
+    of the first arm under every other waiting rule, and then the rest."""
+    known = {
+        arm.name: arm for arm in arms if arm.name in looks and looks[arm.name].first.worker.size
+    }
+    if not known:
+        return []
+    names = _ordered([*known.values()])
+    baselines = [known[names[0]].summary["baseline"], *(arm.summary["baseline"] for arm in arms)]
+    rules = {known[name].summary["wait"]: name for name in reversed(names)}
+    order = [names[0], *baselines, *sorted(rules.values(), key=names.index), *names]
+    return [
+        figures.Strip(name, looks[name].first, known[name].summary["workers"], looks[name].events)
+        for name in dict.fromkeys(order)
+        if name in known
+    ]
+
+
+def _results(arms: Sequence[Arm], listed: bool) -> Iterator[str]:
+    """Yield the table of `tables.of_arms` and why arms ended early; listed: with a box per arm."""
+    if not arms:
+        return
+    shown = tables.of_arms([arm.summary for arm in arms])
+    bodies: list[list] = [[]]
+    cells = zip(*(column.cells for column in shown.columns), strict=True)
+    for place, (row, (name, *values)) in enumerate(zip(shown.rows, cells, strict=True)):
+        box = Html(f'<label><input type="checkbox" data-arm="{place}"> {text(name)}</label>')
+        bodies[-1].append((box if listed else name, *values))
+        if row.end_section:
+            bodies.append([])
+    yield "<h2>Results</h2>"
+    yield table("numbers", [str(column.header) for column in shown.columns], bodies, shown.caption)
+    for arm, summary in ((one, summary) for one in arms for summary in one.summaries):
+        name = f"<strong>{text(_named(arm, summary))}</strong>"
+        if summary.get("stopped"):
+            yield f"<p>{name} stopped early: {text(summary['stopped'])}</p>"
+        nodes, workers = summary.get("nodes"), summary.get("workers")
+        if nodes is not None and nodes < workers:
+            yield (
+                f"<p>{name} ended with {nodes:g} of {workers} nodes, whose models its last "
+                "evaluation has averaged</p>"
+            )
+
+
+def _figures(
+    arms: Sequence[Arm],
+    lines: Sequence[tuple[str, figures.Runs]],
+    looks: Mapping[str, figures.Look],
+    pictures: str,
+    is_live: bool,
+) -> Iterator[str]:
+    """Yield the pictures and, live, packed data and the elements that report.js fills with them."""
+    yield "<h2>Figures</h2>"
+    target, clock = _of_all(arms) if arms else (None, "")
+    names, strips = [name for name, _ in lines], strips_of(arms, looks)
+    ranked, styles = figures.ranked(lines, target), figures.styles(names)
+    traces, entries = [], []
+    for place, name in enumerate(names if is_live else ()):
+        colour, dash = styles[name]["color"], styles[name]["linestyle"]
+        colour = "#808080" if colour == "#000000" else colour  # seen on light and dark pages
+        dashes = [] if dash == "-" else [2 * length for length in dash[1]]
+        line = {"color": colour, "dash": ",".join(f"{px:g}px" for px in dashes) or "solid"}
+        traces.append(go.Scatter(name=html.escape(name), meta=name, line=line).to_plotly_json())
+        if name in ranked[: figures.MOST_DRAWN] or place >= len(arms):
+            entries.append(
+                f'<li><label><input type="checkbox" data-arm="{place}"><svg width="36" height="8" '
+                f'aria-hidden="true"><path d="M0 4H36" stroke="{colour}" stroke-width="2.4" '
+                f'stroke-dasharray="{" ".join(map(str, dashes)) or "none"}"/></svg>{text(name)}'
+                f"{'' if place < len(arms) else ' (under way)'}</label></li>"
+            )
+    if is_live:
+        points = max(2, min(MOST_POINTS, MOST_POINTS * figures.MOST_DRAWN // len(lines)))
+        axes: dict[str, dict] = {}
+        for plot in figures.plots(lines, looks, target, clock):
+            columns = [_columns(plot.curves.get(name), points) for name in names]
+            axes.setdefault(plot.y, {})[plot.x] = {"columns": columns, "layout": _layout(plot)}
+        few = len(names) <= figures.MOST_ARMS
+        data = {
+            "names": names,
+            "shown": names if few else ranked[: figures.MOST_ARMS],
+            "traces": traces,
+            "axes": axes,
+            "templates": [_template("#1b1d21", "#e4e6ea"), _template("#e6e8ea", "#3a3f46")],
+            "strips": [_strip(one) for one in strips[:MOST_STRIPS]],
+        }
+        yield packed("data", json.dumps(data, allow_nan=False, separators=(",", ":")))
+        kinds = (
+            f'<span class="kind" style="border-color: {colour}">{kind}</span>'
+            for kind, colour in figures.KIND_COLOURS.items()
+        )
+        yield string.Template(files.read_text(HERE / "report.live.in")).substitute(
+            arms="".join(entries), strips="" if strips else "hidden", kinds="".join(kinds)
+        )
+    yield f'<div class="stills" id="stills">{pictures}</div>'
+    yield (
+        '<p class="quiet">Of several seeds the mean, with a band of one standard deviation; '
+        "staleness, idle time and strips are of the first seed. Where a strip has no bar, nothing "
+        "of a worker's time counted: its mini-batches were cancelled, ignored or still under way "
+        "at the end, or its next round was being prepared. Event by event: open a timeline.json, "
+        "which lies beside each schedule.npz, in ui.perfetto.dev.</p>"
+    )
+
+
+def _columns(curve: figures.Curve | None, points: int) -> list[list[float | None]] | None:
+    """Return columns of a curve with at most `points` rows and, of several seeds, of its band."""
+    if curve is None or not curve.x.size:
+        return None
+    keep = np.unique(np.linspace(0, curve.x.size - 1, points).round().astype(int))
+    columns = curve if np.any(curve.low != curve.high) else curve[:2]
+    return [_rounded(column[keep]) for column in columns]
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def _layout(plot: figures.Plot) -> dict[str, Any]:
+    up = {"title": {"text": plot.y}, "type": "log" if plot.logarithmic else "linear"}
+    if plot.top is not None:
+        up["autorangeoptions"] = {"clipmax": plot.top}
+    at = {"x0": 0, "x1": 1, "xref": "paper", "y0": plot.target, "y1": plot.target}
+    label = {"text": f"target loss {plot.target or 0:.3g}", "textposition": "end"}
+    line = {"width": 1, "dash": "dash", "color": "#808080"}
+    target = [] if plot.target is None else [{"type": "line", "line": line, "label": label, **at}]
+    across = {"title": {"text": plot.x}, "rangemode": "tozero"}
+    return go.Layout(xaxis=across, yaxis=up, shapes=target).to_plotly_json()
+
+
+def _template(ink: str, rule: str) -> dict[str, Any]:
+    """Return the look of all figures, in colours for a light or a dark page."""
+    axis = {"gridcolor": rule, "linecolor": rule, "zeroline": False, "automargin": True}
+    clear = "rgba(0,0,0,0)"
+    layout = go.Layout(
+        font={"family": "system-ui, 'Segoe UI', Arial, sans-serif", "size": 13, "color": ink},
+        paper_bgcolor=clear,
+        plot_bgcolor=clear,
+        margin={"l": 60, "r": 12, "t": 28, "b": 48},
+        hoverlabel={"align": "left", "namelength": -1},
+        modebar={"bgcolor": clear, "color": "#8a9099", "activecolor": ink},
+        xaxis=axis,
+        yaxis=axis,
+    )
+    return {"layout": layout.to_plotly_json()}
+
+
+def _strip(strip: figures.Strip) -> dict[str, Any]:
+    lanes = figures.lanes_of(strip)
+    inside = np.flatnonzero(np.isin(strip.first.worker, lanes))[:MOST_SPANS]
+    drawn = timeline.Stretches(*(column[inside] for column in strip.first))
+    kinds = [timeline.KINDS[kind] for kind in drawn.kind]
+    met = np.where(
+        drawn.partner == drawn.worker, "", np.char.mod("<br>meets worker %d", drawn.partner)
+    )
+    about = (drawn.worker, kinds, drawn.update, drawn.mini_batches, drawn.staleness, met)
+    hover = (
+        "worker %{customdata[0]}: %{customdata[1]} %{x} s<br>from %{base} s, for update "
+        "%{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old"
+        "%{customdata[5]}<extra></extra>"
+    )
+    bars = go.Bar(orientation="h", width=0.84, marker_line_width=0, hovertemplate=hover)
+    bars = bars.to_plotly_json() | {  # columns as they are, without checks that take seconds
+        "base": _rounded(drawn.begin / timeline.NANOSECONDS),
+        "x": _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS),
+        "y": np.searchsorted(lanes, drawn.worker).tolist(),
+        "customdata": [*zip(*(np.asarray(column).tolist() for column in about), strict=True)],
+    }
+    bars["marker"]["color"] = [figures.KIND_COLOURS[kind] for kind in kinds]
+    events = [event for event in strip.events if event.worker in lanes]
+    marks = go.Scatter(
+        mode="markers",
+        x=[event.time for event in events],
+        y=[int(np.searchsorted(lanes, event.worker)) for event in events],
+        text=[f"worker {event.worker} is {event.kind}" for event in events],
+        marker={"symbol": "x", "size": 9, "color": "#808080"},
+        hovertemplate="%{text}, %{x} s<extra></extra>",
+    )
+    return {
+        "name": strip.name,
+        "title": html.escape(strip.name),
+        "traces": [bars, marks.to_plotly_json()],
+        "lanes": lanes.tolist(),
+        "until": figures.window([strip]),  # s, shown at first
+    }
+
+
+def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
+    """Yield how far off gradients land, and who does how much and is waited for how often."""
+    if not looks:
+        return
+    rows = []
+    for name, look in looks.items():
+        found = look.found
+        shares = [f"{100 * s.min():.1f} to {100 * s.max():.1f}" for s in (found.share, found.sent)]
+        limits = int(found.limits.argmax())
+        most = f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else tables.NONE
+        distances = (f"{found.tree_distance:,}", f"{found.mean_distance:,.1f}")
+        rows.append((name, *distances, f"{found.staleness:.2f}", *shares, most))
+    headings = (
+        "arm", "largest tree\ndistance", "mean tree\ndistance", "effective\nstaleness",
+        "workers' shares\nof mini-batches [%]", "workers' shares\nof bytes [%]",
+        "waits most\nfor worker",
+    )  # fmt: skip
+    yield "<h2>Schedules</h2>"
+    yield table("numbers", headings, [rows])
+    yield (
+        '<p class="quiet">Tree distance (Birch SGD, arXiv 2505.09218): mini-batches between where '
+        "a gradient was taken and where it lands, which bounds the learning rate; staleness: "
+        "updates between the two, averaged over mini-batches; shares: of the worker with the "
+        "least and of the one with the most; waits most for: the worker that others were waiting "
+        "for in the most updates. Of each arm's first seed.</p>"
+    )
+
+
+def _settings(arms: Sequence[Arm]) -> Iterator[str]:
+    """Yield the entries in which configs differ, and those that they share."""
+    if not arms:
+        return
+    columns: dict[str, list] = {}
+    configs = [arm.config for arm in arms]
+    for key in dict.fromkeys(key for config in configs for key in config if key != "name"):
+        values = [config.get(key) for config in configs]
+        names = {value.get("name") if isinstance(value, Mapping) else ... for value in values}
+        if len(names) == 1 and ... not in names:  # a part that all share: its parameters
+            for own in dict.fromkeys(own for value in values for own in value):
+                columns[key if own == "name" else f"{key}.{own}"] = [v.get(own) for v in values]
+        else:
+            columns[key] = values
+    written = {
+        key: [tables.NONE if value is None else parts.text(value) for value in values]
+        for key, values in columns.items()
+    }
+    differing = [key for key, cells in written.items() if len(set(cells)) > 1]
+    yield "<h2>Settings</h2>"
+    if differing:
+        rows = zip((arm.name for arm in arms), *(written[key] for key in differing), strict=True)
+        caption = "the entries of the configs in which arms differ"
+        yield table("settings", ("arm", *differing), [list(rows)], caption)
+    common = [(key, cells[0]) for key, cells in written.items() if key not in differing]
+    yield f"<details><summary>{len(common)} common settings</summary>"
+    yield table("words", ("entry", "value"), [common])
+    yield "</details>"
+
+
+def page(
+    title: str,
+    subtitle: str,
+    again: str,
+    sections: Iterable[str],
+    is_live: bool = False,
+    state: str = "",
+    version: int = 0,
+) -> str:
+    """Return a whole page, which runs no script unless it is live, and then ours alone.
+
+    again: how to repeat it, in HTML. state and version: of a page that is served while runs are
+    under way, how far they are and which page of several it is.
+    """
+    policy = ["default-src 'none'", "style-src 'unsafe-inline'", "img-src data: blob:"]
+    scripts = ""
+    if is_live:
+        own, (library, digest) = files.read_text(HERE / "report.js"), _library()
+        scripts = f"{library}\n<script>{own}</script>"
+        policy.append(f"script-src 'sha256-{_digest(own)}' 'sha256-{digest}'")
+    if state:
+        policy.append("connect-src 'self'")
+        again += f'<p id="watched" data-version="{version}">{text(state)}</p>'
+    return string.Template(files.read_text(HERE / "report.html.in")).substitute(
+        title=text(title),
+        subtitle=text(subtitle),
+        again=again,
+        sections="\n".join(sections),
+        policy="; ".join(policy),
+        scripts=scripts,
+    )
+
+
+@functools.cache
+def _library() -> tuple[str, str]:
+    """Return plotly.js, packed to two fifths of its size, and what a policy knows it by."""
+    library = get_plotlyjs()
+    return packed("plotly", library), _digest(library)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def packed(name: str, content: str) -> str:
+    """Return a text as an element that runs nothing, and that no word of the text can end."""
+    data = base64.b64encode(gzip.compress(content.encode(), 6, mtime=0)).decode()
+    return f'<script type="application/gzip" id="{name}">{data}</script>'
+
+
+def table(
+    kind: str, headings: Sequence[str], bodies: Sequence[Sequence], caption: str | None = None
+) -> str:
+    """Return a table in a box of its own to scroll in; the first cell of a row is its heading."""
+    below = f'<p class="quiet">{text(caption)}</p>' if caption else ""
+    head = "".join(f'<th scope="col">{text(heading)}</th>' for heading in headings)
+    rows = [
+        "<tbody>"
+        + "".join(
+            f'<tr><th scope="row">{text(first)}</th>'
+            + "".join(f"<td>{text(cell)}</td>" for cell in rest)
+            + "</tr>\n"
+            for first, *rest in body
+        )
+        + "</tbody>"
+        for body in bodies
+        if body
+    ]
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr>'
+        f"</thead>\n{''.join(rows)}</table></div>{below}"
+    )
+
+
+def image(kind: str, png: bytes, caption: str) -> str:
+    """Return a figure with a picture in it; kind: a class of the page's style."""
+    data, words = base64.b64encode(png).decode(), text(caption)
+    return (
+        f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{words}">'
+        f"<figcaption>{words}</figcaption></figure>"
+    )
+
+
+def figure_of(made: Figure) -> str:
+    """Return a figure of matplotlib as one of a page; its label is the caption."""
+    return image("still", figures.png(made), made.get_label())
+
+
+def text(raw: str) -> str:
+    """Return a text as it stands in a page, whatever it holds."""
+    if isinstance(raw, Html):
+        return raw
+    return html.escape("\n".join(texts.visible(line) for line in str(raw).split("\n")))
