@@ -1,6 +1,4 @@
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import networkx as nx
@@ -9,10 +7,7 @@ import pytest
 
 from experiments import timeline
 from experiments.timeline import KINDS, NANOSECONDS
-from stragglers import delays, inject
-from stragglers.rule import Trigger, whole
-from stragglers.rules import RULES
-from stragglers.rules.replay import recorded
+from stragglers import delays
 from stragglers.schedule import Event, Schedule
 from stragglers.validity import EVENT_KINDS
 from tests import planned
@@ -58,10 +53,6 @@ def schedule_of(case, updates=40, communication=links):
     return planned.plan(case.split()[0], DELAY, P, updates, communication=communication, **knobs)
 
 
-def test_the_cases_are_all_waiting_rules():
-    assert {case.split()[0] for case in KNOBS} == set(RULES) - {"replay"}
-
-
 @pytest.mark.parametrize("case", KNOBS)
 def test_a_worker_does_one_thing_at_a_time_and_computes_as_long_as_it_is_busy(case):
     schedule = schedule_of(case)
@@ -75,17 +66,6 @@ def test_a_worker_does_one_thing_at_a_time_and_computes_as_long_as_it_is_busy(ca
         np.testing.assert_allclose(seconds, schedule.busy[real].sum(), atol=1e-9 * real.sum())
     assert set(drawn.worker) <= set(range(P))  # nobody is no worker
     assert drawn.end.max() <= np.rint(NANOSECONDS * schedule.time[-1])
-
-
-@pytest.mark.parametrize("case", sorted(set(KNOBS) - {"random_pairs", "bipartite_pairs"}))
-def test_all_of_communication_and_of_waiting_is_told_where_links_stay_the_same(case):
-    schedule = schedule_of(case, communication=0.02)
-    drawn = timeline.stretches(schedule)
-    lengths = (drawn.end - drawn.begin) / NANOSECONDS
-    wanted = {"communicate": schedule.communication.sum(), "wait": schedule.idle.sum()}
-    for kind, seconds in wanted.items():
-        found = lengths[drawn.kind == KINDS.index(kind)].sum()
-        np.testing.assert_allclose(found, seconds, atol=1e-6)
 
 
 def test_two_workers_with_a_barrier_by_hand():
@@ -129,13 +109,6 @@ def test_whoever_asks_communicates_with_its_partner_who_goes_on_computing():
     assert met == list(zip(drawn.worker, drawn.partner, strict=True))
 
 
-def test_stale_gradients_say_how_old_they_are():
-    schedule = schedule_of("k_async")
-    drawn = timeline.stretches(schedule)
-    pushed = drawn.kind == KINDS.index("compute")
-    assert sorted(drawn.staleness[pushed]) == sorted(schedule.staleness.ravel())
-
-
 @pytest.mark.parametrize("case", ["first_finisher", "k_batch_async", "random_pairs"])
 def test_of_many_stretches_the_first_are_told(case):
     schedule = schedule_of(case)
@@ -171,15 +144,6 @@ def test_events_are_instants_of_their_workers():
     assert [e for e in shown if e["ph"] == "X"] == [e for e in without if e["ph"] == "X"]
 
 
-def test_events_after_the_stretches_that_are_told_are_left_out():
-    schedule = replace(schedule_of("barrier"), events=EVENTS)
-    shown = timeline.trace(schedule, "run", "wall", most=10)["traceEvents"]
-    until = max(e["ts"] for e in shown if e["ph"] == "X")
-    drawn = [e["ts"] for e in shown if e["ph"] == "i"]
-    assert drawn == [1e6 * e.time for e in EVENTS if 1e6 * e.time <= until]
-    assert 0 < len(drawn) < len(EVENTS)
-
-
 def test_waits_for_the_input_have_a_lane_of_their_own():
     """One value for every stretch between two records, none where nothing is streamed."""
     schedule = schedule_of("barrier")
@@ -196,43 +160,6 @@ def test_waits_for_the_input_have_a_lane_of_their_own():
     assert timeline.trace(schedule, "a", "wall", metrics=plain) == timeline.trace(
         schedule, "a", "wall"
     )
-
-
-def test_a_replayed_schedule_has_the_timeline_of_the_first_run():
-    schedule = schedule_of("first_finisher")
-    again = whole(recorded(schedule), schedule.updates)
-    for ours, theirs in zip(timeline.stretches(again), timeline.stretches(schedule), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_measured_rounds_are_told_as_they_were():
-    watch = inject.Injector(
-        2, Trigger(None, 2), 0, delay=delays.deterministic(0.002), communication=0.001
-    )
-
-    def train(worker):
-        for update in range(3):
-            watch.begin(worker, update, 0)
-            for done in (1, 2):
-                watch.tick(worker, update, done, 0)
-            ready.wait()  # as a collective does
-            watch.land(worker, update, 0)
-
-    ready = threading.Barrier(2)
-    watch.resume()
-    with ThreadPoolExecutor(2) as devices:
-        list(devices.map(train, range(2)))
-    schedule = watch.schedule(0, 3)
-    drawn = timeline.stretches(schedule)
-    lengths = (drawn.end - drawn.begin) / NANOSECONDS
-    for kind, seconds in zip(
-        KINDS, (schedule.busy, schedule.idle, schedule.communication), strict=True
-    ):
-        found = lengths[drawn.kind == KINDS.index(kind)].sum()
-        np.testing.assert_allclose(found, seconds.sum(), atol=1e-6)
-    for worker in range(2):
-        own = drawn.worker == worker
-        assert (drawn.begin[own][1:] >= drawn.end[own][:-1]).all()
 
 
 def valid(event):
