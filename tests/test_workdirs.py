@@ -103,7 +103,8 @@ def test_a_sweep_may_be_overwritten_and_a_config_of_others_may_not(call, here):
 def test_every_name_that_is_written_is_in_the_manifest():
     written = {
         *(records.CONFIG, records.METRICS, records.SUMMARY, records.SCHEDULE, records.PARAMETERS),
-        *(records.ERROR, report.REPORT, report.STRIP, report.FIGURE, provenance.NOTE, timeline.TIMELINE),
+        *(records.ERROR, report.REPORT, report.STRIP, report.FIGURE, provenance.NOTE),
+        timeline.TIMELINE,
     }
     assert written <= manifest.FILES and records.CHECKPOINT in manifest.FOLDERS
     assert set(manifest.REMOVED) | set(manifest.LOCKS) <= manifest.FILES

@@ -128,7 +128,9 @@ def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, cap
         shutil.rmtree(root / "b")
         leave(root / "b", NASTY)
         text = watched.until("3 of 3 runs have finished", "/state")
-        assert json.loads(text)["ended"] is False and "not finished" not in ask(watched.server.port)[2]
+        assert (
+            json.loads(text)["ended"] is False and "not finished" not in ask(watched.server.port)[2]
+        )
         before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     watched.until("nobody is at work any more", "/state")
     assert watched.ended() is None

@@ -157,7 +157,9 @@ def test_a_page_says_what_came_out_and_how_to_repeat_it(sweep):
     assert written["claims"] == [["it is <fast>", "yes:\n2x"]]
     assert {"python", *provenance.LIBRARIES} <= set(written["versions"])
     words = page.text
-    assert f"{NASTY} reaches loss 0.1 2.3 times sooner than sync, after 1 s instead of 2.3 s" in words
+    assert (
+        f"{NASTY} reaches loss 0.1 2.3 times sooner than sync, after 1 s instead of 2.3 s" in words
+    )
     assert written["command"] in page.words and f"jax {written['versions']['jax']}" in words
     assert "Of <b> and code . More." in words and "<code>code</code>" in text
     assert "training loss is not finite at update 12" in words and "it is <fast>" in page.words
@@ -254,7 +256,9 @@ def test_a_page_says_who_is_slow(slowness, words):
 
 
 HEADLINES = {
-    "b reaches loss 0.1 2.0 times sooner than a, after 1 s instead of 2 s.": ((2.0, "a"), (1.0, "a")),
+    "b reaches loss 0.1 2.0 times sooner than a, after 1 s instead of 2 s.": (
+        (2.0, "a"), (1.0, "a"),
+    ),
     "a reaches loss 0.1 1.2 times sooner than b, after 1 s instead of 1.2 s.": (
         (1.0, "a"), (1.2, "a"),
     ),
@@ -345,12 +349,14 @@ def test_a_page_of_500_arms_lists_all_and_is_no_larger_than_before(tmp_path):
         (tmp_path / f"{place}" / records.METRICS).write_text(
             "".join(
                 json.dumps({"update": i, "samples": 8 * i, "seconds": i + a, "train_loss": b,
-                            "test_accuracy": c, "consensus_distance": d, "bytes_per_worker": 1e3 * i}) + "\n"
+                            "test_accuracy": c, "consensus_distance": d,
+                            "bytes_per_worker": 1e3 * i}) + "\n"
                 for i, (a, b, c, d) in enumerate(values.tolist())
             )
         )  # fmt: skip
     provenance.begin(tmp_path, "python launch.py")
     text = report.write(tmp_path).read_text()
+    print(f"{len(text):,} bytes")
     assert len(text) < 10.6e6
     boxes = [a["data-arm"] for tag, a in Page(text).elements if "data-arm" in a]
     assert len(boxes) == 500 + figures.MOST_DRAWN and set(boxes) == {f"{i}" for i in range(500)}
