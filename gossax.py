@@ -44,7 +44,7 @@ from stragglers.rule import Setting
 from stragglers.rule import whole as plan
 from stragglers.schedule import Schedule
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "METHODS", "Algorithm", "Schedule", "Setting", "__version__", "activation_probabilities",
     "as_local_steps", "as_optax", "bitmap", "buckets", "chunked", "collectives", "costs",

@@ -428,7 +428,7 @@ TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
     "verdicts": of_verdicts,
     "sweeps": of_sweeps,
     "points": of_points,
-    "arms": of_arms,
+    "best": of_arms,
     "ratios": of_ratios,
 }
 

@@ -179,7 +179,7 @@ def settings(name: str) -> dict[str, float]:
 
 
 def group(arms: Iterable[Arm], name: str) -> list[Arm]:
-    """Return the arm of this name, or those of its grid, whose names go on with settings."""
+    """Return the arm of this name, or the arms of its grid, whose names go on with settings."""
     found = [
         arm
         for arm in arms

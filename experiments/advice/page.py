@@ -94,7 +94,7 @@ def launch(
 ) -> None:
     """Weigh all rules on what a text names, train the undominated, write a page and print it.
 
-    The arguments are those of the command line; trust: modules that the record of a run may name;
+    The arguments come from the command line; trust: modules that the record of a run may name;
     named: rules to weigh beside the registry's. Raises ValueError, with nothing written, for
     durations or a config that cannot be weighed.
     """

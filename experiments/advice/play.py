@@ -54,7 +54,7 @@ EVALUATIONS = 60  # within the budget of a training
 PATIENCE = 1.5  # times the reference's time to target, which the others have
 CHECKPOINT_SECONDS = 600.0  # a run is short, and there are many
 # Parameters that take values of a grid though a rule has a default for them.
-OPTIONAL = ("gamma", "c", "calibration", "local_steps", "share", "in_flight")
+OPTIONAL = frozenset(("gamma", "c", "calibration", "local_steps", "share", "in_flight"))
 
 
 class Candidate(NamedTuple):

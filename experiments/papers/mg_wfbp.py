@@ -34,7 +34,7 @@ BITS = "buckets change no result, bit for bit"
 
 
 def change_nothing(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge the parameters of every arm beside those of plain all-reduce, after equal updates.
+    """Judge that the parameters of every arm are equal to plain all-reduce's, after equal updates.
 
     A published record has no parameters, so that its sweep's own verdict stands.
     """
@@ -87,16 +87,18 @@ CLAIMS = (
     ),
     Claim(BITS, "arXiv 1811.11141, Sec. 4", "mg_wfbp", judge=change_nothing),
 )  # fmt: skip
+# Label, colour and dashes of a schedule; one that goes on into the next forward pass is dashed.
 SCHEDULES = {
-    "optimal": "optimal buckets",
-    "greedy": "MG-WFBP, greedy",
-    "asc": "ASC grouping",
-    "fixed": "buckets of 25 MiB",
-    "wfbp": "WFBP, per layer",
-    "single": "single, at the end",
-    "dear": "DeAR, tuned",
-    "byte_scheduler": "ByteScheduler, tuned",
+    "optimal": ("optimal buckets", "black", "-"),
+    "greedy": ("MG-WFBP, greedy", COLOURS[0], "-"),
+    "asc": ("ASC grouping", COLOURS[1], "-"),
+    "fixed": ("buckets of 25 MiB", COLOURS[2], "-"),
+    "wfbp": ("WFBP, per layer", COLOURS[3], "-"),
+    "single": ("single, at the end", COLOURS[4], "-"),
+    "dear": ("DeAR, tuned", COLOURS[5], "--"),
+    "byte_scheduler": ("ByteScheduler, tuned", "0.5", "--"),
 }
+OURS = "greedy"  # the schedule that published runs call MG-WFBP
 
 
 def figure(records: Records) -> Figure:
@@ -166,7 +168,7 @@ def scale(config: ConfigDict) -> analysis.Analysis:
 
     config: `traces`, names of `model_traces.NAMES`; `batch` and `flops_per_second` of a worker;
     `networks` {name: see `link`}; `collective`, a name of COLLECTIVES; `workers`; `schedules`;
-    `at_workers`, those of the table. Raise ValueError for a config that makes no sense.
+    `at_workers`, the number of the table. Raise ValueError for a config that makes no sense.
     """
     entries.check(config, ENTRIES)
     networks = [f"networks.{network}.workers" for network in config.networks]
@@ -210,12 +212,9 @@ def _curves(curves: Sequence[Mapping[str, Any]]) -> Figure:
     grid = canvas.subplots(len(traces), len(networks), sharex=True, sharey=True, squeeze=False)
     for curve in curves:
         row, column = traces.index(curve["trace"]), networks.index(curve["network"])
-        axes, place = grid[row, column], list(SCHEDULES).index(curve["schedule"])
-        colour = ("black", *COLOURS[:6], "0.5")[place]
-        # Schedules that go on into the next forward pass are dashed.
-        dashes = "--" if curve["schedule"] in ("dear", "byte_scheduler") else "-"
-        axes.plot(curve["workers"], curve["efficiency"], dashes, color=colour,
-                  linewidth=1.3 if place else 2.0, label=SCHEDULES[curve["schedule"]])  # fmt: skip
+        axes, (label, colour, dashes) = grid[row, column], SCHEDULES[curve["schedule"]]
+        axes.plot(curve["workers"], curve["efficiency"], dashes, color=colour, label=label,
+                  linewidth=1.5)  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(curve["workers"]))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -255,15 +254,15 @@ def published(config: ConfigDict) -> analysis.Analysis:
             schedule: iteration.iteration(trace, affine, schedule).seconds
             for schedule in (*run.throughput, "optimal")
         }
-        for baseline, throughput in run.throughput.items():
-            if baseline != "greedy":
-                ratios.append({
-                    "setting": setting, "workers": run.workers, "baseline": baseline,
-                    "published": run.throughput["greedy"] / throughput,
-                    "greedy": seconds[baseline] / seconds["greedy"],
-                    "optimal": seconds[baseline] / seconds["optimal"],
-                    "counted": run.get("counted", True),
-                })  # fmt: skip
+        rivals = dict(run.throughput)
+        ours = rivals.pop(OURS)
+        for baseline, throughput in rivals.items():
+            ratios.append({
+                "setting": setting, "workers": run.workers, "baseline": baseline,
+                "published": ours / throughput, "greedy": seconds[baseline] / seconds[OURS],
+                "optimal": seconds[baseline] / seconds["optimal"],
+                "counted": run.get("counted", True),
+            })  # fmt: skip
     baselines = list(dict.fromkeys(ratio["baseline"] for ratio in ratios))
     errors = [error for baseline in baselines if (error := _error(ratios, baseline))]
     of_setting = {(r["setting"], r["baseline"]): r for r in ratios}

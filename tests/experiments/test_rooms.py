@@ -8,7 +8,7 @@ import experiments.parts
 FOLDER = pathlib.Path(experiments.parts.__file__).parent
 # From the ground up. The running core are the modules of the folder itself; all read configs.
 GROUND = ("parts", "entries", "kinds", "texts")
-FLOORS = ("configs", "tasks", "core", "papers", "advice")
+FLOORS = ("configs", "tasks", "core", "papers", "publish", "advice")
 
 
 def floor(module):

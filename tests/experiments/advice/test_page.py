@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from tests.experiments.reports.test_page import Page
+from tests.experiments.test_report import Page
 
 from experiments import config_files, prepare
 from experiments.advice import durations, page, play
