@@ -47,6 +47,11 @@ LINKS = (1, 10)  # Gbit/s
 ROUNDS = 5  # in each of which the codecs of all arms are measured
 FELL_BACK = 0.5  # of the updates: with more no sketch is judged
 LOSS_SHARE = 1e-3  # of a loss, that counts as none
+QUALITY = {
+    "test_perplexity": "test perplexity",
+    "test_hit_rate_10": "test hit rate at 10",
+    "test_accuracy": "test accuracy",
+}
 TABLES = "bytes for the tables, and what was lost"
 
 
@@ -202,15 +207,15 @@ def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
     }
     yield stats.Numbers(
         TABLES,
-        ("arm", "fewer bytes [%]", "loss over dense [%]", "test accuracy",
-         "fell back [% of updates]"),
+        ("arm", "fewer bytes [%]", "loss over dense [%]", "quality", "fell back [% of updates]"),
         [
             (
                 arm["name"],
                 f"{100 * (1 - sent[arm['name']] / sent[DENSE]):.1f}",
                 "diverged" if None in (arm["train_loss"], dense["train_loss"])
                 else f"{100 * (arm['train_loss'] / dense['train_loss'] - 1):+.2f}",
-                "" if arm.get("test_accuracy") is None else f"{arm['test_accuracy']:.4g}",
+                ", ".join(f"{words} {arm[name]:.4g}" for name, words in QUALITY.items()
+                          if arm.get(name) is not None),
                 f"{100 * (arm.get('fallback_share') or 0):.1f}",
             )
             for arm in arms

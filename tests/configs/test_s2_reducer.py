@@ -49,7 +49,7 @@ def _rounds(arms, rounds):
 
 @pytest.mark.slow
 def test_bytes_losses_and_steps_are_numbers(arms):
-    lost, at_1, at_10, rows = s2_reducer.numbers(arms)
+    lost, at_1, at_10 = s2_reducer.numbers(arms)
     assert lost.rows[0] == ("dense", "0.0", "+0.00", "test hit rate at 10 0.25", "0.0")
     by_name = {row[0]: row for row in lost.rows}
     assert float(by_name["s2/sketch"][1]) >= 81 and by_name["s2/sketch"][2] == "+1.00"
@@ -61,7 +61,7 @@ def test_bytes_losses_and_steps_are_numbers(arms):
     assert steps["dense"][2:] == ("0.190", "1.00x", "")
     assert steps["s2/sketch"][2] == "0.193" and "of them 0.20 ms" in steps["s2/sketch"][-1]
     assert float(steps["s2/exact"][1]) > 500 and "do not compress" in steps["s2/exact"][-1]
-    assert [row[0] for row in rows.rows] == ["4", "8", "32"] and len(at_10.rows) == len(LOSSES)
+    assert len(at_10.rows) == len(LOSSES)
 
 
 def test_bytes_that_fallbacks_sent_count(arms):
@@ -78,7 +78,7 @@ def test_what_fallbacks_send_takes_its_time_in_a_step(arms):
     def step(more: float) -> float:
         (sketch,) = (arm for arm in arms if arm["name"] == "s2/sketch")
         sketch["fallback_bytes"] = more
-        _, at_1, *_ = s2_reducer.numbers(arms)
+        _, at_1, *_ = s2_reducer.numbers([dict(arm) for arm in arms])  # measured once an arm
         return next(float(row[1]) for row in at_1.rows if row[0] == "s2/sketch")
 
     planned = step(0.0)
