@@ -48,7 +48,7 @@ def test_claims_tell_which_parameters_are_those_of_pmean(arms, tmp_path):
     how = {name: getattr(mg_wfbp, name) for name in ("claims", "numbers")}
     outcome = sweep.launch(chosen, tmp_path / "runs", False, **how)
     ((claim, text),) = outcome.claims
-    assert claim == "buckets change no result, bit for bit"
+    assert claim.startswith("buckets change no result, bit for bit (arXiv 1811.11141")
     assert text == "does not hold: another result than pmean after 3 updates: single"
     (plans,) = outcome.numbers
     assert [row[:2] for row in plans.rows][1] == ("single", "1")
