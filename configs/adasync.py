@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import adasync as paper
+from experiments import papers, stats
 from experiments.parts import part
 
 DELAYS = {
@@ -69,5 +68,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield f"{name}/rate={rate}", {RATE: rate, POWER: power}
 
 
-claims = stats.printed(paper.CLAIMS, "adasync")
+claims = papers.claims("adasync", "adasync")
 numbers = stats.at_best(stats.SECONDS, stats.END)

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import slow_and_stale
-from experiments import stats
-from experiments.papers import asynchronous as paper
+from experiments import papers, stats
 from experiments.parts import part
 
 RATES = (0.025, 0.063, 0.16, 0.4, 1.0, 2.5)
@@ -81,5 +80,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 yield name, changes | chosen | {"optimizer.learning_rate": rate}
 
 
-claims = stats.printed(paper.CLAIMS, "async_baselines")
+claims = papers.claims("asynchronous", "async_baselines")
 numbers = stats.at_best(stats.SECONDS)

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import asynchronous as paper
+from experiments import papers, stats
 from experiments.parts import part
 from stragglers import local_updates
 
@@ -92,5 +91,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield f"{group}/rate={rate:g}", changes | {"optimizer.learning_rate": rate}
 
 
-claims = stats.printed(paper.CLAIMS, "frontier_async")
+claims = papers.claims("asynchronous", "frontier_async")
 numbers = stats.at_best(stats.END, stats.SECONDS)

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import uneven_data as paper
+from experiments import papers, stats
 from experiments.parts import as_part, part
 
 GPT = part(
@@ -134,5 +133,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             yield f"{group}/rate={rate}", changes | {"optimizer.learning_rate": rate}
 
 
-claims = stats.printed(paper.CLAIMS, "heterogeneous")
+claims = papers.claims("uneven_data", "heterogeneous")
 numbers = stats.at_best(stats.END, stats.ACCURACY, "updates", "bytes_per_worker")

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import arguments, language_model
-from experiments import stats
-from experiments.papers import local_steps as paper
+from experiments import papers, stats
 from experiments.parts import part
 
 FRAGMENTS = 3
@@ -118,5 +117,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 yield f"{group}{name}/rate={rate:g}", changed | {"optimizer.learning_rate": rate}
 
 
-claims = stats.printed(paper.CLAIMS, "local_training")
+claims = papers.claims("local_steps", "local_training")
 numbers = stats.at_best(stats.END, "bytes_per_worker")

@@ -14,8 +14,7 @@ from ml_collections import ConfigDict
 
 from comms import topology
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import matcha as paper
+from experiments import papers
 from experiments.parts import part
 
 RATES = (0.2, 0.4, 0.57, 0.8, 1.13)  # factors of sqrt(2) where the best are
@@ -55,7 +54,10 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Vanilla D-PSGD with the best weights, MATCHA and periodic D-PSGD at several budgets."""
     vanilla = part("dpsgd", mixing_matrix="best_constant", order="adapt_then_combine")
     methods = [("vanilla", vanilla, 1.0)]
-    for method, budgets in (("matcha", paper.BUDGETS), ("periodic", (0.1, 0.2, 0.5))):
+    for method, budgets in (
+        ("matcha", (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)),
+        ("periodic", (0.1, 0.2, 0.5)),
+    ):
         for budget in budgets:
             methods.append((f"{method}/budget={budget:g}", part(method, budget=budget), budget))
     for name, algorithm, budget in methods:
@@ -65,5 +67,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             yield f"{name}/rate={rate}", changes
 
 
-claims = stats.printed(paper.CLAIMS, "matcha")
-numbers = paper.numbers
+claims = papers.claims("matcha", "matcha")
+numbers = papers.numbers("matcha")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import mg_wfbp as paper
+from experiments import papers
 from experiments.parts import part
 
 
@@ -50,5 +49,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield buckets.replace(":", "_"), {"buckets": buckets}
 
 
-claims = stats.printed(paper.CLAIMS, "mg_wfbp")
-numbers = paper.numbers
+claims = papers.claims("mg_wfbp", "mg_wfbp")
+numbers = papers.numbers("mg_wfbp")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import nonblocking as paper
+from experiments import papers
 from experiments.parts import part
 
 NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
@@ -106,4 +105,4 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield f"{mixer}/deadline", common | {"wait": part("deadline", seconds=NOMINAL)}
 
 
-claims = stats.printed(paper.CLAIMS, "nonblocking_slow4")
+claims = papers.claims("nonblocking", "nonblocking_slow4")

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from ml_collections import ConfigDict
 
 from configs import nonblocking
-from experiments import stats
-from experiments.papers import nonblocking as paper
+from experiments import papers, stats
 from experiments.parts import part
 from stragglers.rule import DRAWS
 
@@ -61,5 +60,5 @@ def grid(
                     )
 
 
-claims = stats.printed(paper.CLAIMS, "nonblocking_tuned")
+claims = papers.claims("nonblocking", "nonblocking_tuned")
 numbers = stats.at_best(stats.SECONDS)

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import language_model, nonblocking_tuned
-from experiments import stats
-from experiments.papers import nonblocking as paper
+from experiments import papers, stats
 from experiments.parts import part
 
 WORKERS, BATCH = 4, 1  # sequences of a mini-batch
@@ -43,5 +42,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
     yield from nonblocking_tuned.grid(MIXERS, MINI_BATCHES, LEARNING_RATES)
 
 
-claims = stats.printed(paper.CLAIMS, "nonblocking_tuned_text")
+claims = papers.claims("nonblocking", "nonblocking_tuned_text")
 numbers = stats.at_best(stats.SECONDS)

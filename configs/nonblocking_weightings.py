@@ -25,8 +25,7 @@ from ml_collections import ConfigDict
 from algorithms import base as algorithms
 from algorithms import gossip
 from configs import arguments, nonblocking
-from experiments import stats
-from experiments.papers import nonblocking as paper
+from experiments import papers, stats
 from experiments.parts import part
 
 # Where every worker has a model of its own, a high rate drives these apart on uneven data.
@@ -85,5 +84,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 )
 
 
-claims = stats.printed(paper.CLAIMS, "nonblocking_weightings")
+claims = papers.claims("nonblocking", "nonblocking_weightings")
 numbers = stats.at_best(stats.END, stats.ACCURACY)

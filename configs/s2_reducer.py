@@ -12,8 +12,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import parts, stats
-from experiments.papers import s2_reducer as paper
+from experiments import papers, parts
 from experiments.parts import part
 
 # Task, samples in a mini-batch, learning rate of Adam, updates. The rates are the best of a small
@@ -116,5 +115,5 @@ def _of_workers(of_4: float, workers: int) -> float:
     return float(f"{1 - (1 - of_4) ** (workers / 4):.3g}")
 
 
-claims = stats.printed(paper.CLAIMS, "s2_ncf")
-numbers = paper.numbers
+claims = papers.claims("s2_reducer", "s2_ncf")
+numbers = papers.numbers("s2_reducer")

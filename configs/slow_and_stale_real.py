@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import slow_and_stale as paper
+from experiments import papers
 from experiments.parts import part
 
 MEAN = 0.2  # s of a mini-batch, of which computing takes a hundredth
+PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
 LAWS = {
     "exponential": part("exponential", scale=MEAN),
     "shifted_exponential": part("shifted_exponential", shift=MEAN / 2, scale=MEAN / 2),
@@ -57,7 +57,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep() -> Iterator[tuple[str, dict]]:
     """Both laws, four protocols, K = 1, 2, 4; each once with processes and once simulated."""
     for law, delay in LAWS.items():
-        for protocol in paper.PROTOCOLS:
+        for protocol in PROTOCOLS:
             for k in (1, 2, 4):
                 if (protocol, k) in TWINS:
                     continue
@@ -66,5 +66,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
                 yield f"real/{law}/{protocol}/K={k}", wait
 
 
-claims = stats.printed(paper.CLAIMS, "slow_and_stale_real")
-numbers = paper.numbers
+claims = papers.claims("slow_and_stale", "slow_and_stale_real")
+numbers = papers.numbers("slow_and_stale")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import local_training
-from experiments import stats
-from experiments.papers import local_steps as paper
+from experiments import papers, stats
 from experiments.parts import part
 
 DENSE, LEAST, SWARM, NOLOCO = "all_reduce", "demo/1 of 256", "swarm/H=30", "noloco/H=30"
@@ -52,5 +51,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             yield f"{method}/rate={rate:g}", changes | how
 
 
-claims = stats.printed(paper.CLAIMS, "small_messages")
+claims = papers.claims("local_steps", "small_messages")
 numbers = stats.at_best(stats.END, "bytes_per_worker")

@@ -23,8 +23,7 @@ import networkx as nx
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import prepare, stats
-from experiments.papers import swarm as paper
+from experiments import papers, prepare
 from experiments.parts import as_part, part
 
 EACH = 0.1  # seconds of a mini-batch
@@ -155,5 +154,5 @@ def _pairs(algorithm: str, steps: int, wait: str = "random_pairs") -> dict:
     return _rounds(algorithm, steps, wait) | {"updates": EIGHTHS * MINI_BATCHES // steps}
 
 
-claims = stats.printed(paper.CLAIMS, "swarm")
-numbers = paper.numbers
+claims = papers.claims("swarm", "swarm")
+numbers = papers.numbers("swarm")

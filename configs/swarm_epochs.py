@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import swarm
-from experiments import stats
-from experiments.papers import swarm as paper
+from experiments import papers
 from experiments.parts import part
 
 LENGTHS = (75, 150, 300, 600, 1200)  # mini-batches of a node
@@ -42,5 +41,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             )
 
 
-claims = stats.printed(paper.CLAIMS, "swarm_epochs")
-numbers = paper.numbers
+claims = papers.claims("swarm", "swarm_epochs")
+numbers = papers.numbers("swarm")

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import stats
-from experiments.papers import swarm as paper
+from experiments import papers, stats
 from experiments.parts import part
 
 MEAN = 0.1  # s of a mini-batch
@@ -101,5 +100,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield f"real/{name}", {"runtime": "actors"} | arm
 
 
-claims = stats.printed(paper.CLAIMS, "swarm_real")
+claims = papers.claims("swarm", "swarm_real")
 numbers = stats.at_best(stats.SECONDS, "updates")

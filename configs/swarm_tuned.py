@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import swarm
-from experiments import stats
-from experiments.papers import swarm as paper
+from experiments import papers, stats
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 METHODS = (
@@ -35,5 +34,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield f"{method}/rate={rate}", arms[method] | {"optimizer.learning_rate": rate}
 
 
-claims = stats.printed(paper.CLAIMS, "swarm_tuned")
+claims = papers.claims("swarm", "swarm_tuned")
 numbers = stats.at_best(stats.SECONDS)

@@ -138,8 +138,7 @@ def write(root: str | os.PathLike, paper: bool = False) -> Path:
     if paper:
         figures.write_paper(root, made)
     pictures = "".join(map(figure_of, made.values()))
-    is_live = bool(provenance.known(root))
-    text = whole(root, arms, unfinished, looks, lines, pictures, is_live)
+    text = whole(root, arms, unfinished, looks, lines, pictures)
     files.write(root / REPORT, text, durable=False)
     return root / REPORT
 
@@ -151,7 +150,6 @@ def whole(
     looks: Mapping[str, figures.Look],
     lines: Sequence[tuple[str, figures.Runs]],
     pictures: str = "",
-    is_live: bool = True,
     **watched,
 ) -> str:
     """Return the page of a workdir.
@@ -160,6 +158,7 @@ def whole(
     in HTML; watched: what `page` needs of a page that is served while runs are under way.
     """
     note = provenance.known(root)
+    is_live = bool(watched or note)
     facts = [f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}"]
     seeds = sorted({len(arm.runs) for arm in arms})
     if seeds and seeds[-1] > 1:

@@ -1,5 +1,10 @@
 """The evidence, a file per paper or family: its sweeps, its claims and its figure."""
 
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+
+from experiments import stats
+
 PAPERS = (
     "nonblocking",
     "matcha",
@@ -13,3 +18,25 @@ PAPERS = (
     "local_steps",
     "failures",
 )
+
+
+def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
+    """Return the function `claims(arms)` of a config whose sweeps are judged as this record is.
+
+    The paper's file, which draws as well, is loaded when a sweep has ended.
+    """
+
+    def judged(arms: Sequence[stats.Arm]) -> Iterator[tuple[str, str]]:
+        rows = importlib.import_module(f"experiments.papers.{paper}").CLAIMS
+        yield from stats.printed(rows, record)(arms)
+
+    return judged
+
+
+def numbers(paper: str) -> Callable[..., Iterator[stats.Numbers]]:
+    """Return the function `numbers(arms)` of a config, which is that of a paper's file."""
+
+    def found(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
+        yield from importlib.import_module(f"experiments.papers.{paper}").numbers(arms)
+
+    return found

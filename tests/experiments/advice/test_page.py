@@ -4,7 +4,6 @@ import json
 import shlex
 
 import pytest
-from tests.experiments.test_report import Page
 
 from experiments import config_files, prepare
 from experiments.advice import durations, page, play
@@ -13,6 +12,7 @@ from stragglers import delays, processes
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
 from tests import launcher, planned
+from tests.experiments.test_report import Page
 
 LAW = "persistent(law=jitter(mean=0.02, sigma=0.05), factors={0: 3.0})"  # hardly spread
 THREE = "--config=config.py:workers=3"
