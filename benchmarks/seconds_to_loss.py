@@ -23,8 +23,7 @@ from matplotlib.figure import Figure
 from benchmarks import host_runs, namespaces, points
 from comms import cost
 from experiments import records
-from experiments.figures import COLOURS, save
-from experiments.papers.base import plain
+from experiments.figures import COLOURS, plain, save
 
 _OPTIONS = flags.DEFINE_list("launch_options", [], "More flags of all launches.")
 

@@ -75,7 +75,7 @@ class Plot(NamedTuple):
 
     @property
     def is_still(self) -> bool:
-        """Whether the plot stands in a file of its own, and as a picture in a page."""
+        """True for a plot that has a file of its own, and a picture in a page."""
         return self.name in _STILL or not self.name.startswith(("loss", "accuracy", "distance"))
 
 
@@ -273,7 +273,15 @@ def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
         place = {"xy": (1, shown.target), "xycoords": ("axes fraction", "data"), "fontsize": 7}
         apart = {"xytext": (-2, 2), "textcoords": "offset points", "ha": "right", "color": "0.35"}
         axes.annotate(f"target {shown.target:.3g}", **place, **apart)
-    (logarithmic if shown.logarithmic else plain)(axes)
+    if shown.logarithmic:
+        # A loss often spans about a decade, where the default labels hardly anything.
+        axes.set_yscale("log")
+        bottom, top = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 1000 * bottom else (1,)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    plain(axes)
+    axes.set_xlim(left=0)
     axes.set(xlabel=shown.x, ylabel=shown.y)
     if shown.top is not None and axes.get_ylim()[1] > shown.top:
         axes.set_ylim(top=shown.top)
@@ -367,20 +375,8 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def logarithmic(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with labels that can be read, and the rest plain."""
-    axes.set_yscale("log")
-    # A loss often spans about a decade, where the default labels hardly anything.
-    bottom, top = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 1000 * bottom else (1,)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-    plain(axes)
-
-
 def plain(axes: Axes) -> None:
-    """Begin the horizontal axis at 0 and leave out what is only a frame."""
-    axes.set_xlim(left=0)
+    """Give axes a faint grid, small numbers and no frame above and to the right."""
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)

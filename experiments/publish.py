@@ -29,8 +29,17 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import config_files, files, formats, parts, provenance, records, stats, texts
-from experiments import figures as figure
+from experiments import (
+    config_files,
+    figures,
+    files,
+    formats,
+    parts,
+    provenance,
+    records,
+    stats,
+    texts,
+)
 from experiments.papers import PAPERS
 from experiments.papers.base import Sweep, arms
 from experiments.sweep import expand
@@ -471,7 +480,7 @@ def write_pages() -> None:
     files.make(FIGURES)
     for paper in papers():
         name = paper.__name__.rpartition(".")[2]
-        figure.save(paper.figure(record), FIGURES / f"{name}.png")
+        figures.save(paper.figure(record), FIGURES / f"{name}.png")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -33,6 +33,7 @@ from experiments import (
     parts,
     provenance,
     records,
+    stats,
     tables,
     texts,
     timeline,
@@ -223,15 +224,10 @@ def headline(arms: Sequence[Arm]) -> str:
     if baseline is None:
         only = ", and no other arm does" if len(arms) > len(reached) == 1 else ""
         return f"{reaches} after {seconds:.3g} s{only}."
-    other, count = summaries[baseline]["seconds_to_target"], len(first.get("seeds", [0]))
-    spread = np.hypot(
-        *(summaries[n].get("seconds_to_target_std") or 0 for n in (names[0], baseline))
-    )
-    doubt = (
-        "; the spread of its seeds leaves that inconclusive"
-        if other - seconds < 2 * spread / count**0.5
-        else ""
-    )
+    other = summaries[baseline]["seconds_to_target"]
+    claim = stats.Claim("", "", "", names[0], baseline)
+    noisy = stats.judge(claim, summaries.values()).reason == stats.NOISE
+    doubt = "; the spread of the seeds leaves that inconclusive" if noisy else ""
     times = f"{other / seconds:.2g}" if other < 1.95 * seconds else f"{other / seconds:.1f}"
     if seconds == other:
         return f"{reaches} as soon as {baseline}, after {seconds:.3g} s."

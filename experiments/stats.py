@@ -362,7 +362,7 @@ def paired(differences: Sequence[float]) -> tuple[float, float]:
     from scipy import stats
 
     values = np.asarray(differences, float)
-    if np.ptp(values) == 0:
+    if _alike(values):
         return float(values[0]), 0.0
     return float(values.mean()), float(stats.ttest_1samp(values, 0.0).pvalue)
 
@@ -372,10 +372,15 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     from scipy import stats
 
     values = np.asarray(differences, float)
-    if np.ptp(values) == 0:
+    if _alike(values):
         return float(values[0]), float(values[0])
     found = stats.ttest_1samp(values, 0.0).confidence_interval(1 - LEVEL)
     return float(found.low), float(found.high)
+
+
+def _alike(values: np.ndarray) -> bool:
+    """Return whether values differ by rounding at most, so that no test can be made of them."""
+    return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
 
 
 def false_discoveries(p_values: Sequence[float]) -> int:

@@ -30,7 +30,7 @@ LATEST = 2.0**62  # ns; what is later, 146 years after the start, is drawn at th
 
 
 class Stretches(NamedTuple):
-    """What workers did, N stretches of time in the order in which they began."""
+    """The activities of workers: N stretches of time in the order in which they began."""
 
     worker: np.ndarray  # [N] int
     kind: np.ndarray  # [N] int, of KINDS
@@ -74,7 +74,7 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
 
 
 def _next_start(worker: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """When the worker of each contribution starts on its next one, infinity after the last."""
+    """Return the time at which each contribution's worker starts its next one, or infinity."""
     following = np.full(start.size, np.inf)
     order = np.lexsort((start, worker))
     same = np.diff(worker[order]) == 0
@@ -164,7 +164,7 @@ def _events(drawn: Stretches) -> Iterator[dict]:
 
 
 def _instants(events: Iterable[Event]) -> Iterator[dict]:
-    """What happened to workers, on their threads, in microseconds."""
+    """Yield events of workers, on their threads, in microseconds."""
     for event in events:
         yield {
             "name": event.kind,

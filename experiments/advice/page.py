@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from experiments import (
     config_files,
+    figures,
     files,
     kinds,
     locks,
@@ -27,7 +28,6 @@ from experiments import (
     records,
     waiting,
 )
-from experiments import figures as figure
 from experiments.advice import durations, play
 from experiments.advice.play import Advice, Candidate
 from experiments.stats import Numbers
@@ -352,7 +352,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "
 
 def _picture(path: Path, canvas: Figure, caption: str) -> str:
     """Write a picture and return it as a part of the page."""
-    figure.save(canvas, path)
+    figures.save(canvas, path)
     data = base64.b64encode(files.read(path)).decode()
     return (
         f'<div tabindex="0"><img src="data:image/png;base64,{data}" alt="{html.escape(caption)}">'
@@ -373,11 +373,12 @@ def _ranked(advice: Advice) -> Figure:
             if other.arm.wait.name == one.arm.wait.name
         ]
         axes.plot(others, [place] * len(others), "|", color="0.5", markersize=7)
-        axes.plot(_range(one, advice), [place] * 2, color=figure.COLOURS[0], linewidth=5, alpha=0.5)
+        line = {"color": figures.COLOURS[0], "linewidth": 5, "alpha": 0.5}
+        axes.plot(_range(one, advice), [place] * 2, **line)
         result = advice.results.get(one.name)
         if result and own and np.isfinite(result.mean):
-            axes.plot(result.mean / own.mean, place, "D", color=figure.COLOURS[1], markersize=5)
-    axes.set_yticks(range(len(shown)), [figure.literal(one.name) for one in shown])
+            axes.plot(result.mean / own.mean, place, "D", color=figures.COLOURS[1], markersize=5)
+    axes.set_yticks(range(len(shown)), [figures.literal(one.name) for one in shown])
     axes.invert_yaxis()
     axes.axvline(1.0, color="0.35", linewidth=0.8, linestyle="--")
     axes.set_xscale("log")
@@ -402,7 +403,7 @@ def _waits(advice: Advice) -> Figure:
     ]
     for axes, share, (words, one) in zip(panels, shares, shown.items(), strict=True):
         image = axes.imshow(share, "Oranges", vmin=0, vmax=max(1, np.max(shares)), aspect="auto")
-        axes.set_title(figure.literal(f"{one.name} ({words})"), fontsize=9)
+        axes.set_title(figures.literal(f"{one.name} ({words})"), fontsize=9)
         axes.set(xlabel="is waited for by the others", ylabel="worker that waits")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments import stats
-from experiments.figures import COLOURS, literal
+from experiments.figures import COLOURS, literal, plain
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
 
@@ -99,10 +99,3 @@ def _draw(axes: Axes, panel: Panel, found: Sequence[Mapping[str, Any]]) -> list[
                     fontsize=9)  # fmt: skip
     plain(axes)
     return missing
-
-
-def plain(axes: Axes) -> None:
-    """Give axes a faint grid, small numbers and no frame above and to the right."""
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)

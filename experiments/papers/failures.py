@@ -23,8 +23,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, ScalarFo
 from ml_collections import ConfigDict
 
 from experiments import analysis, entries, parts, stats
-from experiments.figures import COLOURS, DASHES, save
-from experiments.papers.base import Records, Sweep, plain
+from experiments.figures import COLOURS, DASHES, plain, save
+from experiments.papers.base import Records, Sweep
 from experiments.prepare import Prepared, prepare
 from experiments.stats import Answer, Claim, Inconclusive
 from experiments.waiting import RULE

@@ -19,8 +19,8 @@ from algorithms.mg_wfbp import plan_with
 from comms import cost, iteration
 from comms.layer_traces import LayerTrace, googlenet
 from experiments import analysis, entries, model_traces, profiling, records, stats, tasks
-from experiments.figures import COLOURS, save
-from experiments.papers.base import Records, Sweep, plain
+from experiments.figures import COLOURS, plain, save
+from experiments.papers.base import Records, Sweep
 from experiments.stats import Answer, Arm, Claim, Inconclusive
 from stragglers import reading
 

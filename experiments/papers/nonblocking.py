@@ -14,8 +14,8 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 from ml_collections import ConfigDict
 
 from experiments import analysis, entries, parts, stats, waiting
-from experiments.figures import COLOURS, save
-from experiments.papers.base import Panel, Records, Sweep, dots, plain
+from experiments.figures import COLOURS, plain, save
+from experiments.papers.base import Panel, Records, Sweep, dots
 from experiments.stats import END, Answer, Claim
 from stragglers import delays, processes
 from stragglers.theory import rounds as theory

@@ -15,8 +15,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ml_collections import ConfigDict
 
 from experiments import analysis, entries, stats, waiting
-from experiments.figures import COLOURS, save
-from experiments.papers.base import Panel, Records, Sweep, arms, dots, plain
+from experiments.figures import COLOURS, plain, save
+from experiments.papers.base import Panel, Records, Sweep, arms, dots
 from experiments.papers.nonblocking import follows_theory
 from experiments.stats import END, SECONDS, Answer, Arm, Claim, Inconclusive
 from stragglers.delays import Law

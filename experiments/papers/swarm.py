@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
 from experiments import analysis, entries, parts, stats, waiting
-from experiments.figures import COLOURS, DASHES, save
-from experiments.papers.base import Panel, Records, Sweep, dots, plain
+from experiments.figures import COLOURS, DASHES, plain, save
+from experiments.papers.base import Panel, Records, Sweep, dots
 from experiments.stats import ACCURACY, Answer, Arm, Claim
 from stragglers import serial_links, wavefront
 from stragglers.rule import Setting, whole

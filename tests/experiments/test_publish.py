@@ -118,3 +118,18 @@ def test_a_table_of_points_is_chosen_by_its_words(tmp_path, monkeypatch):
     assert publish.filled("\n".join(lines)) == "\n".join(lines)
     with pytest.raises(ValueError, match="unknown table 'swarms'; known tables: nonblocking, "):
         publish.filled("<!-- table: swarms -->\n<!-- end -->")
+
+
+def test_tables_of_arms_are_at_their_best_settings(tmp_path, monkeypatch):
+    rows = [[f"{name}/rate={rate}", [0, 1], "2/2", seconds, [seconds - 1, seconds + 1]]
+            for name, rate, seconds in (("a", 0.1, 9.0), ("a", 0.2, 4.0), ("a", 0.4, 7.0),
+                                        ("b", 0.1, 8.0), ("b", 0.2, 9.0))]  # fmt: skip
+    columns = ["name", "seeds", "reached", "seconds_to_target", "seconds_to_target_by_seed"]
+    note = {"command": "python launch.py", "versions": {}, "claims": [],
+            "date": "2026-01-01T00:00:00+00:00",
+            "arms": {"columns": columns, "rows": rows}}  # fmt: skip
+    monkeypatch.setattr(publish, "record", lambda name: note)
+    best = list(publish.of_arms("c", "seconds_to_target"))
+    assert best[2:4] == ["| a | rate=0.2 | 4 ± 1.4 s |", "| b | rate=0.1* | 8 ± 1.4 s |"]
+    ratio = list(publish.of_ratios("seconds_to_target", "c", "b : a", "b : none"))
+    assert ratio[2] == "| c | 2.00x | – |"

@@ -163,7 +163,7 @@ def test_waits_for_the_input_have_a_lane_of_their_own():
 
 
 def valid(event):
-    """What the trace event format asks for, of the three phases that are used."""
+    """Check the requirements of the trace event format, for the three phases in use."""
     assert isinstance(event["name"], str) and isinstance(event["args"], dict)
     assert type(event["pid"]) is int and type(event["tid"]) is int
     if event["ph"] == "M":
