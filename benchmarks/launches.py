@@ -67,7 +67,16 @@ def load(programs: pathlib.Path) -> None:
     # Not earlier, as JAX reads the environment.
     import orbax.checkpoint  # noqa: F401
 
-    from experiments import agreement, config_files, figures, loggers, report, sweep, tables, train  # noqa: F401  # noqa: F401
+    from experiments import (  # noqa: F401
+        agreement,
+        config_files,
+        figures,
+        loggers,
+        report,
+        sweep,
+        tables,
+        train,
+    )
 
 
 class Process:
