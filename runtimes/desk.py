@@ -53,7 +53,8 @@ class Desk:
 
     lock: who holds it may change what the node holds; here from a first reply until the meeting is
     over. begin: () -> (half, entry of the node), or None to refuse; commit: (Meeting, result of the
-    half), the end of it; both under the lock. now: the node's clock [s].
+    half), the end of it; both under the lock. send: takes every reply before it leaves, and before
+    its meeting can end. now: the node's clock [s].
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Desk:
         lock: threading.Lock,
         begin: Callable[[], tuple[Half, Entry] | None],
         commit: Callable[[Meeting, Any], None],
+        send: Callable[[Reply], None],
         now: Callable[[], float],
     ):
         self._lock, self._begin, self._commit, self._now = lock, begin, commit, now
+        self._send = send
         self._books = [_Book() for _ in range(workers)]
         self._serving: _Book | None = None  # for whom the lock is held
         self._ahead = ThreadPoolExecutor(1, "answers")
@@ -75,7 +78,10 @@ class Desk:
         book = self._books[turn.asker]
         with book.lock:
             if turn.attempt == book.attempt and turn.step < len(book.replies):
-                return book.replies[turn.step]
+                reply = book.replies[turn.step]
+                if reply is not None:
+                    self._send(reply)
+                return reply
             if turn.attempt < book.attempt or (turn.step > 0 and turn.attempt > book.attempt):
                 return None
             book.heard = time.monotonic()
@@ -128,13 +134,16 @@ class Desk:
             self._lock.release()
             return None
         self._serving = book
-        book.following = self._ahead.submit(self._follow, turn, half, entry, asked)
-        return Reply(said, entry)
+        return self._sent(turn, book, half, said, entry, asked)
 
     def _next(self, turn: Turn, book: _Book) -> Reply:
-        half, said, entry, asked = book.following.result()
+        return self._sent(turn, book, *book.following.result())
+
+    def _sent(self, turn: Turn, book: _Book, half: Half, said, entry: Entry, asked: float) -> Reply:
+        reply = Reply(said, entry)
+        self._send(reply)
         book.following = self._ahead.submit(self._follow, turn, half, entry, asked)
-        return Reply(said, entry)
+        return reply
 
     def _follow(self, turn: Turn, half: Half, entry: Entry, asked: float) -> tuple:
         """What is said at the next step, or () once the meeting is over."""

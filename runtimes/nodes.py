@@ -84,7 +84,7 @@ class Node:
         self._arrive, self._turn, self._report = arrive, turn, report
         self._communication, self._drops = communication, drops
         self._lock = threading.Lock()  # who holds it may change the holding
-        self._desk = Desk(workers, self._lock, self._answer, self._answered, now)
+        self._desk = Desk(workers, self._lock, self._answer, self._answered, self._send, now)
         self._stopping, self._met = threading.Event(), threading.Event()
         self._brought: Brought | None = None  # what a partner that asks would get
         self._absent: set[int] = set()
@@ -142,10 +142,7 @@ class Node:
 
     def answer(self, turn: Turn) -> Reply | None:
         """The reply to a turn of an asker; None refuses it, as in `runtimes.desk`."""
-        reply = self._desk.answer(turn)
-        if reply is not None:
-            self._count(sent_bytes=_bytes(reply.said))
-        return reply
+        return self._desk.answer(turn)
 
     def _usable(self, brought: Brought) -> bool:
         """Whether a contribution is finite; one that is not is left out, or ends the node."""
@@ -203,10 +200,10 @@ class Node:
         self._hold()
         try:
             met = self._attempt(brought, step)
+            if met:
+                self._count(asked=1)
         finally:
             self._lock.release()
-        if met:
-            self._count(asked=1)
         return met
 
     def _attempt(self, brought: Brought, step: Step) -> bool:
@@ -227,6 +224,9 @@ class Node:
                 met = Meeting((entry, theirs), asked, self._now())
                 self._commit(met, *result, brought, step.rule)
                 return True
+
+    def _send(self, reply: Reply) -> None:
+        self._count(sent_bytes=_bytes(reply.said))
 
     def _answer(self) -> tuple[Half, Entry] | None:
         """Begin the half of a meeting that somebody has asked for; None before it is time."""

@@ -4,6 +4,7 @@ import queue
 import random
 import threading
 import time
+from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from algorithms.swarm import SwarmState
-from runtimes import meeting, nodes, peers, worker
+from runtimes import desk, meeting, nodes, peers, worker
 from runtimes.local_steps import Holding
 from runtimes.matchmaking import Matchmaker, by_itself
 from stragglers.pair_log import PairLog
@@ -218,6 +219,34 @@ def test_nodes_that_ask_in_a_cycle_or_each_other_all_get_to_meet(name, partner):
     run = Together(name, 200, partner=partner)
     assert min(node.traffic().asked for node in run.nodes) > 10
     assert sum(node.traffic().refused for node in run.nodes) > 0
+
+
+class AtOnce:
+    """An executor whose work is over before `submit` returns, as a fast thread's may be."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, function, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+def test_a_reply_is_counted_before_its_meeting_is_over(monkeypatch):
+    """Counters are read at any moment between two meetings, and have to be those of whole ones."""
+    early, size = [], meeters.message_bytes("float32")
+
+    class Counted(nodes.Node):
+        def _answered(self, met, result):
+            meetings = int(self._holding.meetings) + 1
+            early.append(self.traffic().sent_bytes < size * meetings)
+            super()._answered(met, result)
+
+    monkeypatch.setattr(desk, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(nodes, "Node", Counted)
+    Together("float32", 20)
+    assert len(early) >= 20 and not any(early)
 
 
 @pytest.mark.parametrize("name", ["float32", slow("8 bits")])
