@@ -1,99 +1,73 @@
-"""The methods, by the names that configs use."""
+"""The methods, by the names that configs use; a method is imported when it is asked for."""
 
-from algorithms.all_reduce import all_reduce
-from algorithms.async_diloco import async_diloco
 from algorithms.base import Algorithm
-from algorithms.choco import choco_sgd
-from algorithms.decentlam import decentlam
-from algorithms.decoupled_diloco import decoupled_diloco
-from algorithms.demo import demo
-from algorithms.dpsgd import dpsgd
-from algorithms.easgd import easgd
-from algorithms.ef21 import ef21, ef21_sgdm
-from algorithms.exact_diffusion import exact_diffusion
-from algorithms.gradient_tracking import gradient_tracking
-from algorithms.local_sgd import local_sgd
-from algorithms.matcha import matcha, periodic
-from algorithms.mg_wfbp import mg_wfbp
-from algorithms.noloco import noloco
-from algorithms.omnireduce import omnireduce
-from algorithms.one_bit_adam import one_bit_adam
-from algorithms.parallax import parallax
-from algorithms.powersgd import powersgd
-from algorithms.push_sum import sgp
-from algorithms.qg_dsgdm import qg_dsgdm
-from algorithms.quantised import ef_sign, int8_all_reduce, natural_compression, qsgd
-from algorithms.ringleader import ringleader
-from algorithms.robust import centred_clipping, coordinate_median, krum, trimmed_mean
-from algorithms.s2_reducer import s2_reducer
-from algorithms.sketched_sgd import sketched_sgd
-from algorithms.sparcml import sparcml
-from algorithms.sparse_all_gather import sparse_all_gather
-from algorithms.sparse_loco import sparse_loco
-from algorithms.stale import (
-    compensated_rate,
-    dc_asgd,
-    delay_adaptive,
-    hinge_staleness,
-    inverse_staleness,
-    polynomial_staleness,
-)
-from algorithms.streaming_diloco import streaming_diloco
-from algorithms.swarm import ad_psgd, swarm
-from algorithms.top_k import random_k, top_k
+from comms.registry import Registry
 
-ALGORITHMS = {
-    method.__name__: method
-    for method in (
-        ad_psgd,
-        all_reduce,
-        async_diloco,
-        centred_clipping,
-        choco_sgd,
-        compensated_rate,
-        coordinate_median,
-        dc_asgd,
-        decentlam,
-        decoupled_diloco,
-        delay_adaptive,
-        demo,
-        dpsgd,
-        easgd,
-        ef21,
-        ef21_sgdm,
-        ef_sign,
-        exact_diffusion,
-        gradient_tracking,
-        hinge_staleness,
-        int8_all_reduce,
-        inverse_staleness,
-        krum,
-        local_sgd,
-        matcha,
-        mg_wfbp,
-        natural_compression,
-        noloco,
-        omnireduce,
-        one_bit_adam,
-        parallax,
-        periodic,
-        polynomial_staleness,
-        powersgd,
-        qg_dsgdm,
-        qsgd,
-        random_k,
-        ringleader,
-        s2_reducer,
-        sgp,
-        sketched_sgd,
-        sparcml,
-        sparse_all_gather,
-        sparse_loco,
-        streaming_diloco,
-        swarm,
-        top_k,
-        trimmed_mean,
-    )
-}
+ALGORITHMS = Registry({
+    "ad_psgd": "algorithms.swarm:ad_psgd",
+    "all_reduce": "algorithms.all_reduce:all_reduce",
+    "async_diloco": "algorithms.async_diloco:async_diloco",
+    "centred_clipping": "algorithms.robust:centred_clipping",
+    "choco_sgd": "algorithms.choco:choco_sgd",
+    "compensated_rate": "algorithms.stale:compensated_rate",
+    "coordinate_median": "algorithms.robust:coordinate_median",
+    "dc_asgd": "algorithms.stale:dc_asgd",
+    "decentlam": "algorithms.decentlam:decentlam",
+    "decoupled_diloco": "algorithms.decoupled_diloco:decoupled_diloco",
+    "delay_adaptive": "algorithms.stale:delay_adaptive",
+    "demo": "algorithms.demo:demo",
+    "dpsgd": "algorithms.dpsgd:dpsgd",
+    "easgd": "algorithms.easgd:easgd",
+    "ef21": "algorithms.ef21:ef21",
+    "ef21_sgdm": "algorithms.ef21:ef21_sgdm",
+    "ef_sign": "algorithms.quantised:ef_sign",
+    "exact_diffusion": "algorithms.exact_diffusion:exact_diffusion",
+    "gradient_tracking": "algorithms.gradient_tracking:gradient_tracking",
+    "hinge_staleness": "algorithms.stale:hinge_staleness",
+    "int8_all_reduce": "algorithms.quantised:int8_all_reduce",
+    "inverse_staleness": "algorithms.stale:inverse_staleness",
+    "krum": "algorithms.robust:krum",
+    "local_sgd": "algorithms.local_sgd:local_sgd",
+    "matcha": "algorithms.matcha:matcha",
+    "mg_wfbp": "algorithms.mg_wfbp:mg_wfbp",
+    "natural_compression": "algorithms.quantised:natural_compression",
+    "noloco": "algorithms.noloco:noloco",
+    "omnireduce": "algorithms.omnireduce:omnireduce",
+    "one_bit_adam": "algorithms.one_bit_adam:one_bit_adam",
+    "parallax": "algorithms.parallax:parallax",
+    "periodic": "algorithms.matcha:periodic",
+    "polynomial_staleness": "algorithms.stale:polynomial_staleness",
+    "powersgd": "algorithms.powersgd:powersgd",
+    "qg_dsgdm": "algorithms.qg_dsgdm:qg_dsgdm",
+    "qsgd": "algorithms.quantised:qsgd",
+    "random_k": "algorithms.top_k:random_k",
+    "ringleader": "algorithms.ringleader:ringleader",
+    "s2_reducer": "algorithms.s2_reducer:s2_reducer",
+    "sgp": "algorithms.push_sum:sgp",
+    "sketched_sgd": "algorithms.sketched_sgd:sketched_sgd",
+    "sparcml": "algorithms.sparcml:sparcml",
+    "sparse_all_gather": "algorithms.sparse_all_gather:sparse_all_gather",
+    "sparse_loco": "algorithms.sparse_loco:sparse_loco",
+    "streaming_diloco": "algorithms.streaming_diloco:streaming_diloco",
+    "swarm": "algorithms.swarm:swarm",
+    "top_k": "algorithms.top_k:top_k",
+    "trimmed_mean": "algorithms.robust:trimmed_mean",
+})
+# Codecs of methods that take an exchange.
+REDUCERS = Registry({
+    "bf16": "algorithms.reducers:bf16",
+    "chain": "algorithms.reducers:chain",
+    "chunked_top_k": "algorithms.reducers:chunked_top_k",
+    "error_feedback": "algorithms.reducers:error_feedback",
+    "fp16": "algorithms.reducers:fp16",
+    "int8": "algorithms.reducers:int8",
+    "natural": "algorithms.reducers:natural",
+    "quantise": "algorithms.reducers:quantise",
+    "random_k": "algorithms.reducers:random_k",
+    "sign": "algorithms.reducers:sign",
+    "top_k": "algorithms.reducers:top_k",
+})
 
-__all__ = ["ALGORITHMS", "Algorithm", *ALGORITHMS]
+__all__ = ["ALGORITHMS", "REDUCERS", "Algorithm", *ALGORITHMS]
+
+ALGORITHMS.as_attributes_of(__name__)

@@ -130,21 +130,3 @@ def chain(*reducers: Reducer) -> Reducer:
 def remembers(reducer: Reducer) -> bool:
     """Whether workers keep anything for the reducer."""
     return bool(jax.tree.leaves(reducer.init(jax.ShapeDtypeStruct((8,), jnp.float32))))
-
-
-REDUCERS = {
-    reducer.__name__: reducer
-    for reducer in (
-        bf16,
-        chain,
-        chunked_top_k,
-        error_feedback,
-        fp16,
-        int8,
-        natural,
-        quantise,
-        random_k,
-        sign,
-        top_k,
-    )
-}

@@ -151,16 +151,24 @@ def submitted(side: Side, name: str, arguments: list[str]) -> None:
 BATTERY = str(ROOT / "benchmarks/every_method.py")
 
 
-def battery(*names: str) -> tuple[str, ...]:
-    """Flags for some settings of the battery, and none of the advice on compression."""
+def some(config: str, *names: str) -> tuple[str, ...]:
+    """Flags for some arms of a config's sweep, and none of the advice on compression."""
     arms = (f"--arm={name.replace(' ', '_')}" for name in names)
-    return (f"--config={BATTERY}", "--sweep", *arms)
+    return (f"--config={config}", "--sweep", *arms)
+
+
+def battery(*names: str) -> tuple[str, ...]:
+    """Flags for some settings of the battery."""
+    return some(BATTERY, *names)
 
 
 MESH = ("--config.runtime=mesh", "--config.wait=barrier", "--config.delay=none")
 MESH = (*MESH, "--config.communication=0.0")
 ON_DEVICES = ("all_reduce/ring", "dpsgd/rounds", "easgd", "local_sgd/chain", "matcha", "powersgd")
 ON_DEVICES = (*ON_DEVICES, "sgp/overlap", "swarm/8 bits")
+LINKS = ("vanilla/rate=0.4", "matcha/budget=0.1/rate=0.4", "periodic/budget=0.2/rate=0.4")
+LOCAL_STEPS = ("dpsgd/ring/serial", "dpsgd/ring/H=2", "sgp/overlap", "ad_psgd", "swarm/H=2/8")
+SPARSE = ("s2/sketch", "s2/exact", "sparcml", "omnireduce", "parallax")
 REPLAY = "--config.wait=replay(path='{known}/%s/schedule.npz')"
 EXPERIMENTS = {
     # Of the battery, in two parts, as there are two processors.
@@ -171,9 +179,9 @@ EXPERIMENTS = {
     "nonblocking": Experiment(
         ("--config=configs/nonblocking.py:delay=pause", "--sweep", "--config.seconds=15")
     ),
-    "matcha": Experiment(("--config=configs/matcha.py", "--sweep", "--config.updates=200")),
+    "matcha": Experiment((*some("configs/matcha.py", *LINKS), "--config.updates=100")),
     "swarm": Experiment(
-        ("--config=configs/swarm.py:delay=slow4", "--sweep", "--config.updates=300")
+        (*some("configs/swarm.py:delay=slow4", *LOCAL_STEPS), "--config.updates=100")
     ),
     "slow_and_stale": Experiment(
         ("--config=configs/slow_and_stale.py", "--sweep", "--together", "--config.updates=300")
@@ -181,7 +189,7 @@ EXPERIMENTS = {
     "adasync": Experiment(
         ("--config=configs/adasync.py", "--sweep", "--together", "--config.seconds=60")
     ),
-    "s2_reducer": Experiment(("--config=configs/s2_reducer.py:task=ncf,updates=60", "--sweep")),
+    "s2_reducer": Experiment(some("configs/s2_reducer.py:task=ncf,updates=5", *SPARSE)),
     "mesh": Experiment((*battery(*ON_DEVICES), *MESH), excluded=REAL_TIME),
     "fsdp": Experiment(
         (

@@ -1,4 +1,4 @@
-"""The runtimes that a config can name, each built from the parts of an arm."""
+"""The runtimes that a config can name, each imported when it is built from the parts of an arm."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,22 +9,10 @@ from ml_collections import ConfigDict
 
 from algorithms.base import Algorithm
 from experiments import entries, parts, waiting
-from experiments.shared_tally import SharedTally
-from runtimes import (
-    actors,
-    base,
-    free_worker,
-    meetings,
-    mesh,
-    overseer,
-    peers,
-    session,
-    simulate,
-    slices,
-)
+from runtimes import base
 from runtimes.base import Runtime
 from runtimes.feeding import Streamed
-from stragglers import inject, processes
+from stragglers import processes
 from stragglers.delays import Law
 from stragglers.processes import Process
 from stragglers.rule import Cost, Rule, Unfit, most_mini_batches
@@ -127,6 +115,8 @@ def _in_rounds(algorithm, rule, shapes, config):
 
 
 def _moving_freely(algorithm, rule, shapes, config):
+    from runtimes import actors
+
     return actors.misfit(algorithm, rule, shapes, most_mini_batches(config.mini_batches))
 
 
@@ -142,12 +132,12 @@ def devices_per_worker(config: ConfigDict) -> int:
 
 def sharding(config: ConfigDict) -> str:
     """How the devices of a worker keep its model; a config may leave it out."""
-    return config.get("sharding", slices.DEFAULT)
+    return config.get("sharding", base.REPLICATED)
 
 
 def _check_slices(config: ConfigDict, place: Place) -> None:
     """Raise ValueError for workers of several devices where there are none."""
-    several = devices_per_worker(config) > 1 or sharding(config) != slices.DEFAULT
+    several = devices_per_worker(config) > 1 or sharding(config) != base.REPLICATED
     if several and not place.slices:
         raise ValueError(
             f"{config.runtime}: config.devices_per_worker={devices_per_worker(config)} and "
@@ -157,6 +147,8 @@ def _check_slices(config: ConfigDict, place: Place) -> None:
 
 
 def _simulate(config, task, algorithm, sampler, rule, delay, communication, again):
+    from runtimes import simulate
+
     del communication, again
     if delay is None:
         waiting.build_delay(config.delay)  # names those that there are
@@ -178,6 +170,10 @@ def _simulate(config, task, algorithm, sampler, rule, delay, communication, agai
 
 
 def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
+    from experiments.shared_tally import SharedTally
+    from runtimes import mesh, slices
+    from stragglers import inject
+
     del again
     slices.check_devices(config.workers, devices_per_worker(config))
     trigger = rule.trigger
@@ -208,6 +204,8 @@ def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
 
 
 def _actors(config, task, algorithm, sampler, rule, delay, communication, again):
+    from runtimes import actors, free_worker, meetings, overseer, peers, session
+
     del communication
     if jax.process_count() > 1:
         raise ValueError(
@@ -263,7 +261,8 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
     return actors.Actors(parts_of_worker, recipe, rule, options)
 
 
-def _parts_of(again: Callable[[], Runtime]) -> free_worker.Parts | peers.PeerParts:
+def _parts_of(again: Callable[[], Runtime]) -> Any:
+    """Return the parts of a worker or of a node, see `_actors`."""
     return again().parts
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
-from algorithms import ALGORITHMS, Algorithm
+from algorithms import ALGORITHMS, REDUCERS, Algorithm
 from algorithms.compression import Reducer
-from algorithms.reducers import REDUCERS
 from comms import cost, messages, mixing, topology
 from experiments import (
     entries,

@@ -21,6 +21,8 @@ from runtimes import worker
 from stragglers.rule import Turnout
 from stragglers.schedule import Schedule
 
+REPLICATED = "replicated"  # how devices that share a worker keep its model, if nothing is said
+
 
 def remembers(algorithm: Algorithm, params: Any) -> bool:
     """Return whether a method keeps anything per worker; params: or their shapes."""

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS, Algorithm
 from comms import hashing
 from runtimes import divided_state, mesh_inputs, packing, phases, placement, rounds, slices, worker
-from runtimes.base import refuse
+from runtimes.base import REPLICATED, refuse
 from runtimes.feeding import Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
@@ -72,7 +72,7 @@ class Mesh:
         rounds_per_dispatch: int = 8,
         augment: worker.Augment | None = None,
         devices_per_worker: int = 1,
-        sharding: str = slices.DEFAULT,
+        sharding: str = REPLICATED,
     ):
         """Take the first devices; nothing is compiled before the first round.
 

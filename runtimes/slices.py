@@ -188,7 +188,6 @@ SHARDINGS: dict[str, Callable[[int, bool], Alone]] = {
     "replicated": lambda size, streamed: Replicated(size),
     "fsdp": Sharded,
 }
-DEFAULT = next(iter(SHARDINGS))
 
 
 def of(devices_per_worker: int, sharding: str, streamed: bool) -> Alone:

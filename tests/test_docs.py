@@ -18,7 +18,6 @@ from absl import flags
 from ray.scripts.scripts import cli as ray_commands
 
 import algorithms
-from algorithms import reducers
 from benchmarks import host_runs
 from experiments import distributed, executors, places, profiling, slurm
 from experiments.advice import play
@@ -272,7 +271,7 @@ def spread(path):
 
 def test_the_table_of_methods_is_complete():
     """It names the file of every method and every codec, the README all methods and rules."""
-    known = (*algorithms.ALGORITHMS.values(), *reducers.REDUCERS.values())
+    known = (*algorithms.ALGORITHMS.values(), *algorithms.REDUCERS.values())
     files = {f"{inspect.unwrap(method).__module__.replace('.', '/')}.py" for method in known}
     assert len(files) > 10 and files <= methods_table()
     spans = {span.partition("(")[0] for span in SPAN.findall(PAGES[0].read_text())}

@@ -2,8 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-
-from experiments import stats
+from typing import Any
 
 PAPERS = (
     "nonblocking",
@@ -23,20 +22,23 @@ PAPERS = (
 def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
     """Return the function `claims(arms)` of a config whose sweeps are judged as this record is.
 
-    The paper's file, which draws as well, is loaded when a sweep has ended.
+    The paper's file, which draws as well, and the tests are loaded when a sweep has ended.
     """
 
-    def judged(arms: Sequence[stats.Arm]) -> Iterator[tuple[str, str]]:
+    def judged(arms: Sequence[Any]) -> Iterator[tuple[str, str]]:
         rows = importlib.import_module(f"experiments.papers.{paper}").CLAIMS
-        yield from stats.printed(rows, record)(arms)
+        yield from importlib.import_module("experiments.stats").printed(rows, record)(arms)
 
     return judged
 
 
-def numbers(paper: str) -> Callable[..., Iterator[stats.Numbers]]:
-    """Return the function `numbers(arms)` of a config, which is that of a paper's file."""
+def numbers(paper: str) -> Callable[..., Iterator[Any]]:
+    """Return the function `numbers(arms)` of a config, which is that of a paper's file.
 
-    def found(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
+    It yields `stats.Numbers`.
+    """
+
+    def found(arms: Sequence[Any]) -> Iterator[Any]:
         yield from importlib.import_module(f"experiments.papers.{paper}").numbers(arms)
 
     return found

@@ -1,10 +1,11 @@
-"""The tasks, by the names that configs use."""
+"""The tasks, by the names that configs use; a task is imported when it is asked for."""
 
 from collections.abc import Mapping
 
+from comms.registry import Registry
 from experiments import parts
 from experiments.kinds import Kind
-from experiments.tasks import dense_tasks, sources, sparse_tasks, token_tasks
+from experiments.tasks import sources
 from experiments.tasks.base import (
     Task,
     check,
@@ -35,7 +36,24 @@ __all__ = [
     "worker_accuracy",
 ]
 
-TASKS = dense_tasks.TASKS | sparse_tasks.TASKS | token_tasks.TASKS
+TASKS = Registry({
+    "cifar10": "experiments.tasks.dense_tasks:cifar10",
+    "cifar100": "experiments.tasks.dense_tasks:cifar100",
+    "digits": "experiments.tasks.dense_tasks:digits",
+    "fashion_mnist": "experiments.tasks.dense_tasks:fashion_mnist",
+    "gaussians": "experiments.tasks.dense_tasks:gaussians",
+    "hashed_logistic": "experiments.tasks.sparse_tasks:hashed_logistic",
+    "imagenet2012": "experiments.tasks.dense_tasks:imagenet2012",
+    "images": "experiments.tasks.dense_tasks:labelled_images",
+    "language_model": "experiments.tasks.sparse_tasks:language_model",
+    "mnist": "experiments.tasks.dense_tasks:mnist",
+    "ncf": "experiments.tasks.sparse_tasks:ncf",
+    "next_token": "experiments.tasks.token_tasks:next_token",
+    "packed_text": "experiments.tasks.token_tasks:packed_text",
+    "skip_gram": "experiments.tasks.sparse_tasks:skip_gram",
+    "synthetic_logistic": "experiments.tasks.dense_tasks:synthetic_logistic",
+    "synthetic_quadratic": "experiments.tasks.dense_tasks:synthetic_quadratic",
+})
 TASK = Kind("task", TASKS, Task)
 
 

@@ -258,11 +258,6 @@ def synthetic_logistic(
 
 MODEL = Kind("model", MODELS, modules.GIVES, ("classes", "rngs"))
 SOURCE = Kind("source", data.SOURCES | {"gaussians": mixtures.images, "noise": noise}, data.Dataset)
-TASKS = {
-    "images": labelled_images,
-    "digits": digits,
-    "gaussians": gaussians,
-    "synthetic_quadratic": synthetic_quadratic,
-    "synthetic_logistic": synthetic_logistic,
-    **{name: functools.partial(images, name) for name in data.IMAGE_CLASSES},
-}
+mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
+    functools.partial(images, name) for name in data.IMAGE_CLASSES
+)

@@ -313,12 +313,6 @@ def hashed_logistic(
 LANGUAGE_MODEL = Kind("model", LANGUAGE_MODELS, modules.GIVES, ("vocabulary", "window", "rngs"))
 INTERACTIONS = Kind("interactions", text.INTERACTIONS, text.Interactions)
 CORPUS = Kind("corpus", text.CORPORA, text.Corpus)
-TASKS = {
-    "language_model": language_model,
-    "skip_gram": skip_gram,
-    "ncf": ncf,
-    "hashed_logistic": hashed_logistic,
-}
 
 
 def _read(corpus: str | Mapping, vocabulary: int) -> text.Corpus:

@@ -140,6 +140,3 @@ def mean_over_targets(scores: jax.Array, tokens: jax.Array) -> jax.Array:
     counts = tokens[:, :-1] != text.END
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:])
     return jnp.sum(losses, 1, where=counts) / jnp.maximum(counts.sum(1), 1)
-
-
-TASKS = {"next_token": next_token, "packed_text": packed_text}

@@ -1,4 +1,4 @@
-"""The waiting rules, by the names that configs use."""
+"""The waiting rules, by the names that configs use; a rule is imported when it is asked for."""
 
 import contextlib
 import functools
@@ -9,56 +9,32 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from comms.registry import Registry
 from stragglers.rule import Rule, Setting
-from stragglers.rules.adaptive import adaptive_deadline
-from stragglers.rules.adasync import adasync
-from stragglers.rules.k_protocols import (
-    k_async,
-    k_batch_async,
-    k_batch_sync,
-    k_sync,
-    quorum_async,
-)
-from stragglers.rules.pairs import bipartite_pairs, random_pairs
-from stragglers.rules.replay import replay
-from stragglers.rules.rounds import (
-    anytime,
-    barrier,
-    deadline,
-    drop_compute,
-    first_finisher,
-    neighbour_barrier,
-    quorum,
-    quorum_grace,
-)
-from stragglers.rules.staleness import rennala, ringmaster
 
-# (setting, *, own parameters) -> Rule
-RULES: dict[str, Callable[..., Rule]] = {
-    rule.__name__: rule
-    for rule in (
-        adaptive_deadline,
-        adasync,
-        anytime,
-        barrier,
-        bipartite_pairs,
-        deadline,
-        drop_compute,
-        first_finisher,
-        k_async,
-        k_batch_async,
-        k_batch_sync,
-        k_sync,
-        neighbour_barrier,
-        quorum,
-        quorum_async,
-        quorum_grace,
-        random_pairs,
-        rennala,
-        replay,
-        ringmaster,
-    )
-}
+# Factories (setting, *, own parameters) -> Rule.
+RULES = Registry({
+    "adaptive_deadline": "stragglers.rules.adaptive:adaptive_deadline",
+    "adasync": "stragglers.rules.adasync:adasync",
+    "anytime": "stragglers.rules.rounds:anytime",
+    "barrier": "stragglers.rules.rounds:barrier",
+    "bipartite_pairs": "stragglers.rules.pairs:bipartite_pairs",
+    "deadline": "stragglers.rules.rounds:deadline",
+    "drop_compute": "stragglers.rules.rounds:drop_compute",
+    "first_finisher": "stragglers.rules.rounds:first_finisher",
+    "k_async": "stragglers.rules.k_protocols:k_async",
+    "k_batch_async": "stragglers.rules.k_protocols:k_batch_async",
+    "k_batch_sync": "stragglers.rules.k_protocols:k_batch_sync",
+    "k_sync": "stragglers.rules.k_protocols:k_sync",
+    "neighbour_barrier": "stragglers.rules.rounds:neighbour_barrier",
+    "quorum": "stragglers.rules.rounds:quorum",
+    "quorum_async": "stragglers.rules.k_protocols:quorum_async",
+    "quorum_grace": "stragglers.rules.rounds:quorum_grace",
+    "random_pairs": "stragglers.rules.pairs:random_pairs",
+    "rennala": "stragglers.rules.staleness:rennala",
+    "replay": "stragglers.rules.replay:replay",
+    "ringmaster": "stragglers.rules.staleness:ringmaster",
+})
 
 
 def showing(
@@ -114,3 +90,5 @@ def _shown(value: Any) -> str:
 LEAST = {int: (1,), float: (1e9,)}  # of a number to wait for, and of seconds
 
 __all__ = ["RULES", "showing", *RULES]
+
+RULES.as_attributes_of(__name__)

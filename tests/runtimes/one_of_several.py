@@ -20,7 +20,8 @@ from algorithms import all_reduce, dpsgd, top_k
 from comms import topology
 from experiments import distributed
 from experiments.tasks import data, sampling
-from runtimes import mesh, slices
+from runtimes import mesh
+from runtimes.base import REPLICATED
 from runtimes.feeding import Streamed
 from stragglers import delays, inject, processes
 from tests import planned
@@ -156,7 +157,7 @@ def sliced() -> dict[str, np.ndarray]:
     """A slice that lies across processes: its model divided, and whole where the host delays it."""
     rule = planned.rule("barrier", delays.deterministic(0.002), 1, 2)
     delayed = inject.Injector(1, rule.trigger, 0, delay=delays.deterministic(0.002))
-    return flat({"fsdp": across("fsdp"), "delayed": across(slices.DEFAULT, delayed)})
+    return flat({"fsdp": across("fsdp"), "delayed": across(REPLICATED, delayed)})
 
 
 def flat(parts) -> dict[str, np.ndarray]:

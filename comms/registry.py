@@ -1,0 +1,54 @@
+"""Registries of factories by name, whose modules are imported when a factory is asked for."""
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+
+class Registry(MutableMapping):
+    """Factories by the names that configs use.
+
+    places: name -> "module:factory", or the factory itself.
+    """
+
+    def __init__(self, places: Mapping[str, str | Callable]):
+        self._places = dict(places)
+
+    def __getitem__(self, name: str) -> Callable:
+        place = self._places[name]
+        if isinstance(place, str):
+            module, _, attribute = place.partition(":")
+            place = self._places[name] = getattr(importlib.import_module(module), attribute)
+        return place
+
+    def __setitem__(self, name: str, factory: Callable) -> None:
+        self._places[name] = factory
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __or__(self, others: Mapping[str, str | Callable]) -> "Registry":
+        return Registry(self._places | getattr(others, "_places", others))
+
+    def as_attributes_of(self, package: str) -> None:
+        """Let a package have the factories as attributes, also where a file has the same name."""
+        registry = self
+
+        class Package(types.ModuleType):
+            """The package, which imports a factory when it is asked for."""
+
+            def __getattribute__(self, name: str) -> Any:
+                return registry[name] if name in registry else super().__getattribute__(name)
+
+        sys.modules[package].__class__ = Package
