@@ -45,6 +45,9 @@ _CONFIG = flags.DEFINE_string(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the records; made if need be.")
 _SWEEP = flags.DEFINE_bool("sweep", False, "Run all arms of the config's sweep().")
+_GRID = flags.DEFINE_multi_string(
+    "grid", [], "Run every arm with each of these values, ENTRY=VALUE,VALUE; several multiply."
+)
 _SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds repeat every arm.", lower_bound=1)
 _TOGETHER = flags.DEFINE_bool(
     "together", False, "Run arms that differ only in data as one program."
@@ -101,8 +104,8 @@ _CLUSTER = flags.DEFINE_string(
 )
 # About arms, which neither a report nor an analysis has.
 _ABOUT_ARMS = [
-    "sweep", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm", "cluster",
-    "dry_run",
+    "sweep", "grid", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm",
+    "cluster", "dry_run",
 ]  # fmt: skip
 # Several processes of one run on a mesh; found in the environment of Slurm, Open MPI, GKE, TPUs.
 _COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
@@ -147,6 +150,52 @@ def given(*names: str) -> str:
     return ", ".join(f"--{name}" for name in names if known[name].value != known[name].default)
 
 
+def is_elsewhere() -> bool:
+    """Return whether arms run in other processes than this one."""
+    return _JOBS.value > 1 or _EXECUTOR.value != "local"
+
+
+def missing() -> str:
+    """Return the first flag that a run needs and the command lacks."""
+    if _REPORT.value or _LIST.value or _ADVISE.value or _WATCH.value:
+        return ""
+    needed = {"config": _CONFIG.value, "workdir": _DRY_RUN.value or _WORKDIR.value}
+    return next((name for name, value in needed.items() if not value), "")
+
+
+RUNS = ("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
+# Whether something is asked for, what of the command line is wrong then, and the sentence on it.
+COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
+    (lambda: _REPORT.value, lambda: given(*RUNS),
+     "--report only writes the report again; leave out {}"),
+    (lambda: _WATCH.value, lambda: given(*RUNS) or given("report", "advise"),
+     "--watch only shows a page; leave out {}"),
+    (lambda: given("paper"), lambda: not _REPORT.value,
+     "--paper belongs to --report; give it, too"),
+    (lambda: given("port"), lambda: not _WATCH.value,
+     "--port belongs to --watch; give it, too"),
+    (lambda: _ADVISE.value, lambda: given(*_ABOUT_ARMS),
+     "--advise trains arms of its own; leave out {}"),
+    (lambda: not _ADVISE.value, lambda: given("rule", "no_training"),
+     "{} belongs to --advise; give it, too"),
+    (lambda: given("trust"), lambda: not (_ADVISE.value or (_CONFIG.value or "").endswith(".json")),
+     "--trust belongs to --advise or a config.json; give one of them, too"),
+    (lambda: True, missing, "--{} is missing; see the examples in README.md"),
+    (lambda: _SLURM.value, lambda: _EXECUTOR.value != "slurm",
+     "--slurm has settings for --executor=slurm; give both or neither"),
+    (lambda: _RAY.value, lambda: _EXECUTOR.value != "ray",
+     "--ray says what an arm takes of --executor=ray; give both or neither"),
+    (lambda: _DRY_RUN.value, lambda: _NUM_PROCESSES.value is not None,
+     "--dry_run looks at a device of each arm in one process; leave out --num_processes"),
+    (lambda: _ARM.value, is_elsewhere,
+     "--arm runs arms in this process; leave out --jobs and --executor"),
+    (lambda: _RESTARTS.value, is_elsewhere,
+     "--restarts is for the processes of one run; leave out --jobs and --executor"),
+    (lambda: _NUM_PROCESSES.value is not None, is_elsewhere,
+     "--num_processes is for one arm on many machines; leave out --jobs and --executor"),
+)  # fmt: skip
+
+
 def parse(argv: list[str]) -> list[str]:
     """Read the flags; what cannot be read is refused in a sentence."""
     if not argv[1:]:
@@ -168,38 +217,10 @@ def parse(argv: list[str]) -> list[str]:
         sys.exit(0)
     if rest[1:]:
         refuse(f"unexpected argument {rest[1]!r}; flags start with --")
-    others = given("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
-    if _REPORT.value and others:
-        refuse(f"--report only writes the report again; leave out {others}")
-    if _WATCH.value and (others or given("report", "advise")):
-        refuse(f"--watch only shows a page; leave out {others or given('report', 'advise')}")
-    if given("paper") and not _REPORT.value:
-        refuse("--paper belongs to --report; give it, too")
-    if given("port") and not _WATCH.value:
-        refuse("--port belongs to --watch; give it, too")
-    if _ADVISE.value and given(*_ABOUT_ARMS):
-        refuse(f"--advise trains arms of its own; leave out {given(*_ABOUT_ARMS)}")
-    if not _ADVISE.value and given("rule", "no_training"):
-        refuse(f"{given('rule', 'no_training')} belongs to --advise; give it, too")
-    if not (_ADVISE.value or (_CONFIG.value or "").endswith(".json")) and given("trust"):
-        refuse("--trust belongs to --advise or a config.json; give one of them, too")
-    for name, value in (("config", _CONFIG.value), ("workdir", _WORKDIR.value)):
-        needless = _DRY_RUN.value and name == "workdir"
-        alone = _REPORT.value or _LIST.value or _ADVISE.value or _WATCH.value
-        if not (value or needless or alone):
-            refuse(f"--{name} is missing; see the examples in README.md")
-    if _SLURM.value and _EXECUTOR.value != "slurm":
-        refuse("--slurm has settings for --executor=slurm; give both or neither")
-    if _RAY.value and _EXECUTOR.value != "ray":
-        refuse("--ray says what an arm takes of --executor=ray; give both or neither")
-    if _DRY_RUN.value and _NUM_PROCESSES.value is not None:
-        refuse("--dry_run looks at a device of each arm in one process; leave out --num_processes")
-    if _ARM.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
-        refuse("--arm runs arms in this process; leave out --jobs and --executor")
-    if _RESTARTS.value and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
-        refuse("--restarts is for the processes of one run; leave out --jobs and --executor")
-    if _NUM_PROCESSES.value is not None and (_JOBS.value > 1 or _EXECUTOR.value != "local"):
-        refuse("--num_processes is for one arm on many machines; leave out --jobs and --executor")
+    for is_asked, wrong, sentence in COMBINATIONS:
+        found = is_asked() and wrong()
+        if found:
+            refuse(sentence.format(found))
     return rest
 
 
@@ -277,7 +298,7 @@ def plan() -> Callable[[], int] | None:
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     compiled.keep_programs()
-    from experiments import agreement, dry_run, executors, loggers, slurm, sweep
+    from experiments import agreement, dry_run, executors, grid, loggers, slurm, sweep
     from runtimes import session
 
     session.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
@@ -291,7 +312,8 @@ def plan() -> Callable[[], int] | None:
     if hasattr(file.module, "analyse"):
         return analyse(file, file.module.analyse, file.path)
     swept = file.module if _SWEEP.value else None
-    arms = sweep.expand(file.config, swept, file.values, _SEEDS.value)
+    grids = grid.read(_GRID.value)
+    arms = sweep.expand(file.config, swept, file.values, _SEEDS.value, grids)
     if _ARM.value:
         arms = sweep.choose(arms, _ARM.value)
     if distributed.processes() > 1:
@@ -319,7 +341,7 @@ def plan() -> Callable[[], int] | None:
     how = {"together": _TOGETHER.value, "execute": executor()}
     if _ARM.value:
         return lambda: 1 if sweep.run(arms, place, _OVERWRITE.value, **how) else 0
-    if _SWEEP.value:
+    if _SWEEP.value and not grids:  # what they say is of the arms of sweep() alone
         ends = ("claims", "numbers", "figures")
         how |= {name: getattr(file.module, name, None) for name in ends}
     followed = slurm.under_way(pathlib.Path(place)) if _EXECUTOR.value == "slurm" else {}

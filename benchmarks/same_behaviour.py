@@ -153,13 +153,12 @@ BATTERY = str(ROOT / "benchmarks/every_method.py")
 
 def some(config: str, *names: str) -> tuple[str, ...]:
     """Flags for some arms of a config's sweep, and none of the advice on compression."""
-    arms = (f"--arm={name.replace(' ', '_')}" for name in names)
-    return (f"--config={config}", "--sweep", *arms)
+    return (f"--config={config}", "--sweep", *(f"--arm={name}" for name in names))
 
 
 def battery(*names: str) -> tuple[str, ...]:
     """Flags for some settings of the battery."""
-    return some(BATTERY, *names)
+    return some(BATTERY, *(name.replace(" ", "_") for name in names))
 
 
 MESH = ("--config.runtime=mesh", "--config.wait=barrier", "--config.delay=none")
@@ -167,7 +166,7 @@ MESH = (*MESH, "--config.communication=0.0")
 ON_DEVICES = ("all_reduce/ring", "dpsgd/rounds", "easgd", "local_sgd/chain", "matcha", "powersgd")
 ON_DEVICES = (*ON_DEVICES, "sgp/overlap", "swarm/8 bits")
 LINKS = ("vanilla/rate=0.4", "matcha/budget=0.1/rate=0.4", "periodic/budget=0.2/rate=0.4")
-LOCAL_STEPS = ("dpsgd/ring/serial", "dpsgd/ring/H=2", "sgp/overlap", "ad_psgd", "swarm/H=2/8")
+LOCAL_STEPS = ("dpsgd/ring/serial", "dpsgd/ring/H=2", "sgp/overlap", "ad_psgd", "swarm/H=2/8 bits")
 SPARSE = ("s2/sketch", "s2/exact", "sparcml", "omnireduce", "parallax")
 REPLAY = "--config.wait=replay(path='{known}/%s/schedule.npz')"
 EXPERIMENTS = {

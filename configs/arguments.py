@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from experiments import texts
+
 
 def parse(text: str | None, **defaults) -> dict[str, Any]:
     """`"workers=16,quick"` over defaults -> dict; a bare name means True.
@@ -13,7 +15,8 @@ def parse(text: str | None, **defaults) -> dict[str, Any]:
         name, given, value = item.partition("=")
         if name not in defaults:
             raise ValueError(
-                f"config argument {name!r} is unknown; known arguments: {', '.join(defaults)}"
+                f"config argument {name!r} is unknown; {texts.meant(name, defaults)}"
+                f"known arguments: {', '.join(defaults)}"
             )
         kind = type(defaults[name])
         if kind is bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
+from experiments import texts
 from experiments.parts import part
 
 
@@ -50,7 +51,10 @@ def arm(**changes: Any) -> ConfigDict:
     }
     unknown = [name for name in changes if name not in entries]
     if unknown:
-        raise ValueError(f"an arm has no entry {unknown[0]!r}; known entries: {', '.join(entries)}")
+        raise ValueError(
+            f"an arm has no entry {unknown[0]!r}; {texts.meant(unknown[0], entries)}"
+            f"known entries: {', '.join(entries)}"
+        )
     # As references any entry may become of another type, as a number that a network replaces.
     values = (entries | changes).items()
     return ConfigDict({name: FieldReference(value, object) for name, value in values})

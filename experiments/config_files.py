@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments import entries, formats, kinds, parts, records
+from experiments import entries, formats, kinds, parts, records, texts
 from experiments.entries import is_number
 
 
@@ -59,7 +59,7 @@ def read(
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
     config = parts.canonical(config)
-    values = {key: _value(config, key, text) for key, text in (flags or {}).items()}
+    values = {key: value(config, key, text) for key, text in (flags or {}).items()}
     config = override(config, values).lock()
     if file.endswith(".json"):
         named = kinds.named_modules(list((flags or {}).values()))
@@ -136,8 +136,8 @@ def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dic
     return rest, found
 
 
-def _value(config: ConfigDict, key: str, text: str | bool) -> Any:
-    """What a flag says: a literal, a bare word or a part, and otherwise the text as it is.
+def value(config: ConfigDict, key: str, text: str | bool) -> Any:
+    """Return what a flag says: a literal, a bare word or a part, and otherwise the text as it is.
 
     A number that replaces a float is a float; what replaces a text is one, or None.
     """
@@ -148,15 +148,15 @@ def _value(config: ConfigDict, key: str, text: str | bool) -> Any:
     if isinstance(text, bool) or isinstance(before, str) or key in entries.OPTIONAL_TEXTS:
         return None if text == "None" else text
     try:
-        value = parts.read(text)
+        found = parts.read(text)
     except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
-        value = text
+        found = text
     if isinstance(before, float):
         try:
-            return float(value) if is_number(value) else float(text)
+            return float(found) if is_number(found) else float(text)
         except ValueError:
             pass
-    return value
+    return found
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
@@ -174,7 +174,10 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
         inside = isinstance(node, ConfigDict) and node is not config and "name" in node
         optional = node is config and last in entries.OPTIONAL
         if not known and not optional and not (inside and last):
-            raise ValueError(f"the config has no entry {key!r}; known entries: {', '.join(config)}")
+            raise ValueError(
+                f"the config has no entry {key!r}; {texts.meant(key, config)}"
+                f"known entries: {', '.join(config)}"
+            )
         with node.unlocked(), node.ignore_type():
             node[last] = value
         config = parts.canonical(config)

@@ -18,7 +18,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import parts
+from experiments import parts, texts
 from experiments.entries import is_number, is_seed
 
 # By the name of an annotation: how to call such values, and a test for them.
@@ -53,8 +53,9 @@ class Kind(NamedTuple):
             return _imported(self.name, name)
         if not isinstance(name, str) or name not in self.factories:
             raise ValueError(
-                f"{self.name}: unknown name {name!r}; known names: "
-                f"{', '.join(sorted(self.factories))}; or bring your own as package.module:factory"
+                f"{self.name}: unknown name {name!r}; {texts.meant(name, self.factories)}"
+                f"known names: {', '.join(sorted(self.factories))}; or bring your own as "
+                "package.module:factory"
             )
         return self.factories[name]
 
@@ -142,7 +143,7 @@ def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None
             _check_value(who, own[parameter], value)
         elif not anything:
             raise ValueError(
-                f"{who}: unknown parameter {parameter!r}; "
+                f"{who}: unknown parameter {parameter!r}; {texts.meant(parameter, own)}"
                 f"it takes: {', '.join(own) or 'no parameters'}"
             )
     for parameter in own.values():

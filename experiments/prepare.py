@@ -23,6 +23,7 @@ from experiments import (
     profiling,
     ranges,
     tasks,
+    texts,
     waiting,
 )
 from experiments.kinds import Kind
@@ -53,7 +54,9 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     entries.check_arm(config)
     if config.runtime not in places.RUNTIMES:
         raise ValueError(
-            f"runtime: unknown name {config.runtime!r}; known names: {', '.join(places.RUNTIMES)}"
+            f"runtime: unknown name {config.runtime!r}; "
+            f"{texts.meant(config.runtime, places.RUNTIMES)}known names: "
+            f"{', '.join(places.RUNTIMES)}"
         )
     graph = None
     if METHOD.wants(config.algorithm, "graph"):

@@ -1,10 +1,11 @@
 """Several arms from one config: expand them, check them all, run them, compare them."""
 
 import contextlib
+import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +15,13 @@ from rich.console import Console
 from experiments import (
     aggregates,
     codec_times,
+    config_files,
     distributed,
     entries,
     executors,
     files,
     formats,
+    grid,
     joining,
     limits,
     locks,
@@ -43,32 +46,38 @@ MOST_CPU_DEVICES = 1024  # each has threads and memory of its own
 
 
 def expand(
-    config: ConfigDict, swept: ModuleType | None, user: Mapping[str, Any], seeds: int
+    config: ConfigDict,
+    swept: ModuleType | None,
+    user: Mapping[str, Any],
+    seeds: int,
+    grids: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[Arm]:
     """The arms to run: the config itself, or everything that `sweep()` of a config file yields.
 
     sweep() yields (name, {dotted key: value}), and is given the config if it takes an argument;
-    `user` holds the values of the command line, which win. With several seeds every arm runs with
-    seed, seed + 1, ...
+    `user` holds the values of the command line, which win. Every arm runs at each point of the
+    `grids`, see `grid.read`, and with several seeds with seed, seed + 1, ...
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
     if swept is None:
-        named = [(config.name, parts.canonical(config))]
+        named = [("", parts.canonical(config))]
     else:
         named = [
             (name, override(config, {**changes, **user, "name": name}))
             for name, changes in _arms_of(swept, override(config, user))
         ]
-    if len(named) * seeds > MOST_ARMS:
+    runs = len(named) * math.prod(map(len, grids.values())) * seeds
+    if runs > MOST_ARMS:
         raise ValueError(
-            f"{len(named)} arms with --seeds={seeds} are {len(named) * seeds} runs, and "
+            f"{runs // seeds} arms with --seeds={seeds} are {runs} runs, and "
             f"{MOST_ARMS} are the most that one launch follows; give a part of them"
         )
+    if grids:
+        named = list(_at_points(named, grids))
     arms = []
-    for name, arm in named:
+    for place, arm in named:
         entries.check_arm(arm)
-        place = name if swept else ""
         for repeat in range(seeds):
             seeded = override(arm, {"seed": arm.seed + repeat})
             suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
@@ -87,6 +96,20 @@ def expand(
         if arm.path:
             manifest.check_arm(arm.path)
     return arms
+
+
+def _at_points(
+    named: Sequence[tuple[str, ConfigDict]], grids: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, ConfigDict]]:
+    """Yield every arm at every point of the grids; a baseline is the one at the same point."""
+    names = {name for name, _ in named}
+    for name, arm in named:
+        for point, texts_of in grid.points(grids):
+            values = {key: config_files.value(arm, key, text) for key, text in texts_of.items()}
+            place = "/".join(filter(None, (name, point)))
+            if arm.get("baseline") in names:
+                values["baseline"] = f"{arm.baseline}/{point}"
+            yield place, override(arm, {**values, "name": place})
 
 
 def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:
@@ -238,7 +261,7 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
     for path in paths:
         if path not in by_path:
             known = f"known arms: {', '.join(by_path)}" if any(by_path) else "add --sweep for arms"
-            raise ValueError(f"there is no arm {path!r}; {known}")
+            raise ValueError(f"there is no arm {path!r}; {texts.meant(path, by_path)}{known}")
     return [by_path[path] for path in dict.fromkeys(paths)]
 
 

@@ -1,9 +1,13 @@
 """Texts that somebody else has written, in sentences of ours."""
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
+from typing import Any
 
 MOST = 200  # characters of a text that are repeated
+CLOSE = 0.7  # share of the characters that a mistyped name has in common with the one that is meant
 _LONGEST = 1000  # characters of a sentence, whatever it repeats
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|\S{200,}")
 
@@ -22,6 +26,12 @@ def sentence(error: Exception | str) -> str:
         return text
     head, tail = text[: _LONGEST * 7 // 10], text[-_LONGEST // 4 :]
     return f"{head} ... {tail}"
+
+
+def meant(name: Any, known: Iterable[str]) -> str:
+    """Return the question for the known name that is closest to a mistyped one, or nothing."""
+    close = difflib.get_close_matches(str(name), list(known), 1, CLOSE)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def visible(text: str) -> str:

@@ -102,7 +102,7 @@ BAD = [
     (("--config=bad_arm.py", "--workdir=out", "--sweep"), "local_sgd/bad: algorithm 'local_sgd'"),
     ((*OK, "--sweep", "--config.graph=rings"), "dpsgd/nonblocking: graph: unknown name 'rings'"),
     # parts and numbers; the sentences themselves are checked where they are made
-    ((*OK, "--config.algorithm=reduce"), "algorithm: unknown name 'reduce'; known names: "),
+    ((*OK, "--config.algorithm=reduce"), "unknown name 'reduce'; did you mean 's2_reducer'? known"),
     ((*OK, "--config.wait=barrier)"), "cannot read the part 'barrier)'"),
     ((*OK, "--config.delay=trace(path='none.csv')"), "trace: cannot read none.csv"),
     ((*OK, "--config.wait=replay(path='none.npz')"), "none.npz has no updates; give the schedule"),

@@ -94,7 +94,7 @@ def test_parts_are_read_in_all_forms(config):
         for first in ("0.2", "link(latency=1e-4, bandwidth=1e9)"):
             with_both = config_files.read(config, {"communication": first}).config
             again = config_files.override(
-                with_both, {"communication": config_files._value(with_both, "communication", text)}
+                with_both, {"communication": config_files.value(with_both, "communication", text)}
             )
             entries.check_arm(again)
 

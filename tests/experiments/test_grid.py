@@ -1,0 +1,76 @@
+"""Grids of the command line."""
+
+import json
+
+import pytest
+
+from experiments import grid, sweep
+from tests import launcher
+
+
+def expanded(config, swept, *grids):
+    return sweep.expand(config, swept, {}, 1, grid.read(grids))
+
+
+def test_a_grid_makes_an_arm_of_every_combination(config):
+    arms = expanded(config, None, "optimizer.learning_rate=1, 2", "wait=barrier,quorum(k=1)")
+    points = [(rate, wait) for rate in (1, 2) for wait in ("barrier", "quorum(k=1)")]
+    assert [arm.path for arm in arms] == [f"learning_rate={r}/wait={wait}" for r, wait in points]
+    assert all(arm.config.name == arm.path for arm in arms)
+    found = [(arm.config.optimizer.learning_rate, arm.config.wait.to_dict()) for arm in arms]
+    waits = ({"name": "barrier"}, {"name": "quorum", "k": 1})
+    assert found == [(rate, wait) for rate in (1.0, 2.0) for wait in waits]
+
+
+def test_a_grid_takes_a_parameter_that_the_config_leaves_out_and_texts_with_commas(config):
+    arms = expanded(config, None, "task.l2=0.5,0.25", "graph=npy(path='a,b/c.npy'),ring")
+    assert [arm.config.task.l2 for arm in arms] == [0.5, 0.5, 0.25, 0.25]
+    assert arms[0].config.graph.path == "a,b/c.npy"
+    assert arms[0].path == "l2=0.5/graph=npy(path='a,b_c.npy')"
+
+
+def test_arms_of_a_sweep_run_at_every_point_beside_the_baseline_of_the_point(config, sweep_file):
+    swept = sweep_file("yield 'a', {}; yield 'b', {'baseline': 'a'}")
+    arms = expanded(config, swept, "seconds=3,4")
+    assert [arm.path for arm in arms] == [f"{name}/seconds={s}" for name in "ab" for s in (3, 4)]
+    assert [arm.config.seconds for arm in arms] == [3, 4, 3, 4]
+    assert [arm.config.baseline for arm in arms[2:]] == ["a/seconds=3", "a/seconds=4"]
+
+
+def test_entries_with_the_same_last_word_are_written_out(config):
+    arms = expanded(config, None, "wait.seed=1", "task.seed=2")
+    assert [arm.path for arm in arms] == ["wait.seed=1/task.seed=2"]
+
+
+@pytest.mark.parametrize(
+    ("grids", "says"),
+    [
+        (["workers"], "is no list of values; write it as"),
+        (["workers="], "is no list of values"),
+        (["workers=1,,2"], "is no list of values"),
+        (["=1,2"], "is no list of values"),
+        (["workers=2,2"], "has a value twice"),
+        (["workers=1,2", "workers=3"], "--grid gives workers twice"),
+        (["name=a,b"], "names its arms after their values"),
+        (["wrokers=1,2"], "has no entry 'wrokers'; did you mean 'workers'?"),
+        (["workers=1,many"], "config.workers must be a positive whole number, got 'many'"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(config, grids, says):
+    with pytest.raises(ValueError) as caught:
+        expanded(config, None, *grids)
+    assert says in str(caught.value)
+
+
+def test_a_grid_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
+    here = launcher.directory(tmp_path, monkeypatch)
+    call = launcher.caller(monkeypatch, capsys)
+    flags = ("--config=config.py", "--workdir=out", "--grid=optimizer.learning_rate=0.1,0.2")
+    code, said, _ = call(*flags, "--together", "--config.updates=2")
+    assert code == 0, said
+    for rate in (0.1, 0.2):
+        place = here / "out" / f"learning_rate={rate}"
+        written = json.loads((place / "config.json").read_text())
+        assert written["optimizer"]["learning_rate"] == rate
+        assert (place / "summary.json").exists()
+    assert (here / "out" / "report.html").exists()
