@@ -225,7 +225,9 @@ def literals():
             fixed = [getattr(part, "value", None) for part in parts]
             if sum(len(text) for text in fixed if isinstance(text, str)) >= MARK:
                 yield "".join(
-                    re.escape(text.strip("\n")) if isinstance(text, str) else ".+?"
+                    re.escape(text.strip("\n")).replace(r"\{\}", ".+?")
+                    if isinstance(text, str)
+                    else ".*?"
                     for text in fixed
                 )
 

@@ -28,7 +28,7 @@ def test_arguments_replace_defaults_and_take_their_types(text, changed):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("wokers=16", "'wokers' is unknown; known arguments: workers, slow, graph, quick"),
+        ("wokers=16", "'wokers' is unknown; did you mean 'workers'? known arguments: workers"),
         ("=3", "'' is unknown"),
         ("workers", "'workers' needs a value of type int, got ''; write workers=8"),
         ("workers=2.5", "type int, got '2.5'"),

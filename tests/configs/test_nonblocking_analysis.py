@@ -70,7 +70,7 @@ def test_the_command_of_an_analysis_can_be_printed(call, tmp_path):
         (("--config.rounds=0",), "config.rounds must be a positive whole number, got 0"),
         (
             ("--config.wokers=3",),
-            "the config has no entry 'wokers'; known entries: at_comm",
+            "the config has no entry 'wokers'; did you mean 'workers'? known entries: at_comm",
         ),
         (("--config.in_flight=wait",), "unknown in_flight='wait'"),
         (("--config.delays.pareto=pareto(shape=3)",), "parameter 'minimum' is missing"),
