@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
 from comms import compression_cost, cost, messages
-from experiments import deciding, entries, optimizers, parts, prepare, stopwatch, tasks
+from experiments import entries, optimizers, parts, prepare, stopwatch, tasks
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
@@ -27,12 +27,13 @@ def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
         subject = parts.text(config.task), parts.text(config.algorithm), config.workers
         subjects.setdefault(subject, config)
     for config in subjects.values():
-        arm, _ = deciding.prepared(config)
+        arm = prepare.prepare(config, settled=True)
         if not compresses(arm, config.workers):
             continue
         dense = arm._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
         try:
-            alone, _ = deciding.prepared(ConfigDict(config.to_dict() | {"workers": 1}), arm.task)
+            one = ConfigDict(config.to_dict() | {"workers": 1})
+            alone = prepare.prepare(one, arm.task, settled=True)
             codec = step_seconds(alone, config)[1] - step_seconds(dense, config)[1]
         except (TypeError, ValueError) as error:  # a forecast ends no run
             yield f"{config.name}: its codec cannot be timed by one worker ({error})"

@@ -2,9 +2,12 @@
 
 import functools
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 from flax.errors import FlaxError
@@ -31,7 +34,7 @@ from experiments.tasks import Task, data, modules, sampling
 from runtimes import worker
 from runtimes.base import Runtime
 from stragglers import delays, processes
-from stragglers.rule import Cost, Rule
+from stragglers.rule import Cost, Rule, most_mini_batches
 
 
 class Prepared(NamedTuple):
@@ -42,13 +45,16 @@ class Prepared(NamedTuple):
     shapes: Any  # of the parameters
     runtime: Runtime
     exchange: Cost  # what a round's exchange takes
+    decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
 
 
-def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
+def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = False) -> Prepared:
     """Build and check every part of an arm; raises ValueError before anything is compiled.
 
-    Only a profile that the config wants measured takes running the model. task: what has been built
-    of the same `config.task` for another arm, with which this one then shares what is compiled.
+    task: what has been built of the same `config.task` for another arm, with which this one then
+    shares what is compiled. settled: run the model for a profile that is to be measured, and for
+    parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of the
+    profile have no meaning, and the method cannot run.
     """
     config = parts.canonical(config)
     entries.check_arm(config)
@@ -58,10 +64,39 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
             f"{texts.meant(config.runtime, places.RUNTIMES)}known names: "
             f"{', '.join(places.RUNTIMES)}"
         )
-    graph = None
-    if METHOD.wants(config.algorithm, "graph"):
-        graph = GRAPH.build(config.graph, n=config.workers)
-        topology.check(graph, config.workers, f"graph {parts.text(config.graph)!r}")
+    graph = _graph(config)
+    task, shapes = _task(config, task)
+    shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
+    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
+    algorithm = _algorithm(config, task, shapes, graph, settled)
+    decided: dict[str, Any] = {}
+    if settled and algorithm.decide is not None:
+        decided = algorithm.decide(first_gradient(config, task, sampler))
+        decidedly = parts.spec(config.algorithm) | decided
+        config = parts.canonical(ConfigDict(config.to_dict() | {"algorithm": decidedly}))
+        algorithm = _algorithm(config, task, shapes, graph, settled)
+    exchange = _exchange(config, algorithm, shapes)
+    ranges.check_memory(config, algorithm, shapes)
+    delay = waiting.own_delay(config)
+    rule = places.decided(config, algorithm, shapes, exchange, delay)
+    entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
+    again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
+    runtime = places.build(config, task, algorithm, sampler, rule, delay, exchange, again)
+    if METHOD.wants(config.algorithm, "profile"):
+        profiling.check(config)
+    return Prepared(task, algorithm, shapes, runtime, exchange, decided)
+
+
+def _graph(config: ConfigDict) -> nx.Graph | None:
+    if not METHOD.wants(config.algorithm, "graph"):
+        return None
+    graph = GRAPH.build(config.graph, n=config.workers)
+    topology.check(graph, config.workers, f"graph {parts.text(config.graph)!r}")
+    return graph
+
+
+def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
+    """The task, with the initial parameters of the config, and the shapes of its parameters."""
     if task is None:
         with limits.rationed():
             task = tasks.TASK.build(config.task)
@@ -70,37 +105,49 @@ def prepare(config: ConfigDict, task: Task | None = None) -> Prepared:
     shapes = _shapes(config, task)
     if config.get("initial") is not None:
         task = task._replace(init=initial.Given(task.init, initial.read(config.initial, shapes)))
-    shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
-    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
+    return task, shapes
 
-    def assembled(**profile) -> Prepared:
-        algorithm = METHOD.build(
-            _with_built_parts(config.algorithm, config.seed, graph),
-            optimizer=optimizers.build(config.optimizer),
-            graph=graph,
-            workers=config.workers,
-            seed=config.seed,
-            sparse=task.sparse,
-            # Entries that other configs lack.
-            **({} if config.get("buckets") is None else {"buckets": config.buckets}),
-            **profile,
-        )
-        # A method may refuse a model when it sees the parameters.
-        jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
-        exchange = _exchange(config, algorithm, shapes)
-        ranges.check_memory(config, algorithm, shapes)
-        entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
-        again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
-        delay = waiting.own_delay(config)
-        rule = places.decided(config, algorithm, shapes, exchange, delay)
-        runtime = places.build(config, task, algorithm, sampler, rule, delay, exchange, again)
-        return Prepared(task, algorithm, shapes, runtime, exchange)
 
-    if not METHOD.wants(config.algorithm, "profile"):
-        return assembled()
-    if profiling.measures(config):  # not before all else is known to fit
-        assembled(profile=profiling.unmeasured(config, task))
-    return assembled(profile=profiling.for_config(config, task))
+def _algorithm(
+    config: ConfigDict, task: Task, shapes: Any, graph: nx.Graph | None, settled: bool
+) -> Algorithm:
+    offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
+    if METHOD.wants(config.algorithm, "profile"):
+        offered["profile"] = profiling.for_config(config, task, measured=settled)
+    algorithm = METHOD.build(
+        _with_built_parts(config.algorithm, config.seed, graph),
+        optimizer=optimizers.build(config.optimizer),
+        graph=graph,
+        workers=config.workers,
+        seed=config.seed,
+        sparse=task.sparse,
+        **offered,
+    )
+    # A method may refuse a model when it sees the parameters.
+    jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
+    return algorithm
+
+
+def first_gradient(config: ConfigDict, task: Task, sampler: sampling.Sampler) -> Any:
+    """Magnitudes of the first update's gradients, summed over all workers and mini-batches.
+
+    NumPy arrays in the shapes of the parameters: zero where nobody's gradient is anything else.
+    """
+    params = task.init(jax.random.key(config.seed))
+    losses = tasks.first_draw(task)
+
+    @jax.jit
+    def added(total, params, examples):
+        gradient = jax.grad(lambda p: losses(p, examples).mean())(params)
+        return jax.tree.map(lambda a, b: a + jnp.abs(b), total, gradient)
+
+    total = jax.tree.map(jnp.zeros_like, params)
+    for member in range(config.workers):
+        for counter in range(most_mini_batches(config.mini_batches)):
+            indices = np.asarray(sampler.indices(np.int32(member), counter))
+            examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
+            total = added(total, params, examples)
+    return jax.tree.map(np.asarray, total)
 
 
 def _shapes(config: ConfigDict, task: Task) -> Any:
@@ -154,7 +201,7 @@ def _with_built_parts(algorithm, seed: int, graph: nx.Graph | None) -> dict:
 
 def _runtime_again(text: str) -> Runtime:
     """The runtime of a config as JSON, in another process."""
-    return prepare(ConfigDict(json.loads(text))).runtime
+    return prepare(ConfigDict(json.loads(text)), settled=True).runtime
 
 
 def alike(config: ConfigDict) -> str | None:

@@ -139,18 +139,31 @@ def measures(config) -> bool:
     return str(config.get("profile")).partition(":")[0] == "measure"
 
 
-def unmeasured(config, task: Task) -> Profile:
-    """A profile of the right layers with times of no meaning, to check what else a config says."""
-    layers = backward_order(task, _round_samples(config))
-    return Profile(layers, np.zeros(len(layers)), np.arange(2.0), np.zeros(2))
+def check(config) -> None:
+    """Raise ValueError where a profile is to be measured and cannot be, or not be saved."""
+    if not measures(config):
+        return
+    path = config.profile.partition(":")[2]
+    if len(jax.devices()) < config.workers:
+        raise ValueError(
+            f"profile: measuring all-reduce takes {config.workers} devices and there are "
+            f"{len(jax.devices())}; set config.runtime=mesh, or config.profile to a saved one"
+        )
+    if path and not Path(path).parent.is_dir():
+        raise ValueError(
+            f"profile: {config.profile!r} would save into a directory that does not exist; "
+            "make it first"
+        )
+    if path and Path(path).is_dir():
+        raise ValueError(f"profile: {config.profile!r} names a directory; name a file in it")
 
 
-def for_config(config, task: Task) -> Profile:
+def for_config(config, task: Task, measured: bool = True) -> Profile:
     """The profile that `config.profile` names, for the mini-batches of a round.
 
     "none": the order of the layers alone. "measure": measured, once in a process for arms that
     would measure the same; "measure:PATH": and saved there. Anything else is the path of a saved
-    one.
+    one. measured: else the times of what would be measured have no meaning.
     """
     source = config.get("profile")
     batch_size = _round_samples(config)
@@ -160,21 +173,14 @@ def for_config(config, task: Task) -> Profile:
         raise ValueError(f"profile: {source!r} is no text; set it to measure, a path or none")
     if not measures(config):
         return load(source)
-    path = source.partition(":")[2]
-    if len(jax.devices()) < config.workers:
-        raise ValueError(
-            f"profile: measuring all-reduce takes {config.workers} devices and there are "
-            f"{len(jax.devices())}; set config.runtime=mesh, or config.profile to a saved one"
-        )
-    if path and not Path(path).parent.is_dir():
-        raise ValueError(
-            f"profile: {source!r} would save into a directory that does not exist; make it first"
-        )
-    if path and Path(path).is_dir():
-        raise ValueError(f"profile: {source!r} names a directory; name a file in it")
+    if not measured:
+        layers = backward_order(task, batch_size)
+        return Profile(layers, np.zeros(len(layers)), np.arange(2.0), np.zeros(2))
+    check(config)
     key = (parts.text(config.task), batch_size, config.workers)
     if key not in _MEASURED:
         _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers])
+    path = source.partition(":")[2]
     if path and jax.process_index() == 0:
         save(path, _MEASURED[key])
     return _MEASURED[key]

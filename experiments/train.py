@@ -11,9 +11,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from experiments import deciding, distributed, endings, parts, records, saving
+from experiments import distributed, endings, parts, records, saving
 from experiments.checkpoints import Checkpoint
-from experiments.prepare import Prepared
+from experiments.prepare import Prepared, prepare
 from experiments.saving import Saver
 from experiments.training_loop import Arm
 from runtimes.batched import Batched
@@ -38,7 +38,7 @@ def run(
     longer where `seconds` or `updates` are larger than they were.
     """
     config = parts.canonical(config)
-    prepared, decided = deciding.prepared(config)
+    prepared = prepare(config, settled=True)
     with (
         _opened(workdir, config, overwrite) as recorder,
         endings.deferred(),
@@ -47,7 +47,7 @@ def run(
         if recorder.finished:
             return recorder.summary
         (checkpoint,) = saving.newest([workdir], [on_note])
-        arm = _begun(config, prepared, decided, recorder, on_record, on_note, checkpoint)
+        arm = _begun(config, prepared, recorder, on_record, on_note, checkpoint)
         with Saver(checkpoint_seconds) as saver:
             while (budget := arm.budget()) is not None:
                 arm.take(*prepared.runtime.advance(arm.state, *budget))
@@ -72,9 +72,9 @@ def run_together(
     See `alike` for which arms these are. Times on the wall count all of them together.
     """
     configs = [parts.canonical(config) for config in configs]
-    made: list[tuple[Prepared, dict]] = []
+    made: list[Prepared] = []
     for config in configs:  # whose tasks are the same
-        made.append(deciding.prepared(config, made[0][0].task if made else None))
+        made.append(prepare(config, made[0].task if made else None, settled=True))
     hooks = on_record or [lambda record: None] * len(configs)
     notes = on_note or [lambda text: None] * len(configs)
     with contextlib.ExitStack() as opened, endings.deferred():
@@ -85,15 +85,15 @@ def run_together(
         going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
         found = saving.newest([workdirs[r] for r in going], [notes[r] for r in going])
         arms = {
-            r: _begun(configs[r], *made[r], recorders[r], hooks[r], notes[r], checkpoint)
+            r: _begun(configs[r], made[r], recorders[r], hooks[r], notes[r], checkpoint)
             for r, checkpoint in zip(going, found, strict=True)
         }
         if arms:
             states = [
                 arms[r].state if r in arms else _start(configs[r], prepared)
-                for r, (prepared, _) in enumerate(made)
+                for r, prepared in enumerate(made)
             ]
-            together = Batched([prepared.runtime for prepared, _ in made])
+            together = Batched([prepared.runtime for prepared in made])
             _train(arms, together, states, checkpoint_seconds)
         return [recorder.summary for recorder in recorders]
 
@@ -144,14 +144,13 @@ def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
 def _begun(
     config: ConfigDict,
     prepared: Prepared,
-    decided: Mapping[str, Any],
     recorder: records.Recorder,
     on_record: Callable[[dict], None],
     on_note: Callable[[str], None],
     checkpoint: Checkpoint | None,
 ) -> Arm:
     """The arm from its checkpoint, or from its start for None."""
-    arm = Arm(config, prepared, recorder, on_record, checkpoint, decided)
+    arm = Arm(config, prepared, recorder, on_record, checkpoint)
     if checkpoint is not None:
         on_note(f"goes on at update {arm.state.update}")
     return arm

@@ -6,9 +6,7 @@ happened: its clock goes through the recorded evaluations, with their losses, on
 
 import math
 import time
-import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -74,16 +72,13 @@ class Arm:
         recorder: records.Recorder,
         on_record: Callable[[dict], None],
         checkpoint: checkpoints.Checkpoint | None = None,
-        decided: Mapping[str, Any] = types.MappingProxyType({}),
     ):
         """Begin, or go on from a checkpoint.
 
-        on_record: called with every record of metrics. decided: parameters of the method that were
-        open in the config, for the summary.
+        on_record: called with every record of metrics.
         """
         self.recorder = recorder
         self._config, self._prepared, self._on_record = config, prepared, on_record
-        self._decided = dict(decided)
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
         self._sent = self._communicated = self._waited = 0.0
@@ -191,7 +186,7 @@ class Arm:
             "name": config.name,
             "baseline": config.baseline,
             "algorithm": config.algorithm.name,
-            **({"decided": self._decided} if self._decided else {}),
+            **({"decided": dict(decided)} if (decided := self._prepared.decided) else {}),
             "wait": config.wait.name,
             "runtime": config.runtime,
             "workers": config.workers,

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
-from experiments import codec_times, deciding, optimizers, parts, prepare, records, waiting
+from experiments import codec_times, optimizers, parts, prepare, records, waiting
 from experiments.analysis import Analysis
 from experiments.config_files import override
 from experiments.stats import Numbers
@@ -55,7 +55,7 @@ def explain(config: ConfigDict) -> Analysis:
     simulated = override(config, {"runtime": "simulate", "devices": 1, "wait": "barrier"})
     if config.delay.name == waiting.NO_DELAY:
         simulated = override(simulated, {"delay": parts.part("deterministic", value=1.0)})
-    own, _ = deciding.prepared(simulated)
+    own = prepare.prepare(simulated, settled=True)
     dense = own._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
     networks = codec_times.networks(config, own.shapes, GIGABITS)
     latency = max(float(network.alpha.max()) for network in networks.values())
@@ -67,13 +67,14 @@ def explain(config: ConfigDict) -> Analysis:
     rows, refused = [], []
     for spec in specs:
         try:
-            arm, _ = deciding.prepared(override(simulated, {"algorithm": spec}))
+            arm = prepare.prepare(override(simulated, {"algorithm": spec}), settled=True)
         except ValueError:
             refused.append(parts.text(spec))
             continue
         if codec_times.compresses(arm, workers):
             # As a method for one worker, whose exchange is with nobody.
-            alone, _ = deciding.prepared(override(simulated, {"algorithm": spec, "workers": 1}))
+            one = override(simulated, {"algorithm": spec, "workers": 1})
+            alone = prepare.prepare(one, settled=True)
             codec = max(0.0, codec_times.step_seconds(alone, simulated)[1] - plain)
             line = _line(parts.text(spec), arm, workers, latency, codec)
             loss = losses.get(spec["name"])

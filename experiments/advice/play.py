@@ -235,7 +235,7 @@ def to_play(
         for wait in waits:
             try:
                 arm = override(config, {"wait": wait})
-                prepared = found[0][1] if found else prepare.prepare(arm)
+                prepared = found[0][1] if found else prepare.prepare(arm, settled=True)
                 if prepare.rule(arm, prepared).observe is not None:
                     raise ValueError("it follows the training loss; train it to compare it")
                 found.append((arm, prepared))
@@ -419,7 +419,7 @@ def _changes(
     found = [("all workers were as fast as the middle one", first(played(arms, even)[0], ratio))]
     if order[0].arm.communication != 0:
         free = [override(arm, {"communication": 0.0}) for arm, _ in arms]
-        again, _ = played([(arm, prepare.prepare(arm)) for arm in free], measured)
+        again, _ = played([(arm, prepare.prepare(arm, settled=True)) for arm in free], measured)
         found.append(("an exchange took no time", first(again, ratio)))
     for words, times in (("a tenth as", 0.1), ("ten times as", 10.0)):
         found.append((f"a gradient was {words} noisy", first(order, ratio * times)))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from comms import compression_cost, messages
 from comms.messages import Row
-from experiments import codec_times, deciding, prepare, stats, tasks
+from experiments import codec_times, prepare, stats, tasks
 from experiments.papers.base import Panel, Records, Sweep, dots
 from experiments.stats import Answer, Arm, Claim, Inconclusive
 
@@ -200,7 +200,7 @@ def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
 
 def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
     (dense,) = stats.named(arms, DENSE)
-    prepared = {arm["name"]: deciding.prepared(arm["config"])[0] for arm in arms}
+    prepared = {arm["name"]: prepare.prepare(arm["config"], settled=True) for arm in arms}
     workers = dense["config"].workers
     sent = {
         arm["name"]: _table_bytes(prepared[arm["name"]], workers) + _sent_again(arm) for arm in arms

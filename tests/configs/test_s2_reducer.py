@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from configs import s2_reducer
-from experiments import codec_times, config_files, deciding, sweep, tasks
+from experiments import codec_times, config_files, prepare, sweep, tasks
 
 SMALL = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"
 # Seconds of a gradient, and of an exchange and a step.
@@ -116,7 +116,7 @@ def test_an_unknown_task_is_refused():
 def test_what_tasks_touch_is_counted_again(name):
     """The room is enough for random updates, and less than twice what the fullest of them needs."""
     config = s2_reducer.get_config(f"task={name}")
-    task = deciding.prepared(config)[0].task
+    task = prepare.prepare(config).task
     params = task.init(jax.random.key(0))
     losses = tasks.first_draw(task)
     gradient = jax.jit(jax.grad(lambda p, examples: losses(p, examples).mean()))

@@ -11,7 +11,8 @@ import pytest
 from algorithms import s2_reducer
 from comms.messages import Row, collective_bytes
 from configs import s2_reducer as config_of_s2
-from experiments import deciding, records, sweep, tasks, train
+from experiments import prepare, records, sweep, tasks, train
+from experiments.tasks import sampling
 
 SGD = optax.sgd(0.1)
 NETWORK = "network(latency=1e-4, bandwidth=1e8)"
@@ -91,7 +92,7 @@ def test_a_run_decides_and_says_so(monkeypatch, tmp_path):
     auto = configured(monkeypatch, "s2_reducer(granularity=auto, ratio=0.3)", communication=NETWORK)
     summary = train.run(auto, tmp_path)
     assert summary["decided"] == {"granularity": "row"}
-    rows, tables = s2_reducer(SGD, ratio=0.3), deciding.prepared(auto)[0].shapes
+    rows, tables = s2_reducer(SGD, ratio=0.3), prepare.prepare(auto).shapes
     said = rows.messages(tables, 4, Row(0))
     assert summary["planned_bytes_per_worker"] == 6 * sum(collective_bytes(p, 4) for p in said)
     written = json.loads((tmp_path / records.CONFIG).read_text())["algorithm"]
@@ -101,9 +102,12 @@ def test_a_run_decides_and_says_so(monkeypatch, tmp_path):
 def test_the_gradient_is_that_of_all_workers_first_update(monkeypatch):
     """Its rows are those that the workers' samples name."""
     config = configured(monkeypatch, "s2_reducer(granularity=auto)", mini_batches=2)
-    made, decided = deciding.prepared(config)
-    assert decided and made.algorithm.decide is None
-    gradient = deciding.first_gradient(config, made.task)
+    made = prepare.prepare(config, settled=True)
+    assert made.decided and made.algorithm.decide is None
+    labels = made.task.labels
+    shards = prepare.SPLIT.build(config.split, labels=labels, workers=config.workers, seed=0)
+    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
+    gradient = prepare.first_gradient(config, made.task, sampler)
     rows = [(np.asarray(leaf) != 0).any(1).sum() for leaf in jax.tree.leaves(gradient)
             if leaf.ndim == 2 and len(leaf) > 64]  # fmt: skip
     assert rows and all(0 < count <= 4 * 2 * 4 * 8 for count in rows)
@@ -119,7 +123,7 @@ def test_fallbacks_of_a_run_are_in_its_records(monkeypatch, tmp_path):
     assert summary["fallback_share"] == 1.0 and summary["fallbacks"] == summary["updates"] == 6
     planned, more = summary["planned_bytes_per_worker"], summary["fallback_bytes"]
     assert summary["bytes_per_worker"] == planned + more and more > 3 * planned
-    made, _ = deciding.prepared(config)
+    made = prepare.prepare(config, settled=True)
     said = made.algorithm.messages(made.shapes, 4, Row(0))
     assert planned == 6 * sum(collective_bytes(payload, 4) for payload in said)
     assert summary["unresolved"] > 0
@@ -156,7 +160,7 @@ def test_the_share_counts_updates_of_a_few_workers(monkeypatch, tmp_path):
     )
     summary = train.run(config, tmp_path)
     assert summary["fallback_share"] == pytest.approx(1.0)
-    made, _ = deciding.prepared(config)
+    made = prepare.prepare(config, settled=True)
     tables = [
         leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(made.shapes)
