@@ -47,12 +47,13 @@ KEPT = ROOT / "runs" / "same_behaviour"
 RENAMED: Mapping[str, str | None] = {}
 ADDED: tuple[str, ...] = ()
 # Ends of names of fields that follow the clock on the wall.
-WALL = ("wall_seconds", "wall_seconds_std")
+WALL = ("wall_seconds", "wall_seconds_std", "input_wait_seconds")
 # The same where the run's own clock is on the wall.
 REAL_TIME = (
     *WALL,
     *(f"{file}/{name}" for file in ("summary.json", "metrics.jsonl")
       for name in ("seconds", "communication_seconds", "idle_fraction")),
+    "clock/seconds",
     *(f"schedule.npz/{name}" for name in ("time", "start", "finish", "busy", "communication")),
 )  # fmt: skip
 # What follows the name of an arm in the name of a field.
@@ -269,7 +270,9 @@ def lines(path: pathlib.Path) -> list[str]:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The values within a JSON value that hold no others, by name; a list counts as one."""
+    """The values within a JSON value that hold no others, by name; a list of values is one."""
+    if isinstance(value, list) and value and all(isinstance(child, dict) for child in value):
+        value = {str(place): child for place, child in enumerate(value)}
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from leaves(child, f"{name}/{key}")

@@ -64,6 +64,8 @@ def test_fields_are_read_without_what_follows_the_wall_clock(tmp_path):
     (arm / "summary.json").write_text(
         json.dumps({"loss": 1.5, "wall_seconds": 7.0, "wait": {"path": f"{tmp_path}/x"}})
     )
+    arms = [{"loss": 1.5, "wall_seconds": 7.0}]
+    (tmp_path / "summary.json").write_text(json.dumps({"arms": arms}))
     rows = [{"loss": 2.0, "wall_seconds": 1.0}, {"loss": 1.5, "bytes": 4}]
     (arm / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "report.html").write_text(
@@ -76,6 +78,7 @@ def test_fields_are_read_without_what_follows_the_wall_clock(tmp_path):
     assert found == {
         "arm/summary.json/loss": 1.5,
         "arm/summary.json/wait/path": "RECORDS/x",
+        "summary.json/arms/0/loss": 1.5,
         "arm/metrics.jsonl/loss": [2.0, 1.5],
         "arm/metrics.jsonl/bytes": ["none", 4],
         "report.html/row 0": ["Arm"],
