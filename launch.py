@@ -417,10 +417,10 @@ def watch() -> int:
 
 def main(_) -> None:
     if _RESTARTS.value:  # this process only watches over the one that does the work
-        from experiments import restarts, roll_call
+        from experiments import restarts
 
         given_place = (_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
-        place = None if None in given_place else roll_call.Place(_WORKDIR.value, *given_place)
+        place = None if None in given_place else restarts.Place(_WORKDIR.value, *given_place)
         sys.exit(restarts.run_again(sys.argv, _RESTARTS.value, place))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):

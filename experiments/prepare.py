@@ -24,7 +24,6 @@ from experiments import (
     parts,
     places,
     profiling,
-    ranges,
     tasks,
     texts,
     waiting,
@@ -76,7 +75,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
         config = parts.canonical(ConfigDict(config.to_dict() | {"algorithm": decidedly}))
         algorithm = _algorithm(config, task, shapes, graph, settled)
     exchange = _exchange(config, algorithm, shapes)
-    ranges.check_memory(config, algorithm, shapes)
+    _check_memory(config, algorithm, shapes)
     delay = waiting.own_delay(config)
     rule = places.decided(config, algorithm, shapes, exchange, delay)
     entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
@@ -126,6 +125,23 @@ def _algorithm(
     # A method may refuse a model when it sees the parameters.
     jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
     return algorithm
+
+
+def _check_memory(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
+    """Raise ValueError where models, or one worker's mini-batches, cannot fit into memory."""
+    held = cost.payload_bytes(shapes)
+    if algorithm.own_models:
+        held *= config.workers  # a model each
+    whose = f"of {config.workers} workers with one each" if algorithm.own_models else "of all"
+    limits.check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
+    # The indices of its samples, before the samples themselves are looked up.
+    indices = 4.0 * config.batch_size * int(np.max(config.mini_batches))
+    limits.check_memory(
+        indices,
+        f"a round of a worker, with batch_size={config.batch_size} and mini_batches="
+        f"{int(np.max(config.mini_batches))},",
+        "lower one of them",
+    )
 
 
 def first_gradient(config: ConfigDict, task: Task, sampler: sampling.Sampler) -> Any:

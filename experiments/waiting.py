@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 
 import networkx as nx
+import numpy as np
 from ml_collections import ConfigDict
 
 from algorithms.base import Algorithm
-from experiments import parts, ranges
+from experiments import parts
 from experiments.kinds import Kind
 from stragglers import delays, processes
 from stragglers.rule import Cost, Links, Rule, Setting
@@ -18,6 +19,8 @@ RULE = Kind("wait", RULES, Rule, ("setting",))
 NO_DELAY = "none"  # of workers that take as long as they take
 ALIKE = delays.deterministic(1.0)  # of workers whose times do not matter
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
+SHORTEST_DELAY = 1e-9  # s
+LOOKED_AT = 64  # mini-batches of a worker, for what is usual
 
 
 def build_delay(part) -> delays.Law | processes.Process:
@@ -57,9 +60,30 @@ def rule(
     links: Links | None = None,
 ) -> Rule:
     """The waiting rule of a config under a delay; communication: what an exchange takes."""
-    ranges.check_delay(config, processes.as_process(delay))
+    _check_delay(config, processes.as_process(delay))
     setting = _setting(config, delay, communication, graph, links)
     return RULE.build(config.wait, setting=setting)
+
+
+def _check_delay(config: ConfigDict, process: processes.Process) -> None:
+    """Raise ValueError for delays that a clock in float64 seconds cannot tell from none."""
+    if process.workers > config.workers:
+        raise ValueError(
+            f"delay {parts.text(config.delay)!r}: names worker {process.workers - 1}, but there "
+            f"are {config.workers} workers, from 0 to {config.workers - 1}; leave it out"
+        )
+    # Some processes do not know for how many workers they are before they are asked.
+    seeded = process.seeded(config.seed)
+    seeded.duration(config.workers - 1, 0.0)
+    usual = float(np.median(seeded.duration(0, 0.0, np.arange(LOOKED_AT))))
+    counts = config.updates * float(np.max(config.mini_batches))
+    horizon = min(float(config.seconds), counts * usual)
+    if not usual >= max(SHORTEST_DELAY, horizon * np.finfo(np.float64).eps):
+        raise ValueError(
+            f"delay {parts.text(config.delay)!r}: a mini-batch usually takes {usual:.3g} s, which "
+            f"a clock that runs to {horizon:.3g} s cannot tell from nothing; delays are in "
+            f"seconds, {SHORTEST_DELAY} or more"
+        )
 
 
 def others(config: ConfigDict, wanted: Callable[[Rule], bool], algorithm: Algorithm) -> list[str]:

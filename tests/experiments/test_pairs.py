@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from benchmarks import pairs
 from comms import topology
-from experiments import parts, places, prepare, ranges
+from experiments import parts, places, prepare, waiting
 from runtimes import base, uplink
 from stragglers.rule import Setting
 from stragglers.rules import RULES
@@ -56,7 +56,7 @@ def each_part_once():
         for name, factory in RULES.items():
             patch.setitem(RULES, name, once(factory))
         patch.setattr(base, "remembers", once(base.remembers))
-        patch.setattr(ranges, "check_delay", lambda *_: None)  # of the delay alone
+        patch.setattr(waiting, "_check_delay", lambda *_: None)  # of the delay alone
         patch.setattr(uplink, "alone", once(uplink.alone))
         yield
 

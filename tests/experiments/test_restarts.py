@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from experiments import restarts, roll_call
+from experiments import restarts
 from stragglers import schedule
 from tests import launcher, two_processes
 from tests.launcher import ROOT, summary
@@ -76,7 +76,7 @@ def test_who_cannot_go_on_says_so_and_ends(monkeypatch, own_handlers):
     sentences = []
 
     def nobody(stopped):
-        raise roll_call.Gone("process 0 has not come back")
+        raise restarts.Gone("process 0 has not come back")
 
     lost = [sys.executable, "-c", "raise SystemExit(3)"]
     assert restarts.run(lost, 2, sentences.append, nobody) == 3
@@ -100,10 +100,10 @@ def test_a_signal_goes_to_the_command_and_nothing_starts_again():
 
 @pytest.mark.slow
 def test_who_has_not_come_back_is_left_out_and_the_others_get_new_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(roll_call, "PATIENCE", 1.5)
-    monkeypatch.setattr(roll_call, "BEAT", 0.02)
+    monkeypatch.setattr(restarts, "PATIENCE", 1.5)
+    monkeypatch.setattr(restarts, "BEAT", 0.02)
     workdir = str(tmp_path / "out")
-    calls = [roll_call.RollCall(roll_call.Place(workdir, i, 4, "h:1")) for i in (0, 2, 3)]
+    calls = [restarts.RollCall(restarts.Place(workdir, i, 4, "h:1")) for i in (0, 2, 3)]
     for _ in range(2):  # all who are left come to the second one, which does not wait
         threads = [threading.Thread(target=call.call) for call in calls]
         for thread in threads:
@@ -112,8 +112,8 @@ def test_who_has_not_come_back_is_left_out_and_the_others_get_new_numbers(tmp_pa
             thread.join(20)
         assert [call.members for call in calls] == [(0, 2, 3)] * 3
     assert calls[1].flags() == ["--coordinator_address=h:1", "--num_processes=3", "--process_id=1"]
-    assert roll_call.missing(range(4), (0, 2, 3)).startswith("process 1 has not come back; the run")
-    assert roll_call.missing((0, 2, 3), (0, 2, 3)) == ""
+    assert restarts.missing(range(4), (0, 2, 3)).startswith("process 1 has not come back; the run")
+    assert restarts.missing((0, 2, 3), (0, 2, 3)) == ""
     calls[0].call()  # alone, as the others have gone
     assert calls[0].members == (0,) and calls[0].flags() == []
     calls[0].close()
@@ -121,12 +121,12 @@ def test_who_has_not_come_back_is_left_out_and_the_others_get_new_numbers(tmp_pa
 
 
 def test_nobody_goes_on_without_the_first_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(roll_call, "PATIENCE", 0.1)
-    monkeypatch.setattr(roll_call, "BEAT", 0.02)
-    place = roll_call.Place(str(tmp_path / "out"), 1, 2, "h:1")
-    with pytest.raises(roll_call.Gone, match="process 0, at whose address h:1 the others meet"):
-        roll_call.RollCall(place).call()
-    roll_call.RollCall(place).call(stopped=lambda: True)  # somebody has asked it to end
+    monkeypatch.setattr(restarts, "PATIENCE", 0.1)
+    monkeypatch.setattr(restarts, "BEAT", 0.02)
+    place = restarts.Place(str(tmp_path / "out"), 1, 2, "h:1")
+    with pytest.raises(restarts.Gone, match="process 0, at whose address h:1 the others meet"):
+        restarts.RollCall(place).call()
+    restarts.RollCall(place).call(stopped=lambda: True)  # somebody has asked it to end
 
 
 def test_the_flag_is_taken_off_the_command():
