@@ -32,9 +32,9 @@ def arm(**changes: Any) -> ConfigDict:
         "algorithm": part("all_reduce"),  # what a step does with a gradient: see `algorithms`
         "graph": part("ring"),  # whom gossip talks to; a method that does not gossip ignores it
         # An optimizer of optax, or a list of transforms, with learning_rate, warmup_samples and
-        # schedule: constant | step(boundaries=[...]) | cosine(samples=...) | one of optax. All of
-        # them count the samples that all workers have seen. batch_power=1: in proportion to the
-        # mini-batches of an update.
+        # schedule: constant | step(boundaries=[...]) | cosine | one of optax. All of them count
+        # the samples that all workers have seen; cosine without samples ends with the run.
+        # batch_power=1: in proportion to the mini-batches of an update.
         "optimizer": part("sgd", learning_rate=0.1),
         "wait": part("barrier"),  # who waits for whom: see `stragglers.rules`
         "delay": part("deterministic", value=1.0),  # seconds of a mini-batch; none: the device's

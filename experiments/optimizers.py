@@ -223,6 +223,25 @@ def _check(spec: Mapping, entry: str) -> None:
         _check(one, entry)
 
 
+def to_the_end(part: parts.Part, samples: float) -> dict[str, Any]:
+    """Return a part whose schedules end after so many samples where they do not say when.
+
+    That is a schedule which counts `samples`, as `cosine`, without that parameter.
+    """
+    return _to_the_end(parts.spec(part), samples)
+
+
+def _to_the_end(value: Any, samples: float) -> Any:
+    if isinstance(value, list):
+        return [_to_the_end(one, samples) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    entries = {name: _to_the_end(one, samples) for name, one in value.items()}
+    if parts.is_part(value.get("schedule")) and SCHEDULE.wants(value["schedule"], "samples"):
+        entries["schedule"] = {"samples": samples} | parts.spec(value["schedule"])
+    return entries
+
+
 def rate_is_data(part: parts.Part) -> bool:
     """Whether runs that differ in the learning rate can share a program: it scales the updates."""
     spec = parts.spec(part)

@@ -55,7 +55,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of the
     profile have no meaning, and the method cannot run.
     """
-    config = parts.canonical(config)
+    config = to_the_end(config)
     entries.check_arm(config)
     if config.runtime not in places.RUNTIMES:
         raise ValueError(
@@ -84,6 +84,58 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     if METHOD.wants(config.algorithm, "profile"):
         profiling.check(config)
     return Prepared(task, algorithm, shapes, runtime, exchange, decided)
+
+
+def to_the_end(config: ConfigDict) -> ConfigDict:
+    """The config with a number of samples in each schedule of a rate that is to end with the run.
+
+    They are those that all workers will have seen at the end of the budget, by the plan of the
+    waiting rule; on a real clock, where no plan knows the seconds, after `updates`. Raises
+    ValueError where no plan can tell.
+    """
+    config = parts.canonical(config)
+    if not parts.is_part(config.get("optimizer")) or not parts.is_part(config.get("algorithm")):
+        return config  # as `entries` will say
+
+    def ending(samples: float) -> dict[str, Any]:
+        algorithm = parts.spec(config.algorithm)
+        if METHOD.wants(algorithm, "server") and parts.is_part(algorithm.get("server")):
+            algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
+        optimizer = optimizers.to_the_end(config.optimizer, samples)
+        return config.to_dict() | {"algorithm": algorithm, "optimizer": optimizer}
+
+    if ending(1) == ending(2):
+        return config
+    samples = _planned_samples(config, prepare(ConfigDict(ending(1))))
+    return parts.canonical(ConfigDict(ending(samples)))
+
+
+def _planned_samples(config: ConfigDict, made: Prepared) -> int:
+    planned, seconds = rule(config, made), float(config.seconds)
+    if made.runtime.clock == "wall":
+        seconds = np.inf
+    way = "give the schedule its end, as in cosine(samples=100000)"
+    if planned.observe is not None:
+        raise ValueError(
+            f"optimizer: {config.wait.name} follows the training loss, so that nobody knows how "
+            f"many samples come until the end of the run; {way}"
+        )
+    if not min(seconds, config.updates) < FARTHEST:
+        raise ValueError(
+            "optimizer: on a real clock nobody knows how many samples come in config.seconds; set "
+            f"config.updates, or {way}"
+        )
+    state, batches, left = planned.init(), 0, config.updates
+    while left > 0:
+        state, schedule = planned.extend(state, min(left, AT_ONCE))
+        within = schedule.time <= seconds
+        batches += int(schedule.batches[within].sum())
+        left = left - len(within) if within.all() else 0
+    return max(1, batches) * config.batch_size
+
+
+FARTHEST = 1_000_000  # updates, or seconds: as many as a config has that says nothing of updates
+AT_ONCE = 4096  # updates that are planned at once
 
 
 def _graph(config: ConfigDict) -> nx.Graph | None:

@@ -78,6 +78,10 @@ def expand(
     arms = []
     for place, arm in named:
         entries.check_arm(arm)
+        try:
+            arm = prepare.to_the_end(arm)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}" if place else str(error)) from error
         for repeat in range(seeds):
             seeded = override(arm, {"seed": arm.seed + repeat})
             suffix = f"seed_{seeded.seed}" if seeds > 1 else ""

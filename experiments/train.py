@@ -11,9 +11,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from experiments import distributed, endings, parts, records, saving
+from experiments import distributed, endings, records, saving
 from experiments.checkpoints import Checkpoint
-from experiments.prepare import Prepared, prepare
+from experiments.prepare import Prepared, prepare, to_the_end
 from experiments.saving import Saver
 from experiments.training_loop import Arm
 from runtimes.batched import Batched
@@ -37,7 +37,7 @@ def run(
     workdir that belongs to another config. An arm that has finished is not run again, but trained
     longer where `seconds` or `updates` are larger than they were.
     """
-    config = parts.canonical(config)
+    config = to_the_end(config)
     prepared = prepare(config, settled=True)
     with (
         _opened(workdir, config, overwrite) as recorder,
@@ -71,7 +71,7 @@ def run_together(
 
     See `alike` for which arms these are. Times on the wall count all of them together.
     """
-    configs = [parts.canonical(config) for config in configs]
+    configs = [to_the_end(config) for config in configs]
     made: list[Prepared] = []
     for config in configs:  # whose tasks are the same
         made.append(prepare(config, made[0].task if made else None, settled=True))

@@ -1,0 +1,62 @@
+"""Schedules of a rate that end with the run."""
+
+import json
+
+import pytest
+
+from configs import demo
+from experiments import parts, prepare, sweep, train
+
+SHORT = {"seconds": 2.0, "workers": 4, "optimizer.schedule": "cosine"}
+
+
+def configured(**changes):
+    return sweep.override(demo.get_config(), SHORT | changes)
+
+
+@pytest.mark.parametrize("wait", ["first_finisher", "k_async(k=2)"])
+def test_the_rate_falls_until_the_last_sample_of_the_run(wait, tmp_path):
+    summary = train.run(configured(wait=wait), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["optimizer"]["schedule"]
+    assert written == {"name": "cosine", "samples": summary["samples"]}
+    assert summary["updates"] > 2
+    with pytest.raises(ValueError, match=r"differs in optimizer\.schedule\.samples"):
+        train.run(configured(wait=wait, seconds=3.0), tmp_path)
+
+
+def test_fewer_updates_end_it_before_the_seconds_do():
+    config = prepare.to_the_end(configured(wait="barrier", updates=3, mini_batches=2))
+    assert config.optimizer.schedule.samples == 3 * 4 * 2 * 16
+
+
+def test_schedules_of_chains_and_servers_end_too_and_others_stay():
+    rate = "sgd(learning_rate=1.0, schedule=cosine(floor=0.1))"
+    changes = {"algorithm": f"local_sgd(server={rate})", "wait": "barrier", "updates": 3}
+    changes["optimizer"] = "[clip_by_global_norm(max_norm=1.0), sgd(learning_rate=0.1)]"
+    config = sweep.override(demo.get_config(), changes | {"mini_batches": 1, "workers": 4})
+    ended = prepare.to_the_end(config)
+    assert parts.text(ended.algorithm.server) == rate.replace("0.1)", "0.1, samples=192)")
+    assert ended.optimizer == config.optimizer
+    said = configured(**{"optimizer.schedule": "cosine(samples=5)"})
+    assert prepare.to_the_end(said).optimizer == said.optimizer
+
+
+def test_a_sweep_plans_every_arm_by_its_own_rule():
+    arms = sweep.expand(configured(), None, {}, 1, {"wait": ["barrier", "first_finisher"]})
+    assert len({arm.config.optimizer.schedule.samples for arm in arms}) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"runtime": "mesh", "workers": 1}, "on a real clock nobody knows how many samples"),
+        (
+            {"wait": "adasync(protocol=k_sync, k=1, interval=1.0)", "mini_batches": 1},
+            "adasync follows the training loss",
+        ),
+    ],
+)
+def test_where_no_plan_knows_the_end_it_has_to_be_given(changes, words):
+    with pytest.raises(ValueError) as caught:
+        prepare.to_the_end(configured(**changes))
+    assert words in str(caught.value) and "cosine(samples=100000)" in str(caught.value)
