@@ -224,7 +224,7 @@ def _check(spec: Mapping, entry: str) -> None:
 
 
 def to_the_end(part: parts.Part, samples: float) -> dict[str, Any]:
-    """Return a part whose schedules end after so many samples where they do not say when.
+    """Return a part whose schedules end after `samples` where they do not say when.
 
     That is a schedule which counts `samples`, as `cosine`, without that parameter.
     """
