@@ -16,7 +16,7 @@ def parse(text: str | None, **defaults) -> dict[str, Any]:
         if name not in defaults:
             raise ValueError(
                 f"config argument {name!r} is unknown; {texts.meant(name, defaults)}"
-                f"known arguments: {', '.join(defaults)}"
+                f"known arguments: {texts.listed(defaults)}"
             )
         kind = type(defaults[name])
         if kind is bool:

@@ -53,7 +53,7 @@ def arm(**changes: Any) -> ConfigDict:
     if unknown:
         raise ValueError(
             f"an arm has no entry {unknown[0]!r}; {texts.meant(unknown[0], entries)}"
-            f"known entries: {', '.join(entries)}"
+            f"known entries: {texts.listed(entries)}"
         )
     # As references any entry may become of another type, as a number that a network replaces.
     values = (entries | changes).items()

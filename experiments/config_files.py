@@ -176,7 +176,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
         if not known and not optional and not (inside and last):
             raise ValueError(
                 f"the config has no entry {key!r}; {texts.meant(key, config)}"
-                f"known entries: {', '.join(config)}"
+                f"known entries: {texts.listed(config)}"
             )
         with node.unlocked(), node.ignore_type():
             node[last] = value

@@ -54,8 +54,8 @@ class Kind(NamedTuple):
         if not isinstance(name, str) or name not in self.factories:
             raise ValueError(
                 f"{self.name}: unknown name {name!r}; {texts.meant(name, self.factories)}"
-                f"known names: {', '.join(sorted(self.factories))}; or bring your own as "
-                "package.module:factory"
+                f"known names: {texts.listed(sorted(self.factories))}, see --list; or bring your "
+                "own as package.module:factory"
             )
         return self.factories[name]
 

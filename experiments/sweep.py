@@ -264,7 +264,9 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
     by_path = {arm.path: arm for arm in arms}
     for path in paths:
         if path not in by_path:
-            known = f"known arms: {', '.join(by_path)}" if any(by_path) else "add --sweep for arms"
+            known = "add --sweep for arms"
+            if any(by_path):
+                known = f"known arms: {texts.listed(by_path)}"
             raise ValueError(f"there is no arm {path!r}; {texts.meant(path, by_path)}{known}")
     return [by_path[path] for path in dict.fromkeys(paths)]
 

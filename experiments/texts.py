@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MOST = 200  # characters of a text that are repeated
+LISTED = 100  # characters of a list of names
 CLOSE = 0.7  # share of the characters that a mistyped name has in common with the one that is meant
 _LONGEST = 1000  # characters of a sentence, whatever it repeats
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|\S{200,}")
@@ -32,6 +33,18 @@ def meant(name: Any, known: Iterable[str]) -> str:
     """Return the question for the known name that is closest to a mistyped one, or nothing."""
     close = difflib.get_close_matches(str(name), list(known), 1, CLOSE)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names with commas; of those that take more than a line the first ones and a count."""
+    names, shown, width = list(names), [], 0
+    for name in names:
+        width += len(name) + 2
+        if shown and width > LISTED:
+            break
+        shown.append(name)
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def visible(text: str) -> str:

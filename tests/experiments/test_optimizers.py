@@ -216,7 +216,7 @@ def test_directions_are_those_of_optax(part, reference):
         ("sgd(learning_rate=1, batch_power=all)", "batch_power must be a number, got 'all'"),
         ("fromage(learning_rate=1, batch_power=1)", "its rate does more than scale its updates"),
         ("sgd(learning_rate=1, decay=0.9)", "optimizer 'sgd': unknown parameter 'decay'"),
-        ("rmspop(learning_rate=1)", "unknown name 'rmspop'; known names: acprop, ad"),
+        ("rmspop(learning_rate=1)", "unknown name 'rmspop'; did you mean 'rmsprop'? known"),
         ("fromage(learning_rate=1, warmup_samples=9)", "its rate does more than scale its updates"),
         ("prodigy(learning_rate=1, schedule=cosine(samples=9))", "leave out schedule, warmup_"),
         ("chain(fromage, learning_rate=1)", "give it a learning_rate of its own"),
