@@ -46,7 +46,7 @@ def test_a_factory_gets_what_is_given_and_what_it_asks_for():
     [
         ("any", "thing: unknown name 'any'; known names: anything, half, made_of, none"),
         ({}, "unknown name None"),
-        ("anything(size=1, sizes=2)", "thing 'anything': unknown parameter 'sizes'; did you mean 'size'? it takes: "),
+        ("anything(size=1, sizes=2)", "unknown parameter 'sizes'; did you mean 'size'? it takes: "),
         ("none(a=1)", "unknown parameter 'a'; it takes: no parameters"),
         ("anything(size=1, n=2)", "unknown parameter 'n'; it takes: size, rate, label, on, rest"),
         ("anything", "parameter 'size' is missing; write anything(size=...)"),
