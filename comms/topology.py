@@ -60,7 +60,8 @@ def hypercube(n: int) -> nx.Graph:
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
         raise ValueError(
-            f"hypercube: needs a power of two, got n={n}; set workers={below} or {2 * below}"
+            f"hypercube: needs a power of two, got n={n}; set workers={below} or {2 * below}, or "
+            "take another graph, such as ring"
         )
     bits = range(n.bit_length() - 1)
     return _connected("hypercube", n, ((i, i ^ (1 << b)) for i in range(n) for b in bits))
@@ -204,17 +205,20 @@ def from_file(n: int, path: str) -> nx.Graph:
 
 
 def _read_edges(path: Path) -> nx.Graph:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:  # a .npy file
-        return _read_matrix(path)
+    text = path.read_text(encoding="utf-8-sig")
     lines = [line.partition("#")[0] for line in text.splitlines()]
     rows = [re.split(r"[\s,;]+", line.strip(" \t,;")) for line in lines if line.strip(" \t,;")]
     if len(rows) > 3 and all(len(row) == len(rows) for row in rows):
-        return _read_matrix(path)
+        linked = mixing.read_matrix("from_file", path) != 0
+        if (linked != linked.T).any():
+            raise ValueError(
+                "it is as wide as long, so a matrix, but one that is not symmetric; of edges, "
+                "leave out what follows the two workers"
+            )
+        return nx.from_numpy_array(linked)
     if rows and {"source", "from", "src", "target", "to", "dst"} & set(map(str.lower, rows[0][:2])):
         rows = rows[1:]
-    short = [row for row in rows if len(row) < 2]
+    short = [row for row in rows if len(row) < 2 or set("{}[]<>*") & set(row[0] + row[1])]
     if short or not rows:
         raise ValueError(f"{short[0][0]!r} is no edge" if short else "it has no edges")
     ends = [end for row in rows for end in row[:2]]
@@ -232,6 +236,7 @@ def _read_matrix(path: Path) -> nx.Graph:
 _READERS: dict[str, Callable[[Path], nx.Graph]] = {
     ".graphml": nx.read_graphml,
     ".gml": functools.partial(nx.read_gml, label="id"),
+    ".npy": _read_matrix,
 }
 
 

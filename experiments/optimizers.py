@@ -392,7 +392,7 @@ def _try(transform: optax.GradientTransformationExtraArgs, who: str) -> None:
         updates, _ = transform.update(params, state, params, samples=jnp.float32(0))
         return state, updates
 
-    shapes = {"matrix": (4, 3), "vector": (4,)}
+    shapes = {"matrix": (4, 3), "vector": (5,)}  # what wants examples in the first axis finds none
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     try:
         state, updates = jax.eval_shape(once, params)
@@ -403,6 +403,8 @@ def _try(transform: optax.GradientTransformationExtraArgs, who: str) -> None:
         ) from error
     if jax.tree.structure(updates) != jax.tree.structure(params):
         raise ValueError(f"{who}: its updates are not of the parameters' form; take another")
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        raise ValueError(f"{who}: keeps a key of JAX, which no file holds; take another")
     if any(map(_is_averaged, jax.tree.leaves(state, is_leaf=_is_averaged))):
         raise ValueError(
             f"{who}: is evaluated at other parameters than it trains, which a run does not keep; "

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +33,13 @@ IN_STEP = (
     "part of them that is waiting"
 )
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+NO_TABLES = {  # first bytes of files that are no text in columns
+    b"\x1f\x8b": "compressed by gzip",
+    b"PK": "a zip or Excel file",
+    b"PAR1": "Parquet",
+    b"{": "JSON",
+    b"[": "JSON",
+}
 _UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # at the end of a column's name
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
@@ -229,6 +237,8 @@ def trace(
     """Replay of recorded durations from a CSV file, per worker in the order of `time`, cyclic.
 
     `worker`, `time` and `duration` name the columns; without `time` the order is that of the rows.
+    Commas, semicolons or tabs part them, and lines from # on are left out. A table with a column a
+    worker, such as rank0, rank1, is read too, in the order of its rows unless it has a `time`.
     A duration is to be that of computing alone. Where it ends with waiting for others, `waiting`
     names the column of that, which is subtracted.
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
@@ -259,7 +269,8 @@ def trace(
         if median > LONGEST_USUAL:
             raise ValueError(
                 f"trace: {path} has durations with a median of {median:.4g}, long for seconds of a "
-                "mini-batch; give scale=1e-3 for milliseconds, 1e-6 for microseconds, 1 for seconds"
+                "mini-batch; give scale=1e-3 for milliseconds, 1e-6 for microseconds, 1e-9 "
+                "for nanoseconds, 1 for seconds"
             )
         unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
     records = [scale * recorded[name] for name in names]
@@ -298,25 +309,26 @@ def _recorded(
     That is their column, how many rows were empty, and whether workers seem to go in step.
     """
     try:
-        with io.TextIOWrapper(reading.opened(path), "utf-8-sig", newline="") as file:
-            reader = csv.reader(file, skipinitialspace=True)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+        rows, comma = _rows(path)
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(
             f"trace: cannot read {path} ({error}); give the path of a CSV file"
         ) from error
     full = [(line, row) for line, row in rows if any(row)]
+    empty = len(rows) - len(full)
+    if full and worker == "worker" and waiting is None:
+        full = _long(full, time, duration)
     columns = full[0][1] if full else []
     places = []
     named = {"worker": worker, "time": time, "duration": duration, "waiting": waiting}
     for parameter, name in named.items():
         found = [i for i, column in enumerate(columns) if column == name]
-        found = found or [i for i, column in enumerate(columns) if _UNIT.sub("", column) == name]
+        found = found or [i for i, column in enumerate(columns) if _plain(column) == _plain(name)]
         if name is not None and len(found) != 1:
             known = " ".join(", ".join(columns).split())[:200] or "none"
             raise ValueError(
                 f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
-                f"{known}, parted by commas; give the name of one as {parameter}='...'"
+                f"{known}; give the name of one as trace(path='{path}', {parameter}='...')"
             )
         places.append(found[0] if found else None)
     whose, when, what, waits = places
@@ -326,8 +338,9 @@ def _recorded(
     observed: dict[str, list[tuple[float, int, float]]] = {}
     for line, row in full[1:]:
         cells = row + [None] * (len(columns) - len(row))
-        at, seconds = line if when is None else _number(cells[when]), _number(cells[what])
-        seconds -= 0.0 if waits is None else unit * _number(cells[waits])
+        at = line if when is None else _time(cells[when], comma)
+        seconds = _number(cells[what], comma)
+        seconds -= 0.0 if waits is None else unit * _number(cells[waits], comma)
         fits = not any(row[len(columns) :])
         if not (fits and cells[whose] and math.isfinite(at) and 0 < seconds < math.inf):
             shown = [whose] if not cells[whose] else []
@@ -350,7 +363,62 @@ def _recorded(
                 )
     durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
     in_step = when is not None and _in_step(list(observed.values()))
-    return durations, columns[what], len(rows) - len(full), in_step
+    return durations, columns[what], empty, in_step
+
+
+def _rows(path: str) -> tuple[list[tuple[int, list[str]]], str]:
+    """Return the cells of lines that are no comments, with the line's number, and the decimal mark.
+
+    The header says whether commas, semicolons or tabs part them; numbers have decimal commas only
+    between semicolons.
+    """
+    with reading.opened(path) as file:
+        start = file.peek(4)
+        for first, kind in NO_TABLES.items():
+            if start.startswith(first):
+                raise ValueError(f"it is {kind}")
+        encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        text = io.TextIOWrapper(file, encoding, newline="").read()
+    lines = (line for line in io.StringIO(text) if line.strip() and not line.startswith("#"))
+    header = next(lines, "")
+    delimiter = max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    comma = "," if delimiter == ";" else "."
+    return [(line, row) for line, row in rows if not row[0].startswith("#")], comma
+
+
+def _long(
+    rows: list[tuple[int, list[str]]], time: str | None, duration: str
+) -> list[tuple[int, list[str]]]:
+    """Return a table that has a column a worker as one with a row a duration; others as they are.
+
+    Such columns differ in a number alone, and there is none of the name that durations have.
+    """
+    columns = rows[0][1]
+    names = [_UNIT.sub("", column) for column in columns]
+    whose = {i: name.rstrip("0123456789") for i, name in enumerate(names) if name[-1:].isdecimal()}
+    numbered = len(whose) > 1 and len(set(whose.values())) == 1 and len(set(names)) == len(names)
+    if not numbered or len({_seconds(columns[i]) for i in whose}) > 1:
+        return rows
+    if {"worker", _plain(duration)} & set(map(_plain, columns)):
+        return rows
+    if len(whose) == len(columns) and "" in whose.values():  # numbers without a header
+        return rows
+    when = names.index(time) if time in names else None
+    ending = _UNIT.search(columns[next(iter(whose))])
+    header = ["worker", time or "time", f"{duration}_{ending[1]}" if ending else duration]
+    found = [(rows[0][0], header)]
+    for line, row in rows[1:]:
+        cells = row + [""] * (len(columns) - len(row))
+        at = str(line) if when is None else cells[when]
+        found += [(line, [names[i], at, cells[i], *row[len(columns) :]]) for i in whose]
+    return found
+
+
+def _plain(column: str | None) -> str:
+    """Return the name of a column without its unit and without capitals."""
+    return _UNIT.sub("", column or "").lower()
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, int, float]]]) -> bool:
@@ -406,8 +474,20 @@ def _natural(name: str) -> str:
     return re.sub("[0-9]+", lambda digits: digits[0].zfill(18), name)
 
 
-def _number(text: str | None) -> float:
+def _number(text: str | None, comma: str) -> float:
     try:
-        return float(text)
-    except (TypeError, ValueError):
+        return float((text or "").replace(comma, "."))
+    except ValueError:
         return math.nan
+
+
+def _time(text: str | None, comma: str) -> float:
+    """Return a number, or the seconds of a date and time; without a zone it is taken as UTC."""
+    seconds = _number(text, comma)
+    if math.isnan(seconds):
+        try:
+            at = datetime.fromisoformat(text or "")
+        except ValueError:
+            return math.nan
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return seconds

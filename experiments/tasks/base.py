@@ -59,12 +59,16 @@ def check(task: Task, params: Any) -> None:
     params: shapes of its parameters. Its parts are traced for a mini-batch of `TRIED` examples.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    for path, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    names = [path_text(path) for path, _ in leaves]
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 2:
             raise ValueError(
-                f"parameter {path_text(path)!r} is {leaf.dtype}, and parameters are real floats; "
-                "keep what is no weight out of what init returns, as a constant of losses"
+                f"parameter {name or 'of init'!r} is {leaf.dtype}, and parameters are real floats "
+                "of 16 bits or more; keep what is no weight out of what init returns, as a "
+                "constant of losses"
             )
+        if names.count(name) > 1:
+            raise ValueError(f"two parameters are called {name!r}; name one of them otherwise")
     if not any(leaf.size for _, leaf in leaves):
         raise ValueError("init gives no parameters, so that there is nothing to train; give some")
     counts = {name: _length(getattr(task, name)) for name in ("train", "test")}
@@ -72,6 +76,10 @@ def check(task: Task, params: Any) -> None:
     for name, samples in counts.items():
         if not samples:
             raise ValueError(f"{name} must have samples, as many in all its arrays; correct it")
+    for name in ("train", "test"):
+        for leaf in jax.tree.leaves(_example_shapes(getattr(task, name))):
+            if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
+                raise ValueError(f"{name} holds {leaf.dtype}, where numbers are due; encode it")
     if counts["labels"] != counts["train"]:
         raise ValueError(
             f"there are {counts['labels']} labels for {counts['train']} training samples; give one "
@@ -92,8 +100,12 @@ def check(task: Task, params: Any) -> None:
         return _per_example("losses", losses(params, examples), jnp.floating).sum()
 
     _traced("losses", jax.grad(summed), params, examples, drawn)
-    for name, kind in (("eval_losses", jnp.floating), ("correct", jnp.number)):
-        function = getattr(task, name)
+    told = "losses" if task.eval_losses is None else "eval_losses"
+    tested = {
+        told: (task.eval_losses or losses, jnp.floating),
+        "correct": (task.correct, jnp.number),
+    }
+    for name, (function, kind) in tested.items():
         if function is not None:
             _traced(name, lambda *given, f=function, n=name, k=kind: _per_example(n, f(*given), k),
                     params, _example_shapes(task.test))  # fmt: skip

@@ -123,7 +123,7 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
     """Images in memory maps: train_image.npy, train_label.npy, test_image.npy, test_label.npy.
 
     Images are [N, height, width, channels] uint8 or float32, labels [N] whole numbers from 0 on.
-    classes: None: one more than the highest label.
+    classes: None: as many as there are labels, which then leave out no number below the highest.
     """
 
     def part(split: str) -> sources.Arrays:
@@ -139,8 +139,22 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
         return sources.Arrays(Images(image, label))
 
     train, test = part("train"), part("test")
-    highest = max(int(source.labels.max()) for source in (train, test))
-    return Dataset(train, test, highest + 1 if classes is None else classes)
+    if classes is None:
+        classes = _classes(folder, train.labels, test.labels)
+    return Dataset(train, test, classes)
+
+
+def _classes(where: str, train: np.ndarray, test: np.ndarray) -> int:
+    """Return the number of classes where training has all labels from 0 to the highest."""
+    highest = max(int(train.max()), int(test.max()))
+    found = np.unique(train)
+    if len(found) <= highest:
+        missing = next(i for i, label in enumerate([*found, -1]) if i != label)
+        raise ValueError(
+            f"{where}: labels reach {highest}, and no training sample has label {missing}; number "
+            f"the classes from 0 on without gaps, or give classes={highest + 1}"
+        )
+    return len(found)
 
 
 def checked(name: str, dataset: Dataset) -> Dataset:
@@ -178,6 +192,11 @@ def _check_images(where: str, image: np.ndarray) -> None:
         )
     if image.dtype == np.uint8:
         return
+    if image.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{where}: images are {image.dtype}, where uint8, or floats from 0 to 1 or "
+            "standardised, are due; write them as float32"
+        )
     seen = sources.some(image)
     low, high = float(seen.min()), float(seen.max())
     least, most = (0, 255) if image.dtype.kind in "iu" else (-LARGEST_FLOAT, LARGEST_FLOAT)

@@ -45,7 +45,9 @@ class Arrays:
     def __init__(self, arrays: Any):
         self.arrays = arrays
         self.example = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)),
+            lambda a: jax.ShapeDtypeStruct(
+                a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("="))
+            ),
             arrays,
         )
 

@@ -110,7 +110,7 @@ def test_matcha_graph_5_is_a_ring():
         (lambda: topology.grid(-3), "grid: needs at least 1 worker, got n=-3"),
         (lambda: topology.torus(7), "torus: 7 workers are a prime .* set workers=8"),
         (lambda: topology.grid(2), "grid: 2 workers are a prime .* set workers=4"),
-        (lambda: topology.hypercube(12), "power of two, got n=12; set workers=8 or 16"),
+        (lambda: topology.hypercube(12), "power of two, got n=12; set workers=8 or 16, or take"),
         (lambda: topology.random_regular(5, 3, seed=0), "n=5, degree=3"),
         (lambda: topology.random_regular(6, 1, seed=0), "falls into 3 components"),
         (lambda: topology.erdos_renyi(8, 1.5, seed=0), r"in \[0, 1\], got 1.5"),
@@ -218,10 +218,13 @@ def test_a_matrix_of_a_file_is_a_graph_and_its_weights(tmp_path):
         ("a.csv", "", "it has no edges"),
         ("a.csv", "0,1\n2,3\n", "falls into 2 components"),
         ("a.npy", "", "a.npy cannot be read as a graph"),
+        ("a.npz", b"PK\xff", "a.npz cannot be read as a graph .'utf-8' codec"),
+        ("a.json", '{"nodes": [0, 1], "links": []}', "'{.nodes.:' is no edge"),
+        ("a.csv", "0,1,3,9\n1,2,4,9\n2,3,1,9\n3,0,9,9\n", "a matrix, but one that is not symm"),
     ],
 )
 def test_a_file_that_is_no_graph_is_refused_in_a_sentence(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         topology.from_file(4, str(tmp_path / name))
 

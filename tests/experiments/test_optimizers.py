@@ -220,6 +220,11 @@ def test_directions_are_those_of_optax(part, reference):
         ("fromage(learning_rate=1, warmup_samples=9)", "its rate does more than scale its updates"),
         ("prodigy(learning_rate=1, schedule=cosine(samples=9))", "leave out schedule, warmup_"),
         ("chain(fromage, learning_rate=1)", "give it a learning_rate of its own"),
+        ("noisy_sgd(learning_rate=1)", "keeps a key of JAX, which no file holds"),
+        (
+            "dpsgd(learning_rate=1, l2_norm_clip=1.0, noise_multiplier=1.0, seed=0)",
+            "cannot follow gradients alone (ValueError: Unlike other transforms",
+        ),
         ("lbfgs(learning_rate=1)", "cannot follow gradients alone (TypeError: "),
         ("schedule_free_sgd(learning_rate=1)", "is evaluated at other parameters than it trains"),
         ("[clip(max_delta=1.0), sgd]", "learning_rate must be a number, got None"),

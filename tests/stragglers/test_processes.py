@@ -191,6 +191,30 @@ def test_spaces_and_a_byte_order_mark_are_no_part_of_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text, encoding",
+    [
+        ("Worker;Step;Batch_Time_ms\r\n1;0;2000,5\r\n0;0;1500\r\n", "utf-8"),
+        ("# 2 nodes\nworker\tStep\tbatch_time\n0\t0\t1.5\n1\t0\t2.0005\n", "utf-16"),
+        ("Step,rank1_ms,rank0_ms,loss\n7,2000.5,1500,0.1\n", "utf-8-sig"),
+        ("Step,rank10,loss,rank9\n2026-05-01T12:00,2.0005,3,1.5\n", "utf-8"),
+        ("worker,Step,batch_time\n0,2026-05-01T12:00Z,1.5\n1,2026-05-01,2.0005\n", "utf-8"),
+    ],
+)
+def test_tables_of_other_programs_are_read(tmp_path, text, encoding):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode(encoding))
+    process = trace(path, time="Step")
+    np.testing.assert_allclose(process.records, [[1.5], [2.0005]])
+
+
+def test_a_column_a_worker_is_in_the_order_of_its_times(tmp_path):
+    rows = "time,rank1,rank0\n2,8,4\n10,9,5\n1,7,3\n"
+    process = trace(write(tmp_path / "t.csv", rows))
+    assert process.names == ("rank0", "rank1")
+    np.testing.assert_array_equal(process.records, [[3, 4, 5], [7, 8, 9]])
+
+
+@pytest.mark.parametrize(
     "text, message",
     [
         ("", "has no column 'worker'; it has none"),
@@ -202,7 +226,11 @@ def test_spaces_and_a_byte_order_mark_are_no_part_of_names(tmp_path):
         ("worker,time,batch_time\n0,0\n", "batch_time=None"),
         ("worker,time,batch_time\n,0,1\n", "worker=''"),
         ("\n\nworker,time,batch_time\n\n0,0,1\n , \n0,1,-1\n", "line 7 has"),
-        ("worker;time;batch_time\n0;0;1\n", "it has worker;time;batch_time, parted by commas"),
+        ("node;time;batch_time\n0;0;1\n", "it has node, time, batch_time; .*bad.csv', worker='"),
+        ('{"worker": 0}', "it is JSON"),
+        ("step,rank0,rank1\n0,1,2\n1,1,\n", "line 3 has time='3', batch_time=''"),
+        ("step,loss0,rank1\n0,1,2\n", "no column 'worker'"),
+        ("0,1,2\n1,2,3\n", "no column 'worker'"),
         ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "lines 2 and 5 both have"),

@@ -47,6 +47,11 @@ ODD = [
     ({"init": beside(jnp.zeros(2, bool))}, "parameter 'more' is bool"),
     ({"init": beside(jnp.zeros(3, jnp.complex64))}, "parameter 'more' is complex64"),
     ({"init": lambda key: {"w": jnp.zeros(3), "key": key}}, "parameter 'key' is key<fry>"),
+    ({"init": beside(jnp.zeros(3, jnp.float8_e4m3fn))}, "parameter 'more' is float8_e4m3fn"),
+    (
+        {"init": lambda key: {"w": X[0], "a/b": X[0], "a": {"b": X[0]}}},
+        "two parameters are called 'a/b'",
+    ),
     ({"init": beside("a text")}, "the model cannot be built ("),
     ({"init": lambda key: {}}, "init gives no parameters"),
     ({"init": lambda key: {"w": jnp.zeros((0, 3))}}, "init gives no parameters"),
@@ -70,6 +75,8 @@ ODD = [
     ({"labels": np.zeros(9, int)}, "there are 9 labels for 64 training samples"),
     ({"train": (X[:9], Y)}, "train must have samples, as many in all its arrays"),
     ({"test": (X[:0], Y[:0])}, "test must have samples"),
+    ({"test": (X[:, :2], Y)}, "losses cannot be traced (TypeError: dot_general"),
+    ({"train": (X, Y.astype(str))}, "train holds <U"),
 ]
 
 

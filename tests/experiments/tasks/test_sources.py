@@ -207,6 +207,7 @@ def in_memory(change, label=(0, 1, 1, 0)):
         (lambda x: x[..., 0], (0, 1, 1, 0), r"shape \(4, 8, 8\), where samples, height, width"),
         (lambda x: np.float32(x), (0, 1, 1, 0), r"float32 from 0 to 255, .*; scale them"),
         (lambda x: np.where(x > 99, np.nan, x / 255), (0, 1, 1, 0), "float64 from nan to nan"),
+        (lambda x: np.complex64(x), (0, 1, 1, 0), "images are complex64, where uint8"),
         (lambda x: 9 * np.int32(x), (0, 1, 1, 0), "int32 from 0 to 2.* where uint8, or floats"),
     ],
 )
@@ -235,8 +236,23 @@ def test_labels_on_disk_are_refused_before_anything_is_written(folder, tmp_path)
         np.save(tmp_path / path.name, 2 * array - 1 if array.ndim == 1 else array)
     with pytest.raises(ValueError, match=r"train_label.npy: labels are from -1 to 1"):
         prepare.prepare(arm(tmp_path, "memory"))
+    for path in folder.glob("*_label.npy"):
+        np.save(tmp_path / path.name, 2 * np.load(path))
+    with pytest.raises(ValueError, match="reach 2, and no training sample has label 1; .*=3"):
+        data.npy_images(str(tmp_path))
+    assert data.npy_images(str(tmp_path), classes=3).classes == 3
     decoding = sources.Records(
         "mine", [{"image": np.zeros((4, 4, 3), "u1"), "label": -1}], data.decoded
     )
     with pytest.raises(ValueError, match="own, train: labels are from -1 to 0"):
         data.checked("own", data.Dataset(decoding, decoding, 3))
+
+
+def test_the_order_of_bytes_on_disk_is_nothing_to_a_model(folder, tmp_path):
+    for path in folder.iterdir():
+        array = np.load(path)
+        if array.ndim > 1:
+            array = (array / 256).astype(np.float32)
+        np.save(tmp_path / path.name, array.astype(array.dtype.newbyteorder(">")))
+    made = prepare.prepare(arm(tmp_path, "memory"))
+    assert made.task.train.image.dtype.isnative and made.task.train.label.dtype.isnative
