@@ -205,7 +205,10 @@ def from_file(n: int, path: str) -> nx.Graph:
 
 
 def _read_edges(path: Path) -> nx.Graph:
-    text = path.read_text(encoding="utf-8-sig")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:  # a .npy file
+        return _read_matrix(path)
     lines = [line.partition("#")[0] for line in text.splitlines()]
     rows = [re.split(r"[\s,;]+", line.strip(" \t,;")) for line in lines if line.strip(" \t,;")]
     if len(rows) > 3 and all(len(row) == len(rows) for row in rows):
@@ -236,7 +239,6 @@ def _read_matrix(path: Path) -> nx.Graph:
 _READERS: dict[str, Callable[[Path], nx.Graph]] = {
     ".graphml": nx.read_graphml,
     ".gml": functools.partial(nx.read_gml, label="id"),
-    ".npy": _read_matrix,
 }
 
 

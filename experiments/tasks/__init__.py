@@ -50,6 +50,7 @@ TASKS = Registry({
     "ncf": "experiments.tasks.sparse_tasks:ncf",
     "next_token": "experiments.tasks.token_tasks:next_token",
     "packed_text": "experiments.tasks.token_tasks:packed_text",
+    "points": "experiments.tasks.point_files:points",
     "skip_gram": "experiments.tasks.sparse_tasks:skip_gram",
     "synthetic_logistic": "experiments.tasks.dense_tasks:synthetic_logistic",
     "synthetic_quadratic": "experiments.tasks.dense_tasks:synthetic_quadratic",

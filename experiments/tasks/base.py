@@ -100,9 +100,9 @@ def check(task: Task, params: Any) -> None:
         return _per_example("losses", losses(params, examples), jnp.floating).sum()
 
     _traced("losses", jax.grad(summed), params, examples, drawn)
-    told = "losses" if task.eval_losses is None else "eval_losses"
+    reported = "losses" if task.eval_losses is None else "eval_losses"
     tested = {
-        told: (task.eval_losses or losses, jnp.floating),
+        reported: (task.eval_losses or losses, jnp.floating),
         "correct": (task.correct, jnp.number),
     }
     for name, (function, kind) in tested.items():

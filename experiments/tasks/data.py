@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.tasks import sources
+from stragglers import reading
 
 CHANNELS = (1, 3, 4)  # that images usually have
 LARGEST_FLOAT = 10.0  # of an image: from 0 to 1 or standardised, and no 255
@@ -140,11 +141,47 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
 
     train, test = part("train"), part("test")
     if classes is None:
-        classes = _classes(folder, train.labels, test.labels)
+        classes = classes_of(folder, train.labels, test.labels)
     return Dataset(train, test, classes)
 
 
-def _classes(where: str, train: np.ndarray, test: np.ndarray) -> int:
+def npz_images(path: str, classes: int | None = None) -> Dataset:
+    """Images of a `.npz` file: x_train, y_train, x_test and y_test, as Keras' mnist.npz has them.
+
+    Images are [N, height, width, channels], or [N, height, width] without colours; labels are [N]
+    or [N, 1]. classes: see `npy_images`.
+    """
+    try:
+        arrays = reading.arrays(Path(path).expanduser())
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}); give a .npz file") from error
+    names = ("x_train", "y_train", "x_test", "y_test")
+    if missing := [name for name in names if name not in arrays]:
+        raise ValueError(
+            f"{path} has no {missing[0]} but {', '.join(sorted(arrays)) or 'nothing'}; name its "
+            f"arrays {', '.join(names)}"
+        )
+    parts = {}
+    for split in ("train", "test"):
+        image, label = arrays[f"x_{split}"], arrays[f"y_{split}"]
+        image = image[..., None] if image.ndim == 3 else image
+        label = label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label
+        if image.ndim != 4 or not image.size or label.shape[:1] != image.shape[:1]:
+            raise ValueError(
+                f"{path}: x_{split} has shape {image.shape} and y_{split} {label.shape}, where "
+                "samples, height, width, channels and samples are due; write it again"
+            )
+        _check_labels(f"{path}, y_{split}", label)
+        parts[split] = sources.Arrays(Images(image, label))
+    train, test = parts["train"], parts["test"]
+    if train.arrays.image.shape[1:] != test.arrays.image.shape[1:]:
+        raise ValueError(f"{path}: images of x_train and x_test differ in shape; write it again")
+    if classes is None:
+        classes = classes_of(path, train.labels, test.labels)
+    return Dataset(train, test, classes)
+
+
+def classes_of(where: str, train: np.ndarray, test: np.ndarray) -> int:
     """Return the number of classes where training has all labels from 0 to the highest."""
     highest = max(int(train.max()), int(test.max()))
     found = np.unique(train)
@@ -301,6 +338,7 @@ def at_least(what: str, **bounds: tuple[float, float]) -> None:
 SOURCES = {
     "digits": digits,
     "npy": npy_images,
+    "npz": npz_images,
     **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
 }
 

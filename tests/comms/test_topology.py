@@ -218,13 +218,12 @@ def test_a_matrix_of_a_file_is_a_graph_and_its_weights(tmp_path):
         ("a.csv", "", "it has no edges"),
         ("a.csv", "0,1\n2,3\n", "falls into 2 components"),
         ("a.npy", "", "a.npy cannot be read as a graph"),
-        ("a.npz", b"PK\xff", "a.npz cannot be read as a graph .'utf-8' codec"),
         ("a.json", '{"nodes": [0, 1], "links": []}', "'{.nodes.:' is no edge"),
         ("a.csv", "0,1,3,9\n1,2,4,9\n2,3,1,9\n3,0,9,9\n", "a matrix, but one that is not symm"),
     ],
 )
 def test_a_file_that_is_no_graph_is_refused_in_a_sentence(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         topology.from_file(4, str(tmp_path / name))
 

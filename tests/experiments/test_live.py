@@ -60,6 +60,26 @@ def test_slow_connections_keep_nobody_out_and_silent_ones_end(server, monkeypatc
         assert slow[-1].recv(1) == b""
 
 
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: "])
+def test_a_connection_that_drips_ends(server, monkeypatch, begun):
+    monkeypatch.setattr(live, "WHOLE", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as dripping:
+        dripping.sendall(begun)
+        ended = False
+        for _ in range(2000):  # bytes of a line, which may have 65,536
+            try:
+                dripping.sendall(b"G")
+                ended = dripping.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+            if ended:
+                break
+        assert ended
+    assert ask(server.port)[0] == 200
+
+
 def test_a_port_that_is_taken_is_named(server, tmp_path):
     leave(tmp_path / "a", "a", finished=False)
     taken = f"port {server.port} of 127.0.0.1 is taken; give another"

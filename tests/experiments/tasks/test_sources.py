@@ -238,7 +238,7 @@ def test_labels_on_disk_are_refused_before_anything_is_written(folder, tmp_path)
         prepare.prepare(arm(tmp_path, "memory"))
     for path in folder.glob("*_label.npy"):
         np.save(tmp_path / path.name, 2 * np.load(path))
-    with pytest.raises(ValueError, match="reach 2, and no training sample has label 1; .*=3"):
+    with pytest.raises(ValueError, match=r"reach 2, and no training sample has label 1; .*=3"):
         data.npy_images(str(tmp_path))
     assert data.npy_images(str(tmp_path), classes=3).classes == 3
     decoding = sources.Records(

@@ -1,0 +1,181 @@
+"""Points of a file: rows of numbers with a class or a number to predict."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import texts
+from experiments.tasks import data, modules
+from experiments.tasks.base import Task
+from experiments.tasks.dense_tasks import MODEL, classification
+from stragglers import reading
+
+MOST_BYTES = 2**33  # of features in float32
+
+Read = tuple[np.ndarray, np.ndarray]  # features [n, d], targets [n]
+
+
+def points(
+    path: str,
+    model: str | Mapping = "logistic",
+    regression: bool = False,
+    target: str = "y",
+    test: str | None = None,
+    test_fraction: float = 0.2,
+    classes: int | None = None,
+    standardise: bool = False,
+    l2: float = 0.0,
+    seed: int = 0,
+) -> Task:
+    """Classify points of a file, or predict their numbers with half the squared error.
+
+    path: `.npz` with arrays x [n, d] and `target` [n]; `.csv`, `.tsv` or `.parquet` with a column
+        `target` and features in all others; anything else is svmlight, as LIBSVM's data sets are.
+    model: a key of MODELS for images, here of one row; logistic is linear. regression: without
+        it, targets are classes from 0 on, or -1 and 1. classes: how many, if not all occur.
+    test: another file; None: `test_fraction` of the points, drawn by `seed`.
+    standardise: bring every feature to mean 0 and variance 1 over the training points.
+    """
+    if test is None and not 0 < test_fraction < 1:
+        raise ValueError(f"points: test_fraction is {test_fraction}; give one between 0 and 1")
+    files = [path] if test is None else [path, test]
+    parts = [_checked(file, *read) for file, read in zip(files, _read(files, target), strict=True)]
+    if test is None:
+        (x, y), rng = parts[0], np.random.default_rng(seed)
+        held_out = np.arange(len(y)) < max(1, round(test_fraction * len(y)))
+        rng.shuffle(held_out)
+        parts = [(x[~held_out], y[~held_out]), (x[held_out], y[held_out])]
+    (x, y), (test_x, test_y) = parts
+    if not len(y) or x.shape[1] != test_x.shape[1]:
+        raise ValueError(
+            f"points: {len(y)} points of {x.shape[1]} features are left to train and {len(test_y)} "
+            f"of {test_x.shape[1]} to test; give more points, of as many features"
+        )
+    if standardise:
+        mean, deviation = x.mean(axis=0), x.std(axis=0)
+        deviation[deviation == 0] = 1  # a feature that is constant
+        x, test_x = (((part - mean) / deviation).astype(np.float32) for part in (x, test_x))
+    if regression:
+        return _regression(data.Points(x, y), data.Points(test_x, test_y), model, l2)
+    found = np.unique(np.concatenate([y, test_y]))
+    if np.array_equal(found, [-1, 1]):
+        y, test_y, found = (y + 1) / 2, (test_y + 1) / 2, np.arange(2)
+    if found[0] < 0 or (found % 1).any() or (classes is not None and found[-1] >= classes):
+        raise ValueError(
+            f"points: the targets of {path} are from {found[0]:g} to {found[-1]:g}, where classes "
+            f"from 0 to {'their number' if classes is None else classes} - 1 are due; number them, "
+            "or write regression=True"
+        )
+    labels = np.concatenate([y, test_y]) if test is None else y
+    classes = classes or data.classes_of(path, labels.astype(np.int32), test_y.astype(np.int32))
+    made = (
+        data.Images(a[:, None, :, None], b.astype(np.int32)) for a, b in ((x, y), (test_x, test_y))
+    )
+    dataset = data.Dataset(*made, classes)
+    return classification("points", dataset, modules.build(MODEL, model, classes=classes), l2)
+
+
+def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2: float) -> Task:
+    module = modules.build(MODEL, model, classes=1)
+
+    def losses(params, points):
+        predicted = module.apply({"params": params}, points.x[:, None, :, None])[:, 0]
+        decay = 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else 0.0
+        return 0.5 * (predicted - points.y) ** 2 + decay
+
+    def init(key):
+        return modules.init(module, key, jnp.asarray(train.x[:1, None, :, None]))
+
+    halves = np.int32(train.y > np.median(train.y))  # for splits that go by label
+    return Task("points", train, test, halves, jax.jit(init), losses)
+
+
+def _read(files: list[str], target: str) -> list[Read]:
+    """Return features and targets of files of one kind."""
+    suffix = Path(files[0]).suffix.lower()
+    readers: dict[str, Callable[[Path, str], Read]] = {
+        ".npz": _npz, ".csv": _text, ".tsv": _text, ".parquet": _parquet,
+    }  # fmt: skip
+    try:
+        places = [Path(file).expanduser() for file in files]
+        for place in places:
+            reading.opened(place).close()
+        if suffix in readers:
+            return [readers[suffix](place, target) for place in places]
+        return _svmlight(places)
+    except Exception as error:  # of three libraries, which raise any kinds
+        reason = getattr(error, "strerror", None) or texts.brief(error)
+        raise ValueError(
+            f"points: {' or '.join(files)} cannot be read ({reason}); give .npz, .csv, .tsv, "
+            ".parquet or svmlight, and target='...' for the name of what is to be predicted"
+        ) from error
+
+
+def _npz(path: Path, target: str) -> Read:
+    arrays = reading.arrays(path)
+    if missing := {"x", target} - arrays.keys():
+        raise ValueError(f"it has no {sorted(missing)[0]!r} but {', '.join(arrays) or 'nothing'}")
+    return arrays["x"], arrays[target]
+
+
+def _text(path: Path, target: str) -> Read:
+    with path.open(encoding="utf-8-sig") as file:
+        header = file.readline()
+        delimiter = max(",;\t", key=header.count)
+        columns = [name.strip(' "\n') for name in header.split(delimiter)]
+        which = _column(columns, target)
+        table = np.loadtxt(file, delimiter=delimiter, quotechar='"', ndmin=2)
+    if table.shape[1] != len(columns):
+        raise ValueError(f"it has {table.shape[1]} columns below {len(columns)} names")
+    return np.delete(table, which, axis=1), table[:, which]
+
+
+def _parquet(path: Path, target: str) -> Read:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ValueError("run pip install pyarrow to read it") from error
+    table = parquet.read_table(path)
+    which = _column(table.column_names, target)
+    columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
+    return np.stack(columns[:which] + columns[which + 1 :], axis=1), columns[which]
+
+
+def _column(columns: list[str], target: str) -> int:
+    if columns.count(target) != 1 or len(columns) < 2:
+        raise ValueError(f"one column {target!r} and others are due, it has {', '.join(columns)}")
+    return columns.index(target)
+
+
+def _svmlight(paths: list[Path]) -> list[Read]:
+    datasets = importlib.import_module("sklearn.datasets")  # late: it takes a second
+    found = datasets.load_svmlight_files([str(path) for path in paths], dtype=np.float32)
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    for x, _ in pairs:
+        if x.shape[0] * x.shape[1] * 4 > MOST_BYTES:
+            raise ValueError(f"{x.shape[0]} points of {x.shape[1]} features fill the memory")
+    return [(x.toarray(), y) for x, y in pairs]
+
+
+def _checked(path: str, x: np.ndarray, y: np.ndarray) -> Read:
+    """Return features and targets in float32, if they are finite numbers of n points."""
+    kinds = {x.dtype.kind, y.dtype.kind} - set("biuf")
+    if x.ndim != 2 or y.shape != x.shape[:1] or not x.size or kinds:
+        raise ValueError(
+            f"points: {path} has features {x.dtype} {list(x.shape)} and targets {y.dtype} "
+            f"{list(y.shape)}, where numbers [n, d] and [n] are due; write it again"
+        )
+    with np.errstate(over="ignore"):
+        x, y = x.astype(np.float32), y.astype(np.float32)
+    bad = np.flatnonzero(~(np.isfinite(x).all(axis=1) & np.isfinite(y)))
+    if bad.size:
+        raise ValueError(
+            f"points: {path} has a value that is not finite in point {bad[0]} from 0 on, of "
+            f"{bad.size} such points; leave them out"
+        )
+    return x, y

@@ -1,0 +1,140 @@
+"""Points of files: equal numbers in every format, and a sentence for what cannot be trained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.datasets import dump_svmlight_file
+
+from configs import nonblocking
+from experiments import prepare, sweep, tasks, train
+from experiments.tasks import data
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((40, 3)).astype(np.float32).round(3)
+Y = np.float32(X @ [1, -2, 0.5] > 0)
+
+
+def write(folder, kind, x, y):
+    path = folder / f"points.{kind}"
+    if kind == "npz":
+        np.savez(path, x=x, y=y)
+    elif kind == "svm":
+        dump_svmlight_file(x, y, str(path), zero_based=False)
+    elif kind == "parquet":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = {"y": y} | {f"f{i}": column for i, column in enumerate(x.T)}
+        parquet.write_table(arrow.table(table), path)
+    else:
+        mark = {"csv": ",", "tsv": "\t"}[kind]
+        rows = [
+            mark.join(f"{v:.8g}" for v in (*row[:2], label, row[2]))
+            for row, label in zip(x, y, strict=True)
+        ]
+        path.write_text(mark.join(["a", '"b"', "y", "c"]) + "\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def task(path, **given):
+    return tasks.build({"name": "points", "path": str(path)} | given)
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv", "tsv", "parquet", "svm"])
+def test_every_format_gives_the_same_points(tmp_path, kind):
+    made = task(write(tmp_path, kind, X, Y), test=str(write(tmp_path, kind, X, Y)))
+    np.testing.assert_allclose(made.train.image[:, 0, :, 0], X, rtol=1e-6)
+    np.testing.assert_array_equal(made.labels, Y)
+    assert made.train.image.dtype == np.float32 and made.labels.dtype == np.int32
+    params = jax.tree.map(jnp.zeros_like, made.init(jax.random.key(0)))
+    np.testing.assert_allclose(made.losses(params, made.train), np.log(2), rtol=1e-6)
+
+
+def test_points_of_minus_and_plus_one_are_two_classes_and_train(tmp_path):
+    path = write(tmp_path, "svm", X, 2 * Y - 1)
+    changes = {"task": f"points(path='{path}', model=mlp(hidden=[4]))", "workers": 4, "updates": 3}
+    arm = sweep.override(nonblocking.get_config(), changes | {"target_loss": None})
+    assert set(prepare.prepare(arm).task.labels) == {0, 1}
+    assert train.run(arm, tmp_path / "run")["test_accuracy"] is not None
+
+
+def test_numbers_are_predicted_with_half_the_squared_error(tmp_path):
+    made = task(write(tmp_path, "csv", X, 3 * X[:, 0] + 1), regression=True, l2=0.5)
+    assert len(made.train.x) == 32 and len(made.test.x) == 8 and made.correct is None
+    ones = jax.tree.map(jnp.ones_like, made.init(jax.random.key(0)))  # three weights and a bias
+    x, y = made.train
+    expected = 0.5 * (x.sum(axis=1) + 1 - y) ** 2 + 0.25 * 4
+    np.testing.assert_allclose(made.losses(ones, made.train), expected, rtol=1e-5)
+    assert 0 < made.labels.mean() < 1
+
+
+def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
+    x = np.column_stack([1e6 + 1e3 * X[:, 0], X[:, 1], np.full(40, 7.0)])
+    made = task(write(tmp_path, "npz", x, Y), standardise=True)
+    seen = made.train.image[:, 0, :, 0]
+    np.testing.assert_allclose(seen.mean(axis=0), 0, atol=1e-3)
+    np.testing.assert_allclose(seen.std(axis=0), [1, 1, 0], atol=1e-3)
+    other = task(tmp_path / "points.npz", standardise=True, seed=1)
+    assert not np.array_equal(other.labels, made.labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "y", "given", "words"),
+    [
+        ("npz", X, Y + 1, {}, "labels reach 2, and no training sample has label 0"),
+        ("npz", X, 4 * Y - 2, {}, "are from -2 to 2, where classes"),
+        ("npz", X, Y + 0.5, {}, "from 0.5 to 1.5, .* or write regression=True"),
+        ("npz", X, 5 * Y, {"classes": 5}, "where classes from 0 to 5 - 1 are due"),
+        ("csv", np.where(X > 1, np.nan, X), Y, {}, "not finite in point"),
+        ("npz", X, np.where(Y > 0, np.inf, 0), {"regression": True}, "point . from 0 on, of"),
+        ("npz", X[:, 0], Y, {}, r"features float32 \[40\] and targets float32 \[40\]"),
+        ("npz", X[:9], Y, {}, r"features float32 \[9, 3\] and targets float32 \[40\]"),
+        ("npz", X.astype(str), Y, {}, "features <U"),
+        ("npz", X.astype(object), Y, {}, "cannot be read .*allow_pickle"),
+        ("npz", X[:1], Y[:1], {}, "0 points of 3 features are left to train and 1"),
+        ("npz", X, Y, {"target": "z"}, "it has no 'z' but x, y"),
+        ("csv", X, Y, {"target": "z"}, "one column 'z' and others are due, it has a, b, y, c"),
+        ("npz", X, Y, {"test_fraction": 1.0}, "test_fraction is 1.0"),
+        ("npz", X, Y, {"test": "none.npz"}, "none.npz cannot be read .No such file"),
+    ],
+)
+def test_points_that_cannot_be_trained_are_one_sentence(tmp_path, kind, x, y, given, words):
+    with pytest.raises(ValueError, match=words):
+        task(write(tmp_path, kind, x, y), **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "y,a\n1,2\n0,one\n", "could not convert string 'one'"),
+        ("a.csv", "y,a\n1,2,3\n0,1,3\n", "has 3 columns below 2 names"),
+        ("a.csv", "1,2\n0,1\n", "one column 'y' and others are due, it has 1, 2"),
+        ("a.npz", "no zip", "cannot be read .File is not a zip"),
+        ("a.parquet", "no parquet", "cannot be read"),
+        ("a9a", "1 1:x\n", "cannot be read"),
+        ("a9a", "1 1:1 3000000:1\n" * 1000, "1000 points of 3000000 features fill the memory"),
+    ],
+)
+def test_a_file_of_no_points_is_one_sentence(tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=words):
+        task(tmp_path / name)
+
+
+def test_images_of_an_npz_file_get_an_axis_for_colours(tmp_path):
+    image = RNG.integers(0, 256, (6, 8, 8), dtype=np.uint8)
+    label = np.array([[0], [1], [2], [0], [1], [2]], np.uint8)
+    arrays = {"x_train": image, "y_train": label, "x_test": image[:3], "y_test": label[:3, 0]}
+    np.savez(tmp_path / "i.npz", **arrays)
+    made = tasks.build(f"images(source=npz(path='{tmp_path}/i.npz'), model=logistic)")
+    assert made.train.image.shape == (6, 8, 8, 1) and list(made.labels) == [0, 1, 2, 0, 1, 2]
+    for changes, words in (
+        ({"x_train": image[:5]}, r"x_train has shape \(5, 8, 8, 1\) and y_train \(6,\)"),
+        ({"y_train": label - 1.0}, "y_train: labels are float64"),
+        ({"y_test": np.array([0, 1, 3])}, "labels reach 3, and no training sample has label 3"),
+        ({"x_test": image[:3, :4]}, "differ in shape"),
+        ({"x_test": None}, "has no x_test but x_train, y_test, y_train"),
+    ):
+        changed = {name: a for name, a in (arrays | changes).items() if a is not None}
+        np.savez(tmp_path / "i.npz", **changed)
+        with pytest.raises(ValueError, match=words):
+            data.npz_images(str(tmp_path / "i.npz"))
