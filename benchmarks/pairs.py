@@ -6,11 +6,13 @@
 `experiments.places.decided` decides from declarations; here it shows whether what is accepted
 trains and whether anything is refused too late. A point per runtime and method has the numbers of
 rules that are refused, that train and under which the parameters have not moved yet; whatever ends
-in an error is listed by rule. Small models on four workers: what counts is that they run.
+in an error is listed by rule. Small models on four workers, and on two where each is a process:
+what counts is that they run.
 """
 
 import contextlib
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator
 
@@ -28,6 +30,7 @@ _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where
 _METHODS = flags.DEFINE_list("of_methods", sorted(ALGORITHMS), "Methods to train.")
 
 WORKERS, UPDATES = 4, 3
+TURNS = 60  # of 5 s each, in which all updates have to come
 NUMBERS = {  # that methods and rules need
     "centred_clipping": "radius=1.0",
     "choco_sgd": "exchange=top_k(ratio=0.5), gamma=0.3",
@@ -52,6 +55,17 @@ NUMBERS = {  # that methods and rules need
     ),
     "k=2",
 )
+# Each family of methods and of rules for processes once, as a start of processes takes seconds.
+OF_PROCESSES = [
+    ("top_k", "k_async"),
+    ("async_diloco", "k_batch_async"),
+    ("s2_reducer", "k_sync"),
+    ("mg_wfbp", "quorum_async"),
+    ("coordinate_median", "adasync"),
+    ("ringleader", "ringmaster"),
+    ("polynomial_staleness", "rennala"),
+    ("swarm", "random_pairs"),
+]
 ROWS = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"  # a task with embeddings
 DENSE = "synthetic_logistic(samples=64, dimension=4)"
 
@@ -74,7 +88,7 @@ def config(method: str, wait: str, runtime: str) -> ConfigDict:
         "graph": "ring",
         "wait": wait,
         "runtime": runtime,
-        "workers": WORKERS,
+        "workers": 2 if runtime == "actors" else WORKERS,
         "mini_batches": 2,
         "updates": UPDATES,
         "delay": "jitter(mean=0.005, sigma=0.2)",
@@ -93,9 +107,11 @@ def trained(method: str, wait: str, runtime: str) -> bool:
         try:
             start = jax.device_get(made.task.init(jax.random.key(0)))
             run = made.runtime.start(start)
-            # The last advance of pairs may make a few more.
-            while run.update < UPDATES:
-                run, _ = made.runtime.advance(run, run.seconds + 5.0, UPDATES - run.update)
+            for _ in range(TURNS):
+                if run.update < UPDATES:  # the last advance of pairs may make a few more
+                    run, _ = made.runtime.advance(run, run.seconds + 5.0, UPDATES - run.update)
+            if run.update < UPDATES:
+                raise RuntimeError(f"{run.update} updates in {5 * TURNS} s")
             models = jax.device_get(made.runtime.models(run))
         except Exception as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
@@ -122,6 +138,8 @@ def covering(runtime: str) -> Iterator[tuple[str, str]]:
 def main(argv: list[str]) -> None:
     """Train all pairs, a method after the other."""
     del argv
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", WORKERS)  # of a mesh
     assert set(_RUNTIMES.value) <= set(places.RUNTIMES)
     for runtime, name in itertools.product(_RUNTIMES.value, _METHODS.value):
         seen: Counter[str] = Counter()

@@ -155,9 +155,17 @@ def test_what_lockstep_and_other_parameters_change_is_known_at_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["simulate", "mesh"])
 def test_what_is_accepted_trains(runtime):
-    """Every method and every rule at least once; actors are for `benchmarks.pairs`."""
+    """Every method and every rule at least once."""
     done = 0
     for written, wait in pairs.covering(runtime):
         pairs.trained(written, wait, runtime)
         done += 1
     assert done >= len(pairs.METHODS) - 2  # a mesh has no pairs, and so neither of two methods
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("actors")
+@pytest.mark.parametrize(("method_name", "rule_name"), pairs.OF_PROCESSES)
+def test_processes_train_what_is_accepted(method_name, rule_name):
+    """Parameters are finite after three updates; all pairs are for `benchmarks.pairs`."""
+    pairs.trained(pairs.call(method_name), pairs.call(rule_name), "actors")
