@@ -4,6 +4,7 @@ A transfer of x bytes takes alpha + beta x seconds: start-up and inverse bandwid
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax  # pytrees only
@@ -244,11 +245,21 @@ def uniform_link(
     return uniform_network(0.0, payload / seconds, slow, workers)
 
 
-def measured_network(sizes: Sequence[float], seconds: Sequence[float], workers: int) -> Network:
+def measured_network(
+    sizes: Sequence[float] | None = None,
+    seconds: Sequence[float] | None = None,
+    workers: int = 1,
+    path: str | None = None,
+) -> Network:
     """A network on which an all-reduce of all workers takes what was measured, as in `table`.
 
-    For all else, a link costs as much as in a ring with the cost that `fit` finds.
+    path: instead of sizes and seconds, what nccl-tests' all_reduce_perf or OSU's osu_allreduce has
+    printed. For all else, a link costs as much as in a ring with the cost that `fit` finds.
     """
+    if path is not None and sizes is None and seconds is None:
+        sizes, seconds = _printed(path)
+    elif path is not None or sizes is None or seconds is None:
+        raise ValueError("measured: give sizes=[...] and seconds=[...], or path='...' alone")
     (alpha, beta), _ = fit(sizes, seconds)
     if not beta:
         raise ValueError(
@@ -257,6 +268,31 @@ def measured_network(sizes: Sequence[float], seconds: Sequence[float], workers: 
     steps = max(1, 2 * (workers - 1))
     links = uniform_network(alpha / steps, steps / (workers * beta), workers=workers)
     return links._replace(all_reduce=table(sizes, seconds))
+
+
+def _printed(path: str) -> tuple[list[float], list[float]]:
+    """Return bytes and seconds in the text of nccl-tests or of OSU's benchmarks."""
+    rows, heads = [], []
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        for line in text.splitlines():
+            words = line.replace("#wrong", "wrong").strip("# \t").split()
+            names = [word.lower() for word in words]
+            if names[:1] == ["size"] and {"time", "latency(us)"} & set(names):
+                heads.append(names.index("time") if "time" in names else 1)
+            elif heads and words and words[0].isdecimal():
+                rows.append((float(words[0]), 1e-6 * float(words[heads[-1]])))
+                if "none" in names:
+                    raise ValueError("it is of another collective than the all-reduce")
+        if len(heads) != 1 or not rows or ("OSU" in text and "Allreduce" not in text):
+            raise ValueError("it is no table of one all-reduce")
+    except (OSError, ValueError, IndexError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"measured: {path} cannot be read ({reason}); give what all_reduce_perf or "
+            "osu_allreduce has printed, or sizes=[...] and seconds=[...]"
+        ) from error
+    return [size for size, _ in rows], [time for _, time in rows]
 
 
 def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> np.ndarray:

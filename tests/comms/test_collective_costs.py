@@ -208,3 +208,44 @@ def test_a_negative_intercept_is_clipped_and_the_slope_fitted_anew():
 def test_measurements_that_say_nothing_are_refused(measure, sizes, seconds, words):
     with pytest.raises(ValueError, match=words):
         measure(sizes, seconds)
+
+
+NCCL = """# nThread 1 nGpus 1
+#
+#       size   count   type  redop  root    time  algbw  busbw #wrong    time  algbw  busbw #wrong
+#        (B)  (elements)                    (us)  (GB/s)  (GB/s)          (us)  (GB/s)  (GB/s)
+           8       2  float    sum    -1   40.00   0.00   0.00      0   99.00   0.00   0.00      0
+     2000000  500000  float    sum    -1  440.00   4.50   9.00      0   99.00   0.00   0.00      0
+# Avg bus bandwidth    : 4.5
+"""
+OSU = """# OSU MPI-CUDA Allreduce Latency Test v7.4
+# Size       Avg Latency(us)
+8                     40.0
+2000000              440.0
+"""
+
+
+@pytest.mark.parametrize("text", [NCCL, OSU])
+def test_a_network_of_what_benchmarks_print(tmp_path, text):
+    (tmp_path / "t.txt").write_text(text)
+    network = cost.measured_network(path=str(tmp_path / "t.txt"), workers=4)
+    np.testing.assert_allclose(network.all_reduce.sizes, [8, 2e6])
+    np.testing.assert_allclose(network.all_reduce.times, [4e-5, 4.4e-4])
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "no table of one all-reduce"),
+        (NCCL.replace(" sum ", " none "), "another collective"),
+        (OSU.replace("Allreduce", "Broadcast"), "no table of one all-reduce"),
+        (NCCL + NCCL, "no table of one"),
+        (NCCL.replace("40.00", "fast"), "could not convert string to float: 'fast'"),
+    ],
+)
+def test_what_is_no_table_of_all_reduces_is_one_sentence(tmp_path, text, words):
+    (tmp_path / "t.txt").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        cost.measured_network(path=str(tmp_path / "t.txt"))
+    with pytest.raises(ValueError, match=r"or path='...' alone"):
+        cost.measured_network([1, 2], path="t.txt")
