@@ -58,19 +58,7 @@ def check(task: Task, params: Any) -> None:
 
     params: shapes of its parameters. Its parts are traced for a mini-batch of `TRIED` examples.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    names = [path_text(path) for path, _ in leaves]
-    for name, (_, leaf) in zip(names, leaves, strict=True):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 2:
-            raise ValueError(
-                f"parameter {name or 'of init'!r} is {leaf.dtype}, and parameters are real floats "
-                "of 16 bits or more; keep what is no weight out of what init returns, as a "
-                "constant of losses"
-            )
-        if names.count(name) > 1:
-            raise ValueError(f"two parameters are called {name!r}; name one of them otherwise")
-    if not any(leaf.size for _, leaf in leaves):
-        raise ValueError("init gives no parameters, so that there is nothing to train; give some")
+    _check_parameters(params)
     counts = {name: _length(getattr(task, name)) for name in ("train", "test")}
     counts["labels"] = len(task.labels) if hasattr(task.labels, "__len__") else 0
     for name, samples in counts.items():
@@ -109,6 +97,22 @@ def check(task: Task, params: Any) -> None:
         if function is not None:
             _traced(name, lambda *given, f=function, n=name, k=kind: _per_example(n, f(*given), k),
                     params, _example_shapes(task.test))  # fmt: skip
+
+
+def _check_parameters(params: Any) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    names = [path_text(path) for path, _ in leaves]
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 2:
+            raise ValueError(
+                f"parameter {name or 'of init'!r} is {leaf.dtype}, and parameters are real floats "
+                "of 16 bits or more; keep what is no weight out of what init returns, as a "
+                "constant of losses"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"two parameters are called {name!r}; name one of them otherwise")
+    if not any(leaf.size for _, leaf in leaves):
+        raise ValueError("init gives no parameters, so that there is nothing to train; give some")
 
 
 def _traced(name: str, function: Callable, *arguments: Any) -> None:
