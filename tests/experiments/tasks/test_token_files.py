@@ -137,7 +137,7 @@ def test_a_corpus_is_brought_along(tmp_path):
         ("latin.txt", "latin.txt cannot be read as text in UTF-8"),
         ("files(glob=*.txt)", r"quotes inside of the part, glob='\*.txt'"),
         ("files(glob='latin.txt', test_fraction=2)", "test_fraction must be above 0 and below 1"),
-        ("wiki41b", "corpus: unknown name 'wiki41b'; known names: c4, files, generated, lm1b"),
+        ("wiki41b", "corpus: unknown name 'wiki41b'; did you mean 'wiki40b'"),
         (f"{__name__}:odd", "document 0 of the train part is bytes; let the corpus give texts"),
     ],
 )
