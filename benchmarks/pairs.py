@@ -57,10 +57,10 @@ NUMBERS = {  # that methods and rules need
 )
 # Each family of methods and of rules for processes once, as a start of processes takes seconds.
 OF_PROCESSES = [
-    ("top_k", "k_async"),
-    ("async_diloco", "k_batch_async"),
+    ("top_k", "quorum_async"),
+    ("async_diloco", "k_async"),
     ("s2_reducer", "k_sync"),
-    ("mg_wfbp", "quorum_async"),
+    ("mg_wfbp", "k_batch_async"),
     ("coordinate_median", "adasync"),
     ("ringleader", "ringmaster"),
     ("polynomial_staleness", "rennala"),

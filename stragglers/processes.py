@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -372,7 +373,7 @@ def _rows(path: str) -> tuple[list[tuple[int, list[str]]], str]:
     The header says whether commas, semicolons or tabs part them; numbers have decimal commas only
     between semicolons.
     """
-    with reading.opened(path) as file:
+    with reading.opened(Path(path).expanduser()) as file:
         start = file.peek(4)
         for first, kind in NO_TABLES.items():
             if start.startswith(first):
