@@ -30,6 +30,7 @@ _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where
 _METHODS = flags.DEFINE_list("of_methods", sorted(ALGORITHMS), "Methods to train.")
 
 WORKERS, UPDATES = 4, 3
+PROCESSES = {"actors": 2}  # workers where each is one
 TURNS = 60  # of 5 s each, in which all updates have to come
 NUMBERS = {  # that methods and rules need
     "centred_clipping": "radius=1.0",
@@ -88,7 +89,7 @@ def config(method: str, wait: str, runtime: str) -> ConfigDict:
         "graph": "ring",
         "wait": wait,
         "runtime": runtime,
-        "workers": 2 if runtime == "actors" else WORKERS,
+        "workers": PROCESSES.get(runtime, WORKERS),
         "mini_batches": 2,
         "updates": UPDATES,
         "delay": "jitter(mean=0.005, sigma=0.2)",
