@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from experiments import files, manifest, records
-from experiments.stats import Claim, Numbers, judge
-from experiments.tables import as_table, print_claims
+from experiments import figures, files, manifest, records, stats
+from experiments.stats import Claim, Numbers
+from experiments.tables import NONE, as_table, print_claims
 
 
 class Analysis(NamedTuple):
@@ -19,8 +20,22 @@ class Analysis(NamedTuple):
 
     summary: Mapping[str, Any]  # goes into summary.json, beside the name of the config
     tables: Sequence[Numbers | Table | str]  # printed one below the other; a text is a line
-    figure: Callable[[Path], None] | None = None  # writes a PNG to the path that it gets
-    claims: Sequence[Claim] = ()  # rows of a paper's file, judged on the summary
+    figure: Figure | None = None
+    claims: Sequence[Claim] = ()  # a paper's rows, of which those of this record are judged
+
+
+def pivot(
+    title: str,
+    points: Sequence[Mapping[str, Any]],
+    row: Callable[[Mapping], str],
+    column: Callable[[Mapping], str],
+    cell: Callable[[Mapping], str],
+) -> Numbers:
+    """Return a table of points, each of which says its row, its column and its cell."""
+    cells = {(row(point), column(point)): cell(point) for point in points}
+    rows, columns = (dict.fromkeys(key[place] for key in cells) for place in (0, 1))
+    shown = [(name, *(cells.get((name, place), NONE) for place in columns)) for name in rows]
+    return Numbers(title, ("", *columns), shown)
 
 
 def check(workdir: str | os.PathLike, config: ConfigDict, overwrite: bool) -> None:
@@ -35,19 +50,16 @@ def write(
     found: Analysis, config: ConfigDict, workdir: str | os.PathLike, console: Console
 ) -> list[tuple[str, str]]:
     """Write config.json, summary.json and figure.png; print tables and claims, return these."""
-    workdir = Path(workdir)
+    workdir, record = Path(workdir), {"summary": found.summary}
     files.make(workdir)
-    claims = [
-        (f"{claim.claim} ({claim.source})" if claim.source else claim.claim,
-         str(judge(claim, [], {"summary": found.summary})))
-        for claim in found.claims
-    ]  # fmt: skip
+    judged = stats.printed(found.claims, config.name, record)
+    claims = list(judged(stats.arms(record)))
     records.write_json(workdir / records.CONFIG, config.to_dict())
     summary = {"name": config.name, **found.summary}
     records.write_json(workdir / records.SUMMARY, summary | ({"claims": claims} if claims else {}))
     drawn = ""
     if found.figure is not None:
-        found.figure(workdir / "figure.png")
+        figures.save(found.figure, workdir / "figure.png")
         drawn = f"   figure: {workdir / 'figure.png'}"
     show(console, found.tables)
     if claims:
@@ -61,4 +73,5 @@ def show(console: Console, tables: Iterable[Numbers | Table | str]) -> None:
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
     for table in tables:
-        console.print(as_table(table) if isinstance(table, Numbers) else table, highlight=False)
+        shown = as_table(table) if isinstance(table, Numbers) else table
+        console.print(shown, highlight=False, markup=False)  # [s] is a unit here, no style

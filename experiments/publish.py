@@ -41,7 +41,8 @@ from experiments import (
     texts,
 )
 from experiments.papers import PAPERS
-from experiments.papers.base import Sweep, arms
+from experiments.papers.base import Sweep
+from experiments.stats import arms
 from experiments.sweep import expand
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ HIGHER = (ACCURACY,)  # quantities of which more is better
 UNITS = {
     "ms": (1.0, " ms"), "meeting": (1.0, " s"), "seconds": (1.0, " s"), SECONDS: (1.0, " s"),
     "updates_to_target": (1.0, " updates"), ACCURACY: (100.0, " %"),
-    "bytes_per_worker": (1e-6, " MB"),
+    "bytes_per_worker": (1e-6, " MB"), "share": (100.0, " %"), "there": (100.0, " %"),
 }  # fmt: skip
 Arm = Mapping[str, Any]
 
@@ -111,16 +111,26 @@ def side(claim: Claim, arms: Sequence[Arm], names: str | Sequence[str]) -> Arm:
     return best(found, quantity) if len(found) != 1 else found[0]
 
 
-def printed(claims: Sequence[Claim], record: str) -> Callable[..., Iterator[tuple[str, str]]]:
+def printed(
+    claims: Sequence[Claim], name: str, record: Mapping[str, Any] | None = None
+) -> Callable[..., Iterator[tuple[str, str]]]:
     """Return the function `claims(arms)` of a config whose sweeps are judged as this record is."""
 
     def judged(arms: Sequence[Arm]) -> Iterator[tuple[str, str]]:
         for claim in claims:
-            if claim.record == record:
+            if claim.record == name:
                 source = f" ({claim.source})" if claim.source else ""
-                yield f"{claim.claim}{source}", str(judge(claim, arms))
+                yield f"{claim.claim}{source}", str(judge(claim, arms, record))
 
     return judged
+
+
+def arms(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the arms of a record as summaries over their seeds, or an analysis's methods."""
+    if "arms" not in record:
+        return record.get("summary", {}).get("methods", [])
+    columns, rows = record["arms"]["columns"], record["arms"]["rows"]
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 # --- conditions ---

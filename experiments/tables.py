@@ -6,6 +6,7 @@ from itertools import zip_longest
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments import stats
@@ -78,7 +79,7 @@ def print_table(console: Console, shown: Table) -> None:
 
 def as_table(numbers: Numbers) -> Table:
     """Return a table of texts as it is printed."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=numbers.title)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(numbers.title))
     for place, column in enumerate(numbers.columns):
         table.add_column(column, justify="right" if place else "left", overflow="fold")
     for row in numbers.rows:

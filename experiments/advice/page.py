@@ -259,7 +259,7 @@ def _show(advice: Advice, root: Path) -> None:
         console = Console(file=console.file, width=UNBOUNDED)
     headings, rows = columns(advice)
     rows = [[*map(escape, row)] for row in rows]
-    shown = as_table(Numbers(f"yours: {escape(advice.reference.name)}", headings, rows))
+    shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, rows))
     console.print(shown, markup=False)
     print(f"advice: {advice.verdict.reason}")
     print(f"command: {shlex.join(command(advice, root))}")

@@ -1,4 +1,4 @@
-"""The parts of which a paper's file is made: its sweeps, and panels of arms at their best."""
+"""The parts of which a paper's file is made: its sweeps, and panels of its figures."""
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from experiments import stats
-from experiments.figures import COLOURS, literal, plain
+from experiments.figures import COLOURS, DASHES, literal, plain
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
+Points = Sequence[Mapping[str, Any]]  # rows of an analysis
 
 
 class Sweep(NamedTuple):
@@ -23,14 +25,8 @@ class Sweep(NamedTuple):
     hours: float  # expected, on two slow cores of a CPU
 
 
-def arms(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the arms of a record as summaries over their seeds; [] for an analysis."""
-    table = record.get("arms", {"columns": (), "rows": ()})
-    return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-
-
 class Panel(NamedTuple):
-    """A panel of a figure: groups of arms, each at its best setting, in one quantity."""
+    """A panel with a row of dots per group of arms, each at its best setting, in one quantity."""
 
     title: str
     record: str
@@ -41,32 +37,56 @@ class Panel(NamedTuple):
     log: bool = False
 
 
-def dots(panels: Sequence[Panel], records: Records, columns: int = 2) -> Figure:
-    """Draw a row per group of arms, 1500 pixels wide, with the mean and every seed.
+class Lines(NamedTuple):
+    """A panel with a line through the points of an analysis per value of a field."""
 
-    The line below explains the dots, and names the groups that never come there.
+    title: str
+    points: Points
+    x: str
+    y: str
+    by: str  # the field that tells lines apart
+    labels: tuple[str, str]  # of the two axes
+    theory: tuple[str, str] | None = None  # fields with bounds of y, of which dots have no line
+    log: bool = False  # of the vertical axis
+    share: bool = False  # the vertical axis is one from 0 to 100 %
+
+
+def draw(panels: Sequence[Panel | Lines], records: Records | None = None, columns=2) -> Figure:
+    """Draw panels in rows, 1500 pixels wide; a line below explains the dots.
+
+    It names the groups that never come to the target. Lines have one legend, that of all panels.
     """
-    rows = -(-len(panels) // columns)
-    tall = max(len(panel.groups) for panel in panels)
+    rows, words, missing, names = -(-len(panels) // columns), [], [], {}
+    tall = max(len(one.groups) if isinstance(one, Panel) else 8 for one in panels)
     canvas = Figure(figsize=(10, rows * (1.1 + 0.27 * tall)), dpi=150, layout="constrained")
     places = canvas.subplots(rows, columns, squeeze=False).ravel()
-    missing = []
     for axes, panel in zip(places, panels, strict=False):
-        missing += _draw(axes, panel, arms(records(panel.record)))
+        axes.set_title(panel.title, fontsize=10)
+        plain(axes)
+        if isinstance(panel, Panel):
+            missing += _dots(axes, panel, stats.arms(records(panel.record)))
+        else:
+            _lines(axes, panel)
+            names |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     for axes in places[len(panels) :]:
         axes.set_visible(False)
-    words = (
-        "A large dot is the mean of the seeds, a small one a seed, and a hollow one lies at the "
-        "end of its grid."
-    )
+    if any(isinstance(panel, Panel) for panel in panels):
+        words += ["A large dot is the mean of the seeds, a small one a seed, and a hollow one lies "
+                  "at the end of its grid."]  # fmt: skip
+    if any(isinstance(panel, Lines) and panel.theory for panel in panels):
+        words += ["Lines are theory, shaded between its bounds, and hollow dots simulated."]
     if missing:
-        words += f" Left out, as not every seed comes there: {', '.join(dict.fromkeys(missing))}."
-    canvas.supxlabel("\n".join(textwrap.wrap(words, 150)), fontsize=8)
+        left_out = ", ".join(dict.fromkeys(missing))
+        words += [f"Left out, as not every seed comes there: {left_out}."]
+    canvas.supxlabel("\n".join(textwrap.wrap(" ".join(words), 150)), fontsize=8)
+    if names:
+        canvas.legend(names.values(), names.keys(), loc="outside upper center", ncols=4, fontsize=8,
+                      frameon=False)  # fmt: skip
     return canvas
 
 
-def _draw(axes: Axes, panel: Panel, found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Draw one panel; return the labels of the groups that have no such number."""
+def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
+    """Draw a row of dots per group; return the labels of the groups that have no such number."""
     scale, unit = stats.UNITS.get(panel.quantity, (1.0, ""))
     labels, missing = [], []
     for name, label in panel.groups.items():
@@ -88,14 +108,48 @@ def _draw(axes: Axes, panel: Panel, found: Sequence[Mapping[str, Any]]) -> list[
     axes.set_ylim(len(labels) - 0.4, -0.6)
     if panel.log:
         axes.set_xscale("log")
-        left, right = axes.get_xlim()
-        axes.xaxis.set_major_locator(LogLocator(subs=(1,) if right > 100 * left else (1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    elif panel.quantity in (stats.SECONDS, *stats.COUNTED):
+        _mark(axes.xaxis)
+    elif panel.quantity in (stats.SECONDS, "share", "there", *stats.COUNTED):
         axes.set_xlim(left=0)
-    axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel(panel.label + (f" [{unit.strip()}]" if unit.strip() in ("MB", "%") else ""),
                     fontsize=9)  # fmt: skip
-    plain(axes)
     return missing
+
+
+def _lines(axes: Axes, panel: Lines) -> None:
+    for number, name in enumerate(dict.fromkeys(point[panel.by] for point in panel.points)):
+        points = [point for point in panel.points if point[panel.by] == name]
+        places, values = ([point[field] for point in points] for field in (panel.x, panel.y))
+        colour = COLOURS[number % len(COLOURS)]
+        dashes = DASHES[(number // len(COLOURS) + number) % len(DASHES)]
+        look = {"color": colour, "markersize": 4, "label": str(name).replace("_", " ")}
+        if panel.theory:
+            low, high = ([point[field] for point in points] for field in panel.theory)
+            high = np.minimum(high, 10 * np.array(values))  # where there is no bound
+            axes.plot(places, values, "o", markerfacecolor="none", **look)
+            axes.fill_between(places, low, high, facecolor=(colour, 0.15), edgecolor=colour,
+                              linestyle=dashes)  # fmt: skip
+        else:
+            axes.plot(places, values, "o", linestyle=dashes, linewidth=1.4, **look)
+    places = sorted({point[panel.x] for point in panel.points})
+    if places[0] > 0 and places[-1] > 8 * places[0]:
+        axes.set_xscale("log", base=2)
+    shown = places[:: 1 + len(places) // 9]
+    axes.set_xticks(shown, [f"{place:g}" for place in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    if panel.log:
+        axes.set_yscale("log")
+        _mark(axes.yaxis)
+    if panel.share:
+        axes.set_ylim(0, 1.03)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel(panel.labels[0], fontsize=9)
+    axes.set_ylabel(panel.labels[1], fontsize=9)
+
+
+def _mark(axis: Axis) -> None:
+    """Mark numbers on a logarithmic axis, more of them where it spans less than two decades."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

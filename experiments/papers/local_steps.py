@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.papers.base import Panel, Records, Sweep, draw
 from experiments.stats import END, Claim
 
 TITLE = "Local steps and small messages"
@@ -64,4 +64,4 @@ def figure(records: Records) -> Figure:
         Panel("at that setting", "local_training", GROUPS, "bytes_per_worker",
               "sent by a worker", by=END, log=True),
     ]  # fmt: skip
-    return dots(panels, records)
+    return draw(panels, records)

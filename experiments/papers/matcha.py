@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from algorithms.gossip import graph_matchings
 from comms import matcha, topology
 from experiments import parts, prepare, stats
-from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.papers.base import Panel, Records, Sweep, draw
 from experiments.stats import Claim
 
 TITLE = "MATCHA"
@@ -42,7 +42,7 @@ GROUPS = {VANILLA: "D-PSGD, all links", PERIODIC: "periodic D-PSGD, half",
 def figure(records: Records) -> Figure:
     """Draw the seconds to the target by budget, on the paper's graph and on a ring."""
     graphs = (("8 workers, graph 0", "matcha"), ("8 workers, a ring", "matcha_graph_5"))
-    return dots([Panel(title, record, GROUPS) for title, record in graphs], records)
+    return draw([Panel(title, record, GROUPS) for title, record in graphs], records)
 
 
 def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:

@@ -12,15 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, PercentFormatter
 from ml_collections import ConfigDict
 
 from algorithms.mg_wfbp import plan_with
 from comms import cost, iteration
 from comms.layer_traces import LayerTrace, googlenet
 from experiments import analysis, entries, model_traces, profiling, records, stats, tasks
-from experiments.figures import COLOURS, plain, save
-from experiments.papers.base import Records, Sweep
+from experiments.papers.base import Lines, Records, Sweep, draw
 from experiments.stats import Answer, Arm, Claim, Inconclusive
 from stragglers import reading
 
@@ -82,22 +80,10 @@ CLAIMS = (
     *(
         Claim(f"its model foresees published speed-ups over {words} better than a constant",
               "arXiv 1811.11141, experiments", "mg_wfbp_paper", judge=skilled(baseline))
-        for baseline, words in (("single", "a single all-reduce"), ("wfbp", "WFBP"),
-                                ("byte_scheduler", "ByteScheduler"))
+        for baseline, words in (("single", "a single all-reduce"), ("wfbp", "WFBP"))
     ),
     Claim(BITS, "arXiv 1811.11141, Sec. 4", "mg_wfbp", judge=change_nothing),
 )  # fmt: skip
-# Label, colour and dashes of a schedule; one that goes on into the next forward pass is dashed.
-SCHEDULES = {
-    "optimal": ("optimal buckets", "black", "-"),
-    "greedy": ("MG-WFBP, greedy", COLOURS[0], "-"),
-    "asc": ("ASC grouping", COLOURS[1], "-"),
-    "fixed": ("buckets of 25 MiB", COLOURS[2], "-"),
-    "wfbp": ("WFBP, per layer", COLOURS[3], "-"),
-    "single": ("single, at the end", COLOURS[4], "-"),
-    "dear": ("DeAR, tuned", COLOURS[5], "--"),
-    "byte_scheduler": ("ByteScheduler, tuned", "0.5", "--"),
-}
 OURS = "greedy"  # the schedule that published runs call MG-WFBP
 
 
@@ -105,7 +91,24 @@ def figure(records: Records) -> Figure:
     """Draw simulated scaling efficiencies from 4 to 2048 workers, of three models."""
     curves = records("mg_wfbp_scale")["summary"]["curves"]
     few = list(dict.fromkeys(curve["trace"] for curve in curves))[:3]
-    return _curves([curve for curve in curves if curve["trace"] in few])
+    return _figure([curve for curve in curves if curve["trace"] in few])
+
+
+def _figure(curves: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw efficiency against workers, a row of panels per trace."""
+    panels: dict[tuple[str, str], list[dict]] = {}
+    for curve in curves:
+        panels.setdefault((curve["trace"], curve["network"]), []).extend(
+            {"workers": workers, "efficiency": share, "schedule": curve["schedule"]}
+            for workers, share in zip(curve["workers"], curve["efficiency"], strict=True)
+        )
+    networks = {network for _, network in panels}
+    return draw(
+        [Lines(f"{trace}, {network.replace('_', ', ')} Gbit/s", points, "workers", "efficiency",
+               "schedule", ("workers", "scaling efficiency"), share=True)
+         for (trace, network), points in panels.items()],
+        columns=len(networks),
+    )  # fmt: skip
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
@@ -192,46 +195,14 @@ def scale(config: ConfigDict) -> analysis.Analysis:
                     | {key: column.tolist() for key, column in zip(columns, found, strict=True)}
                 )
     at = list(config.workers).index(config.at_workers)
-    table = stats.Numbers(
+    table = analysis.pivot(
         f"scaling efficiency, {config.at_workers} workers [%]",
-        ("trace, network", *(schedule.replace("_", " ") for schedule in config.schedules)),
-        [
-            (f"{trace}, {network}", *(f"{100 * curve['efficiency'][at]:.1f}" for curve in curves
-                                      if (curve["trace"], curve["network"]) == (trace, network)))
-            for trace, network in dict.fromkeys((c["trace"], c["network"]) for c in curves)
-        ],
-    )  # fmt: skip
-    return analysis.Analysis({"curves": curves}, [table],
-                             lambda path: save(_curves(curves), path))  # fmt: skip
-
-
-def _curves(curves: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw efficiency against workers, 1500 pixels wide: a row of panels per trace."""
-    traces, networks = (list(dict.fromkeys(c[key] for c in curves)) for key in ("trace", "network"))
-    canvas = Figure(figsize=(10, 1.2 + 2.1 * len(traces)), dpi=150, layout="constrained")
-    grid = canvas.subplots(len(traces), len(networks), sharex=True, sharey=True, squeeze=False)
-    for curve in curves:
-        row, column = traces.index(curve["trace"]), networks.index(curve["network"])
-        axes, (label, colour, dashes) = grid[row, column], SCHEDULES[curve["schedule"]]
-        axes.plot(curve["workers"], curve["efficiency"], dashes, color=colour, label=label,
-                  linewidth=1.5)  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(curve["workers"]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(curve["workers"], map(str, curve["workers"]), rotation=45)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(0, 1.03)
-        plain(axes)
-    for axes, network in zip(grid[0], networks, strict=True):
-        axes.set_title(network.replace("_", ", ") + " Gbit/s", fontsize=9)
-    for axes, trace in zip(grid[:, 0], traces, strict=True):
-        axes.set_ylabel(trace, fontsize=9)
-    canvas.supxlabel("workers", fontsize=9)
-    canvas.supylabel("scaling efficiency", fontsize=9)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-    return canvas
+        curves,
+        lambda curve: f"{curve['trace']}, {curve['network']}",
+        lambda curve: curve["schedule"].replace("_", " "),
+        lambda curve: f"{100 * curve['efficiency'][at]:.1f}",
+    )
+    return analysis.Analysis({"curves": curves}, [table], _figure(curves))
 
 
 # --- published speed-ups beside the model: nothing is trained ---
@@ -265,19 +236,14 @@ def published(config: ConfigDict) -> analysis.Analysis:
             })  # fmt: skip
     baselines = list(dict.fromkeys(ratio["baseline"] for ratio in ratios))
     errors = [error for baseline in baselines if (error := _error(ratios, baseline))]
-    of_setting = {(r["setting"], r["baseline"]): r for r in ratios}
-    table = stats.Numbers(
+    table = analysis.pivot(
         "speed-up of MG-WFBP: published | simulated | simulated with optimal buckets",
-        ("setting", "workers", *(f"over {baseline.replace('_', ' ')}" for baseline in baselines)),
-        [
-            (setting.replace("_", " "), str(workers),
-             *(f"{r['published']:.2f} | {r['greedy']:.2f} | {r['optimal']:.2f}" if r else ""
-               for r in (of_setting.get((setting, baseline)) for baseline in baselines)))
-            for setting, workers in dict.fromkeys((r["setting"], r["workers"]) for r in ratios)
-        ],
-    )  # fmt: skip
-    claims = [claim for claim in CLAIMS if claim.record == "mg_wfbp_paper"]
-    return analysis.Analysis({"ratios": ratios, "errors": errors}, [table], claims=claims)
+        ratios,
+        lambda ratio: f"{ratio['setting']}, {ratio['workers']} workers".replace("_", " "),
+        lambda ratio: f"over {ratio['baseline']}".replace("_", " "),
+        lambda ratio: f"{ratio['published']:.2f} | {ratio['greedy']:.2f} | {ratio['optimal']:.2f}",
+    )
+    return analysis.Analysis({"ratios": ratios, "errors": errors}, [table], claims=CLAIMS)
 
 
 def _at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:

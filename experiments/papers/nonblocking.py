@@ -3,19 +3,14 @@
 Beside its claims stands its run-time analysis, in theory and simulated; that trains nothing.
 """
 
-import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 from ml_collections import ConfigDict
 
 from experiments import analysis, entries, parts, stats, waiting
-from experiments.figures import COLOURS, plain, save
-from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.stats import END, Answer, Claim
 from stragglers import delays, processes
 from stragglers.theory import rounds as theory
@@ -64,23 +59,16 @@ CLAIMS = (
               tuned=True)
         for mixer in MIXERS
     ),
+    Claim("dpsgd, one worker 4x slower: less time to the same loss than blocking rounds", ABSTRACT,
+          "nonblocking_slow4", "dpsgd/nonblocking", "dpsgd/blocking",
+          condition="at equal samples per round, one rate for all"),
+    Claim("dpsgd, the same: less time than blocking rounds of one mini-batch", "",
+          "nonblocking_slow4", "dpsgd/nonblocking", "dpsgd/small_batch"),
     *(
-        Claim(f"{mixer}, one worker 4x slower: less time to the same loss than blocking rounds",
-              ABSTRACT, "nonblocking_slow4", f"{mixer}/nonblocking", f"{mixer}/blocking",
-              condition="at equal samples per round, one rate for all")
-        for mixer in MIXERS
-    ),
-    *(
-        Claim(f"{mixer}, the same: less time than blocking rounds of one mini-batch", "",
-              "nonblocking_slow4", f"{mixer}/nonblocking", f"{mixer}/small_batch")
-        for mixer in MIXERS
-    ),
-    *(
-        Claim(f"{mixer}, {words}, each side at its best: less time", ABSTRACT,
-              f"nonblocking_tuned_{task}", f"{mixer}/nonblocking", f"{mixer}/blocking", tuned=True,
+        Claim(f"dpsgd, {words}, each side at its best: less time", ABSTRACT,
+              f"nonblocking_tuned_{task}", "dpsgd/nonblocking", "dpsgd/blocking", tuned=True,
               edges={"M": 1.0})
         for task, words in (("images", "ResNet-18"), ("text", "a small GPT"))
-        for mixer in MIXERS[:2]
     ),
     *(
         Claim(f"{mixer}, uneven data: ends below blocking rounds after the same time", ABSTRACT,
@@ -106,7 +94,7 @@ def figure(records: Records) -> Figure:
             ("each side at its best rounds and rate", "nonblocking_tuned", 2),
         )
     ]  # fmt: skip
-    return dots(panels, records)
+    return draw(panels, records)
 
 
 # --- the run-time analysis: nothing is trained ---
@@ -154,15 +142,26 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     brief.update(rounds=1, rounds_in_time=1)
     for name, delay in built.items():
         _gain(brief, name, delay, max(*config.workers, config.at_workers), 0.0)
-    gains = {
-        "by_workers": [_gain(config, name, delay, workers, config.at_communication)
+    summary = {
+        "by_workers": [_gain(config, name, delay, workers, config.at_communication)._asdict()
                        for name, delay in built.items() for workers in config.workers],
-        "by_communication": [_gain(config, name, delay, config.at_workers, seconds)
+        "by_communication": [_gain(config, name, delay, config.at_workers, seconds)._asdict()
                              for name, delay in built.items() for seconds in config.communication],
     }  # fmt: skip
-    summary = {axis: [gain._asdict() for gain in several] for axis, several in gains.items()}
-    note = "in brackets: the simulation's error; * estimate from another simulation"
-    return analysis.Analysis(summary, [*_tables(gains), note], functools.partial(_draw, gains))
+    tables, panels = [], []
+    for field, label in (("workers", "workers"), ("communication", "communication per round [s]")):
+        points = summary[f"by_{field}"]
+        tables.append(analysis.pivot(
+            f"throughput gain by {field}, in brackets the simulation's error; * estimated from "
+            "another simulation",
+            points,
+            lambda gain: gain["delay"].replace("_", " ") + "*" * (gain["source"] == "estimate"),
+            lambda gain, field=field: f"{gain[field]:g}",
+            lambda gain: f"{gain['expected']:.2f}x ({round(100 * gain['error'], 1) + 0.0:+.1f}%)",
+        ))  # fmt: skip
+        labels = label, "throughput: non-blocking / blocking"
+        panels.append(Lines("", points, field, "simulated", "delay", labels, ("expected",) * 2))
+    return analysis.Analysis(summary, tables, draw(panels), CLAIMS)
 
 
 def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
@@ -192,56 +191,3 @@ def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
     simulated = theory.estimate_gain(delay, *place, seed=config.seed, **simulation)
     return Gain(name, workers, communication, source, expected, simulated,
                 simulated / expected - 1)  # fmt: skip
-
-
-def _by_delay(gains: list[Gain]) -> dict[str, list[Gain]]:
-    return {name: [gain for gain in gains if gain.delay == name]
-            for name in dict.fromkeys(gain.delay for gain in gains)}  # fmt: skip
-
-
-def _tables(gains: dict[str, list[Gain]]) -> Iterator[stats.Numbers]:
-    """Give two tables, a delay in every row: expected gains and the simulation's errors."""
-    for axis, column, title in (
-        ("by_workers", "workers", "at {0.communication:g} s of communication, by workers"),
-        ("by_communication", "communication", "with {0.workers} workers, by s of communication"),
-    ):
-        places = dict.fromkeys(f"{getattr(gain, column):g}" for gain in gains[axis])
-        yield stats.Numbers(
-            f"throughput gain {title.format(gains[axis][0])}",
-            ("delay", *places),
-            [
-                (name.replace("_", " ") + "*" * (row[0].source == "estimate"),
-                 *(f"{g.expected:.2f}x ({round(100 * g.error, 1) + 0.0:+.1f}%)" for g in row))
-                for name, row in _by_delay(gains[axis]).items()
-            ],
-        )  # fmt: skip
-
-
-def _draw(gains: dict[str, list[Gain]], path: Path) -> None:
-    """Write a PNG of 1200x600 pixels: gains against workers and against communication."""
-    canvas = Figure(figsize=(8, 4), dpi=150, layout="constrained")
-    panels = canvas.subplots(1, 2, sharey=True)
-    for axes, (axis, column) in zip(
-        panels, (("by_workers", "workers"), ("by_communication", "communication")), strict=True
-    ):
-        for number, (name, row) in enumerate(_by_delay(gains[axis]).items()):
-            places = [getattr(gain, column) for gain in row]
-            colour = COLOURS[number % len(COLOURS)]
-            dashes = "--" if row[0].source == "estimate" else "-"
-            label = name.replace("_", " ") if axis == "by_workers" else None
-            axes.plot(places, [gain.expected for gain in row], dashes, color=colour, label=label)
-            axes.plot(places, [gain.simulated for gain in row], "o", color=colour,
-                      markersize=4.5, markerfacecolor="white")  # fmt: skip
-        axes.axhline(1, color="0.35", linewidth=0.8, linestyle="--")
-        plain(axes)
-        axes.set_xscale("log" if column == "workers" else "linear", **(
-            {"base": 2} if column == "workers" else {}))  # fmt: skip
-        axes.xaxis.set_major_locator(FixedLocator(sorted(set(places))))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-    panels[0].set(xlabel="workers", ylabel="throughput: non-blocking / blocking")
-    panels[1].set_xlabel("communication per round [s]")
-    canvas.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False,
-                  title="lines: theory, dashed where estimated; circles: simulated",
-                  title_fontsize=8)  # fmt: skip
-    save(canvas, path)

@@ -3,21 +3,17 @@
 Beside its claims stands the time that nodes communicate for, simulated; that trains nothing.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 from ml_collections import ConfigDict
 
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
 from experiments import analysis, entries, parts, stats, waiting
-from experiments.figures import COLOURS, DASHES, plain, save
-from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.stats import ACCURACY, Answer, Arm, Claim
 from stragglers import serial_links, wavefront
 from stragglers.rule import Setting, whole
@@ -47,11 +43,11 @@ SAMPLES = ("samples",)
 
 def does_not_grow(_, record: Mapping[str, Any]) -> Answer:
     """Judge the mean time of Swarm's exchange with the most nodes over that with the fewest."""
-    grown = {
-        method: row[-1]["mean"] / row[0]["mean"]
-        for method, row in _by_method(record["summary"]["points"]).items()
-        if method.startswith("swarm")
-    }
+    means: dict[str, list[float]] = {}
+    for point in record["summary"]["points"]:
+        if point["method"].startswith("swarm"):
+            means.setdefault(point["method"], []).append(point["mean"])
+    grown = {method: row[-1] / row[0] for method, row in means.items()}
     good = [method for method, growth in grown.items() if growth < 1.1]
     measured = "; ".join(f"{method} {growth:.2f}x" for method, growth in grown.items())
     reason = f"for {', '.join(good)}" if 0 < len(good) < len(grown) else ""
@@ -82,14 +78,10 @@ CLAIMS = (
           "swarm_gaussians", COARSE, EXACT, ACCURACY, margin=0.003, equal=SAMPLES),
     Claim("8 bits are within 1 point of large batches, 10,000 test samples", ABSTRACT,
           "swarm_gaussians", COARSE, LARGE, ACCURACY, margin=0.01, equal=SAMPLES),
-    Claim("8 bits are within 1 point of large batches", ABSTRACT, "swarm", COARSE, LARGE,
-          ACCURACY, margin=0.01, equal=SAMPLES),
     Claim("8 bits send half the bytes of D-PSGD", ABSTRACT, "swarm", COARSE, "dpsgd/ring",
           "bytes_per_worker", 0.5, equal=SAMPLES),
     Claim("each at its best rate: 8 bits take 10 % less time than 32", ABSTRACT, "swarm_tuned",
           COARSE, EXACT, bound=0.9, tuned=True),
-    Claim("each at its best rate: 8 bits take 10 % less time than D-PSGD", "", "swarm_tuned",
-          COARSE, "dpsgd/ring", bound=0.9, tuned=True),
     Claim("local steps matter little: H = 4 takes at most 1.1x the time of H = 2",
           "arXiv 1910.12308, experiments", "swarm_tuned", "swarm/H=4", EXACT, bound=1.1,
           tuned=True),
@@ -130,7 +122,7 @@ def figure(records: Records) -> Figure:
         Panel("10,000 test samples", "swarm_gaussians", GROUPS, "bytes_per_worker",
               "sent by a node"),
     ]  # fmt: skip
-    return dots(panels, records)
+    return draw(panels, records)
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
@@ -272,57 +264,16 @@ def _checked(spec: dict, size: int) -> tuple[Method, int, float]:
 
 
 def analyse(config: ConfigDict) -> analysis.Analysis:
-    """Return the times as `simulate` has them, with tables, a figure and the claim."""
-    points = simulate(config)
-    summary = {"points": [point._asdict() for point in points]}
-    claims = [claim for claim in CLAIMS if claim.record == "swarm_scale"]
-    draw = functools.partial(_draw, summary["points"])
-    return analysis.Analysis(summary, [_table(summary["points"])], draw, claims)
-
-
-def _by_method(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    return {method: [point for point in points if point["method"] == method]
-            for method in dict.fromkeys(point["method"] for point in points)}  # fmt: skip
-
-
-def _table(points: Sequence[Mapping[str, Any]]) -> stats.Numbers:
-    """Return mean and 99 % quantile by method and number of nodes, and how much the mean grows."""
-    workers = dict.fromkeys(f"{point['workers']}" for point in points)
-    return stats.Numbers(
+    """Return the times as `simulate` has them, with a table, a figure and the claim."""
+    points = [point._asdict() for point in simulate(config)]
+    table = analysis.pivot(
         "ms of communication per node and update by number of nodes, mean / 99 %",
-        ("method", *workers, "growth", "comm./comp."),
-        [
-            (method, *(f"{1e3 * p['mean']:,.1f} / {1e3 * p['quantile']:,.1f}" for p in row),
-             f"{row[-1]['mean'] / row[0]['mean']:.2f}x" if row[0]["mean"] else "–",
-             f"{row[-1]['of_compute']:.3g}")
-            for method, row in _by_method(points).items()
-        ],
-    )  # fmt: skip
-
-
-def _draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a PNG of 1350x600 pixels: mean and 99 % quantile against the number of nodes."""
-    families: dict[str, list[str]] = {}
-    for method in _by_method(points):
-        families.setdefault(method.partition("/")[0], []).append(method)
-    canvas = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-    panels = canvas.subplots(1, 2, sharey=True)
-    for axes, field in zip(panels, ("mean", "quantile"), strict=True):
-        for colour, methods in zip(COLOURS, families.values(), strict=False):
-            for dashes, method in zip(DASHES, methods, strict=False):
-                row = _by_method(points)[method]
-                axes.plot([p["workers"] for p in row], [p[field] for p in row], "o", color=colour,
-                          linestyle=dashes, markersize=3, label=method)  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        workers = sorted({p["workers"] for p in points})
-        axes.xaxis.set_major_locator(FixedLocator(workers))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(workers, map(str, workers))
-        axes.set_title({"mean": "mean", "quantile": "99 % quantile"}[field], fontsize=9)
-        axes.set_xlabel("nodes")
-        plain(axes)
-    panels[0].set_ylabel("communication per update [s]")
-    handles, labels = panels[0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    save(canvas, path)
+        points,
+        lambda point: point["method"],
+        lambda point: f"{point['workers']}",
+        lambda point: f"{1e3 * point['mean']:,.1f} / {1e3 * point['quantile']:,.1f}",
+    )
+    labels = "nodes", "communication per update [s]"
+    panels = [Lines(title, points, "workers", field, "method", labels, log=True)
+              for title, field in (("mean", "mean"), ("99 % quantile", "quantile"))]  # fmt: skip
+    return analysis.Analysis({"points": points}, [table], draw(panels), CLAIMS)

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from experiments.papers.base import Panel, Records, Sweep, dots
+from experiments.papers.base import Panel, Records, Sweep, draw
 from experiments.stats import END, Claim
 
 TITLE = "Gossip on uneven data"
@@ -17,23 +17,19 @@ SWEEPS = (
 )  # fmt: skip
 
 
-def _below(
-    source: str, ours: str, theirs: str, record: str = "heterogeneous", words: str = ""
-) -> Claim:
-    """Return the claim that one method or graph ends below another one at equal bytes."""
-    return Claim(f"{words}{ours} ends below {theirs}", source, record, ours, theirs, END,
-                 tuned=True, equal=("bytes_per_worker",), within=0.1)  # fmt: skip
-
-
-CLAIMS = (
-    _below("arXiv 2102.04761", "qg_dsgdm/ring", "dpsgd_momentum/ring"),
-    _below("arXiv 1805.09708", "gradient_tracking/ring", "dpsgd/ring"),
-    _below("arXiv 1803.07068", "exact_diffusion/ring", "dpsgd/ring"),
-    _below("arXiv 2104.11981", "decentlam/ring", "dpsgd_momentum/ring"),
-    _below("arXiv 2110.13363", "dpsgd/one_peer", "dpsgd/ring"),
-    _below("arXiv 2305.11420", "dpsgd/base_2", "dpsgd/one_peer"),
-    _below("arXiv 2210.07881", "dpsgd/equi", "dpsgd/ring"),
-    _below("arXiv 2305.11420", "dpsgd/base_2", "dpsgd/ring", "heterogeneous_text", "text: "),
+PAIRS = (  # source, and two arms, the first of which ends below the other
+    ("arXiv 2102.04761", "qg_dsgdm/ring", "dpsgd_momentum/ring"),
+    ("arXiv 1805.09708", "gradient_tracking/ring", "dpsgd/ring"),
+    ("arXiv 1803.07068", "exact_diffusion/ring", "dpsgd/ring"),
+    ("arXiv 2104.11981", "decentlam/ring", "dpsgd_momentum/ring"),
+    ("arXiv 2110.13363", "dpsgd/one_peer", "dpsgd/ring"),
+    ("arXiv 2305.11420", "dpsgd/base_2", "dpsgd/one_peer"),
+    ("arXiv 2210.07881", "dpsgd/equi", "dpsgd/ring"),
+)
+CLAIMS = tuple(
+    Claim(f"{ours} ends below {theirs}", source, "heterogeneous", ours, theirs, END, tuned=True,
+          equal=("bytes_per_worker",), within=0.1)
+    for source, ours, theirs in PAIRS
 )  # fmt: skip
 GROUPS = {
     "dpsgd/ring": "D-PSGD, ring",
@@ -53,7 +49,7 @@ GROUPS = {
 def figure(records: Records) -> Figure:
     """Draw how low training ends with few and with many workers that have sent as many bytes."""
     sizes = (("16 workers", "heterogeneous"), ("256 workers", "heterogeneous_workers_256"))
-    return dots(
+    return draw(
         [Panel(title, record, GROUPS, END, "training loss at the end", log=True)
          for title, record in sizes],
         records,

@@ -51,7 +51,7 @@ def test_who_waits_for_nobody_loses_its_own_time_alone(call):
     assert points["asynchronous DiLoCo", 32]["taking_part"] == pytest.approx(1 / 32)
     assert points[OURS, 32]["staleness"] < points["asynchronous DiLoCo", 32]["staleness"] / 5
     (first, second) = (measured for _, measured in summary["claims"])
-    assert first.startswith("does not hold: about") and second.startswith("holds: ")
+    assert first.startswith("does not hold: elastic") and second.startswith("holds: ")
 
 
 def points(**shares):
@@ -64,11 +64,11 @@ def points(**shares):
 
 def test_the_paper_is_asked_where_elastic_all_reduce_has_its_share():
     found = paper.keeps_more(*points(d=[0.9, 0.9, 0.8], e=[0.8, 0.7, 0.46]))
-    assert str(found) == f"does not hold: about 23 learners, where {OURS} keeps 85.0%"
+    assert found.verdict == "does not hold" and "between 16 and 32 learners" in found.measured
     found = paper.keeps_more(*points(d=[0.9, 0.9, 0.89], e=[0.8, 0.7, 0.46]))
-    assert found.verdict == "holds"
+    assert found.verdict == "holds" and found.measured.endswith("keeps 89.0%")
     for shares, words in (
-        ({"d": [0.9] * 3, "e": [0.9, 0.8, 0.7]}, "has 70% to 90%, and crosses 58% 0 times"),
+        ({"d": [0.9] * 3, "e": [0.9, 0.8, 0.7]}, "has 70% to 90%, and falls to 58% at no number"),
         ({"e": [0.7, 0.6, 0.5]}, f"{OURS} was not simulated"),
     ):
         with pytest.raises(Inconclusive, match=words):

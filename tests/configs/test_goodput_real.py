@@ -33,33 +33,22 @@ def test_who_waits_for_a_killed_learner_loses_what_others_do_not(call):
         SESSION.close()
     assert code == 0 and err == "" and "goodput while learners are killed" in out
     summary = json.loads(pathlib.Path("out/summary.json").read_text())
-    ours, barrier = summary["methods"]
-    for row in (ours, barrier):
-        assert row["kills"] == 1 and 0.4 < row["there"] < 1 and 0 < row["away"] < 7
-        assert row["undisturbed"] > 0 and row["train_loss"] < 2.3  # where it begins
-    # Who waits can finish at most the update that the lost one had delivered for.
-    assert barrier["meanwhile"] <= 1 < ours["meanwhile"]
+    for row in summary["methods"]:
+        assert row["kills"] == 1 and 0.4 < row["there"] < 1 and row["undisturbed"] > 0
     assert all(measured.startswith("inconclusive") for _, measured in summary["claims"])
 
 
 def runs(name, *shares):
-    there = 0.9
-    return [paper.Run(name, seed, 4, 100.0, 100 * share, share, there, 2.0, 7, 0.5)
+    return [paper.Run(name, seed, 4, 100.0, 100 * share, share, there=0.9)
             for seed, share in enumerate(shares)]  # fmt: skip
 
 
 def test_verdicts_come_from_the_shares_of_all_seeds():
     barrier = paper.of_seeds(runs(paper.BARRIER, 0.5, 0.52, 0.49))
-    for shares, verdicts in (
-        ((0.89, 0.9, 0.88), ["holds", "holds"]),
-        ((0.7, 0.71, 0.69), ["holds", "does not hold"]),
-        ((0.4, 0.41, 0.39), ["does not hold", "does not hold"]),
-    ):
+    for shares, verdict in (((0.7, 0.71, 0.69), "holds"), ((0.4, 0.41, 0.39), "does not hold")):
         methods = [paper.of_seeds(runs(paper.OURS, *shares)), barrier]
-        measured = [stats.judge(claim, [], {"summary": {"methods": methods}}).verdict
-                    for claim in paper.CLAIMS if claim.record == "goodput_real"]  # fmt: skip
-        assert measured == verdicts
-    assert methods[0]["kills"] == 12 and methods[0]["share"] == pytest.approx(0.4)
+        assert stats.judge(paper.CLAIMS[-1], methods).verdict == verdict
+    assert methods[0]["kills"] == 4 and methods[0]["share"] == pytest.approx(0.4)
 
 
 def test_an_absence_ends_with_the_new_process_or_with_the_run():

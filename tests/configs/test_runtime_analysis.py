@@ -26,7 +26,7 @@ def call(tmp_path, monkeypatch, capsys):
 
 def test_simulations_lie_where_theory_allows(call):
     code, out, err = call(*BRIEF)
-    assert code == 0 and err == "" and "expected seconds per update" in out
+    assert code == 0 and err == "" and "seconds per update by workers" in out
     place = pathlib.Path("out")
     assert {path.name for path in place.iterdir()} == {
         "config.json", "summary.json", "figure.png", "report.json",

@@ -49,8 +49,8 @@ def _rounds(arms, rounds):
 
 @pytest.mark.slow
 def test_bytes_losses_and_steps_are_numbers(arms):
-    lost, at_1, at_10 = s2_reducer.numbers(arms)
-    assert lost.rows[0] == ("dense", "0.0", "+0.00", "test hit rate at 10 0.25", "0.0")
+    lost, at_1 = s2_reducer.numbers(arms)
+    assert lost.rows[0] == ("dense", "0.0", "+0.00", "0.0")
     by_name = {row[0]: row for row in lost.rows}
     assert float(by_name["s2/sketch"][1]) >= 81 and by_name["s2/sketch"][2] == "+1.00"
     assert float(by_name["s2/exact"][1]) > 90
@@ -58,10 +58,8 @@ def test_bytes_losses_and_steps_are_numbers(arms):
     steps = {row[0]: row for row in at_1.rows}
     assert float(steps["dense"][1]) > float(steps["s2/sketch"][1]) > 12
     # A gradient and a step of 12 ms, and codecs of 0.2 ms, differ by 1 % from round to round.
-    assert steps["dense"][2:] == ("0.190", "1.00x", "")
-    assert steps["s2/sketch"][2] == "0.193" and "of them 0.20 ms" in steps["s2/sketch"][-1]
-    assert float(steps["s2/exact"][1]) > 500 and "do not compress" in steps["s2/exact"][-1]
-    assert len(at_10.rows) == len(LOSSES)
+    assert steps["dense"][2:] == ("0.190", "1.00x") and steps["s2/sketch"][2] == "0.193"
+    assert float(steps["s2/exact"][1]) > 500 and len(at_1.rows) == len(LOSSES)
 
 
 def test_bytes_that_fallbacks_sent_count(arms):
@@ -78,7 +76,7 @@ def test_what_fallbacks_send_takes_its_time_in_a_step(arms):
     def step(more: float) -> float:
         (sketch,) = (arm for arm in arms if arm["name"] == "s2/sketch")
         sketch["fallback_bytes"] = more
-        _, at_1, *_ = s2_reducer.numbers([dict(arm) for arm in arms])  # measured once an arm
+        _, at_1 = s2_reducer.numbers([dict(arm) for arm in arms])  # measured once an arm
         return next(float(row[1]) for row in at_1.rows if row[0] == "s2/sketch")
 
     planned = step(0.0)
