@@ -10,6 +10,7 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -250,11 +251,6 @@ def styles(names: Sequence[str]) -> dict[str, dict]:
     }
 
 
-def plot(axes: Axes, runs: Runs, line: Mapping, x: str) -> None:
-    """Draw the mean training loss of an arm, and of several runs a band of one deviation."""
-    _line(axes, mean_curve(runs, x), line)
-
-
 def _line(axes: Axes, curve: Curve, line: Mapping) -> None:
     few = {"marker": "o", "markersize": 3} if curve.x.size == 1 else {}
     axes.plot(curve.x, curve.mean, **line, **few)
@@ -274,12 +270,8 @@ def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
         apart = {"xytext": (-2, 2), "textcoords": "offset points", "ha": "right", "color": "0.35"}
         axes.annotate(f"target {shown.target:.3g}", **place, **apart)
     if shown.logarithmic:
-        # A loss often spans about a decade, where the default labels hardly anything.
         axes.set_yscale("log")
-        bottom, top = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 1000 * bottom else (1,)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+        mark(axes.yaxis)  # a loss often spans a decade, where the default labels hardly anything
     plain(axes)
     axes.set_xlim(left=0)
     axes.set(xlabel=shown.x, ylabel=shown.y)
@@ -336,13 +328,6 @@ def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:
     return lines, plots(drawn, own, target, clock)
 
 
-def drawn(caption: str, draw: Callable[[Axes], None]) -> Figure:
-    """Return a figure of what `draw` draws; its label is the caption."""
-    made = Figure(figsize=SIZE, dpi=150, layout="constrained", label=caption)
-    draw(made.subplots())
-    return made
-
-
 def write_paper(root: Path, made: Mapping[str, Figure]) -> Path:
     """Write figures as PDF and SVG into the folder `figures` of a workdir; the folder."""
     files.make(root / FOLDER)
@@ -380,6 +365,14 @@ def plain(axes: Axes) -> None:
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
+
+
+def mark(axis: Axis) -> None:
+    """Mark numbers on a logarithmic axis, more of them where it spans less than three decades."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def draw_strips(strips: Sequence[Strip]) -> Figure:

@@ -1,7 +1,5 @@
 """The advice on a waiting rule as a page, as a printed table, and as a command to run."""
 
-import base64
-import html
 import itertools
 import pprint
 import shlex
@@ -11,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.markup import escape
 
@@ -26,6 +24,7 @@ from experiments import (
     prepare,
     provenance,
     records,
+    report,
     waiting,
 )
 from experiments.advice import durations, play
@@ -54,30 +53,6 @@ def get_config():
         {}
     )
 '''
-HTML = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title><style>
-:root {{ color-scheme: light dark; }}
-body {{ margin: auto; padding: 1rem; max-width: 75rem; font: 1rem/1.5 system-ui, sans-serif; }}
-p {{ max-width: 46rem; }}
-pre, h1 {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
-pre {{ padding: .6rem; background: color-mix(in srgb, currentColor 7%, transparent); }}
-div {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .25rem .9rem .25rem 0; text-align: right; vertical-align: top; }}
-td {{ white-space: nowrap; }}
-thead th {{ white-space: pre; vertical-align: bottom; border-bottom: 1px solid; }}
-tbody th, .words td {{ min-width: 10rem; font-weight: 400; white-space: normal; }}
-th:first-child, .words * {{ text-align: left; }}
-small, summary {{ opacity: .75; }}
-img {{ width: 100%; min-width: 44rem; max-width: 64rem; background: #fff; }}
-</style></head><body>
-{body}
-</body></html>
-"""
 
 
 def launch(
@@ -271,93 +246,70 @@ def write(advice: Advice, root: Path, launched: str = "") -> None:
     if not any(one.startswith("--config=") for one in advice.source.command):
         text = DATA.replace("{}", pprint.pformat(advice.source.config.to_dict()))
         files.write(root / CONFIG, text, durable=False)
-    title = html.escape(f"{root.resolve().name}: which waiting rule")
-    body = "\n".join([f"<h1>{title}</h1>", *_sections(advice, root, launched)])
-    files.write(root / PAGE, HTML.format(title=title, body=body), durable=False)
-
-
-def _sections(advice: Advice, root: Path, launched: str) -> Iterator[str]:
-    measured, decided, own = advice.source.measured, advice.verdict, advice.reference
+    title = f"{root.resolve().name}: which waiting rule"
+    measured = advice.source.measured
     count = sum(map(len, measured.seconds))
     facts = f"{count:,} durations of {measured.workers} workers from {measured.source}"
-    yield _paragraph(measured.read or facts, "small")
-    yield _paragraph(launched, "pre")
-    yield "<h2>Advice</h2>"
-    yield _paragraph(f"{decided.reason[0].upper()}{decided.reason[1:]}.", "strong")
+    sections = _sections(advice, root)
+    text = report.page(title, measured.read or facts, _said(launched, "pre"), sections)
+    files.write(root / PAGE, text, durable=False)
+
+
+def _sections(advice: Advice, root: Path) -> Iterator[str]:
+    measured, decided, own = advice.source.measured, advice.verdict, advice.reference
+    yield _said(f"{decided.reason[0].upper()}{decided.reason[1:]}.", "headline")
     if not decided.sure:
         names = ", ".join(one.name for one in decided.close)
-        yield _paragraph(f"Any of these may be first: {names}. To run the first of them:")
-    yield _paragraph(shlex.join(command(advice, root)), "pre")
+        yield _said(f"Any of these may be first: {names}. To run the first of them:")
+    yield _said(shlex.join(command(advice, root)), "pre")
     yield "<h2>Ranking</h2>"
-    yield _table(*columns(advice))
+    headings, rows = columns(advice)
+    yield report.table("numbers long", headings, [rows])
     trained = (
         f"; trained: mean ± standard deviation over {len(play.DURATIONS)} seeds, each with "
         "resampled durations; * the best rate is the first or the last that was tried"
     ) * bool(advice.results)
-    yield _paragraph(
+    yield _said(
         f"Every rule at its best parameter; yours: {own.name}; rules with fewer samples per second "
         f"than yours come last until they are trained; waits most for: the last to be ready in the "
         f"most updates{trained}.",
-        "small",
+        "quiet",
     )
     words = "Time to the target. Bar: predicted range; diamond: trained; tick: other parameters."
-    yield _picture(root / RANKED, _ranked(advice), words)
-    yield _paragraph(
+    figures.save(_ranked(advice), root / RANKED)
+    yield report.image("picture", files.read(root / RANKED), words)
+    yield _said(
         "Predicted without training, from the schedule of each rule and a gradient's variance of "
         f"{advice.ratio:.3g} squared means per mini-batch; the range is over resampled durations "
         f"and {play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and "
         "local steps are not in it.",
-        "small",
+        "quiet",
     )
     yield "<h2>What would change the verdict</h2>"
-    yield _table(("if", "predicted to be first"), advice.changes, "words")
+    yield report.table("words", ("if", "predicted to be first"), [advice.changes])
     yield "<h2>Who waits for whom</h2>"
     words = "Share of a worker's time in which it waits for another one, under each rule."
-    yield _picture(root / WAITS, _waits(advice), words)
+    figures.save(_waits(advice), root / WAITS)
+    yield report.image("picture", files.read(root / WAITS), words)
     yield "<h2>Durations</h2><details><summary>seconds of a mini-batch, by worker</summary>"
     rows = [
         (measured.name(i), f"{len(each)}", f"{np.median(each):.4g}", f"{max(each):.4g}")
         for i, each in enumerate(measured.seconds)
     ]
-    yield _table(("worker", "number", "median", "longest"), rows)
-    if measured.censored:
-        yield _paragraph(
-            f"{measured.censored:.1%} were cut by the rule of the run, and are completed from the "
-            "longer ones of their worker (Kaplan-Meier).",
-            "small",
-        )
+    cut = (
+        f"{measured.censored:.1%} were cut by the rule of the run, and are completed from the "
+        "longer ones of their worker (Kaplan-Meier)."
+    ) * bool(measured.censored)
+    yield report.table("numbers", ("worker", "number", "median", "longest"), [rows], cut)
     yield "</details>"
     if advice.refused:
         yield "<h2>Not weighed</h2>"
-        yield _table(("rule", "why"), advice.refused, "words")
+        yield report.table("words", ("rule", "why"), [advice.refused])
 
 
-def _paragraph(text: str, tag: str = "span") -> str:
-    text = f"<{tag}>{html.escape(text)}</{tag}>"
-    return text if tag == "pre" else f"<p>{text}</p>"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Return a table in a box to scroll in; the first cell of a row is its heading."""
-    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in headings)
-    body = ""
-    for first, *rest in rows:
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in rest)
-        body += f'<tr><th scope="row">{html.escape(first)}</th>{cells}</tr>\n'
-    return (
-        f'<div tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _picture(path: Path, canvas: Figure, caption: str) -> str:
-    """Write a picture and return it as a part of the page."""
-    figures.save(canvas, path)
-    data = base64.b64encode(files.read(path)).decode()
-    return (
-        f'<div tabindex="0"><img src="data:image/png;base64,{data}" alt="{html.escape(caption)}">'
-        f"</div>{_paragraph(caption, 'small')}"
-    )
+def _said(text: str, kind: str = "") -> str:
+    text = report.text(text)
+    return f"<pre>{text}</pre>" if kind == "pre" else f'<p class="{kind}">{text}</p>'
 
 
 def _ranked(advice: Advice) -> Figure:
@@ -382,11 +334,8 @@ def _ranked(advice: Advice) -> Figure:
     axes.invert_yaxis()
     axes.axvline(1.0, color="0.35", linewidth=0.8, linestyle="--")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("")
-    axes.grid(axis="x", color="0.9", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    figures.mark(axes.xaxis)
+    figures.plain(axes)
     axes.set_xlabel("time to target, yours = 1", fontsize=9)
     return canvas
 

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from experiments import stats
-from experiments.figures import COLOURS, DASHES, literal, plain
+from experiments.figures import COLOURS, DASHES, literal, mark, plain
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
 Points = Sequence[Mapping[str, Any]]  # rows of an analysis
@@ -108,7 +107,7 @@ def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
     axes.set_ylim(len(labels) - 0.4, -0.6)
     if panel.log:
         axes.set_xscale("log")
-        _mark(axes.xaxis)
+        mark(axes.xaxis)
     elif panel.quantity in (stats.SECONDS, "share", "there", *stats.COUNTED):
         axes.set_xlim(left=0)
     axes.set_xlabel(panel.label + (f" [{unit.strip()}]" if unit.strip() in ("MB", "%") else ""),
@@ -139,17 +138,9 @@ def _lines(axes: Axes, panel: Lines) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     if panel.log:
         axes.set_yscale("log")
-        _mark(axes.yaxis)
+        mark(axes.yaxis)
     if panel.share:
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(panel.labels[0], fontsize=9)
     axes.set_ylabel(panel.labels[1], fontsize=9)
-
-
-def _mark(axis: Axis) -> None:
-    """Mark numbers on a logarithmic axis, more of them where it spans less than two decades."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
