@@ -1,67 +1,18 @@
-"""The pay of compressing where an arm will run: its codec is measured, its network is modelled."""
+"""Seconds of codecs on the device at hand, and the links on which they are weighed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS
-from comms import compression_cost, cost, messages
-from experiments import entries, optimizers, parts, prepare, stopwatch, tasks
+from comms import cost, messages
+from experiments import entries, prepare, stopwatch, tasks
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
 TURNS = 15
-
-
-def forecasts(configs: Sequence[ConfigDict]) -> Iterator[str]:
-    """Yield a line for each method that compresses: its gain over all-reduce.
-
-    On the config's network, if it has one, else on links of 1 and 10 Gbit/s. Arms that differ in
-    other things are reported once.
-    """
-    subjects = {}
-    for config in configs:
-        subject = parts.text(config.task), parts.text(config.algorithm), config.workers
-        subjects.setdefault(subject, config)
-    for config in subjects.values():
-        arm = prepare.prepare(config, settled=True)
-        if not compresses(arm, config.workers):
-            continue
-        dense = arm._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
-        try:
-            one = ConfigDict(config.to_dict() | {"workers": 1})
-            alone = prepare.prepare(one, arm.task, settled=True)
-            codec = step_seconds(alone, config)[1] - step_seconds(dense, config)[1]
-        except (TypeError, ValueError) as error:  # a forecast ends no run
-            yield f"{config.name}: its codec cannot be timed by one worker ({error})"
-            continue
-        found = []
-        for rate, network in networks(config, arm.shapes, (1, 10)).items():
-            place = f"at {rate}" if entries.is_number(config.communication) else "on its network"
-            gained = gain(arm, dense, codec, config.workers, network)
-            found.append(f"{place} {compression_cost.verdict(gained)}")
-        yield f"{config.name}: {'; '.join(found)}"
-
-
-def gain(
-    arm: prepare.Prepared,
-    dense: prepare.Prepared,
-    codec: float,
-    workers: int,
-    network: cost.Network,
-) -> compression_cost.Gain:
-    """Return an exchange of `arm` against one of `dense`; codec: seconds to encode and decode.
-
-    Measured as a difference, these can be negative, and count as 0 then.
-    """
-    sent, plain = (
-        messages.exchange_seconds(method, arm.shapes, workers, network)(method.settled)
-        for method in (arm.algorithm, dense.algorithm)
-    )
-    return compression_cost.Gain(plain, max(0.0, codec) + sent, max(0.0, codec))
 
 
 def compresses(arm: prepare.Prepared, workers: int) -> bool:

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from experiments import (
     aggregates,
-    codec_times,
     config_files,
     distributed,
     entries,
@@ -330,8 +329,6 @@ def launch(
     if distributed.is_writer():
         for line in waiting.traces(arm.config for arm in left):
             print(f"delay: {line}")
-        for line in codec_times.forecasts([arm.config for arm in left]):
-            print(f"compression: {line}")
     failures = run(arms, workdir, overwrite, together, execute)
     # Late: drawing takes a second to load, and arms can start now.
     from experiments import tables

@@ -1,4 +1,4 @@
-"""Compression: break-even bandwidths, losses in records, and forecasts before a run."""
+"""Compression: break-even bandwidths and losses in records."""
 
 import numpy as np
 import pytest
@@ -53,21 +53,6 @@ def test_methods_are_weighed_for_a_config(config):
 def configured(**changes):
     config = nonblocking.get_config("workers=4")
     return sweep.override(config, {"task": "digits(model=logistic)", "wait": "barrier"} | changes)
-
-
-def test_only_methods_that_compress_are_forecast_and_each_once(monkeypatch):
-    seconds = iter([(1.0, 0.013), (1.0, 0.003)])  # of top-k and of all-reduce
-    monkeypatch.setattr(codec_times, "step_seconds", lambda arm, config: next(seconds))
-    top_k = {"name": "top", "algorithm": "top_k(ratio=0.01)", "communication": 0.0}
-    configs = [configured(**changes) for changes in ({}, top_k, top_k | {"seed": 1})]
-    (line,) = codec_times.forecasts(configs)
-    # 650 parameters: both times are what 6 messages take, and the codec is all that matters.
-    assert line.startswith("top: at 1 Gbit/s do not compress: 0.33 ms dense, 10.")
-    assert "; at 10 Gbit/s do not compress" in line and "10.00 ms to encode" in line
-    monkeypatch.setattr(codec_times, "step_seconds", lambda arm, config: (1.0, 0.003))
-    narrow = configured(algorithm="qsgd", communication="network(latency=0, bandwidth=1e3)")
-    (line,) = codec_times.forecasts([narrow])
-    assert "on its network" in line and "x faster" in line
 
 
 @pytest.mark.slow
