@@ -274,10 +274,8 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
     yield from table(("claim", "measured", "p", "verdict", "source", "record"), rows)
     name = paper.__name__.rpartition(".")[2]
     yield ""
-    yield (
-        f"Rows: `experiments/papers/{name}.py`. Commands of the records: "
-        "[sweeps](results.md#sweeps)."
-    )
+    path = f"experiments/papers/{name}.py"
+    yield f"Rows: [{path}](../{path}). Commands of the records: [sweeps](results.md#sweeps)."
 
 
 def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer]]:

@@ -17,15 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
-from rich.table import Table
 
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
 from experiments import codec_times, optimizers, parts, prepare, records, waiting
-from experiments.analysis import Analysis
+from experiments.analysis import Analysis, pivot
 from experiments.config_files import override
 from experiments.stats import Numbers
-from experiments.tables import as_table
 
 GIGABITS = (1.0, 10.0, 100.0)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -135,7 +133,6 @@ def _row(
                 "network": name,
                 "seconds": line.codec + sent,
                 "gain": alone / (line.codec + sent),
-                "gain_of_update": (gradient + alone) / (gradient + line.codec + sent),
                 "gain_of_overlapped_update": max(gradient, alone)
                 / (line.codec + max(gradient, sent)),
             }
@@ -165,8 +162,8 @@ def in_records() -> dict[str, tuple[float, str]]:
     return found
 
 
-def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for all networks, then one for each."""
+def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
+    """Yield a table for all networks, then one with a column for each."""
 
     def gigabits(bandwidth: float | None) -> str:
         known = {None: "never", float("inf"): "always"}
@@ -185,17 +182,14 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     ]
     headings = ("MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]", "loss")
     title = "breaks even: the bandwidth below which it is faster than all-reduce"
-    yield as_table(Numbers(title, ("method", *headings), rows))
-    gains = ("gain", "gain_of_update", "gain_of_overlapped_update")
-    headings = ("codec and\nexchange [ms]", "exchange", "update", "overlapped\nupdate")
-    for number, entry in enumerate(summary["dense"]):
-        rows = [("all_reduce", f"{1e3 * entry['seconds']:.3g}", *["1.00x"] * 3)]
-        for row in summary["methods"]:
-            one = row["networks"][number]
-            times = (f"{one[gain]:.2f}x" for gain in gains)
-            rows.append((row["method"], f"{1e3 * one['seconds']:.3g}", *times))
-        words = "overlapped: where an exchange hides behind the gradient as far as it can"
-        yield as_table(Numbers(f"on {entry['network']}; {words}", ("method", *headings), rows))
+    yield Numbers(title, ("method", *headings), rows)
+    yield pivot(
+        "gain of an exchange | of an update that hides it behind its gradient as far as it can",
+        [one | {"method": row["method"]} for row in summary["methods"] for one in row["networks"]],
+        lambda one: one["method"],
+        lambda one: one["network"],
+        lambda one: f"{one['gain']:.2f}x | {one['gain_of_overlapped_update']:.2f}x",
+    )
 
 
 def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -308,7 +308,9 @@ def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> Run:
         middle, _ = runtime.advance(begin, begin.seconds + config.undisturbed)
         rows, end = [], middle
         for number in range(1, config.kills + 1):
-            kill_one(runtime.pids(), draw)
+            with contextlib.suppress(IndexError, ProcessLookupError):  # nobody is ready, or left
+                pids = runtime.pids()
+                os.kill(pids[draw.choice(sorted(pids))], signal.SIGKILL)
             end, schedule = runtime.advance(end, middle.seconds + number * config.every)
             rows.append(schedule)
         _, schedule = runtime.advance(end, np.inf, 1)  # losses are known with the next update
@@ -319,13 +321,6 @@ def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> Run:
     there = 1 - away / (config.workers * (end.seconds - middle.seconds))
     kills = end.deaths - middle.deaths
     return Run(name, seed, kills, alone, among_kills, among_kills / alone, there)
-
-
-def kill_one(pids: Mapping[int, int], draw: random.Random) -> None:
-    """Kill the process of one of the workers that are ready, if there is any."""
-    if pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pids[draw.choice(sorted(pids))], signal.SIGKILL)
 
 
 def rate(before, after) -> float:

@@ -72,13 +72,13 @@ def hosts(
 
 
 CLAIMS = (
-    Claim("one node 4x slower: at most 0.6x the time of D-PSGD", ABSTRACT, "swarm_slow4", COARSE,
-          "dpsgd/ring", bound=0.6),
-    Claim("8 bits keep the accuracy to 0.3 points, 10,000 test samples", ABSTRACT,
+    Claim("SwarmSGD, one node 4x slower: at most 0.6x the time of D-PSGD", ABSTRACT,
+          "swarm_slow4", COARSE, "dpsgd/ring", bound=0.6),
+    Claim("SwarmSGD, 8 bits keep the accuracy to 0.3 points, 10,000 test samples", ABSTRACT,
           "swarm_gaussians", COARSE, EXACT, ACCURACY, margin=0.003, equal=SAMPLES),
-    Claim("8 bits are within 1 point of large batches, 10,000 test samples", ABSTRACT,
-          "swarm_gaussians", COARSE, LARGE, ACCURACY, margin=0.01, equal=SAMPLES),
-    Claim("8 bits send half the bytes of D-PSGD", ABSTRACT, "swarm", COARSE, "dpsgd/ring",
+    Claim("SwarmSGD, 8 bits are within 1 point of large batches, 10,000 test samples",
+          ABSTRACT, "swarm_gaussians", COARSE, LARGE, ACCURACY, margin=0.01, equal=SAMPLES),
+    Claim("SwarmSGD, 8 bits send half the bytes of D-PSGD", ABSTRACT, "swarm", COARSE, "dpsgd/ring",
           "bytes_per_worker", 0.5, equal=SAMPLES),
     Claim("each at its best rate: 8 bits take 10 % less time than 32", ABSTRACT, "swarm_tuned",
           COARSE, EXACT, bound=0.9, tuned=True),
