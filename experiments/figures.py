@@ -3,7 +3,6 @@
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -229,26 +228,17 @@ def styles(names: Sequence[str]) -> dict[str, dict]:
 
     Where that gives two arms the same line, every arm has its own combination, up to 35 arms.
     """
-
-    def assigned(keys: Sequence[str], values: Sequence) -> list:
-        chosen = dict(zip(dict.fromkeys(keys), cycle(values), strict=False))
-        return [chosen[key] for key in keys]
-
-    methods, variants = ([name.partition("/")[place] for name in names] for place in (0, 2))
-    places = range(len(names))
-    choices = (
-        (assigned(methods, COLOURS), assigned(variants, DASHES)),
-        (
-            [COLOURS[place % len(COLOURS)] for place in places],
-            [DASHES[place // len(COLOURS) % len(DASHES)] for place in places],
-        ),
-    )
-    lines = [list(zip(*choice, strict=True)) for choice in choices]
-    chosen = next((choice for choice in lines if len(set(choice)) == len(names)), lines[-1])
+    pairs = [name.partition("/")[::2] for name in names]
+    methods, variants = (list(dict.fromkeys(pair[place] for pair in pairs)) for place in (0, 1))
+    chosen = [(methods.index(method), variants.index(variant)) for method, variant in pairs]
+    kinds = {(colour % len(COLOURS), dash % len(DASHES)) for colour, dash in chosen}
+    if len(kinds) < len(names):
+        chosen = [(place, place // len(COLOURS)) for place in range(len(names))]
     return {
-        name: {"color": colour, "linestyle": dash, "linewidth": 1.6}
+        name: {"color": COLOURS[colour % len(COLOURS)], "linestyle": DASHES[dash % len(DASHES)],
+               "linewidth": 1.6}
         for name, (colour, dash) in zip(names, chosen, strict=True)
-    }
+    }  # fmt: skip
 
 
 def _line(axes: Axes, curve: Curve, line: Mapping) -> None:

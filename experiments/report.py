@@ -48,10 +48,6 @@ SLOW = 1.25  # times the median, from which on a worker is called slow
 HERE = Path(__file__).parent
 
 
-class Html(str):
-    """Text that is HTML already."""
-
-
 class Arm(NamedTuple):
     """The records of an arm's finished seeds."""
 
@@ -173,7 +169,7 @@ def whole(
         f'<p class="headline">{text(headline(arms))}</p>' if arms else "",
         f"<p>{text(slow(arms, looks))}</p>" if looks else "",
         *_about(note),
-        *_results(arms, is_live and len(lines) > figures.MOST_DRAWN),
+        *_results(arms),
         *_words("Not finished", ("run", "state"), unfinished),
         *_words("Claims and measurements", ("claim", "measured"), note.get("claims")),
         *(table("words", t["columns"], [t["rows"]], t["title"]) for t in note.get("numbers", ())),
@@ -321,16 +317,15 @@ def strips_of(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> list[fi
     ]
 
 
-def _results(arms: Sequence[Arm], listed: bool) -> Iterator[str]:
-    """Yield the table of `tables.of_arms` and why arms ended early; listed: with a box per arm."""
+def _results(arms: Sequence[Arm]) -> Iterator[str]:
+    """Yield the table of `tables.of_arms` and why arms ended early."""
     if not arms:
         return
     shown = tables.of_arms([arm.summary for arm in arms])
     bodies: list[list] = [[]]
     cells = zip(*(column.cells for column in shown.columns), strict=True)
-    for place, (row, (name, *values)) in enumerate(zip(shown.rows, cells, strict=True)):
-        box = Html(f'<label><input type="checkbox" data-arm="{place}"> {text(name)}</label>')
-        bodies[-1].append((box if listed else name, *values))
+    for row, values in zip(shown.rows, cells, strict=True):
+        bodies[-1].append(values)
         if row.end_section:
             bodies.append([])
     yield "<h2>Results</h2>"
@@ -366,13 +361,12 @@ def _figures(
         dashes = [] if dash == "-" else [2 * length for length in dash[1]]
         line = {"color": colour, "dash": ",".join(f"{px:g}px" for px in dashes) or "solid"}
         traces.append(go.Scatter(name=html.escape(name), meta=name, line=line).to_plotly_json())
-        if name in ranked[: figures.MOST_DRAWN] or place >= len(arms):
-            entries.append(
-                f'<li><label><input type="checkbox" data-arm="{place}"><svg width="36" height="8" '
-                f'aria-hidden="true"><path d="M0 4H36" stroke="{colour}" stroke-width="2.4" '
-                f'stroke-dasharray="{" ".join(map(str, dashes)) or "none"}"/></svg>{text(name)}'
-                f"{'' if place < len(arms) else ' (under way)'}</label></li>"
-            )
+        entries.append(
+            f'<li><label><input type="checkbox" data-arm="{place}"><svg width="36" height="8" '
+            f'aria-hidden="true"><path d="M0 4H36" stroke="{colour}" stroke-width="2.4" '
+            f'stroke-dasharray="{" ".join(map(str, dashes)) or "none"}"/></svg>{text(name)}'
+            f"{'' if place < len(arms) else ' (under way)'}</label></li>"
+        )
     if is_live:
         points = max(2, min(MOST_POINTS, MOST_POINTS * figures.MOST_DRAWN // len(lines)))
         axes: dict[str, dict] = {}
@@ -636,6 +630,4 @@ def figure_of(made: Figure) -> str:
 
 def text(raw: str) -> str:
     """Return a text as it stands in a page, whatever it holds."""
-    if isinstance(raw, Html):
-        return raw
     return html.escape("\n".join(texts.visible(line) for line in str(raw).split("\n")))

@@ -4,7 +4,7 @@ Beside its claims stands the time that nodes communicate for, simulated; that tr
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -153,17 +153,6 @@ def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
 # --- the time that nodes communicate for: nothing is trained ---
 
 
-class Point(NamedTuple):
-    """Communication of one method on some number of nodes, over all nodes and updates."""
-
-    method: str
-    workers: int
-    mean: float  # s of a node's update
-    quantile: float  # s, which 99 % of them do not exceed
-    of_compute: float  # seconds communicating per second computing
-    bytes: float  # that a node sends for an update of its own
-
-
 Spent = tuple[np.ndarray, float, float]  # s of communication, s of computing, bytes
 Method = Callable[[ConfigDict, int, int, float], Spent]  # config, workers, local steps, bytes
 
@@ -225,27 +214,6 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def simulate(config: ConfigDict) -> list[Point]:
-    """Return the communication of every method on every number of workers.
-
-    config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
-    between two exchanges and bits are sent per coordinate; `size` of the model in coordinates;
-    `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
-    Raise ValueError for a config that cannot be simulated.
-    """
-    entries.check(config, [("a positive whole number", entries.is_count, ("rounds", "size"))])
-    methods = {label: _checked(parts.spec(text), config.size) for label, text in config.methods}
-    points = []
-    for label, (method, steps, payload) in methods.items():
-        for workers in config.workers:
-            spent, computing, sent = method(config, workers, steps, payload)
-            points.append(
-                Point(label, int(workers), float(spent.mean()), float(np.quantile(spent, 0.99)),
-                      float(spent.sum() / computing), float(sent))
-            )  # fmt: skip
-    return points
-
-
 def _checked(spec: dict, size: int) -> tuple[Method, int, float]:
     """Return the method, its local steps, and the bytes of a model in float32 or in few bits."""
     if spec["name"] not in METHODS:
@@ -264,8 +232,26 @@ def _checked(spec: dict, size: int) -> tuple[Method, int, float]:
 
 
 def analyse(config: ConfigDict) -> analysis.Analysis:
-    """Return the times as `simulate` has them, with a table, a figure and the claim."""
-    points = [point._asdict() for point in simulate(config)]
+    """Return the communication of every method on every number of workers.
+
+    config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
+    between two exchanges and bits are sent per coordinate; `size` of the model in coordinates;
+    `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
+    Raise ValueError for a config that cannot be simulated.
+    """
+    entries.check(config, [("a positive whole number", entries.is_count, ("rounds", "size"))])
+    methods = {label: _checked(parts.spec(text), config.size) for label, text in config.methods}
+    points = []
+    for label, (method, steps, payload) in methods.items():
+        for workers in config.workers:
+            spent, computing, sent = method(config, workers, steps, payload)
+            points.append({
+                "method": label, "workers": int(workers),
+                "mean": float(spent.mean()),  # s of a node's update
+                "quantile": float(np.quantile(spent, 0.99)),
+                "of_compute": float(spent.sum() / computing),  # s communicating per s computing
+                "bytes": float(sent),  # that a node sends for an update of its own
+            })  # fmt: skip
     table = analysis.pivot(
         "ms of communication per node and update by number of nodes, mean / 99 %",
         points,

@@ -358,7 +358,7 @@ def test_a_page_of_500_arms_lists_all_and_is_no_larger_than_before(tmp_path):
     print(f"{len(text):,} bytes")
     assert len(text) < 10.6e6
     boxes = [a["data-arm"] for tag, a in Page(text).elements if "data-arm" in a]
-    assert len(boxes) == 500 + figures.MOST_DRAWN and set(boxes) == {f"{i}" for i in range(500)}
+    assert boxes == [f"{i}" for i in range(500)]
     data = data_of(text)
     assert len(data["shown"]) == figures.MOST_ARMS and len(data["names"]) == 500
     assert all(data["axes"]["training loss"]["virtual time [s]"]["columns"])
