@@ -5,8 +5,8 @@ python -m benchmarks.damage [--tries=10000] [--seed=0] [--only=schedule,summary]
 Every reader of files gets as many random damages of a good file: flipped bits, truncations, foreign
 bytes, members of archives replaced or in double, JSON with values of other types, names and
 depths, arrays of other shapes and types. Anything but a value or a ValueError on one line counts as
-broken, as does a schedule that is read and refused by `Schedule.validate`, and a reader that takes
-longer than ten seconds. The exit code is 1 if anything is broken.
+broken, as does a schedule that is read and refused by `Schedule.validate`, a checkpoint that is
+read with another value, and a reader that takes longer than ten seconds. The exit code is 1 if anything is broken.
 """
 
 import argparse
@@ -30,14 +30,12 @@ import numpy as np
 
 from experiments import (
     checkpoints,
-    divided_checkpoints,
     formats,
     profiling,
     provenance,
     publish,
     records,
     report,
-    saving,
 )
 from stragglers import delays, processes, schedule
 from stragglers.rule import Setting, whole
@@ -288,32 +286,29 @@ def _made(place: Path, model) -> checkpoints.Checkpoint:
     return checkpoints.Checkpoint(1, 2, 0.5, packed, schedule.load(_schedule(place)))
 
 
-def _largest(place: Path) -> Path:
-    """The largest file of the only checkpoint of a workdir."""
-    parts = (place / records.CHECKPOINT / "1").rglob("*")
-    stored = (part for part in parts if part.is_file() and part.name != checkpoints.DIGESTS)
-    return max(stored, key=lambda part: part.stat().st_size)
-
-
 def _checkpoint(place: Path) -> Path:
     checkpoints.save(place, _made(place, MODEL))
-    return _largest(place)
+    return place / checkpoints.CHECKPOINT / "1" / checkpoints.STATE
 
 
 def _divided(place: Path) -> Path:
-    divided_checkpoints.Writing(place, _made(place, jnp.asarray(MODEL))).wait()
-    return _largest(place)
+    checkpoints.save(place, _made(place, jnp.asarray(MODEL)))
+    return place / checkpoints.CHECKPOINT / "1" / checkpoints.PART.format(0)
 
 
-def _parts(place: Path) -> Path:
-    _divided(place)
-    return place / records.CHECKPOINT / "1" / divided_checkpoints.PARTS
+def _digests(place: Path) -> Path:
+    return _checkpoint(place).with_name(checkpoints.DIGESTS)
 
 
-def _read_divided(path: Path) -> None:
-    checkpoint = saving.read(_workdir(path), 1)
-    brought = checkpoint.bring({"params/a": jnp.zeros_like(MODEL)})
-    np.testing.assert_array_equal(brought["params/a"], MODEL)
+def _read_checkpoint(path: Path) -> None:
+    """A checkpoint that is read is the one that was written, value for value."""
+    checkpoint = checkpoints.read(_workdir(path), 1)
+    packed = checkpoint.packed
+    if checkpoint.bring is not None:
+        packed = checkpoint.bring({"params/a": jnp.zeros_like(MODEL)})
+    np.testing.assert_array_equal(packed["params/a"], MODEL)
+    assert packed["clock/update"] == 3 and checkpoint[:3] == (1, 2, 0.5)
+    assert checkpoint.schedule.updates == 12
 
 
 def _read_schedule(path: Path) -> None:
@@ -353,15 +348,15 @@ READERS = {
     "config": Reader(_of_sweep("a/config.json"), _gather, of_json),
     "profile": Reader(_profile, _read_profile, of_json),
     "published": Reader(_taken, _published, of_json),
-    "checkpoint": Reader(_checkpoint, lambda path: checkpoints.read(_workdir(path), 1), of_bytes),
-    "divided": Reader(_divided, _read_divided, of_bytes),
-    "parts": Reader(_parts, _read_divided, of_json),
+    "checkpoint": Reader(_checkpoint, _read_checkpoint, of_archive),
+    "divided": Reader(_divided, _read_checkpoint, of_archive),
+    "digests": Reader(_digests, _read_checkpoint, of_json),
 }
 
 
 def _workdir(path: Path) -> Path:
     """The workdir of a file of a checkpoint."""
-    return next(place.parent for place in path.parents if place.name == records.CHECKPOINT)
+    return next(place.parent for place in path.parents if place.name == checkpoints.CHECKPOINT)
 
 
 @contextlib.contextmanager
@@ -387,7 +382,7 @@ def attempt(reader: Reader, path: Path) -> str:
             warnings.simplefilter("error", RuntimeWarning)  # NumPy's, above the sentence
             reader.read(path)
     except ValueError as error:
-        named = path.name in str(error) or records.CHECKPOINT in str(error)
+        named = path.name in str(error) or checkpoints.CHECKPOINT in str(error)
         if "\n" in str(error) or not named:
             return f"broken: a sentence without its file, or of several lines: {error!r}"[:300]
         return "refused"

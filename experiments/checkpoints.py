@@ -1,37 +1,41 @@
 """Checkpoints of a run: `checkpoint/<evaluation>` below its workdir, that of its end as well.
 
-A checkpoint is written beside the older one, renamed when it is complete, and only then is the
-older one removed, so that a kill at any moment leaves one of the two. From that of its end a run
-can be trained longer.
-
-Here one process writes what all of them have whole; see `divided_checkpoints` for state that no
-host has whole.
+A checkpoint is written beside the older one, gets its number when it is complete, and only then the
+older one is removed: a kill at any moment leaves one of the two. It carries the SHA-256 of each of
+its files, which are compared before anything of it is used. `state.npz` has what every host has
+whole, which the first process writes. Of arrays that are divided between devices, as of a model
+with `sharding=fsdp`, no host ever has the whole: the run waits while each process copies what its
+own devices keep, and goes on while it writes these parts to a file of its own, `part_N.npz`. Then
+all processes call `save` and `read`, in the same order.
 """
 
 import contextlib
-import hashlib
+import functools
 import io
+import itertools
 import json
 import os
+import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import logging
 
-from experiments import files, records, texts
+from experiments import distributed, files, texts
 from stragglers.schedule import Schedule, load
 
-STATE = "state.npz"  # all of a checkpoint but its digests
+CHECKPOINT = "checkpoint"
+UNFINISHED = "unfinished"  # a checkpoint that is being written or removed
+STATE, PART, DIGESTS = "state.npz", "part_{}.npz", "digests.json"
 TYPES = "types"  # names -> types that NumPy's files do not know, as bfloat16
-DIGESTS = "digests.json"  # of all other files of a checkpoint; older ones have none
-CHANGED = "its files are not those that were written"
-HALF = "it is not complete"
-BLOCK = 4096  # bytes that a small file takes, of which the store writes some per array
+DIVIDED = "divided"  # names -> types and shapes of arrays that lie in parts
 PACKED = "run/"  # prefix of what the runtime has packed
-EMPTY = "empty"  # arrays without elements, which the store refuses: their types and shapes
+BLOCK = 4096  # bytes that a file takes beyond its arrays, and an array beyond its elements
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_begun = itertools.count()  # checkpoints of divided state of this process, the same on all
 
 
 class Checkpoint(NamedTuple):
@@ -40,7 +44,7 @@ class Checkpoint(NamedTuple):
     evaluation: int  # the number of the last one that was made; the start has 0
     records: int  # lines of metrics
     wall_seconds: float  # spent so far
-    packed: Mapping[str, np.ndarray | jax.Array]  # by the runtime
+    packed: Mapping[str, np.ndarray | jax.Array]  # by the runtime; on devices what is divided
     schedule: Schedule | None  # what happened; None: nothing yet, or the clock can tell it again
     # `packed` with what is on the disk in parts, from what the runtime packs of a run that has just
     # been started; None: all is in `packed`.
@@ -57,171 +61,295 @@ class Unreadable(ValueError):
         self.path, self.why = path, why
 
 
+# --- writing ---
+
+
+class Writing:
+    """A checkpoint on its way to the disk: of whole state when it is made, of divided in a thread.
+
+    Raises NotWritten, with the older checkpoint left alone, where the disk has no room.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, checkpoint: Checkpoint):
+        """Copy the state to the hosts; the run may change it from then on."""
+        self._folder, self._evaluation = folder_of(workdir), checkpoint.evaluation
+        self._unfinished, self._error = self._folder / UNFINISHED, None
+        self._stored, self._own = _taken_apart(checkpoint)
+        self.is_divided = is_divided(checkpoint)
+        if distributed.is_writer():
+            files.remove_tree(self._unfinished)
+        arrays = [*self._stored.values(), *(self._own or {}).values()]
+        files.make(self._folder)
+        files.check_room(self._folder, sum(a.nbytes for a in arrays) + BLOCK * (len(arrays) + 8))
+        if not self.is_divided:
+            self._finish()
+            self.wait()
+            return
+        distributed.agreed(None)  # nobody writes before the first process has tidied up
+        self._key = f"gossax/checkpoint/{next(_begun)}"
+        self._thread = threading.Thread(target=self._finish, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what has gone wrong so far, at once."""
+        if not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until no kill can take the checkpoint away; raises NotWritten if it failed."""
+        if self.is_divided:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _finish(self) -> None:
+        try:
+            self._write()
+        except (OSError, files.NotWritten) as error:
+            if distributed.is_writer():
+                files.remove_tree(self._unfinished)
+            self._error = files.NotWritten(self._folder, error.__cause__ or error)
+        except Exception as error:  # another process has gone
+            self._error = error
+
+    def _write(self) -> None:
+        """Write the own part; then the first process names the whole."""
+        me, count, found = distributed.process_id(), distributed.processes(), {}
+        files.make(self._unfinished)
+        if self._own is not None:
+            path = self._unfinished / PART.format(me)
+            _write_arrays(path, self._own)
+            found[path.name] = files.digest(path)
+            if not distributed.is_writer():
+                distributed.say(f"{self._key}/{me}", json.dumps(found))
+                distributed.hear(f"{self._key}/named")
+                return
+            for other in range(1, count):
+                found |= json.loads(distributed.hear(f"{self._key}/{other}"))
+        _write_arrays(self._unfinished / STATE, self._stored)
+        found[STATE] = files.digest(self._unfinished / STATE)
+        files.write(self._unfinished / DIGESTS, json.dumps(found))
+        path = self._folder / str(self._evaluation)
+        if path.exists():  # the end of a run that is trained longer: the older one gets one less
+            files.move(path, path.with_name(str(self._evaluation - 1)))
+        files.move(self._unfinished, path)
+        if self._own is not None:
+            keep_only(self._folder.parent, self._evaluation)
+            if count > 1:
+                distributed.say(f"{self._key}/named", "")
+
+
+def is_divided(checkpoint: Checkpoint) -> bool:
+    """Return whether the runtime has packed arrays that are still on their devices."""
+    return any(isinstance(value, jax.Array) for value in checkpoint.packed.values())
+
+
 def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
     """Add a checkpoint to a run's; when it returns, no kill can take it away."""
-    unfinished = folder_of(workdir) / records.UNFINISHED
-    files.remove_tree(unfinished)
-    stored = as_arrays(checkpoint)
-    types = {name: value.dtype.name for name, value in stored.items() if value.dtype.kind == "V"}
-    stored[TYPES] = np.frombuffer(json.dumps(types).encode(), np.uint8)
-    make_room(workdir, stored)
-    try:
-        files.make(unfinished)
-        with files.replacing(unfinished / STATE) as file:
-            np.savez(file, **stored)
-        records.write_json(unfinished / DIGESTS, digests(unfinished))
-        files.sync_tree(unfinished)
-    except (OSError, files.NotWritten) as error:
-        files.remove_tree(unfinished)
-        raise files.NotWritten(folder_of(workdir), error) from error
-    give_number(unfinished, checkpoint.evaluation)
+    Writing(workdir, checkpoint).wait()
 
 
-def give_number(unfinished: Path, evaluation: int) -> None:
-    """Make a checkpoint of what has been written; an older one of its number gets one less.
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with files.replacing(path) as file:
+        np.savez(file, **arrays)
 
-    Only the end of a run that is trained longer has such an older one, and only that.
+
+def _json(value: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | None]:
+    """Return what the first process writes, and this one's parts of divided arrays, None: of none.
+
+    The parts are copies, by the name of the array and where in it they lie.
     """
-    path = unfinished.with_name(str(evaluation))
-    if path.exists():
-        files.move(path, unfinished.with_name(str(evaluation - 1)))
-    files.move(unfinished, path)
-
-
-def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """The checkpoint made after an evaluation; one that cannot be read raises Unreadable."""
-    path = folder_of(workdir) / str(evaluation)
-    with readable(path):
-        if written_digests(path) != digests(path):
-            raise ValueError(CHANGED)
-        with np.load(path / STATE) as file:
-            stored = dict(file)
-        for name, kind in json.loads(stored.pop(TYPES).tobytes()).items():
-            stored[name] = stored[name].view(np.dtype(kind))
-        return from_arrays(evaluation, stored)
-
-
-def as_arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray | jax.Array]:
-    """All of a checkpoint but its number, as a store takes it."""
-    stored = {PACKED + name: value for name, value in checkpoint.packed.items()}
+    packed = {PACKED + name: value for name, value in checkpoint.packed.items()}
+    divided = {name: value for name, value in packed.items() if isinstance(value, jax.Array)}
+    stored = {name: value for name, value in packed.items() if name not in divided}
+    types = {name: value.dtype.name for name, value in stored.items() if value.dtype.kind == "V"}
     stored["records"] = np.array([checkpoint.records])
     made = [checkpoint.evaluation, checkpoint.between]  # whatever its folder is called later
     stored["evaluation"] = np.array(made, np.int64)
     stored["wall_seconds"] = np.array([checkpoint.wall_seconds])
+    stored[TYPES] = _json(types)
     if checkpoint.schedule is not None:
         file = io.BytesIO()
         checkpoint.schedule.save(file)
         stored["schedule"] = np.frombuffer(file.getvalue(), np.uint8)
-    hollow = {name: value for name, value in stored.items() if not value.size}
-    if hollow:
-        stored = {name: value for name, value in stored.items() if name not in hollow}
-        described = {name: [value.dtype.name, value.shape] for name, value in hollow.items()}
-        stored[EMPTY] = np.frombuffer(json.dumps(described).encode(), np.uint8)
-    return stored
+    if not divided:
+        return stored, None
+    stored[DIVIDED] = _json({n: [v.dtype.name, list(v.shape)] for n, v in divided.items()})
+    shards = {
+        f"{name}|{_ends(shard.index, value.shape)}": shard.data
+        for name, value in divided.items()
+        for shard in value.addressable_shards
+        if shard.replica_id == 0
+    }
+    for shard in shards.values():
+        shard.copy_to_host_async()
+    return stored, {name: np.array(shard) for name, shard in shards.items()}
 
 
-def from_arrays(evaluation: int, stored: dict[str, np.ndarray]) -> Checkpoint:
-    """The checkpoint that `as_arrays` has taken apart."""
-    if EMPTY in stored:
-        described = json.loads(stored.pop(EMPTY).tobytes())
-        stored |= {name: np.zeros(shape, kind) for name, (kind, shape) in described.items()}
-    schedule = None
-    if "schedule" in stored:
-        schedule = load(io.BytesIO(stored["schedule"].tobytes()))
-    evaluation, between = stored.get("evaluation", [evaluation, 0])
-    return Checkpoint(
-        int(evaluation),
-        int(stored["records"][0]),
-        float(stored["wall_seconds"][0]),
-        {n.removeprefix(PACKED): v for n, v in stored.items() if n.startswith(PACKED)},
-        schedule,
-        between=bool(between),
-    )
+def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
+    """Return the begin and end of a part along each axis; as a text, JSON."""
+    return [[*part.indices(size)[:2]] for part, size in zip(index, shape, strict=True)]
 
 
-def make_room(workdir: str | os.PathLike, stored: Mapping[str, np.ndarray | jax.Array]) -> None:
-    """Make the directory of a run's checkpoints; NotWritten where the disk is too full for one.
+# --- reading ---
 
-    Asked before: where the disk is full the store's own threads print what they meet.
+
+def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
+    """Return the checkpoint made after an evaluation; one that cannot be read raises Unreadable.
+
+    Of divided state the processes share the comparison of digests, and `bring` reads the parts.
     """
-    size = sum(value.nbytes for value in stored.values())
-    files.make(folder_of(workdir))
-    files.check_room(folder_of(workdir), size + BLOCK * (2 * len(stored) + 8))
+    path = folder_of(workdir) / str(evaluation)
+    with _readable(path):
+        _compare_digests(path)
+        with np.load(path / STATE) as file:
+            stored = dict(file)
+        for name, kind in json.loads(stored.pop(TYPES).tobytes()).items():
+            stored[name] = stored[name].view(np.dtype(kind))
+        # Up to version 0.3 arrays without elements were kept by their types and shapes.
+        for name, (kind, shape) in json.loads(stored.get("empty", _json({})).tobytes()).items():
+            stored[name] = np.zeros(shape, kind)
+        packed = {n.removeprefix(PACKED): v for n, v in stored.items() if n.startswith(PACKED)}
+        bring = schedule = None
+        if DIVIDED in stored:
+            divided = json.loads(stored[DIVIDED].tobytes())
+            bring = functools.partial(_brought, path, divided, packed)
+        if "schedule" in stored:
+            schedule = load(io.BytesIO(stored["schedule"].tobytes()))
+        number, between = stored.get("evaluation", [evaluation, 0])
+        lines, seconds = int(stored["records"][0]), float(stored["wall_seconds"][0])
+        return Checkpoint(int(number), lines, seconds, packed, schedule, bring, bool(between))
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Turn whatever goes wrong while a checkpoint is read into an Unreadable."""
     try:
         yield
-    except Exception as error:  # orbax and its store raise many kinds
+    except Exception as error:  # zip, JSON and NumPy raise many kinds
         reason = f"{type(error).__name__}: {texts.brief(error)}"
         raise Unreadable(path, f"checkpoint {path} cannot be read ({reason})") from error
+
+
+def _compare_digests(path: Path) -> None:
+    """Raise ValueError unless the files are those that were written."""
+    if not (path / DIGESTS).exists():
+        raise ValueError("it is not complete")
+    written = json.loads(files.read(path / DIGESTS))
+    if "parts.json" in written:
+        raise ValueError("version 0.3 or older has divided it; go on with that version")
+    names = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir())
+    shared = len(written) > 1
+    me, count = (distributed.process_id(), distributed.processes()) if shared else (0, 1)
+    names.remove(DIGESTS)
+    changed = set(names) != set(written)
+    if changed or any(written[name] != files.digest(path / name) for name in names[me::count]):
+        raise ValueError("its files are not those that were written")
+
+
+def _brought(
+    path: Path,
+    divided: Mapping[str, tuple[str, list[int]]],
+    whole: Mapping[str, Any],
+    like: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return `Checkpoint.bring`: each device gets what the array in its place keeps there."""
+    found = dict(whole)
+    for name, (kind, shape) in divided.items():
+        short = name.removeprefix(PACKED)
+        old = like.get(short)
+        there = "nothing" if old is None else f"{old.dtype.name} of shape {old.shape}"
+        if old is None or (old.dtype.name, list(old.shape)) != (kind, shape):
+            raise ValueError(
+                f"checkpoint {path}: {short} is {kind} of shape {tuple(shape)} but the run has "
+                f"{there}; resume with the program that began, or start over"
+            )
+    with _readable(path), contextlib.ExitStack() as opened:
+        archives = [opened.enter_context(np.load(p)) for p in path.glob(PART.format("*"))]
+        holder = {member: archive for archive in archives for member in archive.files}
+        parts: dict[str, list[str]] = {}
+        for member in holder:
+            parts.setdefault(member.rpartition("|")[0], []).append(member)
+
+        @functools.lru_cache(maxsize=1)  # devices side by side may want pieces of one part
+        def part(member: str) -> np.ndarray:
+            return holder[member][member]
+
+        def piece(name: str, index: tuple[slice, ...]) -> np.ndarray:
+            """Return a piece of an array from the parts that overlap it."""
+            kind, shape = divided[name]
+            wanted = _ends(index, shape)
+            made = np.empty([end - begin for begin, end in wanted], np.dtype(kind))
+            for member in parts[name]:
+                ends = json.loads(member.rpartition("|")[2])
+                both = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(wanted, ends, strict=True)]
+                if all(begin < end for begin, end in both):
+                    to, of = (
+                        tuple(slice(b - o, e - o) for (b, e), (o, _) in zip(both, at, strict=True))
+                        for at in (wanted, ends)
+                    )
+                    made[to] = part(member).view(made.dtype)[of]
+            return made
+
+        for name, (_, shape) in divided.items():
+            short = name.removeprefix(PACKED)
+            found[short] = jax.make_array_from_callback(
+                tuple(shape), like[short].sharding, functools.partial(piece, name)
+            )
+    return found
+
+
+# --- the folder ---
+
+
+def folder_of(workdir: str | os.PathLike) -> Path:
+    """Return where the checkpoints of a run lie."""
+    return Path(workdir) / CHECKPOINT
+
+
+def numbers(workdir: str | os.PathLike) -> set[int]:
+    """Return the evaluations after which a run's checkpoints were made, whole ones or not."""
+    folder = folder_of(workdir)
+    if folder.is_symlink() or not folder.is_dir():
+        return set()
+    with os.scandir(folder) as found:
+        return {
+            int(entry.name)
+            for entry in found
+            if _NUMBER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        }
 
 
 def resumable(
     workdirs: Sequence[str | os.PathLike], unreadable: Collection[Path] = ()
 ) -> list[int | None]:
-    """The evaluation from which each of some runs that train together can go on; None: its start.
+    """Return the evaluation from which each of some runs that train together goes on; None: none.
 
     All from the same one if they can, the latest such; otherwise each from its own latest.
     unreadable: checkpoints that are passed over.
     """
-    folders = [folder_of(workdir) for workdir in workdirs]
     complete = [
-        {int(n) for n in records.checkpoints_in(folder) if folder / n not in unreadable}
-        for folder in folders
+        {n for n in numbers(workdir) if folder_of(workdir) / str(n) not in unreadable}
+        for workdir in workdirs
     ]
     common = set.intersection(*complete)
     return [max(common or own, default=None) for own in complete]
 
 
-def keep_only(workdir: str | os.PathLike, evaluation: int) -> None:
-    """Remove all checkpoints of a run but the one made after `evaluation`."""
-    records.remove_checkpoints(workdir, keep=frozenset([str(evaluation)]))
-
-
-def remove(workdir: str | os.PathLike) -> None:
-    """Remove all checkpoints of a run, if there are any, and nothing else."""
-    records.remove_checkpoints(workdir)
-
-
-def folder_of(workdir: str | os.PathLike) -> Path:
-    """Where the checkpoints of a run lie."""
-    return Path(workdir) / records.CHECKPOINT
-
-
-def digests(folder: Path, names: Sequence[str] | None = None) -> dict[str, str]:
-    """The files of a checkpoint by their names -> SHA-256; names: of these files alone."""
-    found = {}
-    for name in file_names(folder) if names is None else names:
-        with files.opened(folder / name) as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
-
-
-def written_digests(folder: Path) -> dict[str, str]:
-    """The digests that a checkpoint was completed with."""
-    if not (folder / DIGESTS).exists():
-        raise ValueError(HALF)
-    return records.read_json(folder / DIGESTS)
-
-
-def file_names(folder: Path) -> list[str]:
-    """The files of a checkpoint in their order, but for that of their digests."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != DIGESTS)
-    return [path.relative_to(folder).as_posix() for path in paths]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep orbax from telling of every step, and of what its threads throw.
-
-    It raises here what they throw.
-    """
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.FATAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
+def keep_only(workdir: str | os.PathLike, evaluation: int | None) -> None:
+    """Remove the checkpoints of a run but one, and what a killed process has left; None: all."""
+    folder = folder_of(workdir)
+    if folder.is_symlink():
+        return
+    files.remove_tree(folder / UNFINISHED)
+    for number in numbers(workdir) - {evaluation}:
+        # Out of sight first: a part of one is never taken for a checkpoint.
+        files.move(folder / str(number), folder / UNFINISHED)
+        files.remove_tree(folder / UNFINISHED)
+    if evaluation is None:
+        with contextlib.suppress(OSError):  # there is none, or somebody else has put a file there
+            folder.rmdir()

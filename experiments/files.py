@@ -7,6 +7,7 @@ error is one sentence, `NotWritten`. Reading takes ordinary files alone, see `st
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -140,6 +141,12 @@ def read(path: str | os.PathLike) -> bytes:
         return file.read()
 
 
+def digest(path: str | os.PathLike) -> str:
+    """The SHA-256 of an ordinary file; as `read`."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_text(path: str | os.PathLike) -> str:
     """The text of an ordinary file in UTF-8; as `read`."""
     return read(path).decode()
@@ -181,12 +188,3 @@ def sync(folder: str | os.PathLike) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_tree(folder: str | os.PathLike) -> None:
-    """Let everything below a directory survive a power cut."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(place, name), "rb") as file:
-                os.fsync(file.fileno())
-        sync(place)

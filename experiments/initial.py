@@ -91,10 +91,7 @@ def digest(path: str) -> str:
 
 @functools.lru_cache(maxsize=16)  # arms of a sweep ask for the same one
 def _digest(path: str, stats: tuple[tuple[str, int, int], ...]) -> str:
-    found = {}
-    for name, *_ in stats:
-        with files.opened(name) as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    found = {name: files.digest(name) for name, *_ in stats}
     if not Path(path).is_dir():
         return next(iter(found.values()))
     lines = (f"{d}  {Path(name).relative_to(path).as_posix()}\n" for name, d in found.items())
@@ -127,16 +124,20 @@ def _msgpack(path: str) -> Arrays:
 
 def _orbax(path: str) -> Arrays:
     import orbax.checkpoint as ocp
-
-    from experiments import checkpoints
+    from absl import logging
 
     folder = Path(path).absolute()
     if (folder / "default").is_dir():  # of a manager's step
         folder = folder / "default"
-    with checkpoints.quiet(), ocp.PyTreeCheckpointer() as store:
-        tree = store.metadata(folder).item_metadata.tree
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        return dict(named_leaves(store.restore(folder, restore_args=on_host)))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)  # it tells of every step
+    try:
+        with ocp.PyTreeCheckpointer() as store:
+            tree = store.metadata(folder).item_metadata.tree
+            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            return dict(named_leaves(store.restore(folder, restore_args=on_host)))
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from experiments import figures, formats, locks, records, report, slurm, texts
+from experiments import checkpoints, figures, formats, locks, records, report, slurm, texts
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # s for what a connection says next
@@ -48,7 +48,7 @@ class State(NamedTuple):
 def places(root: Path) -> Iterator[Path]:
     """Yield the directories of all runs below a workdir, begun or not; links are not followed."""
     for folder, below, names in os.walk(root):
-        below[:] = sorted(set(below) - {records.CHECKPOINT, slurm.FOLDER})
+        below[:] = sorted(set(below) - {checkpoints.CHECKPOINT, slurm.FOLDER})
         if records.METRICS in names or records.CONFIG in names:
             yield Path(folder)
 

@@ -13,7 +13,6 @@ import itertools
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import ml_collections
 
 from experiments import (
+    checkpoints,
     entries,
     files,
     formats,
@@ -37,13 +37,10 @@ CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
 MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
 INITIAL = "initial_sha256"  # in a config: of the parameters that `initial` names
-PARAMETERS, CHECKPOINT = "parameters.npz", "checkpoint"
-UNFINISHED = "unfinished"  # a checkpoint that is being written or removed
-ORBAX = ".orbax-checkpoint-tmp"  # what orbax adds to a name until all is written
+PARAMETERS = "parameters.npz"
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
 BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 class Recorder:
@@ -82,8 +79,8 @@ class Recorder:
         if len(lines) < kept:
             raise ValueError(
                 f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
-                f"made after {kept}; remove {self.workdir / CHECKPOINT}, and the same command "
-                "starts this run over"
+                f"made after {kept}; remove {checkpoints.folder_of(self.workdir)}, and the same "
+                "command starts this run over"
             )
         self.records = _parsed(lines, path, formats.LINE)
         if self.writes:
@@ -149,7 +146,7 @@ def start(
     summary = None if overwrite or longer else read_summary(workdir)
     if summary is None and writes:
         if overwrite:
-            remove_checkpoints(workdir)
+            checkpoints.keep_only(workdir, None)
             for name in manifest.REMOVED:
                 files.remove(workdir / name)
         files.tidy(workdir)
@@ -192,41 +189,6 @@ def _described(config: ml_collections.ConfigDict) -> dict:
     return config.to_dict() | brought
 
 
-def remove_checkpoints(workdir: str | os.PathLike, keep: frozenset[str] = frozenset()) -> None:
-    """Remove the checkpoints of a run, but for those that are named in `keep`, and nothing else."""
-    folder = Path(workdir) / CHECKPOINT
-    for name in checkpoints_in(folder) - keep:
-        # Out of sight first: a part of one is never taken for a checkpoint.
-        files.remove_tree(folder / UNFINISHED)
-        files.move(folder / name, folder / UNFINISHED)
-    remove_unfinished(folder)
-    if not keep and not folder.is_symlink():
-        with contextlib.suppress(OSError):  # there is none, or somebody else has put a file there
-            folder.rmdir()
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what of a checkpoint a killed process has left behind, under its own name or orbax's.
-
-    folder: of a run's checkpoints; nothing below a link is removed.
-    """
-    if not folder.is_symlink():
-        for name in (UNFINISHED, UNFINISHED + ORBAX):
-            files.remove_tree(folder / name)
-
-
-def checkpoints_in(folder: Path) -> frozenset[str]:
-    """The names of the complete checkpoints in a directory: numbers."""
-    if folder.is_symlink() or not folder.is_dir():
-        return frozenset()
-    with os.scandir(folder) as found:
-        return frozenset(
-            entry.name
-            for entry in found
-            if _NUMBER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-        )
-
-
 def check(
     workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
 ) -> None:
@@ -252,7 +214,7 @@ def check(
     if mine is None and not overwrite:
         _refuse_another_config(workdir, config)
         finished = read_summary(workdir) is not None
-        if finished and is_longer(workdir, config) and not checkpoints_in(workdir / CHECKPOINT):
+        if finished and is_longer(workdir, config) and not checkpoints.numbers(workdir):
             raise ValueError(
                 f"workdir {workdir} holds a finished run without the checkpoint of its end, which "
                 "a longer one goes on from; choose another --workdir, or --overwrite it"

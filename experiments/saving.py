@@ -1,4 +1,4 @@
-"""When a run makes checkpoints, and which kind: whole or, where its state is divided, in parts."""
+"""The moments at which a run makes checkpoints, and the one from which it goes on."""
 
 import contextlib
 import math
@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments import checkpoints, distributed, divided_checkpoints, endings, records
-from experiments.checkpoints import Checkpoint, Unreadable
-from experiments.divided_checkpoints import Writing
+from experiments import checkpoints, distributed, endings, records
+from experiments.checkpoints import Checkpoint, Unreadable, Writing
 from experiments.training_loop import Arm
 from runtimes import phases, placement
 
@@ -70,7 +69,7 @@ class Saver:
             self.wait()
         summary = arm.summary()
         if not keeps and arm.recorder.writes:
-            checkpoints.remove(arm.recorder.workdir)
+            checkpoints.keep_only(arm.recorder.workdir, None)
         return summary
 
     def _write(self, arms: Sequence[Arm]) -> None:
@@ -79,10 +78,9 @@ class Saver:
         made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
         for recorder, checkpoint in made:
             recorder.sync()  # it relies on the metrics until now
-            if divided_checkpoints.is_divided(checkpoint):
-                self._writing = Writing(recorder.workdir, checkpoint)
-            elif recorder.writes:
-                checkpoints.save(recorder.workdir, checkpoint)
+            if recorder.writes or checkpoints.is_divided(checkpoint):
+                writing = Writing(recorder.workdir, checkpoint)
+                self._writing = writing if writing.is_divided else None
         for recorder, checkpoint in made:
             if recorder.writes and self._writing is None:
                 checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
@@ -133,17 +131,10 @@ def newest(
     return found
 
 
-def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """The checkpoint made after an evaluation; one that cannot be read raises Unreadable."""
-    kind = checkpoints
-    if divided_checkpoints.is_there(workdir, evaluation):
-        kind = divided_checkpoints
-    return kind.read(workdir, evaluation)
-
-
 def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """As `read`, with as many lines of metrics as there were; else Unreadable."""
-    checkpoint, lines = read(workdir, evaluation), len(records.read_metrics(workdir))
+    """As `checkpoints.read`, with as many lines of metrics as there were; else Unreadable."""
+    checkpoint = checkpoints.read(workdir, evaluation)
+    lines = len(records.read_metrics(workdir))
     if lines < checkpoint.records:
         raise Unreadable(
             checkpoints.folder_of(workdir) / str(evaluation),

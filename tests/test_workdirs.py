@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from experiments import manifest, provenance, records, report, timeline
+from experiments import checkpoints, manifest, provenance, records, report, timeline
 from tests import launcher
 from tests.launcher import files, start
 
@@ -106,7 +106,7 @@ def test_every_name_that_is_written_is_in_the_manifest():
         *(records.ERROR, report.REPORT, report.STRIP, report.FIGURE, provenance.NOTE),
         timeline.TIMELINE,
     }
-    assert written <= manifest.FILES and records.CHECKPOINT in manifest.FOLDERS
+    assert written <= manifest.FILES and checkpoints.CHECKPOINT in manifest.FOLDERS
     assert set(manifest.REMOVED) | set(manifest.LOCKS) <= manifest.FILES
 
 

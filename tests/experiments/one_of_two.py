@@ -16,8 +16,7 @@ import optax
 
 from algorithms import dpsgd
 from comms import topology
-from experiments import checkpoints, distributed, saving
-from experiments.divided_checkpoints import Writing
+from experiments import checkpoints, distributed
 from runtimes import mesh
 from tests.runtimes.toy import DATA, SAMPLES
 from tests.two_processes import free_port
@@ -109,12 +108,12 @@ def main(coordinator, rank, folder) -> None:
         for shard in array.addressable_shards
         if shard.replica_id == 0
     }
-    writing = Writing(workdir, checkpoints.Checkpoint(1, 1, 0.0, packed, None))
+    writing = checkpoints.Writing(workdir, checkpoints.Checkpoint(1, 1, 0.0, packed, None))
     straight, _ = runtime.advance(run, np.inf, 4)
     writing.wait()
     assert checkpoints.resumable([workdir]) == [1]
     again = runtime.start(model())
-    stored = saving.read(workdir, 1).bring(runtime.pack(again))
+    stored = checkpoints.read(workdir, 1).bring(runtime.pack(again))
     again, _ = runtime.advance(runtime.resume(again, stored, ())[0], np.inf, 4)
     jax.tree.map(np.testing.assert_array_equal, runtime.models(straight), runtime.models(again))
     np.savez(pathlib.Path(folder) / f"{rank}.npz", **own)

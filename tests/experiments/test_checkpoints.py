@@ -162,7 +162,7 @@ def test_arms_that_train_together_go_on_together(tmp_path):
 def test_arms_go_on_from_the_latest_moment_that_they_share(tmp_path):
     for name, evaluations in (("a", (2, 3)), ("b", (1, 2)), ("c", (5,)), ("new", ())):
         for evaluation in evaluations:
-            (tmp_path / name / records.CHECKPOINT / str(evaluation)).mkdir(parents=True)
+            (tmp_path / name / checkpoints.CHECKPOINT / str(evaluation)).mkdir(parents=True)
     a, b, c, new = (tmp_path / name for name in ("a", "b", "c", "new"))
     assert checkpoints.resumable([a, b]) == [2, 2]
     assert checkpoints.resumable([a, c, new]) == [3, 5, None]
@@ -178,7 +178,7 @@ def unfinished(tmp_path):
 
 def test_a_half_written_checkpoint_is_not_taken_for_one(unfinished):
     config, workdir = unfinished
-    (workdir / "checkpoint" / "1").rename(workdir / "checkpoint" / records.UNFINISHED)
+    (workdir / "checkpoint" / "1").rename(workdir / "checkpoint" / checkpoints.UNFINISHED)
     seen = []
     train.run(config, workdir, on_record=seen.append, checkpoint_seconds=0)
     assert len(seen) == 6  # from the start

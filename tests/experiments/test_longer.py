@@ -80,7 +80,7 @@ def test_only_the_length_may_grow(tmp_path):
             train.run(configured(**CONFIGS["sync"] | changes), tmp_path / "run")
     longer = configured(**CONFIGS["sync"], updates=4)
     shutil.copytree(tmp_path / "run", tmp_path / "bare")
-    checkpoints.remove(tmp_path / "bare")
+    checkpoints.keep_only(tmp_path / "bare", None)
     with pytest.raises(ValueError, match="without the checkpoint of its end"):
         train.run(longer, tmp_path / "bare")
     assert train.run(short, tmp_path / "bare") == records.read_summary(tmp_path / "run")
