@@ -36,7 +36,7 @@ from typing import NoReturn
 
 from absl import app, flags
 
-from experiments import config_files
+from experiments import config_files, manifest
 
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -217,6 +217,11 @@ def parse(argv: list[str]) -> list[str]:
         sys.exit(0)
     if rest[1:]:
         refuse(f"unexpected argument {rest[1]!r}; flags start with --")
+    for name in ("workdir", "report", "watch", "advise"):
+        try:
+            manifest.refuse_remote(flags.FLAGS[name].value or "", f"--{name}")
+        except ValueError as error:
+            refuse(error)
     for is_asked, wrong, sentence in COMBINATIONS:
         found = is_asked() and wrong()
         if found:

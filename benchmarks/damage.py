@@ -6,7 +6,8 @@ Every reader of files gets as many random damages of a good file: flipped bits, 
 bytes, members of archives replaced or in double, JSON with values of other types, names and
 depths, arrays of other shapes and types. Anything but a value or a ValueError on one line counts as
 broken, as does a schedule that is read and refused by `Schedule.validate`, a checkpoint that is
-read with another value, and a reader that takes longer than ten seconds. The exit code is 1 if anything is broken.
+read with another value, and a reader that takes longer than ten seconds. The exit code is 1 if
+anything is broken.
 """
 
 import argparse

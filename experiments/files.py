@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -106,19 +105,6 @@ def stream(path: str | os.PathLike) -> BinaryIO:
     except OSError as error:
         raise NotWritten(path, error) from error
     return os.fdopen(descriptor, "wb")
-
-
-def held_open(path: str | os.PathLike, make: bool = True) -> int:
-    """The descriptor of an ordinary file to lock, its contents left alone.
-
-    make: whether to make one where there is none, instead of a FileNotFoundError.
-    """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags | (os.O_CREAT if make else 0), _MODE)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(f"{path} is no ordinary file; move it away")
-    return descriptor
 
 
 def make(folder: str | os.PathLike) -> None:

@@ -101,14 +101,13 @@ def page(root: Path, version: int, looks: dict[Path, figures.Look]) -> tuple[str
     failed = sum(one.state.startswith("failed") for one in unfinished)
     now = str(State(len(done), failed, [None] * (len(unfinished) - failed)))  # as the page has it
     lines = [(arm.name, arm.runs) for arm in arms]
-    line = formats.WHOLE_LINE
     for place in every:
         if place in done or not (place / records.METRICS).exists():
             continue
         metrics = [
             record
             for record in records.read_metrics(place)
-            if formats.complaint(record, line.fields, line.needed) is None
+            if formats.fits(record, formats.WHOLE_LINE)
         ]
         if metrics:
             name = records.read_config(place / records.CONFIG).name

@@ -38,6 +38,7 @@ REMOVED = (
     "timeline.json", "error.txt",
 )  # fmt: skip
 _LOCKED_BY = re.compile(r"(process \d+ on .{0,255})?")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as in gs://, which is gs:/ as a Path
 MOST_PATH = 3800  # bytes of a path, so that names below it have room in the system's 4096
 MOST_NAME = 255  # bytes
 
@@ -81,6 +82,7 @@ def is_lock(path: Path) -> bool:
 def check_path(path: str | os.PathLike, what: str) -> None:
     """Raise ValueError for a path that no file system takes, or that shows as something else."""
     text = os.fspath(path)
+    refuse_remote(text, what)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -94,6 +96,16 @@ def check_path(path: str | os.PathLike, what: str) -> None:
     else:
         return
     raise ValueError(f"{what} {text!r} {reason}; choose another name")
+
+
+def refuse_remote(path: str, what: str) -> None:
+    """Raise ValueError for the address of a remote store, as gs://bucket/x."""
+    if _REMOTE.match(path):
+        raise ValueError(
+            f"{what} {texts.brief(path)} is on a remote store, without the locks and renames that "
+            "records need; give a folder of a file system that this machine has mounted, and copy "
+            "it there when the run has ended"
+        )
 
 
 def check_arm(path: str) -> None:

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,13 @@ class Recorder:
         ValueError if there are fewer.
         """
         path = self.workdir / METRICS
-        lines = _whole_lines(path)[:kept] if kept else []
+        lines, self.records = _lines(path, formats.LINE, kept) if kept else ([], [])
         if len(lines) < kept:
             raise ValueError(
                 f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
                 f"made after {kept}; remove {checkpoints.folder_of(self.workdir)}, and the same "
                 "command starts this run over"
             )
-        self.records = _parsed(lines, path, formats.LINE)
         if self.writes:
             if self._longer is not None:
                 for name in manifest.REMOVED:
@@ -193,13 +192,13 @@ def check(
     workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
 ) -> None:
     """Raise the ValueError that `start` would raise, and touch nothing."""
+    manifest.check_path(workdir, "workdir")
     workdir = Path(workdir)
     for place in (workdir, *workdir.parents):
         if place.exists() and not place.is_dir():
             raise ValueError(
                 f"workdir {workdir}: {place} is not a directory; choose another --workdir"
             )
-    manifest.check_path(workdir, "workdir")
     # First what lies there, then whether it is ours: another process may be about to begin.
     there = manifest.present(workdir, (*manifest.RUN_FILES, *manifest.RUN_FOLDERS))
     mine = is_ours(workdir, config)
@@ -266,7 +265,7 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
     """
     path = Path(workdir) / METRICS
     form = formats.WHOLE_LINE if whole else formats.LINE
-    lines = _parsed(_whole_lines(path), path, form)
+    _, lines = _lines(path, form)
     if whole and not lines:
         raise formats.damaged(path, "it has no records", form)
     for before, after in itertools.pairwise(lines if whole else ()):
@@ -334,18 +333,12 @@ def flat(tree, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file but for what stands after the last line break."""
+def _lines(path: Path, form: formats.Format, most: int | None = None) -> tuple[list, list]:
+    """Return the first lines of a file, and their records; a line without its end is left out."""
     try:
-        return files.read_text(path).split("\n")[:-1]
-    except (OSError, ValueError) as error:
-        raise formats.damaged(path, error, formats.LINE) from error
-
-
-def _parsed(lines: Sequence[str], path: Path, form: formats.Format) -> list[dict]:
-    try:
-        return [formats.checked(formats.parse(line), path, form) for line in lines]
-    except (ValueError, RecursionError, MemoryError) as error:
+        lines = files.read_text(path).split("\n")[:-1][:most]
+        return lines, [formats.checked(formats.parse(line), path, form) for line in lines]
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise formats.damaged(path, error, form) from error
 
 

@@ -163,7 +163,7 @@ def test_both_lists_of_requirements_agree():
 
 def test_the_version_is_one(capsys):
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    newest = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     assert cited == newest == gossax.__version__
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as leaving:
         launch.parse(["launch.py", "--version"])

@@ -2,6 +2,8 @@
 
 import ast
 import pathlib
+import subprocess
+import sys
 
 import experiments.parts
 
@@ -44,4 +46,8 @@ def test_arrows_between_rooms_point_down():
 
 
 def test_importing_the_folder_imports_nothing():
-    assert (FOLDER / "__init__.py").read_text() == ""
+    command = "import sys, experiments; print(*(n for n in sys.modules if 'experiments.' in n))"
+    root = FOLDER.parent
+    called = [sys.executable, "-c", command]
+    shown = subprocess.run(called, cwd=root, capture_output=True, check=True)
+    assert shown.stdout.split() == []

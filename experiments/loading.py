@@ -1,0 +1,94 @@
+"""A run that lies in a workdir, for a notebook or a script: `experiments.load`.
+
+What the records name is data until `task` or `params` are asked for, which build the task of the
+config: then a module of somebody's own has to be trusted by name.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments import initial, kinds, manifest, records, tasks
+from stragglers import schedule
+
+
+class Run:
+    """The records of a run, finished or not.
+
+    config: as it ran. summary: its result, None until it has finished. records: a dict per
+    evaluation.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, trust: Collection[str] = ()):
+        """See `load`."""
+        manifest.check_path(workdir, "workdir")
+        self.workdir, self._trust = Path(workdir), trust
+        path = self.workdir / records.CONFIG
+        if not path.exists():
+            below = sorted(str(found.parent) for found in self.workdir.rglob(records.CONFIG))
+            runs = f"a sweep; give one of {', '.join(below[:5])}" if below else "no run; give a run"
+            raise ValueError(f"load: {workdir} holds {runs}")
+        self.config: ConfigDict = records.read_config(path)
+        self.summary: dict[str, Any] | None = records.read_summary(self.workdir)
+        measured = (self.workdir / records.METRICS).exists()
+        self.records: list[dict] = records.read_metrics(self.workdir) if measured else []
+
+    @functools.cached_property
+    def metrics(self) -> Any:
+        """The records as a table of pandas, a column per field and a row per evaluation."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                "metrics are a table of pandas, which is missing; run pip install pandas, or take "
+                "records, a list of dicts"
+            ) from error
+        return pandas.DataFrame(self.records)
+
+    @functools.cached_property
+    def schedule(self) -> schedule.Schedule | None:
+        """The schedule, who did what and when; None where no update was made, or not yet."""
+        path = self.workdir / records.SCHEDULE
+        return schedule.load(path) if path.exists() else None
+
+    @functools.cached_property
+    def task(self) -> tasks.Task:
+        """The task, built anew: its losses, examples and evaluation."""
+        unknown = sorted(kinds.named_modules(self.config.task) - set(self._trust))
+        if unknown:
+            raise ValueError(
+                f"load: {self.workdir / records.CONFIG} names code of the module {unknown[0]!r}, "
+                f"which would run here; if you trust it, add trust={unknown}"
+            )
+        return tasks.TASK.build(self.config.task)
+
+    @functools.cached_property
+    def params(self) -> Any:
+        """The trained model, in the structure of the task's; ValueError before its end."""
+        if self.summary is None:
+            raise ValueError(
+                f"load: {self.workdir} has not finished and has no model yet; the command that "
+                "began it goes on"
+            )
+        shapes = jax.eval_shape(self.task.init, jax.random.key(0))
+        return initial.read(str(self.workdir / records.PARAMETERS), shapes)
+
+
+def load(workdir: str | os.PathLike, trust: Collection[str] = ()) -> Run:
+    """Return the run of a workdir, or of an arm's folder below one.
+
+        run = experiments.load("runs/x")
+        print(run.config.wait, run.summary["test_accuracy"], run.schedule.mean_staleness)
+        run.metrics.plot("seconds", "train_loss")
+        losses = run.task.losses(run.params, run.task.test)
+
+    trust: modules of others that the config may name and `task` may import.
+    Raises ValueError in a sentence where there is no run, or it is damaged.
+    """
+    return Run(workdir, trust)
