@@ -37,6 +37,7 @@ from experiments import (
     publish,
     records,
     report,
+    saving,
 )
 from stragglers import delays, processes, schedule
 from stragglers.rule import Setting, whole
@@ -297,6 +298,19 @@ def _divided(place: Path) -> Path:
     return place / checkpoints.CHECKPOINT / "1" / checkpoints.PART.format(0)
 
 
+def _lines_of(place: Path) -> Path:
+    """Metrics that a run is to go on from."""
+    path = _run(place) / records.METRICS
+    made = _made(place, MODEL)._replace(records=4, metrics=records.digest(place, 4))
+    checkpoints.save(place, made)
+    return path
+
+
+def _read_lines(path: Path) -> None:
+    (checkpoint,) = saving.newest([path.parent], [str])
+    assert records.read_metrics(path.parent)[: checkpoint.records] == [*map(_line, range(4))]
+
+
 def _digests(place: Path) -> Path:
     return _checkpoint(place).with_name(checkpoints.DIGESTS)
 
@@ -347,6 +361,7 @@ READERS = {
     "note": Reader(_of_sweep("report.json"), _gather, of_json),
     "metrics": Reader(_of_sweep("a/metrics.jsonl"), _gather, of_json),
     "config": Reader(_of_sweep("a/config.json"), _gather, of_json),
+    "lines": Reader(_lines_of, _read_lines, of_json),
     "profile": Reader(_profile, _read_profile, of_json),
     "published": Reader(_taken, _published, of_json),
     "checkpoint": Reader(_checkpoint, _read_checkpoint, of_archive),

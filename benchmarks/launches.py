@@ -65,8 +65,6 @@ def load(programs: pathlib.Path) -> None:
     """Load what a launch loads; programs: where compiled ones are kept, unless the user says."""
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(programs))
     # Not earlier, as JAX reads the environment.
-    import orbax.checkpoint  # noqa: F401
-
     from experiments import (  # noqa: F401
         agreement,
         config_files,

@@ -51,6 +51,7 @@ class Checkpoint(NamedTuple):
     bring: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     # The last evaluation was that of an end, where a longer run has none: it is to be made again.
     between: bool = False
+    metrics: str = ""  # SHA-256 of the lines of metrics, which a run that goes on relies on
 
 
 class Unreadable(ValueError):
@@ -171,6 +172,7 @@ def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | 
     made = [checkpoint.evaluation, checkpoint.between]  # whatever its folder is called later
     stored["evaluation"] = np.array(made, np.int64)
     stored["wall_seconds"] = np.array([checkpoint.wall_seconds])
+    stored["metrics"] = _json(checkpoint.metrics)
     stored[TYPES] = _json(types)
     if checkpoint.schedule is not None:
         file = io.BytesIO()
@@ -222,7 +224,9 @@ def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
             schedule = load(io.BytesIO(stored["schedule"].tobytes()))
         number, between = stored.get("evaluation", [evaluation, 0])
         lines, seconds = int(stored["records"][0]), float(stored["wall_seconds"][0])
-        return Checkpoint(int(number), lines, seconds, packed, schedule, bring, bool(between))
+        metrics = json.loads(stored.get("metrics", _json("")).tobytes())
+        made = Checkpoint(int(number), lines, seconds, packed, schedule, bring)
+        return made._replace(between=bool(between), metrics=metrics)
 
 
 @contextlib.contextmanager

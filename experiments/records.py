@@ -9,6 +9,7 @@ may be a directory `checkpoint`, see `experiments.checkpoints`. NaN and infiniti
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import math
@@ -272,6 +273,20 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
         if any(after[axis] < before[axis] for axis in ("update", "samples", "seconds")):
             raise formats.damaged(path, f"its record of {after['seconds']} s goes back", form)
     return lines
+
+
+def digest(workdir: str | os.PathLike, count: int) -> str:
+    """The SHA-256 of the first lines of metrics; ValueError where there are fewer."""
+    try:
+        lines = files.read(Path(workdir) / METRICS).splitlines(keepends=True)[:count]
+    except (OSError, ValueError) as error:
+        raise formats.damaged(Path(workdir) / METRICS, error, formats.LINE) from error
+    if len(lines) < count:
+        raise ValueError(
+            f"workdir {workdir}: {METRICS} has {len(lines)} records, the checkpoint was made after "
+            f"{count}"
+        )
+    return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
 def read_summary(

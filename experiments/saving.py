@@ -78,6 +78,9 @@ class Saver:
         made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
         for recorder, checkpoint in made:
             recorder.sync()  # it relies on the metrics until now
+            if recorder.writes:
+                lines = records.digest(recorder.workdir, checkpoint.records)
+                checkpoint = checkpoint._replace(metrics=lines)
             if recorder.writes or checkpoints.is_divided(checkpoint):
                 writing = Writing(recorder.workdir, checkpoint)
                 self._writing = writing if writing.is_divided else None
@@ -132,13 +135,12 @@ def newest(
 
 
 def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """As `checkpoints.read`, with as many lines of metrics as there were; else Unreadable."""
+    """As `checkpoints.read`, with the lines of metrics that there were; else Unreadable."""
     checkpoint = checkpoints.read(workdir, evaluation)
-    lines = len(records.read_metrics(workdir))
-    if lines < checkpoint.records:
-        raise Unreadable(
-            checkpoints.folder_of(workdir) / str(evaluation),
-            f"workdir {workdir}: {records.METRICS} has {lines} records, the checkpoint was made "
-            f"after {checkpoint.records}",
-        )
+    try:
+        if checkpoint.metrics not in ("", records.digest(workdir, checkpoint.records)):
+            raise ValueError(f"workdir {workdir}: {records.METRICS} has been changed since")
+    except ValueError as error:
+        path = checkpoints.folder_of(workdir) / str(evaluation)
+        raise Unreadable(path, str(error)) from error
     return checkpoint

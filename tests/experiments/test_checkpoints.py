@@ -199,6 +199,8 @@ def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
     text = metrics.read_text()
     metrics.write_text(text.splitlines(keepends=True)[0])
     refused("metrics.jsonl has 1 records, the checkpoint was made after 2; remove")
+    metrics.write_text(text.replace('"update": 0', '"update": 1'))
+    refused("metrics.jsonl has been changed since; remove")
     metrics.write_text(text)
     (workdir / "checkpoint" / "1" / checkpoints.STATE).write_bytes(b"nothing")
     refused(r"checkpoint .*1 cannot be read \(")
