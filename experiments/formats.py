@@ -56,8 +56,9 @@ def parse(text: str | bytes) -> Any:
 
 def checked(value: Any, path: str | Path, form: Format) -> dict[str, Any]:
     """Return the value, if it is an object of this kind; else raise Damaged."""
-    if not fits(value, form):
-        raise damaged(path, "it does not hold what is written into it", form)
+    fault = _fault(value, form)
+    if fault is not None:
+        raise damaged(path, f"its {fault} is missing or not what is written there", form)
     return value
 
 
@@ -75,11 +76,15 @@ def damaged(path: str | Path, why: Exception | str, form: Format) -> Damaged:
 
 def fits(value: Any, form: Format) -> bool:
     """Return whether a value is an object of this kind."""
-    return (
-        isinstance(value, Mapping)
-        and all(name in value for name in form.needed)
-        and all(test(value[name]) for name, test in form.fields.items() if name in value)
-    )
+    return _fault(value, form) is None
+
+
+def _fault(value: Any, form: Format) -> str | None:
+    if not isinstance(value, Mapping):
+        return "object"
+    missing = (name for name in form.needed if name not in value)
+    wrong = (name for name, test in form.fields.items() if name in value and not test(value[name]))
+    return next((repr(name) for names in (missing, wrong) for name in names), None)
 
 
 def _is_string(value: Any) -> bool:

@@ -41,13 +41,13 @@ def test_one_flipped_bit_of_a_schedule_never_changes_it(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        ("a/summary.json", "[]", "does not hold what is .*remove it, and the same command trains"),
+        ("a/summary.json", "[]", "its object is missing.*remove it, and the same command trains"),
         ("a/summary.json", "[" * 100_000, "nested too deeply"),
         ("a/summary.json", '{"name": "a\\u001b[2J"}', "remove it"),
-        ("summary.json", '{"arms": [1]}', "does not hold what .*; remove it"),
-        ("a/metrics.jsonl", '{"step": 1}\n', "does not hold what .*; remove the summary"),
+        ("summary.json", '{"arms": [1]}', "its 'arms' is .*; remove it"),
+        ("a/metrics.jsonl", '{"step": 1}\n', "its 'update' is .*; remove the summary"),
         ("a/metrics.jsonl", "", "has no records"),
-        ("a/config.json", '{"name": 3}', "does not hold what .*; give another --workdir"),
+        ("a/config.json", '{"name": 3}', "its 'name' is .*; give another --workdir"),
     ],
 )
 def test_what_is_wrong_and_the_way_out_are_named(tmp_path, file, text, words):

@@ -294,7 +294,7 @@ def test_seeds_that_differ_more_than_arms_leave_the_headline_inconclusive(tmp_pa
     ("file", "text", "words"),
     [
         (records.SUMMARY, '{"name": ', "summary.json cannot be read .*; remove it, and the same"),
-        (records.SUMMARY, '{"name": "a", "seed": 0}', "summary.json cannot be read .it has no "),
+        (records.SUMMARY, '{"name": "a", "seed": 0}', "summary.json cannot be read .its "),
         (records.CONFIG, "", "config.json cannot be read .*; give another --workdir, or remove it"),
         (records.METRICS, "{}}\n", "metrics.jsonl cannot be read .*; remove the summary.json and"),
     ],
