@@ -183,7 +183,11 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", slow_but(SOURCES.keys() - {"meetings"}, SOURCES))
+# Programs of two seeds each; `quantise` stands for them in the quick suite.
+COMPILED = {"qsgd", "random_k", "choco_sgd", "meetings"}
+
+
+@pytest.mark.parametrize("source", slow_but(SOURCES.keys() - COMPILED, SOURCES))
 def test_no_two_addresses_draw_alike(source):
     rows = np.concatenate(list(SOURCES[source]()))
     assert len(np.unique(rows, axis=0)) == len(rows) > 20

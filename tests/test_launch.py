@@ -319,8 +319,7 @@ def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monke
     assert files(here) == before and not (here / "out").exists()
 
 
-@pytest.mark.parametrize("flags", [("--overwrite",), ()])
-def test_jobs_that_live_are_not_written_over(call, here, monkeypatch, flags):
+def test_jobs_that_live_are_not_written_over(call, here, monkeypatch):
     assert call(*OK, "--config.updates=2")[0] == 0
     (here / "out" / "slurm").mkdir()
     jobs = {"jobs": {"12_0": {"arms": [""], "tasks": 1}}}
@@ -331,9 +330,10 @@ def test_jobs_that_live_are_not_written_over(call, here, monkeypatch, flags):
     monkeypatch.setattr(slurm, "check", lambda *_: None)
     monkeypatch.setattr(slurm, "run", lambda *_, **__: {})  # it would follow the job
     before = files(here / "out" / "slurm")
-    code, _, err = call(*OK, "--executor=slurm", *flags)
-    assert ("Slurm still has job 12_0 of an earlier launch" in err) == bool(flags)
-    assert files(here / "out" / "slurm") == before and (code == 2 or not flags)
+    for flags in (("--overwrite",), ()):
+        code, _, err = call(*OK, "--executor=slurm", *flags)
+        assert ("Slurm still has job 12_0 of an earlier launch" in err) == bool(flags)
+        assert files(here / "out" / "slurm") == before and (code == 2 or not flags)
 
 
 @pytest.mark.slow

@@ -53,8 +53,8 @@ np.testing.assert_allclose(params.mean(), 1.5, atol=1e-4)
 """
 # Of the battery of methods: what it needs, and the methods that stand for their families here.
 BATTERY = (
-    "__init__.py", "conftest.py", "planned.py", "algorithms/traced.py", "algorithms/methods.py",
-    "algorithms/test_contract.py",
+    "__init__.py", "conftest.py", "marks.py", "planned.py", "algorithms/traced.py",
+    "algorithms/methods.py", "algorithms/test_contract.py",
 )  # fmt: skip
 METHODS = "dpsgd or matcha or s2_reducer or swarm or local_sgd"
 
@@ -89,6 +89,7 @@ def run(project, program, python=sys.executable, **environment):
     )
 
 
+@pytest.mark.slow
 def test_the_build_leaves_no_import_of_a_bare_folder(wheel):
     found = [
         f"{path.relative_to(wheel)}:{line} imports {module}"
@@ -99,6 +100,7 @@ def test_the_build_leaves_no_import_of_a_bare_folder(wheel):
     assert not found
 
 
+@pytest.mark.slow
 def test_files_that_are_not_code_are_in_the_wheel(wheel):
     for name in ("comms/data/googlenet_k80.csv", "experiments/report.js",
                  "experiments/report.html.in", "experiments/report.live.in"):  # fmt: skip

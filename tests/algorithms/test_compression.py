@@ -224,8 +224,7 @@ def test_the_mean_over_updates_is_that_of_the_gradient(name):
 # --- NaN ---
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(("top_k",), ALL))
 def test_nan_surfaces_unless_its_worker_has_no_weight(name):
     method = built(name)
     given = gradients()
@@ -296,6 +295,7 @@ def test_draws_follow_from_what_is_known_where_they_are_made(name):
 # --- bytes ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("start", [1000, 2**24, 2**31, 2**32, 2**40])
 def test_shared_draws_do_not_repeat_however_long_the_run(start):
     """From 2^24 on, float32 knows no difference between counts that differ by one."""

@@ -19,12 +19,18 @@ from stragglers import delays
 from tests import planned
 from tests.algorithms import traced
 from tests.algorithms.methods import EDGES, METHODS, ROWS, N
+from tests.marks import slow_but
 
 M, B, D = 4, 2, 5  # mini-batches, samples in a mini-batch, parameters
 UPDATES = 50
 
 # All tests of a method follow one another, and share what it has been compiled to.
 EVERY = pytest.mark.parametrize("name", ROWS, scope="module")
+
+
+def quick(*names):
+    """Every method, those of these names in the quick suite: one of each kind."""
+    return pytest.mark.parametrize("name", slow_but(names, METHODS), scope="module")
 
 
 def losses(params, examples):
@@ -161,8 +167,7 @@ def stacked_step(method):
     return jax.jit(jax.vmap(body, in_axes=(0, 0, 0, 0, rows), axis_name=AXIS))
 
 
-@pytest.mark.few(5)
-@EVERY
+@quick("all_reduce", "matcha", "local_sgd", "top_k")
 @pytest.mark.parametrize("axis", ["shard_map", pytest.param("pmap", marks=pytest.mark.slow)])
 def test_simulated_workers_are_those_of_devices(name, axis):
     """After 50 updates to float32 rounding (rtol 2e-5): the order of a sum differs, no more.
@@ -211,8 +216,7 @@ def simulated(row, rule, updates=UPDATES):
     return runtime.models(state), schedule
 
 
-@pytest.mark.few(5)
-@EVERY
+@quick("all_reduce", "matcha", "local_sgd")
 def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
     row = shared(METHODS[name])
     wait = "barrier" if row.method.graph is None else "neighbour_barrier"
@@ -227,8 +231,7 @@ def rule(method, name, law, seed=0):
     return planned.rule(name, law, N, M, seed, graph=method.graph, links=method.links)
 
 
-@pytest.mark.few(6)
-@EVERY
+@quick("easgd", "matcha", "swarm", "powersgd", "ringleader")
 def test_the_simulator_runs_the_method(name):
     """The compiled loop, with its shortcuts, follows the plain worker body update by update."""
     row = shared(METHODS[name])
@@ -267,7 +270,10 @@ def test_a_replicated_model_rests_where_nobody_finished_anything(name):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
-@EVERY
+@quick(
+    *("all_reduce", "dpsgd", "matcha", "gradient_tracking", "easgd", "local_sgd", "sgp", "swarm"),
+    *("s2_reducer", "top_k", "powersgd", "one_bit_adam", "coordinate_median", "ringleader"),
+)
 def test_samples_of_unfinished_mini_batches_add_nothing(name):
     """Of a worker that finished some or none: NaN and inf in them change nothing."""
     row = shared(METHODS[name])
@@ -367,8 +373,7 @@ def exchange_program(method, update, active):
     return program.lower(*arguments).compile(), arguments
 
 
-@pytest.mark.few(5)
-@EVERY
+@quick("all_reduce", "matcha", "powersgd", "sparse_all_gather")
 def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
     """Within 2 % of 4e5 coordinates; where data decide, of what is sent when all goes well."""
     method = shared(METHODS[name]).method

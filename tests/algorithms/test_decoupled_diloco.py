@@ -151,6 +151,7 @@ def test_a_fragment_is_sent_and_a_length_of_every_tensor(average, entries):
     assert payload.size == 4 * entries
 
 
+@pytest.mark.slow
 def test_directions_can_be_rounded_to_4_bits_and_lengths_are_not():
     """1,500 codes of half a byte in words, their scales beside, and 2 lengths of 4 bytes."""
     rounded = decoupled_diloco(optax.sgd(RATE), fragments=4, exchange=quantise(bits=4))

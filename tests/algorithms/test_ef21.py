@@ -69,6 +69,7 @@ def test_so_it_does_where_two_of_eight_workers_deliver(make):
     assert distance(models) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [ef21, pytest.param(ef21_sgdm, marks=pytest.mark.slow)])
 def test_so_it_does_where_the_last_four_are_dropped(make):
     method = make(optax.sgd(0.05), N, exchange=TOP_1)

@@ -121,6 +121,7 @@ def test_after_it_both_sides_remember_what_signs_leave_out():
     assert np.abs(of_workers).max() > 0.01 and np.abs(of_sums).max() > 0.01
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("early", [0.0, 1e-12])
 def test_what_has_no_gradient_in_the_warm_up_trains_after_it(early):
     """It goes by its parameter's mean variance; by its own, next to none, a step had no bounds."""
@@ -149,6 +150,7 @@ def test_a_parameter_without_any_gradient_in_the_warm_up_goes_by_the_others():
     assert (moved < -5 * RATE).all() and (moved > -100 * RATE).all()
 
 
+@pytest.mark.slow
 def test_without_any_gradient_in_the_warm_up_nothing_moves():
     method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=1)
     params, state, server = start(method)

@@ -175,7 +175,7 @@ def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
 SHORT = {"bf16": bf16, "fp16": fp16, "int8": lambda: int8(bucket=16)}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SHORT)
 def test_a_memory_of_short_types_stays_as_small_as_their_rounding(name):
     """Workers that differ throughout owe the rounding of one update, however many there were."""
@@ -192,6 +192,7 @@ def test_a_memory_of_short_types_stays_as_small_as_their_rounding(name):
     np.testing.assert_allclose(missing, np.asarray(states.residual).sum(0), atol=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SHORT)
 def test_a_worker_that_finished_nothing_keeps_what_it_rounds_for_others(name):
     reducer = error_feedback(SHORT[name]())

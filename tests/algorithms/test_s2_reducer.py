@@ -14,6 +14,7 @@ from comms import sketch_error
 from comms.messages import Row, collective_bytes, fallback_bytes
 
 SGD = optax.sgd(0.1)
+EXACT = s2_reducer(SGD, ratio=0.18)
 N, SIZE, WIDTH = 2, 500, 4
 TABLE = {"embedding": jnp.zeros((SIZE, WIDTH))}
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0)
@@ -63,10 +64,12 @@ def outcome(method, total, seed):
     return float(error), bool(fell.updates), sent / (2 * (N - 1) / N * total.nbytes)
 
 
+DENSE = s2_reducer(SGD, ratio=0.18, fallback="dense")
+
+
 @pytest.mark.few(1)
-@pytest.mark.parametrize("fallback", ["exact", "dense"])
-def test_peeling_is_exact_and_falls_back_only_beyond_its_load(fallback):
-    method = s2_reducer(SGD, ratio=0.18, fallback=fallback)
+@pytest.mark.parametrize(("fallback", "method"), [("exact", EXACT), ("dense", DENSE)])
+def test_peeling_is_exact_and_falls_back_only_beyond_its_load(fallback, method):
     for load in LOADS:
         for seed in range(3):
             total = with_rows(int(load * 90), seed)
@@ -127,10 +130,9 @@ def test_elements_are_found_where_rows_are_dense():
 
 
 def test_what_does_not_fit_is_counted_in_rows():
-    method = s2_reducer(SGD, ratio=0.18)
     total = with_rows(400, 0)
-    _, states = reduced_by(method, SIZE, WIDTH)(split_over_workers(total, 0), 0.0)
-    counts = method.metrics(states)
+    _, states = reduced_by(EXACT, SIZE, WIDTH)(split_over_workers(total, 0), 0.0)
+    counts = EXACT.metrics(states)
     assert counts["fallbacks"] == 1 and 300 < counts["unresolved"] <= 400
 
 

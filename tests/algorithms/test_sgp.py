@@ -16,6 +16,7 @@ from tests.algorithms.nodes import LAW, MODELS, RATE, N, gradient, optimizer
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("overlap", [0, 1, 3])
 def test_push_sum_conserves_and_agrees(overlap):
     """Without gradients: sums of x and w are kept, messages under way included, z agrees."""

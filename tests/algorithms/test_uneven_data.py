@@ -72,7 +72,7 @@ def accelerate(graph):
     return x
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "graph",
     [STAR, topology.one_peer_exponential(N), topology.base_k(N, 2)],
@@ -96,7 +96,7 @@ RING = topology.ring(N)
 ROUNDS = (topology.one_peer_exponential(N), topology.base_k(N, 2), topology.hierarchical(N, 4))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("graph", [RING, *ROUNDS], ids=["ring", "one_peer", "base_3", "groups"])
 def test_tracking_and_exact_diffusion_reach_the_optimum(graph):
     assert distance(in_step(gradient_tracking(optax.sgd(RATE), graph), 600)) < 1e-6
@@ -131,6 +131,7 @@ def test_quasi_global_momentum_and_decentlam_rest_where_dpsgd_rests_without(make
     assert distance(found) > 0.1  # the bias remains
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("graph", ROUNDS[:2], ids=["one_peer", "base_3"])
 def test_decentlam_wants_less_momentum_where_graphs_change(graph):
     """Its momentum is of the mixing too, and that alone diverges, however small the rate."""
@@ -186,6 +187,7 @@ def test_exact_diffusion_is_built_where_models_come_together(graph, radius):
         assert found == pytest.approx(float(radius.replace("\\", "")), abs=0.02) and found > 1.01
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "exchange", "graph", "matrix", "inside"),
     [
@@ -221,7 +223,7 @@ def test_weights_of_ones_own_are_what_models_mix_by():
 SLOW = processes.persistent(delays.jitter(mean=1.0, sigma=0.1), factors={0: 4.0})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "rate"), [(gradient_tracking, 0.05), (exact_diffusion, 0.05), (dpsgd, 0.05)]
 )

@@ -14,6 +14,7 @@ def mask(size, share, seed=0):
     return np.random.default_rng(seed).random(size) < share
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", SIZES)
 def test_pack_is_little_endian(size):
     bits = mask(size, 0.4)
@@ -27,7 +28,7 @@ def test_pack_is_little_endian(size):
     assert bitmap.count(words) == bits.sum()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 7, 8, 16])
 def test_codes_lie_side_by_side_and_come_back(bits):
     rng = np.random.default_rng(0)

@@ -48,7 +48,7 @@ def test_with_weights_it_is_the_weighted_mean(spmd, buckets):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(nothing))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_by_a_ring_it_is_the_mean_to_rounding(spmd, weights):
     mean = functools.partial(
@@ -63,6 +63,7 @@ def test_by_a_ring_it_is_the_mean_to_rounding(spmd, weights):
         )
 
 
+@pytest.mark.few(1)
 def test_a_compressed_sum_can_stand_in(spmd):
     """Every entry is off by half a step of the largest magnitude, per rounding."""
     tree = {name: TREE[name] for name in ("a", "e")}

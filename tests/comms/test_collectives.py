@@ -35,7 +35,7 @@ def assert_everyone_has(stacked, expected):
         np.testing.assert_allclose(found[0].astype(np.float64), want, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_equal_weights(spmd, mean, workers):
@@ -207,6 +207,7 @@ def test_another_axis_name():
         np.testing.assert_array_equal(found, [1.5] * 4)
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize("mean", [*MEANS, functools.partial(bucketed_weighted_mean, buckets=[[0]])])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("weights", [None, [4, 4, 4, 4], [1, 0, 3, 7]])

@@ -102,7 +102,7 @@ def test_colours_of_any_width_are_packed_and_found_again(bits):
         np.testing.assert_array_equal(found, points)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_error_is_bounded_inside_the_radius(bits, stochastic):
@@ -131,6 +131,7 @@ def test_error_does_not_depend_on_where_x_and_the_reference_are(stochastic):
     np.testing.assert_array_equal(errors[0], errors[2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_half_the_distance_at_half_the_side_is_half_the_error(stochastic):
     rng = np.random.default_rng(3)
@@ -165,7 +166,7 @@ def test_stochastic_rounding_is_unbiased():
     np.testing.assert_allclose(error.var(0), variance, atol=0.03 * side**2)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bits", SOME_BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_a_decode_at_1_2_times_the_radius_is_detected(bits, stochastic):
@@ -182,6 +183,7 @@ def test_a_decode_at_1_2_times_the_radius_is_detected(bits, stochastic):
     np.testing.assert_array_equal(value, reference)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bits", SOME_BITS)
 def test_one_wrong_coordinate_is_detected(bits):
     side, trials, size = 0.01, 1_000, 500
@@ -194,7 +196,7 @@ def test_one_wrong_coordinate_is_detected(bits):
     assert not trial(x, reference, side, bits)[3].any()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bits", SOME_BITS)
 @pytest.mark.parametrize("stochastic", ROUNDINGS)
 def test_no_false_alarm_inside_the_radius(bits, stochastic):
@@ -327,6 +329,7 @@ def test_bytes_are_those_of_the_message(size, bits):
     assert ok.all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1, 33, 1_000])
 def test_buckets_have_their_own_sides_and_verdicts(size):
     rng = np.random.default_rng(9)

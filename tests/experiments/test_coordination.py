@@ -1,6 +1,7 @@
 """What we take from JAX's coordination service is there, in whatever version of JAX this is."""
 
 import ast
+import re
 import runpy
 import subprocess
 import sys
@@ -98,8 +99,9 @@ def _python(folder):
 
 
 def _of(path):
-    """The modules that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """The modules that a file imports, if it names any that is private."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if re.search(r"jax\._|jaxlib", text) else ():
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:

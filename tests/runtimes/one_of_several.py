@@ -1,8 +1,9 @@
 """The runs that several processes and one must agree on; as a program, one of the processes.
 
-python -m tests.runtimes.one_of_several COORDINATOR RANK OUTPUT [VICTIM SIGNAL]
+python -m tests.runtimes.one_of_several COORDINATOR RANK OUTPUT PART [SIGNAL]
 
-VICTIM: instead of all that, this process of the two sends itself a signal after a few rounds.
+PART: `rounds`, `slices`, or a victim: this process of the two sends itself the signal after a few
+rounds.
 """
 
 import contextlib
@@ -168,21 +169,37 @@ def undelayed() -> dict[str, np.ndarray]:
     return flat({name: plain(name) for name in ("all_reduce", "dpsgd")})
 
 
-def main(coordinator, rank, output, victim=None, its_signal=None) -> None:
+def rounds() -> dict[str, np.ndarray]:
+    """A device per worker: trajectories, and what was read for the streamed one."""
+    source = Counted()
+    found = streamed(Streamed(source))
+    return undelayed() | {"streamed": found, "read": np.concatenate(source.reads)}
+
+
+def of_several_devices() -> dict[str, np.ndarray]:
+    """Slices in one process and across both, and what happened under delays."""
+    source = Counted()
+    found = of_slices(Streamed(source))
+    return {
+        "sliced": found,
+        "read": np.concatenate(source.reads),
+        **flat({"injected": injected(), "across": sliced()}),
+    }
+
+
+PARTS = {"rounds": rounds, "slices": of_several_devices}
+
+
+def main(coordinator, rank, output, part, its_signal=None) -> None:
     distributed.HEARTBEAT = 10
     distributed.initialize(coordinator, 2, int(rank))
     assert distributed.agreed({"sent by": int(rank)}) == {"sent by": 0}
-    if victim is None:
-        source = Counted()
-        read = {"streamed": streamed(Streamed(source)), "read": np.concatenate(source.reads)}
-        source = Counted()
-        read |= {"sliced": of_slices(Streamed(source)), "read/sliced": np.concatenate(source.reads)}
-        runs = {"injected": injected(), "across": sliced()}
-        np.savez(output, **undelayed(), **flat(runs), **read)
+    if part in PARTS:
+        np.savez(output, **PARTS[part]())
         return
     runtime = build("all_reduce")
     run, _ = runtime.advance(runtime.start(X0), np.inf, 4)
-    if rank == victim:
+    if rank == part:
         os.kill(os.getpid(), signal.Signals[its_signal])
     runtime.advance(run, 600.0)
 

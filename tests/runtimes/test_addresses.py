@@ -62,6 +62,7 @@ def simulator(wait, mini_batches=M, **own):
     return Simulator(logging(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wait", WAITS)
 def test_the_simulator_hands_on_what_the_schedule_says(wait):
     runtime = simulator(wait, **WAITS[wait])
@@ -69,6 +70,7 @@ def test_the_simulator_hands_on_what_the_schedule_says(wait):
     agree(runtime.memory(run), schedule)
 
 
+@pytest.mark.slow
 def test_runs_as_one_program_hand_on_their_own_schedules():
     simulators = [simulator("k_async", 1, k=k) for k in (1, 3)]
     together = Batched(simulators)

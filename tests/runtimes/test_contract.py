@@ -96,6 +96,7 @@ def test_two_pieces_are_one(build, method):
     same_schedule(concatenate([first, second]), schedule, but=measured)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_compiled_twice(build, method):
     runtime = build(METHODS[method]())
@@ -143,6 +144,7 @@ def test_a_clock_stands_where_it_was_sent_or_at_the_last_update_and_never_goes_b
     assert nothing is None and again.seconds == run.seconds
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_models_and_memory_have_the_axes_of_the_contract(build, method):
     runtime = build(METHODS[method]())

@@ -21,7 +21,7 @@ from tests.runtimes.toy import X0
 from tests.runtimes.world import GRACES, RULES, World, difference, fitting, same_rows
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mini_batches", [slow(1), 2])
 @pytest.mark.parametrize("method", slow_but(METHODS.keys() - RELATIVES, METHODS))
 @pytest.mark.parametrize("wait", slow_but(RULES.keys() - {"k_async/grace"}, RULES))

@@ -94,7 +94,7 @@ SHORT_FLOATS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(("psum", "ring", "buckets"), SHORT_FLOATS))
 @pytest.mark.parametrize("dtype", [jnp.float16, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("watched", [False, True])
@@ -194,6 +194,7 @@ def test_too_few_devices_are_refused():
         slices.check_devices(9)
 
 
+@pytest.mark.slow
 def test_a_parameter_without_elements_is_watched_too():
     """As the bias of a layer of no units: there is nothing in it that could be waited for."""
     params = {"w": X0, "none": np.zeros(0, np.float32)}

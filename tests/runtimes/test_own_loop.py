@@ -168,6 +168,7 @@ def test_a_round_in_which_workers_finish_different_numbers(name):
     near(evaluated(method, params, state), expected)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", WITH_LINKS)
 def test_links_that_change_are_never_all_used_at_once(name):
     """Without `active` a method would diverge silently: it says what is missing."""
@@ -178,6 +179,7 @@ def test_links_that_change_are_never_all_used_at_once(name):
         jax.vmap(method.exchange.update, axis_name=AXIS)(params, state, params)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("update", [0, BLOCK + 3, 10 * BLOCK])
 @pytest.mark.parametrize(
     "method",
@@ -306,7 +308,7 @@ def test_a_rate_that_is_injected():
     np.testing.assert_allclose(on_devices(made), on_devices(gossip()), rtol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "wrap",
     [

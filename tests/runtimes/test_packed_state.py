@@ -188,6 +188,7 @@ def test_a_gossip_run_packs_every_number_that_it_counts():
     assert two._log.updates == 31 and two._before == counted
 
 
+@pytest.mark.slow
 def test_what_a_run_adds_up_goes_on_where_it_was(tmp_path, monkeypatch):
     """Of a resumed run and of one that is trained longer, whatever the runtime has measured."""
     monkeypatch.setattr(Simulator, "measured", lambda *_: {"input_wait_seconds": 1.0})

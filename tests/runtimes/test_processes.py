@@ -1,6 +1,7 @@
 """The mesh over two processes with four devices each, against one process with eight."""
 
 import numpy as np
+import pytest
 
 from runtimes import simulate
 from stragglers.rules.replay import recorded
@@ -9,31 +10,47 @@ from tests.runtimes import one_of_several
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 
-def test_two_processes_make_the_trajectory_of_one(tmp_path):
-    """Bit for bit where the order of a sum is the program's; gloo has its own all-reduce."""
-    with one_of_several.started(tmp_path) as (both, outputs):
-        alone = one_of_several.undelayed()
+def results(tmp_path, part):
+    """The arrays of both processes, which agree to the bit but for what each has read."""
+    with one_of_several.started(tmp_path, part) as (both, outputs):
         for rank, process in enumerate(both):
             assert process.wait(120) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
         first, second = (dict(np.load(output)) for output in outputs)
-    check_that_they_share_the_reading(first.pop("read"), second.pop("read"))
-    check_slices(first, second)
-    for result in (first, second):
-        np.testing.assert_array_equal(result.pop("streamed"), one_of_several.streamed(DATA))
+    reads = first.pop("read"), second.pop("read")
+    assert not np.intersect1d(*reads).size
     assert {name: array.tobytes() for name, array in first.items()} == {
         name: array.tobytes() for name, array in second.items()
     }
+    return first, reads
+
+
+def test_two_processes_make_the_trajectory_of_one(tmp_path):
+    """Bit for bit where the order of a sum is the program's; gloo has its own all-reduce."""
+    both, reads = results(tmp_path, "rounds")
+    check_that_they_share_the_reading(*reads)
+    np.testing.assert_array_equal(both.pop("streamed"), one_of_several.streamed(DATA))
+    alone = one_of_several.undelayed()
     for method, rtol in (("all_reduce", 2e-5), ("dpsgd", 0)):
-        for arrays in (first, alone):
+        for arrays in (both, alone):
             np.testing.assert_array_equal(arrays[f"{method}/resumed"], arrays[f"{method}/straight"])
         for name in alone:
             if name.startswith(method) and not name.endswith(("/time", "/clock/seconds")):
-                np.testing.assert_allclose(first[name], alone[name], rtol=rtol, err_msg=name)
+                np.testing.assert_allclose(both[name], alone[name], rtol=rtol, err_msg=name)
         # The clock of a resumed run goes on.
-        assert first[f"{method}/time"][0] >= first[f"{method}/packed/clock/seconds"][0]
+        assert both[f"{method}/time"][0] >= both[f"{method}/packed/clock/seconds"][0]
 
-    parts = {tuple(name.split("/", 1)): array for name, array in first.items()}
-    check_what_happened({name: array for (of, name), array in parts.items() if of == "injected"})
+
+@pytest.mark.slow
+def test_two_processes_hold_slices_and_write_down_what_happened(tmp_path):
+    """Two workers of two devices in each process, and one worker on all devices of both."""
+    both, _ = results(tmp_path, "slices")
+    np.testing.assert_allclose(both["sliced"], one_of_several.of_slices(DATA), rtol=2e-5)
+    whole = one_of_several.across("replicated")["models"]
+    for kind in ("fsdp", "delayed"):
+        np.testing.assert_allclose(both[f"across/{kind}/models"], whole, rtol=2e-5)
+        assert (both[f"across/{kind}/batches"] == 2).all()
+    parts = {tuple(name.split("/", 1)): array for name, array in both.items()}
+    check_what_happened({name[1]: array for name, array in parts.items() if name[0] == "injected"})
 
 
 def check_that_they_share_the_reading(*reads):
@@ -43,20 +60,6 @@ def check_that_they_share_the_reading(*reads):
         workers, counters = np.meshgrid(np.arange(4 * rank, 4 * rank + 4), np.arange(16))
         taken = indices(workers.ravel(), counters.ravel())
         assert set(read) == set(taken.ravel())
-    assert not np.intersect1d(*reads).size
-
-
-def check_slices(*results):
-    """Two processes with two workers of two devices each, and one worker on all devices of both."""
-    reads = [result.pop("read/sliced") for result in results]
-    assert not np.intersect1d(*reads).size
-    alone = one_of_several.of_slices(DATA)
-    whole = one_of_several.across("replicated")["models"]
-    for result in results:
-        np.testing.assert_allclose(result.pop("sliced"), alone, rtol=2e-5)
-        for kind in ("fsdp", "delayed"):
-            np.testing.assert_allclose(result[f"across/{kind}/models"], whole, rtol=2e-5)
-            assert (result[f"across/{kind}/batches"] == 2).all()
 
 
 def check_what_happened(arrays):

@@ -16,6 +16,7 @@ from runtimes.simulate import Simulator
 from stragglers import delays, inject
 from stragglers.rules.replay import recorded
 from tests import planned
+from tests.marks import slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, D
 
 N, M = 4, 5
@@ -41,7 +42,7 @@ def apart_by_keyword(w, examples, count, *, worker):
 
 
 LOSSES = {"alike": alike, "apart": apart, "by keyword": apart_by_keyword}
-drawing = pytest.mark.parametrize("name", LOSSES)
+drawing = pytest.mark.parametrize("name", slow_but(("apart",), LOSSES))
 
 
 def moved(name, worker, seen, steps):

@@ -263,6 +263,7 @@ def test_a_divided_model_takes_a_quarter_of_the_memory(workers):
     assert most[1] < most[0] - 0.5 * spared
 
 
+@pytest.mark.slow
 def test_a_single_worker_may_divide_its_model():
     """Its exchange is with nobody, for which XLA needs a program of another form."""
     models = []

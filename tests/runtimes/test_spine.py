@@ -227,7 +227,7 @@ def test_memory_per_worker_and_a_double_delivery_are_refused_before_the_first_st
 # --- one worker axis over many devices ---
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "toy, schedule, mini_batches",
     [

@@ -78,7 +78,7 @@ def bits(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arm", slow_but(("union", "stale", "pairs"), ARMS))
 def test_streamed_is_in_memory_bit_for_bit(arm, monkeypatch):
     """Also after a resume in the middle, and with tables of a few updates each."""
@@ -100,6 +100,7 @@ def test_streamed_is_in_memory_bit_for_bit(arm, monkeypatch):
         runtime.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("table_updates", [2, 64])
 def test_a_streamed_mesh_is_the_mesh_in_memory(table_updates, monkeypatch):
     """With dispatches of four rounds and of as many as a table holds, and after a resume."""

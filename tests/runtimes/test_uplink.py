@@ -138,7 +138,7 @@ def test_an_exchange_that_needs_more_than_its_worker_knows_is_left_whole(name):
     assert uplink(method_of(name), PARAMS, M) is None
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
 def test_a_message_weighs_what_the_method_says_and_a_weight(name):
     """It is sent in place of a contribution where it is smaller."""

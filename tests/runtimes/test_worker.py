@@ -58,6 +58,7 @@ class Apart:
         return (2 * place + np.arange(2)).astype(np.int32)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", [all_reduce, top_k, local_sgd])
 @pytest.mark.parametrize("idle", [False, True])
 def test_a_simulated_update_reads_nothing_of_what_was_not_finished(method, idle):

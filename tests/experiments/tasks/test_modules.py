@@ -151,7 +151,6 @@ def test_a_module_of_nnx_trains_as_its_twin_of_linen(mine, trained, tmp_path):
             )
 
 
-@pytest.mark.slow
 def test_what_is_stored_is_the_trained_module(mine, trained):
     workdir, summary = trained
     module = importlib.import_module(mine).Plain(10, drawn=True, rngs=nnx.Rngs(1))
@@ -163,6 +162,7 @@ def test_what_is_stored_is_the_trained_module(mine, trained):
     assert found.mean() == pytest.approx(summary["test_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_module_of_nnx_goes_on_from_a_checkpoint(mine, trained, tmp_path):
     config = configured(f"{mine}:Plain")
     killed(config, tmp_path, records_left=3)

@@ -77,6 +77,7 @@ def test_every_key_gives_a_bijection():
         np.testing.assert_array_equal(np.sort(order), np.arange(n))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [22, 90])
 def test_orders_are_uniform(size):
     """Chi-squared per degree of freedom of each element's place, and of neighbouring pairs."""

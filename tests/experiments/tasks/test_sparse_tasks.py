@@ -10,6 +10,7 @@ import pytest
 
 from experiments import tasks
 from experiments.tasks import data, sampling, sparse_models, text
+from tests.marks import slow_but
 
 PYTHON = "corpus=python(files=40), evaluated=32"
 SMALL = {
@@ -79,8 +80,7 @@ def used_rows(task, examples, path):
     return set(np.asarray(words).ravel().tolist()) | set(np.asarray(drawn).tolist())
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", slow_but(("skip-gram",), SMALL))
 def test_only_rows_of_the_batch_have_gradients(name):
     task, params, _, gradient = small(name)
     examples = take(task, np.arange(8) * len(task.labels) // 8)
@@ -99,8 +99,7 @@ def test_only_rows_of_the_batch_have_gradients(name):
         assert np.all(np.any(np.asarray(gradient["output"]) != 0, axis=1))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", slow_but(("skip-gram",), SMALL))
 def test_losses_are_per_example(name):
     task, params, losses, _ = small(name)
     first = losses(params, take(task, np.arange(8)), 0.0)
