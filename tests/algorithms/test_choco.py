@@ -44,6 +44,7 @@ def test_updates_of_workers_some_of_which_finished_nothing(graph):
     np.testing.assert_allclose(in_step(method, UPDATES, FINISHED), x, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_nothing_lost_it_is_dpsgd():
     found = in_step(choco_sgd(optax.sgd(RATE, 0.5), RING, exchange=top_k(1.0), gamma=1.0), 60)
     plain = in_step(dpsgd(optax.sgd(RATE, 0.5), RING, order="adapt_then_combine"), 60)

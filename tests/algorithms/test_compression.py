@@ -43,7 +43,7 @@ from tests.marks import slow_but
 # --- error feedback ---
 
 
-@pytest.mark.parametrize("name", slow_but(("top_k",), REMEMBERING))
+@pytest.mark.parametrize("name", slow_but(("ef_sign",), REMEMBERING))
 def test_error_feedback_conserves_sums(name):
     """All that was sent and the weighed residuals of all workers are the sum of the dense means."""
     weights = np.float32([3, 1, 2, 2])  # of which 5 take part in every update
@@ -224,7 +224,7 @@ def test_the_mean_over_updates_is_that_of_the_gradient(name):
 # --- NaN ---
 
 
-@pytest.mark.parametrize("name", slow_but(("top_k",), ALL))
+@pytest.mark.parametrize("name", slow_but(("ef_sign",), ALL))
 def test_nan_surfaces_unless_its_worker_has_no_weight(name):
     method = built(name)
     given = gradients()

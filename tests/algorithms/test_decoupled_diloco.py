@@ -85,6 +85,7 @@ def test_it_is_the_update_by_hand(fragments, alpha, average, wait, own):
     assert np.unique(schedule.workers[:, 0]).size > 2
 
 
+@pytest.mark.slow
 def test_with_all_at_equal_speed_it_is_streaming_diloco():
     options = {"fragments": 3, "alpha": 0.0, "server": OUTER}
     ours = decoupled_diloco(optax.sgd(RATE, 0.5), average="mean", **options)

@@ -60,7 +60,8 @@ def test_top_1_reaches_the_optimum_where_error_feedback_does_not():
     assert off["feedback"] > 1e-3
 
 
-@pytest.mark.parametrize("make", [ef21, pytest.param(ef21_sgdm, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [ef21, ef21_sgdm])
 def test_so_it_does_where_two_of_eight_workers_deliver(make):
     method = make(optax.sgd(0.04), N, exchange=TOP_1)
     law = delays.exponential(1.0)
@@ -70,7 +71,7 @@ def test_so_it_does_where_two_of_eight_workers_deliver(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [ef21, pytest.param(ef21_sgdm, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [ef21, ef21_sgdm])
 def test_so_it_does_where_the_last_four_are_dropped(make):
     method = make(optax.sgd(0.05), N, exchange=TOP_1)
     models, schedule = quadratics.simulated(method, "k_sync", delays.exponential(1.0), 1500, k=4)

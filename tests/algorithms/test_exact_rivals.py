@@ -13,6 +13,7 @@ from comms.messages import Row, collective_bytes, exchange_seconds, fallback_byt
 from tests.algorithms import compressed as small
 from tests.algorithms.compressed import PARAMS, PATHS, ROWS, SGD, WIDTH, N
 from tests.algorithms.test_compression_trains import trained
+from tests.marks import slow_but
 
 WHOLE = 4 * ROWS * WIDTH  # bytes of the table
 RIVALS = {
@@ -28,8 +29,7 @@ RIVALS = {
 }
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", slow_but(("sparse_all_gather",), RIVALS))
 def test_the_dense_mean_whether_or_not_it_fits(name):
     """Weights are whole numbers, so that sums are exact; a sketch's are to rounding."""
     weights = np.array([[1, 1, 1, 1], [2, 0, 1, 3]], np.float32)

@@ -149,7 +149,7 @@ def test_error_feedback_loses_nothing(build):
 WEIGHTS = np.float32([[1, 3, 2, 1], [3, 0, 1, 1], [0, 2, 1, 3], [2, 1, 0, 1], [1, 3, 3, 0]])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "build",
     [sign, natural, lambda: top_k(0.1), lambda: random_k(0.1), lambda: int8(bucket=4), bf16],

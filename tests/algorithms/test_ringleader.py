@@ -63,6 +63,7 @@ def test_it_is_the_algorithm_of_the_paper(k):
     assert N <= paper.oldest <= 2 * N - 2 + late
 
 
+@pytest.mark.slow
 def test_it_reaches_the_optimum_of_all_data_where_others_follow_the_fast_workers():
     """The slowest worker is nine times slower than the fastest; nothing is drawn at random."""
     rivals = {

@@ -63,6 +63,7 @@ def test_it_is_the_update_by_hand(fragments, overlap, alpha):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_with_nothing_cut_and_nothing_late_it_is_diloco():
     method = streaming_diloco(optax.sgd(RATE, 0.5), fragments=1, overlap=0, alpha=0.0)
     diloco = local_sgd(optax.sgd(RATE, 0.5), server=OUTER)

@@ -103,6 +103,7 @@ def test_tracking_and_exact_diffusion_reach_the_optimum(graph):
     assert distance(in_step(exact_diffusion(optax.sgd(0.1), graph), 600)) < 1e-6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("graph", ROUNDS, ids=["one_peer", "base_3", "groups"])
 def test_dpsgd_stays_off_the_optimum_on_graphs_that_change(graph):
     assert distance(in_step(dpsgd(optax.sgd(RATE), graph), 600)) > 0.05
@@ -123,6 +124,7 @@ def test_dpsgd_rests_where_it_has_a_bias_and_momentum_makes_it_larger():
     assert distance(with_momentum) > 2 * distance(expected) > 0.2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [qg_dsgdm, decentlam])
 def test_quasi_global_momentum_and_decentlam_rest_where_dpsgd_rests_without(make):
     found = in_step(make(optax.sgd(0.02), RING, momentum=0.8), 1500)
@@ -163,7 +165,7 @@ def growth(exchange, over, updates=2000):
     return float(np.exp(np.asarray(logs)[0, updates // 2 :].mean()))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("graph", "radius"),
     [

@@ -56,7 +56,7 @@ def test_occupied():
     np.testing.assert_array_equal(bitmap.occupied(jnp.zeros((3, 0))), [False] * 3)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("share", [0, 0.02, 0.5, 1])
 @pytest.mark.parametrize("size", SIZES)
 def test_positions(size, share):
@@ -86,7 +86,7 @@ def test_fold_visits_every_set_bit_once(size, slots):
         np.testing.assert_array_equal(visits(bitmap.pack(bits)), bits, err_msg=f"{share=}")
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", range(1, 10))
 def test_union_of_many(workers):
     bits = {size: mask((workers, size), 1 / workers) for size in (0, 1, 70, 1000)}

@@ -85,7 +85,7 @@ LOSSY = {
     "powersgd": low_rank,
 }
 CODECS = LOSSLESS | LOSSY
-QUICK = ("s2", "compact", "qsgd", "int8")
+QUICK = ("compact", "qsgd", "int8")
 
 
 def all_codecs(x, names=CODECS):

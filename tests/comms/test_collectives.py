@@ -207,7 +207,7 @@ def test_another_axis_name():
         np.testing.assert_array_equal(found, [1.5] * 4)
 
 
-@pytest.mark.few(17)
+@pytest.mark.few(11)
 @pytest.mark.parametrize("mean", [*MEANS, functools.partial(bucketed_weighted_mean, buckets=[[0]])])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("weights", [None, [4, 4, 4, 4], [1, 0, 3, 7]])

@@ -88,6 +88,7 @@ def test_a_launch_says_once_what_it_has_read_of_a_trace(config, sweep_file, tmp_
     assert read[1].endswith("column batch_time_ms in ms")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "Console", lambda **_: Console(force_terminal=True, width=120))
     sweep.launch([sweep.Arm("", config)], str(tmp_path), overwrite=False)

@@ -322,7 +322,7 @@ def test_updates_are_a_budget_too(tmp_path):
     assert summary["updates"] == 3 and summary["seconds"] < 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("every", "budget", "at"),
     [(0.25, 0.6, [0, 0.25, 0.5, 0.6]), (0.7, 2.1, [0, 0.7, 1.4, 2.1]), (3.0, 0.2, [0, 0.2])],

@@ -234,7 +234,7 @@ class AtOnce:
 
 
 def test_a_reply_is_counted_before_its_meeting_is_over(monkeypatch):
-    """Counters are read at any moment between two meetings, and have to be of whole ones."""
+    """Counters are read at any moment between two meetings, and have to count whole ones alone."""
     early, size = [], meeters.message_bytes("float32")
 
     class Counted(nodes.Node):

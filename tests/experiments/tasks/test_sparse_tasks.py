@@ -261,6 +261,7 @@ def test_factorisation_holds_out_the_last_item_and_ranks_it_among_99_others():
         assert items[0] in held_in[who] and not set(items[1:].tolist()) & held_in[who]
 
 
+@pytest.mark.slow
 def test_hit_rate_of_equal_scores_is_0():
     task, params, *_ = small("ncf")
     means = tasks.evaluate(task, jax.tree.map(jnp.zeros_like, params))
