@@ -29,7 +29,7 @@ EVERY = pytest.mark.parametrize("name", ROWS, scope="module")
 
 
 def quick(*names):
-    """Every method, those of these names in the quick suite: one of each kind."""
+    """Every method, one of each kind in the quick suite."""
     return pytest.mark.parametrize("name", slow_but(names, METHODS), scope="module")
 
 

@@ -27,7 +27,7 @@ PAIRS = [
     for method in METHODS
     if method in ("all_reduce", "top_k") or wait in ("k_batch_sync", "k_async", "quorum_async")
 ]
-QUICK = (("k_batch_sync", "ringleader"), ("rennala", "top_k"))
+QUICK = (("k_batch_sync", "ringleader"), ("k_async", "top_k"))
 
 
 @pytest.mark.parametrize(
