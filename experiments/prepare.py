@@ -98,13 +98,13 @@ def to_the_end(config: ConfigDict) -> ConfigDict:
         return config  # as `entries` will say
 
     def ending(samples: float) -> dict[str, Any]:
-        algorithm = parts.spec(config.algorithm)
-        if METHOD.wants(algorithm, "server") and parts.is_part(algorithm.get("server")):
+        algorithm = config.algorithm.to_dict()
+        if parts.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
             algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
         optimizer = optimizers.to_the_end(config.optimizer, samples)
         return config.to_dict() | {"algorithm": algorithm, "optimizer": optimizer}
 
-    if ending(1) == ending(2):
+    if ending(1) == config.to_dict():
         return config
     samples = _planned_samples(config, prepare(ConfigDict(ending(1))))
     return parts.canonical(ConfigDict(ending(samples)))
