@@ -69,8 +69,9 @@ class Unfinished(NamedTuple):
 def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
 
-    Raises ValueError where there are neither, where a record cannot be read, and where runs of one
-    name are not the seeds of one arm.
+    Runs of one name that are not the seeds of one arm, as of several launches, are told apart by
+    their folders. Raises ValueError where there are neither, where a record cannot be read, and
+    where runs of one folder are not the seeds of one arm.
     """
     found = {path.parent for name in (records.METRICS, records.ERROR) for path in root.rglob(name)}
     if not found:
@@ -86,23 +87,33 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
         members.setdefault(summary["name"], []).append((place, config, summary))
     together = records.read_summary(root, formats.SWEEP) or {}
     order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
+    members = {name: members[name] for name in dict.fromkeys([*order, *members])}
+    for name in [name for name in members if _mixed(members[name])]:
+        for place, config, summary in members.pop(name):
+            folder = place.parent if place.name.startswith("seed_") else place
+            own = str(folder.relative_to(root))
+            members.setdefault(own, []).append((place, config, summary | {"name": own}))
     arms = []
-    for name in dict.fromkeys([*order, *members]):
-        seeds = sorted(members[name], key=lambda member: member[2]["seed"])
-        # Runs of one name may belong to several sweeps, whose mean makes no sense.
-        for (one, its, _), (other, theirs, _) in pairwise(seeds):
-            same = its.get("seed") == theirs.get("seed")
-            if same or its | {"seed": None} != theirs | {"seed": None}:
-                raise ValueError(
-                    f"report: {one} and {other} are both runs of {name!r}, with "
-                    f"{'the same seed' if same else 'other settings'}; give the --workdir of a "
-                    "single sweep"
-                )
+    for name, runs in members.items():
+        if mixed := _mixed(runs):
+            raise ValueError(f"report: {mixed}; give the --workdir of a single sweep")
+        seeds = sorted(runs, key=lambda member: member[2]["seed"])
         places, configs, summaries = map(list, zip(*seeds, strict=True))
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
         runs = [records.read_metrics(place, whole=True) for place in places]
         arms.append(Arm(name, places, config, aggregates.aggregate(summaries), summaries, runs))
     return arms, unfinished
+
+
+def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
+    """Say which runs of one name are not seeds of one arm, whose mean would make no sense."""
+    seeds = sorted(runs, key=lambda member: member[2]["seed"])
+    for (one, its, summary), (other, theirs, _) in pairwise(seeds):
+        same = its.get("seed") == theirs.get("seed")
+        if same or its | {"seed": None} != theirs | {"seed": None}:
+            how = "the same seed" if same else "other settings"
+            return f"{one} and {other} are both runs of {summary['name']!r}, with {how}"
+    return ""
 
 
 def _state(place: Path) -> str:

@@ -306,14 +306,19 @@ def test_a_record_that_is_damaged_is_named(tmp_path, file, text, words):
         report.write(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"seed": 0}, "with the same seed"), ({"seed": 1, "wait": "k_async"}, "with other settings")],
-)
-def test_two_sweeps_are_not_taken_for_seeds_of_one(tmp_path, changes, words):
+@pytest.mark.parametrize("changes", [{"seed": 0}, {"seed": 1, "wait": "k_async"}])
+def test_runs_of_two_launches_are_told_apart_by_their_folders(tmp_path, changes):
     leave(tmp_path / "x/a", "a")
     leave(tmp_path / "y/a", "a", **changes)
-    with pytest.raises(ValueError, match=f"x/a and .*y/a are both runs of 'a', {words}; give"):
+    arms, _ = report.gather(tmp_path)
+    assert [arm.name for arm in arms] == ["x/a", "y/a"]
+    assert [arm.summary["name"] for arm in arms] == ["x/a", "y/a"]
+
+
+def test_runs_of_one_folder_have_to_be_seeds_of_one_arm(tmp_path):
+    leave(tmp_path / "a/seed_0", "a")
+    leave(tmp_path / "a/seed_1", "a", seed=1, wait="k_async")
+    with pytest.raises(ValueError, match="are both runs of 'a', with other settings; give"):
         report.write(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
