@@ -238,7 +238,9 @@ def _to_the_end(value: Any, samples: float) -> Any:
         return value
     entries = {name: _to_the_end(one, samples) for name, one in value.items()}
     if parts.is_part(value.get("schedule")) and SCHEDULE.wants(value["schedule"], "samples"):
-        entries["schedule"] = {"samples": samples} | parts.spec(value["schedule"])
+        schedule = parts.spec(value["schedule"])
+        if "samples" not in schedule:
+            entries["schedule"] = schedule | {"samples": samples}
     return entries
 
 

@@ -69,7 +69,7 @@ class Unfinished(NamedTuple):
 def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
 
-    Runs of one name that are not the seeds of one arm, as of several launches, are told apart by
+    Runs of one name that are not the seeds of one arm, as of several launches, have the names of
     their folders. Raises ValueError where there are neither, where a record cannot be read, and
     where runs of one folder are not the seeds of one arm.
     """

@@ -224,7 +224,7 @@ def literals(quoted):
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             fixed = [getattr(part, "value", None) for part in parts]
-            texts = [text.strip("\n") for text in fixed if isinstance(text, str)]
+            texts = [p for t in fixed if isinstance(t, str) for p in t.strip("\n").split("{}")]
             if sum(map(len, texts)) >= MARK and all(text in said for text in texts):
                 yield "".join(
                     re.escape(text.strip("\n")).replace(r"\{\}", ".+?")

@@ -326,7 +326,7 @@ def test_a_mesh_trains_with_a_chain_and_a_server(tmp_path):
     [
         (
             "local_sgd(exchange=top)",
-            "exchange: unknown name 'top'; known names: bf16, chain, chunked",
+            "exchange: unknown name 'top'; did you mean 'top_k'",
         ),
         ("local_sgd(exchange=chain(top_k(share=0.1)))", "unknown parameter 'share'"),
         ("local_sgd(exchange=chain(0.1))", "cannot read the part"),
