@@ -54,6 +54,7 @@ REAL_TIME = (
     *(f"{file}/{name}" for file in ("summary.json", "metrics.jsonl")
       for name in ("seconds", "communication_seconds", "idle_fraction")),
     "clock/seconds",
+    "state.npz/schedule",
     *(f"schedule.npz/{name}" for name in ("time", "start", "finish", "busy", "communication")),
 )  # fmt: skip
 # What follows the name of an arm in the name of a field.
