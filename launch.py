@@ -328,6 +328,7 @@ def plan() -> Callable[[], int] | None:
         agreement.check_workdir(place)
     loggers.check(_LOGGERS.value)
     sweep.provide_cpu_devices(arms)
+    arms = sweep.to_the_end(arms)
     if _DRY_RUN.value:
         return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
     if _CLUSTER.value:

@@ -36,10 +36,14 @@ GRACE_SECONDS = 10.0  # to end after a polite request
 
 
 class Arm(NamedTuple):
-    """One run: its place below the workdir and its config."""
+    """One run: its place below the workdir and its config.
+
+    first: the first of the seeds that repeat it; None: its own.
+    """
 
     path: str
     config: ConfigDict
+    first: int | None = None
 
 
 Groups = Sequence[Sequence[Arm]]

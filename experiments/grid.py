@@ -24,6 +24,13 @@ def read(grids: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError("--grid names its arms after their values; leave out name")
         if entry in found:
             raise ValueError(f"--grid gives {entry} twice; put all of its values into one list")
+        inside = [one for one in found if f"{one}.".startswith(f"{entry}.")
+                  or f"{entry}.".startswith(f"{one}.")]  # fmt: skip
+        if inside:
+            raise ValueError(
+                f"--grid gives {entry} and {inside[0]}, one of which is inside of the other; write "
+                "whole parts, as in --grid='wait=quorum(k=1),quorum(k=2)'"
+            )
         if len(set(values)) < len(values):
             raise ValueError(f"--grid={grid!r} has a value twice; leave one of them")
         found[entry] = values

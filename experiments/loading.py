@@ -6,6 +6,7 @@ config: then a module of somebody's own has to be trusted by name.
 
 import functools
 import importlib
+import itertools
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from experiments import initial, kinds, manifest, records, tasks
+from experiments import formats, initial, kinds, manifest, records, tasks
 from stragglers import schedule
+
+LOOKED_AT = 5  # runs below a folder that is none
+RUN = formats.CONFIG._replace(way_out="give the folder of a run that is whole")
 
 
 class Run:
@@ -28,13 +32,17 @@ class Run:
     def __init__(self, workdir: str | os.PathLike, trust: Collection[str] = ()):
         """See `load`."""
         manifest.check_path(workdir, "workdir")
-        self.workdir, self._trust = Path(workdir), trust
+        self.workdir = Path(workdir)
+        self._trust = {trust} if isinstance(trust, str) else set(trust)
         path = self.workdir / records.CONFIG
         if not path.exists():
-            below = sorted(str(found.parent) for found in self.workdir.rglob(records.CONFIG))
-            runs = f"a sweep; give one of {', '.join(below[:5])}" if below else "no run; give a run"
+            found = itertools.islice(self.workdir.rglob(records.CONFIG), LOOKED_AT)
+            below = sorted(str(one.parent) for one in found)
+            runs = f"runs below it; give one, as {below[0]}" if below else "no run; give a run"
             raise ValueError(f"load: {workdir} holds {runs}")
-        self.config: ConfigDict = records.read_config(path)
+        self.config: ConfigDict = records.read_config(path, RUN)
+        if not formats.is_arm(self.config.to_dict()):
+            raise ValueError(f"load: {path} is no config of a run that trains; give such a run")
         self.summary: dict[str, Any] | None = records.read_summary(self.workdir)
         measured = (self.workdir / records.METRICS).exists()
         self.records: list[dict] = records.read_metrics(self.workdir) if measured else []
@@ -60,7 +68,7 @@ class Run:
     @functools.cached_property
     def task(self) -> tasks.Task:
         """The task, built anew: its losses, examples and evaluation."""
-        unknown = sorted(kinds.named_modules(self.config.task) - set(self._trust))
+        unknown = sorted(kinds.named_modules(self.config.task) - self._trust)
         if unknown:
             raise ValueError(
                 f"load: {self.workdir / records.CONFIG} names code of the module {unknown[0]!r}, "
@@ -76,8 +84,11 @@ class Run:
                 f"load: {self.workdir} has not finished and has no model yet; the command that "
                 "began it goes on"
             )
+        path = self.workdir / records.PARAMETERS
+        if not path.exists():
+            raise ValueError(f"load: {path} is missing, which a run leaves at its end; run it anew")
         shapes = jax.eval_shape(self.task.init, jax.random.key(0))
-        return initial.read(str(self.workdir / records.PARAMETERS), shapes)
+        return initial.read(str(path), shapes)
 
 
 def load(workdir: str | os.PathLike, trust: Collection[str] = ()) -> Run:

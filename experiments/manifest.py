@@ -100,6 +100,10 @@ def check_path(path: str | os.PathLike, what: str) -> None:
 
 def refuse_remote(path: str, what: str) -> None:
     """Raise ValueError for the address of a remote store, as gs://bucket/x."""
+    if path.startswith("file:"):
+        raise ValueError(
+            f"{what} {texts.brief(path)} is an address; give the path alone, without file:"
+        )
     if _REMOTE.match(path):
         raise ValueError(
             f"{what} {texts.brief(path)} is on a remote store, without the locks and renames that "

@@ -55,7 +55,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of the
     profile have no meaning, and the method cannot run.
     """
-    config = to_the_end(config)
+    config = to_the_end(config, task)
     entries.check_arm(config)
     if config.runtime not in places.RUNTIMES:
         raise ValueError(
@@ -86,55 +86,62 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     return Prepared(task, algorithm, shapes, runtime, exchange, decided)
 
 
-def to_the_end(config: ConfigDict) -> ConfigDict:
+def to_the_end(config: ConfigDict, task: Task | None = None) -> ConfigDict:
     """The config with a number of samples in each schedule of a rate that is to end with the run.
 
-    They are those that all workers will have seen at the end of the budget, by the plan of the
-    waiting rule; on a real clock, where no plan knows the seconds, after `updates`. Raises
+    They are the samples of all workers at the end of the budget, by the plan of the waiting rule;
+    on a real clock, where no plan knows the seconds, after `updates`. task: as of `prepare`. Raises
     ValueError where no plan can tell.
     """
     config = parts.canonical(config)
-    if not parts.is_part(config.get("optimizer")) or not parts.is_part(config.get("algorithm")):
-        return config  # as `entries` will say
-
-    def ending(samples: float) -> dict[str, Any]:
-        algorithm = config.algorithm.to_dict()
-        if parts.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
-            algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
-        optimizer = optimizers.to_the_end(config.optimizer, samples)
-        return config.to_dict() | {"algorithm": algorithm, "optimizer": optimizer}
-
-    if ending(1) == config.to_dict():
+    if not is_open(config):
         return config
-    samples = _planned_samples(config, prepare(ConfigDict(ending(1))))
-    return parts.canonical(ConfigDict(ending(samples)))
+    samples = _planned_samples(config, prepare(_ending(config, 1), task))
+    return _ending(config, samples)
+
+
+def is_open(config: ConfigDict) -> bool:
+    """Return whether a schedule of a rate is to end with the run, see `to_the_end`."""
+    config = parts.canonical(config)
+    if not parts.is_part(config.get("optimizer")) or not parts.is_part(config.get("algorithm")):
+        return False  # as `entries` will say
+    return _ending(config, 1) != config
+
+
+def _ending(config: ConfigDict, samples: int) -> ConfigDict:
+    algorithm = config.algorithm.to_dict()
+    if parts.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
+        algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
+    optimizer = optimizers.to_the_end(config.optimizer, samples)
+    ended = {"algorithm": algorithm, "optimizer": optimizer}
+    return parts.canonical(ConfigDict(config.to_dict() | ended))
 
 
 def _planned_samples(config: ConfigDict, made: Prepared) -> int:
     planned, seconds = rule(config, made), float(config.seconds)
-    if made.runtime.clock == "wall":
-        seconds = np.inf
     way = "give the schedule its end, as in cosine(samples=100000)"
     if planned.observe is not None:
         raise ValueError(
             f"optimizer: {config.wait.name} follows the training loss, so that nobody knows how "
             f"many samples come until the end of the run; {way}"
         )
-    if not min(seconds, config.updates) < FARTHEST:
-        raise ValueError(
-            "optimizer: on a real clock nobody knows how many samples come in config.seconds; set "
-            f"config.updates, or {way}"
-        )
+    if made.runtime.clock == "wall":
+        if config.updates >= FARTHEST:
+            raise ValueError(
+                "optimizer: on a real clock nobody knows how many samples come in config.seconds; "
+                f"set config.updates, or {way}"
+            )
+        seconds = np.inf
     state, batches, left = planned.init(), 0, config.updates
     while left > 0:
         state, schedule = planned.extend(state, min(left, AT_ONCE))
         within = schedule.time <= seconds
         batches += int(schedule.batches[within].sum())
-        left = left - len(within) if within.all() else 0
+        left = left - len(within) if len(within) and within.all() else 0  # a replay may end
     return max(1, batches) * config.batch_size
 
 
-FARTHEST = 1_000_000  # updates, or seconds: as many as a config has that says nothing of updates
+FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
 AT_ONCE = 4096  # updates that are planned at once
 
 
@@ -146,11 +153,15 @@ def _graph(config: ConfigDict) -> nx.Graph | None:
     return graph
 
 
+def build_task(config: ConfigDict) -> Task:
+    """The task of a config, within the memory that is free."""
+    with limits.rationed():
+        return tasks.TASK.build(config.task)
+
+
 def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
     """The task, with the initial parameters of the config, and the shapes of its parameters."""
-    if task is None:
-        with limits.rationed():
-            task = tasks.TASK.build(config.task)
+    task = task or build_task(config)
     if isinstance(task.init, initial.Given):  # of another arm
         task = task._replace(init=task.init.own)
     shapes = _shapes(config, task)

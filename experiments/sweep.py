@@ -77,14 +77,11 @@ def expand(
     arms = []
     for place, arm in named:
         entries.check_arm(arm)
-        try:
-            arm = prepare.to_the_end(arm)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}" if place else str(error)) from error
         for repeat in range(seeds):
             seeded = override(arm, {"seed": arm.seed + repeat})
             suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
-            arms.append(Arm("/".join(filter(None, (place, suffix))), seeded))
+            path = "/".join(filter(None, (place, suffix)))
+            arms.append(Arm(path, seeded, arm.seed if seeds > 1 else None))
     paths = [arm.path for arm in arms]
     if not arms:
         raise ValueError(f"sweep() of {swept.__file__} yields no arms; yield (name, changes) pairs")
@@ -154,6 +151,35 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
             f"JAX finds no device ({str(error) or 'of that kind'}); correct JAX_PLATFORMS="
             f"{os.environ.get('JAX_PLATFORMS', '')}, or unset it"
         ) from error
+
+
+def to_the_end(arms: list[Arm]) -> list[Arm]:
+    """The arms, in which schedules of a rate that end with the run have a number of samples.
+
+    All seeds of an arm have the same schedule, which is planned with the first of them. Devices
+    have to be there, see `provide_cpu_devices`.
+    """
+    planned: dict[str, ConfigDict] = {}
+    task, described, found = None, None, []
+    with limits.Patience() as patience:
+        for arm in arms:
+            patience.doing = f"planning {arm.path or arm.config.name}"
+            config, seed = arm.config, arm.config.seed
+            if not prepare.is_open(config):
+                found.append(arm)
+                continue
+            if config.task != described:
+                task, described = None, config.task
+            first = override(config, {"seed": seed if arm.first is None else arm.first})
+            key = first.to_json_best_effort(sort_keys=True)
+            try:
+                if key not in planned:
+                    task = task or prepare.build_task(config)
+                    planned[key] = prepare.to_the_end(first, task)
+            except ValueError as error:
+                raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
+            found.append(arm._replace(config=override(planned[key], {"seed": seed})))
+    return found
 
 
 def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:

@@ -49,6 +49,7 @@ def explain(config: ConfigDict) -> Analysis:
     Beside the config's own method, all of the registry that can run on its task with their own
     defaults. Raises ValueError for a config that cannot run.
     """
+    config = prepare.to_the_end(config)
     workers = config.workers
     simulated = override(config, {"runtime": "simulate", "devices": 1, "wait": "barrier"})
     if config.delay.name == waiting.NO_DELAY:

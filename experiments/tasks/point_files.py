@@ -1,6 +1,7 @@
 """Points of a file: rows of numbers with a class or a number to predict."""
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from experiments.tasks.dense_tasks import MODEL, classification
 from stragglers import reading
 
 MOST_BYTES = 2**33  # of features in float32
+MOST_CLASSES = 2**20
 
 Read = tuple[np.ndarray, np.ndarray]  # features [n, d], targets [n]
 
@@ -65,7 +67,8 @@ def points(
     found = np.unique(np.concatenate([y, test_y]))
     if np.array_equal(found, [-1, 1]):
         y, test_y, found = (y + 1) / 2, (test_y + 1) / 2, np.arange(2)
-    if found[0] < 0 or (found % 1).any() or (classes is not None and found[-1] >= classes):
+    most = MOST_CLASSES if classes is None else classes
+    if found[0] < 0 or (found % 1).any() or found[-1] >= most:
         raise ValueError(
             f"points: the targets of {path} are from {found[0]:g} to {found[-1]:g}, where classes "
             f"from 0 to {'their number' if classes is None else classes} - 1 are due; number them, "
@@ -129,7 +132,11 @@ def _text(path: Path, target: str) -> Read:
         delimiter = max(",;\t", key=header.count)
         columns = [name.strip(' "\n') for name in header.split(delimiter)]
         which = _column(columns, target)
-        table = np.loadtxt(file, delimiter=delimiter, quotechar='"', ndmin=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a table without rows, which is refused
+            table = np.loadtxt(file, delimiter=delimiter, quotechar='"', ndmin=2)
+    if not table.size:
+        raise ValueError("it has names and no points")
     if table.shape[1] != len(columns):
         raise ValueError(f"it has {table.shape[1]} columns below {len(columns)} names")
     return np.delete(table, which, axis=1), table[:, which]

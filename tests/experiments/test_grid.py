@@ -51,6 +51,8 @@ def test_entries_with_the_same_last_word_are_written_out(config):
         (["=1,2"], "is no list of values"),
         (["workers=2,2"], "has a value twice"),
         (["workers=1,2", "workers=3"], "--grid gives workers twice"),
+        (["wait.k=1,2", "wait=quorum(k=3)"], "one of which is inside of the other"),
+        (["optimizer=sgd(learning_rate=1)", "optimizer.learning_rate=2"], "inside of the other"),
         (["name=a,b"], "names its arms after their values"),
         (["wrokers=1,2"], "has no entry 'wrokers'; did you mean 'workers'?"),
         (["workers=1,many"], "config.workers must be a positive whole number, got 'many'"),

@@ -1,6 +1,7 @@
 """Runs as a notebook loads them."""
 
 import importlib.util
+import shutil
 import sys
 
 import jax
@@ -53,7 +54,7 @@ def test_an_arm_of_a_sweep_is_named_where_the_sweep_is_given(tmp_path):
         config = sweep.override(configured(), {"name": name})
         with records.start(tmp_path / name, config) as recorder:
             recorder.begin()
-    with pytest.raises(ValueError, match=rf"a sweep; give one of {tmp_path}/a/b, {tmp_path}/a/c"):
+    with pytest.raises(ValueError, match=rf"holds runs below it; give one, as {tmp_path}/a/b"):
         experiments.load(tmp_path)
     assert experiments.load(tmp_path / "a" / "b").config.name == "a/b"
     with pytest.raises(ValueError, match="holds no run; give a run"):
@@ -72,7 +73,7 @@ def test_what_a_record_names_is_imported_when_it_is_trusted(tmp_path, monkeypatc
     with pytest.raises(ValueError, match=r"names code of the module .* add trust="):
         _ = run.task
     assert "brought_task" not in sys.modules
-    assert experiments.load(tmp_path / "run", trust=["brought_task"]).task.name
+    assert experiments.load(tmp_path / "run", trust="brought_task").task.name
     del sys.modules["brought_task"]
 
 
@@ -89,3 +90,16 @@ def test_a_remote_place_is_refused_before_anything_is_written(tmp_path, monkeypa
         train.run(configured(), "s3://bucket/x")
     with pytest.raises(ValueError, match="remote store"):
         experiments.load("s3://bucket/x")
+
+
+def test_a_folder_with_another_config_is_no_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="no config of a run that trains"):
+        experiments.load(tmp_path)
+
+
+def test_a_run_that_has_lost_its_model_says_so(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / records.PARAMETERS).unlink()
+    with pytest.raises(ValueError, match=r"parameters\.npz is missing"):
+        _ = experiments.load(tmp_path / "run").params

@@ -41,9 +41,23 @@ def test_schedules_of_chains_and_servers_end_too_and_others_stay():
     assert prepare.to_the_end(said).optimizer == said.optimizer
 
 
-def test_a_sweep_plans_every_arm_by_its_own_rule():
-    arms = sweep.expand(configured(), None, {}, 1, {"wait": ["barrier", "first_finisher"]})
-    assert len({arm.config.optimizer.schedule.samples for arm in arms}) == 2
+def test_a_sweep_plans_every_arm_by_its_own_rule_and_the_first_of_its_seeds():
+    changes = {"delay": "exponential(scale=0.1)", "seconds": 1.0}
+    grids = {"wait": ["barrier", "first_finisher"]}
+    arms = sweep.to_the_end(sweep.expand(configured(**changes), None, {}, 2, grids))
+    samples = [arm.config.optimizer.schedule.samples for arm in arms]
+    assert samples[0] == samples[1] != samples[2] == samples[3]
+    assert [arm.config.seed for arm in arms] == [0, 1, 0, 1]
+    last = sweep.to_the_end(arms[3:])
+    assert last == arms[3:]
+
+
+def test_a_recording_that_ends_earlier_ends_the_rate(tmp_path):
+    train.run(configured(**{"optimizer.schedule": "constant"}), tmp_path)
+    replayed = f"replay(path='{tmp_path / 'schedule.npz'}')"
+    config = prepare.to_the_end(configured(wait=replayed, seconds=9.0))
+    seen = json.loads((tmp_path / "summary.json").read_text())["samples"]
+    assert config.optimizer.schedule.samples == seen
 
 
 @pytest.mark.parametrize(

@@ -138,3 +138,15 @@ def test_images_of_an_npz_file_get_an_axis_for_colours(tmp_path):
         np.savez(tmp_path / "i.npz", **changed)
         with pytest.raises(ValueError, match=words):
             data.npz_images(str(tmp_path / "i.npz"))
+
+
+def test_numbers_that_are_no_classes_are_not_taken_for_them(tmp_path):
+    path = write(tmp_path, "csv", X, np.full(len(X), 1e12))
+    with pytest.raises(ValueError, match=r"targets of .* are from 1e\+12 to 1e\+12, where classes"):
+        task(path)
+
+
+def test_a_table_without_rows_is_refused(tmp_path):
+    (tmp_path / "points.csv").write_text("a,y\n")
+    with pytest.raises(ValueError, match="it has names and no points"):
+        task(tmp_path / "points.csv")
