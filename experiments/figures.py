@@ -277,7 +277,8 @@ def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
 
 def canvas(shown: Sequence[Plot], lines: Mapping[str, Mapping], size=SIZE) -> Figure:
     """Return plots side by side above their common legend, in inches without it."""
-    columns = 2 * len(shown)
+    entry = 0.7 + 0.062 * max(map(len, lines), default=0)  # inches, of the longest name in it
+    columns = max(1, min(2 * len(shown), int(size[0] / entry)))
     below = 0.5 + 0.2 * -(-len(lines) // columns)  # inches, which is drawn sooner than fitted
     width, height = size[0], size[1] - 0.5 + below
     made = Figure(figsize=(width, height), dpi=150)
