@@ -213,8 +213,10 @@ def _check(spec: Mapping, entry: str) -> None:
             f"{entry}: a chain is made of transforms, and at most of a rate; write it as "
             "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
         )
+    parameters = _kind(entry).parameters(spec["name"])
     for name in SHARES:
-        if is_number(spec.get(name)) and not 0 <= spec[name] < 1:
+        usual = name in parameters and spec.get(name) == parameters[name].default
+        if is_number(spec.get(name)) and not 0 <= spec[name] < 1 and not usual:
             raise ValueError(
                 f"{entry} {spec['name']!r}: {name} must be 0 or more and below 1, got "
                 f"{spec[name]}; set config.{entry}.{name}"
