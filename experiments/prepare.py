@@ -96,25 +96,29 @@ def to_the_end(config: ConfigDict, task: Task | None = None) -> ConfigDict:
     config = parts.canonical(config)
     if not is_open(config):
         return config
-    samples = _planned_samples(config, prepare(_ending(config, 1), task))
-    return _ending(config, samples)
+    samples = _planned_samples(config, prepare(_with_ends(config, 1), task))
+    return _with_ends(config, samples)
 
 
 def is_open(config: ConfigDict) -> bool:
-    """Return whether a schedule of a rate is to end with the run, see `to_the_end`."""
-    config = parts.canonical(config)
+    """Return whether a schedule of a rate is to end with the run; config: a canonical one."""
     if not parts.is_part(config.get("optimizer")) or not parts.is_part(config.get("algorithm")):
         return False  # as `entries` will say
-    return _ending(config, 1) != config
+    return any(config[name].to_dict() != ended for name, ended in _ends(config, 1).items())
 
 
-def _ending(config: ConfigDict, samples: int) -> ConfigDict:
+def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
+    """The parts that have a rate, with schedules that end after `samples`."""
     algorithm = config.algorithm.to_dict()
     if parts.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
         algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
-    optimizer = optimizers.to_the_end(config.optimizer, samples)
-    ended = {"algorithm": algorithm, "optimizer": optimizer}
-    return parts.canonical(ConfigDict(config.to_dict() | ended))
+    return {
+        "algorithm": algorithm, "optimizer": optimizers.to_the_end(config.optimizer, samples)
+    }  # fmt: skip
+
+
+def _with_ends(config: ConfigDict, samples: int) -> ConfigDict:
+    return parts.canonical(ConfigDict(config.to_dict() | _ends(config, samples)))
 
 
 def _planned_samples(config: ConfigDict, made: Prepared) -> int:

@@ -74,3 +74,11 @@ def test_where_no_plan_knows_the_end_it_has_to_be_given(changes, words):
     with pytest.raises(ValueError) as caught:
         prepare.to_the_end(configured(**changes))
     assert words in str(caught.value) and "cosine(samples=100000)" in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine(samples=5)"])
+def test_nothing_is_planned_for_other_schedules(monkeypatch, schedule):
+    monkeypatch.setattr(prepare, "_planned_samples", lambda *_: pytest.fail("planned"))
+    config = configured(**{"optimizer.schedule": schedule})
+    assert prepare.to_the_end(config) == config
+    prepare.prepare(config)
