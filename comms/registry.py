@@ -38,9 +38,6 @@ class Registry(MutableMapping):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __or__(self, others: Mapping[str, str | Callable]) -> "Registry":
-        return Registry(self._places | getattr(others, "_places", others))
-
     def as_attributes_of(self, package: str) -> None:
         """Let a package have the factories as attributes, also where a file has the same name."""
         registry = self

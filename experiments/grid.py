@@ -55,7 +55,7 @@ def split(listed: str) -> list[str]:
 
 
 def points(grids: dict[str, list[str]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the name of every combination and its values by entry; one without a name for none.
+    """Yield the name of every combination and its values by entry.
 
     A name has the last word of each entry, and the whole of it where two have the same.
     """

@@ -52,8 +52,8 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
 
     task: what has been built of the same `config.task` for another arm, with which this one then
     shares what is compiled. settled: run the model for a profile that is to be measured, and for
-    parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of the
-    profile have no meaning, and the method cannot run.
+    parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of such a
+    profile have no meaning, and such a method cannot run.
     """
     config = to_the_end(config, task)
     entries.check_arm(config)

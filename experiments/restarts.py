@@ -88,7 +88,7 @@ class RollCall:
             )
 
     def flags(self) -> list[str]:
-        """What tells the process of this parent who else there is."""
+        """Return the flags that tell the process of this parent who else there is."""
         if len(self.members) == 1:
             return []
         return [

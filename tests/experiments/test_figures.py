@@ -66,3 +66,10 @@ def test_accuracies_have_an_arithmetic_mean_and_zeros():
     curve = figure.mean_curve(runs, "seconds", "accuracy", (np.asarray, np.asarray))
     np.testing.assert_allclose(curve.mean, [0, 2])
     np.testing.assert_allclose(curve.high - curve.mean, [0, np.sqrt(2)])
+
+
+def test_a_legend_of_long_names_has_one_column_and_of_short_ones_two():
+    for name, columns in (("learning_rate=0.05/wait=deadline(seconds=0.3)", 1), ("a", 2)):
+        lines = {f"{name}{n}": {"color": "black"} for n in range(4)}
+        (legend,) = figure.canvas([figure.Plot("", "loss", "time [s]", False, {})], lines).legends
+        assert legend._ncols == columns
