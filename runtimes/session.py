@@ -60,7 +60,7 @@ class Session:
         self.address: str | None = None
         self.leave: Callable[[], None] = lambda: None  # of a program, without waiting for anything
         self._folder: _Folder | None = None  # of the files of a cluster of its own
-        self._store = 0  # bytes of its store
+        self._store, self._cpus = 0, 0  # bytes of its store, processors that Ray counts there
         self._ended = threading.Event()  # of the thread that watches the services
 
     def join(self, address: str) -> None:
@@ -100,20 +100,22 @@ class Session:
         )
 
     def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
-        """Start Ray if need be; ValueError where the cluster is too small."""
+        """Start Ray, or a larger cluster of our own; ValueError where one that we joined is too small."""
         ray = self._loaded()
-        if self._folder is not None and store_bytes > self._store:
+        cpus = int(np.ceil(members * resources.cpus))
+        if self._folder is not None and (store_bytes > self._store or cpus > self._cpus):
             self.close()  # what does not fit into its store would go through the disk
         if not ray.is_initialized():
             self.check_room(members, store_bytes)
             self._folder, self._store = _Folder(), max(_LEAST_STORE, store_bytes)
+            self._cpus = max(os.cpu_count() or 1, cpus)
             with warnings.catch_warnings(), _own_signals():
                 # JAX warns of every fork; the process that Ray forks becomes another program.
                 warnings.filterwarnings("ignore", message="os.fork")
                 try:
                     ray.init(
                         address="local",
-                        num_cpus=max(os.cpu_count() or 1, int(np.ceil(members * resources.cpus))),
+                        num_cpus=self._cpus,
                         object_store_memory=self._store,
                         include_dashboard=False,
                         log_to_driver=False,
