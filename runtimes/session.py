@@ -100,7 +100,7 @@ class Session:
         )
 
     def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
-        """Start Ray, or a larger cluster of our own; ValueError where one that we joined is too small."""
+        """Start Ray, again if a cluster of our own is too small; ValueError if a joined one is."""
         ray = self._loaded()
         cpus = int(np.ceil(members * resources.cpus))
         if self._folder is not None and (store_bytes > self._store or cpus > self._cpus):

@@ -216,6 +216,13 @@ def test_more_than_the_cluster_has_is_refused(started, session):
         session.provide(4, Resources(gpus=0.5), 0)
 
 
+def test_a_cluster_of_our_own_makes_room_for_a_larger_run(session):
+    session.close()
+    session.provide(1, Resources(), 0)
+    session.provide(os.cpu_count() + 2, Resources(), 0)
+    assert ray.cluster_resources()["CPU"] == os.cpu_count() + 2
+
+
 def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     """By a signal, or with one of Ray's services."""
     workdir = tmp_path / "run"
