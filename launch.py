@@ -304,9 +304,9 @@ def plan() -> Callable[[], int] | None:
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     compiled.keep_programs()
     from experiments import agreement, dry_run, executors, grid, loggers, slurm, sweep
-    from runtimes import session
+    from runtimes.asynchronous import pool
 
-    session.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
+    pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
     endings.raising()
     if __name__ == "__main__" and distributed.processes() == 1:
         distributed.watch_signals()  # others do already
@@ -338,7 +338,7 @@ def plan() -> Callable[[], int] | None:
                 "--cluster is for runtime=actors and --executor=ray, and there is neither; leave "
                 "it out"
             )
-        session.SESSION.join(_CLUSTER.value)
+        pool.SESSION.join(_CLUSTER.value)
     sweep.check(arms, place, _OVERWRITE.value)
     if _PRINT_COMMANDS.value:
         for group in sweep.groups(arms, _TOGETHER.value):

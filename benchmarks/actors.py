@@ -21,9 +21,9 @@ from absl import app, flags
 from rich.console import Console
 
 from algorithms import all_reduce
-from runtimes import session
-from runtimes.actors import Actors
-from runtimes.free_worker import Parts
+from runtimes.asynchronous import pool
+from runtimes.asynchronous.runtime import AsynchronousRuntime
+from runtimes.asynchronous.worker import WorkerParts
 from stragglers import delays
 from stragglers.processes import as_process
 from stragglers.rule import Setting
@@ -65,18 +65,18 @@ def losses(params, examples) -> jax.Array:
     return examples["x"] * params[0]
 
 
-def parts(sleep: float) -> Parts:
+def parts(sleep: float) -> WorkerParts:
     """What a worker computes with."""
     delay = as_process(delays.deterministic(sleep)).seeded(0) if sleep else None
     examples = {"x": np.ones(1, np.float32)}
-    return Parts(all_reduce(optax.sgd(1e-3)), losses, examples, _Numbers(), 1, delay)
+    return WorkerParts(all_reduce(optax.sgd(1e-3)), losses, examples, _Numbers(), 1, delay)
 
 
-def server(sleep: float, k: int = 1) -> Actors:
+def server(sleep: float, k: int = 1) -> AsynchronousRuntime:
     """The runtime of K-async whose gradients take `sleep` seconds."""
     recipe = functools.partial(parts, sleep)
     setting = Setting(delays.deterministic(sleep or 1.0), WORKERS, 1, 0)
-    return Actors(recipe(), recipe, RULES["k_async"](setting, k=k))
+    return AsynchronousRuntime(recipe(), recipe, RULES["k_async"](setting, k=k))
 
 
 def pushes_per_second(case: Case, seconds: float) -> tuple[float, Schedule]:
@@ -163,7 +163,7 @@ def main(_) -> None:
             f"{'used once' if found.counters_once else 'NOT used once'}; "
             f"{time.monotonic() - began:.0f} s"
         )
-    session.SESSION.close()
+    pool.SESSION.close()
 
 
 if __name__ == "__main__":

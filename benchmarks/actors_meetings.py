@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms import swarm
-from runtimes import session
-from runtimes.free_worker import Parts
-from runtimes.meetings import Meetings
-from runtimes.peers import PeerParts
+from runtimes.asynchronous import pool
+from runtimes.asynchronous.worker import WorkerParts
+from runtimes.gossip.runtime import GossipRuntime
+from runtimes.gossip.worker import GossipParts
 from stragglers import delays
 from stragglers.processes import as_process
 from stragglers.rule import Setting
@@ -60,7 +60,7 @@ def losses(params, targets) -> jax.Array:
     return 0.5 * ((params[None] - targets[:, None]) ** 2).mean(1)
 
 
-def parts(workers: int, bits: int, gradient: float) -> PeerParts:
+def parts(workers: int, bits: int, gradient: float) -> GossipParts:
     """The parts of a node."""
     delay = delays.deterministic(gradient or 1e-9)
     graph = nx.complete_graph(workers)
@@ -68,13 +68,13 @@ def parts(workers: int, bits: int, gradient: float) -> PeerParts:
     rule = RULES["random_pairs"](Setting(delay, workers, 1, 0, graph=graph))
     targets = np.linspace(-1, 1, workers, dtype=np.float32)
     process = as_process(delay).seeded(0) if gradient else None
-    return PeerParts(Parts(method, losses, targets, OwnTarget(), 1, process), rule, False)
+    return GossipParts(WorkerParts(method, losses, targets, OwnTarget(), 1, process), rule, False)
 
 
 def ran(size: int, bits: int) -> tuple[Schedule, dict[str, float]]:
     """What happened after the first second, and what was counted in all."""
     recipe = functools.partial(parts, _WORKERS.value, bits, _GRADIENT.value)
-    runtime = Meetings(recipe(), recipe)
+    runtime = GossipRuntime(recipe(), recipe)
     model = np.random.default_rng(0).normal(size=size).astype(np.float32)
     run, _ = runtime.advance(runtime.start(model), 1.0)
     before = run.update
@@ -130,7 +130,7 @@ def main(_) -> None:
                 f"{slowed(schedule):.1%}",
                 f"{measured['bytes'] / 1e6:.2f}",
             )
-    session.SESSION.close()
+    pool.SESSION.close()
     console.print(table)
     console.print(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
 

@@ -38,7 +38,7 @@ def measure(output: str, workers: int, rounds: int, seconds: float, wait: str, *
     from experiments import coordination, distributed, tasks
     from experiments.shared_tally import PLACE, SharedTally
     from experiments.tasks import data, sampling
-    from runtimes import mesh, placement
+    from runtimes import mesh, packing
     from stragglers import delays, inject, processes
     from stragglers.rule import Setting
     from stragglers.rules import RULES
@@ -66,7 +66,7 @@ def measure(output: str, workers: int, rounds: int, seconds: float, wait: str, *
     )
     state, _ = runtime.advance(runtime.start(task.init(jax.random.key(0))), np.inf, 8)
     _, schedule = runtime.advance(state, np.inf, rounds)
-    placement.of_all(np.zeros(1))  # all have closed their rounds
+    packing.of_all(np.zeros(1))  # all have closed their rounds
     left = len(coordination.keys(PLACE)) if where else 0
     if distributed.is_writer():
         lasted = np.diff(schedule.time, prepend=schedule.start[0].min())

@@ -40,7 +40,7 @@ from experiments import (
     tasks,
 )
 from experiments.tasks import sampling
-from runtimes import jaxprs
+from runtimes.gossip import partition
 
 GRADIENTS = 4  # different ones that take turns
 SIZES = (2**12, 2**20)  # bytes of the all-reduces that say what a message and a byte cost
@@ -228,13 +228,13 @@ def steps_of(program: ClosedJaxpr, workers: int) -> int:
     steps |= dict.fromkeys(("all_gather", "all_to_all", "reduce_scatter"), ring)
     total = 0
     for equation in program.jaxpr.eqns:
-        inner = jaxprs.programs_in(equation)
+        inner = partition.programs_in(equation)
         if "branches" in equation.params:
             inner = inner[:1]
         times = equation.params.get("length", 1)  # of a scan
         total += times * sum(steps_of(each, workers) for each in inner)
-        if not inner and jaxprs.names_axis(equation, AXIS):
-            arrays = len(jaxprs.inputs(equation))
+        if not inner and partition.names_axis(equation, AXIS):
+            arrays = len(partition.inputs(equation))
             total += arrays * steps.get(equation.primitive.name, 0)  # axis_index sends nothing
     return total
 

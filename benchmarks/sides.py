@@ -32,7 +32,7 @@ from benchmarks.floors import (
 from comms import topology
 from experiments import tasks
 from experiments.tasks import data, dense_tasks, models, sampling
-from runtimes import mesh, placement, simulate
+from runtimes import mesh, packing, simulate
 from runtimes.rounds import Table
 from stragglers import delays
 from stragglers.rule import Rule, Setting
@@ -242,15 +242,15 @@ def mesh_sides(
     model = runtime.start(params).model
     counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)
     indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
-    table = placement.place(Table(indices, np.zeros(workers, np.int32)), stacked)
-    examples = placement.place(jax.tree.map(np.asarray, task.train), everywhere)
+    table = packing.place(Table(indices, np.zeros(workers, np.int32)), stacked)
+    examples = packing.place(jax.tree.map(np.asarray, task.train), everywhere)
     count = np.int32(1)
     ours = runtime.dispatch.lower(model, table, examples, None, count).compile()
 
     plain = optimizer()
     carry = params, jax.tree.map(np.asarray, plain.init(params))
     carry = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), carry)
-    carry = placement.place(carry, stacked)
+    carry = packing.place(carry, stacked)
     step = hand_written(task.losses, plain, workers, mini_batches)
     by_hand = step.lower(*carry, table.indices, examples, count).compile()
 

@@ -27,7 +27,7 @@ from benchmarks import output
 from benchmarks.sides import barrier, optimizer
 from experiments import stopwatch, tasks
 from experiments.tasks import data, sampling
-from runtimes import feeding, simulate
+from runtimes import data_feed, simulate
 
 _BYTES = flags.DEFINE_float("gigabytes", 8.0, "Of images in the sparse file.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Timed turns of every candidate.")
@@ -152,7 +152,7 @@ def main(_) -> None:
         for name, row in rows.items():
             _, batch, updates = row
             # Two dispatches in a turn, so that one is read while the other runs.
-            feeding.TABLE_BYTES = updates // 2 * WORKERS * batch * (math.prod(IMAGE) + 1)
+            data_feed.TABLE_BYTES = updates // 2 * WORKERS * batch * (math.prod(IMAGE) + 1)
             times, seconds = ratio(pathlib.Path(place), *row, _TURNS.value)
             found |= {f"{name}_ratio": times, f"{name}_update_s": seconds}
             target = TARGETS.get(f"{name}_ratio")

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from comms import hashing, messages
 from experiments import limits, parts, peaks, places, prepare, program_costs, tasks
-from runtimes import bodies, feeding, rounds, slices, worker
+from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
 
 PLANNED = 64  # updates, over which what is sent is a mean
@@ -191,9 +191,9 @@ def _examples(task: tasks.Task, taken: int) -> Any:
 
     Of a streamed set that is a table which is used and another one which arrives.
     """
-    if not isinstance(task.train, feeding.Streamed):
+    if not isinstance(task.train, data_feed.Streamed):
         return _shapes(task.train)
-    most = max(1, feeding.TABLE_BYTES // task.train.sample_bytes)
+    most = max(1, data_feed.TABLE_BYTES // task.train.sample_bytes)
     rows = 2 * min(taken, most)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype),

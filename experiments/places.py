@@ -11,7 +11,7 @@ from algorithms.base import Algorithm
 from experiments import entries, parts, waiting
 from runtimes import base
 from runtimes.base import Runtime
-from runtimes.feeding import Streamed
+from runtimes.data_feed import Streamed
 from stragglers import processes
 from stragglers.delays import Law
 from stragglers.processes import Process
@@ -115,9 +115,9 @@ def _in_rounds(algorithm, rule, shapes, config):
 
 
 def _moving_freely(algorithm, rule, shapes, config):
-    from runtimes import actors
+    from runtimes.asynchronous.runtime import misfit
 
-    return actors.misfit(algorithm, rule, shapes, most_mini_batches(config.mini_batches))
+    return misfit(algorithm, rule, shapes, most_mini_batches(config.mini_batches))
 
 
 def devices(config: ConfigDict) -> int:
@@ -204,7 +204,11 @@ def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
 
 
 def _actors(config, task, algorithm, sampler, rule, delay, communication, again):
-    from runtimes import actors, free_worker, meetings, overseer, peers, session
+    from runtimes.asynchronous.pool import Options, Resources
+    from runtimes.asynchronous.runtime import AsynchronousRuntime
+    from runtimes.asynchronous.worker import WorkerParts
+    from runtimes.gossip.runtime import GossipRuntime
+    from runtimes.gossip.worker import GossipParts
 
     del communication
     if jax.process_count() > 1:
@@ -238,7 +242,7 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
                 "actors: config.actors.restore is for methods with a model per worker; under a "
                 "server a worker begins anew from the newest model; leave it out"
             )
-    parts_of_worker = free_worker.Parts(
+    parts_of_worker = WorkerParts(
         algorithm,
         task.losses,
         task.train,
@@ -247,8 +251,8 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
         None if delay is None else processes.as_process(delay).seeded(config.seed),
         float(config.communication),
     )
-    resources = session.Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0))
-    options = overseer.Options(
+    resources = Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0))
+    options = Options(
         resources,
         chosen.get("least_workers", 1),
         chosen.get("bad_contribution", "end") == "drop",
@@ -256,9 +260,9 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
     )
     recipe = functools.partial(_parts_of, again)
     if algorithm.server is None:
-        parts_of_node = peers.PeerParts(parts_of_worker, rule, options.drops)
-        return meetings.Meetings(parts_of_node, recipe, options)
-    return actors.Actors(parts_of_worker, recipe, rule, options)
+        parts_of_node = GossipParts(parts_of_worker, rule, options.drops)
+        return GossipRuntime(parts_of_node, recipe, options)
+    return AsynchronousRuntime(parts_of_worker, recipe, rule, options)
 
 
 def _parts_of(again: Callable[[], Runtime]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import endings, files, progress
 from experiments.executors import OUTPUT, Arm, Groups, Job, follow, one_line, unfinished
-from runtimes.session import SESSION, Resources, environment
+from runtimes.asynchronous.pool import SESSION, Resources, environment
 
 SETTINGS = ("cpus", "gpus")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)

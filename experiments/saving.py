@@ -12,7 +12,7 @@ import numpy as np
 from experiments import checkpoints, distributed, endings, records
 from experiments.checkpoints import Checkpoint, Unreadable, Writing
 from experiments.training_loop import Arm
-from runtimes import phases, placement
+from runtimes import packing, phases
 
 
 class Saver:
@@ -114,7 +114,7 @@ def newest(
                 found.append(None if evaluation is None else _usable(workdir, evaluation))
             except Unreadable as unread:
                 error = unread
-            if placement.of_all(np.array([error is not None])).any():
+            if packing.of_all(np.array([error is not None])).any():
                 why = f"checkpoint {path} cannot be read by another process"
                 unreadable[path] = error or Unreadable(path, why)
                 break

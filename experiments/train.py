@@ -16,7 +16,7 @@ from experiments.checkpoints import Checkpoint
 from experiments.prepare import Prepared, prepare, to_the_end
 from experiments.saving import Saver
 from experiments.training_loop import Arm
-from runtimes.batched import Batched
+from runtimes.simulate import Batched
 
 
 def run(

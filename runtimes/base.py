@@ -1,4 +1,4 @@
-"""The contract of a runtime: what it does for a training loop, wherever its workers live.
+"""The contract between a runtime and a training loop, wherever workers live.
 
 A loop that knows nothing else, with `evaluate` as its only own part:
 
@@ -68,24 +68,24 @@ class Run(Protocol):
 
     @property
     def update(self) -> int:
-        """How many updates have been made."""
+        """The number of updates made."""
 
     @property
     def samples(self) -> int:
-        """How many samples all workers have used in these updates."""
+        """The number of samples that all workers have used in these updates."""
 
     @property
     def seconds(self) -> float:
-        """Where the clock stands [s]."""
+        """The time on the clock [s]."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether no update can follow, as at the end of a recorded schedule."""
+        """True if no update can follow, as at the end of a recorded schedule."""
 
 
 @runtime_checkable
 class Runtime(Protocol):
-    """Where the workers of one method and one task live, and by which clock.
+    """The home of the workers of one method and one task, and their clock.
 
     `advance` may give the arrays of the run that it gets away: only the newest run can be used.
     """
@@ -122,7 +122,7 @@ class Runtime(Protocol):
         """End what a run has started; the same runtime may start another one."""
 
     def pack(self, run: Run) -> dict[str, np.ndarray | jax.Array]:
-        """What `resume` needs of a run, the same on every process.
+        """Return all that `resume` needs of a run, the same on every process.
 
         A jax.Array is divided between devices, and no process has it whole.
         """

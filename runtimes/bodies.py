@@ -67,7 +67,7 @@ class Versions(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What holds for all rows of a dispatch, so that its program need not look; never an array."""
+    """Facts about all rows of a dispatch, so that its program need not look; never an array."""
 
     everyone: bool  # all workers take part, in their order: nothing is gathered and scattered
     busy: bool  # every participant has finished a mini-batch: no memory has to be left untouched
@@ -251,7 +251,7 @@ def exchanged(
 
 
 def served(algorithm, updates, current, server, batches, common: dict) -> tuple[Any, Any]:
-    """What came out of an exchange, applied to the one model: (parameters, server state).
+    """Apply the result of an exchange to the one model: (parameters, server state).
 
     batches: [k] finished mini-batches of the participants.
     """
@@ -284,7 +284,7 @@ def _stale(algorithm, losses, model: Model, row: Row, take, known) -> Model:
 
 
 def _read(slots, row: Row):
-    """Where the contributions were taken, [k, ...]."""
+    """Return the points at which the contributions were taken, [k, ...]."""
 
     def taken_at(a):
         if len(row.read) == 1:  # a slice, which a CPU copies faster than it gathers

@@ -28,9 +28,9 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from comms import hashing
-from runtimes import divided_state, mesh_inputs, packing, phases, placement, rounds, slices, worker
+from runtimes import data_feed, packing, phases, rounds, slices, worker
 from runtimes.base import REPLICATED, refuse
-from runtimes.feeding import Streamed
+from runtimes.data_feed import Feed, FromFeed, InMemory, Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
 from stragglers.rule import Turnout
@@ -95,7 +95,7 @@ class Mesh:
         self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches
         self._injector = injector
-        self._input = mesh_inputs.of(
+        self._input = input_of(
             examples, sampler, devices, team, rounds_per_dispatch, mini_batches, augment is not None
         )
         self._rounds = self._input.rounds
@@ -112,9 +112,9 @@ class Mesh:
         # The rounds of a dispatch as a program, which may be lowered and read before a run.
         self.dispatch = _dispatch(devices, team, one_round, self._input.spec)
         self._program = None  # compiled, from the first dispatch on
-        self._gathered = placement.whole(self._current, self._everywhere)
-        self._stored = placement.whole(self._once, self._everywhere)
-        self._remembered = placement.whole(_exchange_state, self._everywhere)
+        self._gathered = packing.whole(self._current, self._everywhere)
+        self._stored = packing.whole(self._once, self._everywhere)
+        self._remembered = packing.whole(_exchange_state, self._everywhere)
 
     def start(self, params) -> MeshRun:
         """A run of no updates from `params`, which are copied; delays and log begin anew."""
@@ -156,7 +156,7 @@ class Mesh:
         return self._remembered(run.model)
 
     def measured(self, run: MeshRun) -> dict[str, float]:
-        """How long the input was waited for, where it is streamed; all else is worked out."""
+        """Return the seconds of waiting for a streamed input; all else is worked out."""
         del run
         return self._input.measured()
 
@@ -176,7 +176,7 @@ class Mesh:
             logged = self._injector.pack().items()
             counted |= {INJECTOR + name: value for name, value in logged}
         if self._team.divides:
-            return divided_state.pack(self._once, run.model, self._where) | counted
+            return packing.pack_divided(self._once, run.model, self._where) | counted
         return packing.pack(self._stored(run.model)) | counted
 
     def resume(
@@ -188,7 +188,7 @@ class Mesh:
         """The packed run; what has happened until then is not known here."""
         del observed
         if any(isinstance(value, jax.Array) for value in packed.values()):
-            model = divided_state.unpack(self._once, run.model, packed, self._where)
+            model = packing.unpack_divided(self._once, run.model, packed, self._where)
         else:
             model = self._unpacked(run.model, packed)
         if self._injector is not None:
@@ -214,7 +214,7 @@ class Mesh:
             with phases.within(phases.COMPILING):
                 self._program = self.dispatch.lower(*arguments).compile()
         # Nor is waiting for a process that evaluates more slowly; waiting for the input is.
-        waited = placement.of_all(np.array([self._input.waited])).max()
+        waited = packing.of_all(np.array([self._input.waited])).max()
         began = time.monotonic() - waited
         if self._injector is not None:
             self._injector.resume(waited)
@@ -223,12 +223,12 @@ class Mesh:
         # Queued collective programs can wait for each other for ever on CPU: one at a time.
         model = jax.block_until_ready(model)
         if self._injector is None:
-            seconds = placement.of_all(np.array([time.monotonic() - began])).max()
+            seconds = packing.of_all(np.array([time.monotonic() - began])).max()
             schedule = _plain_schedule(run, self._mini_batches, count, seconds, waited)
             consumed = run.consumed + count * self._mini_batches
         else:
             self._injector.pause()
-            schedule = self._injector.schedule(run.update, count, placement.of_all)
+            schedule = self._injector.schedule(run.update, count, packing.of_all)
             consumed = self._injector.consumed()
         if active is not None:
             schedule = schedule.using(active[:count])
@@ -259,10 +259,10 @@ class Mesh:
     def _on_devices(self, model: Model) -> Model:
         """Arrays with a leading axis of workers, where their workers are."""
 
-        return jax.tree.map(lambda a: placement.place(a, self._where(np.shape(a))), model)
+        return jax.tree.map(lambda a: packing.place(a, self._where(np.shape(a))), model)
 
     def _where(self, shape: tuple[int, ...]) -> NamedSharding:
-        """How an array of this shape lies on the devices, its leading axis that of the workers."""
+        """Return the sharding of an array of this shape, its leading axis that of the workers."""
         return NamedSharding(self._devices, P(AXIS, *self._team.split(shape[1:])))
 
     def _current(self, model: Model):
@@ -352,3 +352,160 @@ def _plain_schedule(run: MeshRun, mini_batches, count, seconds, waited) -> Sched
         communication=np.zeros(shape),
         offset=run.update,
     )
+
+
+class MeshInput:
+    """The common part of both inputs."""
+
+    def __init__(
+        self,
+        examples: Any,
+        sampler,
+        devices: jax.sharding.Mesh,
+        team: slices.Alone,
+        rounds: int,
+        most: int,
+        draws: bool = False,
+    ):
+        """examples: of the training set; sampler: `indices(workers, counters)` and `draws`.
+
+        devices, team: of all workers, and of one; rounds, most: of a dispatch, and the
+        mini-batches of one; draws: whether examples are augmented.
+        """
+        self._examples, self._sampler, self._draws = examples, sampler, draws
+        self._workers, self.rounds, self._most = devices.shape[AXIS], rounds, most
+        self._devices, self._team = devices, team
+        self.waited = 0.0  # s for the input of the last `take`
+
+    def _table(self, consumed: np.ndarray, places: Callable[..., Any]) -> Table:
+        """The table of a dispatch on the devices; places: of (workers, counters)."""
+        counters = consumed[:, None] + np.arange(self.rounds * self._most)
+        ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
+        draws = self._sampler.draws(ids, counters) if self._draws else None
+        table = Table(places(ids, counters), consumed.astype(np.int32), draws)
+        specs = Table(self._team.batches, P(AXIS), self._team.batches)
+        return Table(*map(self._place, table, specs))
+
+    def _place(self, tree: Any, spec: P) -> Any:
+        return packing.place(tree, NamedSharding(self._devices, spec))
+
+
+class WholeInput(MeshInput, InMemory):
+    """The whole training set on every device, a pytree of arrays [samples, ...]."""
+
+    spec = P()  # of the examples in a program
+    _placed = None
+
+    def start(self) -> None:
+        """Bring the training set to the devices, unless it is there."""
+        if self._placed is None:
+            examples = jax.tree.map(np.asarray, self._examples)
+            self._placed = self._place(examples, P())
+
+    def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
+        """(the examples, the next mini-batches of all workers), as many as a dispatch can take.
+
+        consumed: [workers], the counter of each worker's next mini-batch. used: how many of them
+        each worker takes, None where nobody knows before.
+        """
+        del used
+        return self._placed, self._table(consumed, self._sampler.indices)
+
+    def stage(self, after: Any) -> None:
+        """Nothing is left to do while the devices work."""
+        del after
+
+
+class StreamedInput(MeshInput, FromFeed):
+    """On every device what it takes in a dispatch, read while the last one is under way.
+
+    sampler: also `on_host(workers, counters)`, see `runtimes.data_feed.Feed`.
+    """
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.spec = self._team.seen_examples
+        self._size = self._sampler.batch_size
+        samples = self._most * self._size
+        bounded = data_feed.most_updates(self._examples.sample_bytes, samples)
+        self.rounds = min(self.rounds, bounded)
+        self._slots = self.rounds * self._most  # mini-batches of a worker in a dispatch
+        me = jax.process_index()
+        of_worker = self._devices.devices.reshape(self._workers, -1)
+        owners = np.vectorize(lambda device: device.process_index)(of_worker)
+        self._here = np.flatnonzero((owners == me).any(1))
+        self._feed = Feed(self._examples, self._sampler)
+        self._next: np.ndarray | None = None  # what the next dispatch begins with, if known
+        self._staged: tuple[np.ndarray, Any] | None = None
+
+    def start(self) -> None:
+        """Forget what an earlier run has left on the devices."""
+        self._next = self._staged = None
+
+    def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
+        """As `WholeInput.take`; what `stage` has brought to the devices is not read again."""
+        before = self._feed.waited
+        self._next = None if used is None else consumed + used
+        self._feed.ask(self._addresses(consumed))
+        self._feed.ask(self._addresses(consumed + self._slots if used is None else self._next))
+        if self._staged is None or not np.array_equal(self._staged[0], consumed):
+            self._staged = consumed, self._on_devices(consumed)
+        (_, examples), self._staged = self._staged, None
+        self._feed.drop(consumed if used is None else self._next)
+        self.waited = self._feed.waited - before
+        return examples, self._table(consumed, self._places)
+
+    def stage(self, after: Any) -> None:
+        """Bring the examples of the next dispatch to the devices, where that one is known.
+
+        after: arrays that are there when the devices have ended the dispatch under way.
+        """
+        if self._next is not None:
+            self._staged = (
+                self._next,
+                self._on_devices(
+                    self._next, lambda: not all(leaf.is_ready() for leaf in jax.tree.leaves(after))
+                ),
+            )
+
+    def _places(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
+        """Return the places of a device's samples of mini-batches, one after the other."""
+        del counters
+        part = self._size // self._team.size
+        places = np.arange(self._slots * part, dtype=np.int32).reshape(-1, part)
+        places = np.tile(places, self._team.size)  # each device counts its own
+        return np.broadcast_to(places, (*workers.shape, self._size))
+
+    def _addresses(self, consumed: np.ndarray) -> np.ndarray:
+        """The mini-batches of a dispatch for the workers of this process, [n, 2]."""
+        counters = consumed[self._here][:, None] + np.arange(self._slots)
+        ids = np.broadcast_to(self._here[:, None], counters.shape)
+        return np.stack([ids, counters], axis=-1).reshape(-1, 2)
+
+    def _on_devices(
+        self, consumed: np.ndarray, computing: Callable[[], bool] = lambda: False
+    ) -> Any:
+        addresses = self._addresses(consumed)
+        table = self._feed.table(addresses, len(addresses), computing)
+        workers, devices, slots = len(self._here), self._team.size, self._slots
+        sharding = NamedSharding(self._devices, self._team.examples)
+
+        def place(array: np.ndarray) -> jax.Array:
+            one = array.shape[1:]
+            parts = array.reshape(workers, slots, devices, -1, *one).swapaxes(1, 2)
+            own = parts.reshape(workers, slots * self._size, *one)
+
+            def of_device(part: tuple[slice, ...]) -> np.ndarray:
+                row = np.searchsorted(self._here, part[0].start or 0)
+                return own[row : row + 1, *part[1:]]
+
+            whole = (self._workers, *own.shape[1:])
+            return jax.make_array_from_callback(whole, sharding, of_device)
+
+        with self._feed.waiting(computing):
+            return jax.block_until_ready(jax.tree.map(place, table))
+
+
+def input_of(examples: Any, *others: Any) -> WholeInput | StreamedInput:
+    """The input of a mesh on these examples, a pytree of arrays or `data_feed.Streamed`."""
+    return (StreamedInput if isinstance(examples, Streamed) else WholeInput)(examples, *others)

@@ -1,12 +1,20 @@
-"""A tree of arrays as a flat dict of NumPy arrays, as checkpoints store it, and back."""
+"""The state of a run as flat dicts of arrays, and arrays between a host and its devices.
 
-from collections.abc import Mapping
+Over several processes, all of them call each function for devices, in the same order.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from comms.trees import Tree, path_text
+from runtimes import phases
 
 
 def pack(tree) -> dict[str, np.ndarray]:
@@ -30,12 +38,7 @@ def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
         name = path_text(path)
         if not np.size(old):
             return old
-        if name not in packed or packed[name].shape != (np.shape(old) or (1,)):
-            found = packed[name].shape if name in packed else "nothing"
-            raise ValueError(
-                f"unpack: {name} should have the shape {np.shape(old) or (1,)} but there is "
-                f"{found}; resume with the program that began, or start over"
-            )
+        _check(name, packed, np.shape(old) or (1,))
         if isinstance(old, np.ndarray | np.generic):
             return packed[name].reshape(np.shape(old)).astype(old.dtype)
         # Copied, because the arrays of a run are given away when it goes on.
@@ -43,3 +46,97 @@ def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
         return jax.device_put(value, old.sharding)
 
     return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def place(tree: Tree, sharding: NamedSharding) -> Tree:
+    """The arrays of a tree, the same on every process, where `sharding` wants them."""
+
+    def leaf(array):
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        # device_put would first compare the values of all processes.
+        return jax.make_array_from_callback(np.shape(array), sharding, lambda part: array[part])
+
+    return jax.tree.map(leaf, tree)
+
+
+def whole(function: Callable, replicated: NamedSharding) -> Callable:
+    """`function` of arrays on devices, such that every process can read all of what it returns."""
+    if replicated.is_fully_addressable:
+        return function
+    gather = jax.jit(function, out_shardings=replicated)
+
+    def gathered(*arrays):
+        with phases.within(phases.OTHERS):
+            return jax.tree.map(lambda a: np.array(a.addressable_data(0)), gather(*arrays))
+
+    return gathered
+
+
+def of_all(values: np.ndarray) -> np.ndarray:
+    """Return the values of every process, [processes, *shape] float64, bit for bit; also wait."""
+    if jax.process_count() == 1:
+        return values[None]
+    bits = np.ascontiguousarray(values, np.float64).view(np.uint32)  # JAX would round to float32
+    with phases.within(phases.OTHERS):
+        return np.asarray(multihost_utils.process_allgather(bits)).view(np.float64)
+
+
+Where = Callable[[tuple[int, ...]], NamedSharding]
+
+
+def pack_divided(once: Callable[[Tree], Tree], model: Tree, where: Where) -> dict[str, jax.Array]:
+    """`once(model)` by path, every array divided as in `model`; empty ones are left out.
+
+    model: arrays with a leading axis of workers, of this shape where `where` says.
+    once: takes all rows of an array, or the first.
+    The arrays stay on the devices, as they are until the run goes on.
+    """
+    named = jax.tree_util.tree_leaves_with_path(model)
+    shapes = jax.tree.leaves(jax.eval_shape(once, model))
+    packed = {}
+    for (path, array), wanted in zip(named, shapes, strict=True):
+        if array.size:
+            sharding = where(array.shape)
+            if wanted.shape != array.shape:  # a row that all workers have alike
+                sharding = NamedSharding(sharding.mesh, P(None, *sharding.spec[1:]))
+            packed[path_text(path)] = _rows(array, wanted.shape[0], sharding)
+    return packed
+
+
+def unpack_divided(
+    once: Callable[[Tree], Tree], model: Tree, packed: Mapping[str, jax.Array], where: Where
+) -> Tree:
+    """The model that `pack_divided` has packed, of the shapes of `model` but without its values.
+
+    ValueError if it was packed from a tree of other names or shapes.
+    """
+
+    def leaf(path, old, wanted):
+        name = path_text(path)
+        if not old.size:
+            return old
+        _check(name, packed, wanted.shape)
+        return _spread(packed[name], old.shape, where(old.shape))
+
+    return jax.tree_util.tree_map_with_path(leaf, model, jax.eval_shape(once, model))
+
+
+def _check(name: str, packed: Mapping, wanted: tuple[int, ...]) -> None:
+    found = packed[name].shape if name in packed else "nothing"
+    if found != wanted:
+        raise ValueError(
+            f"unpack: {name} should have the shape {wanted} but there is {found}; resume with the "
+            "program that began, or start over"
+        )
+
+
+# Copies, as a dispatch gives the arrays of a run away while a host may still read the old ones.
+@functools.partial(jax.jit, static_argnames=("count", "sharding"))
+def _rows(array, count: int, sharding: NamedSharding):
+    return jax.lax.with_sharding_constraint(jnp.copy(array[:count]), sharding)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "sharding"))
+def _spread(rows, shape: tuple[int, ...], sharding: NamedSharding):
+    return jax.lax.with_sharding_constraint(jnp.copy(jnp.broadcast_to(rows, shape)), sharding)

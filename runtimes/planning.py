@@ -1,7 +1,9 @@
-"""The host's part of a simulated run: what the clock has planned, in the form a device takes.
+"""The host's part of a simulated run: planned updates in the form that a device takes.
 
 A waiting rule plans some updates ahead; a run takes those that land in time, a turn after the
-other. Where gradients are stale, every version of the parameters gets its slot here.
+other. Where gradients are stale, every version of the parameters gets a slot from its birth until
+its last reader. Versions kept by worker would be ambiguous when one worker delivers twice in an
+update, and the whole history would be unbounded.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms import hashing
-from runtimes import slots
 from runtimes.bodies import Known, Row
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
@@ -21,14 +22,76 @@ PLANNED_UPDATES = 64  # how far the clock runs ahead of the training
 INDICES_PER_DISPATCH = 1 << 22  # bounds the sample indices of one dispatch to 16 MiB
 
 
+class Slots(NamedTuple):
+    """Occupied slots after the last planned update: `version[s]` lives in slot s, -1 is free."""
+
+    version: np.ndarray  # [slots] int64
+
+
+def init_slots(slots: int) -> Slots:
+    """Version 0, the initial parameters, in slot 0."""
+    version = np.full(slots, -1, np.int64)
+    version[0] = 0
+    return Slots(version)
+
+
+def allocate(slots: Slots, schedule) -> tuple[Slots, np.ndarray, np.ndarray, np.ndarray]:
+    """Plan the slots of a segment: (slots, read [T, k], write [T], current [T]), all int32.
+
+    schedule: the next segment; `schedule.held` lists the versions that are read after it (None:
+        none but the newest).
+    Update t reads its contributors' versions and its own, t, and writes t + 1. All reads come
+    before the write, so the slot of a version may be overwritten in the update that reads it last.
+    The first updates of a segment get the same slots when the segment ends after them: a run may be
+    planned anew from where it stands.
+    """
+    first_update, updates = schedule.offset, schedule.updates
+    end = first_update + updates
+    reads = schedule.version.tolist()
+    last_read = {first_update + t: first_update + t for t in range(updates)}
+    for t in range(updates):
+        last_read.update(dict.fromkeys(reads[t], first_update + t))
+    held = [] if schedule.held is None else np.unique(schedule.held).tolist()
+    last_read.update(dict.fromkeys([*held, end], end))
+
+    slot_of = {v: s for s, v in enumerate(slots.version.tolist()) if v >= 0}
+    expiring = [[] for _ in range(updates + 1)]
+    # In order, as that in which slots become free says which one is written next.
+    for version in sorted({*slot_of, *range(first_update, end + 1)}):
+        expiring[max(last_read.get(version, first_update) - first_update, 0)].append(version)
+    free = np.flatnonzero(slots.version < 0).tolist()
+    read = np.empty(schedule.version.shape, np.int32)
+    write, current = np.empty(updates, np.int32), np.empty(updates, np.int32)
+    for t in range(updates):
+        missing = [version for version in reads[t] if version not in slot_of]
+        if missing:
+            raise ValueError(
+                f"update {first_update + t} reads version {missing[0]}, which is not born yet or "
+                "was not announced in `held` of an earlier segment; check the schedule's versions"
+            )
+        read[t] = [slot_of[version] for version in reads[t]]
+        current[t] = slot_of[first_update + t]
+        free.extend(slot_of.pop(version) for version in expiring[t])
+        if not free:
+            raise ValueError(
+                f"update {first_update + t} needs more than {len(slots.version)} live versions of "
+                "the parameters; a schedule of n workers may keep at most n + 1 alive"
+            )
+        write[t] = slot_of[first_update + t + 1] = free.pop()
+    version = np.full(len(slots.version), -1, np.int64)
+    for v, s in slot_of.items():
+        version[s] = v
+    return Slots(version), read, write, current
+
+
 class Plan(NamedTuple):
-    """Where a run stands on its clock."""
+    """The position of a run on its clock."""
 
     clock: Any  # state of the waiting rule, after `planned`
     planned: Schedule | None  # made by the clock, not yet run
-    begun: tuple[Any, slots.Slots] | None  # clock and slots from which `planned` was made
+    begun: tuple[Any, Slots] | None  # clock and slots from which `planned` was made
     rows: tuple[np.ndarray, ...] | None  # read, write, current, keep of `planned`
-    slots: slots.Slots
+    slots: Slots
     newest: int  # slot of the newest parameters
     update: int
     samples: int
@@ -51,7 +114,7 @@ class Turn(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Which mini-batches the rows of a turn take."""
+    """The mini-batches that the rows of a turn take."""
 
     worker: np.ndarray  # [updates, k] int32, of the positions that work
     counter: np.ndarray  # [updates, k, mini_batches] int64
@@ -83,7 +146,7 @@ class Planner:
 
     def start(self, remembers: bool) -> Plan:
         """The plan of a run of no updates; remembers: the method keeps something per worker."""
-        free = slots.init(self._rule.workers + 1)
+        free = init_slots(self._rule.workers + 1)
         known = Known(everyone=True, busy=True, served=True)
         clock = self._rule.init()
         return Plan(clock, None, None, None, free, 0, 0, 0, 0.0, False, remembers, known)
@@ -113,7 +176,7 @@ class Planner:
         ), turn
 
     def addresses(self, turn: Turn, updates: int, width: int) -> Addresses:
-        """Which mini-batches `rows` of the same sizes takes."""
+        """Return the mini-batches that `rows` of the same sizes takes."""
         done, workers = turn.schedule, self._rule.workers
         working = width
         if done.partner is not None and not done.batches[:, width // 2 :].any():
@@ -168,7 +231,7 @@ class Planner:
             clock, held = plan.begun
             clock, done = self._rule.extend(clock, plan.update - clock.update)
             if self._stale and done.updates:
-                held, *_ = slots.allocate(held, done)
+                held, *_ = allocate(held, done)
             plan = plan._replace(clock=clock, slots=held, planned=None, rows=None)
         return plan._replace(clock=self._rule.observe(plan.clock, seconds, loss))
 
@@ -222,7 +285,7 @@ class Planner:
         rows = [np.zeros_like(planned.version), *np.zeros((2, planned.updates), np.int32)]
         held = plan.slots
         if self._stale:
-            held, *rows = slots.allocate(held, planned)
+            held, *rows = allocate(held, planned)
         rows.append(_recalled(planned))
         begun = (plan.clock, plan.slots)
         return plan._replace(

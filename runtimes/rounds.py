@@ -1,4 +1,4 @@
-"""What a device of a mesh does in one round: the plain step, or one that the host watches.
+"""One round on a device of a mesh: the plain step, or one that the host watches.
 
 Both take the carry (model, offset of the next mini-batch in the table, a token that ties host
 callbacks to what came before) and return the next one.

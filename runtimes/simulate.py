@@ -2,6 +2,7 @@
 
 The clock is virtual: a waiting rule plans who takes part in which update and when, and the
 updates of a segment run as one compiled loop of one of the six bodies in `runtimes.bodies`.
+`Batched` makes runs that differ only in data one program: seeds, rates and rules of a sweep.
 """
 
 import functools
@@ -16,10 +17,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
-from runtimes import inputs, packing, worker
+from runtimes import data_feed, packing, worker
 from runtimes.base import refuse, remembers
-from runtimes.bodies import Model, Row, body_of, run_rows
-from runtimes.planning import Addresses, Plan, Planner, whole_powers
+from runtimes.bodies import Known, Model, Row, body_of, run_rows
+from runtimes.data_feed import Feed, FromFeed, InMemory, Streamed
+from runtimes.planning import INDICES_PER_DISPATCH, Addresses, Plan, Planner, stacked, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
@@ -34,22 +36,22 @@ class Simulation(NamedTuple):
 
     @property
     def update(self) -> int:
-        """How many updates have been made."""
+        """The number of updates made."""
         return self.plan.update
 
     @property
     def samples(self) -> int:
-        """How many samples have been used."""
+        """The number of samples used."""
         return self.plan.samples
 
     @property
     def seconds(self) -> float:
-        """Where the virtual clock stands [s]."""
+        """The time on the virtual clock [s]."""
         return self.plan.seconds
 
     @property
     def exhausted(self) -> bool:
-        """Whether a recorded schedule has come to its end."""
+        """True if a recorded schedule has come to its end."""
         return self.plan.exhausted
 
 
@@ -73,7 +75,7 @@ class Simulator:
         """Check the parts; nothing is compiled before the first update.
 
         losses: (params, examples) -> [b] per-example losses; examples: the training set, a pytree
-        with leading axis [samples], or `runtimes.feeding.Streamed`; sampler: `indices(workers,
+        with leading axis [samples], or `runtimes.data_feed.Streamed`; sampler: `indices(workers,
         counters)`, with `on_host` for a streamed set and `draws` for an augmented one;
         mini_batches: of a full round; devices: how many the worker axis is sharded over (must
         divide the workers); augment: what training does to its examples.
@@ -97,7 +99,7 @@ class Simulator:
         self._local = algorithm.own_models
         # The server's parameters of older versions are needed, or a worker's own.
         self.stale = rule.asynchronous and algorithm.server is not None
-        self._sampler, self.input = sampler, inputs.of(examples, sampler)
+        self._sampler, self.input = sampler, input_of(examples, sampler)
         self._recalls = rule.asynchronous and algorithm.server is None
         self.planner = Planner(
             rule, sampler.batch_size, mini_batches, self.stale, self.input.most, self._recalls
@@ -172,7 +174,7 @@ class Simulator:
         return simulation.model.workers.exchange
 
     def measured(self, simulation: Simulation) -> dict[str, float]:
-        """How long the input was waited for, where it is streamed; all else is worked out."""
+        """Return the seconds of waiting for a streamed input; all else is worked out."""
         del simulation
         return self.input.measured()
 
@@ -209,7 +211,7 @@ class Simulator:
         return jax.device_put(examples, self._everywhere)
 
     def draws(self, addresses: Addresses) -> jax.Array | None:
-        """What augmentation draws for the samples of these mini-batches."""
+        """Return the draws of augmentation for the samples of these mini-batches."""
         if self.augment is None:
             return None
         return self._sampler.draws(addresses.worker[..., None], addresses.counter)
@@ -232,27 +234,30 @@ class Simulator:
             spread = self._by_participant
         common = Row(*[self._everywhere] * len(Row._fields))
         by_participant = (
-            "indices",
-            "draws",
-            "batches",
-            "worker",
-            "version",
-            "first",
-            "staleness",
-            "seen",
-        )
+            "indices", "draws", "batches", "worker", "version", "first", "staleness", "seen",
+        )  # fmt: skip
         return jax.device_put(rows, common._replace(**dict.fromkeys(by_participant, spread)))
 
 
 def _program(
-    algorithm: Algorithm, losses: Callable, augment: worker.Augment | None, stale: bool
+    algorithm: Algorithm,
+    losses: Callable,
+    augment: worker.Augment | None,
+    stale: bool,
+    batched: bool = False,
 ) -> Callable:
-    """Compiled once per shape: (model, rows, count, examples, known) -> model."""
+    """Compiled once per shape: (model, rows, count, examples, known) -> model.
+
+    batched: model, rows and count have a leading axis of runs.
+    """
     body = body_of(algorithm, stale)
 
     @functools.partial(jax.jit, static_argnames="known", donate_argnums=0)
     def run(model, rows, count, examples, known):
-        return run_rows(body, algorithm, losses, augment, model, rows, count, examples, known)
+        def one(model, rows, count):
+            return run_rows(body, algorithm, losses, augment, model, rows, count, examples, known)
+
+        return (jax.vmap(one) if batched else one)(model, rows, count)
 
     return run
 
@@ -272,3 +277,163 @@ def _replica(params):
 def _copied(tree):
     """Arrays of our own, each leaf another one: they are given away with the run."""
     return jax.tree.map(lambda a: jnp.array(a, copy=True), tree)
+
+
+class Batch(NamedTuple):
+    """Runs between two dispatches. Advancing them gives their arrays away."""
+
+    model: Model  # with a leading axis of runs
+    plans: list[Plan]
+
+
+class Batched:
+    """The runtime of runs that are alike but for data, each of which has a `Simulator`.
+
+    As in `runtimes.base.Runtime`, with a sequence for what every run has of its own: its start,
+    seconds and updates, its schedule. A single run is looked at with `one`, by its own simulator.
+    """
+
+    def __init__(self, simulators: Sequence[Simulator]):
+        """simulators: of the runs, in their order; one program serves all of them."""
+        algorithm, losses, augment, stale = (
+            getattr(simulators[0], name) for name in ("algorithm", "losses", "augment", "stale")
+        )
+        if any(simulator.stale != stale for simulator in simulators):
+            raise ValueError(
+                "batched: some runs have stale gradients and some have not; run them apart"
+            )
+        if not all(simulator.input.alike for simulator in simulators):
+            raise ValueError("batched: every run would stream examples of its own; run them apart")
+        self._planners = [simulator.planner for simulator in simulators]
+        self._simulators = simulators
+        self._run = _program(algorithm, losses, augment, stale, batched=True)
+
+    def stack(self, runs: Sequence[Simulation]) -> Batch:
+        """The batch of runs that have just been started or resumed."""
+        model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(run.model for run in runs))
+        return Batch(model, [run.plan for run in runs])
+
+    def advance(
+        self, batch: Batch, seconds: Sequence[float], updates: Sequence[float]
+    ) -> tuple[Batch, list[Schedule | None]]:
+        """Every run r goes on to `seconds[r]`, by at most `updates[r]` updates.
+
+        Returns the new batch and the schedule that each run went through, None for no update.
+        """
+        model, plans = batch.model, list(batch.plans)
+        remaining = list(updates)
+        done = [[] for _ in plans]
+        while True:
+            turns = [None] * len(plans)
+            for r, planner in enumerate(self._planners):
+                if remaining[r] > 0:
+                    plans[r], turns[r] = planner.take(plans[r], seconds[r], remaining[r])
+            ready = [turn for turn in turns if turn is not None]
+            if not ready:
+                break
+            length = whole_powers(max(turn.schedule.updates for turn in ready))
+            width = max(turn.schedule.workers.shape[1] for turn in ready)
+            counts = np.zeros(len(plans), np.int32)
+            rows = []
+            for r, turn in enumerate(turns):
+                # A run with nothing to do takes no step of somebody else's rows.
+                own = ready[0] if turn is None else turn
+                planner = self._planners[r]
+                addresses = planner.addresses(own, length, width)
+                examples, indices = self._simulators[r].input.take(addresses, after=())
+                draws = self._simulators[r].draws(addresses)
+                rows.append(planner.rows(own, length, width, indices, draws))
+                if turn is not None:
+                    counts[r] = turn.schedule.updates
+                    done[r].append(turn.schedule)
+                    remaining[r] -= turn.schedule.updates
+            known = functools.reduce(Known.__and__, (turn.known for turn in ready))
+            if any(turn.schedule.workers.shape[1] < width for turn in ready):
+                known = known._replace(busy=False)  # the positions that fill up finish nothing
+            model = self._run(model, stacked(rows), counts, examples, known)
+            plans = [r.ahead(plan) for r, plan in zip(self._planners, plans, strict=True)]
+        return Batch(model, plans), [concatenate(rows) if rows else None for rows in done]
+
+    def observed(self, batch: Batch, runs: Sequence[Simulation]) -> Batch:
+        """The batch after each run, taken out by `one`, has been passed to its `observe`."""
+        return batch._replace(plans=[run.plan for run in runs])
+
+    def one(self, batch: Batch, r: int) -> Simulation:
+        """Run r as its own simulator knows it."""
+        return Simulation(_taken_out(batch.model, r), batch.plans[r])
+
+
+@jax.jit
+def _taken_out(model: Model, r) -> Model:
+    return jax.tree.map(lambda a: a[r], model)
+
+
+class WholeInput(InMemory):
+    """The whole training set on the devices."""
+
+    alike = True  # the same examples in every dispatch, and for runs that differ in their seeds
+
+    def __init__(self, examples: Any, sampler):
+        """examples: a pytree of arrays [samples, ...]; sampler: `indices(workers, counters)`."""
+        self._examples, self._sampler, self._placed = examples, sampler, None
+
+    def most(self, samples: int) -> int:
+        """Return the most updates of a dispatch, from the samples of one."""
+        return max(1, INDICES_PER_DISPATCH // samples)
+
+    def start(self, place: Callable[[Any], Any]) -> None:
+        """Bring the training set to where `place` brings arrays, unless it is there."""
+        if self._placed is None:
+            self._placed = place(self._examples)
+
+    def take(self, addresses: Addresses, after: Any) -> tuple[Any, jax.Array]:
+        """(examples, the places among them of the samples that `addresses` name)."""
+        del after
+        return self._placed, self._sampler.indices(addresses.worker[..., None], addresses.counter)
+
+
+class StreamedInput(FromFeed):
+    """The examples of a dispatch, read while the devices work on the dispatch before."""
+
+    alike = False
+
+    def __init__(self, examples: Streamed, sampler):
+        """sampler: `on_host(workers, counters)`, see `runtimes.data_feed.Feed`."""
+        self._streamed, self._batch_size = examples, sampler.batch_size
+        self._feed = Feed(examples, sampler)
+
+    def most(self, samples: int) -> int:
+        """Return the most updates of a dispatch, from the samples of one."""
+        return data_feed.most_updates(self._streamed.sample_bytes, samples)
+
+    def start(self, place: Callable[[Any], Any]) -> None:
+        """Remember where `place` brings arrays."""
+        self._place = place
+
+    def take(self, addresses: Addresses, after: Any) -> tuple[Any, np.ndarray]:
+        """As `WholeInput.take`; returns when the arrays of `after` or one table are there."""
+
+        def computing() -> bool:
+            return not all(leaf.is_ready() for leaf in jax.tree.leaves(after))
+
+        done = addresses.schedule
+        real = addresses.counter[: done.updates]
+        workers = addresses.worker[: done.updates, :, None]
+        taken, places = data_feed.unique_addresses(workers, real)
+        self._feed.ask(taken)
+        needed = np.zeros(addresses.workers + 1, np.int64)  # the last stands for nobody
+        np.maximum.at(needed, done.workers, done.first + done.batches)
+        self._feed.ask(data_feed.following(taken, needed))
+        table = self._feed.table(taken, addresses.counter.size, computing)
+        self._feed.drop(needed)
+        with self._feed.waiting(computing):
+            table = jax.block_until_ready(self._place(table))
+        jax.block_until_ready(after)  # so that no more than two tables are on the devices
+        slot = np.zeros(addresses.counter.shape, np.int32)
+        slot[: done.updates] = places
+        return table, slot[..., None] * self._batch_size + np.arange(self._batch_size, dtype="i4")
+
+
+def input_of(examples: Any, sampler) -> WholeInput | StreamedInput:
+    """The input of a run on these examples, a pytree of arrays or `data_feed.Streamed`."""
+    return (StreamedInput if isinstance(examples, Streamed) else WholeInput)(examples, sampler)

@@ -52,7 +52,7 @@ class Alone:
         return jax.make_mesh(shape, self.axes, axis_types=types, devices=devices)
 
     def split(self, shape: tuple[int, ...]) -> P:
-        """How an array of a worker's model, of this shape, lies on the slice."""
+        """Return the placement of an array of a worker's model, of this shape, on the slice."""
         del shape
         return P()
 
@@ -69,7 +69,7 @@ class Alone:
         return worker.taken(examples, indices, draws, augment)
 
     def ask(self, callback: Callable, answer: jax.ShapeDtypeStruct, *given: Any) -> jax.Array:
-        """What the host answers the worker."""
+        """Return the answer of the host to the worker."""
         return io_callback(callback, answer, *given)
 
 

@@ -1,4 +1,4 @@
-"""What one worker does in one update, whatever axis it lives on.
+"""One worker in one update, whatever axis it lives on.
 
 The same functions run under `jax.vmap(axis_name=AXIS)`, `jax.pmap` and `jax.shard_map`.
 `losses(params, examples) -> [b]` gives per-example losses; examples are pytrees with leading
@@ -24,21 +24,21 @@ NARROW = 16  # columns of a matrix whose gradient is found faster as that of its
 
 
 class WorkerState(NamedTuple):
-    """What a worker remembers between updates, besides parameters."""
+    """The memory of a worker between updates, besides parameters."""
 
     work: Any  # state of `Algorithm.work`; () if there is none
     exchange: Any  # state of `Algorithm.exchange`
 
 
 class Shared(NamedTuple):
-    """What a server holds where workers have models of their own."""
+    """The state of a server where workers have models of their own."""
 
     params: Any
     optimizer: Any  # state of `Algorithm.server`
 
 
 def init_server(algorithm: Algorithm, params) -> Any:
-    """What the server holds beside a replicated model: () without one."""
+    """Return the state of a server beside a replicated model: () without a server."""
     if algorithm.server is None:
         return ()
     optimizer = algorithm.server.init(params)
@@ -91,7 +91,7 @@ def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -
 
 
 def draws(losses) -> bool:
-    """Whether losses draw at random, by the samples that have been seen."""
+    """Return whether losses draw at random, by the samples that have been seen."""
     return len(inspect.signature(losses).parameters) > 2
 
 
@@ -138,7 +138,7 @@ def gradient(losses, params, examples, weights) -> optax.Updates:
 
 
 def _is_narrow(param) -> bool:
-    """Whether it is a matrix of few columns, on a CPU."""
+    """Return whether it is a matrix of few columns, on a CPU."""
     few = param.ndim == 2 and param.shape[1] <= NARROW < param.shape[0]
     return few and jax.default_backend() == "cpu"
 
@@ -153,7 +153,7 @@ def contribute(
     given,
     take: Callable[[Tree], Tree] = lambda examples: examples,
 ) -> tuple[optax.Updates, WorkerState]:
-    """What the worker brings to the exchange, and its new state.
+    """Return the contribution of the worker to the exchange, and its new state.
 
     Only the first `batches` mini-batches count; with none the contribution is 0. take: from what
     stands in `examples` for them, with the same leading axes, to the examples. Every local step
@@ -183,7 +183,7 @@ def contribute(
 
 
 def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Params, Any]:
-    """Where a worker that takes its mini-batches one by one begins: (its point, what it gathers).
+    """Return the beginning of mini-batches one by one: (the point, what the worker gathers).
 
     What it gathers is the sum of its gradients at the point, times `HEADROOM`, or where its local
     steps have led.
@@ -204,7 +204,7 @@ def _sum_type(x) -> jnp.dtype:
 def one_more(
     algorithm: Algorithm, losses, point, gathered, work_state, mini_batch, given, index
 ) -> tuple[Any, optax.OptState]:
-    """What is gathered after one more gradient at `point`, or one more local step.
+    """Return what is gathered after one more gradient at `point`, or one more local step.
 
     index: of the mini-batch in the contribution.
     """
@@ -219,7 +219,7 @@ def one_more(
 
 
 def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Updates:
-    """What the worker brings to the exchange after `batches` mini-batches one by one."""
+    """Return the contribution to the exchange after `batches` mini-batches one by one."""
     if algorithm.work is not None:
         return progress(point, gathered)
     count = HEADROOM * jnp.maximum(batches, 1)

@@ -21,7 +21,8 @@ import algorithms
 from benchmarks import host_runs
 from experiments import distributed, executors, places, profiling, slurm
 from experiments.advice import play
-from runtimes import session, simulate
+from runtimes import simulate
+from runtimes.asynchronous import pool
 from stragglers import rules
 from tests import launcher
 from tests.algorithms import test_contract as of_methods
@@ -68,7 +69,7 @@ def shell(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(play, "REPEATS", 1)
     call = launcher.caller(monkeypatch, capsys)
     monkeypatch.setattr(distributed, "initialize", join_nobody)
-    monkeypatch.setattr(session.SESSION, "join", lambda address: None)
+    monkeypatch.setattr(pool.SESSION, "join", lambda address: None)
     simulated = places.RUNTIMES["simulate"]._replace(cluster=True)  # at once, without processes
     monkeypatch.setitem(places.RUNTIMES, "actors", simulated)
     monkeypatch.setattr(simulate.Simulator, "check_room", lambda *_: None, raising=False)

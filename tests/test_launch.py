@@ -21,7 +21,7 @@ from experiments import (
     slurm,
     sweep,
 )
-from runtimes import session
+from runtimes.asynchronous import pool
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
 
@@ -300,7 +300,7 @@ ASKED = {
     "grid.read": OK,
     "sweep.check": OK,
     "sweep.alone": OK,
-    "session.SESSION.join": (*OK, "--executor=ray", "--cluster=auto"),
+    "pool.SESSION.join": (*OK, "--executor=ray", "--cluster=auto"),
     "slurm.check": (*OK, "--executor=slurm"),
     "slurm.refuse_to_overwrite": (*OK, "--executor=slurm", "--overwrite"),
     "slurm.under_way": (*OK, "--executor=slurm"),
@@ -313,7 +313,7 @@ ASKED = {
 def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
     (here / "configs").symlink_to(launcher.ROOT / "configs")
     known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "session": session, "ray_tasks": ray_tasks, "analysis": analysis,
+             "pool": pool, "ray_tasks": ray_tasks, "analysis": analysis,
              "grid": grid}  # fmt: skip
     module, *inner, function = name.split(".")
     owner = functools.reduce(getattr, inner, known[module])

@@ -32,6 +32,34 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def ranks(module, here, count, devices, *arguments):
+    """The processes of a module's program, each with some devices, and the files that they write.
+
+    The program is given OUTPUT COORDINATOR PROCESSES RANK and the arguments.
+    """
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
+    outputs, address = [here / f"{rank}.npz" for rank in range(count)], f"127.0.0.1:{free_port()}"
+    running = []
+    try:
+        for rank, output in enumerate(outputs):
+            own = [str(output), address, str(count), str(rank), *arguments]
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, *own],
+                    cwd=ROOT,
+                    env=os.environ | {"XLA_FLAGS": flags},
+                    stdout=subprocess.DEVNULL,
+                    stderr=(here / f"{rank}.txt").open("w"),
+                )
+            )
+        yield running, outputs
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
 def started(here: pathlib.Path, *flags, own=None, names=None, processes=2):
     """The processes of these numbers, with what they print in PROCESS.txt; own: flags of each."""
     names = range(processes) if names is None else names

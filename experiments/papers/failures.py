@@ -22,7 +22,7 @@ from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.prepare import Prepared, prepare
 from experiments.stats import Answer, Claim, Inconclusive
 from experiments.waiting import RULE
-from runtimes.actors import Actors
+from runtimes.asynchronous.runtime import AsynchronousRuntime
 from stragglers.delays import bernoulli_slowdown
 from stragglers.elastic import elastic_all_reduce
 from stragglers.processes import from_law
@@ -264,7 +264,7 @@ def kill(config: ConfigDict) -> analysis.Analysis:
     arms = [(name, seed, prepare(_arm(config, algorithm, wait, seed)))
             for seed in range(config.seed, config.seed + config.seeds)
             for name, algorithm, wait in config.methods]  # fmt: skip
-    if not all(isinstance(prepared.runtime, Actors) for _, _, prepared in arms):
+    if not all(isinstance(prepared.runtime, AsynchronousRuntime) for _, _, prepared in arms):
         raise ValueError(
             "killed learners: kills workers that are processes under a server; set "
             "config.runtime='actors' and methods with a server"

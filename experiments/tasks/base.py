@@ -11,7 +11,7 @@ import numpy as np
 from comms.trees import path_text
 from experiments import texts
 from runtimes import phases, worker
-from runtimes.feeding import Streamed
+from runtimes.data_feed import Streamed
 
 TRIED = 7  # examples of a mini-batch that is only traced
 
@@ -19,7 +19,7 @@ TRIED = 7  # examples of a mini-batch that is only traced
 class Task(NamedTuple):
     """An empirical risk and its data; arrays are NumPy's, a runtime moves them where it wants.
 
-    train, test: pytrees of arrays with leading axis [samples], or `runtimes.feeding.Streamed`.
+    train, test: pytrees of arrays with leading axis [samples], or `runtimes.data_feed.Streamed`.
     `examples` below are such pytrees with leading axis [b].
     labels: one per training sample, for splits that go by label.
     losses: float32 [b], each example's share of the mean loss, the l2 term included.

@@ -28,7 +28,7 @@ class Points(NamedTuple):
 class Dataset(NamedTuple):
     """Examples as pytrees of arrays whose leading axis counts samples, or as a source.
 
-    A source is a `runtimes.feeding.Source`, such as `sources.Arrays` and `sources.Records`.
+    A source is a `runtimes.data_feed.Source`, such as `sources.Arrays` and `sources.Records`.
     """
 
     train: Any

@@ -1,6 +1,6 @@
 """Training sets that lie on a disk: memory maps and records, read as a whole or as needed.
 
-A source gives any of its examples in any order, see `runtimes.feeding.Source`. An entry `reading`
+A source gives any of its examples in any order, see `runtimes.data_feed.Source`. An entry `reading`
 of a task says whether a run holds all of them in memory or streams them; both are the same run.
 """
 
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from experiments.kinds import Kind
-from runtimes.feeding import Readers, Streamed
+from runtimes.data_feed import Readers, Streamed
 
 MOST_READERS = 256
 LOOKED_AT = 1 << 25  # values of an array
@@ -61,7 +61,7 @@ class Arrays:
         return Unlabelled(len(self)) if label is None else np.asarray(label)
 
     def read(self, indices: np.ndarray) -> Any:
-        """See `runtimes.feeding.Source`."""
+        """See `runtimes.data_feed.Source`."""
         return jax.tree.map(
             lambda a, one: np.asarray(a[indices], one.dtype), self.arrays, self.example
         )
@@ -131,7 +131,7 @@ class Records:
         return Unlabelled(len(self))
 
     def read(self, indices: np.ndarray) -> Any:
-        """See `runtimes.feeding.Source`; ValueError for what cannot be read or decoded."""
+        """See `runtimes.data_feed.Source`; ValueError for what cannot be read or decoded."""
         places = [int(index) for index in indices]
         several = getattr(self._records, "__getitems__", None)
         try:

@@ -24,7 +24,7 @@ from algorithms import (
 from algorithms.base import AXIS
 from algorithms.reducers import bf16, chain, error_feedback, fp16, int8, natural, quantise, sign
 from algorithms.reducers import top_k as largest
-from runtimes import jaxprs
+from runtimes.gossip import partition
 
 N = 2
 SGD = optax.sgd(0.1)
@@ -98,13 +98,13 @@ def follows(method) -> set[str]:
     names = [name for name, value in sorted(scalars.items()) for _ in jax.tree.leaves(value)]
     named = dict(zip(program.invars, names, strict=False))
     kept = program.outvars[: len(jax.tree.leaves(shapes[0]))]
-    talking = [e for e in program.eqns if jaxprs.speaks(e, AXIS)]
+    talking = [e for e in program.eqns if partition.speaks(e, AXIS)]
     sent = [var for e in talking for var in e.invars]
     wanted = [var for var in (*kept, *sent) if not isinstance(var, Literal)]
-    equations = jaxprs.needed(wanted, [], program.eqns)
-    read = {*wanted, *(var for e in equations for var in jaxprs.inputs(e))}
+    equations = partition.needed(wanted, [], program.eqns)
+    read = {*wanted, *(var for e in equations for var in partition.inputs(e))}
     found = {named[var] for var in read if var in named} & set(SERVER)
-    if any(jaxprs.speaks(e, AXIS) for e in equations):
+    if any(partition.speaks(e, AXIS) for e in equations):
         found.add(OTHERS)
     return found
 

@@ -8,7 +8,7 @@ import pytest
 from configs import goodput_real
 from experiments import stats
 from experiments.papers import failures as paper
-from runtimes.session import SESSION
+from runtimes.asynchronous.pool import SESSION
 from stragglers.schedule import Event
 from tests import launcher
 

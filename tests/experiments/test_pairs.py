@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from benchmarks import pairs
 from comms import topology
 from experiments import parts, places, prepare, waiting
-from runtimes import base, uplink
+from runtimes import base
+from runtimes.gossip import partition
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 from tests.algorithms.methods import PROFILE
@@ -57,7 +58,7 @@ def each_part_once():
             patch.setitem(RULES, name, once(factory))
         patch.setattr(base, "remembers", once(base.remembers))
         patch.setattr(waiting, "_check_delay", lambda *_: None)  # of the delay alone
-        patch.setattr(uplink, "alone", once(uplink.alone))
+        patch.setattr(partition, "alone", once(partition.alone))
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from configs import adasync, nonblocking
 from experiments import prepare, records, sweep, train
-from runtimes.batched import Batched
+from runtimes.simulate import Batched
 from tests.marks import slow
 
 

@@ -23,8 +23,8 @@ from algorithms import (
     top_k,
 )
 from algorithms.base import scale_by_samples
-from runtimes.actors import Actors
-from runtimes.free_worker import Parts
+from runtimes.asynchronous.runtime import AsynchronousRuntime
+from runtimes.asynchronous.worker import WorkerParts
 from runtimes.simulate import Simulator
 from stragglers import delays
 from stragglers.processes import as_process
@@ -73,14 +73,14 @@ def parts(method, mini_batches=1, law=LAW, seed=3):
     """The parts of a free worker."""
     delay = None if law is None else as_process(law).seeded(seed)
     most = most_mini_batches(mini_batches)
-    return Parts(KNOWN[method](), losses, DATA, SAMPLES, most, delay)
+    return WorkerParts(KNOWN[method](), losses, DATA, SAMPLES, most, delay)
 
 
 def actors(method, wait, mini_batches=1, law=LAW, workers=N, **knobs):
     """The runtime of a method on the toy problem."""
     recipe = functools.partial(parts, method, mini_batches, law)
     rule = planned.rule(wait, law or LAW, workers, mini_batches, 3, **knobs)
-    return Actors(recipe(), recipe, rule)
+    return AsynchronousRuntime(recipe(), recipe, rule)
 
 
 def used_once(schedule, mini_batches):

@@ -8,10 +8,10 @@ from algorithms import ad_psgd, swarm
 from algorithms.base import scale_by_samples
 from comms import topology
 from comms.messages import Row
-from runtimes.free_worker import Parts
-from runtimes.meetings import Meetings
-from runtimes.overseer import Options
-from runtimes.peers import PeerParts
+from runtimes.asynchronous.pool import Options
+from runtimes.asynchronous.worker import WorkerParts
+from runtimes.gossip.runtime import GossipRuntime
+from runtimes.gossip.worker import GossipParts
 from runtimes.simulate import Simulator
 from stragglers import delays
 from stragglers.processes import as_process
@@ -64,13 +64,14 @@ def rule(name):
 def parts(name, law=LAW, drops=False):
     """The parts of a node."""
     delay = None if law is None else as_process(law).seeded(3)
-    return PeerParts(Parts(method(name), losses, DATA, SAMPLES, H, delay), rule(name), drops)
+    worker = WorkerParts(method(name), losses, DATA, SAMPLES, H, delay)
+    return GossipParts(worker, rule(name), drops)
 
 
 def meetings(name, law=LAW, **options):
     """The runtime of a method on the toy problem."""
     recipe = functools.partial(parts, name, law)
-    return Meetings(recipe(), recipe, Options(**options))
+    return GossipRuntime(recipe(), recipe, Options(**options))
 
 
 def replayed(name, schedule):

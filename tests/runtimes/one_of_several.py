@@ -1,17 +1,13 @@
 """The runs that several processes and one must agree on; as a program, one of the processes.
 
-python -m tests.runtimes.one_of_several COORDINATOR RANK OUTPUT PART [SIGNAL]
+python -m tests.runtimes.one_of_several OUTPUT COORDINATOR PROCESSES RANK PART [SIGNAL]
 
 PART: `rounds`, `slices`, or a victim: this process of the two sends itself the signal after a few
 rounds.
 """
 
-import contextlib
 import os
-import pathlib
 import signal
-import socket
-import subprocess
 import sys
 
 import numpy as np
@@ -23,12 +19,12 @@ from experiments import distributed
 from experiments.tasks import data, sampling
 from runtimes import mesh
 from runtimes.base import REPLICATED
-from runtimes.feeding import Streamed
+from runtimes.data_feed import Streamed
 from stragglers import delays, inject, processes
 from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
+from tests.two_processes import ranks
 
-ROOT = pathlib.Path(__file__).parents[2]
 N, M = 8, 4
 METHODS = {
     "all_reduce": lambda: all_reduce(optax.sgd(0.1, momentum=0.9)),
@@ -37,33 +33,9 @@ METHODS = {
 }
 
 
-@contextlib.contextmanager
 def started(tmp_path, *arguments):
-    """Both of them, with where they write; whatever happens, none is left at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    environment = os.environ | {"XLA_FLAGS": flags}
-    command = [sys.executable, "-m", "tests.runtimes.one_of_several", coordinator]
-    outputs = [tmp_path / f"{rank}.npz" for rank in range(2)]
-    both = []
-    try:
-        for rank, output in enumerate(outputs):
-            both.append(
-                subprocess.Popen(
-                    [*command, str(rank), str(output), *arguments],
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=(tmp_path / f"{rank}.txt").open("w"),
-                )
-            )
-        yield both, outputs
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
+    """Both processes, and the files that they write."""
+    return ranks("tests.runtimes.one_of_several", tmp_path, 2, 4, *arguments)
 
 
 def build(method, injector=None):
@@ -190,9 +162,9 @@ def of_several_devices() -> dict[str, np.ndarray]:
 PARTS = {"rounds": rounds, "slices": of_several_devices}
 
 
-def main(coordinator, rank, output, part, its_signal=None) -> None:
+def main(output, coordinator, count, rank, part, its_signal=None) -> None:
     distributed.HEARTBEAT = 10
-    distributed.initialize(coordinator, 2, int(rank))
+    distributed.initialize(coordinator, int(count), int(rank))
     assert distributed.agreed({"sent by": int(rank)}) == {"sent by": 0}
     if part in PARTS:
         np.savez(output, **PARTS[part]())

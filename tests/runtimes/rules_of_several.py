@@ -1,15 +1,12 @@
 """Waiting rules whose workers live in several processes; as a program, one of the processes.
 
-python -m tests.runtimes.rules_of_several OUTPUT WORKERS COORDINATOR PROCESSES RANK ROW ...
+python -m tests.runtimes.rules_of_several OUTPUT COORDINATOR PROCESSES RANK ROW ...
 """
 
-import contextlib
-import os
-import pathlib
-import subprocess
 import sys
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from algorithms import all_reduce, dpsgd, matcha
@@ -17,13 +14,12 @@ from algorithms.base import scale_by_samples
 from comms import topology
 from experiments import coordination, distributed
 from experiments.shared_tally import PLACE, SharedTally
-from runtimes import mesh, placement
+from runtimes import mesh, packing
 from stragglers import delays, inject, processes
 from tests import planned
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
-from tests.two_processes import free_port
+from tests.two_processes import ranks
 
-ROOT = pathlib.Path(__file__).parents[2]
 # Seconds of a mini-batch, of whose first ends no two are within 150 ms.
 APART = (0.3, 0.75, 1.2, 1.6)
 COLUMNS = (
@@ -100,41 +96,19 @@ def run(row, workers) -> dict[str, np.ndarray]:
     return arrays | {"models": np.asarray(runtime.models(state))}
 
 
-@contextlib.contextmanager
 def started(tmp_path, count, devices, *rows):
-    """The processes, with where they write; whatever happens, none is left at the end."""
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
-    environment = os.environ | {"XLA_FLAGS": flags}
-    outputs = [tmp_path / f"{rank}.npz" for rank in range(count)]
-    common = (str(count * devices), f"127.0.0.1:{free_port()}", str(count))
-    running = []
-    try:
-        for rank, output in enumerate(outputs):
-            command = [sys.executable, "-m", "tests.runtimes.rules_of_several", str(output)]
-            running.append(
-                subprocess.Popen(
-                    [*command, *common, str(rank), *rows],
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=(tmp_path / f"{rank}.txt").open("w"),
-                )
-            )
-        yield running, outputs
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    """The processes of these rows, and the files that they write."""
+    return ranks("tests.runtimes.rules_of_several", tmp_path, count, devices, *rows)
 
 
-def main(output, workers, coordinator, count, rank, *rows) -> None:
+def main(output, coordinator, count, rank, *rows) -> None:
     distributed.initialize(coordinator, int(count), int(rank))
     happened = {
         f"{name}:{key}": array
         for name in rows
-        for key, array in run(ROWS[name], int(workers)).items()
+        for key, array in run(ROWS[name], jax.device_count()).items()
     }
-    placement.of_all(np.zeros(1))  # all have closed their rounds
+    packing.of_all(np.zeros(1))  # all have closed their rounds
     np.savez(output, keys=coordination.keys(PLACE), **happened)
 
 

@@ -15,10 +15,9 @@ import pytest
 import ray
 
 from experiments import records
-from runtimes import pulse
+from runtimes.asynchronous import pool
+from runtimes.asynchronous.pool import SESSION, ActorPool, Resources
 from runtimes.base import Runtime
-from runtimes.crew import Crew
-from runtimes.session import SESSION, Resources
 from stragglers import delays, local_updates, processes
 from stragglers.schedule import concatenate, load
 from tests.launcher import ROOT
@@ -65,7 +64,7 @@ def same_as_replay(runtime, run, method, mini_batches, schedule):
 
 
 def test_processes_that_die_and_hang_are_replaced_and_the_run_goes_on(started, monkeypatch):
-    monkeypatch.setattr(pulse, "SILENCE", 2.0)
+    monkeypatch.setattr(pool, "SILENCE", 2.0)
     runtime, run = started("local_sgd", "k_async", 2, k=2)
     assert isinstance(runtime, Runtime) and runtime.clock == "wall" and not runtime.replays
     run, first = runtime.advance(run, np.inf, 20)
@@ -188,7 +187,7 @@ def test_a_worker_that_computes_nonsense_ends_the_run_or_is_left_out(started):
 
 def test_a_process_that_is_killed_while_it_starts_is_replaced(started, monkeypatch):
     runtime, run = started("all_reduce", "k_async", 1, k=1)
-    begin, killed = Crew.start, []
+    begin, killed = ActorPool.start, []
 
     def start(self, member, *ready):
         reference = begin(self, member, *ready)
@@ -197,7 +196,7 @@ def test_a_process_that_is_killed_while_it_starts_is_replaced(started, monkeypat
             ray.kill(self.handle(member))
         return reference
 
-    monkeypatch.setattr(Crew, "start", start)
+    monkeypatch.setattr(ActorPool, "start", start)
     run, schedule = runtime.advance(run, np.inf, 20)
     assert killed and set(schedule.workers.ravel()) == set(range(N))
 

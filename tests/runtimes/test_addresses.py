@@ -10,7 +10,6 @@ import pytest
 
 from algorithms import all_reduce
 from algorithms.base import scale_by_samples
-from runtimes.batched import Batched
 from runtimes.mesh import Mesh
 from runtimes.simulate import Simulator
 from stragglers import delays, processes
@@ -68,16 +67,6 @@ def test_the_simulator_hands_on_what_the_schedule_says(wait):
     runtime = simulator(wait, **WAITS[wait])
     run, schedule = runtime.advance(runtime.start(X0), np.inf, 25)
     agree(runtime.memory(run), schedule)
-
-
-@pytest.mark.slow
-def test_runs_as_one_program_hand_on_their_own_schedules():
-    simulators = [simulator("k_async", 1, k=k) for k in (1, 3)]
-    together = Batched(simulators)
-    batch = together.stack([runtime.start(X0) for runtime in simulators])
-    batch, schedules = together.advance(batch, (np.inf, np.inf), (25, 18))
-    for r, schedule in enumerate(schedules):
-        agree(simulators[r].memory(together.one(batch, r)), schedule)
 
 
 def injector(leftovers):

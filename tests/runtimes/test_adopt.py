@@ -10,11 +10,11 @@ import pytest
 
 from algorithms import all_reduce
 from algorithms.base import AXIS, Algorithm, Parted
-from runtimes import bodies, mesh, rounds, simulate, worker
+from runtimes import mesh, simulate
 from stragglers import delays
 from stragglers.rules.replay import recorded
 from tests import planned
-from tests.algorithms.methods import METHODS, momentum
+from tests.algorithms.methods import momentum
 from tests.marks import slow_but
 from tests.runtimes import free
 from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
@@ -141,42 +141,6 @@ def test_a_method_that_adopts_everything_is_the_replicated_one():
     expected, *_ = simulated(plain, rule)
     np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(own, np.broadcast_to(own[0], own.shape))
-
-
-# --- methods that adopt nothing have the programs that they had before there was anything to adopt
-
-
-def finish_without_adopting(algorithm, model, contribution, state, batches, total, given, weight):
-    """The end of a mesh's round for one model, or one per worker."""
-    updates, state = worker.exchange(
-        algorithm, contribution, model.params, state, batches, given, weight
-    )
-    if algorithm.server is None:
-        params = optax.apply_updates(model.params, updates)
-        return model._replace(params=params, worker=state)
-    params, server = worker.serve(algorithm, updates, model.params, model.server, total, given)
-    return model._replace(params=params, server=server, worker=state)
-
-
-def mesh_text(name):
-    """The compiled program of a round on a mesh."""
-    method = METHODS[name]()
-    runtime = mesh.Mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=M)
-    run = runtime.start(X0)
-    active = None if method.links is None else method.links.active(0, 8)
-    examples, table = runtime._input.take(run.consumed, None)
-    return runtime.dispatch.lower(run.model, table, examples, active, np.int32(2)).as_text()
-
-
-@pytest.mark.parametrize(
-    "name", slow_but(("local_sgd", "dpsgd"), ["all_reduce", "local_sgd", "dpsgd", "swarm"])
-)
-def test_without_it_programs_are_as_they_were(name, monkeypatch):
-    """To the letter on a mesh; in the simulator the body is one of the other four."""
-    text = mesh_text(name)
-    monkeypatch.setattr(rounds, "_finish_round", finish_without_adopting)
-    assert mesh_text(name) == text
-    assert bodies.body_of(METHODS[name](), stale=False) is not bodies._adopting
 
 
 def test_free_workers_wait_for_the_update_that_changes_their_models():

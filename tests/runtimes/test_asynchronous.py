@@ -1,9 +1,7 @@
 """Asynchronous training in the simulator against an event loop in NumPy that trains as it goes."""
 
-import functools
 import heapq
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -18,7 +16,7 @@ from algorithms import (
     local_sgd,
     polynomial_staleness,
 )
-from algorithms.base import AXIS, scale_by_samples
+from algorithms.base import scale_by_samples
 from runtimes import simulate
 from stragglers import delays
 from stragglers.processes import from_law
@@ -171,25 +169,6 @@ CORRECTIONS = {
         lambda g, s, _: g / np.sqrt(1 + s),
     ),
 }
-
-
-@pytest.mark.parametrize("name", CORRECTIONS)
-def test_a_contribution_of_any_age_is_corrected_by_the_formula(name):
-    make, correct = CORRECTIONS[name]
-    rng, ages = np.random.default_rng(0), np.arange(40)
-    g, moved = rng.standard_normal((2, 40, 4)) * [[[1.0]], [[0.03]]]
-    exchange = make(optimizer()).exchange
-
-    @functools.partial(jax.vmap, axis_name=AXIS, in_axes=(0, None, None, None))
-    def corrected(g, age, read, current):
-        given = {"staleness": age, "current": current, "weight": 1.0, "batches": 1}
-        return exchange.update(g, exchange.init(read), read, **given)[0]
-
-    found = jax.jit(jax.vmap(corrected))(
-        np.float32(g)[:, None], ages, np.zeros_like(moved, np.float32), np.float32(moved)
-    )
-    expected = [correct(*row) for row in zip(g, ages, moved, strict=True)]
-    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.few(1)

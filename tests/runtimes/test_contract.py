@@ -12,15 +12,14 @@ from algorithms import all_reduce, dpsgd, local_sgd, top_k
 from algorithms.base import scale_by_samples
 from comms import topology
 from runtimes.base import Runtime
-from runtimes.batched import Batched
 from runtimes.mesh import Mesh
-from runtimes.simulate import Simulator
+from runtimes.simulate import Batched, Simulator
 from stragglers import delays, inject
 from stragglers.rule import Trigger
 from stragglers.rules.replay import recorded
 from stragglers.schedule import Event, Schedule, concatenate
 from tests import planned
-from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, losses
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, losses, replayed
 
 compilations = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -331,13 +330,10 @@ def test_losses_that_draw_follow_each_contribution_and_the_server_follows_the_ro
         versions.append(versions[-1] - rate(total[t]) * np.mean(taken, axis=0))
 
     method = all_reduce(scale_by_samples(1.0, rate))
-    runtime = Simulator(method, drawn_losses, DATA, SAMPLES, recorded(schedule), mini_batches=1)
-    run, _ = runtime.advance(runtime.start(X0), np.inf)
-    np.testing.assert_allclose(runtime.models(run)[0], versions[-1], rtol=2e-4, atol=2e-5)
-    plain = recorded(replace(schedule, samples=None))
-    runtime = Simulator(method, drawn_losses, DATA, SAMPLES, plain, mini_batches=1)
-    run, _ = runtime.advance(runtime.start(X0), np.inf)
-    assert np.abs(np.asarray(runtime.models(run))[0] - versions[-1]).max() > 1e-3
+    found = replayed(method, schedule, 1, drawn_losses)[0]
+    np.testing.assert_allclose(found, versions[-1], rtol=2e-4, atol=2e-5)
+    plain = replayed(method, replace(schedule, samples=None), 1, drawn_losses)[0]
+    assert np.abs(plain - versions[-1]).max() > 1e-3
 
 
 def test_rates_of_local_steps_follow_each_contribution():
@@ -353,6 +349,4 @@ def test_rates_of_local_steps_follow_each_contribution():
             ends.append(live)
         w = np.mean(ends, axis=0)
     method = local_sgd(scale_by_samples(1.0, rate))
-    runtime = Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=M)
-    run, _ = runtime.advance(runtime.start(X0), np.inf)
-    np.testing.assert_allclose(runtime.models(run)[0], w, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(replayed(method, schedule, M)[0], w, rtol=2e-4, atol=2e-5)

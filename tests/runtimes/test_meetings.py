@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import ray
 
-from runtimes import gathering, overseer, pulse
+from runtimes.asynchronous import pool
+from runtimes.asynchronous.pool import SESSION, ActorPool
 from runtimes.base import WorkersLost
-from runtimes.crew import Crew
-from runtimes.session import SESSION
+from runtimes.gossip import runtime as gossip_runtime
 from stragglers.schedule import concatenate
 from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
-STARTED = Crew.start
+STARTED = ActorPool.start
 DYING, PACKED = {"float32", "blocking"}, {"8 bits", "blocking"}
 PATIENCE = 300.0  # s, for a machine that has other things to do
 
@@ -55,7 +55,7 @@ def meetings():
 
 def held(run):
     """What all nodes hold, [workers, ...]: parameters, work and exchange state."""
-    nodes = [node[:3] for node in run.holdings]
+    nodes = [node[:3] for node in run.states]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *nodes)
 
 
@@ -103,12 +103,12 @@ def test_replay_gives_the_same_bits(meetings, name):
 )
 def test_a_node_that_dies_or_hangs_begins_anew(meetings, name, sent, own, monkeypatch):
     """From a neighbour or from its own model at the last evaluation, and replay repeats it."""
-    monkeypatch.setattr(pulse, "SILENCE", 3.0)
+    monkeypatch.setattr(pool, "SILENCE", 3.0)
     runtime = meetings(name, own_model=own)
     run, first = runtime.advance(runtime.start(X0), np.inf, 40)
     assert_counted(name, runtime, run, first)
-    gathering = runtime._gathering
-    victim = gathering._crew.place(2).pid
+    coordinator = runtime._coordinator
+    victim = coordinator._pool.place(2).pid
     os.kill(victim, sent)
     alive, until = [first], time.monotonic() + PATIENCE
     while time.monotonic() < until:
@@ -136,11 +136,11 @@ def test_a_node_that_dies_or_hangs_begins_anew(meetings, name, sent, own, monkey
 def test_a_node_that_returns_while_another_one_is_away_meets_the_rest(meetings):
     runtime = meetings("float32")
     run, first = runtime.advance(runtime.start(X0), np.inf, 40)
-    gathering, pieces = runtime._gathering, [first]
+    coordinator, pieces = runtime._coordinator, [first]
     for victim in (2, 0):
-        os.kill(gathering.pids()[victim], signal.SIGKILL)
+        os.kill(coordinator.pids()[victim], signal.SIGKILL)
         until = time.monotonic() + PATIENCE
-        while victim in gathering.pids():
+        while victim in coordinator.pids():
             assert time.monotonic() < until, "its death is not noticed"
             time.sleep(0.01)
     for _ in range(3):  # an evaluation waits for all of them
@@ -150,25 +150,25 @@ def test_a_node_that_returns_while_another_one_is_away_meets_the_rest(meetings):
     assert_replayed("float32", run, concatenate(pieces))
 
 
-def nobody_comes(crew, member, *ready):
+def nobody_comes(actors, member, *ready):
     """As where the cluster has no room for another process."""
 
 
-def nobody_stays(crew, member, *ready):
+def nobody_stays(actors, member, *ready):
     """As where there is no memory for the process."""
-    STARTED(crew, member, *ready)
-    ray.kill(crew.handle(member))
+    STARTED(actors, member, *ready)
+    ray.kill(actors.handle(member))
 
 
 @pytest.mark.parametrize("start", [nobody_comes, nobody_stays])
 def test_a_run_goes_on_without_a_node_that_cannot_come_back(meetings, start, monkeypatch):
     """Down to as many as there must be; evaluations do not wait for it."""
-    for module in (gathering, overseer):
+    for module in (gossip_runtime, pool):
         monkeypatch.setattr(module, "MISSED", 2.0)
     runtime = meetings("float32", least_workers=3)
     run, first = runtime.advance(runtime.start(X0), np.inf, 40)
-    monkeypatch.setattr(Crew, "start", start)
-    os.kill(runtime._gathering.pids()[2], signal.SIGKILL)
+    monkeypatch.setattr(ActorPool, "start", start)
+    os.kill(runtime._coordinator.pids()[2], signal.SIGKILL)
     pieces = [first]
     until = time.monotonic() + PATIENCE
     while run.measured["nodes"] == N and time.monotonic() < until:
@@ -183,9 +183,9 @@ def test_a_run_goes_on_without_a_node_that_cannot_come_back(meetings, start, mon
     assert at_work == {0, 1, 3}
     found = concatenate(pieces)
     assert jax.tree.leaves(runtime.models(run))[0].shape == (3, *X0.shape)
-    assert len(run.holdings) == N
+    assert len(run.states) == N
     assert_replayed("float32", run, found)
-    os.kill(runtime._gathering.pids()[1], signal.SIGKILL)
+    os.kill(runtime._coordinator.pids()[1], signal.SIGKILL)
     with pytest.raises(WorkersLost, match=r"(only 2 of 4 workers are left|has died 5 times)"):
         runtime.advance(run, np.inf, 100_000)
 

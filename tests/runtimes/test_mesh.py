@@ -16,10 +16,9 @@ from comms import topology
 from runtimes import mesh, simulate, slices
 from runtimes.rounds import Table
 from stragglers import delays, inject, processes
-from stragglers.rules.replay import recorded
 from tests import planned
 from tests.marks import slow_but
-from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses, replayed
 
 N, M = 8, 4
 
@@ -64,11 +63,8 @@ def test_what_really_happened_is_replayed_to_the_same_parameters(name, leftovers
     real, schedule = run(METHODS[name](), watched)
     schedule.validate()
     assert (schedule.batches.max(1) == M).all() and (schedule.batches < M).any()
-    runtime = simulate.Simulator(
-        METHODS[name](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
-    )
-    state, _ = runtime.advance(runtime.start(X0), np.inf)
-    np.testing.assert_allclose(np.asarray(runtime.models(state)), real, rtol=2e-4, atol=2e-5)
+    replay = replayed(METHODS[name](), schedule, M)
+    np.testing.assert_allclose(replay, real, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -134,11 +130,8 @@ def test_workers_outside_the_first_k_are_cut(wait, k, most):
     assert (schedule.batches.sum(1) == k).all() and (schedule.batches <= most).all()
     assert state.samples == 16 * k * SAMPLES.batch_size
     assert not schedule.batches[:, 0].any() and (schedule.busy[:, 0] < 60.0).all()
-    again = simulate.Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)
-    replayed, _ = again.advance(again.start(X0), np.inf)
-    np.testing.assert_allclose(
-        np.asarray(again.models(replayed)), np.asarray(runtime.models(state)), rtol=2e-4, atol=2e-5
-    )
+    replay = replayed(method, schedule, most)
+    np.testing.assert_allclose(replay, runtime.models(state), rtol=2e-4, atol=2e-5)
 
 
 def test_triggers_stop_the_workers():

@@ -1,10 +1,8 @@
-"""Nodes as threads of one process: nobody waits for ever, nothing gets lost, replay is exact."""
+"""Gossip workers as threads of one process: nobody waits for ever, replay is exact."""
 
-import queue
 import random
 import threading
 import time
-from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -12,186 +10,161 @@ import numpy as np
 import pytest
 
 from algorithms.swarm import SwarmState
-from runtimes import desk, meeting, nodes, peers, worker
-from runtimes.local_steps import Holding
-from runtimes.matchmaking import Matchmaker, by_itself
-from stragglers.pair_log import PairLog
+from runtimes.gossip import worker as gossip_worker
+from runtimes.gossip.worker import (
+    Arrival,
+    GossipWorker,
+    PairHandler,
+    Pairing,
+    Request,
+    Step,
+    compile_programs,
+    first_state,
+    shown_model,
+)
+from stragglers.pair_log import Entry, Meeting, PairLog
 from stragglers.schedule import concatenate
 from tests.marks import slow, slow_but
 from tests.runtimes import meeters
 from tests.runtimes.meeters import H, N
-from tests.runtimes.toy import DATA, SAMPLES, X0, B, losses
+from tests.runtimes.toy import X0
 
 
-class Together:
-    """Nodes of one method as threads of this process, tied together by calls.
+class Threaded(GossipWorker):
+    """A worker that calls others of the same process, and shares their compiled programs."""
 
-    begin: (node, its exchange state) -> the state that it begins with; partner: node -> whom it
-    always asks, in place of what the rule says; repeated: share of turns that come more than once;
-    log, holdings: of an earlier run that goes on.
-    """
+    def __init__(self, together, me):
+        super().__init__(lambda: together.parts, me)
+        self._together = together
 
-    def __init__(
-        self,
-        name,
-        meetings,
-        *,
-        repeated=0.0,
-        begin=None,
-        partner=None,
-        rate=0.02,
-        log=None,
-        holdings=None,
-    ):
-        self.method, self.log = meeters.method(name, rate), log or PairLog(N)
-        rule = meeters.rule(name)
-        self._face = rule.arrivals
-        self._programs = meeting.build(
-            self.method, losses, X0, DATA, H, B, goes_on=rule.arrivals.apart
-        )
-        self._meetings, self._repeated = self.log.updates + meetings, repeated
-        self._began, self._over = time.monotonic(), False
-        self._lock, self._done = threading.Lock(), threading.Event()
-        self._steps = [queue.Queue() for _ in range(N)]
-        self._matchmaker = Matchmaker(rule.arrivals, lambda node, step: self._steps[node].put(step))
-        self._chance, self._late = random.Random(1), []
-        holdings = holdings or [self._first(i, begin) for i in range(N)]
-        self.nodes = [self._node(i, holdings[i], partner) for i in range(N)]
-        threads = [threading.Thread(target=node.run, daemon=True) for node in self.nodes]
-        for thread in threads:
-            thread.start()
-        assert self._done.wait(120), f"{self.log.updates} meetings, then no more"
-        self.holdings = [node.freeze() for node in self.nodes]
-        self.schedule, self._over = self.log.take(), True
-        assert [int(place.meetings) for place in self.holdings] == self.log.counts().tolist()
-        for node in self.nodes:
-            node.stop()
-        for node in self.nodes:
-            node.thaw()
-        for thread in threads:
-            thread.join(10)
-            assert not thread.is_alive()
+    def _compiled(self, params):
+        return self._together.programs
 
-    def _first(self, i, begin):
-        params, zero = jnp.asarray(X0), np.int64(0)
-        state = worker.init(self.method, params)
-        exchange = state.exchange if begin is None else begin(i, state.exchange)
-        rule = self._face.init() if self._face.apart else ()
-        return Holding(params, state.work, exchange, rule, zero, zero)
+    def _next_step(self, rule):
+        if self._together.partner is None:
+            return super()._next_step(rule)
+        return Step(self._together.partner(self._me), True, H, rule)
 
-    def _node(self, i, holding, partner):
-        face = self._face
-        arrive = by_itself(face, i) if face.apart else self._arrive(i)
-        if partner is not None:
-            step = nodes.Step(partner(i), True, H, holding.rule)
-            arrive = lambda *_: step  # noqa: E731
-        return nodes.Node(
-            i,
-            N,
-            self._programs,
-            holding,
-            face.mini_batches(holding.rule if face.apart else face.init(), i),
-            SAMPLES,
-            arrive=arrive,
-            turn=self._turn,
-            report=self._report,
-            now=lambda: time.monotonic() - self._began,
-        )
-
-    def _arrive(self, node):
-        def arrive(state, now):
-            del state
-            self._matchmaker.arrived(node, now)
-            while not self._done.is_set():
-                try:
-                    return self._steps[node].get(timeout=0.1)
-                except queue.Empty:
-                    pass
-            raise nodes.Stopped
-
-        return arrive
-
-    def _turn(self, partner, turn):
-        """Some turns come twice at once, and some once more when their attempt is long over."""
-        reply = self.nodes[partner].answer(turn)
-        if self._chance.random() < self._repeated:
-            again = self.nodes[partner].answer(turn)
+    def _call(self, partner, request):
+        """Some requests come twice at once, and some once more when their attempt is over."""
+        workers, together = self._together.workers, self._together
+        reply = workers[partner].answer(request)
+        if together.chance.random() < together.repeated:
+            again = workers[partner].answer(request)
             assert (again is None) == (reply is None)
             if reply is not None:
                 jax.tree.map(np.testing.assert_array_equal, again, reply)
-            self._late.append((partner, turn))
-            if len(self._late) > 5:
-                partner, turn = self._late.pop(0)
-                self.nodes[partner].answer(turn)
+            together.late.append((partner, request))
+            if len(together.late) > 5:
+                partner, request = together.late.pop(0)
+                workers[partner].answer(request)
         return reply
 
-    def _report(self, happened):
+    def _tell(self, item):
+        self._together.heard(item)
+
+
+class Together:
+    """Workers of one method as threads of this process.
+
+    begin: (worker, its exchange state) -> the state that it begins with; partner: worker -> whom it
+    always asks, in place of what the rule says; repeated: share of requests that come more than
+    once; log, states: of an earlier run that goes on.
+    """
+
+    def __init__(
+        self, name, meetings, *, repeated=0.0, begin=None, partner=None, rate=0.02, log=None,
+        states=None,
+    ):  # fmt: skip
+        self.parts, self.log = meeters.parts(name, None), log or PairLog(N)
+        worker = self.parts.worker._replace(algorithm=meeters.method(name, rate))
+        self.parts = self.parts._replace(worker=worker)
+        self.method, arrivals = worker.algorithm, self.parts.rule.arrivals
+        self.programs = compile_programs(self.parts, X0)
+        self.partner, self.repeated = partner, repeated
+        self.chance, self.late = random.Random(1), []
+        self._meetings, self._over = self.log.updates + meetings, False
+        self._lock, self._done = threading.Lock(), threading.Event()
+        self._pairing = Pairing(arrivals, lambda who, step: self.workers[who].do(step))
+        self.workers = [Threaded(self, me) for me in range(N)]
+        states = states or [self._first(me, begin) for me in range(N)]
+        for worker, state in zip(self.workers, states, strict=True):
+            worker.ready(state, H)
+        for worker in self.workers:
+            worker.go(dict(enumerate(self.workers)), 0.0)
+        assert self._done.wait(120), f"{self.log.updates} meetings, then no more"
+        counts = [worker.freeze() for worker in self.workers]  # for ever
+        self.snapshots = [worker.snapshot() for worker in self.workers]
+        self.states = [snapshot.state for snapshot in self.snapshots]
+        self.schedule, self._over = self.log.take(), True
+        assert counts == self.log.counts().tolist()
+
+    def _first(self, me, begin):
+        state = first_state(self.parts, me, X0)
+        return state if begin is None else state._replace(exchange=begin(me, state.exchange))
+
+    def heard(self, item):
+        if isinstance(item, Arrival):
+            self._pairing.arrived(item.worker, item.seconds)
+            return
+        assert isinstance(item, Meeting), item
         with self._lock:
-            if self._over:
-                return
-            self.log.add(happened)
+            if not self._over:
+                self.log.add(item)
             if self.log.updates >= self._meetings:
                 self._done.set()
 
+    def counted(self, name):
+        return [getattr(snapshot.traffic, name) for snapshot in self.snapshots]
+
     def of_all(self, what):
         return jax.tree.map(
-            lambda *leaves: np.stack(leaves), *[getattr(p, what) for p in self.holdings]
+            lambda *leaves: np.stack(leaves), *[getattr(state, what) for state in self.states]
         )
+
+
+def same_as_replay(name, run, schedule):
+    """Parameters, momentum, public copies and what the codec has learnt."""
+    schedule.validate()
+    simulator = meeters.replayed(name, schedule)
+    model = simulator.advance(simulator.start(X0), np.inf)[0].model
+    real = [run.of_all(what) for what in ("params", "work", "exchange")]
+    simulated = [model.params, model.workers.work, model.workers.exchange]
+    jax.tree.map(np.testing.assert_array_equal, real, simulated)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", slow_but(("float32", "blocking"), meeters.METHODS))
 def test_replay_gives_the_same_bits(name):
-    """Parameters, momentum, public copies and what the codec has learnt, after 200 meetings."""
     run = Together(name, 200)
-    run.schedule.validate()
-    simulator = meeters.replayed(name, run.schedule)
-    model = simulator.advance(simulator.start(X0), np.inf)[0].model
-    real = (run.of_all("params"), run.of_all("work"), run.of_all("exchange"))
-    simulated = (model.params, model.workers.work, model.workers.exchange)
-    jax.tree.map(np.testing.assert_array_equal, real, simulated)
+    same_as_replay(name, run, run.schedule)
     assert np.abs(run.of_all("params") - X0).max() > 0.1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "8 bits", "ad_psgd"])
-def test_nodes_that_begin_anew_from_an_old_model_or_a_neighbour_replay_to_the_same_bits(name):
-    """Node 2 takes what it was 70 meetings before, and then 10; node 1 takes what 0 shows."""
+def test_workers_that_begin_anew_from_an_old_model_or_a_neighbour_replay_to_the_same_bits(name):
+    """Worker 2 takes what it was 70 meetings before, and then 10; worker 1 takes what 0 shows."""
     parts, pieces = meeters.parts(name), []
     first = Together(name, 50)
-    kept, holdings, log = first, first.holdings, first.log
+    kept, states, log = first, first.states, first.log
     version = kept.schedule.updates
     pieces.append(kept.schedule)
     for meetings in (70, 10):
-        later = Together(name, meetings, log=log, holdings=holdings)
-        holdings = list(later.holdings)
+        later = Together(name, meetings, log=log, states=states)
+        states = list(later.states)
         log.restored(2, 2, 0.0, version)
-        model = jax.device_get(kept.holdings[2].params)
-        holdings[2] = peers.begins(parts, 2, model, **log.known(2))
+        states[2] = first_state(parts, 2, kept.states[2].params, **log.known(2))
         log.restored(1, 0, 0.0)
-        model = peers.shown(parts, holdings[0])
-        holdings[1] = peers.begins(parts, 1, model, **log.known(1))
-        holdings = [on_device(holding) for holding in holdings]
+        states[1] = first_state(parts, 1, shown_model(parts, states[0]), **log.known(1))
         pieces.append(later.schedule)
         kept, version = later, log.updates - 2
-    last = Together(name, 30, log=log, holdings=holdings)
+    last = Together(name, 30, log=log, states=states)
     schedule = concatenate([*pieces, last.schedule])
-    schedule.validate()
     own = schedule.restored[:, 0] == 2
     assert schedule.staleness[own].max() >= 70 and own.sum() == 2
     assert [event.source for event in schedule.events] == [2, 0, 2, 0]
-    simulator = meeters.replayed(name, schedule)
-    model = simulator.advance(simulator.start(X0), np.inf)[0].model
-    real = [last.of_all(what) for what in ("params", "work", "exchange")]
-    simulated = [model.params, model.workers.work, model.workers.exchange]
-    jax.tree.map(np.testing.assert_array_equal, real, simulated)
-
-
-def on_device(holding):
-    """As a process holds it."""
-    return holding._replace(**jax.tree.map(jnp.asarray, holding._asdict() | {"rule": ()}))._replace(
-        rule=holding.rule, counter=holding.counter, meetings=holding.meetings
-    )
+    same_as_replay(name, last, schedule)
 
 
 def scattered(i, exchange):
@@ -200,7 +173,7 @@ def scattered(i, exchange):
 
 
 @pytest.mark.parametrize("name", ["float32", slow("8 bits")])
-def test_the_sum_is_kept_over_a_thousand_meetings_with_turns_that_come_twice(name):
+def test_the_sum_is_kept_over_a_thousand_meetings_with_requests_that_come_twice(name):
     """Without steps of their own, as these change it."""
     run = Together(name, 1000, repeated=0.2, begin=scattered, rate=0.0)
     before = np.stack([scattered(i, SwarmState((), ())).comm for i in range(N)])
@@ -215,51 +188,44 @@ def test_the_sum_is_kept_over_a_thousand_meetings_with_turns_that_come_twice(nam
     "partner", [lambda i: (i + 1) % N, lambda i: i ^ 1], ids=["a cycle", "each other"]
 )
 @pytest.mark.parametrize("name", ["float32", "8 bits"])
-def test_nodes_that_ask_in_a_cycle_or_each_other_all_get_to_meet(name, partner):
+def test_workers_that_ask_in_a_cycle_or_each_other_all_get_to_meet(name, partner):
     run = Together(name, 200, partner=partner)
-    assert min(node.traffic().asked for node in run.nodes) > 10
-    assert sum(node.traffic().refused for node in run.nodes) > 0
-
-
-class AtOnce:
-    """An executor whose work is over before `submit` returns, as a fast thread's may be."""
-
-    def __init__(self, *_):
-        pass
-
-    def submit(self, function, *arguments):
-        future = Future()
-        future.set_result(function(*arguments))
-        return future
-
-
-def test_a_reply_is_counted_before_its_meeting_is_over(monkeypatch):
-    """Counters are read at any moment between two meetings, and have to count whole ones alone."""
-    early, size = [], meeters.message_bytes("float32")
-
-    class Counted(nodes.Node):
-        def _answered(self, met, result):
-            meetings = int(self._holding.meetings) + 1
-            early.append(self.traffic().sent_bytes < size * meetings)
-            super()._answered(met, result)
-
-    monkeypatch.setattr(desk, "ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(nodes, "Node", Counted)
-    Together("float32", 20)
-    assert len(early) >= 20 and not any(early)
+    assert min(run.counted("asked")) > 10 and sum(run.counted("refused")) > 0
 
 
 @pytest.mark.parametrize("name", ["float32", slow("8 bits")])
 def test_as_many_bytes_are_sent_as_the_method_says(name):
     """And what it says that it has sent again; the number on which two agree has four bytes."""
     run = Together(name, 200)
-    meetings = sum(node.traffic().asked for node in run.nodes)
-    states = [node.freeze().exchange for node in run.nodes]
-    again = 0.0
+    meetings, again = sum(run.counted("asked")), 0.0
     if run.method.metrics is not None:
-        counted = run.method.metrics(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
+        counted = run.method.metrics(run.of_all("exchange"))
         again = N * float(counted["extra_bytes_per_worker"])
         assert again > 0
     said = 2 * meetings * meeters.message_bytes(name) + again
     agreed = 0 if run.method.metrics is None else 2 * meetings * 3 * 4
-    assert said <= sum(node.traffic().sent_bytes for node in run.nodes) <= said + agreed
+    assert said <= sum(run.counted("sent_bytes")) <= said + agreed
+
+
+def test_a_silent_asker_is_given_up_and_a_request_twice_gets_the_same_reply(monkeypatch):
+    """And what a silent asker says later is refused."""
+
+    def half():
+        yield [1]
+        yield [2]
+
+    lock, over, entry = threading.Lock(), [], Entry(0, 0, 1, 0, 0, 0.0, 0.0)
+    handler = PairHandler(
+        2, lock, lambda: (half(), entry), lambda met, _: over.append(met), lambda _: None, time.time
+    )
+    first = handler.answer(Request(1, 7, 0, [5], entry))
+    assert first is handler.answer(Request(1, 7, 0, [5], entry)) and lock.locked()
+    assert handler.answer(Request(0, 1, 0, [5], entry)) is None  # it is busy
+    handler.give_up_the_silent()
+    assert lock.locked()
+    monkeypatch.setattr(gossip_worker, "PATIENCE", 0.0)
+    handler.give_up_the_silent()
+    assert not lock.locked() and handler.answer(Request(1, 7, 1, [5], entry)) is None
+    for step in range(2):
+        assert handler.answer(Request(0, 2, step, [5], entry)).message == [1 + step]
+    assert len(over) == 1 and not lock.locked()

@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 
 from experiments import train, training_loop
-from runtimes import packing, simulate, worker
-from runtimes.ledger import Counted
-from runtimes.mesh import Mesh
-from runtimes.nodes import Traffic
+from runtimes import packing, worker
+from runtimes.asynchronous.server import Made
+from runtimes.gossip.runtime import Counted
+from runtimes.gossip.worker import Traffic
 from runtimes.simulate import Simulator
-from runtimes.update_log import Made
 from stragglers import delays, inject
 from tests import planned
 from tests.algorithms.methods import METHODS
 from tests.experiments.test_checkpoints import CONFIGS, configured, killed
 from tests.runtimes import free, meeters
-from tests.runtimes.test_contract import METHODS as FEW
 from tests.runtimes.test_contract import M, N
-from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+from tests.runtimes.toy import X0
 
 NUMBERS = (bool, int, float, np.ndarray, np.generic)
 
@@ -87,46 +85,6 @@ def test_all_that_a_method_keeps_is_packed(name):
     assert bits(packing.unpack(like, packed)) == bits(kept)
 
 
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("wait", ["first_finisher", "k_async"])
-def test_a_simulation_packs_its_model_and_where_it_stands(name, wait):
-    rule = planned.rule(
-        wait, delays.exponential(0.3), N, M, 3, **({"k": 2} if wait == "k_async" else {})
-    )
-    try:
-        runtime = Simulator(FEW[name](), losses, DATA, SAMPLES, rule, mini_batches=M)
-    except ValueError:
-        pytest.skip("the method and the rule do not go together")
-    _, plan = runtime.start(X0)
-    plan, _ = runtime.planner.skip(plan, np.inf, 7)
-    run = simulate.Simulation(filled(runtime.start(X0).model), plan)
-    again, happened = runtime.resume(runtime.start(X0), runtime.pack(run), [(0.0, 1.0)])
-    assert bits(again.model) == bits(run.model) and happened.updates == 7
-    for name in ("update", "samples", "seconds", "exhausted"):
-        assert getattr(again, name) == getattr(run, name)
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_a_mesh_packs_its_model_its_clock_and_its_injector(name):
-    rule = planned.rule("first_finisher", delays.deterministic(1.0), N, M)
-    delayed = inject.Injector(N, rule.trigger, 0, delay=delays.deterministic(0.005))
-    runtime = Mesh(FEW[name](), losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=delayed)
-    run = runtime.start(X0)
-    # Of a method with one model each device has the same.
-    once = filled(jax.tree.map(lambda a: np.asarray(a)[:1], run.model))
-    model = jax.tree.map(lambda a, old: np.broadcast_to(a, old.shape), once, run.model)
-    run = run._replace(
-        model=runtime._on_devices(model), consumed=np.arange(5, 5 + N), seconds=3.5, update=21,
-        samples=77,
-    )  # fmt: skip
-    fill_injector(delayed)
-    before = {name: np.copy(value) for name, value in vars(delayed).items() if name in COUNTED}
-    packed = runtime.pack(run)
-    again, _ = runtime.resume(runtime.start(X0), packed, [])
-    assert bits(again) == bits(run)
-    assert bits(before) == bits({name: vars(delayed)[name] for name in before})
-
-
 # An injector begins these anew with every dispatch, or has them from its construction.
 TRANSIENT = {"_here", "_mark", "_per_round", "workers", "_past"}
 COUNTED = ("_consumed", "_attempts", "_elapsed")
@@ -179,9 +137,9 @@ def test_a_server_of_processes_packs_every_number_that_it_counts():
 def test_a_gossip_run_packs_every_number_that_it_counts():
     one, two = (meeters.meetings("float32") for _ in range(2))
     run = one.start(X0)
-    holdings = list(filled(list(run.holdings)))
+    states = list(filled(list(run.states)))
     counted = Counted(Traffic(11, 12, 13, 14), 15, 16.5)
-    run = run._replace(holdings=holdings, seconds=2.5, update=31, samples=32, counted=counted)
+    run = run._replace(states=states, seconds=2.5, update=31, samples=32, counted=counted)
     again, _ = two.resume(two.start(X0), one.pack(run), [])
     for name in run._fields:
         assert bits(getattr(again, name)) == bits(getattr(run, name)), name

@@ -9,8 +9,9 @@ import pytest
 from algorithms import all_reduce, local_sgd, swarm
 from comms import hashing, topology
 from experiments import tasks
-from runtimes import meeting, slices
-from runtimes.free_worker import FreeWorker, Order, Parts
+from runtimes import slices
+from runtimes.asynchronous.worker import AsynchronousWorker, Order, WorkerParts
+from runtimes.gossip import worker as gossip_worker
 from runtimes.mesh import Mesh
 from runtimes.simulate import Simulator
 from stragglers import delays, inject
@@ -108,8 +109,8 @@ def test_all_devices_of_a_worker_draw_as_one(sharding):
 
 @drawing
 def test_a_free_worker_draws_anew_in_every_local_step(name):
-    parts = Parts(local_sgd(optax.sgd(RATE)), LOSSES[name], DATA, SAMPLES, M, None)
-    free = FreeWorker(lambda: parts, 2)
+    parts = WorkerParts(local_sgd(optax.sgd(RATE)), LOSSES[name], DATA, SAMPLES, M, None)
+    free = AsynchronousWorker(lambda: parts, 2)
     free.ready(X0)
     for seen in (0, FAR + 1):
         order = Order(seen + 1, 0, (), 0, 0, M, 0, seen, 0.0)
@@ -120,7 +121,9 @@ def test_a_free_worker_draws_anew_in_every_local_step(name):
 @drawing
 def test_a_node_that_meets_others_draws_anew_in_every_local_step(name):
     method = swarm(optax.sgd(RATE), topology.ring(N))
-    programs = meeting.build(method, LOSSES[name], X0, DATA, M, B, False)
+    parts = WorkerParts(method, LOSSES[name], DATA, SAMPLES, M, None)
+    rule = planned.rule("random_pairs", delays.deterministic(1.0), N, M, graph=topology.ring(N))
+    programs = gossip_worker.compile_programs(gossip_worker.GossipParts(parts, rule, False), X0)
     work = method.work.init(X0)
     for seen in (6, FAR + 1):
         indices = SAMPLES.indices(2, np.arange(M))

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from runtimes import simulate
 from stragglers.rule import whole
-from stragglers.rules.replay import recorded
 from stragglers.schedule import Schedule
 from tests.runtimes.rules_of_several import METHODS, ROWS, most, rule, started
-from tests.runtimes.toy import DATA, SAMPLES, X0, losses
+from tests.runtimes.toy import replayed
 from tests.stragglers.test_contract import counted
 
 LATE = 0.1  # s by which a round may last longer than planned, of ends that are 0.15 s apart
@@ -60,16 +58,8 @@ def check(name, arrays, workers):
             np.testing.assert_array_equal(*counts)
     else:  # neighbours land apart in the plan, and on CPU together
         assert PROMISED[row.wait](row, schedule.batches, None) and (schedule.batches > 0).all()
-    runtime = simulate.Simulator(
-        METHODS[row.method](workers),
-        losses,
-        DATA,
-        SAMPLES,
-        recorded(schedule),
-        mini_batches=most(row, workers),
-    )
-    state, _ = runtime.advance(runtime.start(X0), np.inf)
-    np.testing.assert_allclose(np.asarray(runtime.models(state)), models, rtol=2e-4, atol=2e-5)
+    replay = replayed(METHODS[row.method](workers), schedule, most(row, workers))
+    np.testing.assert_allclose(replay, models, rtol=2e-4, atol=2e-5)
 
 
 def check_calibrated(schedule, rounds):

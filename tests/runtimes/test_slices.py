@@ -1,6 +1,5 @@
 """A worker of several devices does what a worker of one does."""
 
-import functools
 import json
 import re
 
@@ -9,24 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 from algorithms import all_reduce, dpsgd, local_sgd, matcha, swarm, top_k
-from algorithms.base import AXIS, scale_by_samples
+from algorithms.base import scale_by_samples
 from comms import topology
 from configs import base
 from experiments import prepare
-from runtimes import mesh, rounds, simulate, slices
-from runtimes.feeding import Streamed
+from runtimes import mesh, slices
+from runtimes.data_feed import Streamed
 from stragglers import delays, inject, processes
-from stragglers.rules.replay import recorded
 from tests import planned
 from tests.algorithms import traced
 from tests.algorithms.methods import EDGES, METHODS
 from tests.marks import slow_but
 from tests.runtimes import sliced
-from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses, replayed
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
 QUICK = ("all_reduce", "ef_sign")
@@ -102,11 +98,8 @@ def test_delayed_slices_are_replayed_to_the_same_parameters(name):
     """Workers take unequal numbers of mini-batches, and one device of each asks the host."""
     real, schedule = advanced(build(WATCHED[name](), injector=injector("first_finisher", uneven())))
     assert (schedule.batches.max(1) == M).all() and (schedule.batches < M).any()
-    runtime = simulate.Simulator(
-        WATCHED[name](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=M
-    )
-    run, _ = runtime.advance(runtime.start(X0), np.inf)
-    np.testing.assert_allclose(np.asarray(runtime.models(run)), real, rtol=2e-4, atol=2e-5)
+    replay = replayed(WATCHED[name](), schedule, M)
+    np.testing.assert_allclose(replay, real, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -120,9 +113,7 @@ def test_a_slice_whose_delay_is_cut_counts_for_nothing():
     )  # fmt: skip
     real, schedule = advanced(runtime, 8)
     assert (schedule.batches.sum(1) == 3).all() and not schedule.batches[:, 0].any()
-    again = simulate.Simulator(method, losses, DATA, SAMPLES, recorded(schedule), mini_batches=1)
-    run, _ = again.advance(again.start(X0), np.inf)
-    np.testing.assert_allclose(np.asarray(again.models(run)), real, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(replayed(method, schedule, 1), real, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -164,39 +155,6 @@ def test_augmented_slices_draw_what_one_device_draws(sharding):
 
     ours = models(devices_per_worker=S, sharding=sharding)
     np.testing.assert_allclose(ours, models(), rtol=2e-5, atol=2e-6)
-
-
-def test_a_worker_of_one_device_has_the_program_that_knows_no_slices():
-    """To the letter, with a program that is put together here."""
-    method = WATCHED["local_sgd"]()
-    runtime = build(method, devices_per_worker=1)
-    run = runtime.start(X0)
-    examples, table = runtime._input.take(run.consumed, 4 * M)
-    devices = jax.make_mesh((N,), (AXIS,), (AxisType.Auto,), devices=jax.devices()[:N])
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    @functools.partial(
-        jax.shard_map,
-        mesh=devices,
-        in_specs=(P(AXIS), P(AXIS), P(), P(), P()),
-        out_specs=P(AXIS),
-        check_vma=False,
-    )
-    def dispatch(model, table, examples, active, count):
-        model, table = jax.tree.map(lambda a: a[0], (model, table))
-
-        def step(r, carry):
-            del r
-            return rounds.plain(
-                method, losses, M, None, slices.Alone(), carry, table, examples, active
-            )
-
-        carry = (model, jnp.int32(0), jnp.float32(0))
-        model, *_ = jax.lax.fori_loop(0, count, step, carry)
-        return jax.tree.map(lambda a: a[None], model)
-
-    arguments = (run.model, table, examples, None, np.int32(4))
-    assert dispatch.lower(*arguments).as_text() == runtime.dispatch.lower(*arguments).as_text()
 
 
 def test_the_devices_of_a_worker_average_once_in_a_gradient():

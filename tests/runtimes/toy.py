@@ -3,6 +3,9 @@
 import jax
 import numpy as np
 
+from runtimes.simulate import Simulator
+from stragglers.rules.replay import recorded
+
 B, D = 2, 6
 _RNG = np.random.default_rng(0)
 DATA = {
@@ -15,6 +18,14 @@ X0 = np.linspace(-1, 1, D).astype(np.float32)
 def losses(w, examples):
     """[b] squared errors."""
     return 0.5 * (examples["x"] @ w - examples["y"]) ** 2
+
+
+def replayed(method, schedule, mini_batches, losses=losses):
+    """The models at the end of what a schedule says, simulated."""
+    rule = recorded(schedule)
+    runtime = Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+    run, _ = runtime.advance(runtime.start(X0), np.inf)
+    return np.asarray(runtime.models(run))
 
 
 class _Counters:

@@ -8,9 +8,9 @@ import heapq
 import numpy as np
 import pytest
 
-from runtimes import actors
-from runtimes.free_worker import FreeWorker
-from runtimes.parameter_server import Begin, ParameterServer, Stop
+from runtimes.asynchronous import runtime as asynchronous_runtime
+from runtimes.asynchronous.server import Begin, ParameterServer, Stop
+from runtimes.asynchronous.worker import AsynchronousWorker
 from stragglers.processes import as_process
 from stragglers.rule import most_mini_batches
 from tests import planned
@@ -52,7 +52,7 @@ class World:
         self.carry_out(self.server.begin(0.0))
 
     def process(self, who):
-        worker = FreeWorker(self.recipe, who)
+        worker = AsynchronousWorker(self.recipe, who)
         worker.ready(X0)
         return worker
 
@@ -113,7 +113,7 @@ def difference(world, method, schedule, mini_batches):
 def fitting(method, wait, mini_batches):
     """A world of the method under one of `RULES`; skips the test where they do not go together."""
     world = World(method, wait, mini_batches, **RULES[wait])
-    reason = actors.misfit(world.algorithm, world.rule, X0, mini_batches)
+    reason = asynchronous_runtime.misfit(world.algorithm, world.rule, X0, mini_batches)
     if reason is not None:
         pytest.skip(reason)
     return world

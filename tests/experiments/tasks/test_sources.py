@@ -11,7 +11,7 @@ from array_record.python import array_record_module
 from configs import nonblocking
 from experiments import prepare, sweep, tasks, train
 from experiments.tasks import data, sources
-from runtimes.feeding import Streamed
+from runtimes.data_feed import Streamed
 
 N = 96
 

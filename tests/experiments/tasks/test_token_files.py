@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from algorithms import all_reduce
 from experiments import pack_text, tasks
 from experiments.tasks import sampling, sources, text, token_files
-from runtimes.feeding import Streamed
+from runtimes.data_feed import Streamed
 from runtimes.simulate import Simulator
 from stragglers import delays
 from tests import planned

@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from runtimes import slots
+from runtimes import planning
 from stragglers import delays
 from stragglers.processes import as_process, markov, persistent, trace
 from stragglers.rules.adasync import PROTOCOLS
@@ -289,11 +289,11 @@ def test_recorded_durations_are_replayed(tmp_path):
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_announced_versions_keep_every_read_in_one_slot_more_than_workers(name, k):
     segments, memory = rule(name, PARETO, k=k), np.zeros(7, int)
-    state, held, rng = segments.init(), slots.init(7), np.random.default_rng(0)
+    state, held, rng = segments.init(), planning.init_slots(7), np.random.default_rng(0)
     while state.update < 400:
         begin = state.update
         state, schedule = segments.extend(state, int(rng.integers(1, 60)))
-        held, read, write, current = slots.allocate(held, schedule)
+        held, read, write, current = planning.allocate(held, schedule)
         for row, t in enumerate(range(begin, state.update)):
             np.testing.assert_array_equal(memory[read[row]], schedule.version[row])
             assert memory[current[row]] == t

@@ -1,4 +1,4 @@
-"""What lives in the process of a worker that nobody marches in step, under a server.
+"""An asynchronous worker under a server, in a process of its own.
 
 It takes the mini-batches of an order one by one, each as long as its delay says, and answers with
 their contribution. A call from aside stops it between two mini-batches or inside a delay.
@@ -16,13 +16,16 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from comms import hashing
-from runtimes import uplink, worker
-from runtimes.uplink import Uplink
+from runtimes import worker
+from runtimes.gossip import partition
+from runtimes.gossip.partition import Uplink
 from stragglers.processes import Process
 
+MOMENT = 0.5  # s between two signs of life
 
-class Parts(NamedTuple):
-    """What a worker computes with."""
+
+class WorkerParts(NamedTuple):
+    """The task and the method of a worker."""
 
     algorithm: Algorithm
     losses: Callable[[Any, Any], jax.Array]
@@ -48,7 +51,7 @@ class Order(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What a worker answers to an order."""
+    """The answer of a worker to an order."""
 
     number: int
     contribution: Any  # arrays on the host, encoded where it can be; None if it was stopped
@@ -56,10 +59,10 @@ class Delivery(NamedTuple):
     finite: bool
 
 
-class FreeWorker:
-    """One worker under a server; `recipe` builds its parts in the process where it lives."""
+class AsynchronousWorker:
+    """One worker under a server; `recipe` builds its parts in its process."""
 
-    def __init__(self, recipe: Callable[[], Parts], me: int):
+    def __init__(self, recipe: Callable[[], WorkerParts], me: int):
         self._parts, self._me = recipe(), me
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._current = self._stopped = 0  # orders: under way, and the last that shall not be
@@ -105,13 +108,14 @@ class FreeWorker:
             if self._current <= self._stopped:
                 self._stop.set()
 
-    def computing(self) -> float:
-        """Seconds for which the mini-batch under way is being computed; 0 in a delay."""
+    def news(self) -> float:
+        """Say after a moment for how long a mini-batch is being computed [s]; 0 in a delay."""
+        time.sleep(MOMENT)
         since = self._computing_since
         return 0.0 if since is None else time.monotonic() - since
 
     def state(self, number: int) -> worker.WorkerState:
-        """What the worker remembers after an order, on the host."""
+        """Return the memory of the worker after an order, on the host."""
         return jax.device_get(self._states[number])
 
     def restore(self, number: int, state: worker.WorkerState) -> None:
@@ -154,7 +158,7 @@ class FreeWorker:
 
 
 def uplink_of(algorithm: Algorithm, params: Any, mini_batches: int) -> Uplink | None:
-    """How a worker encodes what it sends, the same at both ends; None: it sends all of it."""
+    """Return the encoding of what a worker sends, the same at both ends; None: it sends all."""
     leaves, structure = jax.tree.flatten(params)
     shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     return _uplink(algorithm, shapes, structure, mini_batches)
@@ -163,11 +167,11 @@ def uplink_of(algorithm: Algorithm, params: Any, mini_batches: int) -> Uplink | 
 @functools.cache
 def _uplink(algorithm: Algorithm, shapes, structure, mini_batches: int) -> Uplink | None:
     leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-    return uplink.uplink(algorithm, jax.tree.unflatten(structure, leaves), mini_batches)
+    return partition.uplink(algorithm, jax.tree.unflatten(structure, leaves), mini_batches)
 
 
 def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.WorkerState:
-    """What a worker remembers at first; of its exchange nothing where the server runs that."""
+    """Return the memory of a worker at first, without its exchange where the server runs that."""
     state = worker.init(algorithm, params)
     encodes = uplink_of(algorithm, params, mini_batches) is not None
     return state if encodes else state._replace(exchange=())
@@ -177,7 +181,7 @@ def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.
 def _programs(
     algorithm: Algorithm, losses: Callable, nominal: int, encodes: Uplink | None
 ) -> tuple[Callable, Callable, Callable]:
-    """What a contribution is made of, each compiled once: its beginning, a mini-batch, its end."""
+    """Return the programs of a contribution: its beginning, a mini-batch, its end."""
 
     @jax.jit
     def begin(params, work):

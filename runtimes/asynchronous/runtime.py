@@ -1,15 +1,17 @@
 """Workers as processes that nobody marches in step, under a server: real asynchrony, wall-clock.
 
-The launching process is the server, every worker an actor of `runtimes.crew` with a JAX of its own.
-The server goes on in a thread while the training loop evaluates a snapshot of it. Whatever makes
-an update becomes a row of the Schedule as it happens, which the simulator replays.
+The launching process is the server, every worker an actor with a JAX of its own. The server goes on
+in a thread while the training loop evaluates a snapshot of it. Whatever makes an update becomes a
+row of the Schedule as it happens, which the simulator replays.
 
 A process that dies, or does not answer any more, is replaced. Its worker then begins its order anew
 at the newest version, on the same samples and with a fresh state; the others do not notice.
 """
 
+import concurrent.futures
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +19,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import Algorithm
-from runtimes import base, packing, uplink, worker
-from runtimes.free_worker import Parts, first_state
-from runtimes.overseer import Options
-from runtimes.parameter_server import ParameterServer
-from runtimes.server_programs import State
-from runtimes.serving import COPIES, Serving
-from runtimes.session import SESSION, Session, store_bytes
+from runtimes import base, packing, worker
+from runtimes.asynchronous.pool import (
+    NEWS,
+    SESSION,
+    STARTING,
+    ActorPool,
+    News,
+    Options,
+    Session,
+    Supervisor,
+    reason,
+    store_bytes,
+)
+from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
+from runtimes.asynchronous.worker import AsynchronousWorker, Delivery, WorkerParts, first_state
+from runtimes.gossip import partition
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
@@ -31,7 +42,7 @@ LOOKED_AT = 64  # updates of a plan whose sizes are compiled before a run
 DEFAULTS = Options()
 
 
-class ActorsRun(NamedTuple):
+class AsynchronousRun(NamedTuple):
     """A snapshot of the server."""
 
     state: State
@@ -45,19 +56,19 @@ class ActorsRun(NamedTuple):
 
     @property
     def exhausted(self) -> bool:
-        """Free workers never come to an end."""
+        """Asynchronous workers never come to an end."""
         return False
 
 
-class Actors:
+class AsynchronousRuntime:
     """The runtime of a method with a server and one task, see `runtimes.base.Runtime`."""
 
     clock, replays = "wall", False
 
     def __init__(
         self,
-        parts: Parts,
-        recipe: Callable[[], Parts],
+        parts: WorkerParts,
+        recipe: Callable[[], WorkerParts],
         rule: Rule,
         options: Options = DEFAULTS,
         session: Session = SESSION,
@@ -77,7 +88,7 @@ class Actors:
         workers = self._rule.workers
         self._session.check_room(workers, store_bytes(params, workers, COPIES))
 
-    def start(self, params: Any) -> ActorsRun:
+    def start(self, params: Any) -> AsynchronousRun:
         """A run of no updates from `params`; processes come with the first `advance`."""
         self.close()
         self._server = ParameterServer(
@@ -95,34 +106,34 @@ class Actors:
         return self._snapshot(0.0)
 
     def advance(
-        self, run: ActorsRun, seconds: float, updates: float = np.inf
-    ) -> tuple[ActorsRun, Schedule | None]:
+        self, run: AsynchronousRun, seconds: float, updates: float = np.inf
+    ) -> tuple[AsynchronousRun, Schedule | None]:
         """Wait until the clock stands at `seconds`, or for `updates` more updates."""
         if self._serving is None:
             self._open()
         serving, server = self._serving, self._server
-        with serving.turn:
+        with serving.changed:
             serving.limit = run.update + updates
-            serving.turn.notify_all()
+            serving.changed.notify_all()
             while serving.now() < seconds and server.update < serving.limit and not serving.error:
-                serving.turn.wait(min(0.2, max(0.0, seconds - serving.now())))
+                serving.changed.wait(min(0.2, max(0.0, seconds - serving.now())))
             if serving.error is not None:
                 raise serving.error
             schedule = server.rows()
             ended = schedule is not None and server.update >= serving.limit
             return self._snapshot(float(schedule.time[-1]) if ended else serving.now()), schedule
 
-    def observe(self, run: ActorsRun, seconds: float, loss: float) -> ActorsRun:
+    def observe(self, run: AsynchronousRun, seconds: float, loss: float) -> AsynchronousRun:
         """Pass a training loss to a rule that follows it."""
-        with contextlib.nullcontext() if self._serving is None else self._serving.turn:
+        with contextlib.nullcontext() if self._serving is None else self._serving.changed:
             self._server.observe(seconds, loss)
         return run
 
-    def models(self, run: ActorsRun) -> Any:
+    def models(self, run: AsynchronousRun) -> Any:
         """The one model of the snapshot, with a leading axis of 1."""
         return jax.tree.map(lambda a: a[None], run.state.params)
 
-    def memory(self, run: ActorsRun) -> Any:
+    def memory(self, run: AsynchronousRun) -> Any:
         """The exchange's state, with a leading axis of workers.
 
         Where workers encode what they send it is asked of them; who has died since has a fresh one.
@@ -134,15 +145,15 @@ class Actors:
         states = [kept.get(who, first).exchange for who in range(self._rule.workers)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
-    def measured(self, run: ActorsRun) -> dict[str, float]:
-        """What has really travelled to the server, and what has gone wrong."""
+    def measured(self, run: AsynchronousRun) -> dict[str, float]:
+        """Return the bytes that have travelled to the server, and counts of what has gone wrong."""
         return {
             "bytes_per_worker": run.sent / self._rule.workers,
             "deaths": float(run.deaths),
             "dropped_contributions": float(run.counters["dropped"][0]),
         }
 
-    def pack(self, run: ActorsRun) -> dict[str, np.ndarray]:
+    def pack(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
         """The snapshot, with what its workers keep for their next local steps."""
         return (
             packing.pack(run.state)
@@ -154,10 +165,10 @@ class Actors:
 
     def resume(
         self,
-        run: ActorsRun,
+        run: AsynchronousRun,
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
-    ) -> tuple[ActorsRun, None]:
+    ) -> tuple[AsynchronousRun, None]:
         """The packed run; contributions that were under way then are made anew."""
         state = packing.unpack(run.state, packed)
         counters, history = (_inside(f"{what}/", packed) for what in ("counters", "history"))
@@ -197,10 +208,10 @@ class Actors:
             self.close()
             raise
 
-    def _snapshot(self, seconds: float) -> ActorsRun:
+    def _snapshot(self, seconds: float) -> AsynchronousRun:
         server, serving = self._server, self._serving
         server.kept = server.settled()
-        return ActorsRun(
+        return AsynchronousRun(
             server.state,
             server.counters(),
             server.kept.copy(),
@@ -212,13 +223,13 @@ class Actors:
         )
 
     def _first_state(self) -> worker.WorkerState:
-        """What a worker remembers at first."""
+        """Return the memory of a worker at first."""
         parts = self.parts
         state = first_state(parts.algorithm, self._params, parts.mini_batches)
         return jax.tree.map(jnp.asarray, state)
 
-    def _kept(self, run: ActorsRun) -> dict[int, worker.WorkerState]:
-        """What the workers remembered at the snapshot, but for those that have died since."""
+    def _kept(self, run: AsynchronousRun) -> dict[int, worker.WorkerState]:
+        """Return the memories of the workers at the snapshot, without those that died since."""
         if self._serving is None or not jax.tree.leaves(self._first_state()):
             return {}
         import ray
@@ -232,7 +243,7 @@ class Actors:
                 found[who] = ray.get(reference, timeout=60)
         return found
 
-    def _packed_states(self, run: ActorsRun) -> dict[str, np.ndarray]:
+    def _packed_states(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
         states = {who: packing.pack(state) for who, state in self._kept(run).items()}
         packed = (_under(f"worker/{who}/", state) for who, state in states.items())
         return {name: value for one in packed for name, value in one.items()}
@@ -241,7 +252,7 @@ class Actors:
 def misfit(
     algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1
 ) -> str | None:
-    """Return why free workers cannot keep a rule with a method, or None if they can.
+    """Return why asynchronous workers cannot keep a rule with a method, or None if they can.
 
     params, mini_batches: of a contribution, as in `runtimes.base.misfit`.
     """
@@ -257,7 +268,7 @@ def misfit(
     if algorithm.server is None and algorithm.grad_params is not None:
         return "its gradients are taken at a point that the others' messages move"
     known = algorithm.adopt is None or params is None or not rule.turnout.early
-    if not known and uplink.alone(algorithm, params, mini_batches) is None:
+    if not known and partition.alone(algorithm, params, mini_batches) is None:
         return "only an update knows how workers' own models change, and a worker may go on before"
     return None
 
@@ -275,5 +286,168 @@ def _under(prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What is packed under a prefix, by the rest of its name."""
+    """Return the values packed under a prefix, by the rest of their names."""
     return {n.removeprefix(prefix): v for n, v in packed.items() if n.startswith(prefix)}
+
+
+COPIES = 3  # of the parameters per worker, as arrays on their way
+
+
+class Serving(Supervisor):
+    """The server of a run and its workers. `limit` is the update at which it stops to react."""
+
+    def __init__(self, server: ParameterServer, params: Any, options: Options):
+        super().__init__(server.workers, options)
+        self.limit = 0.0
+        self.sent = 0  # bytes of all deliveries
+        self._server, self._params = server, params
+        self._published: dict[int, Any] = {}  # version -> reference to its parameters
+        self._sender = concurrent.futures.ThreadPoolExecutor(1)
+
+    def open(
+        self,
+        session: Session,
+        recipe: Callable[[], WorkerParts],
+        planned: Iterable[int],
+        elapsed: float,
+        states: Mapping[int, tuple[int, Any]],
+    ) -> None:
+        """Start all processes and, when they have compiled, the clock at `elapsed` seconds.
+
+        planned: how many contributions an update may have. states: worker -> (order, state of local
+        steps after it), where a run is resumed.
+        """
+        workers, resources = self._workers, self._options.resources
+        session.provide(workers, resources, store_bytes(self._params, workers, COPIES))
+        self._elapsed = elapsed
+        self._pool = ActorPool(AsynchronousWorker, lambda me: (recipe, me), workers, resources)
+        first = _put(self._server.points[self._server.update])
+        for who in range(workers):
+            self._pool.start(who, first)
+        self._server.compile(planned)
+        self._pool.wait_until_ready(STARTING, lambda who: self._pool.start(who, first))
+        for who in range(workers):
+            self._alive.add(who)
+            self._listen(who)
+        for who, state in states.items():
+            self._pool.call(who, "restore", *state)
+        self._resumed_at = time.monotonic()
+        for command in list(self._server.begin(self.now())):
+            self._send(command)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the threads and all processes."""
+        super().close()
+        self._sender.shutdown(cancel_futures=True)
+
+    def state_of(self, who: int, number: int) -> Any:
+        """A reference to the worker's state of local steps after an order."""
+        return self._pool.call(who, "state", number, aside=True)
+
+    def _react(self, news: News) -> None:
+        self._wake()  # what was due before the news
+        with self._before_the_limit():
+            for command in self._heed(news):
+                self._send(command)
+
+    def _rest(self) -> float:
+        with self.changed:
+            return min(super()._rest(), max(0.0, self._server.due - self.now()))
+
+    def _wake(self) -> None:
+        while self._server.due <= self.now():  # nobody changes it but this thread
+            with self._before_the_limit():
+                for command in self._server.passed(self.now()):
+                    self._send(command)
+
+    @contextlib.contextmanager
+    def _before_the_limit(self) -> Iterator[None]:
+        """The right to change something, once there are updates to be made."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._server.update < self.limit or self._closing)
+            yield
+
+    def _heed(self, news: News) -> list[Command]:
+        who, now = news.member, self.now()
+        if news.kind == "lost":
+            self._lost(who, now)
+        elif news.kind == "ready":
+            self._alive.add(who)
+            self._listen(who)
+            return self._server.returned(who, now)
+        elif news.tag == "order" and news.kind == "failed":
+            return self._bad(who, f"fails with {reason(news.value)}", now)
+        elif news.tag == "order":
+            return self._delivered(who, news.value, now)
+        elif news.tag == NEWS and news.kind == "answer":
+            self._lives(who, news.value)
+        elif news.kind == "failed" and news.tag in (None, NEWS):
+            self._pool.kill(who)  # it cannot do what every worker has to
+        return []
+
+    def _delivered(self, who: int, delivery: Delivery, now: float) -> list[Command]:
+        order = self._server.waits_for(who)
+        stopped = delivery.contribution is None
+        if stopped or order is None or order.number != delivery.number:
+            return []
+        if not delivery.finite:
+            return self._bad(who, "is not finite", now)
+        if _shapes(delivery.contribution) != _shapes(self._server.expected):
+            return self._bad(who, "has other shapes than it should", now)
+        self._died[who] = 0
+        self._durations.append(now - order.seconds)
+        self.sent += sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))
+        return self._server.arrived(who, delivery, now)
+
+    def _bad(self, who: int, what: str, now: float) -> list[Command]:
+        """A contribution that cannot be used."""
+        if self._server.waits_for(who) is None:
+            return []
+        if self._options.drops:
+            return self._server.drop(who, now)
+        raise RuntimeError(
+            f"the contribution of worker {who} at update {self._server.update} {what}; correct the "
+            "task or the learning rate, or set config.actors.bad_contribution='drop'"
+        )
+
+    def _lost(self, who: int, now: float) -> None:
+        """Replace a process that has gone."""
+        self._died_again(who, "delivering anything")
+        self._server.lost(who, now)
+        self._pool.start(who, _put(self._server.points[self._server.update]))
+
+    def _send(self, command: Command) -> None:
+        """Hand a command to the thread that talks to the workers."""
+        if isinstance(command, Begin):
+            # Held until they are published, whatever the server forgets in the meantime.
+            params = self._server.point(command.worker, command.order)
+            self._sender.submit(self._begin, command, params)
+        else:
+            stop = (command.worker, "interrupt", command.number)
+            self._sender.submit(self._pool.call, *stop, aside=True)
+
+    def _begin(self, command: Begin, params: Any) -> None:
+        """Publish the parameters of a version once, for whoever is sent to work at them.
+
+        A model of a worker's own is for that worker alone.
+        """
+        version = command.order.version
+        if self._server.own_models or version not in self._published:
+            self._published[version] = _put(params)
+        reference = self._published[version]
+        with contextlib.suppress(Exception):  # of a process that has gone, of which there is news
+            self._pool.call(command.worker, "step", command.order, reference, tag="order")
+        used = {version, *self._server.points}
+        for old in self._published.keys() - used:
+            del self._published[old]
+
+
+def _put(params: Any) -> Any:
+    import ray
+
+    return ray.put(jax.tree.map(np.asarray, params))
+
+
+def _shapes(tree: Any) -> list:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(tree)]

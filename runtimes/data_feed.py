@@ -34,14 +34,14 @@ class Source(Protocol):
     example: Any  # pytree of `jax.ShapeDtypeStruct`: one example without an axis of samples
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """Return the number of examples."""
 
     def read(self, indices: np.ndarray) -> Any:
         """The examples [n] of these indices [n], a pytree of arrays [n, ...]; called by threads."""
 
 
 class Readers(NamedTuple):
-    """Who reads: threads of this process, or processes of their own, for which a source pickles."""
+    """Threads of this process that read, or processes of their own, for which a source pickles."""
 
     threads: int = 4
     processes: int = 0  # 0: threads read
@@ -172,6 +172,38 @@ class Feed:
         )
 
 
+class InMemory:
+    """The part of a runtime's input that holds the training set, for which nobody waits."""
+
+    def settle(self) -> None:
+        """Nothing is read ahead."""
+
+    def measured(self) -> dict[str, float]:
+        """Nothing: nobody waits."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+class FromFeed:
+    """The part of a runtime's input that reads its examples from `_feed`."""
+
+    _feed: Feed
+
+    def settle(self) -> None:
+        """Wait until what is read ahead has been read, so that a measurement can end."""
+        self._feed.settle()
+
+    def measured(self) -> dict[str, float]:
+        """Seconds for which the devices had nothing to do because of the input."""
+        return {"input_wait_seconds": self._feed.waited}
+
+    def close(self) -> None:
+        """End the readers."""
+        self._feed.close()
+
+
 def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """([n, 2] int64 of different addresses, the place among them of each of the given ones)."""
     both = np.stack(np.broadcast_arrays(workers, counters), axis=-1).astype(np.int64)
@@ -190,7 +222,7 @@ def following(addresses: np.ndarray, needed: np.ndarray) -> np.ndarray:
 
 
 def most_updates(sample_bytes: int, samples: int) -> int:
-    """How many updates of this size a dispatch has at most: a power of two."""
+    """Return the most updates of this size in a dispatch: a power of two."""
     most = TABLE_BYTES // max(1, sample_bytes * samples)
     return 1 << max(0, most.bit_length() - 1)
 

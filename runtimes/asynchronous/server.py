@@ -4,23 +4,308 @@ Here is no process, no thread and no clock: arrivals come with their times, and 
 is answered as orders. The waiting rule decides through its face `stragglers.rule.Arrivals`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from algorithms.base import Algorithm
 from comms import hashing
-from runtimes import worker
+from runtimes import bodies, worker
+from runtimes.asynchronous.worker import Delivery, Order, first_state, uplink_of
 from runtimes.base import remembers
-from runtimes.free_worker import Delivery, Order, first_state, uplink_of
-from runtimes.own_models import OwnModels
-from runtimes.server_programs import State, program
-from runtimes.update_log import Held, UpdateLog
+from runtimes.gossip import partition
+from runtimes.gossip.partition import Uplink
 from stragglers.rule import Arrivals, Reaction
-from stragglers.schedule import Event, Schedule
+from stragglers.schedule import Event, Schedule, concatenate
+
+
+class Pending(NamedTuple):
+    """A contribution that has arrived and waits for its update."""
+
+    worker: int
+    order: Order
+    contribution: Any
+    busy: float  # s
+    arrived: float  # s
+    free: float  # s, when its worker may go on, if it does not wait for the update
+    restored: bool  # its worker had begun with a fresh state, as it had lost its process
+
+
+class Made(NamedTuple):
+    """An update, as far as a waiting rule wants to know of it."""
+
+    time: float  # s
+    workers: list[int]
+    versions: list[int]
+
+
+class UpdateLog:
+    """Rows since they were last taken, and all updates since the run began.
+
+    events: of the rows that have not been taken.
+    """
+
+    def __init__(self, workers: int):
+        self._workers = workers
+        self.events: list[Event] = []
+        self._rows: list[Schedule] = []
+        self._made: list[Made] = []
+        self._observed: list[int] = []  # updates made before each loss
+
+    @property
+    def updates(self) -> int:
+        """The number of updates made."""
+        return len(self._made)
+
+    def add(
+        self,
+        now: float,
+        taken: Sequence[Pending],
+        busy_on: Collection[int],
+        elsewhere: Collection[int],
+    ) -> Schedule:
+        """Note an update of these contributions, in order; returns its row.
+
+        busy_on: workers that have gone on to another contribution at the same parameters, which
+        the update cancels. elsewhere: those that have gone on from newer ones.
+        """
+        orders = [held.order for held in taken]
+        last = {held.worker: n for n, held in enumerate(taken)}
+        # A worker's last push lands with the update, for which it has waited or has gone on.
+        lands = [last[h.worker] == n and h.worker not in elsewhere for n, h in enumerate(taken)]
+        arrived = np.array([held.arrived for held in taken])
+        start = np.array([order.seconds for order in orders])
+        finish = np.where(lands, now, [held.free for held in taken])
+        more = [land and h.worker in busy_on for land, h in zip(lands, taken, strict=True)]
+        computing = np.array([held.busy for held in taken])
+        busy = np.minimum(computing + np.where(more, now - arrived, 0.0), finish - start)
+        way = np.minimum(arrived - start - computing, finish - start - busy)
+
+        def row(values, kind):
+            return np.array([list(values)], kind)
+
+        self._rows.append(
+            Schedule(
+                time=np.array([now]),
+                workers=row((held.worker for held in taken), np.int32),
+                start=start[None],
+                finish=finish[None],
+                batches=row((order.batches for order in orders), np.int32),
+                first=row((order.first for order in orders), np.int64),
+                version=row((order.version for order in orders), np.int32),
+                busy=busy[None],
+                communication=np.maximum(way, 0.0)[None],
+                offset=self.updates,
+                population=self._workers,
+                samples=row((order.samples for order in orders), np.int64),
+                restored=row((h.worker if h.restored else -1 for h in taken), np.int32),
+            )
+        )
+        workers, versions = [held.worker for held in taken], [order.version for order in orders]
+        self._made.append(Made(now, workers, versions))
+        return self._rows[-1]
+
+    def observed(self) -> None:
+        """Note that the rule has seen a loss."""
+        self._observed.append(self.updates)
+
+    def take(self) -> Schedule | None:
+        """The rows since the last call, with what has happened beside; None for none."""
+        if not self._rows:
+            return None
+        schedule = concatenate(self._rows)
+        events = tuple(self.events)
+        self._rows, self.events = [], []
+        return replace(schedule, events=events)
+
+    def pack(self, updates: int) -> dict[str, np.ndarray]:
+        """Return the contributors of the first updates and the places of losses, for `resume`."""
+        made = self._made[:updates]
+        return {
+            "time": np.array([one.time for one in made]),
+            "width": np.array([len(one.workers) for one in made], np.int64),
+            "workers": np.array([who for one in made for who in one.workers], np.int64),
+            "version": np.array([version for one in made for version in one.versions], np.int64),
+            "observed": np.array(self._observed, np.int64),
+        }
+
+    def resume(self, packed: Mapping[str, np.ndarray]) -> None:
+        """Take over what another log has packed."""
+        ends = np.cumsum(packed["width"], dtype=np.int64).tolist()
+        spans = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        columns = [
+            [packed[name][span].tolist() for span in spans] for name in ("workers", "version")
+        ]
+        times = packed["time"].tolist()
+        self._made = [Made(*made) for made in zip(times, *columns, strict=True)]
+        self._observed = packed["observed"].tolist()
+
+    def repeated(
+        self, arrivals: Arrivals, state: Any, losses: Sequence[tuple[float, float]]
+    ) -> Any:
+        """The state of a rule after all updates, and after the losses that it has seen."""
+        for happened in self._in_order(losses):
+            if isinstance(happened, Made):
+                for arrival in zip(happened.workers, happened.versions, strict=True):
+                    state = arrivals.begun(state, *arrival, happened.time)
+                    state = arrivals.on_arrival(state, *arrival, happened.time).state
+                if arrivals.on_due is not None:
+                    state = arrivals.on_due(state, happened.time).state
+            elif arrivals.observe is not None:
+                state = arrivals.observe(state, *happened)
+        return state
+
+    def _in_order(self, losses: Sequence[tuple[float, float]]) -> Iterator[Made | tuple]:
+        """All updates, and the losses between them, as they came."""
+        waiting = list(zip(self._observed, losses[: len(self._observed)], strict=True))
+        for update, made in enumerate(self._made):
+            while waiting and waiting[0][0] <= update:
+                yield waiting.pop(0)[1]
+            yield made
+        yield from (loss for _, loss in waiting)
+
+
+class State(NamedTuple):
+    """The state of training, on the device of the server."""
+
+    params: Any
+    server: Any  # optimizer state
+    memory: Any  # exchange state, [P, ...]; () where workers encode what they send
+    own: Any = ()  # the models of the workers' own beside the server's, [P, ...]; () without
+
+
+def update_program(
+    algorithm: Algorithm, mini_batches: int, uplink: Uplink | None
+) -> Callable[..., State]:
+    """Compiled for every number of contributions: (state, contributions, points, ...) -> state."""
+
+    @jax.jit
+    def apply(state, contributions, points, batches, fresh, own, samples):
+        seen = hashing.counted(samples)
+        common = seen | {"nominal": mini_batches, "active": None, "current": state.params}
+        contribution, points = (
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+            for trees in (contributions, points)
+        )
+        if uplink is not None:
+            reduced = uplink.reduce(contribution, own["staleness"], current=state.params, **seen)
+            params, server = worker.serve(
+                algorithm, reduced, state.params, state.server, batches.sum(), common
+            )
+            return State(params, server, ())
+        first = algorithm.exchange.init(state.params)
+        held = jax.tree.map(
+            lambda a, new: jnp.where(
+                jnp.expand_dims(fresh, range(1, a.ndim)), new, a[own["worker"]]
+            ),
+            state.memory,
+            first,
+        )
+        updates, after = bodies.exchanged(
+            algorithm, contribution, points, 0, worker.WorkerState((), held), batches, common, own
+        )
+
+        def put(tree, values):
+            return jax.tree.map(lambda a, new: a.at[own["worker"]].set(new), tree, values)
+
+        memory, models = put(state.memory, after.exchange), ()
+        if algorithm.adopt is not None:
+            models = put(state.own, optax.apply_updates(points, updates.own))
+            updates = updates.served
+        params, server = bodies.served(
+            algorithm, updates, state.params, state.server, batches, common
+        )
+        return State(params, server, memory, models)
+
+    return apply
+
+
+class OwnModels:
+    """The points of the workers of an algorithm with `adopt`, by their orders.
+
+    params: of the server; mini_batches: of a full contribution.
+    """
+
+    def __init__(self, algorithm: Algorithm, params: Any, mini_batches: int):
+        self._alone = partition.alone(algorithm, params, mini_batches)
+        self._at: dict[tuple[int, int], Any] = {}  # (worker, number of the order) -> parameters
+
+        @jax.jit
+        def of(state, who):
+            return jax.tree.map(lambda a: a[who], (state.own, state.memory))
+
+        @jax.jit
+        def adopted(own, memory, served, version, anew):
+            own = jax.tree.map(lambda a, s: jnp.where(anew, s, a), own, served)
+            return algorithm.adopt(own, served, memory, version)
+
+        @jax.jit
+        def after(memory, fresh, served, point, contribution, batches, known):
+            first = algorithm.exchange.init(served)
+            memory = jax.tree.map(lambda a, new: jnp.where(fresh, new, a), memory, first)
+            known |= {"weight": algorithm.weight(batches), "batches": batches}
+            change, memory = self._alone(contribution, memory, point, **known)
+            return optax.apply_updates(point, change), memory
+
+        self._of, self._adopted, self._after = of, adopted, after
+
+    @property
+    def foreseen(self) -> bool:
+        """True if a worker can go on before its update is made."""
+        return self._alone is not None
+
+    def point(self, who: int, order: Order) -> Any:
+        """Return the parameters at which the worker carries out the order."""
+        return self._at[who, order.number]
+
+    def begin(
+        self,
+        who: int,
+        order: Order,
+        state: State,
+        served: Any,
+        waiting: Sequence[Pending],
+        anew: bool,
+    ) -> None:
+        """The worker begins an order.
+
+        served: the server's parameters at the order's version. waiting: the worker's contributions
+        that no update has yet, in order. anew: it has lost its process since.
+        """
+        own, memory = self._of(state, who)
+        for held in waiting:
+            own, memory = self._went_on(state, memory, self.point(who, held.order), held)
+        self._at[who, order.number] = self._adopted(
+            own, memory, served, np.int32(order.version), anew
+        )
+
+    def compile(self, state: State, held: Pending) -> None:
+        """Reckon once where a worker goes on after a contribution; nothing is changed."""
+        own, memory = self._of(state, held.worker)
+        if self.foreseen:
+            own, memory = self._went_on(state, memory, own, held)
+        anew = np.int32(held.order.version), False
+        jax.block_until_ready(self._adopted(own, memory, state.params, *anew))
+
+    def forget(self, used: Collection[tuple[int, int]]) -> None:
+        """Keep the points of these orders alone."""
+        self._at = {order: self._at[order] for order in used}
+
+    def _went_on(self, state: State, memory: Any, point: Any, held: Pending) -> tuple[Any, Any]:
+        """(own model, memory) of a worker after a contribution that it has made at `point`."""
+        order = held.order
+        known = {
+            "worker": np.int32(held.worker),
+            "version": np.int32(order.version),
+            "first": np.int32(order.first),
+        }
+        given = held.restored, state.params, point, held.contribution
+        return self._after(memory, *given, np.int32(order.batches), known)
 
 
 class Begin(NamedTuple):
@@ -86,15 +371,15 @@ class ParameterServer:
         self._more = np.zeros(workers, np.int64)  # the order beside a contribution that waits
         self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
         self._in_flight: dict[int, Order] = {}
-        self._held: list[Held] = []
+        self._held: list[Pending] = []
         self._models = OwnModels(algorithm, params, mini_batches) if self.own_models else None
-        self._apply = program(algorithm, mini_batches, uplink)
+        self._apply = update_program(algorithm, mini_batches, uplink)
 
     def compile(self, counts: Iterable[int]) -> None:
         """Run updates of these numbers of contributions that change nothing, to compile them."""
         order = Order(0, 0, (), self.update, 0, 1, 0, 0, 0.0)
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.expected)
-        held = [Held(w, order, zeros, 0.0, 0.0, 0.0, False) for w in range(self.workers)]
+        held = [Pending(w, order, zeros, 0.0, 0.0, 0.0, False) for w in range(self.workers)]
         if self._models is not None:
             self._models.compile(self.state, held[0])
         for count in counts:
@@ -116,7 +401,7 @@ class ParameterServer:
         reaction = self._arrivals.on_arrival(self.rule, who, order.version, now)
         if reaction.counts:
             own = (delivery.contribution, delivery.busy, now, now, who in self._renewed)
-            self._held.append(Held(who, order, *own))
+            self._held.append(Pending(who, order, *own))
             self._renewed.discard(who)
             self.consumed[who] += order.batches
             self.counted[who] = order.number
@@ -129,7 +414,7 @@ class ParameterServer:
 
     @property
     def due(self) -> float:
-        """When the rule reacts though nobody delivers, in seconds; inf: it waits for deliveries."""
+        """The time at which the rule reacts without a delivery [s]; inf: at none."""
         return np.inf if self._arrivals.due is None else self._arrivals.due(self.rule)
 
     def passed(self, now: float) -> list[Command]:
@@ -182,7 +467,7 @@ class ParameterServer:
         return self.again(who, now)
 
     def rows(self) -> Schedule | None:
-        """What has happened since the last call; None for no update."""
+        """Return the rows since the last call; None for no update."""
         return self.log.take()
 
     def settled(self) -> np.ndarray:
@@ -196,7 +481,7 @@ class ParameterServer:
         return settled
 
     def counters(self) -> dict[str, np.ndarray]:
-        """What is counted; a contribution that waits or is under way counts for nothing."""
+        """Return all counters; a contribution that waits or is under way counts for nothing."""
         consumed = self.consumed.copy()
         for held in self._held:
             consumed[held.worker] -= held.order.batches
@@ -285,7 +570,7 @@ class ParameterServer:
         self._held = [held._replace(free=now) for held in self._held]
         self.log.add(now, taken, busy_on, elsewhere)
 
-    def _applied(self, taken: Sequence[Held], points: Sequence[Any]) -> State:
+    def _applied(self, taken: Sequence[Pending], points: Sequence[Any]) -> State:
         orders = [held.order for held in taken]
         own = {
             "worker": np.array([held.worker for held in taken], np.int32),

@@ -1,0 +1,697 @@
+"""Ray as this process uses it, and pools of actors on it: started, watched, replaced, ended.
+
+Ray brings processes and carries arrays between them. It is loaded by the first session and never
+before. A cluster is one of our own on this machine, or one that is there already.
+
+Calls of one actor are answered in order, calls of its group `ASIDE` beside them, at any time.
+Whatever happens comes out of one queue: answers, deaths, and processes that are ready to work.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import os
+import queue
+import secrets
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from runtimes.base import WorkersLost
+
+_LARGEST_BLOCK = 2**25  # bytes of a block, the most that glibc lets be
+_KEPT_BYTES = 2**31 - 1  # bytes in all
+# Of a process that is started; one arena, as what one thread frees another one can take then.
+MALLOC_VARIABLES = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(_LARGEST_BLOCK),
+    "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES),
+    "MALLOC_TOP_PAD_": str(2**27),
+}
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
+
+
+def keep_freed_memory() -> None:
+    """Keep what this process frees, up to 2 GiB; does nothing without glibc.
+
+    Parameters and gradients of tens of megabytes are allocated anew with every update. The C
+    library gives freed blocks of this size back to the system, which clears their pages again.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(AttributeError, OSError):  # another C library has no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
+_SHARED = (  # settings of JAX
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+_LEAST_STORE = 80 * 2**20  # bytes, less than which Ray refuses
+_FOLDER = "gossax_"  # of a session of our own; what follows is random
+# Ray's longest socket in it, and what that leaves of the 107 bytes that the name of one may have.
+_SOCKET = "/gossax_12345678/r/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store"
+_LONGEST = 107 - len(_SOCKET)
+SERVICE_LOOK = 1.0  # s between two looks at Ray's control service
+# Seconds of refused connections after which it has gone; on a cluster it may be restarted, and Ray
+# itself waits for a minute.
+REFUSED, REFUSED_BY_CLUSTER = 5.0, 45.0
+
+
+class Resources(NamedTuple):
+    """The share of its machine that a process takes."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0  # a share below 1 is a part of one, its memory as well
+
+
+class Session:
+    """Ray, as this process uses it: a cluster of its own on this machine, or one that is there."""
+
+    def __init__(self):
+        """A cluster of its own, until `join` names another one."""
+        self.address: str | None = None
+        self.leave: Callable[[], None] = lambda: None  # of a program, without waiting for anything
+        self._folder: _Folder | None = None  # of the files of a cluster of its own
+        self._store, self._cpus = 0, 0  # bytes of its store, processors that Ray counts there
+        self._ended = threading.Event()  # of the thread that watches the services
+
+    def join(self, address: str) -> None:
+        """Use the cluster at this address, which is joined at once; ValueError if none answers."""
+        self.address = address
+        ray = self._loaded()
+        try:
+            if ":" in address:  # Ray itself asks for half a minute
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=5).close()
+            with _own_signals():
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # Ray has no common ancestor of what goes wrong here
+            raise ValueError(
+                f"actors: no Ray cluster answers at {address!r} "
+                f"({' '.join(str(error).split())[:160]}); start one with `ray start --head`, "
+                "or leave out --cluster"
+            ) from error
+        self._watch()
+
+    def check_room(self, members: int, store_bytes: int) -> None:
+        """Raise ValueError where a cluster of our own, yet to be started, has too little memory."""
+        if self.address is not None or self._folder is not None:
+            return
+        room, store = shutil.disk_usage(_SHARED_MEMORY).free, max(_LEAST_STORE, store_bytes)
+        if store <= room:
+            return
+        least = f"Ray takes {_LEAST_STORE / 1e6:.0f} MB of shared memory at least"
+        needed = (
+            f"{members} workers need {store / 1e6:.0f} MB of shared memory for their parameters "
+            "and gradients"
+        )
+        fewer = "set fewer workers or a smaller model, or " if room >= _LEAST_STORE else ""
+        raise ValueError(
+            f"actors: {needed if fewer else least} and {_SHARED_MEMORY} has {room / 1e6:.0f} MB "
+            f"free; {fewer}make it larger, as `docker run --shm-size=1g` does for a container"
+        )
+
+    def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
+        """Start Ray, again if a cluster of our own is too small; ValueError if a joined one is."""
+        ray = self._loaded()
+        cpus = int(np.ceil(members * resources.cpus))
+        if self._folder is not None and (store_bytes > self._store or cpus > self._cpus):
+            self.close()  # what does not fit into its store would go through the disk
+        if not ray.is_initialized():
+            self.check_room(members, store_bytes)
+            self._folder, self._store = _Folder(), max(_LEAST_STORE, store_bytes)
+            self._cpus = max(os.cpu_count() or 1, cpus)
+            with warnings.catch_warnings(), _own_signals():
+                # JAX warns of every fork; the process that Ray forks becomes another program.
+                warnings.filterwarnings("ignore", message="os.fork")
+                try:
+                    ray.init(
+                        address="local",
+                        num_cpus=self._cpus,
+                        object_store_memory=self._store,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level="ERROR",
+                        _temp_dir=str(self._folder.path / "r"),
+                    )
+                except Exception as error:  # as above
+                    self.close()
+                    raise ValueError(
+                        f"actors: Ray does not start ({' '.join(str(error).split())[:160]}); free "
+                        f"memory, {tempfile.gettempdir()} or processors of this machine"
+                    ) from error
+            self._watch()
+        there = ray.cluster_resources()
+        for what, share in (("GPU", resources.gpus), ("CPU", resources.cpus)):
+            if members * share > there.get(what, 0.0) + 1e-9:
+                raise ValueError(
+                    f"actors: {members} workers want {members * share:g} {what}s and the cluster "
+                    f"has {there.get(what, 0.0):g}; set fewer workers or a smaller share in "
+                    f"config.actors.{what.lower()}s"
+                )
+
+    def _loaded(self) -> Any:
+        """Ray, with the settings that it reads when it is loaded."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if self.address is None and "ray" not in sys.modules:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            os.environ.setdefault("RAY_worker_niceness", "0")  # else the server alone is quick
+        import ray
+        from ray._private import node
+        from ray._private import worker as private
+
+        # A process that dies is news, about which Ray prints a page that nothing switches off.
+        private.print_to_stdstream = lambda *arguments, **options: None
+        # It adds machines to a cluster, and answers everybody on all interfaces without a token.
+        node.Node.start_monitor = lambda self: None
+        atexit.register(self.close)
+        return ray
+
+    def _watch(self) -> None:
+        """Watch Ray's services from now on, in a thread of its own."""
+        from ray._private import worker as private
+
+        node, self._ended = private._global_node, threading.Event()
+        if self._folder is not None:
+            self._folder.outlive(_children(node.all_processes["raylet"][0].process.pid))
+        threading.Thread(target=self._end_with, args=(node, self._ended), daemon=True).start()
+
+    def _end_with(self, node: Any, ended: threading.Event) -> None:
+        """Say when a service of Ray's has gone, and let a program leave.
+
+        Ray itself ends this process without a word, at the next array that it is handed, or after
+        a minute of waiting. No other thread may get so far, so nothing is waited for here.
+        """
+        patience = REFUSED if self.address is None else REFUSED_BY_CLUSTER
+        gone = _gone(node.raylet_socket_name, node.gcs_address, patience, ended)
+        if ended.is_set():
+            return
+        sentence = f"Ray's {gone} has gone, and its workers with it; the same command goes on"
+        os.write(2, f"\nerror: {sentence} from the last checkpoint\n".encode())
+        self.leave()
+
+    def close(self) -> None:
+        """End Ray's processes of this session, or leave a cluster that goes on."""
+        self._ended.set()
+        if "ray" in sys.modules:
+            import ray
+
+            ray.shutdown()
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+
+
+class _Folder:
+    """A folder that is this user's alone, with Ray's, which Ray opens to everybody, inside."""
+
+    def __init__(self):
+        place = Path(tempfile.gettempdir())
+        if len(os.fsencode(place)) > _LONGEST:
+            place = Path("/tmp")
+        self.path = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=place))
+        self._heir: subprocess.Popen | None = None
+
+    def outlive(self, agents: list[int]) -> None:
+        """Let a process remove it, and kill Ray's agents, when this one has ended in whatever way.
+
+        Ray's services end with this process, and the workers with them; the agents wait for them.
+        """
+        kill = f'kill -9 {" ".join(map(str, agents))} 2>/dev/null; sleep 1; rm -rf "$0"'
+        self._heir = subprocess.Popen(
+            ["sh", "-c", f"read _; {kill}", self.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        if self._heir is not None:
+            self._heir.kill()
+            self._heir.communicate()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _gone(raylet: str, control: str, patience: float, ended: threading.Event) -> str | None:
+    """Wait until one of Ray's services has gone, and name it; None once `ended` is set.
+
+    raylet: its socket, which closes with it. control: host:port, which then refuses connections.
+    """
+    host, _, port = control.rpartition(":")
+    refused_since = None
+    with socket.socket(socket.AF_UNIX) as held:
+        held.settimeout(SERVICE_LOOK)
+        try:
+            held.connect(raylet)
+        except OSError:
+            return "raylet"
+        while not ended.is_set():
+            try:
+                if not held.recv(1):
+                    return "raylet"
+            except TimeoutError:
+                pass  # it lives
+            except OSError:
+                return "raylet"
+            try:
+                socket.create_connection(
+                    (host.strip("[]"), int(port)), timeout=SERVICE_LOOK
+                ).close()
+                refused_since = None
+            except ConnectionRefusedError:
+                refused_since = refused_since or time.monotonic()
+                if time.monotonic() - refused_since > patience:
+                    return "control service"
+            except OSError:
+                pass  # Ray itself waits for a network that comes back
+    return None
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that still live."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of signals, which Ray would replace by its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+SESSION = Session()  # of this process
+
+
+def store_bytes(params: Any, workers: int, copies: int) -> int:
+    """Return the bytes of shared memory that `copies` of the parameters per worker take.
+
+    params: arrays, or their shapes.
+    """
+    size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(params))
+    return int(1.2 * size * (copies * workers + 2)) + 2**24
+
+
+def environment(resources: Resources) -> dict[str, str]:
+    """The variables of a process: where our code is, and which devices JAX shall use."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in flags if "host_platform_device_count" not in flag]
+    found = {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),
+        "XLA_FLAGS": " ".join(kept),
+        **MALLOC_VARIABLES,
+    }
+    for name in _SHARED:  # so that a program is compiled by one of them
+        value = getattr(jax.config, name)
+        found |= {} if value is None else {name.upper(): str(value)}
+    if resources.gpus:
+        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * min(1.0, resources.gpus):.3f}"
+    else:
+        found["JAX_PLATFORMS"] = "cpu"
+    return found
+
+
+ASIDE = "aside"  # the group of calls that an actor answers while it works
+NEWS = "news"  # of the call by which it says again and again that it lives
+_WATCH = "watch"  # the group of the one call that never returns while the process lives
+
+
+class News(NamedTuple):
+    """Something that has happened to a process."""
+
+    member: int
+    kind: str  # "ready" | "answer" | "failed" | "lost"
+    value: Any = None  # what was answered, or the exception
+    tag: Any = None  # of the call
+
+
+class Place(NamedTuple):
+    """The place of a process."""
+
+    pid: int
+    node: str
+
+
+class ActorPool:
+    """The processes of one run, a member each.
+
+    member_of: (member) -> the picklable arguments of `target`, whose object lives in the process.
+    """
+
+    def __init__(
+        self,
+        target: type,
+        member_of: Callable[[int], tuple],
+        members: int,
+        resources: Resources,
+        groups: Sequence[str] = (),
+    ):
+        self.news: queue.Queue[News] = queue.Queue()
+        self._target, self._member_of, self._resources = target, member_of, resources
+        self._groups = dict.fromkeys((ASIDE, NEWS, *groups, _WATCH), 1)
+        self._actors: dict[int, Any] = {}
+        self._places: dict[int, Place] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.members = members
+
+    def start(self, member: int, *ready: Any) -> Any:
+        """Start the process of a member, or a new one; news "ready" when `ready(*ready)` is done.
+
+        References among the arguments are resolved before; that of its end is returned.
+        """
+        import ray
+
+        actor = (
+            ray.remote(concurrency_groups=self._groups)(_alive(self._target))
+            .options(
+                num_cpus=self._resources.cpus,
+                num_gpus=self._resources.gpus,
+                max_restarts=0,  # a new process begins as its run says, not as Ray does
+                max_task_retries=0,
+                runtime_env={"env_vars": environment(self._resources)},
+            )
+            .remote(*self._member_of(member))
+        )
+        with self._lock:
+            self._actors[member] = actor
+        begun = actor.begin_member.remote(*ready)
+        self._follow(member, actor, "ready", begun, None)
+        self._follow(
+            member,
+            actor,
+            "lost",
+            actor.watch_member.options(concurrency_group=_WATCH).remote(),
+            None,
+        )
+        return begun
+
+    def call(
+        self, member: int, method: str, *arguments: Any, tag: Any = None, aside: bool | str = False
+    ) -> Any:
+        """Ask a member for something; the answer comes as news, and as the reference returned.
+
+        aside: the group of calls that answers; True: `ASIDE`.
+        """
+        with self._lock:
+            actor = self._actors[member]
+        bound = getattr(actor, method)
+        if aside:
+            bound = bound.options(concurrency_group=ASIDE if aside is True else aside)
+        reference = bound.remote(*arguments)
+        self._follow(member, actor, "answer", reference, tag)
+        return reference
+
+    def handle(self, member: int) -> Any:
+        """The actor of a member, for another member that talks to it."""
+        with self._lock:
+            return self._actors[member]
+
+    def place(self, member: int) -> Place | None:
+        """Return the place of the member's process, once it was ready."""
+        with self._lock:
+            return self._places.get(member)
+
+    def wait_until_ready(self, seconds: float, again: Callable[[int], Any]) -> None:
+        """Wait for news "ready" of all; ValueError if one fails, or is not ready by then.
+
+        again: starts the process of a member once more, whose last one has been killed.
+        """
+        until, alive = time.monotonic() + seconds, set()
+        while len(alive) < self.members:
+            with contextlib.suppress(queue.Empty):
+                news = self.news.get(timeout=1.0)
+                if news.kind == "ready":
+                    alive.add(news.member)
+                elif news.kind == "lost" and not news.value.actor_init_failed:
+                    alive.discard(news.member)
+                    again(news.member)
+                else:
+                    raise ValueError(
+                        f"actors: the process of worker {news.member} cannot start "
+                        f"({reason(news.value)}); correct the config"
+                    )
+            if time.monotonic() > until:
+                raise ValueError(
+                    f"actors: only {len(alive)} of {self.members} processes have started within "
+                    f"{seconds:g} s; set fewer workers, or see what the cluster is busy with"
+                )
+
+    def kill(self, member: int) -> None:
+        """End the process of a member, also one that is stopped; news "lost" follows."""
+        import ray
+
+        with self._lock:
+            actor, place = self._actors[member], self._places.get(member)
+        ray.kill(actor)
+        if place is not None and place.node == ray.get_runtime_context().get_node_id():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(place.pid, signal.SIGKILL)  # a stopped one never answers when Ray asks
+
+    def close(self) -> None:
+        """End all processes; nothing is news any more."""
+        with self._lock:
+            self._closed, members = True, list(self._actors)
+        for member in members:
+            with contextlib.suppress(Exception):  # it may be gone already, with Ray or without
+                self.kill(member)
+
+    def _follow(self, member: int, actor, kind: str, reference, tag) -> None:
+        def done(future) -> None:
+            import ray
+
+            with self._lock:
+                if self._closed or self._actors.get(member) is not actor:
+                    return  # of a process that has been replaced
+            error = future.exception()
+            if error is None:
+                value = future.result()
+                if kind == "ready":
+                    value, place = value
+                    with self._lock:
+                        self._places[member] = place
+                self.news.put(News(member, kind, value, tag))
+            elif isinstance(error, ray.exceptions.RayActorError):
+                if kind == "lost":  # the call that watches the process says so once
+                    self.news.put(News(member, "lost", error))
+            else:
+                self.news.put(News(member, "failed", error, tag))
+
+        reference.future().add_done_callback(done)
+
+
+def _alive(target: type) -> type:
+    """`target` with what a pool asks of every member."""
+
+    class Member(target):
+        def begin_member(self, *arguments):
+            import ray
+
+            value = self.ready(*arguments)
+            return value, Place(os.getpid(), ray.get_runtime_context().get_node_id())
+
+        def watch_member(self) -> None:
+            threading.Event().wait()  # until the process ends
+
+    Member.__name__ = target.__name__
+    return Member
+
+
+def reason(error: BaseException) -> str:
+    """Return the cause of a failed call on one line; what Ray passes on ends with it."""
+    cause = getattr(error, "cause", None)
+    if cause is not None:
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:200]
+
+
+STARTING = 300.0  # s that the processes may take to start
+MISSED = 60.0  # s with too few workers after which a run ends
+DEATHS = 5  # of one worker in a row, without anything delivered, that end a run
+LOOK = 0.5  # s between two looks at silent processes
+SILENCE = 10.0  # s that a process may be silent, or compute, at least
+TIMES_MEDIAN = 5  # of the time that local steps take, which they may take
+
+
+class Options(NamedTuple):
+    """Options of a run for its processes."""
+
+    resources: Resources = Resources()
+    least_workers: int = 1  # with fewer for long, the run ends
+    drops: bool = False  # a contribution that fails or is not finite is left out; else the run ends
+    own_model: bool = False  # from which a node that has gone begins anew; else a neighbour's
+
+
+class Supervisor:
+    """The processes of a run from when they start until they are ended.
+
+    `changed` guards their results; it is notified whenever something has happened. What goes
+    wrong in a thread stands in `error`. A subclass starts the processes and says how to react.
+    """
+
+    fewest = 1  # workers that can go on, whatever the options say
+    spares = False  # a worker whose processes die again and again; else the run ends
+
+    def __init__(self, workers: int, options: Options):
+        keep_freed_memory()
+        self.changed = threading.Condition()
+        self.error: BaseException | None = None
+        self.deaths = 0  # of processes, since the start
+        self._workers, self._options = workers, options
+        self._closing = False
+        self._durations: deque[float] = deque(maxlen=100)  # s, of local steps
+        self._heard: dict[int, float] = {}  # when a process has said that it lives
+        self._alive: set[int] = set()
+        self._died = dict.fromkeys(range(workers), 0)
+        self._least = max(self.fewest, options.least_workers)
+        self._missed_since: float | None = None
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._elapsed, self._resumed_at = 0.0, None
+        self._pool: ActorPool | None = None
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
+        return self._elapsed + running
+
+    def pids(self) -> dict[int, int]:
+        """The processes of the workers that are ready."""
+        return {who: self._pool.place(who).pid for who in sorted(self._alive)}
+
+    def close(self) -> None:
+        """End the thread and all processes."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        if self._pool is not None:
+            self._pool.close()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def _react(self, news: News) -> None:
+        """Take in what has happened to a process."""
+        raise NotImplementedError
+
+    def _rest(self) -> float:
+        """Seconds for which nothing is to be done unless there is news."""
+        return LOOK / 2
+
+    def _wake(self) -> None:
+        """Do what is due by now."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a process may compute, or be silent for, before it is asked no more."""
+        if not self._durations:
+            return SILENCE
+        return max(SILENCE, TIMES_MEDIAN * statistics.median(self._durations))
+
+    def _listen(self, who: int) -> None:
+        """Let a process say within a moment that it lives, whatever it does."""
+        self._heard[who] = time.monotonic()
+        self._pool.call(who, "news", tag=NEWS, aside=NEWS)
+
+    def _lives(self, who: int, computing: float) -> bool:
+        """Listen again to a process that has been computing for so long, or end it.
+
+        A delay that is slept for may be long, so that being late is no reason to end a process.
+        """
+        if computing > self.patience:
+            self._pool.kill(who)
+            return False
+        self._listen(who)
+        return True
+
+    def _look(self, away: float) -> None:
+        """End the processes that do not answer any more; away: s for which nobody listened."""
+        now = time.monotonic()
+        for who in list(self._alive):
+            self._heard[who] = self._heard.get(who, now) + away
+            if now - self._heard[who] > self.patience + SILENCE:
+                self._heard[who] = now
+                self._pool.kill(who)
+
+    def _watch(self) -> None:
+        """React to news until the run is closed; in a thread of its own."""
+        looked = time.monotonic()
+        while not self._closing and self.error is None:
+            with contextlib.suppress(queue.Empty):
+                news = self._pool.news.get(timeout=self._rest())
+                self._try(self._react, news)
+            self._try(self._wake)
+            since = time.monotonic() - looked
+            if since > LOOK:
+                looked = time.monotonic()
+                self._try(self._look, max(0.0, since - 2 * LOOK))
+                self._try(self._check_enough, looked)
+
+    def _try(self, what: Callable, *arguments: Any) -> None:
+        try:
+            what(*arguments)
+        except BaseException as error:  # it belongs to whoever waits for the run
+            self.error = self.error or error
+        with self.changed:
+            self.changed.notify_all()
+
+    def _died_again(self, who: int, without: str) -> bool:
+        """Count a process that has gone; whether its worker is to have another one.
+
+        Raises WorkersLost where new ones go as well and the run cannot spare the worker.
+        """
+        self._alive.discard(who)
+        self.deaths += 1
+        self._died[who] += 1
+        dying = sum(died > DEATHS for died in self._died.values())
+        if dying and not (self.spares and self._workers - dying >= self._least):
+            raise WorkersLost(
+                f"the process of worker {who} has died {DEATHS} times in a row without {without}; "
+                "see its memory, then give the same command again"
+            )
+        return self._died[who] <= DEATHS
+
+    def _check_enough(self, now: float) -> None:
+        """Raise WorkersLost where there have been too few workers for long."""
+        if len(self._alive) >= self._least:
+            self._missed_since = None
+        elif self._missed_since is None:
+            self._missed_since = now
+        elif now - self._missed_since > MISSED:
+            raise WorkersLost(
+                f"only {len(self._alive)} of {self._workers} workers are left and no more have "
+                f"come for {MISSED:g} s; give the same command again where there are "
+                f"{self._least} or more"
+            )

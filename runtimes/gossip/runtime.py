@@ -1,0 +1,515 @@
+"""Workers as processes that meet in pairs, without a server: real gossip, wall-clock.
+
+Every worker is a `runtimes.gossip.worker.GossipWorker` in an actor of its own. The launching
+process only listens: each meeting becomes a row of the Schedule, which the simulator replays bit
+for bit. To evaluate, all workers stop to meet for a moment, not to compute, and go on while their
+models are looked at.
+
+A process that dies, or does not answer any more, is replaced: its worker begins anew from what a
+neighbour would show to others, or from its own model at the last evaluation, on the mini-batches
+that come next, and remembers nothing. It is `missing` until its new beginning stands in the log,
+and then `away` until a process has compiled; the others go on meanwhile, and so do evaluations,
+which know both.
+"""
+
+import concurrent.futures
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from runtimes import packing
+from runtimes.asynchronous.pool import (
+    DEATHS,
+    LOOK,
+    MISSED,
+    NEWS,
+    SESSION,
+    STARTING,
+    ActorPool,
+    News,
+    Options,
+    Session,
+    Supervisor,
+    reason,
+    store_bytes,
+)
+from runtimes.asynchronous.runtime import refuse
+from runtimes.base import WorkersLost
+from runtimes.gossip.worker import (
+    MEET,
+    Arrival,
+    Failure,
+    GossipParts,
+    GossipState,
+    GossipWorker,
+    Pairing,
+    Report,
+    Traffic,
+    WorkerSnapshot,
+    first_state,
+    shown_model,
+)
+from stragglers.pair_log import Meeting, PairLog
+from stragglers.schedule import Event, Schedule
+
+COPIES = 6  # of the parameters per worker, as arrays on their way
+CATCHING_UP = 30.0  # s that the log may be behind workers that have stopped to meet
+_FORGOTTEN = "several workers have gone at once, with what they had said to each other"
+_LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
+DEFAULTS = Options()
+
+
+class Counted(NamedTuple):
+    """Counters of a run since it has begun."""
+
+    traffic: Traffic = Traffic()  # of all workers
+    deaths: int = 0  # of processes
+    moved: float = 0.0  # how far restored workers moved the sum of the models, over its length
+
+    def and_then(self, later: "Counted") -> "Counted":
+        """Return both after each other."""
+        traffic = _sum(self.traffic, later.traffic)
+        return Counted(traffic, self.deaths + later.deaths, self.moved + later.moved)
+
+
+class Snapshot(NamedTuple):
+    """All workers after the same rows."""
+
+    schedule: Schedule | None  # the rows since the last snapshot
+    states: list[GossipState]
+    counted: Counted  # since the processes were started
+    there: np.ndarray  # [workers] bool, False of those that have been away for long
+
+
+class Coordinator(Supervisor):
+    """The workers of a run, and the log of their meetings."""
+
+    fewest, spares = 2, True  # who is alone meets nobody
+
+    def __init__(self, parts: GossipParts, log: PairLog, options: Options):
+        super().__init__(parts.rule.workers, options)
+        self.log, self._parts = log, parts
+        self._pairing = Pairing(
+            parts.rule.arrivals, lambda who, step: self._pool.call(who, "do", step)
+        )
+        self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
+        self._mending = concurrent.futures.ThreadPoolExecutor(1)
+        self._missing: set[int] = set()
+        self._away: dict[int, WorkerSnapshot] = {}  # and what they begin with
+        self._since: dict[int, float] = {}  # when those who are not there have gone
+        self._last: list[WorkerSnapshot] = []  # of all, after `_last_update` rows
+        self._last_update = log.updates
+        self._of_gone, self._moved = Traffic(), 0.0
+
+    def open(
+        self,
+        session: Session,
+        recipe: Callable[[], GossipParts],
+        states: Sequence[GossipState],
+        elapsed: float,
+    ) -> None:
+        """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""
+        workers, resources = self._workers, self._options.resources
+        session.provide(workers, resources, store_bytes(states[0].params, workers, COPIES))
+        import ray  # the session has set what it reads when it is loaded
+
+        self._pool = ActorPool(GossipWorker, lambda me: (recipe, me), workers, resources, (MEET,))
+        self._last = [WorkerSnapshot(state, Traffic()) for state in states]
+        stored = [ray.put(state) for state in states]
+
+        def start(who: int, after: Any = None) -> Any:
+            return self._pool.start(who, stored[who], self._batches(who, states[who]), after)
+
+        first = start(0)  # the others find what it has compiled
+        for who in range(1, workers):
+            start(who, first)
+        self._pool.wait_until_ready(STARTING, start)
+        self._elapsed, self._resumed_at = elapsed, time.monotonic()
+        peers = {who: self._pool.handle(who) for who in range(workers)}
+        for who in range(workers):
+            self._enter(who, peers, elapsed)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the threads and all processes."""
+        super().close()
+        self._mending.shutdown(wait=False, cancel_futures=True)
+
+    def snapshot(self) -> Snapshot:
+        """Return the rows since the last snapshot, and all workers after exactly these.
+
+        A worker without a process has the state with which it will begin.
+        """
+        import ray
+
+        while True:
+            with self.changed:
+                self._wait(lambda: not self._missing, STARTING, _LOST_AGAIN)
+            if self.error is not None:
+                raise self.error
+            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
+                with self.changed:
+                    found, working = dict(self._away), sorted(self._alive)
+                if len(found) + len(working) < self._workers:
+                    continue  # somebody has died meanwhile
+                with self._frozen(working) as counts:
+                    if counts is None:
+                        continue
+                    with self.changed:
+                        if not self._catch_up(counts, ()):
+                            continue
+                        lines, rows = self.log.lines, self.log.updates
+                found |= zip(working, self._asked(working, "snapshot"), strict=True)
+                with self.changed:
+                    self._last = [found[who] for who in range(self._workers)]
+                    self._last_update = rows
+                    traffic = _sum(self._of_gone, *(one.traffic for one in self._last))
+                    states = [one.state for one in self._last]
+                    counted = Counted(traffic, self.deaths, self._moved)
+                    return Snapshot(self.log.take(lines), states, counted, self._there())
+
+    def _there(self) -> np.ndarray:
+        """Return who works or may soon, [workers] bool."""
+        now = time.monotonic()
+        away = {who for who, since in self._since.items() if now - since > MISSED}
+        away |= {who for who, died in self._died.items() if died > DEATHS}
+        return np.array([who not in away for who in range(self._workers)])
+
+    def _react(self, news: News) -> None:
+        who = news.member
+        if news.kind == "lost":
+            again = self._died_again(who, "a meeting")
+            with self.changed:
+                self._missing.add(who)
+                self._away.pop(who, None)
+                self._since.setdefault(who, time.monotonic())
+                self.log.happened(Event(self.now(), who, "lost"))
+            self._mending.submit(self._try, self._mend, who, again)
+        elif news.kind == "ready":
+            self._mending.submit(self._try, self._return, who)
+        elif news.kind == "failed":
+            raise RuntimeError(f"worker {who} fails with {reason(news.value)}")
+        elif news.tag == NEWS:
+            self._reported(who, news.value)
+
+    def _reported(self, who: int, report: Report) -> None:
+        if not self._lives(who, report.computing):
+            return
+        with self.changed:
+            for item in report.items:
+                if isinstance(item, Failure):
+                    raise RuntimeError(
+                        f"{item.reason} after {self.log.updates} meetings; correct the task or the "
+                        "learning rate, or set config.actors.bad_contribution='drop'"
+                    )
+                if isinstance(item, Arrival):
+                    self._pairing.arrived(item.worker, item.seconds)
+                    continue
+                self._died[who] = 0
+                self._durations.append(item.ends[0].busy)
+                self.log.add(item)
+            self.changed.notify_all()
+
+    def _mend(self, who: int, again: bool) -> None:
+        """Find out the new beginning of a worker; again: in a process, which is started."""
+        import ray
+
+        while not self._closing:
+            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
+                with self.changed:
+                    others, gone = sorted(self._alive), sorted(self._missing)
+                if not (others or self._away or self._options.own_model):
+                    raise WorkersLost("all workers have gone at once; give the same command again")
+                reports = [met for one in gone for met in self._asked(others, "absent", one)]
+                with self._frozen(others) as counts:
+                    if counts is None:
+                        continue
+                    state = self._beginning(who, others, gone, reports, counts)
+                if state is not None:
+                    break
+        if again and not self._closing:
+            self._pool.start(who, ray.put(state), self._batches(who, state))
+
+    def _beginning(
+        self,
+        who: int,
+        others: Sequence[int],
+        gone: Sequence[int],
+        reports: Sequence[Sequence[Meeting]],
+        counts: Mapping[int, int],
+    ) -> GossipState | None:
+        """Return the state of a worker that has gone, between the rows so far and those to come.
+
+        None if somebody else than `gone` is lost meanwhile.
+        """
+        if self._options.own_model:
+            source, version = who, self._last_update
+            model = self._last[who].state.params
+        else:
+            candidates, graph = others or sorted(self._away), self._parts.worker.algorithm.graph
+            near = [one for one in candidates if graph is None or one in graph[who]]
+            source, version = (near or candidates)[0], None
+            if source in self._away:
+                model = shown_model(self._parts, self._away[source].state)
+            else:
+                (model,) = self._asked([source], "public")
+        with self.changed:
+            for met in itertools.chain.from_iterable(reports):
+                self.log.add(met)
+            if not self._catch_up(counts, gone):
+                return None
+            self.log.restored(who, source, self.now(), version)
+            known = self.log.known(who)
+        self._replace(who, model)
+        self._pairing.anew(who, self.now())
+        state = first_state(self._parts, who, model, **known)
+        with self.changed:
+            self._missing.discard(who)
+            self._away[who] = WorkerSnapshot(state, Traffic())
+            self.changed.notify_all()
+        return state
+
+    def _replace(self, who: int, params: Any) -> None:
+        """Count a worker that begins anew from this model, as of the last snapshot."""
+        last, models = self._last[who], [one.state.params for one in self._last]
+        difference = jax.tree.map(np.subtract, params, last.state.params)
+        whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
+        self._moved += _length(difference) / _length(whole)
+        self._of_gone = _sum(self._of_gone, last.traffic)
+        self._last[who] = WorkerSnapshot(last.state._replace(params=params), Traffic())
+
+    def _return(self, who: int) -> None:
+        """Let a worker that is ready again work, and the others meet it."""
+        with self._freezing, self.changed:
+            if who in self._missing:
+                return  # it has died once more
+            for other in self._alive:
+                self._pool.call(other, "present", who, self._pool.handle(who))
+            # Who is still to return itself will be presented to this one then.
+            self._enter(who, {one: self._pool.handle(one) for one in self._alive}, self.now())
+            del self._away[who], self._since[who]
+
+    def _enter(self, who: int, peers: Mapping[int, Any], elapsed: float) -> None:
+        """Let a worker that is ready begin to work and to report."""
+        self._pool.call(who, "go", peers, elapsed)
+        self._listen(who)
+        with self.changed:
+            self._alive.add(who)
+            self.changed.notify_all()
+
+    def _batches(self, who: int, state: GossipState) -> int:
+        """Return the mini-batches of a worker's next local steps."""
+        arrivals = self._parts.rule.arrivals
+        if arrivals.apart:
+            return arrivals.mini_batches(state.rule, who)
+        return self._pairing.batches(who)
+
+    def _asked(self, workers: Sequence[int], method: str, *arguments: Any) -> list:
+        import ray
+
+        return ray.get([self._pool.call(who, method, *arguments) for who in workers])
+
+    @contextlib.contextmanager
+    def _frozen(self, workers: Sequence[int]) -> Iterator[dict[int, int] | None]:
+        """The meetings of these workers, which have none meanwhile; None if one of them is gone."""
+        import ray
+
+        asked = {who: self._pool.call(who, "freeze") for who in workers}
+        counts = {}
+        for who, reference in asked.items():
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                counts[who] = ray.get(reference)
+        try:
+            yield counts if len(counts) == len(asked) else None
+        finally:
+            for who in counts:
+                self._pool.call(who, "thaw")
+
+    def _catch_up(self, counts: Mapping[int, int], gone: Sequence[int]) -> bool:
+        """Wait, under `changed`, for the rows of frozen workers; False if somebody is lost.
+
+        What a process that dies meanwhile has not reported never comes. gone: who is known to be.
+        """
+        known = set(gone)
+
+        def caught_up() -> bool:
+            rows = self.log.counts()
+            return all(rows[who] == count for who, count in counts.items())
+
+        self._wait(lambda: self._missing - known or caught_up(), CATCHING_UP, _FORGOTTEN)
+        return not self._missing - known
+
+    def _wait(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        """Wait under `changed`, or raise what has gone wrong meanwhile."""
+        end = time.monotonic() + seconds
+        while not until():
+            if self.error is not None:
+                raise self.error
+            if time.monotonic() > end:
+                raise WorkersLost(f"{otherwise}; give the same command again to go on")
+            self.changed.wait(LOOK)
+
+
+class GossipRun(NamedTuple):
+    """All workers between the same rows, on the host."""
+
+    states: Sequence[GossipState]
+    seconds: float
+    update: int
+    samples: int
+    counted: Counted
+    there: np.ndarray  # [workers] bool, False of those that have been away for long
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Return the bytes that have travelled, and counts of what has gone wrong."""
+        traffic = self.counted.traffic
+        return {
+            "sent_bytes_per_worker": traffic.sent_bytes / len(self.states),
+            "refusals_per_meeting": traffic.refused / max(1, traffic.asked),
+            "dropped_contributions": float(traffic.dropped),
+            "deaths": float(self.counted.deaths),
+            "sum_moved": self.counted.moved,
+            "nodes": float(self.there.sum()),
+        }
+
+    @property
+    def exhausted(self) -> bool:
+        """Gossip workers never come to an end."""
+        return False
+
+
+class GossipRuntime:
+    """The runtime of one local method and one task, see `runtimes.base.Runtime`.
+
+    The last `advance` by a number of updates may make a few more: meetings under way end.
+    """
+
+    clock, replays = "wall", False
+
+    def __init__(
+        self,
+        parts: GossipParts,
+        recipe: Callable[[], GossipParts],
+        options: Options = DEFAULTS,
+        session: Session = SESSION,
+    ):
+        """Check the parts; no process is started before the first update.
+
+        recipe: builds the same parts in the process of a worker; it has to be picklable.
+        """
+        refuse(parts.worker.algorithm, parts.rule)
+        self.parts, self._recipe, self._options, self._session = parts, recipe, options, session
+        self._coordinator: Coordinator | None = None
+
+    def check_room(self, params: Any) -> None:
+        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
+        workers = self.parts.rule.workers
+        self._session.check_room(workers, store_bytes(params, workers, COPIES))
+
+    def start(self, params: Any) -> GossipRun:
+        """A run of no updates from `params`; processes come with the first `advance`."""
+        self.close()
+        self._log, self._before = PairLog(self.parts.rule.workers), Counted()
+        states = [first_state(self.parts, 0, params)] * self.parts.rule.workers
+        self._run = GossipRun(states, 0.0, 0, 0, Counted(), np.ones(len(states), bool))
+        return self._run
+
+    def advance(
+        self, run: GossipRun, seconds: float, updates: float = np.inf
+    ) -> tuple[GossipRun, Schedule | None]:
+        """Let the workers go on until the clock stands at `seconds`, or for `updates` meetings."""
+        if self._coordinator is None:
+            self._open()
+        coordinator, enough = self._coordinator, run.update + updates
+        with coordinator.changed:
+            while coordinator.now() < seconds and self._log.updates < enough:
+                if coordinator.error is not None:
+                    raise coordinator.error
+                coordinator.changed.wait(min(0.2, max(0.0, seconds - coordinator.now())))
+        schedule, states, counted, there = coordinator.snapshot()
+        update, samples, now = run.update, run.samples, coordinator.now()
+        if schedule is not None:
+            update += schedule.updates
+            samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
+            now = float(schedule.time[-1]) if update >= enough else now
+        counted = self._before.and_then(counted)
+        return GossipRun(states, now, update, samples, counted, there), schedule
+
+    def observe(self, run: GossipRun, seconds: float, loss: float) -> GossipRun:
+        """Nothing: no worker knows the loss of all."""
+        del seconds, loss
+        return run
+
+    def models(self, run: GossipRun) -> Any:
+        """The public copies of the workers that are there, with a leading axis."""
+        there = itertools.compress(run.states, run.there)
+        return _stacked([shown_model(self.parts, state) for state in there])
+
+    def memory(self, run: GossipRun) -> Any:
+        """The exchange's state, with a leading axis of workers."""
+        return _stacked([state.exchange for state in run.states])
+
+    def measured(self, run: GossipRun) -> dict[str, float]:
+        """Return the bytes that have travelled, and counts of what has gone wrong."""
+        return run.measured
+
+    def pack(self, run: GossipRun) -> dict[str, np.ndarray]:
+        """All that the workers held, and where the clock stood."""
+        return packing.pack(dict(enumerate(run.states))) | {
+            "clock": np.array([run.seconds]),
+            "counted": np.array([run.update, run.samples]),
+            "traffic": np.array(run.counted.traffic),
+            "deaths": np.array([run.counted.deaths, run.counted.moved]),
+        }
+
+    def resume(
+        self,
+        run: GossipRun,
+        packed: Mapping[str, np.ndarray],
+        observed: Sequence[tuple[float, float]],
+    ) -> tuple[GossipRun, None]:
+        """The packed run; local steps that were under way then are made anew."""
+        del observed
+        states = list(packing.unpack(dict(enumerate(run.states)), packed).values())
+        update, samples = packed["counted"].tolist()
+        seconds = float(packed["clock"][0])
+        deaths, moved = packed["deaths"].tolist()
+        self._before = Counted(Traffic(*packed["traffic"].tolist()), int(deaths), moved)
+        there = np.ones(len(states), bool)
+        self._run = GossipRun(states, seconds, update, samples, self._before, there)
+        counts = np.array([(state.meetings, state.counter) for state in states], np.int64)
+        self._log = PairLog(len(states), update, seconds, *counts.T)
+        return self._run, None
+
+    def close(self) -> None:
+        """End the processes of the run."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
+    def _open(self) -> None:
+        self._coordinator = Coordinator(self.parts, self._log, self._options)
+        try:
+            self._coordinator.open(self._session, self._recipe, self._run.states, self._run.seconds)
+        except BaseException:
+            self.close()
+            raise
+
+
+def _sum(*counted: Traffic) -> Traffic:
+    return Traffic(*map(sum, zip(*counted, strict=True)))
+
+
+def _length(model: Any) -> float:
+    return float(np.sqrt(sum(np.vdot(leaf, leaf) for leaf in jax.tree.leaves(model))))
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

@@ -1,0 +1,699 @@
+"""A gossip worker: it makes its local steps, asks others to meet, and answers while it computes.
+
+One thread makes the local steps and asks the partner that the waiting rule draws; calls of others
+are answered beside it. A meeting is a pair program in turns, see `runtimes.gossip.partition`, which
+commits at both ends at its end.
+
+Nobody waits while it holds its own state: a busy worker refuses, and a refused one lets go, sleeps
+for a random while and asks the same partner again, as another one would shift meetings to idle
+workers. So neither two that ask each other nor many in a cycle come to a deadlock.
+"""
+
+import collections
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms.base import AXIS
+from comms import collectives, hashing
+from runtimes import worker
+from runtimes.asynchronous.pool import reason
+from runtimes.asynchronous.worker import WorkerParts
+from runtimes.gossip.partition import Half, PairProgram
+from stragglers.pair_log import Entry, Meeting
+from stragglers.rule import Arrivals, Reaction, Rule
+
+MEET = "meet"  # the group of calls of other workers
+ASKS, ANSWERS = 0, 1  # positions in a meeting, as in a row of the schedule
+BACK_OFF = 2e-3  # s, the longest first sleep after a refusal
+DOUBLINGS = 4  # of it
+LOOK = 0.1  # s between two looks at whether something has changed
+PATIENCE = 10.0  # s without a word of its asker until a meeting is given up
+REMEMBERED = 256  # meetings that others have asked for, in case they do not report them
+_NEVER = 1 << 62  # an attempt that nobody comes to
+
+
+class GossipParts(NamedTuple):
+    """The task, method and waiting rule of a gossip worker."""
+
+    worker: WorkerParts
+    rule: Rule
+    drops: bool  # mini-batches whose contribution is not finite
+
+
+class GossipState(NamedTuple):
+    """All that changes of a gossip worker, at one moment between its meetings."""
+
+    params: Any
+    work: Any  # state of the method's local steps
+    exchange: Any  # state of its exchange
+    rule: Any  # state of the waiting rule that the worker keeps by itself; ()
+    counter: np.ndarray  # [] int64, of its next mini-batch
+    meetings: np.ndarray  # [] int64
+
+
+class Traffic(NamedTuple):
+    """Counters of a gossip worker."""
+
+    asked: int = 0  # meetings
+    refused: int = 0  # attempts
+    sent_bytes: int = 0
+    dropped: int = 0  # local steps whose contribution was not finite
+
+
+class WorkerSnapshot(NamedTuple):
+    """A gossip worker at one moment between its meetings."""
+
+    state: GossipState
+    traffic: Traffic
+
+
+class Progress(NamedTuple):
+    """Local steps that are done."""
+
+    contribution: Any
+    work: Any
+    entry: Entry  # without the count of meetings
+
+
+class Step(NamedTuple):
+    """The order of a waiting rule to a worker whose local steps are done."""
+
+    partner: int | None  # None: nobody
+    asks: bool  # or waits to be asked
+    batches: int  # mini-batches to come after it
+    rule: Any = ()  # as in `GossipState`
+
+
+class Request(NamedTuple):
+    """A message of an asker to its partner."""
+
+    asker: int
+    attempt: int  # of all that it has begun
+    step: int  # of this one
+    message: Sequence[Any]
+    entry: Entry
+
+
+class Reply(NamedTuple):
+    """The partner's message at the same step."""
+
+    message: Sequence[Any]
+    entry: Entry
+
+
+class Arrival(NamedTuple):
+    """A worker has done its local steps and waits for a Step."""
+
+    worker: int
+    seconds: float
+
+
+class Failure(NamedTuple):
+    """A worker has ended."""
+
+    reason: str
+
+
+class Report(NamedTuple):
+    """The events of a worker since its last report."""
+
+    items: Sequence[Meeting | Arrival | Failure]
+    computing: float  # s, of the local steps under way
+
+
+class Programs(NamedTuple):
+    """The compiled programs of a gossip worker, which compute what the simulator computes.
+
+    contribute: (params, work state, indices [mini_batches, batch_size], batches, words of the
+        samples seen, worker) -> (contribution, work state).
+    ask, answer: (contribution, exchange state, params, batches, worker) -> (params, exchange
+        state). A partner that goes on answers with (exchange state, params, worker) alone, and
+        keeps its params.
+    alone: as `ask`, of a worker that meets nobody.
+    """
+
+    contribute: Callable
+    ask: PairProgram
+    answer: PairProgram
+    alone: Callable
+    finite: Callable  # contribution -> whether all of it is
+
+
+def compile_programs(parts: GossipParts, params: Any) -> Programs:
+    """Compile the programs of a worker for parameters of these shapes.
+
+    Raises ValueError where the exchange cannot be cut into messages.
+    """
+    algorithm, losses, examples, sampler, mini_batches, *_ = parts.worker
+    state = jax.eval_shape(lambda: worker.init(algorithm, params))
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    taken = jax.ShapeDtypeStruct((mini_batches, sampler.batch_size), jnp.int32)
+    seen = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    full = (params, state.exchange, params, number, number)
+
+    def known(me):
+        return {"nominal": mini_batches, "active": None, "worker": me, "staleness": jnp.int32(0)}
+
+    def contribute(params, work, indices, batches, samples, me, examples):
+        def body(params, work, indices, batches, samples, me):
+            given = known(me) | hashing.counted(samples)
+            local = worker.WorkerState(work, ())
+            mine = jax.tree.map(lambda a: a[indices], examples)
+            contribution, local = worker.contribute(
+                algorithm, losses, params, local, mine, batches, given
+            )
+            return contribution, local.work
+
+        return _of_one(body)(params, work, indices, batches, samples, me)
+
+    def half(position):
+        def body(contribution, state, params, batches, me):
+            given = known(me) | {"partner": position}
+            local, weight = worker.WorkerState((), state), algorithm.weight(batches)
+            with collectives.on_one_device():
+                updates, local = worker.exchange(
+                    algorithm, contribution, params, local, batches, given, weight
+                )
+            return optax.apply_updates(params, updates), local.exchange
+
+        return body
+
+    def passive(state, params, me):
+        nothing = jax.tree.map(jnp.zeros_like, params)
+        return half(ASKS)(nothing, state, params, jnp.int32(0), me)[1]
+
+    held = jax.tree.map(jnp.asarray, examples)
+    local_steps = (
+        jax.jit(contribute).lower(params, state.work, taken, number, seen, number, held).compile()
+    )
+    return Programs(
+        lambda *arguments: local_steps(*arguments, held),
+        PairProgram(half(ANSWERS), ASKS, *full),
+        PairProgram(passive, ANSWERS, state.exchange, params, number)
+        if parts.rule.arrivals.apart
+        else PairProgram(half(ASKS), ANSWERS, *full),
+        jax.jit(_of_one(half(ASKS))).lower(*full).compile(),
+        jax.jit(_finite).lower(params).compile(),
+    )
+
+
+def _finite(tree) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _of_one(body: Callable) -> Callable:
+    """Return the body under an axis of one, for arguments and results without it."""
+
+    def run(*arguments):
+        stacked = jax.tree.map(lambda a: jnp.asarray(a)[None], arguments)
+        return jax.tree.map(lambda a: a[0], jax.vmap(body, axis_name=AXIS)(*stacked))
+
+    return run
+
+
+class Pairing:
+    """The common place of a rule whose workers wait for each other; thread-safe.
+
+    tell: (worker, Step), called for both workers of a meeting once both have arrived.
+    """
+
+    def __init__(self, arrivals: Arrivals, tell: Callable[[int, Step], None]):
+        self._arrivals, self._tell = arrivals, tell
+        self._state, self._lock = arrivals.init(), threading.Lock()
+
+    def arrived(self, who: int, now: float) -> None:
+        """Note that the worker has done its local steps, and waits for a Step."""
+        with self._lock:
+            reaction = self._arrivals.on_arrival(self._state, who, 0, now)
+            self._state = reaction.state
+        for one, step in steps_after(self._arrivals, reaction).items():
+            self._tell(one, step)
+
+    def batches(self, who: int) -> int:
+        """Return the mini-batches of the worker's next local steps."""
+        with self._lock:
+            return self._arrivals.mini_batches(self._state, who)
+
+    def anew(self, who: int, now: float) -> None:
+        """Note that the worker has begun its local steps once more, and waits for nobody."""
+        with self._lock:
+            self._state = self._arrivals.begun(self._state, who, 0, now)
+
+
+def steps_after(arrivals: Arrivals, reaction: Reaction) -> dict[int, Step]:
+    """Return the steps of the workers that begin anew after this reaction."""
+    met = reaction.update
+    partners = {} if len(met) < 2 else dict(zip(met, met[::-1], strict=True))
+    return {
+        one: Step(partners.get(one), one == met[0], arrivals.mini_batches(reaction.state, one))
+        for one in reaction.restart
+    }
+
+
+class _Calls:
+    """The latest attempt of an asker."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.attempt, self.heard = -1, 0.0
+        self.replies: list[Reply | None] = []
+        self.turn: tuple[Half, list, Entry, float] | None = None  # of a meeting under way
+
+
+class PairHandler:
+    """Answers to those who ask to meet, one meeting at a time, in turns.
+
+    A request that comes twice, known by the number of its asker's attempt and of the step, gets
+    the same reply twice.
+
+    lock: its holder may change the state of the worker; held here from a first reply until the
+    meeting is over. begin: () -> (half, entry of the worker), or None to refuse; commit: (Meeting,
+    result of the half), the end of it; both under the lock. send: takes every reply before it
+    leaves, and before its meeting can end. now: the clock [s].
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        lock: threading.Lock,
+        begin: Callable[[], tuple[Half, Entry] | None],
+        commit: Callable[[Meeting, Any], None],
+        send: Callable[[Reply], None],
+        now: Callable[[], float],
+    ):
+        self._lock, self._begin, self._commit, self._now = lock, begin, commit, now
+        self._send, self._calls = send, [_Calls() for _ in range(workers)]
+        self._serving: _Calls | None = None  # for whom the lock is held
+
+    def answer(self, request: Request) -> Reply | None:
+        """Return the reply to a request; None refuses it, or says that it has been given up."""
+        calls = self._calls[request.asker]
+        with calls.lock:
+            if request.attempt == calls.attempt and request.step < len(calls.replies):
+                reply = calls.replies[request.step]
+                if reply is not None:
+                    self._send(reply)
+                return reply
+            if request.attempt < calls.attempt or (
+                request.step and request.attempt > calls.attempt
+            ):
+                return None
+            calls.heard = time.monotonic()
+            if request.step == 0:
+                self._release(calls)  # of an attempt that its asker has given up
+                calls.attempt, calls.replies = request.attempt, []
+            try:
+                reply = self._replied(request, calls)
+            except BaseException:
+                self._release(calls)
+                raise
+            calls.replies.append(reply)
+        return reply
+
+    def give_up_the_silent(self) -> None:
+        """Forget a meeting whose asker has not said a word for long; nothing has changed by it."""
+        calls = self._serving
+        if calls is not None and time.monotonic() - calls.heard > PATIENCE:
+            self._give_up(calls, PATIENCE)
+
+    def close_to(self, asker: int) -> None:
+        """Refuse an asker that has gone, whatever of it is still under way; until `forget`."""
+        self._give_up(self._calls[asker])
+        self._restart(asker, _NEVER)
+
+    def forget(self, asker: int) -> None:
+        """Begin anew with an asker that counts its attempts anew."""
+        self._restart(asker, -1)
+
+    def _restart(self, asker: int, attempt: int) -> None:
+        with self._calls[asker].lock:
+            self._calls[asker].attempt, self._calls[asker].replies = attempt, []
+
+    def _give_up(self, calls: _Calls, silence: float = 0.0) -> None:
+        with calls.lock:
+            if time.monotonic() - calls.heard >= silence:
+                self._release(calls)
+
+    def _release(self, calls: _Calls) -> None:
+        if self._serving is calls:
+            self._serving = None
+            self._lock.release()
+
+    def _replied(self, request: Request, calls: _Calls) -> Reply | None:
+        """Return the reply of a meeting that begins or goes on, which may be its end."""
+        if request.step == 0 and self._lock.acquire(blocking=False):
+            self._serving, asked, begun = calls, self._now(), self._begin()
+            if begun is None:
+                self._release(calls)
+            else:
+                half, entry = begun
+                calls.turn = half, on_host(next(half)), entry, asked
+        if self._serving is not calls:
+            return None
+        half, message, entry, asked = calls.turn
+        reply = Reply(message, entry)
+        self._send(reply)
+        message, result = advanced(half, request.message)
+        calls.turn = half, message, entry, asked
+        if message is None:
+            self._commit(Meeting((request.entry, entry), asked, self._now()), result)
+            self._release(calls)
+        return reply
+
+
+def advanced(half: Half, heard: Sequence[Any]) -> tuple[list[np.ndarray] | None, Any]:
+    """Return (the next message of the half, None) or, at its end, (None, its result)."""
+    try:
+        return on_host(half.send(heard)), None
+    except StopIteration as end:
+        return None, jax.block_until_ready(end.value)
+
+
+def on_host(message: Sequence[Any]) -> list[np.ndarray]:
+    """Return a message as it is sent."""
+    return [np.asarray(value) for value in message]
+
+
+class GossipWorker:
+    """One worker, as the launcher and other workers call it in a process of its own."""
+
+    def __init__(self, recipe: Callable[[], GossipParts], me: int):
+        """Build the parts of worker `me` by `recipe`."""
+        self.parts, self._me = recipe(), me
+        self._algorithm, self._arrivals = self.parts.worker.algorithm, self.parts.rule.arrivals
+        self._lock = threading.Lock()  # its holder may change the state
+        self._handler = PairHandler(
+            self.parts.rule.workers, self._lock, self._answer, self._answered, self._send, self.now
+        )
+        self._met = threading.Event()
+        self._progress: Progress | None = None  # for a partner that asks
+        self._peers: dict[int, Any] = {}
+        self._absent: set[int] = set()
+        self._unheard: tuple[Meeting, ...] = ()  # alone, since its last meeting
+        self._attempts, self._traffic, self._counting = 0, Traffic(), threading.Lock()
+        self._chance = np.random.default_rng(me)
+        self._items: list[Meeting | Arrival | Failure] = []
+        self._happened = threading.Condition()
+        self._asked_by_others: collections.deque[Meeting] = collections.deque(maxlen=REMEMBERED)
+        self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
+        self._snapshot: WorkerSnapshot | None = None
+        self._computing_since: float | None = None
+        self._began, self._elapsed = time.monotonic(), 0.0
+
+    def ready(self, state: GossipState, batches: int, after: Any = None) -> None:
+        """Compile all that a worker runs, and take the state and mini-batches of its beginning.
+
+        after: nothing to read; it is there once those who compile the same have done so.
+        """
+        del after
+        parts = self.parts.worker
+        self._programs = self._compiled(state.params)
+        parts.sampler.indices(np.int64(self._me), np.arange(parts.mini_batches))  # compiles
+        if parts.delay is not None:
+            parts.delay.duration(self._me, 0.0, 0)  # may compile
+        params, work, exchange = jax.tree.map(jnp.asarray, state[:3])
+        self._state = state._replace(params=params, work=work, exchange=exchange)
+        self._batches = batches
+
+    def go(self, peers: Mapping[int, Any], elapsed: float) -> None:
+        """Begin to work and meet, with the clock at `elapsed` seconds; others are absent."""
+        self._peers = dict(peers)
+        for other in set(range(self.parts.rule.workers)) - {self._me, *peers}:
+            self.absent(other)
+        self._began, self._elapsed = time.monotonic(), elapsed
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def now(self) -> float:
+        """Return the seconds of the run."""
+        return self._elapsed + time.monotonic() - self._began
+
+    def answer(self, request: Request) -> Reply | None:
+        """Return the reply to an asker; None refuses."""
+        return self._handler.answer(request)
+
+    def do(self, step: Step) -> None:
+        """Take a step where the launcher knows the rule."""
+        self._steps.put(step)
+
+    def absent(self, other: int) -> list[Meeting]:
+        """Expect nothing more of a worker that has gone; returns the meetings that it asked for."""
+        self._handler.close_to(other)
+        self._absent.add(other)
+        return [met for met in self._asked_by_others if met.ends[0].worker == other]
+
+    def present(self, other: int, peer: Any) -> None:
+        """Expect the worker to answer, in its new process, and to count its attempts anew."""
+        self._peers[other] = peer
+        self._handler.forget(other)
+        self._absent.discard(other)
+
+    def news(self) -> Report:
+        """Return the events since the last call, waiting a moment if there are none."""
+        with self._happened:
+            self._happened.wait_for(lambda: self._items, 5 * LOOK)
+            items, self._items = self._items, []
+        since = self._computing_since
+        return Report(items, 0.0 if since is None else time.monotonic() - since)
+
+    def freeze(self) -> int:
+        """Let no meeting begin or end, until `thaw`; returns how many there were."""
+        self._hold()
+        self._snapshot = WorkerSnapshot(self._state, self._traffic)
+        return int(self._state.meetings)
+
+    def thaw(self) -> None:
+        """Meet again; `snapshot` and `public` stay as they were before."""
+        self._lock.release()
+
+    def snapshot(self) -> WorkerSnapshot | None:
+        """Return the worker as it was frozen, on the host; None if it never was."""
+        return None if self._snapshot is None else jax.device_get(self._snapshot)
+
+    def public(self) -> Any:
+        """Return the model that others would have been given when it was frozen, on the host."""
+        return shown_model(self.parts, self._snapshot.state)
+
+    def _compiled(self, params: Any) -> Programs:
+        return compile_programs(self.parts, params)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                progress = self._local_steps()
+                if progress is None:
+                    continue
+                self._progress, rule, met = progress, self._state.rule, False
+                while not met:  # but with somebody who is there
+                    step = self._next_step(rule)
+                    rule, met = step.rule, self._meet(progress, step)
+                self._batches, self._progress = step.batches, None
+        except BaseException as error:  # there is nobody else to hear of it
+            self._tell(Failure(f"{type(error).__name__}: {reason(error)}"))
+
+    def _local_steps(self) -> Progress | None:
+        """Make the local steps, as long as their delay says; None leaves out those not finite."""
+        state, start, parts = self._state, self.now(), self.parts.worker
+        counter, batches = int(state.counter), self._batches
+        samples = self.parts.rule.workers * counter * parts.sampler.batch_size
+        self._computing_since = time.monotonic()
+        contribution, work = jax.block_until_ready(
+            self._programs.contribute(
+                state.params,
+                state.work,
+                parts.sampler.indices(np.int64(self._me), counter + np.arange(parts.mini_batches)),
+                np.int32(batches),
+                hashing.words(samples),
+                np.int32(self._me),
+            )
+        )
+        finite = bool(self._programs.finite(contribution))
+        self._computing_since = None
+        if parts.delay is not None:
+            ends = start
+            for count in range(counter, counter + batches):
+                ends += float(parts.delay.duration(self._me, ends, count))
+            time.sleep(max(0.0, ends - self.now()))
+        if finite:
+            entry = Entry(self._me, -1, batches, counter, samples, start, self.now() - start)
+            return Progress(contribution, work, entry)
+        if not self.parts.drops:
+            raise FloatingPointError(f"the contribution of worker {self._me} is not finite")
+        self._count(dropped=1)
+        with self._held():
+            self._state = self._state._replace(counter=np.int64(counter + batches))
+        return None
+
+    def _next_step(self, rule: Any) -> Step:
+        """Return the step of the waiting rule, in this state of it, after the local steps."""
+        if not self._arrivals.apart:
+            self._tell(Arrival(self._me, self.now()))
+            return self._steps.get()
+        reaction = self._arrivals.on_arrival(rule, self._me, 0, self.now())
+        return steps_after(self._arrivals, reaction)[self._me]._replace(rule=reaction.state)
+
+    def _meet(self, progress: Progress, step: Step) -> bool:
+        """Carry out the step; False if the partner has gone."""
+        if step.partner is None:
+            self._meet_nobody(progress, step)
+            return True
+        if step.asks:
+            time.sleep(self.parts.worker.communication)
+        for refused in itertools.count():
+            gone = step.partner in self._absent
+            if step.asks and not gone and self._ask(progress, step):
+                return True
+            if not step.asks and self._met.wait(LOOK):
+                self._met.clear()
+                return True
+            if gone:
+                time.sleep(LOOK)
+                return False
+            if step.asks:
+                self._count(refused=1)
+                longest = BACK_OFF * 2.0 ** min(refused, DOUBLINGS)
+                time.sleep(float(self._chance.uniform(0, longest)))
+
+    def _meet_nobody(self, progress: Progress, step: Step) -> None:
+        with self._held():
+            asked = self.now()
+            params, exchange = jax.block_until_ready(
+                self._programs.alone(*self._arguments(progress))
+            )
+            entry = progress.entry._replace(count=int(self._state.meetings))
+            met = Meeting((entry,), asked, self.now())
+            self._commit(met, params, exchange, progress, step.rule)
+            self._unheard += (met,)
+
+    def _ask(self, progress: Progress, step: Step) -> bool:
+        """Ask the partner to meet; False if it refuses."""
+        with self._held():
+            asked, entry = self.now(), self._entry(progress)
+            half = self._programs.ask.begin(*self._arguments(progress))
+            message, number = on_host(next(half)), 0
+            self._attempts += 1
+            while message is not None:
+                request = Request(self._me, self._attempts, number, message, entry)
+                reply, number = self._call(step.partner, request), number + 1
+                if reply is None:
+                    return False
+                self._count(sent_bytes=_bytes(message))
+                message, result = advanced(half, reply.message)
+            met = Meeting((entry, reply.entry), asked, self.now())
+            self._commit(met, *result, progress, step.rule)
+            self._count(asked=1)
+        return True
+
+    def _call(self, partner: int, request: Request) -> Reply | None:
+        """Carry a request to another process; again, if it may be there and has not answered."""
+        import ray
+
+        while partner in self._peers:
+            call = self._peers[partner].answer.options(concurrency_group=MEET)
+            try:
+                return ray.get(call.remote(request))
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(LOOK)
+            except ray.exceptions.RayActorError:
+                time.sleep(LOOK)
+                return None
+        return None
+
+    def _answer(self) -> tuple[Half, Entry] | None:
+        """Begin the half of a meeting that somebody has asked for; None before it is time."""
+        state = self._state
+        if self._arrivals.apart:  # it goes on with its local steps
+            entry = Entry(self._me, int(state.meetings), 0, 0, 0, self.now(), 0.0, self._unheard)
+            half = self._programs.answer.begin(state.exchange, state.params, np.int32(self._me))
+            return half, entry
+        if self._progress is None:
+            return None
+        half = self._programs.answer.begin(*self._arguments(self._progress))
+        return half, self._entry(self._progress)
+
+    def _answered(self, met: Meeting, result: Any) -> None:
+        """Commit a meeting that somebody has asked for."""
+        self._asked_by_others.append(met)
+        if self._arrivals.apart:
+            meetings = self._state.meetings + 1
+            self._state = self._state._replace(exchange=result, meetings=meetings)
+            self._unheard = ()
+        else:
+            self._commit(met, *result, self._progress, self._state.rule)
+            self._met.set()
+
+    def _commit(self, met: Meeting, params, exchange, progress: Progress, rule: Any) -> None:
+        after, meetings = progress.entry.first + progress.entry.batches, self._state.meetings + 1
+        self._state = GossipState(params, progress.work, exchange, rule, np.int64(after), meetings)
+        if len(met.ends) > 1:
+            self._unheard = ()
+        if met.ends[0].worker == self._me:
+            self._tell(met)
+
+    def _arguments(self, progress: Progress) -> tuple:
+        batches, state = np.int32(progress.entry.batches), self._state
+        return progress.contribution, state.exchange, state.params, batches, np.int32(self._me)
+
+    def _entry(self, progress: Progress) -> Entry:
+        return progress.entry._replace(count=int(self._state.meetings), unheard=self._unheard)
+
+    def _hold(self) -> None:
+        while not self._lock.acquire(timeout=LOOK):
+            self._handler.give_up_the_silent()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        self._hold()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _send(self, reply: Reply) -> None:
+        self._count(sent_bytes=_bytes(reply.message))
+
+    def _count(self, **more: int) -> None:
+        with self._counting:
+            counted = self._traffic._asdict()
+            self._traffic = Traffic(**counted | {n: counted[n] + m for n, m in more.items()})
+
+    def _tell(self, item: Meeting | Arrival | Failure) -> None:
+        with self._happened:
+            self._items.append(item)
+            self._happened.notify()
+
+
+def _bytes(message: Sequence[np.ndarray]) -> int:
+    return sum(value.nbytes for value in message)
+
+
+def shown_model(parts: GossipParts, state: GossipState) -> Any:
+    """Return the model of a worker as others are given it, on the host."""
+    public, params = parts.worker.algorithm.public, state.params
+    return jax.device_get(params if public is None else public(state.exchange, params))
+
+
+def first_state(
+    parts: GossipParts, me: int, params: Any, counter: int = 0, meetings: int = 0
+) -> GossipState:
+    """Return the state of a worker that begins from a model, remembering nothing; on the host.
+
+    counter: of its next mini-batch; meetings: that it has had, none of whose draws comes again.
+    """
+    state = jax.device_get(jax.jit(lambda p: worker.init(parts.worker.algorithm, p))(params))
+    arrivals, rule = parts.rule.arrivals, ()
+    if arrivals.apart:
+        rule = arrivals.init()
+        for _ in range(meetings):
+            rule = arrivals.on_arrival(rule, me, 0, 0.0).state
+    counted = np.int64(counter), np.int64(meetings)
+    return GossipState(jax.device_get(params), state.work, state.exchange, rule, *counted)

@@ -1,0 +1,435 @@
+"""Workers under a server, on a virtual clock: what happens is what the rule has planned."""
+
+import functools
+import heapq
+import queue
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms.streaming_diloco import fragment_size
+from runtimes.asynchronous import runtime as asynchronous_runtime
+from runtimes.asynchronous.pool import News, Options, Supervisor
+from runtimes.asynchronous.runtime import AsynchronousRuntime, misfit
+from runtimes.asynchronous.server import ParameterServer
+from runtimes.asynchronous.worker import AsynchronousWorker, Order
+from runtimes.simulate import Simulator
+from runtimes.worker import WorkerState
+from stragglers import delays
+from stragglers.processes import as_process
+from stragglers.rule import whole
+from stragglers.schedule import concatenate
+from tests import planned
+from tests.marks import slow, slow_but
+from tests.runtimes.free import (
+    ENCODED,
+    IN_STEP,
+    LAW,
+    METHODS,
+    RELATIVES,
+    N,
+    actors,
+    parts,
+    used_once,
+)
+from tests.runtimes.toy import DATA, SAMPLES, X0, D, losses
+from tests.runtimes.world import GRACES, REPEATING, RULES, World, difference, fitting, same_rows
+
+# Every rule with a plain method and one that remembers, and every method with three rules.
+PAIRS = [
+    (wait, method)
+    for wait in RULES
+    for method in METHODS
+    if method in ("all_reduce", "top_k") or wait in ("k_batch_sync", "k_async", "quorum_async")
+]
+QUICK = (("k_batch_sync", "ringleader"), ("k_async", "top_k"))
+
+
+@pytest.mark.parametrize(
+    ("wait", "method", "mini_batches"),
+    [(*pair, 2) if pair in QUICK else slow(*pair, 1 + n % 2) for n, pair in enumerate(PAIRS)],
+)
+def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait, method, mini_batches):
+    world = fitting(method, wait, mini_batches)
+    schedule = world.run(40)
+    schedule.validate()
+    same_rows(schedule, world.rule.extend(world.rule.init(), 40)[1])
+    assert difference(world, method, schedule, mini_batches) < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ("top_k", "decoupled_diloco", "async_diloco"))
+@pytest.mark.parametrize("wait", GRACES)
+def test_processes_are_lost_and_a_run_resumes_while_an_update_waits_on(wait, method):
+    """Of the contributions that it has already, and of one on its way, no sample gets lost."""
+    world = World(method, wait, 2, **RULES[wait])
+    pieces = [world.run(8), world.run_into_a_grace()]
+    due, (first, *_) = world.server.due, world.server._held
+    in_flight = next(who for who in range(N) if world.server.waits_for(who) is not None)
+    for who in (first.worker, in_flight):
+        world.lose(who)
+    assert world.server.due == due  # it waits for nobody in particular
+    world.queue.clear()  # nobody delivers any more
+    world.step()
+    assert world.seconds == due
+    last = world.server.rows()
+    assert last.updates == 1 and first.worker in last.workers[0][last.batches[0] > 0]
+    pieces.append(last)
+
+    world = resumed(world, method, wait)
+    pieces += [world.run(30), world.run_into_a_grace()]
+    consumed = world.server.consumed.sum()
+    assert world.server.counters()["consumed"].sum() < consumed  # what waits is made anew
+    world = resumed(world, method, wait)
+    schedule = concatenate([piece for piece in (*pieces, world.run(60)) if piece is not None])
+    schedule.validate()
+    used_once(schedule, 2)
+    assert difference(world, method, schedule, 2) < 2e-6
+
+
+def resumed(world, method, wait):
+    """A world that goes on from what a checkpoint has of another one."""
+    counters, history = world.server.counters(), world.server.log.pack(world.server.update)
+    other = World(method, wait, 2, **RULES[wait])
+    other.server.resume(world.server.state, counters, history, [])
+    other.queue.clear()
+    other.seconds = world.seconds
+    for who, number in enumerate(counters["counted"].tolist()):
+        other.workers[who].restore(number, world.workers[who].state(number))
+    other.carry_out(other.server.begin(world.seconds))
+    return other
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("method", slow_but(METHODS.keys() - RELATIVES, METHODS))
+def test_lost_processes_lose_their_state_and_no_sample(method):
+    world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
+    pieces = []
+    for updates in range(5, 60, 5):
+        pieces.append(world.run(updates))
+        world.lose(int(rng.integers(N)))
+    schedule = concatenate([*pieces, world.run(65)])
+    schedule.validate()
+    assert (schedule.restored >= 0).sum() >= 8
+    assert [event.kind for event in schedule.events] == ["lost", "restored"] * 11
+    used_once(schedule, 2)
+    assert difference(world, method, schedule, 2) < 2e-6
+
+
+@pytest.mark.slow
+def test_a_worker_encodes_what_it_sends_where_it_can():
+    sent = {}
+    for method in METHODS:
+        world = World(method, "k_async", k=1)
+        delivery = world.queue[0][-1]
+        sent[method] = sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))
+        assert bool(jax.tree.leaves(world.server.state.memory)) == (method == "decoupled_diloco")
+    assert max(sent.pop(method) for method in ENCODED) < X0.nbytes
+    assert set(sent.values()) == {X0.nbytes}
+
+
+def test_a_server_keeps_the_parameters_that_somebody_reads_and_no_others():
+    world = World("all_reduce", "k_batch_async", k=1)
+    world.run(200)
+    assert len(world.server.points) <= N + 1
+
+
+def test_a_server_that_resumes_stands_where_it_stood():
+    observed = []
+    knobs = {"protocol": "k_async", "interval": 0.1, "k": 1, "lowest_loss": 0.0}
+    world, other = (World("all_reduce", "adasync", **knobs) for _ in range(2))
+    for until, loss in ((0.0, 4.0), (0.3, 1.0), (0.5, 0.2)):
+        while world.seconds < until:
+            world.run(world.server.update + 1)
+        observed.append((until, loss))  # the server has gone on in the meantime
+        world.server.observe(*observed[-1])
+    counters, history = world.server.counters(), world.server.log.pack(world.server.update)
+    other.server.resume(world.server.state, counters, history, observed)
+    assert other.server.update == world.server.update
+    assert other.server.samples == world.server.samples
+    other.queue.clear()
+    for who, number in enumerate(counters["counted"].tolist()):
+        other.workers[who].restore(number, WorkerState((), ()))
+    other.carry_out(other.server.begin(world.seconds))
+    assert other.server.rule.k == world.server.rule.k > 1
+    before = other.server.update
+    schedule = other.run(before + 30)
+    assert schedule.offset == before and (schedule.version >= before).all()
+
+
+def test_what_waits_for_an_update_is_made_anew_from_the_state_before():
+    """A checkpoint has every worker's memory as it was at the last update that has its push."""
+    world = World("top_k", "k_async", k=2)
+    world.run(6)
+    seen = 0
+    for _ in range(12):
+        world.seconds, who, _, delivery = heapq.heappop(world.queue)
+        world.carry_out(world.server.arrived(who, delivery, world.seconds))
+        counters = world.server.counters()
+        for held in world.server._held:
+            seen += 1
+            assert counters["consumed"][held.worker] == held.order.first
+            assert counters["counted"][held.worker] == held.order.after
+        for one, number in enumerate(counters["counted"].tolist()):
+            world.workers[one].state(number)
+    assert seen
+
+
+def test_a_dropped_contribution_is_left_out_with_its_samples():
+    world = World("all_reduce", "k_async", k=1)
+    world.run(10)
+    consumed, who = world.server.consumed.copy(), world.queue[0][1]
+    world.carry_out(world.server.drop(who, world.seconds))
+    assert world.server.dropped == 1 and world.server.consumed[who] == consumed[who] + 1
+
+
+def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
+    worker = AsynchronousWorker(functools.partial(parts, "all_reduce", 1, LAW), 0)
+    worker.ready(X0)
+    order = Order(1, 0, (), 0, 0, 1, 0, 0, 0.0)
+    worker.interrupt(1)
+    assert worker.step(order, X0).contribution is None
+    assert worker.step(order._replace(number=2), X0).contribution is not None
+    slowly = functools.partial(parts, "all_reduce", 1, delays.deterministic(60.0))
+    slow = AsynchronousWorker(slowly, 0)
+    slow.ready(X0)
+    threading.Timer(0.2, slow.interrupt, [1]).start()
+    assert slow.step(order, X0).contribution is None
+
+
+def test_a_contribution_goes_on_from_the_state_that_its_order_names():
+    worker = AsynchronousWorker(functools.partial(parts, "local_sgd", 2, None), 0)
+    worker.ready(X0)
+    first = worker.step(Order(1, 0, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
+    later = worker.step(Order(2, 1, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
+    again = worker.step(Order(3, 0, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
+    assert np.abs(first - later).max() > 0  # it has momentum
+    np.testing.assert_array_equal(first, again)
+    worker.step(Order(4, 3, (0, 1), 0, 0, 2, 0, 0, 0.0), X0)
+    assert set(worker._states) == {0, 1, 3, 4}
+
+
+def test_a_delivery_that_is_not_finite_says_so():
+    worker = AsynchronousWorker(functools.partial(parts, "all_reduce", 1, None), 0)
+    worker.ready(X0)
+    assert not worker.step(Order(1, 0, (), 0, 0, 1, 0, 0, 0.0), X0 * np.nan).finite
+
+
+def test_refusals_come_before_any_process():
+    recipe = functools.partial(parts, "all_reduce", 1, LAW)
+    for wait in ("barrier", "first_finisher"):
+        with pytest.raises(ValueError, match="move freely, and the waiting rule has no form"):
+            AsynchronousRuntime(recipe(), recipe, planned.rule(wait, LAW, N, 1, 3))
+    with pytest.raises(ValueError, match="may deliver twice"):
+        top_k = functools.partial(parts, "top_k", 1, LAW)
+        rule = planned.rule("k_batch_async", LAW, N, 1, 3, k=4)
+        AsynchronousRuntime(top_k(), top_k, rule).start(X0)
+    assert misfit(recipe().algorithm, planned.rule("k_async", LAW, N, 1, 3, k=2)) is None
+
+
+# --- local steps by speed, and memory that must be equal on all workers
+
+BY_SPEED = (1, 2, 2, 2)  # mini-batches of every worker's contribution
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("wait", "method"),
+    [("k_async", "async_diloco"), ("k_async/grace", "async_diloco")]
+    + [slow("k_async", method) for method in METHODS if method != "async_diloco"]
+    + [slow(wait, "async_diloco") for wait in ("k_sync", "ringmaster", "quorum_async")]
+    + [slow(wait, "coordinate_median") for wait in REPEATING],
+)
+def test_each_worker_makes_its_own_number_of_local_steps(wait, method):
+    """Rows, parameters and what a lost process changes are as with one number for all."""
+    world = fitting(method, wait, BY_SPEED)
+    pieces = [world.run(40)]
+    same_rows(pieces[0], world.rule.extend(world.rule.init(), 40)[1])
+    assert difference(world, method, pieces[0], BY_SPEED) < 2e-6
+    for updates, who in ((60, 0), (80, 1)):
+        world.lose(who)
+        pieces.append(world.run(updates))
+    schedule = concatenate(pieces)
+    schedule.validate()
+    real = schedule.batches > 0
+    np.testing.assert_array_equal(
+        schedule.batches[real], np.array(BY_SPEED)[schedule.workers[real]]
+    )
+    assert set(schedule.workers[schedule.restored >= 0].tolist()) == {0, 1}
+    used_once(schedule, BY_SPEED)
+    assert difference(world, method, schedule, BY_SPEED) < 2e-6
+
+
+def lossy(method, updates=35):
+    """(world, rows) of a run in which everybody is waited for, and a process lost now and then."""
+    world, pieces = World(method, "k_sync", 2, k=N), []
+    for update, who in ((5, 2), (12, 0), (20, 3), (21, 2)):
+        pieces.append(world.run(update))
+        world.lose(who)
+    return world, concatenate([*pieces, world.run(updates)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", slow_but(("one_bit_adam",), [name for name in IN_STEP if name != "streaming_diloco"])
+)
+def test_what_the_server_remembers_of_a_worker_outlives_its_process(method):
+    """Nothing is lost, and the parameters are as in a run without losses."""
+    world, schedule = lossy(method)
+    assert (schedule.restored == -1).all() and len(schedule.events) == 8
+    used_once(schedule, 2)
+    assert difference(world, method, schedule, 2) < 2e-6
+    untouched = World(method, "k_sync", 2, k=N)
+    untouched.run(35)
+    np.testing.assert_allclose(
+        world.server.state.params, untouched.server.state.params, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_who_takes_the_place_of_a_lost_one_streams_the_same_fragment_as_the_others():
+    """The server then has the workers' mean in that fragment, and elsewhere what it had."""
+    world, size = World("streaming_diloco", "k_sync", 2, k=N), fragment_size(X0, 3)
+    apply = world.server._applied
+
+    def applied(taken, points):
+        before, state = np.array(world.server.state.params), apply(taken, points)
+        live = np.mean([p - h.contribution for p, h in zip(points, taken, strict=True)], axis=0)
+        due = np.arange(D) // size == world.server.update % 3
+        np.testing.assert_allclose(state.params, np.where(due, live, before), rtol=1e-5, atol=1e-6)
+        return state
+
+    world.server._applied = applied
+    pieces = [world.run(5)]
+    world.lose(2)
+    schedule = concatenate([*pieces, world.run(12)])
+    assert (schedule.restored >= 0).sum() == 1
+    assert difference(world, "streaming_diloco", schedule, 2) < 2e-6
+
+
+@pytest.mark.parametrize("method", IN_STEP)
+def test_a_method_that_needs_everybody_refuses_a_rule_that_may_leave_some_out(method):
+    with pytest.raises(ValueError, match="an update may have only 2 of 4"):
+        actors(method, "k_async", 2, k=2)
+    with pytest.raises(ValueError, match="an update may have only 2 of 4"):
+        actors(method, "quorum_async", 2, k=2)  # which waits on for all, but not long enough
+    assert actors(method, "k_sync", 2, k=4).start(X0).update == 0
+
+
+def test_a_grace_that_may_be_too_short_is_refused_though_the_first_updates_have_all():
+    rule = planned.rule("k_async", LAW, N, 2, 3, k=1, grace=0.1)
+    assert rule.extend(rule.init(), 1)[1].fewest == N
+    with pytest.raises(ValueError, match="an update may have only 1 of 4"):
+        Simulator(IN_STEP["top_k/warm-up"](), losses, DATA, SAMPLES, rule, mini_batches=2)
+
+
+# --- the loop of a server whose workers are scripted, on a clock that moves as it waits
+
+
+class Script:
+    """An actor pool, and its queue of news: members deliver after the seconds that the law says."""
+
+    def __init__(self, over):
+        """over: () -> whether nobody is to say anything any more."""
+        self.news, self.now, self._over, self._events = self, 0.0, over, []
+        self.waits = []  # s for which the loop would have waited at most
+        self._delay = as_process(LAW).seeded(3)
+        recipe = functools.partial(parts, "local_sgd", 1, None)
+        self._workers = [AsynchronousWorker(recipe, who) for who in range(N)]
+        for worker in self._workers:
+            worker.ready(X0)
+
+    def call(self, member, method, order, params, tag):
+        assert (method, tag) == ("step", "order")
+        lasts = float(self._delay.duration(member, self.now, order.attempt))
+        delivery = self._workers[member].step(order, params)
+        news = News(member, "answer", delivery, tag)
+        heapq.heappush(self._events, (self.now + lasts, member, news))
+
+    def get(self, timeout):
+        self.waits.append(timeout)
+        if not self._over():
+            if self._events and self._events[0][0] <= self.now + timeout:
+                self.now, _, news = heapq.heappop(self._events)
+                return news
+            self.now += timeout
+        raise queue.Empty
+
+    def submit(self, call, *arguments):
+        """Of the thread that talks to the workers: at once."""
+        call(*arguments)
+
+
+class Loop(asynchronous_runtime.Serving):
+    """A server's loop until an update, in the thread of the test."""
+
+    def __init__(self, server, updates):
+        super().__init__(server, X0, Options())
+        self._sender.shutdown()
+        self._pool = self._sender = Script(self._ends)
+        self._updates, self.limit = updates, float("inf")
+
+    def now(self):
+        return self._pool.now
+
+    def _ends(self):
+        self._closing = self._server.update >= self._updates
+        return self._closing
+
+    def run(self):
+        self._alive.update(range(N))
+        for command in list(self._server.begin(0.0)):
+            self._send(command)
+        self._watch()
+        if self.error is not None:
+            raise self.error
+        return self._server.rows()
+
+
+@pytest.mark.parametrize("wait", GRACES)
+def test_an_update_is_made_as_its_grace_ends_though_nobody_pushes(wait, monkeypatch):
+    """The loop wakes in time, and what it makes of news and of time is what is planned."""
+    monkeypatch.setattr(asynchronous_runtime, "_put", lambda params: params)
+    rule = planned.rule(wait.split("/")[0], LAW, N, 1, 3, **RULES[wait])
+    method = parts("local_sgd", 1, None).algorithm
+    numbers = {"workers": N, "mini_batches": 1, "batch_size": SAMPLES.batch_size}
+    loop = Loop(ParameterServer(method, rule.arrivals, X0, **numbers), 40)
+    schedule = loop.run()
+    same_rows(schedule, whole(rule, schedule.updates))
+    used_once(schedule, 1)
+    counts = (schedule.batches > 0).sum(axis=1)
+    assert (counts < N).sum() > 5 and counts.max() > RULES[wait]["k"]
+    assert min(loop._pool.waits) >= 0
+
+
+def test_a_process_that_is_silent_or_computes_for_too_long_is_ended():
+    """By five times the usual time; a moment in which nobody listens does not count."""
+
+    class Pool:
+        def __init__(self):
+            self.killed, self.asked = [], []
+
+        def kill(self, who):
+            self.killed.append(who)
+
+        def call(self, who, *arguments, **options):
+            self.asked.append(who)
+
+    watched = Supervisor(3, Options())
+    watched._pool = pool = Pool()
+    watched._alive, now = {0, 1}, time.monotonic()
+    watched._durations.extend([4.0] * 10)
+    assert watched.patience == 20.0
+    watched._heard = {0: now - 35.0, 1: now - 25.0}
+    watched._look(away=8.0)
+    assert not pool.killed
+    watched._look(away=0.0)
+    assert not pool.killed
+    watched._heard[0] -= 5.0
+    watched._look(away=0.0)
+    assert pool.killed == [0]
+    assert watched._lives(1, computing=19.0) and pool.asked == [1]
+    assert not watched._lives(1, computing=21.0) and pool.killed == [0, 1]
