@@ -31,11 +31,8 @@ lint: $(VENV)/installed
 	$(RUN) -m ruff check .
 
 benchmark: $(VENV)/installed
-	$(RUN) -m benchmarks.simulate
-	$(RUN) -m benchmarks.mesh
-	$(RUN) -m benchmarks.schedules
-	$(RUN) -m benchmarks.async_replay
-	$(RUN) -m benchmarks.buckets
+	MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=16000000000 \
+		MALLOC_TOP_PAD_=1000000000 $(RUN) -m benchmarks.suite
 
 $(VENV)/installed: requirements.txt
 	$(if $(PYTHON),,$(error no Python 3.11 or newer with venv runs here; name one: make PYTHON=...))

@@ -1,4 +1,4 @@
-"""What all of this is worth on the device at hand, most valuable first.
+"""The worth of all of this on the device at hand, most valuable rows first.
 
     python -m benchmarks.accelerator [--minutes=8] [--tiny] [--processes=2] [--folder=FOLDER]
 
@@ -8,101 +8,394 @@ whole after every line: a run that is cut off leaves what it has found. Every ra
 not fit into the minutes is skipped with a word, and one that runs out of memory, or fails, says so
 while the others go on. The exit code is 1 where a row has failed.
 
-On a CPU it runs too, with smaller models and as many virtual devices as there are cores; then
-nothing is learnt of accelerators but that the command works. `--tiny` takes a minute and measures
-nothing of value.
+On a CPU, or with `--tiny`, it takes the smallest sizes and as many virtual devices as there are
+cores; then nothing is learnt of accelerators but that the command works.
 """
 
-import datetime
-import importlib.metadata
+import argparse
+import functools
+import gzip
+import json
 import os
-import platform
+import pathlib
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import jax
-from absl import app, flags, logging
+import numpy as np
+from absl import logging
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from benchmarks import accelerator_rows as of_one
-from benchmarks.accelerator_devices import device_rows
-from benchmarks.accelerator_record import RAN, Line, Row, Skip, run
-from experiments import peaks
+from algorithms.base import AXIS
+from algorithms.gossip import graph_matchings
+from algorithms.mg_wfbp import mg_wfbp, plan_with
+from benchmarks import codec_calls, floors
+from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
+from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, Skip, compared, free_port, head, run
+from benchmarks.suite import CODECS, callback_row, codec_rows, ratio_rows
+from comms import collectives, gossip, mixing, topology
+from experiments import distributed, peaks, profiling, stopwatch, tasks
+from experiments.tasks import models
+from runtimes import mesh
+from runtimes.rounds import Table
 
-_MINUTES = flags.DEFINE_float("minutes", 8.0, "After these no further row is begun.", 0.0)
-_TINY = flags.DEFINE_bool("tiny", False, "The smallest sizes, to see that everything runs.")
-_PROCESSES = flags.DEFINE_integer(
-    "processes", None, "Processes with a device each; by default one per GPU.", lower_bound=1
-)
-_FOLDER = flags.DEFINE_string(
-    "folder", None, "Where the record goes; by default docs/results/benchmarks, tiny: runs."
-)
-
-ROOT = Path(__file__).resolve().parent.parent
-PUBLISHED, UNPUBLISHED = ROOT / "docs" / "results" / "benchmarks", Path("runs")
-LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
+WORKERS = 8  # of the steps
+STEP, ROUND = 1.03, 1.03  # goals, as ratios
+RATIOS = {"all-reduce": 1.15, "gossip": 1.25, "asynchronous": 1.5}
+# Of the hand-written step: called from Python, or in one program, as the simulator has it.
+LOOPS = {"floor": one_by_one, "looped": scanned}
 PALLAS = 2.0  # a codec that misses its goal by as much is a candidate for a kernel
 KEPT = re.compile(r"XLA_|MALLOC_|CUDA_VISIBLE_DEVICES|LIBTPU_INIT_ARGS")
+PLANS = ("wfbp", "single", "optimal")
+HIDDEN, BATCH = (384,) * 6, 64  # of the model whose gradients travel in buckets
+ELEMENTS = (1 << 10, 1 << 20)  # float32, of an all-reduce or of what neighbours exchange
+# A data dependence keeps buckets apart; the threshold says so twice. Only the scheduler that hides
+# latency runs an all-reduce beside the backward pass.
+OPTIONS = {
+    "gpu": {
+        "xla_gpu_all_reduce_combine_threshold_bytes": 1,
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+    }
+}
+TURNS, SECONDS = 9, 240  # of processes with a device each, after which they are ended
 
 
-def set_up() -> None:
-    """What must be said before JAX looks for devices."""
-    # A process per device needs memory that this one has not taken.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    platforms = jax.config.jax_platforms
-    if platforms and "cpu" not in platforms.split(","):
-        jax.config.update("jax_platforms", f"{platforms},cpu")  # where FLOPs are counted
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", min(8, max(2, os.cpu_count() or 1)))
+class Sizes(NamedTuple):
+    """How large everything is, and how many seconds a row takes at least (guesses)."""
+
+    text: Mapping[str, tuple[str, int]]  # tasks, and sequences of a worker's mini-batch
+    images: Mapping[str, tuple[str, dict, int, int]]  # model, parameters, pixels, mini-batch
+    updates: int  # of a timed turn
+    workers: tuple[int, ...]  # of the simulator's ratios
+    coordinates: tuple[int, ...]  # of the codecs' gradients, multiples of 500
+    codecs: tuple[str, ...] | None  # names; None: all
+    share: float  # of the seconds that are left, for the turns of one comparison
+    step: float  # s
+    ratio: float  # s, and as much again for every 1,000 workers
+    codec: float  # s, for 1e7 coordinates
+    devices: float  # s, of a row on several devices
 
 
-def device() -> dict:
-    """What this runs on, for the record."""
-    first = jax.devices()[0]
-    peak = peaks.peak_of(first.device_kind)
+ACCELERATOR = Sizes(
+    text={
+        "gpt": ("next_token(model=gpt(layers=12, width=512, heads=8), length=512)", 4),
+        "transformer": (
+            "language_model(model=transformer(width=512, layers=8, heads=8), candidates=0, "
+            "window=128)", 16,
+        ),
+    },
+    images={"resnet50": ("resnet50", {}, 224, 16), "resnet18": ("resnet18", {"width": 64}, 32, 64)},
+    updates=8, workers=(8, 64, 256, 1024, 4096),
+    coordinates=(codec_calls.SMALL, 10 * codec_calls.SMALL), codecs=None,
+    share=0.03, step=25, ratio=8, codec=1, devices=15,
+)  # fmt: skip
+TINY = Sizes(
+    text={
+        "gpt": (
+            "next_token(model=gpt(layers=1, width=16, heads=2), corpus='python(files=40)', "
+            "vocabulary=500, length=8)", 1,
+        ),
+    },
+    images={"cnn": ("cnn", {"channels": (16,)}, 32, 1)},
+    updates=1, workers=(8,), coordinates=(20_000,), codecs=("S2, rows, r = 1", "top-k", "bf16"),
+    share=0, step=0, ratio=0, codec=0, devices=0,
+)  # fmt: skip
+
+
+# --- steps ---
+
+
+def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
+    """Models of text and of images, in the simulator and, on several devices, on the mesh."""
+    subjects = {name: (functools.partial(text, task), batch)
+                for name, (task, batch) in sizes.text.items()}  # fmt: skip
+    subjects |= {name: (functools.partial(images, *model), model[-1])
+                 for name, model in sizes.images.items()}  # fmt: skip
+    for name, (task, batch) in subjects.items():
+        places = {
+            "all-reduce": (WORKERS, union_step, (WORKERS * batch,)),
+            "D-PSGD": (WORKERS, ring_step, (WORKERS, batch)),
+        }
+        if devices > 1:
+            places["mesh"] = (devices, union_step, (batch,))
+        for place, (workers, step, rows) in places.items():
+            yield compared(
+                "steps",
+                f"{name}, {place}",
+                STEP,
+                functools.partial(_sides, place, task, workers, batch, sizes.updates),
+                sizes.step,
+                functools.partial(_used, task, step, rows, sizes.updates, peak),
+            )
+
+
+def images(name: str, parameters: dict, size: int, batch: int) -> tasks.Task:
+    """Noise of the shape of images of [size, size, 3], a few mini-batches for every worker."""
+    make = functools.partial(models.MODELS[name], **parameters)
+    return floors.noise(make, 4 * WORKERS * batch, (size, size, 3))
+
+
+@functools.lru_cache(maxsize=1)
+def text(spec: str) -> tasks.Task:
+    """A language model on the text of Python's library; its softmax is full, as its count says."""
+    return tasks.build(spec)
+
+
+def _sides(place: str, task: Callable, workers: int, batch: int, updates: int):
+    """Ours and a loop of hand-written steps that do the same."""
+    built = task()
+    given = built, floors.sampler_of(built, workers, batch), workers
+    if place == "mesh":
+        return floors.mesh_sides(*given, 1, updates)
+    if place == "D-PSGD":
+        return floors.gossip_sides(*given, updates, 1, step=ring_step, loops=LOOPS)
+    return floors.all_reduce_sides(*given, updates, 1, loops=LOOPS)
+
+
+def _used(task, step, rows, updates: int, peak, taken: Mapping[str, float]) -> dict:
+    """The time per step and how well it uses a device; rows: the shape of its indices."""
+    built = task()
+    copies = rows[0] if len(rows) > 1 else None
+    carry = jax.eval_shape(lambda: carry_of(built.init(jax.random.key(0)), copies))
+    indices = jax.ShapeDtypeStruct(rows, np.int32)
+    counted = peaks.flops(step(built.losses), carry, indices, built.train)
+    seconds = taken["ours"] / updates
+    known = {"ms per step": 1e3 * seconds, "GFLOPs per step": 1e-9 * counted}
+    if "looped" in taken:
+        known["over looped"] = taken["ours"] / taken["looped"]
+    return known | peaks.utilisation(counted, seconds, peak)
+
+
+# --- several devices ---
+
+
+def device_rows(sizes: Sizes, devices: int, processes: int | None) -> Iterator[Row]:
+    """Rows for several devices; processes: as many as asked for, None: one per accelerator."""
+    section, least = "several devices", sizes.devices
+    if devices > 1:
+        yield compared(
+            section,
+            f"plain round, {devices} devices",
+            ROUND,
+            lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices),
+            least,
+        )
+        yield Row(section, "buckets", functools.partial(bucket_lines, devices), least)
+        for size in ELEMENTS:
+            for name, candidates in {"ring": ring_sides, "gossip": gossip_sides}.items():
+                yield compared(
+                    section,
+                    f"{name} over the library's, {4 * size >> 10:,} KiB",
+                    None,
+                    functools.partial(candidates, devices, size),
+                    least / 4,
+                )
+    else:
+        yield Row(section, "rounds, buckets, rings and gossip", alone)
+    asked = processes or (devices if jax.default_backend() == "gpu" else 1)
+    measure = functools.partial(process_lines, asked)
+    yield Row(section, "one process per device", measure, least if asked > 1 else 0)
+
+
+def alone(budget: float) -> Iterator[Line]:
+    del budget
+    raise Skip("there is one device")
+
+
+def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
+    """All-reduces in the compiled program over the plan's; then what runs beside them."""
+    task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": HIDDEN}})
+    steps = int(np.clip(10 * budget, 3, 40))
+    profile = profiling.measure(task, BATCH, jax.devices()[:devices], steps)
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    options = OPTIONS.get(jax.default_backend(), {})
+    for plan in PLANS:
+        planned = len(plan_with(plan, profile)(shapes)[0].buckets)
+        method = mg_wfbp(floors.optimizer(), buckets=plan, profile=profile)
+        turn, text = _bucketed(task, method, devices, options)
+        found = len(re.findall(r" all-reduce(?:-start)?\(", text))
+        jax.block_until_ready(turn())
+        facts = {"planned": planned, "compiled": found, "options": options}
+        shared = beside(traced(turn))
+        facts["beside"] = "no device timeline on this backend" if shared is None else shared
+        off = max(found / planned, planned / found) if found else np.inf  # merged, or split
+        yield Line(f"buckets {plan}, compiled against planned", off, "x", 1.0, {}, facts)
+
+
+def _bucketed(task, method, devices: int, options: dict) -> tuple[Callable, str]:
+    """A candidate of one round, and the text of its compiled program."""
+    sampler = floors.sampler_of(task, devices, BATCH)
+    runtime = mesh.Mesh(
+        method, task.losses, task.train, sampler, workers=devices, mini_batches=1,
+        rounds_per_dispatch=1,
+    )  # fmt: skip
+    model = runtime.start(task.init(jax.random.key(0))).model
+    indices = sampler.indices(np.arange(devices)[:, None], np.zeros((devices, 1), np.int64))
+    mesh_of_all, stacked = _stacked(devices)
+    table = jax.device_put(Table(indices, np.zeros(devices, np.int32)), stacked)
+    examples = jax.device_put(task.train, NamedSharding(mesh_of_all, P()))
+    count = np.int32(1)
+    lowered = runtime.dispatch.lower(model, table, examples, None, count)
+    program = lowered.compile(compiler_options=options)
+
+    def turn():
+        nonlocal model
+        model = program(model, table, examples, None, count)
+        return model
+
+    return turn, program.as_text()
+
+
+def _stacked(devices: int):
+    mesh_of_all = jax.make_mesh(
+        (devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+    )
+    return mesh_of_all, NamedSharding(mesh_of_all, P(AXIS))
+
+
+def _collective(body: Callable, devices: int, size: int) -> Callable:
+    """A candidate: `body` of an array of float32 on every device."""
+    mesh_of_all, sharding = _stacked(devices)
+    values = jax.device_put(np.ones((devices, size), np.float32), sharding)
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map, mesh=mesh_of_all, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
+    )
+    def program(x):
+        return body(x[0])[None]
+
+    return lambda: program(values)
+
+
+def ring_sides(devices: int, size: int) -> dict[str, Callable]:
+    """Our ring all-reduce against `psum`."""
+    bodies = {"ring": collectives.ring_all_reduce, "psum": jax.lax.psum}
     return {
-        "backend": jax.default_backend(),
-        "kind": first.device_kind,
-        "count": jax.device_count(),
-        "peak": None if peak is None else peak._asdict(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
+        name: _collective(lambda x, f=f: f(x, AXIS), devices, size) for name, f in bodies.items()
     }
 
 
-def name_of(found: dict) -> str:
-    """The device in the name of a file: cpu, or nvidia_h100_80gb_hbm3."""
-    kind = found["backend"] if jax.devices()[0].platform == "cpu" else found["kind"]
-    return re.sub(r"\W+", "_", kind.lower()).strip("_")
+def gossip_sides(devices: int, size: int) -> dict[str, Callable]:
+    """Our mixing on a ring, or a pair, against the library's permutations to either side."""
+    graph = topology.ring(devices)
+    weights = mixing.MIXINGS["metropolis"](graph)
+    _, partners = graph_matchings(graph)
+    shifts = sorted({1 % devices, -1 % devices})
+    share = 1 / (1 + len(shifts))
+
+    def by_hand(x):
+        received = [
+            jax.lax.ppermute(x, AXIS, [(i, (i + shift) % devices) for i in range(devices)])
+            for shift in shifts
+        ]
+        return share * (x + sum(received))
+
+    ours = _collective(lambda x: gossip.mix(x, weights, partners, AXIS), devices, size)
+    return {"gossip": ours, "ppermute": _collective(by_hand, devices, size)}
 
 
-def versions() -> dict[str, str]:
-    numbers = {"python": platform.python_version()}
-    return numbers | {library: importlib.metadata.version(library) for library in LIBRARIES}
+def process_lines(count: int, budget: float) -> Iterator[Line]:
+    """Plain rounds of as many processes with a device each, over hand-written ones."""
+    del budget
+    if count < 2:
+        raise Skip("for lack of several GPUs; --processes=2 starts two of them")
+    backend = jax.default_backend()
+    if backend == "tpu":
+        raise Skip("a TPU is held by the process that measures")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    given = re.sub(
+        r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
+    )
+    address, running = f"127.0.0.1:{free_port()}", []
+    try:
+        for rank in range(count):
+            own = {"CUDA_VISIBLE_DEVICES": visible.split(",")[rank]}
+            own = own if backend == "gpu" else {"JAX_PLATFORMS": backend}
+            output = subprocess.DEVNULL if rank else subprocess.PIPE
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.accelerator", "process", address,
+                     str(count), str(rank)],
+                    cwd=ROOT, stdout=output, stderr=output, text=True,
+                    env=os.environ | {"XLA_FLAGS": given} | own,
+                )
+            )  # fmt: skip
+        said, errors = running[0].communicate(timeout=SECONDS)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    if running[0].returncode:
+        raise RuntimeError(f"the first of {count} processes failed: {errors[-400:]}")
+    taken = json.loads(said.splitlines()[-1])
+    ratio = taken["ours"] / taken["by hand"]
+    yield Line(f"plain round, {count} processes", ratio, "x", ROUND, taken)
 
 
-def rows(sizes: of_one.Sizes, found: dict, path: Path, measured: list) -> Iterator[Row]:
-    """All rows, most valuable first; the last one looks at what was measured until then."""
-    count = found["count"]
-    known = []
-
-    def remembered(some: Iterator[Row]) -> Iterator[Row]:
-        for row in some:
-            known.append(row)
-            yield row
-
-    yield from remembered(of_one.step_rows(sizes, count, peaks.peak_of(found["kind"])))
-    yield from remembered(of_one.ratio_rows(sizes))
-    yield from remembered(of_one.codec_rows(sizes))
-    yield of_one.callback_row(sizes, count)
-    yield from remembered(device_rows(sizes, count, _PROCESSES.value))
-    folder = path.with_name(f"{path.stem}_profile")
-    yield Row("profile", "profile", lambda _: profiled(known, measured, folder), always=True)
+def be_process(address: str, count: str, rank: str) -> None:
+    """Measure plain rounds as one of the processes; the first one prints them."""
+    distributed.initialize(address, int(count), int(rank))
+    devices = len(jax.devices())
+    sides = floors.mesh_sides(*floors.task_and_sampler(devices), devices)
+    taken = stopwatch.seconds(sides, TURNS)  # the same on all, as they wait for each other
+    if distributed.is_writer():
+        print(json.dumps(taken), flush=True)
+    distributed.leave(0)
 
 
-def profiled(known: list[Row], measured: list[dict], folder: Path) -> Iterator[Line]:
+# --- traces ---
+
+COLLECTIVE = re.compile(r"all-?reduce|nccl|collective|permute", re.IGNORECASE)
+# Rows of a device's timeline that only frame its operations.
+FRAMES = re.compile(r"xla modules|steps|framework|source|tensorflow|name scope", re.IGNORECASE)
+
+
+def traced(turn: Callable, calls: int = 3) -> list[dict]:
+    """The events of a trace, in Chrome's format, of some calls of a compiled candidate."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, create_perfetto_trace=True):
+            for _ in range(calls):
+                jax.block_until_ready(turn())
+        (path,) = pathlib.Path(folder).rglob("perfetto_trace.json.gz")
+        return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def beside(events: Iterable[dict]) -> float | None:
+    """The share of the time of collectives in which the same device also computed.
+
+    None where the trace has no timeline of a device, or no collective on any.
+    """
+    events = list(events)
+    named = [e for e in events if e.get("name") in ("process_name", "thread_name")]
+    devices = {e["pid"] for e in named if e["args"]["name"].startswith("/device:")}
+    framing = {(e["pid"], e.get("tid")) for e in named if FRAMES.search(e["args"]["name"])}
+    shared = whole = 0.0
+    for device in devices:
+        spans = {True: [], False: []}
+        for e in events:
+            if e.get("ph") == "X" and e["pid"] == device and (device, e["tid"]) not in framing:
+                collective = COLLECTIVE.search(e["name"]) is not None
+                spans[collective].append((e["ts"], e["ts"] + e["dur"]))
+        ticks = np.unique([tick for both in spans.values() for span in both for tick in span])
+        middle, lasts = (ticks[1:] + ticks[:-1]) / 2, np.diff(ticks)
+        sends, computes = (
+            np.any([np.zeros(len(middle), bool),
+                    *((begin < middle) & (middle < end) for begin, end in spans[collective])], 0)
+            for collective in (True, False)
+        )  # fmt: skip
+        whole += lasts[sends].sum()
+        shared += lasts[sends & computes].sum()
+    return float(shared / whole) if whole else None
+
+
+def profiled(known: list[Row], measured: list[dict], folder: pathlib.Path) -> Iterator[Line]:
     """Trace two turns of the row that is furthest above its goal."""
     again = {row.name: row.again for row in known if row.again is not None}
     lines = [line for entry in measured for line in entry["lines"] if entry["name"] in again]
@@ -124,70 +417,81 @@ def profiled(known: list[Row], measured: list[dict], folder: Path) -> Iterator[L
     yield Line("slowest row, over its goal", slowest.excess, "x", None, {}, facts)
 
 
-def ending(record: dict, say: Callable[[str], None]) -> None:
-    """What the table means, and what it asks for."""
-    lines = [line for row in record["rows"] for line in row["lines"]]
-    goals = [line for line in lines if line["goal"] is not None]
-    missed = [line for line in goals if line["value"] > line["goal"]]
-    say(f"{len(goals) - len(missed)} of {len(goals)} goals are met")
-    far = [
-        line["name"]
-        for row in record["rows"]
-        if row["section"] == of_one.CODECS
-        for line in row["lines"]
-        if line in missed and line["value"] >= PALLAS * line["goal"]
-    ]
-    record["candidates_for_a_kernel"] = far
+# --- the whole ---
+
+
+def rows(sizes: Sizes, found: dict, path, measured: list, processes) -> Iterator[Row]:
+    """All rows, most valuable first; the last one looks at what was measured until then."""
+    count, known = found["count"], []
+    groups = (
+        step_rows(sizes, count, peaks.peak_of(found["kind"])),
+        ratio_rows(sizes.workers, RATIOS, sizes.ratio),
+        codec_rows(sizes.codecs, sizes.coordinates, sizes.codec),
+        [callback_row(count, sizes.devices)],
+        device_rows(sizes, count, processes),
+    )
+    for group in groups:
+        for row in group:
+            known.append(row)
+            yield row
+    folder = path.with_name(f"{path.stem}_profile")
+    yield Row("profile", "profile", lambda _: profiled(known, measured, folder), always=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which no row is begun")
+    parser.add_argument("--tiny", action="store_true", help="the smallest sizes")
+    parser.add_argument("--processes", type=int, help="with a device each; default: one per GPU")
+    parser.add_argument("--folder", help="of the record; docs/results/benchmarks, tiny: runs")
+    options = parser.parse_args()
+    logging.set_verbosity(logging.WARNING)
+    # A process per device needs memory that this one has not taken.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    platforms = jax.config.jax_platforms
+    if platforms and "cpu" not in platforms.split(","):
+        jax.config.update("jax_platforms", f"{platforms},cpu")  # where FLOPs are counted
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", min(8, max(2, os.cpu_count() or 1)))
+    first, on_cpu = jax.devices()[0], jax.default_backend() == "cpu"
+    peak = peaks.peak_of(first.device_kind)
+    found = {
+        "backend": jax.default_backend(), "kind": first.device_kind, "count": jax.device_count(),
+        "peak": None if peak is None else peak._asdict(), "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }  # fmt: skip
+    sizes = TINY if options.tiny or on_cpu else ACCELERATOR
+    kind = re.sub(r"\W+", "_", "cpu" if on_cpu else found["kind"].lower()).strip("_")
+    folder = pathlib.Path(options.folder or ("runs" if sizes is TINY else FOLDER))
+    path = folder / f"accelerator_{kind}.json"
+    given = [word for word in sys.argv[1:] if not word.startswith("--folder")]
+    record = head(" ".join(["python -m benchmarks.accelerator", *given])) | {
+        "device": found,
+        "flags": {name: text for name, text in os.environ.items() if KEPT.match(name)},
+        "sizes": sizes._asdict(), "formula": peaks.FORMULA, "complete": False, "rows": [],
+    }  # fmt: skip
+    say = functools.partial(print, flush=True)
+    say(f"{found['count']} x {found['kind']}, {found['backend']}; load {found['load']:.1f} on "
+        f"{found['cores']} cores; peak {found['peak'] or 'unknown'}")  # fmt: skip
+    if on_cpu:
+        say("there is no accelerator: the smallest sizes, and ratios that say nothing of one")
+    all_rows = rows(sizes, found, path, record["rows"], options.processes)
+    good = run(all_rows, record, path, 60 * options.minutes, say, sizes.share)
+    lines = [(row, line) for row in record["rows"] for line in row["lines"] if line["goal"]]
+    missed = [(row, line) for row, line in lines if line["value"] > line["goal"]]
+    say(f"{len(lines) - len(missed)} of {len(lines)} goals are met")
+    far = [line["name"] for row, line in missed
+           if row["section"] == CODECS and line["value"] >= PALLAS * line["goal"]]  # fmt: skip
     if far:
         say(f"candidates for a Pallas kernel, twice their goal or more: {'; '.join(far)}")
     say(peaks.FORMULA)
-
-
-def main(_) -> None:
-    logging.set_verbosity(logging.WARNING)
-    set_up()
-    found = device()
-    sizes = of_one.CPU if jax.default_backend() == "cpu" else of_one.ACCELERATOR
-    sizes = of_one.TINY if _TINY.value else sizes
-    folder = _FOLDER.value or (UNPUBLISHED if _TINY.value else PUBLISHED)
-    path = Path(folder) / f"accelerator_{name_of(found)}.json"
-    given = [word for word in sys.argv[1:] if not word.startswith("--folder")]
-    record = {
-        "command": " ".join(["python -m benchmarks.accelerator", *given]),
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": versions(),
-        "device": found,
-        "flags": {name: text for name, text in os.environ.items() if KEPT.match(name)},
-        "sizes": sizes._asdict(),
-        "formula": peaks.FORMULA,
-        "complete": False,
-        "rows": [],
-    }
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    say(
-        f"{found['count']} x {found['kind']}, {found['backend']}; load {found['load']:.1f} on "
-        f"{found['cores']} cores; peak {found['peak'] or 'unknown'}"
-    )
-    if found["backend"] == "cpu":
-        say("there is no accelerator: small sizes, and ratios that say nothing of one")
-    good = run(
-        rows(sizes, found, path, record["rows"]),
-        record,
-        path,
-        60 * _MINUTES.value,
-        say,
-        sizes.share,
-    )
-    ending(record, say)
-    say(
-        f"{sum(row['state'] == RAN for row in record['rows'])} of {len(record['rows'])} rows ran; "
-        f"{path}"
-    )
+    ran = sum(row["state"] == RAN for row in record["rows"])
+    say(f"{ran} of {len(record['rows'])} rows ran; {path}")
     sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    if sys.argv[1:2] == ["process"]:
+        be_process(*sys.argv[2:])
+    else:
+        main()

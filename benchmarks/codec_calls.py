@@ -11,140 +11,126 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from comms import bitmap, compact, powersgd, quantise, short_floats, sketch, sparse
+from comms import bitmap, compact, lattice, powersgd, quantise, short_floats, sketch, sparse
 from comms.collectives import AXIS
-from comms.two_phase import Codec
 
-ROW = 500
-WORKERS = {"int8, both of 2 workers": 2}  # in a call, where there are more than one
+ROW, DENSITY, COPY = 500, 0.02, "copy"
+SMALL = 10_000_000  # coordinates
+BOTH = "int8, both of 2 workers"  # since a single one does not round
+WORKERS = {BOTH: 2}  # in a call, where there are more than one
 SEED = 7
 
 
 def gradients(size: int, density: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Three gradients of `size` entries: sparse in rows, sparse in coordinates, and dense."""
     rng = np.random.default_rng(0)
-    rows = np.zeros((size // ROW, ROW), np.float32)
-    chosen = rng.choice(len(rows), int(len(rows) * density), replace=False)
-    rows[chosen] = rng.standard_normal((len(chosen), ROW), np.float32)
-    coordinates = np.zeros(size, np.float32)
-    chosen = rng.choice(size, int(size * density), replace=False)
-    coordinates[chosen] = rng.standard_normal(len(chosen), np.float32)
+    rows, coordinates = np.zeros((size // ROW, ROW), np.float32), np.zeros(size, np.float32)
+    for array in (rows, coordinates):
+        chosen = rng.choice(len(array), int(len(array) * density), replace=False)
+        array[chosen] = rng.standard_normal((len(chosen), *array.shape[1:]), np.float32)
     dense = rng.standard_normal((size // ROW, ROW), np.float32)
     return tuple(jnp.asarray(x) for x in (rows, coordinates, dense))
 
 
-def s2(x, rows: int, columns: int, decode=sketch.decode_at) -> jax.Array:
+def _s2(x, rows: int, columns: int, decode=sketch.decode_at) -> jax.Array:
     table = sketch.encode(x, rows, columns, SEED)
     return decode(table, bitmap.pack(bitmap.occupied(x)), len(x), SEED)
 
 
-def exact(x, budget: int) -> jax.Array:
-    """The exact variant of a single worker: its sums are copies."""
-    return jax.vmap(lambda x: compact.all_reduce(x, budget)[0], axis_name=AXIS)(x[None])[0]
-
-
-def top_k(x, k: int) -> jax.Array:
-    return sparse.decode(sparse.top_k(x, k, ordered=False), x.size)
-
-
-def threshold(x, ratio: float) -> jax.Array:
+def _threshold(x, ratio: float) -> jax.Array:
     message, _ = sparse.above(x, sparse.sidco_threshold(x, ratio), int(1.5 * ratio * x.size))
     return sparse.decode(message, x.size)
 
 
-def random_k(x, k: int) -> jax.Array:
-    key = jax.random.key(SEED)
-    return sparse.random_k_decode(sparse.random_k(x, k, key), x.size, key)
+def _on_a_lattice(rows, bits: int) -> jax.Array:
+    """Met by a vector nearby."""
+    side = lattice.side_for(jnp.full(len(rows), 0.2), bits)
+    message, _ = lattice.encode(rows, side, bits)
+    return lattice.decode(message, rows + 0.05, bits)
 
 
-def qsgd(x, levels: int) -> jax.Array:
-    message = quantise.qsgd(x, levels, jax.random.key(SEED))
-    return quantise.qsgd_decode(message, x.size, levels)
-
-
-def natural(x) -> jax.Array:
-    return quantise.natural_decode(quantise.natural(x, jax.random.key(SEED)))
-
-
-def sign(x) -> jax.Array:
-    return quantise.sign_decode(quantise.sign(x), x.size)
-
-
-def int8(x) -> jax.Array:
-    """Both of two workers, since a single one does not round: half of the time is one's."""
-    return jax.vmap(quantise.int8_all_reduce, axis_name=AXIS)(jnp.stack([x, x]))
-
-
-def low_rank(x, q) -> tuple[jax.Array, jax.Array]:
-    return jax.vmap(powersgd.all_reduce, axis_name=AXIS)(x[None], q[None])
-
-
-def bfloat16(x) -> tuple[jax.Array, jax.Array]:
+def _on_the_wire(x, codec) -> tuple[jax.Array, jax.Array]:
     """The message too, or the compiler would leave both conversions out."""
-    message = x.astype(jnp.bfloat16)
-    return message, message.astype(x.dtype)
+    message = codec.encode(x.reshape(1, -1), None)
+    return message, codec.decode(message, x.size)
 
 
-def on_the_wire(x, written: Codec) -> tuple[jax.Array, jax.Array]:
-    """The message too, as for `bfloat16`."""
-    message = written.encode(x.reshape(1, -1), None)
-    return message, written.decode(message, x.size)
-
-
-def occupancy(x) -> jax.Array:
-    return bitmap.unpack(bitmap.pack(bitmap.occupied(x)), len(x))
-
-
-def candidates(size: int, density: float) -> dict[str, tuple[Callable, int]]:
+def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int]]:
     """Calls that encode and decode once, and the bytes of their messages."""
     rows, coordinates, dense = gradients(size, density)
     busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
-    words = bitmap.payload_bytes
-    q = powersgd.init(dense.shape, 4, jax.random.key(SEED))
+    key, words = jax.random.key(SEED), bitmap.payload_bytes
+    q, room = powersgd.init(dense.shape, 4, key), int(1.5 * density * size)
 
     def call(codec, *args, **static):
         return functools.partial(jax.jit(functools.partial(codec, **static)), *args)
 
-    found = {"copy": (call(jnp.copy, dense), 4 * size)}
-    for r in (1, 5):
-        found[f"S2, rows, r = {r}"] = (
-            call(s2, rows, rows=r, columns=3 * busy),
-            words(len(rows)) + sketch.payload_bytes(r, 3 * busy, (ROW,)),
+    def alone(codec):
+        """A collective of a single worker: its sums are copies."""
+        return lambda *args: jax.vmap(codec, axis_name=AXIS)(*(a[None] for a in args))
+
+    found = {COPY: (call(jnp.copy, dense), 4 * size)}
+    kinds = {"rows": (rows, busy, (ROW,)), "coordinates": (coordinates, k, ())}
+    for kind, (x, count, shape) in kinds.items():
+        for r in (1, 5):
+            found[f"S2, {kind}, r = {r}"] = (
+                call(_s2, x, rows=r, columns=3 * count),
+                words(len(x)) + sketch.payload_bytes(r, 3 * count, shape),
+            )
+        found[f"S2 peeled, {kind}, r = 3"] = (
+            call(_s2, x, rows=3, columns=count, decode=sketch.recover),
+            words(len(x)) + sketch.payload_bytes(3, count, shape),
         )
-        found[f"S2, coordinates, r = {r}"] = (
-            call(s2, coordinates, rows=r, columns=3 * k),
-            words(size) + sketch.payload_bytes(r, 3 * k),
+        found[f"bitmap, {kind}"] = (
+            call(lambda x: bitmap.unpack(bitmap.pack(bitmap.occupied(x)), len(x)), x),
+            words(len(x)),
         )
-    found["S2 peeled, rows, r = 3"] = (
-        call(s2, rows, rows=3, columns=busy, decode=sketch.recover),
-        words(len(rows)) + sketch.payload_bytes(3, busy, (ROW,)),
-    )
-    found["S2 peeled, coordinates, r = 3"] = (
-        call(s2, coordinates, rows=3, columns=k, decode=sketch.recover),
-        words(size) + sketch.payload_bytes(3, k),
-    )
-    budget = 2 * busy
-    found["exact union, rows"] = (
-        call(exact, rows, budget=budget),
-        compact.payload_bytes(rows.shape, rows.dtype, budget),
-    )
-    found["top-k"] = call(top_k, dense, k=k), sparse.payload_bytes(k, dense.dtype)
-    found["above SIDCo's threshold"] = (
-        call(threshold, dense, ratio=density),
-        sparse.payload_bytes(int(1.5 * density * size), dense.dtype),
-    )
-    found["random-k"] = call(random_k, dense, k=k), sparse.random_k_payload_bytes(k, dense.dtype)
-    found["QSGD, 4 bits"] = call(qsgd, dense, levels=7), quantise.qsgd_payload_bytes(size, 7)
-    found["natural"] = call(natural, dense), quantise.natural_payload_bytes(size)
-    found["sign"] = call(sign, dense), quantise.sign_payload_bytes(size)
-    found["int8, both of 2 workers"] = call(int8, dense), quantise.int8_payload_bytes(size, 2)
-    found["bf16"] = call(bfloat16, dense), 2 * size
     for name, codec in (("bf16", short_floats.BFLOAT16), ("fp16", short_floats.FLOAT16)):
         found[f"{name}, as integers"] = (
-            call(on_the_wire, dense, written=codec),
-            codec.payload_bytes(size),
-        )
-    found["bitmap, rows"] = call(occupancy, rows), words(len(rows))
-    found["bitmap, coordinates"] = call(occupancy, coordinates), words(size)
-    found["PowerSGD, rank 4"] = call(low_rank, dense, q), powersgd.payload_bytes(dense.shape, 4)
-    return found
+            call(_on_the_wire, dense, codec=codec), codec.payload_bytes(size)
+        )  # fmt: skip
+    return found | {
+        "exact union, rows": (
+            call(alone(lambda x: compact.all_reduce(x, 2 * busy)[0]), rows),
+            compact.payload_bytes(rows.shape, rows.dtype, 2 * busy),
+        ),
+        "top-k": (
+            call(lambda x: sparse.decode(sparse.top_k(x, k, ordered=False), size), dense),
+            sparse.payload_bytes(k, dense.dtype),
+        ),
+        "above SIDCo's threshold": (
+            call(_threshold, dense, ratio=density), sparse.payload_bytes(room, dense.dtype)
+        ),
+        "random-k": (
+            call(lambda x: sparse.random_k_decode(sparse.random_k(x, k, key), size, key), dense),
+            sparse.random_k_payload_bytes(k, dense.dtype),
+        ),
+        "QSGD, 4 bits": (
+            call(lambda x: quantise.qsgd_decode(quantise.qsgd(x, 7, key), size, 7), dense),
+            quantise.qsgd_payload_bytes(size, 7),
+        ),
+        "natural": (
+            call(lambda x: quantise.natural_decode(quantise.natural(x, key)), dense),
+            quantise.natural_payload_bytes(size),
+        ),
+        "sign": (
+            call(lambda x: quantise.sign_decode(quantise.sign(x), size), dense),
+            quantise.sign_payload_bytes(size),
+        ),
+        BOTH: (
+            call(lambda x: jax.vmap(quantise.int8_all_reduce, axis_name=AXIS)(jnp.stack([x, x])),
+                 dense),
+            quantise.int8_payload_bytes(size, 2),
+        ),
+        "bf16": (
+            call(lambda x: (x.astype(jnp.bfloat16), x.astype(jnp.bfloat16).astype(x.dtype)), dense),
+            2 * size,
+        ),
+        "lattice, 8 bits": (
+            call(_on_a_lattice, lattice.in_buckets(dense.ravel()), bits=8),
+            lattice.payload_bytes(size, 8),
+        ),
+        "PowerSGD, rank 4": (
+            call(alone(powersgd.all_reduce), dense, q), powersgd.payload_bytes(dense.shape, 4)
+        ),
+    }  # fmt: skip

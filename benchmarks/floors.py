@@ -1,8 +1,9 @@
-"""Hand-written steps that do the arithmetic and nothing else: what ours are measured against.
+"""Hand-written steps that do the arithmetic alone, and our side beside them, as candidates.
 
 Steps are (carry, rows, examples) -> carry: the carry is parameters and the optimizer's state, rows
 are the indices of the samples of an update. A *candidate* is a call that goes on from where it
-stopped and returns the arrays to wait for, see `experiments.stopwatch`.
+stopped and returns the arrays to wait for, see `experiments.stopwatch`. Our side contains
+everything: planning the schedule, choosing samples, dispatching.
 """
 
 import functools
@@ -11,14 +12,30 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from algorithms.base import AXIS
+from algorithms import all_reduce, dpsgd
+from algorithms.base import AXIS, scale_by_samples
+from comms import topology
+from experiments import tasks
+from experiments.tasks import data, dense_tasks, models, sampling
+from runtimes import mesh, packing, simulate
+from runtimes.rounds import Table
+from stragglers import delays
+from stragglers.rule import Rule, Setting
+from stragglers.rules import RULES
 
 RATE, DECAY = 0.05, 0.9
+MINI_BATCHES, BATCH = 8, 16
+STALE_RATE = 0.001  # stable with gradients that are 63 updates old
+STALE_BATCH = 32
+STALE_LAW = delays.shifted_exponential(1.0, 1.0)
+MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
 
+# --- hand-written steps ---
 
 def plain() -> optax.GradientTransformation:
     """The same optimizer as a library has it."""
@@ -52,40 +69,6 @@ def local_step(losses: Callable) -> Callable:
     return jax.vmap(union_step(losses), in_axes=(0, 0, None))
 
 
-def lone_step(losses: Callable, rate: float) -> Callable:
-    """A step of plain SGD; the carry is the parameters, rows [b]."""
-    gradient = gradient_of(losses)
-
-    def step(params, rows, examples):
-        moved = gradient(params, rows, examples)
-        return jax.tree.map(lambda p, g: p - rate * g, params, moved)
-
-    return step
-
-
-def averaged_steps(losses: Callable, rate: float) -> Callable:
-    """Steps of plain SGD of every worker from one model, then their mean; rows [n, steps, b]."""
-    one = lone_step(losses, rate)
-
-    def step(params, rows, examples):
-        def worker(rows):
-            return jax.lax.scan(lambda p, r: (one(p, r, examples), None), params, rows)[0]
-
-        return jax.tree.map(lambda a: a.mean(0), jax.vmap(worker)(rows))
-
-    return step
-
-
-def turned(params: optax.Params) -> optax.Params:
-    """Matrices transposed."""
-    return jax.tree.map(lambda a: a.T if a.ndim == 2 else a, params)
-
-
-def of_turned(losses: Callable) -> Callable:
-    """The same losses, of parameters that are held as `turned` makes them."""
-    return lambda params, batch: losses(turned(params), batch)
-
-
 def ring_step(losses: Callable) -> Callable:
     """A step of D-PSGD on a ring of three workers or more; as `local_step`.
 
@@ -99,24 +82,6 @@ def ring_step(losses: Callable) -> Callable:
         update, state = jax.vmap(optimizer.update)(gradients, state)
         mixed = jax.tree.map(lambda a: (a + jnp.roll(a, 1, 0) + jnp.roll(a, -1, 0)) / 3, params)
         return optax.apply_updates(mixed, update), state
-
-    return step
-
-
-def hearing_step(losses: Callable, alpha: float) -> Callable:
-    """As `local_step`, and each hears others; rows ([n, b], partners [m, n]), stacked carry."""
-    gradient, optimizer = gradient_of(losses), plain()
-
-    def step(carry, rows, examples):
-        (params, state), (rows, partners) = carry, rows
-        gradients = jax.vmap(gradient, in_axes=(0, 0, None))(params, rows, examples)
-        update, state = jax.vmap(optimizer.update)(gradients, state)
-
-        def leaf(a, moved):
-            heard = sum(a[partners[m]] for m in range(len(partners)))
-            return a + alpha * (heard - len(partners) * a) + moved
-
-        return jax.tree.map(leaf, params, update), state
 
     return step
 
@@ -240,3 +205,182 @@ def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable
         return jax.tree.map(lambda a: a[None], carry)
 
     return rounds
+
+
+LOOPED = {"floor": scanned}
+
+# --- tasks ---
+
+
+def noise(make: Callable, samples: int, shape: tuple[int, ...], classes: int = 10) -> tasks.Task:
+    """Classify noise of the shape of images, by a model of `experiments.models`."""
+    rng = np.random.default_rng(0)
+    train = data.Images(
+        rng.random((samples, *shape), np.float32),
+        rng.integers(0, classes, samples).astype(np.int32),
+    )
+    return dense_tasks.classification("noise", data.Dataset(train, train), make(classes=classes))
+
+
+def sampler_of(task: tasks.Task, workers: int, batch: int) -> sampling.Sampler:
+    return sampling.Sampler(data.SPLITS["iid"](task.labels, workers, 0), batch, 0)
+
+
+def task_and_sampler(workers: int) -> tuple[tasks.Task, sampling.Sampler]:
+    """Digits with an MLP; beyond 64 workers the images repeat, so that everybody has some."""
+    task = tasks.build({"name": "digits", "model": {"name": "mlp"}})
+    repeats = max(1, workers * MINI_BATCHES * BATCH // len(task.labels) // 4)
+    train = jax.tree.map(lambda a: np.concatenate([a] * repeats), task.train)
+    labels = np.concatenate([task.labels] * repeats)
+    sampler = sampling.Sampler(data.SPLITS["iid"](labels, workers, 0), BATCH, 0)
+    return task._replace(train=train), sampler
+
+
+def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES) -> jax.Array:
+    ids = np.broadcast_to(np.arange(workers)[:, None], (updates, workers, mini_batches))
+    counters = np.broadcast_to(
+        np.arange(updates * mini_batches).reshape(updates, 1, mini_batches), ids.shape
+    )
+    return jnp.asarray(sampler.indices(ids, counters))
+
+
+# --- our side ---
+
+
+def optimizer() -> optax.GradientTransformation:
+    return optax.chain(optax.trace(DECAY), scale_by_samples(RATE))
+
+
+def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES) -> Callable:
+    """A candidate: go on from where it stopped by `updates` updates."""
+    runtime = simulate.Simulator(
+        method, task.losses, task.train, sampler, rule, mini_batches=mini_batches
+    )
+    state = runtime.start(task.init(jax.random.key(0)))
+
+    def run():
+        nonlocal state
+        state, _ = runtime.advance(state, np.inf, updates)
+        return state.model
+
+    return run
+
+
+def barrier(workers, mini_batches=MINI_BATCHES) -> Rule:
+    return RULES["barrier"](Setting(delays.exponential(1.0), workers, mini_batches, 0))
+
+
+def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES) -> Rule:
+    """Every worker waits for its neighbours on the method's graph."""
+    setting = Setting(delays.exponential(1.0), workers, mini_batches, 0, method.graph, method.links)
+    return RULES["neighbour_barrier"](setting)
+
+
+# --- both sides of a comparison ---
+
+
+def updates_of(workers: int) -> int:
+    """How many updates a timed turn has."""
+    return {8: 64, 64: 16, 256: 4}.get(workers, 1)
+
+
+def all_reduce_sides(
+    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loops=LOOPED
+) -> dict[str, Callable]:
+    """All-reduce SGD against plain momentum SGD on the union batch; loops: by name, of `floors`."""
+    rule = barrier(workers, mini_batches)
+    ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
+    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)
+    examples = jax.tree.map(jnp.asarray, task.train)
+
+    def floor(loop):
+        carry = carry_of(task.init(jax.random.key(0)))  # which is given away
+        return loop(union_step(task.losses), carry, rows, examples)
+
+    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+
+
+def gossip_sides(
+    task,
+    sampler,
+    workers: int,
+    updates: int,
+    mini_batches: int = MINI_BATCHES,
+    method=None,
+    step=local_step,
+    loops=LOOPED,
+) -> dict[str, Callable]:
+    """Gossip against a stacked step of `floors`; loops: by name, of `floors`.
+
+    method: None: D-PSGD on a ring. step: `local_step` sends nothing, `ring_step` does the same.
+    """
+    method = method or dpsgd(optimizer(), topology.ring(workers))
+    rule = neighbours(method, workers, mini_batches)
+    ours = simulated(method, task, sampler, rule, updates, mini_batches)
+    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, workers, -1)
+    examples = jax.tree.map(jnp.asarray, task.train)
+
+    def floor(loop):
+        carry = carry_of(task.init(jax.random.key(0)), workers)
+        return loop(step(task.losses), carry, rows, examples)
+
+    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+
+
+def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]:
+    """K-batch-async against the same gradients, each at parameters of its own."""
+    sampler = sampler_of(task, workers, STALE_BATCH)
+    rule = RULES["k_batch_async"](Setting(STALE_LAW, workers, 1, 0), k=k)
+    _, schedule = rule.extend(rule.init(), updates)
+    method = all_reduce(scale_by_samples(STALE_RATE))
+    ours = simulated(method, task, sampler, rule, updates, 1)
+    used = sampler.indices(schedule.workers, schedule.first)
+    return {"ours": ours, "floor": replay(task, used, STALE_RATE)}
+
+
+def mesh_sides(
+    task, sampler, workers: int, mini_batches: int = MINI_BATCHES, rounds: int = 20
+) -> dict[str, Callable]:
+    """Plain rounds of the mesh against `hand_written` ones, a dispatch each; on all processes."""
+    devices = jax.make_mesh(
+        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
+    )
+    stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
+    runtime = mesh.Mesh(
+        all_reduce(optimizer()),
+        task.losses,
+        task.train,
+        sampler,
+        workers=workers,
+        mini_batches=mini_batches,
+        rounds_per_dispatch=1,
+    )
+    params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
+    model = runtime.start(params).model
+    counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)
+    indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
+    table = packing.place(Table(indices, np.zeros(workers, np.int32)), stacked)
+    examples = packing.place(jax.tree.map(np.asarray, task.train), everywhere)
+    count = np.int32(1)
+    ours = runtime.dispatch.lower(model, table, examples, None, count).compile()
+
+    plain = optimizer()
+    carry = params, jax.tree.map(np.asarray, plain.init(params))
+    carry = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), carry)
+    carry = packing.place(carry, stacked)
+    step = hand_written(task.losses, plain, workers, mini_batches)
+    by_hand = step.lower(*carry, table.indices, examples, count).compile()
+
+    def our_turn():
+        nonlocal model
+        for _ in range(rounds):
+            model = jax.block_until_ready(ours(model, table, examples, None, count))
+        return model
+
+    def hand_turn():
+        nonlocal carry
+        for _ in range(rounds):
+            carry = jax.block_until_ready(by_hand(*carry, table.indices, examples, count))
+        return carry
+
+    return {"ours": our_turn, "by hand": hand_turn}

@@ -29,8 +29,6 @@ NAMES = pathlib.Path("/run/netns")  # where `ip netns add` puts them
 FILES = pathlib.Path("/etc/netns")  # where `ip netns exec` looks for files of a host
 BURST = 5e-4  # seconds at full rate that a link makes up for after a pause
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-GROUPS = pathlib.Path("/sys/fs/cgroup/cpu")  # control groups, version 1
-PERIOD = 10_000  # us in which a group may use its quota once
 _switches = itertools.count()
 
 
@@ -41,16 +39,11 @@ class Host(NamedTuple):
     address: str
     hub: str  # the namespace of the switch
     port: str  # of the switch
-    group: str | None = None  # of processes that share a quota of cores
 
     @property
     def prefix(self) -> list[str]:
         """What makes a command run on this host."""
-        inside = ["ip", "netns", "exec", self.name]
-        if self.group is None:
-            return inside
-        join = f'echo $$ > {GROUPS / self.group}/cgroup.procs && exec "$@"'
-        return ["sh", "-c", join, "sh", *inside]
+        return ["ip", "netns", "exec", self.name]
 
     @property
     def cut(self) -> list[str]:
@@ -75,20 +68,17 @@ def bits_per_second(rate: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def unmet(quota: bool = False) -> str | None:
-    """What keeps hosts, and a quota of cores, from being made here, if anything is known to."""
-    if quota and not GROUPS.is_dir():
-        return "a quota of cores needs control groups of version 1"
+def unmet() -> str | None:
+    """What keeps hosts from being made here, if anything is known to."""
     if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc")):
         return "links with a rate need Linux with ip and tc (iproute2)"
     return None if os.geteuid() == 0 else "links with a rate need root"
 
 
 @contextlib.contextmanager
-def switch(count: int, rate: str | None = None, quota: float | None = None) -> Iterator[list[Host]]:
+def switch(count: int, rate: str | None = None) -> Iterator[list[Host]]:
     """`count` hosts, 10.77.0.1 and on, of which each has a link of this rate; None: no limit.
 
-    quota: cores that all that runs on the last host may use; None: as many as there are.
     Raises CalledProcessError where the kernel refuses, as it may in a container.
     """
     own = f"gossax{os.getpid()}s{next(_switches)}"
@@ -102,8 +92,6 @@ def switch(count: int, rate: str | None = None, quota: float | None = None) -> I
         _run(f"ip netns add {hub}")
         _run(f"ip -n {hub} link add hub type bridge")
         _run(f"ip -n {hub} link set hub up")
-        if quota is not None:
-            hosts[-1] = hosts[-1]._replace(group=_group(hosts[-1].name, quota))
         for host in hosts:
             _connect(host)
             if rate is not None:
@@ -128,15 +116,6 @@ def _connect(host: Host) -> None:
     (FILES / host.name / "hosts").write_text(lines)
 
 
-def _group(name: str, quota: float) -> str:
-    """Make a control group that may use `quota` cores; its name."""
-    folder = GROUPS / name
-    folder.mkdir()
-    (folder / "cpu.cfs_period_us").write_text(str(PERIOD))
-    (folder / "cpu.cfs_quota_us").write_text(str(round(quota * PERIOD)))
-    return name
-
-
 def _run(command: str) -> str:
     ended = subprocess.run(command.split(), check=True, capture_output=True, text=True)
     return ended.stdout
@@ -144,20 +123,14 @@ def _run(command: str) -> str:
 
 @contextlib.contextmanager
 def started(
-    hosts: Sequence[Host],
-    commands: list[list[str]],
-    environment: dict[str, str],
-    **first: int,
+    hosts: Sequence[Host], commands: list[list[str]]
 ) -> Iterator[list[subprocess.Popen]]:
-    """A process on every host, none of which outlives the block; first: the pipes of the first."""
+    """A process on every host, none of which outlives the block; the first one may print."""
     running = []
     try:
         for host, command in zip(hosts, commands, strict=True):
-            quiet = {"stdout": subprocess.DEVNULL} if running else first
-            words = [*host.prefix, *command]
-            running.append(
-                subprocess.Popen(words, cwd=ROOT, env=os.environ | environment, text=True, **quiet)
-            )
+            output = subprocess.DEVNULL if running else None
+            running.append(subprocess.Popen([*host.prefix, *command], cwd=ROOT, stdout=output))
         yield running
     finally:
         for process in running:
@@ -181,33 +154,25 @@ def remove(own: str) -> None:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
             shutil.rmtree(FILES / name, ignore_errors=True)
     # Nobody finds the way in any more, but who was about to enter may still do so for a moment.
-    groups = list(GROUPS.glob(f"{own}*"))
     until = time.monotonic() + 5
     late = time.monotonic() + 0.2
     while time.monotonic() < until:
-        left = _running(inside, groups)
+        left = _running(inside)
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        for group in groups:
-            with contextlib.suppress(OSError):  # its processes have not gone yet
-                group.rmdir()
-        groups = [group for group in groups if group.exists()]
-        if not (left or groups) and time.monotonic() > late:
+        if not left and time.monotonic() > late:
             return
         time.sleep(0.02)
 
 
-def _running(namespaces: set[int], groups: list[pathlib.Path]) -> set[int]:
-    """The numbers of the processes in these namespaces (by inode) and control groups."""
+def _running(namespaces: set[int]) -> set[int]:
+    """The numbers of the processes in these namespaces (by inode)."""
     found = set()
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
             if (process / "ns" / "net").stat().st_ino in namespaces:
                 found.add(int(process.name))
-    for group in groups:
-        with contextlib.suppress(OSError):
-            found |= {int(line) for line in (group / "cgroup.procs").read_text().split()}
     return found
 
 

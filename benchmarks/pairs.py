@@ -13,6 +13,7 @@ what counts is that they run.
 import contextlib
 import itertools
 import os
+import pathlib
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,11 +23,13 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS
-from benchmarks import every_rule, output
+from benchmarks import every_rule
+from benchmarks.harness import put
 from experiments import parts, places, prepare
 from stragglers.rules import RULES
 
 _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where to train.")
+_OUTPUT = flags.DEFINE_string("output", None, "A record, to which points are added.")
 _METHODS = flags.DEFINE_list("of_methods", sorted(ALGORITHMS), "Methods to train.")
 
 WORKERS, UPDATES = 4, 3
@@ -156,7 +159,9 @@ def main(argv: list[str]) -> None:
         counts = {kind: seen[kind] for kind in ("refused", "trained", "unmoved")}
         point = {"runtime": runtime, "method": name, **counts, "errors": errors}
         print(point, flush=True)
-        output.put("pairs", ("runtime", "method"), [point])
+        if _OUTPUT.value is not None:
+            key = ("runtime", "method")
+            put(pathlib.Path(_OUTPUT.value), "python -m benchmarks.pairs", key, [point])
 
 
 if __name__ == "__main__":

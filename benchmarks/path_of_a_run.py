@@ -1,6 +1,6 @@
 """Modules, files and moves between files of one small simulated run, from its config to its end.
 
-    python -m benchmarks.path_of_a_run [--output=FILE]
+    python -m benchmarks.path_of_a_run
 
 Modules and their lines are counted after the run has ended. A file is entered when a function in it
 is called. A move is a call from a function of one file to a function of another one; moves are
@@ -12,10 +12,6 @@ import sys
 import tempfile
 from types import FrameType
 from typing import Any, NamedTuple
-
-from absl import app
-
-from benchmarks import output
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG, CHANGES = "configs/nonblocking.py", {"updates": "20"}
@@ -80,7 +76,7 @@ def walk() -> Path:
     return Path(sorted(ours), lines, [file for file in files if file != own], seen.moves)
 
 
-def main(_) -> None:
+def main() -> None:
     """Print the numbers and the files that are entered."""
     path = walk()
     numbers = {
@@ -92,9 +88,7 @@ def main(_) -> None:
     for what, number in numbers.items():
         print(f"{number:6d} {what}")
     print("\n".join(path.files))
-    points = [{"what": what, "number": number} for what, number in numbers.items()]
-    output.put("path_of_a_run", ("what",), points)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,15 +1,13 @@
-"""How long the processes of a run go on after one of them has died, stopped or lost its link.
+"""Seconds until all processes of a run end after one has died, stopped or lost its link.
 
     python -m benchmarks.peers_that_die --faults=SIGKILL,SIGSTOP --processes=2,4
 
 Every trial starts a run on several processes of this machine, and one of them does the fault to
 itself at the moment in question. A row says after how many seconds the last of the others has
-ended, with which exit codes, what is wrong with that, if anything, and whether the repeated command
-ends with the parameters of a run that nobody has disturbed. Who was stopped is let go on once the
-others have ended, and has to end as well. With `--faults=stands_still` it lives and does not go on:
-all have to end, after a line that names it. `--rounds` counts such lines in a run that nobody
-disturbs. `--faults=unplugged` takes root: every process lives in a
-network namespace of its own, and the link of one is taken down.
+ended, with which exit codes, and what is wrong with that, if anything. Who was stopped is let go on
+once the others have ended, and has to end as well. With `--faults=stands_still` it lives and does
+not go on: all have to end, after a line that names it. `--faults=unplugged` takes root: every
+process lives in a network namespace of its own, and the link of one is taken down.
 """
 
 import argparse
@@ -33,9 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import namespaces
-from benchmarks.processes import free_port
+from benchmarks.harness import ROOT, free_port
 
-ROOT = pathlib.Path(__file__).parents[1]
 WORKERS, UPDATES = 4, 120
 COMMAND = (
     sys.executable, "launch.py", "--config=configs/nonblocking.py", "--config.runtime=mesh",
@@ -80,7 +77,6 @@ class Moment(NamedTuple):
     call: int  # which one
     writer: tuple[str, str] | None = None  # what it is in the process that writes, if another one
     wait: str = "barrier"
-    repeats: bool = True  # an undisturbed run ends with the same parameters every time
     flags: tuple[str, ...] = ()
 
 
@@ -88,13 +84,13 @@ MOMENTS = {
     "start": Moment("experiments.agreement", "check", 1),
     "round": Moment("stragglers.inject", "Injector._worked", 20),
     "goal": Moment(
-        "stragglers.inject", "Injector._worked", 20, wait="first_finisher", repeats=False
+        "stragglers.inject", "Injector._worked", 20, wait="first_finisher"
     ),
     "input": Moment(
         "benchmarks.peers_that_die",
         "Pictures.__getitem__",
         3000,
-        repeats=False,
+       
         flags=(
             "--config.task=images(source=benchmarks.peers_that_die:pictures, model=mlp, "
             "reading=stream)",
@@ -203,8 +199,8 @@ def faults_of(text: str) -> list[str]:
     return wrong + ["a traceback"] * ("Traceback" in text)
 
 
-def tried(trial: Trial, expected: np.ndarray | None, resume: bool) -> dict:
-    """The row of a trial; expected: parameters of an undisturbed run; resume: repeat it after."""
+def tried(trial: Trial) -> dict:
+    """The row of a trial."""
     row, running = {**trial._asdict()}, []
     with contextlib.ExitStack() as opened:
         here = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory())) / "trial"
@@ -255,87 +251,13 @@ def tried(trial: Trial, expected: np.ndarray | None, resume: bool) -> dict:
             for process in running:
                 process.kill()
                 process.wait()
-        if resume and not cut:
-            row["resumed"] = resumed(trial, here, expected)
     return row
-
-
-def resumed(trial: Trial, here: pathlib.Path, expected: np.ndarray | None) -> str:
-    """How the repeated command ends."""
-    running = launch(trial, here, "127.0.0.1", [[]] * trial.processes, disturbed=False)
-    try:
-        left = ended(running, 2 * LONGEST)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    codes = [process.poll() for process in running]
-    if len(left) < len(running) or any(codes):
-        return f"codes {codes}: {(here / '0.txt').read_text()[-500:]}"
-    if expected is None:
-        return "done"
-    return "the same" if np.array_equal(parameters(here), expected) else "OTHER PARAMETERS"
-
-
-def alarms(rounds: int, processes: int = 2) -> dict:
-    """Lines about processes that stand still, in rounds of random delays without any fault."""
-    with tempfile.TemporaryDirectory() as place:
-        here = pathlib.Path(place) / "trial"
-        here.mkdir()
-        trial = Trial("none", processes, 0, "round")
-        more = [
-            "--config.delay=pareto(minimum=0.003, shape=1.3)", f"--config.updates={rounds}",
-            "--config.seconds=100000", "--config.evaluate_every=10", f"--stuck_seconds={STUCK:g}",
-        ]  # fmt: skip
-        began = time.time()
-        running = launch(trial, here, "127.0.0.1", [[]] * processes, False, more)
-        try:
-            ended(running, 3600)
-        finally:
-            for process in running:
-                process.kill()
-        codes = [process.wait() for process in running]
-        said = "".join((here / f"{rank}.txt").read_text() for rank in range(processes))
-        seconds = round(time.time() - began)
-    warnings = [line for line in said.splitlines() if line.startswith("warning:")]
-    return {
-        "fault": "none", "rounds": rounds, "processes": processes, "codes": codes,
-        "seconds": seconds, "false alarms": len(warnings), "said": warnings[:5],
-    }  # fmt: skip
-
-
-def parameters(here: pathlib.Path) -> np.ndarray:
-    """The trained model, flat."""
-    with np.load(here / "run" / "parameters.npz") as file:
-        return np.concatenate([file[name].ravel() for name in sorted(file.files)])
-
-
-def undisturbed(processes: int) -> np.ndarray:
-    """The parameters of a run that nobody disturbs."""
-    with tempfile.TemporaryDirectory() as place:
-        here = pathlib.Path(place) / "trial"
-        here.mkdir()
-        trial = Trial("none", processes, 0, "round")
-        running = launch(trial, here, "127.0.0.1", [[]] * processes, disturbed=False)
-        assert len(ended(running, STARTING)) == processes, "a run does not come to its end"
-        return parameters(here)
 
 
 def victims_of(places: Sequence[str], processes: int) -> list[int]:
     """The processes at these places, each once; two have nobody in the middle."""
     known = {"first": [0], "middle": range(1, processes - 1), "last": [processes - 1]}
     return sorted({rank for place in places for rank in known[place]})
-
-
-def trials(options: argparse.Namespace) -> list[Trial]:
-    """All that the flags ask for."""
-    found = []
-    for fault in options.faults.split(","):
-        for processes in map(int, options.processes.split(",")):
-            victims = victims_of(options.victims.split(","), processes)
-            for moment in options.moments.split(","):
-                found += [Trial(fault, processes, victim, moment) for victim in victims]
-    return found
 
 
 def main() -> None:
@@ -345,30 +267,24 @@ def main() -> None:
     parser.add_argument("--moments", default=",".join(MOMENTS), help="only these, with commas")
     parser.add_argument("--victims", default="first,middle,last", help="who has the fault")
     parser.add_argument("--at_once", type=int, default=2, help="trials at the same time")
-    parser.add_argument("--no_resume", action="store_true", help="do not repeat the command after")
-    parser.add_argument("--rounds", type=int, default=0, help="only count false alarms in these")
     parser.add_argument("--output", type=pathlib.Path, help="a file for the rows, as JSON")
     options = parser.parse_args()
-    if options.rounds:
-        print(alarms(options.rounds))
-        return
-    everything, resume = trials(options), not options.no_resume
-    expected = {}
-    if resume:
-        expected = {count: undisturbed(count) for count in {t.processes for t in everything}}
+    everything = []
+    for fault, count in itertools.product(
+        options.faults.split(","), map(int, options.processes.split(","))
+    ):
+        victims = victims_of(options.victims.split(","), count)
+        moments = options.moments.split(",")
+        everything += [Trial(fault, count, one, at) for at in moments for one in victims]
     rows = []
     print(f"{'fault':8} {'processes':>9} {'victim':>6} {'moment':11} {'seconds':>7}  codes, ...")
     links = [trial for trial in everything if trial.fault == CUT]
     pool = concurrent.futures.ThreadPoolExecutor(options.at_once)
     signals = [trial for trial in everything if trial.fault != CUT]
 
-    def row_of(trial: Trial) -> dict:
-        same = MOMENTS[trial.moment].repeats
-        return tried(trial, expected.get(trial.processes) if same else None, resume)
-
-    doing = [pool.submit(row_of, trial) for trial in signals]
+    doing = [pool.submit(tried, trial) for trial in signals]
     done = (future.result() for future in concurrent.futures.as_completed(doing))
-    for row in itertools.chain(done, map(row_of, links)):
+    for row in itertools.chain(done, map(tried, links)):
         rows.append(row)
         seconds = "none" if row["seconds"] is None else row["seconds"]
         rest = {k: v for k, v in row.items() if k not in (*Trial._fields, "seconds", "said")}

@@ -3,7 +3,7 @@
 Workers train an MLP of 1.2 MB on scikit-learn's digits, all at the devices' own speed. On hosts
 whose links have the rate it is measured (as root; a process per host):
 
-    python -m benchmarks.seconds_to_loss --hosts=4 --rate=1gbit,100mbit
+    python -m benchmarks.links sweep --hosts=4 --rate=1gbit,100mbit
 
 and with the seconds that a mini-batch took there it is worked out on simulated workers:
 

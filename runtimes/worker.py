@@ -122,8 +122,7 @@ def gradient(losses, params, examples, weights) -> optax.Updates:
     losses: of (params, examples) alone, see `drawn`.
 
     On a CPU the gradient of a narrow matrix is taken as that of its transpose: XLA's product of
-    samples [784, 20] with slopes [20, 10] is slower than the transposed one, see local SGD by hand
-    in `benchmarks.simulate`.
+    samples [784, 20] with slopes [20, 10] is slower than the transposed one.
     """
 
     def loss(transposed):

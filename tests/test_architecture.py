@@ -132,9 +132,7 @@ def test_the_readme_lists_the_folders_in_the_order_of_imports():
 
 
 # Where a program ends: the launcher and its processes, and modules that are programs.
-ENDS = {
-    "launch.py", "experiments/distributed.py", "experiments/endings.py", "benchmarks/launches.py",
-}  # fmt: skip
+ENDS = {"launch.py", "experiments/distributed.py", "experiments/endings.py"}
 # What puts something on the disk, or takes it away; in experiments/ one module alone does that.
 WRITES = {
     "write_text", "write_bytes", "savefig", "savez", "savez_compressed", "rmtree", "unlink",

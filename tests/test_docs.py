@@ -18,7 +18,6 @@ from absl import flags
 from ray.scripts.scripts import cli as ray_commands
 
 import algorithms
-from benchmarks import host_runs
 from experiments import distributed, executors, places, profiling, slurm
 from experiments.advice import play
 from runtimes import simulate
@@ -139,8 +138,6 @@ def importable(module, *arguments):
         assert (ROOT / arguments[0]).exists(), arguments
         return
     text = pathlib.Path(found.origin).read_text()
-    if "import host_runs," in text:  # whose flags these benchmarks share
-        text += pathlib.Path(host_runs.__file__).read_text()
     known = re.findall(r'(?:DEFINE_\w+|add_argument)\(\s*"(?:--)?(\w+)"', text)
     given = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
     assert '__name__ == "__main__"' in text and set(given) <= set(known), (module, arguments)

@@ -51,7 +51,7 @@ def test_one_flipped_bit_of_a_schedule_never_changes_it(tmp_path):
     ],
 )
 def test_what_is_wrong_and_the_way_out_are_named(tmp_path, file, text, words):
-    damage._sweep(tmp_path)
+    damage.sweep(tmp_path)
     (tmp_path / file).write_text(text)
     with pytest.raises(formats.Damaged, match=words) as caught:
         report.gather(tmp_path)
@@ -59,9 +59,9 @@ def test_what_is_wrong_and_the_way_out_are_named(tmp_path, file, text, words):
 
 
 def test_a_record_that_goes_back_is_refused(tmp_path):
-    run = damage._run(tmp_path)
+    run = damage.sweep(tmp_path, "a")
     lines = (run / records.METRICS).read_text().splitlines(keepends=True)
     (run / records.METRICS).write_text("".join([*lines[:2], lines[0], *lines[2:]]))
-    assert len(records.read_metrics(run)) == 5
+    assert len(records.read_metrics(run)) == len(lines) + 1
     with pytest.raises(formats.Damaged, match="goes back"):
         records.read_metrics(run, whole=True)

@@ -3,7 +3,7 @@ import doctest
 import numpy as np
 import pytest
 
-from benchmarks.buckets import gaps, random_trace
+from benchmarks.suite import gaps, random_trace
 from comms import buckets, cost
 from comms.layer_traces import googlenet
 

@@ -1,0 +1,269 @@
+"""Runs that are killed, asked to end, or left without room on the disk, counted.
+
+    python -m benchmarks.faults --kills=100 --terms=40 --disks=20 --seed=1
+    python -m benchmarks.faults --ways=simulator --kills=3 --terms=0 --disks=0
+
+Tiny runs are launched in several ways: three of the simulator, a sweep with --together, one with
+--jobs=2, a mesh of four devices, the same on two processes. Faults come at random moments.
+
+    kills   SIGKILL to one process: the others of the run say so and leave with exit code 3
+    terms   SIGTERM to one process: the exit code is 143, of all processes of the run
+    disks   a disk of some kilobytes, as root: a sentence that says so, exit code 1 or 2
+
+After each of them the same command ends as if nothing had happened: bit for bit in virtual time,
+with the same parameters and counters on a mesh, and with no file left over. A traceback counts as a
+deviation.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.harness import ROOT, descendants, free_port, kill
+
+LIMIT = 900.0  # s that a launch may take
+SIZES = (0, 16, 24, 32, 48, 64, 96, 128, 200, 300)  # kB of a small disk
+CONFIG = """
+from configs import nonblocking
+
+
+def get_config():
+    config = nonblocking.get_config()
+    config.task = "synthetic_logistic(samples=512, dimension=16)"
+    config.workers, config.batch_size, config.mini_batches = 4, 8, 2
+    config.seconds, config.evaluate_every, config.updates = 4.0, 0.5, 100000
+    config.name, config.baseline, config.target_loss = "all_reduce/0", None, None
+    return config
+
+
+def sweep():
+    for number in range(3):
+        yield f"all_reduce/{number}", {"seed": number, "seconds": 4.0 - number % 2}
+"""
+MESH = (
+    "--config.runtime=mesh", "--config.wait=barrier", "--config.communication=0",
+    "--config.delay=deterministic(value=0.005)", "--config.updates=24", "--config.seconds=100000",
+    "--config.evaluate_every=0.05",
+)  # fmt: skip
+
+
+class Way(NamedTuple):
+    """A form of launching a run."""
+
+    flags: tuple[str, ...] = ()
+    processes: int = 1
+    arms: int = 1
+    virtual: bool = True  # its clock
+
+
+WAYS = {
+    "simulator": Way(),
+    "asynchronous": Way(("--config.wait=k_async(k=2)", "--config.algorithm=dc_asgd",
+                         "--config.mini_batches=1")),
+    "gossip": Way(("--config.wait=first_finisher", "--config.algorithm=dpsgd")),
+    "together": Way(("--sweep", "--together"), arms=3),
+    "jobs": Way(("--sweep", "--jobs=2"), arms=3),
+    "mesh": Way(MESH, virtual=False),
+    "two": Way(MESH, processes=2, virtual=False),
+}  # fmt: skip
+
+
+def left(workdir: pathlib.Path, virtual: bool = True) -> tuple:
+    """What of a finished run must be equal, as bytes: all but wall times."""
+    arrays = {}
+    for name in ("schedule.npz", "parameters.npz") if virtual else ("parameters.npz",):
+        with np.load(workdir / name) as file:
+            arrays |= {(name, key): (a.dtype, a.shape, a.tobytes()) for key, a in file.items()}
+    metrics = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((workdir / "summary.json").read_text())
+    if not virtual:
+        return arrays, [summary[name] for name in ("updates", "samples", "train_loss")]
+    for record in (*metrics, summary):
+        del record["wall_seconds"]
+    return arrays, metrics, summary
+
+
+class Trials:
+    """Faults of one way of launching, below a directory."""
+
+    def __init__(self, root: pathlib.Path, name: str, draw: random.Random):
+        self.root, self.name, self.way, self.draw, self.made = root, name, WAYS[name], draw, 0
+        self.config, self.log = root / f"{name}.py", root / f"{name}.log"
+        self.config.write_text(CONFIG)
+        self.finish(self.fresh())  # compiles
+        self.whole = self.fresh()
+        began = time.monotonic()
+        self.finish(self.whole)
+        self.seconds = time.monotonic() - began
+
+    def fresh(self) -> pathlib.Path:
+        """A workdir that is not there yet."""
+        self.made += 1
+        return self.root / f"{self.name}_{self.made}"
+
+    def start(self, place: pathlib.Path) -> list[subprocess.Popen]:
+        """All processes of a launch; what they print is in `self.log`."""
+        self.log.unlink(missing_ok=True)
+        command = [sys.executable, "launch.py", f"--config={self.config}", f"--workdir={place}"]
+        command += ["--checkpoint_seconds=0", *self.way.flags]
+        where = [f"--coordinator_address=127.0.0.1:{free_port()}"]
+        where.append(f"--num_processes={self.way.processes}")
+        devices = 4 // self.way.processes
+        own = {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_COMPILATION_CACHE_DIR": str(self.root / "programs"),
+        }
+        running = []
+        for rank in range(self.way.processes):
+            joins = [*where, f"--process_id={rank}"] if self.way.processes > 1 else []
+            with self.log.open("a") as log:
+                running.append(
+                    subprocess.Popen(
+                        [*command, *joins], cwd=ROOT, stdout=log, stderr=log, env=os.environ | own
+                    )
+                )
+        return running
+
+    def codes(self, running: list[subprocess.Popen]) -> list[int]:
+        """All exit codes; who takes too long is killed."""
+        until = time.monotonic() + LIMIT
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, until - time.monotonic()))
+            process.kill()
+        return [process.wait() for process in running]
+
+    def finish(self, place: pathlib.Path) -> None:
+        """Launch until all is done: children of a killed launch may still be at work."""
+        while any(self.codes(self.start(place))):
+            if "in use by" not in self.log.read_text():
+                raise SystemExit(f"no end of {self.name}:\n{self.log.read_text()[-3000:]}")
+            time.sleep(1)
+
+    def equal(self, place: pathlib.Path) -> bool:
+        """Return whether a finished run is the undisturbed one, and nothing else is left."""
+        over = [path for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
+        arms = [""] if self.way.arms == 1 else [f"all_reduce/{n}" for n in range(self.way.arms)]
+        both = [[left(root / arm, self.way.virtual) for root in (place, self.whole)]
+                for arm in arms]  # fmt: skip
+        return not over and all(ours == theirs for ours, theirs in both)
+
+    def shoot(self, place: pathlib.Path, number: int) -> tuple[int, list[int], str] | None:
+        """Launch and send a signal to one process: its exit code, the others', the words.
+
+        None: it had ended before.
+        """
+        while True:
+            running, moment = self.start(place), self.draw.uniform(0, self.seconds)
+            victim = running.pop(self.draw.randrange(len(running)))
+            if number == signal.SIGTERM:  # for which there is a handler once it trains
+                while victim.poll() is None and not list(place.rglob("metrics.jsonl")):
+                    time.sleep(0.01)
+                moment /= 2
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                victim.wait(moment)
+            young = descendants(victim.pid)
+            victim.send_signal(number)
+            if number == signal.SIGKILL and self.draw.random() < 0.5:
+                for pid in young:  # of --jobs, which would finish their arms
+                    kill(pid)
+            code, *others = self.codes([victim, *running])
+            said = self.log.read_text(errors="replace")
+            if "in use by" not in said:
+                return None if code == 0 and not any(others) else (code, others, said)
+            time.sleep(1)  # children of the last one finish their arms
+
+    def count(self, tries: int, disturb: Callable[[pathlib.Path], bool | None]) -> Counter:
+        """Disturb launches, finish and compare each; return how many were "good" and "bad"."""
+        counts: Counter = Counter()
+        while counts.total() < tries:
+            place = self.fresh()
+            good = disturb(place)
+            if good is None:  # it had ended before
+                continue
+            self.finish(place)
+            same = self.equal(place)
+            counts["good" if good and same else "bad"] += 1
+            if not (good and same):
+                print(f"{self.name}: {'a deviation' if same else f'{place.name} DIFFERS'}: "
+                      f"{self.log.read_text()[-1000:]}", flush=True)  # fmt: skip
+            shutil.rmtree(place)
+        return counts
+
+    def killed(self, place: pathlib.Path) -> bool | None:
+        shot = self.shoot(place, signal.SIGKILL)
+        if shot is None:
+            return None
+        code, others, said = shot
+        return code == -signal.SIGKILL and set(others) <= {3} and "Traceback" not in said
+
+    def ended(self, place: pathlib.Path) -> bool | None:
+        shot = self.shoot(place, signal.SIGTERM)
+        if shot is None:
+            return None
+        code, others, said = shot
+        words = "ended by SIGTERM" in said and "Traceback" not in said
+        return words and {code, *others} == {128 + signal.SIGTERM}
+
+    def full(self, place: pathlib.Path) -> bool | None:
+        """Launch on a disk without room, and copy what is there to one with room."""
+        disk = self.root / f"{self.name}_disk"
+        disk.mkdir(exist_ok=True)
+        size = f"size={self.draw.choice(SIZES) * 1024 + 4096}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)], check=True)
+        try:
+            codes, said = self.codes(self.start(disk / "out")), self.log.read_text()
+            if (disk / "out").exists():
+                shutil.copytree(disk / "out", place)
+        finally:
+            subprocess.run(["umount", str(disk)], check=True)
+        if not any(codes):
+            return None  # it had room
+        return codes[0] in (1, 2) and "No space left" in said and "Traceback" not in said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--terms", type=int, default=40)
+    parser.add_argument("--disks", type=int, default=20, help="as root; of runs of one process")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ways", default=",".join(WAYS), help="with commas")
+    options = parser.parse_args()
+    names, bad = options.ways.split(","), 0
+    on_disk = [name for name in names if WAYS[name].processes == 1 and WAYS[name].virtual]
+    on_disk = on_disk if os.geteuid() == 0 and shutil.which("mount") else []
+    print(f"{'fault':9} {'way':12} {'tries':>5} {'as the rule says':>16} {'deviate':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            trials = Trials(pathlib.Path(folder), name, random.Random(f"{options.seed} {name}"))
+            for fault, tries, among, disturb in (
+                ("SIGKILL", options.kills, names, trials.killed),
+                ("SIGTERM", options.terms, names, trials.ended),
+                ("full disk", options.disks, on_disk, trials.full),
+            ):
+                share = -(-tries // len(among)) if name in among else 0
+                counts = trials.count(share, disturb)
+                bad += counts["bad"]
+                print(f"{fault:9} {name:12} {share:5} {counts['good']:16} {counts['bad']:7}",
+                      flush=True)  # fmt: skip
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

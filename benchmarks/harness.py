@@ -1,0 +1,254 @@
+"""Rows that are measured one after the other, and the records that hold what was found.
+
+A row yields its lines as they are measured. Whatever happens in it, the next one runs: out of
+memory and any other error stand in the record in place of what was to come. The record is replaced
+as a whole after every line, so that a run which is cut off leaves all that it had found.
+"""
+
+import contextlib
+import datetime
+import gc
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments import stopwatch
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "results" / "benchmarks"
+LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
+RAN, SKIPPED, MEMORY, FAILED = "ran", "skipped", "out of memory", "failed"
+
+
+class Line(NamedTuple):
+    """One number of a row; goal: the most that it should be, None where there is no goal."""
+
+    name: str
+    value: float
+    unit: str = "x"  # of a ratio of two times
+    goal: float | None = None
+    seconds: Mapping[str, float] = {}  # by candidate, of a ratio ours and the floor first
+    facts: Mapping[str, Any] = {}  # JSON values
+
+    @property
+    def excess(self) -> float:
+        """The value over its goal; 0 without a goal."""
+        return 0.0 if self.goal is None else self.value / self.goal
+
+    @property
+    def verdict(self) -> str:
+        if self.goal is None:
+            return ""
+        return "met" if self.value <= self.goal else f"missed by {self.excess:.3g}x"
+
+
+class Row(NamedTuple):
+    """Lines that are measured together.
+
+    measure: seconds for its turns -> its lines; it may raise anything.
+    least: seconds that it takes at least, a guess; with fewer left it is skipped.
+    again: the candidates of its comparison anew, for a profile; None: there is nothing to profile.
+    always: it runs even when no seconds are left.
+    """
+
+    section: str
+    name: str
+    measure: Callable[[float], Iterable[Line]]
+    least: float = 0.0
+    again: Callable[[], Mapping[str, Callable]] | None = None
+    always: bool = False
+
+
+class Skip(Exception):
+    """Raised by a row that makes no sense here; its text says why."""
+
+
+def compared(
+    section: str,
+    name: str,
+    goal: float | None,
+    candidates: Callable[[], Mapping[str, Callable]],
+    least: float,
+    facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},
+    scale: float = 1.0,
+) -> Row:
+    """A row of one line: the time of the first candidate over that of the second one, times scale.
+
+    facts: the candidates' seconds -> what else stands in the line.
+    """
+
+    def measure(budget: float) -> Iterator[Line]:
+        taken = stopwatch.seconds(candidates(), budget=budget)
+        ours, floor, *_ = taken.values()
+        yield Line(name, scale * ours / floor, "x", goal, taken, facts(taken))
+
+    return Row(section, name, measure, least, candidates)
+
+
+def run(
+    rows: Iterable[Row],
+    record: dict,
+    path: pathlib.Path | None,
+    seconds: float,
+    say: Callable[[str], None],
+    share: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Measure the rows in order within `seconds`; return whether none failed.
+
+    record: what is known beforehand; its `rows` are filled in, and its `complete` becomes true.
+    path: of the record on the disk, if any. share: of the seconds that are left, for the turns of
+    one row. A row is not broken off: the last one may end later.
+    """
+    end = clock() + seconds
+    done = record.setdefault("rows", [])
+    section = None
+
+    def save() -> None:
+        if path is not None:
+            write(path, json.dumps(_finite(record), indent=1) + "\n")
+
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            gc.collect()
+            jax.clear_caches()  # programs of the last section are of no use to this one
+            say(f"-- {section}")
+        entry = {"section": row.section, "name": row.name, "state": "under way", "lines": []}
+        done.append(entry)
+        save()
+        began = clock()
+        left = end - began
+        if not row.always and (left <= 0 or row.least > left):
+            need = f"takes about {row.least:.0f} s, " if row.least else ""
+            word = f"{need}{max(left, 0):.0f} s are left; raise --minutes"
+            entry |= {"state": SKIPPED, "word": word}
+        else:
+            entry |= _measured(row, entry["lines"], share * max(left, 0.0), save, say)
+        entry["seconds"] = clock() - began
+        if entry["state"] != RAN:
+            say(f"{row.name}: {entry['state']}: {entry['word']}")
+        save()
+    record["complete"] = True
+    save()
+    return all(entry["state"] != FAILED for entry in done)
+
+
+def _measured(row: Row, lines: list, budget: float, save: Callable, say: Callable) -> dict:
+    """Run one row, adding to `lines`; return its state and, unless it ran, a word on it."""
+    try:
+        for line in row.measure(budget):
+            lines.append(line._asdict() | {"verdict": line.verdict})
+            say(_shown(line))
+            save()
+    except Skip as reason:
+        return {"state": SKIPPED, "word": str(reason)}
+    except Exception as error:  # of any kind: the next row runs
+        word = f"{type(error).__name__}: {str(error).strip() or 'no more is known'}"[:600]
+        full = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        return {"state": MEMORY if full else FAILED, "word": word}
+    return {"state": RAN}
+
+
+def _shown(line: Line) -> str:
+    """A line of the table on the terminal."""
+    goal = "" if line.goal is None else f"<= {line.goal:g}"
+    times = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in line.seconds.items())
+    facts = ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in line.facts.items()
+    )
+    rest = "; ".join(filter(None, (times, facts)))
+    number = f"{line.value:.4g} {line.unit}"
+    return f"{line.name:44} {number:>18} {goal:>8} {line.verdict:18} {rest}".rstrip()
+
+
+def _finite(value):
+    """The same with null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(child) for child in value]
+    if isinstance(value, float) or hasattr(value, "dtype"):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+# --- records ---
+
+
+def head(command: str) -> dict:
+    """The beginning of a record."""
+    versions = {library: importlib.metadata.version(library) for library in LIBRARIES}
+    return {
+        "command": command,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()} | versions,
+        "claims": [],
+        "cores": os.cpu_count(),
+    }
+
+
+def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[dict]) -> None:
+    """Put points into the record at a path; the others in it stay, but for those with their `key`.
+
+    key: names of the fields that say what was measured. Numbers keep five digits. Pages quote such
+    records, see `experiments.publish`.
+    """
+    known = json.loads(path.read_text())["summary"]["points"] if path.exists() else []
+    merged = {tuple(point[name] for name in key): point for point in [*known, *points]}
+    lines = ",\n".join(
+        "  " + json.dumps({
+            name: float(f"{value:.5g}") if isinstance(value, float) else value
+            for name, value in merged[one].items()
+        })
+        for one in sorted(merged)
+    )  # fmt: skip
+    begin = json.dumps(head(command), indent=1)[:-2]
+    write(path, f'{begin},\n "summary": {{"points": [\n{lines}\n ]}}\n}}\n')
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Replace a file as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
+# --- processes of this machine ---
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, that these have started, and so on."""
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        found = [*map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    for child in list(found):
+        found += descendants(child)
+    return found
+
+
+def kill(pid: int) -> bool:
+    """SIGKILL a process; return whether it was still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def free_port() -> int:
+    """A port where nobody listens now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,105 @@
+"""Runs on hosts whose links have a rate: namespaces of one Linux machine, a process on each.
+
+    python -m benchmarks.links sweep --hosts=4 --rate=1gbit,100mbit                        # as root
+    python -m benchmarks.links sweep --config=configs/s2_reducer.py:task=ncf,runtime=mesh
+    python -m benchmarks.links launch --hosts=4 --rate=100mbit --flags='--config=configs/links.py'
+
+`sweep` trains every arm of a config and has the seconds of an update, and those to the config's
+loss, beside *expected* ones: what an update takes on links without a limit, where the hosts share
+these cores as before, and what its bytes take on the link. Points go to a record in which other
+hosts and rates stay. `launch` is any run of `launch.py`.
+"""
+
+import argparse
+import pathlib
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks import namespaces
+from benchmarks.harness import FOLDER, free_port, put
+from comms import cost
+from experiments import records
+
+CONFIG, RECORD = "configs/links.py", FOLDER / "seconds_to_loss.json"
+
+
+def launched(hosts: Sequence[namespaces.Host], arguments: Sequence[str]) -> int:
+    """Run launch.py with these flags on all hosts; return the exit code of the first."""
+    where = [f"--coordinator_address={hosts[0].address}:{free_port()}"]
+    where.append(f"--num_processes={len(hosts)}")
+    commands = [
+        [sys.executable, "launch.py", *arguments, *where, f"--process_id={rank}"]
+        for rank in range(len(hosts))
+    ]
+    with namespaces.started(hosts, commands) as running:
+        return running[0].wait()
+
+
+def swept(count: int, rate: str | None, flags: Sequence[str], workdir: str) -> dict[str, dict]:
+    """The summaries of all arms, by name, on links of a rate; None: without a limit."""
+    more = [f"--config.workers={count}", "--sweep", f"--workdir={workdir}"]
+    with namespaces.switch(count, rate) as hosts:
+        code = launched(hosts, [*flags, *more])
+    if code:
+        raise SystemExit(code)
+    paths = sorted(pathlib.Path(workdir).rglob(records.SUMMARY))
+    found = (records.read_json(path) for path in paths)
+    return {summary["name"]: summary for summary in found if "arms" not in summary}
+
+
+def rows(
+    count: int, rate: str, real: Mapping[str, dict], free: Mapping[str, dict]
+) -> Iterator[dict]:
+    """A point per arm; free: on links without a limit. Errors are of the expected seconds."""
+    bandwidth = namespaces.bits_per_second(rate) / 8 * cost.PAYLOAD
+    for name, summary in real.items():
+        update, unlimited = (each[name]["seconds"] / each[name]["updates"] for each in (real, free))
+        sent = summary["bytes_per_worker"] / summary["updates"]
+        expected, updates = unlimited + sent / bandwidth, summary.get("updates_to_target")
+        yield {
+            "method": name, "hosts": count, "rate": rate, "loss": summary.get("target_loss"),
+            "seconds": summary.get("seconds_to_target"),
+            "expected": None if updates is None else updates * expected,
+            "update": update, "unlimited_update": unlimited, "expected_update": expected,
+            "error": expected / update - 1, "updates": updates, "bytes": sent,
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=["sweep", "launch"])
+    parser.add_argument("--hosts", default="4", help="how many, with commas")
+    parser.add_argument("--rate", default="1gbit,100mbit", help="of all links, with commas")
+    parser.add_argument("--config", default=CONFIG, help="of a sweep")
+    parser.add_argument("--flags", default="", help="more of them for launch.py")
+    parser.add_argument("--output", type=pathlib.Path, help="the record")
+    options = parser.parse_args()
+    reason = namespaces.unmet()
+    if reason is not None:
+        print(f"skipped: {reason}")
+        return
+    flags = shlex.split(options.flags)
+    if options.what == "launch":
+        if "," in options.hosts + options.rate:
+            parser.error("launch runs once; give one number of --hosts and one --rate")
+        with namespaces.switch(int(options.hosts), options.rate) as hosts:
+            sys.exit(launched(hosts, flags))
+    known = options.config == CONFIG  # points of other configs would replace those of this one
+    path = options.output or (RECORD if known else None)
+    flags = [f"--config={options.config}", *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        for count in map(int, options.hosts.split(",")):
+            free = swept(count, None, flags, f"{folder}/{count}")
+            for rate in options.rate.split(","):
+                real = swept(count, rate, flags, f"{folder}/{count}_{rate}")
+                for point in (points := list(rows(count, rate, real, free))):
+                    print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
+                if path is not None:
+                    key = ("method", "hosts", "rate")
+                    put(path, "python -m benchmarks.links sweep", key, points)
+
+
+if __name__ == "__main__":
+    main()

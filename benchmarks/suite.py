@@ -1,0 +1,627 @@
+"""The suite: rows of our time over a floor in the same process, or of a number with a goal.
+
+    make benchmark                                   # the whole, at most 15 minutes on two cores
+    python -m benchmarks.suite --only=codecs,gossip  # rows whose section or name holds a word
+    python -m benchmarks.suite --tiny                # the smallest sizes: only that all runs
+
+A ratio is of the faster halves of both sides' turns. A whole run replaces the record
+`docs/results/benchmarks/suite.json` and the table in `docs/commands.md`.
+
+Fresh pages make a copy of 40 MB several times slower on Linux, and codecs look better than they
+are. `make benchmark` lets the allocator keep its memory, as a long training run would.
+"""
+
+import argparse
+import functools
+import heapq
+import importlib
+import math
+import os
+import pathlib
+import re
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+from absl import logging
+from jax.sharding import AxisType, PartitionSpec
+from ml_collections import ConfigDict
+
+from algorithms import all_reduce, dpsgd, matcha
+from algorithms.links import of_rounds
+from benchmarks import codec_calls, floors
+from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, compared, head, run, write
+from comms import buckets, rounds, short_floats, topology, two_phase
+from comms.collectives import AXIS
+from comms.cost import AlphaBeta
+from experiments import compiled, stopwatch, tasks, train
+from experiments.config_files import override, swept_arms
+from runtimes import data_feed, mesh, simulate
+from stragglers import delays, inject, processes
+from stragglers.processes import from_law
+from stragglers.rule import Rule, Setting, whole
+from stragglers.rules import RULES
+
+PAGE = ROOT / "docs" / "commands.md"
+MARKS = "<!-- suite -->\n", "<!-- end of the suite -->"
+DEVICES = 8  # virtual ones of a CPU
+SHARE = 0.02  # of the seconds that are left, for the turns of one comparison
+LAW = delays.shifted_exponential(1.0, 1.0)
+COLLECTIVE = re.compile(r"= \(?(\w+)\[.*? (all-reduce|all-gather|all-to-all|collective-permute)\(")
+
+
+class Sizes(NamedTuple):
+    """Sizes of all rows; `least` scales the guesses of how long a row takes."""
+
+    workers: tuple[int, ...] = (8, 64, 256)
+    largest: int = 65_536  # workers of D-PSGD
+    coordinates: int = codec_calls.SMALL
+    codecs: tuple[str, ...] | None = None  # names; None: all
+    events: int = 200_000
+    many: int = 100_000  # workers of a schedule without training
+    layers: int = 1000
+    rounds: int = 40  # with real delays
+    arms: int = 32
+    models: int = 2  # that read images
+    images: int = 20_000
+    least: float = 1.0
+
+
+TINY = Sizes(
+    workers=(8,), largest=64, coordinates=20_000, codecs=("S2, rows, r = 1", "top-k", "bf16"),
+    events=2000, many=512, layers=20, rounds=2, arms=2, models=1, images=1200, least=0.0,
+)  # fmt: skip
+
+
+# --- the simulator ---
+
+GOALS = {"all-reduce": 1.05, "gossip": 1.08, "asynchronous": 1.25}
+
+
+def ratio_rows(workers, goals: Mapping[str, float], least: float) -> Iterator[Row]:
+    """All-reduce, gossip and asynchronous training over their floors, few workers first."""
+    families = {"all-reduce": _all_reduce, "gossip": _gossip, "asynchronous": _asynchronous}
+    for count in workers:
+        for family, candidates in families.items():
+            yield compared(
+                "simulator over floor",
+                f"{family}, {count} workers",
+                goals[family],
+                functools.partial(candidates, count),
+                least * (1 + count / 1000),
+            )
+
+
+def _all_reduce(workers: int):
+    task, sampler = floors.task_and_sampler(workers)
+    return floors.all_reduce_sides(task, sampler, workers, floors.updates_of(workers))
+
+
+def _gossip(workers: int, method=None):
+    task, sampler = floors.task_and_sampler(workers)
+    return floors.gossip_sides(
+        task, sampler, workers, floors.updates_of(workers), method=method
+    )
+
+
+def _asynchronous(workers: int):
+    """An eighth of the workers lands in every update."""
+    make = floors.MODELS["softmax 784x10"]
+    task = floors.noise(make, max(8192, workers), (28, 28, 1))
+    return floors.stale_sides(task, workers, max(4, 2048 // workers), max(1, workers // 8))
+
+
+def simulator_rows(sizes: Sizes) -> Iterator[Row]:
+    """What the simulator costs beyond the arithmetic that any program would have to do."""
+    yield from ratio_rows(sizes.workers, GOALS, 8 * sizes.least)
+    workers = min(64, sizes.largest)
+    graph = topology.random_regular(workers, degree=8, seed=0)
+    section = "simulator over floor"
+
+    def sparse():
+        return _gossip(workers, matcha(floors.optimizer(), graph, budget=0.5))
+
+    yield compared(section, f"MATCHA, {workers} workers", 1.25, sparse, 10 * sizes.least)
+    yield Row(section, "scale", functools.partial(scale_lines, sizes.largest), 20 * sizes.least)
+
+
+def scale_lines(workers: int, budget: float) -> Iterator[Line]:
+    """D-PSGD with very many workers of a small model.
+
+    On the one-peer exponential graph, whose rounds are lists: mixing matrices of 65,536 workers
+    would take 34 GB.
+    """
+    del budget
+    task = tasks.build("digits(model=logistic)")
+    repeats = 1 + workers * floors.BATCH // len(task.labels)
+    task = task._replace(
+        train=jax.tree.map(lambda a: np.concatenate([a] * repeats), task.train),
+        labels=np.concatenate([task.labels] * repeats),
+    )
+    method = dpsgd(floors.optimizer(), topology.one_peer_exponential(workers))
+    sampler = floors.sampler_of(task, workers, floors.BATCH)
+    turn = floors.simulated(method, task, sampler, floors.neighbours(method, workers, 1), 16, 1)
+    each = stopwatch.seconds({"": turn}, 3)[""] / 16
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    yield Line(f"D-PSGD, {workers:,} workers", 1e6 * each / workers, "us a worker", None, {},
+               {"process MiB": float(peak)})  # fmt: skip
+
+
+# --- the mesh ---
+
+
+def mesh_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
+    """Plain rounds over hand-written ones, real delays over injected ones, and host callbacks.
+
+    Virtual devices share the cores, so that only ratios say anything.
+    """
+    yield compared(
+        "mesh",
+        f"plain round, {devices} devices",
+        1.05,
+        lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices),
+        15 * sizes.least,
+    )
+    for wait in ("barrier", "first_finisher"):
+        measure = functools.partial(_delayed, devices, wait, sizes.rounds)
+        yield Row("mesh", f"delays, {wait}", measure, 20 * sizes.least)
+    yield callback_row(devices, 15 * sizes.least)
+
+
+def _delayed(workers: int, wait: str, count: int, budget: float) -> Iterator[Line]:
+    """The median round that really happened, over the one that the virtual clock plans."""
+    del budget
+    delay = processes.persistent(delays.jitter(0.02, 0.1), {0: 4.0})
+    setting = Setting(delay, workers, floors.MINI_BATCHES, 0, communication=0.02)
+    rule = RULES[wait](setting)
+    injector = inject.Injector(workers, rule.trigger, 0, delay=delay, communication=0.02)
+    runtime, state = _mesh(workers, injector, 1)
+    _, real = runtime.advance(state, np.inf, count)
+    medians = [float(np.median(np.diff(each.time))) for each in (real, whole(rule, count))]
+    taken = dict(zip(("measured", "injected"), medians, strict=True))
+    yield Line(f"round over injected delays, {wait}", medians[0] / medians[1], "x", 1.1, taken)
+
+
+def _mesh(workers: int, injector, rounds_per_dispatch: int):
+    """A mesh that trains on digits, and its run of no rounds."""
+    task, sampler = floors.task_and_sampler(workers)
+    runtime = mesh.Mesh(
+        all_reduce(floors.optimizer()), task.losses, task.train, sampler, workers=workers,
+        mini_batches=floors.MINI_BATCHES, injector=injector,
+        rounds_per_dispatch=rounds_per_dispatch,
+    )  # fmt: skip
+    return runtime, runtime.start(task.init(jax.random.key(0)))
+
+
+def callback_row(devices: int, least: float) -> Row:
+    """What ticks, delays and triggers add to a mini-batch of a round on the mesh."""
+    count = 8  # rounds of a dispatch
+
+    def trigger(wait: str, **parameters):
+        setting = Setting(delays.exponential(1e-9), devices, floors.MINI_BATCHES, 0)
+        return RULES[wait](setting, **parameters).trigger
+
+    def turn(injector) -> Callable:
+        runtime, state = _mesh(devices, injector, count)
+
+        def dispatch():
+            nonlocal state
+            state, _ = runtime.advance(state, np.inf, count)
+            return state.model
+
+        return dispatch
+
+    def candidates():
+        law = delays.exponential(1e-9)
+        blocking, patient = trigger("barrier"), trigger("deadline", seconds=1e9)
+        injectors = {
+            "without": None,
+            "tick": inject.Injector(devices, blocking, 0),
+            "tick, delay": inject.Injector(devices, blocking, 0, delay=law),
+            "tick, delay, trigger": inject.Injector(devices, patient, 0, delay=law),
+        }
+        return {name: turn(one) for name, one in injectors.items()}
+
+    def measure(budget: float) -> Iterator[Line]:
+        taken = stopwatch.seconds(candidates(), budget=budget)
+        without = taken.pop("without")
+        for name, value in taken.items():
+            added = 1e6 * (value - without) / (count * floors.MINI_BATCHES)
+            facts = {"us more per mini-batch": added}
+            pair = {name: value, "without": without}
+            yield Line(f"{name}, {devices} devices", value / without, "x", None, pair, facts)
+
+    return Row("host callbacks", "host callbacks", measure, least, candidates)
+
+
+def wire_lines(budget: float) -> Iterator[Line]:
+    """Bits in which collectives of short floats travel in the compiled program, over those asked.
+
+    XLA on CPU widens every collective of bfloat16 to float32, which sends twice the bytes that the
+    program asked for. What `comms.two_phase` makes of `comms.short_floats` travels in 16 bits.
+    """
+    del budget
+    workers = jax.device_count()
+    to_next = [(i, (i + 1) % workers) for i in range(workers)]
+    bodies = {
+        "psum": lambda x: jax.lax.psum(x, AXIS),
+        "all_gather": lambda x: jax.lax.all_gather(x, AXIS),
+        "all_to_all": lambda x: jax.lax.all_to_all(x.reshape(workers, -1), AXIS, 0, 0),
+        "ppermute": lambda x: jax.lax.ppermute(x, AXIS, to_next),
+        "two_phase": lambda x: two_phase.all_reduce(x, short_floats.BFLOAT16).total,
+    }
+    devices = jax.make_mesh((workers,), (AXIS,), (AxisType.Auto,))
+    of_all = PartitionSpec(AXIS)
+    for name, body in bodies.items():
+        asked = jnp.float32 if name == "two_phase" else jnp.bfloat16  # which it makes short
+        program = jax.shard_map(
+            lambda x, body=body: body(x[0])[None],
+            mesh=devices, in_specs=of_all, out_specs=of_all, check_vma=False,
+        )  # fmt: skip
+        lowered = jax.jit(program).lower(jnp.zeros((workers, 128 * workers), asked))
+        found = COLLECTIVE.findall(lowered.compile().as_text())
+        bits = max((int("".join(filter(str.isdigit, kind))) for kind, _ in found), default=0)
+        goal = 1.0 if name == "two_phase" else None
+        kinds = ", ".join(f"{kind} of {collective}" for kind, collective in found)
+        yield Line(f"bits of {name} in bfloat16", bits / 16, "x", goal, {}, {"travels": kinds})
+
+
+# --- schedules ---
+
+
+def schedule_rows(sizes: Sizes) -> Iterator[Row]:
+    """Event loops against a plain Python loop, and schedules of very many workers."""
+    section = "schedules"
+    for workers, k in ((8, 1), (64, 8)):
+        yield compared(
+            section,
+            f"k_batch_async over a plain loop, {workers} workers",
+            1.0,
+            functools.partial(_planned, workers, k, sizes.events // k),
+            3 * sizes.least,
+        )
+    for kind, (make, everyone, places) in KINDS.items():
+        for delay, goal in (("independent", 1.0), ("markov", 0.5)):
+            measure = functools.partial(
+                _many, kind, make, everyone, places, delay, goal, sizes.many, 5 * sizes.events
+            )
+            yield Row(section, f"{kind}, {delay}", measure, 4 * sizes.least)
+
+
+def _planned(workers: int, k: int, updates: int):
+    """The rule from nothing, and a heap of ends that gets its durations as lists for nothing."""
+
+    def rule():
+        made = RULES["k_batch_async"](Setting(LAW, workers, 1, 0), k=k)
+        return made.extend(made.init(), updates)
+
+    state, schedule = rule()
+    drawn = np.arange(int(state.attempts.max()))
+    durations = from_law(LAW).seeded(0).duration(np.arange(workers)[:, None], 0.0, drawn).tolist()
+
+    def plain():
+        draws, version = [iter(row) for row in durations], [0] * workers
+        flying = [(next(draw), i) for i, draw in enumerate(draws)]
+        heapq.heapify(flying)
+        times, who, read = [], [], []
+        for t in range(updates):
+            for c in range(k):
+                now, i = heapq.heappop(flying)
+                who.append(i)
+                read.append(version[i])
+                version[i] = t if c < k - 1 else t + 1
+                heapq.heappush(flying, (now + next(draws[i]), i))
+            times.append(now)
+        return np.array(times), np.array(who), np.array(read)
+
+    times, who, read = plain()
+    np.testing.assert_array_equal(schedule.time, times)
+    np.testing.assert_array_equal(schedule.workers.ravel(), who)
+    np.testing.assert_array_equal(schedule.version.ravel(), read)
+    return {"ours": lambda: rule()[1].time, "plain loop": lambda: plain()[0]}
+
+
+def _pushes(rule: str, delay, workers: int) -> Rule:
+    """A server that updates on 64 pushes, while nobody else waits."""
+    return RULES[rule](Setting(delay, workers, 1, 0), k=min(64, workers // 8))
+
+
+def _pairs(blocking: bool, delay, workers: int) -> Rule:
+    """Nodes on a ring that meet a neighbour after every mini-batch."""
+    setting = Setting(delay, workers, 1, 0, nx.cycle_graph(workers))
+    return RULES["random_pairs"](setting, width=min(64, workers // 8), blocking=blocking)
+
+
+def _one_peer(delay, workers: int) -> Rule:
+    """Rounds in which every worker waits for the one peer that it hears from."""
+    links = of_rounds(rounds.one_peer_exponential(workers))
+    return RULES["neighbour_barrier"](Setting(delay, workers, 1, 0, links=links))
+
+
+# A rule of many workers; whether an update has an event of each; places of an event in a row.
+KINDS = {
+    "k_batch_async": (functools.partial(_pushes, "k_batch_async"), False, 1),
+    "k_async": (functools.partial(_pushes, "k_async"), False, 1),
+    "random_pairs": (functools.partial(_pairs, False), False, 2),
+    "random_pairs, blocking": (functools.partial(_pairs, True), False, 2),
+    "one_peer_exponential": (_one_peer, True, 1),
+}
+DELAYS = {
+    "independent": LAW,
+    "markov": processes.markov(LAW, factor=4.0, mean_normal=90.0, mean_slow=10.0),
+}
+
+
+def _many(
+    kind, make, everyone, places, delay, goal, workers: int, events: int, budget: float
+) -> Iterator[Line]:
+    """Microseconds of an event, from nothing."""
+    del budget
+    compiling = make(DELAYS[delay], 16)
+    compiling.extend(compiling.init(), 8)
+    updates = -(-max(events, 4 * workers) // (workers if everyone else 64))
+    taken = []
+    for _ in range(3):
+        rule = make(DELAYS[delay], workers)
+        began = time.perf_counter()
+        _, planned = rule.extend(rule.init(), updates)
+        count = planned.workers.shape[1] // places * updates
+        taken.append(1e6 * (time.perf_counter() - began) / count)
+    name = f"{kind}, {delay} delays, {workers:,} workers"
+    yield Line(name, statistics.median(taken), "us an event", goal)
+
+
+# --- buckets and codecs ---
+
+
+def random_trace(rng: np.random.Generator, layers: int) -> tuple[np.ndarray, np.ndarray, AlphaBeta]:
+    """(sizes, ready, cost) of a random model on a random network.
+
+    Layers of 1 kB to 10 MB, 1 ms of backward each on average, and an all-reduce with alpha of 10 us
+    to 10 ms and 0.1 to 10 ns per byte; uniform logarithms.
+    """
+    sizes = np.round(10 ** rng.uniform(3, 7, layers))
+    ready = np.cumsum(rng.exponential(1e-3, layers))
+    return sizes, ready, AlphaBeta(10 ** rng.uniform(-5, -2), 10 ** rng.uniform(-10, -8))
+
+
+def gaps(traces: int, planner: str = "greedy", seed: int = 0) -> np.ndarray:
+    """[traces] how much later a planner's buckets finish than the optimal ones."""
+    rng = np.random.default_rng(seed)
+    cases = (random_trace(rng, rng.integers(2, 65)) for _ in range(traces))
+    plan = buckets.PLANNERS[planner]
+    return np.array([plan(*case).finish / buckets.optimal(*case).finish - 1 for case in cases])
+
+
+def bucket_lines(layers: int, budget: float) -> Iterator[Line]:
+    """Seconds of planning, and how far planners are from the best buckets on random traces."""
+    large = random_trace(np.random.default_rng(0), layers)
+    plans = {name: lambda plan=plan: plan(*large).end for name, plan in buckets.PLANNERS.items()}
+    seconds = stopwatch.seconds(plans, 3, budget=budget)
+    for name, taken in seconds.items():
+        gap = gaps(2 * layers, name)
+        facts = {"mean gap": float(gap.mean()), "worst gap": float(gap.max())}
+        goal = 1.0 if name == "optimal" else None
+        yield Line(f"planning of {layers:,} layers, {name}", taken, "s", goal, {}, facts)
+
+
+CODECS = "codecs over copy"
+# By the beginning of a codec's name: at most this many times as long as a copy.
+CODEC_GOALS = {
+    "S2, rows": 3, "S2 peeled, rows": 3, "bitmap": 3, "bf16": 3, "int8": 3, "lattice": 15,
+    "S2, coordinates": 10, "S2 peeled, coordinates": 10, "top-k": 10,
+}  # fmt: skip
+
+
+def codec_rows(names, coordinates: tuple[int, ...], least: float) -> Iterator[Row]:
+    """Encoding and decoding once, over a copy in the device's memory; codecs with a goal first."""
+    names = names or [name for name in codec_calls.candidates(500) if name != codec_calls.COPY]
+    goals = {n: g for n in names for start, g in CODEC_GOALS.items() if n.startswith(start)}
+    for size in coordinates:
+        for name in sorted(names, key=lambda name: name not in goals):
+            yield compared(
+                CODECS,
+                f"{name}, {size:.0e}".replace("e+0", "e"),
+                goals.get(name),
+                functools.partial(_codec_and_copy, name, size),
+                least * size / codec_calls.SMALL,
+                functools.partial(_bytes, name, size),
+                scale=1 / codec_calls.WORKERS.get(name, 1),
+            )
+        _calls.cache_clear()  # the gradients
+
+
+@functools.lru_cache(maxsize=1)
+def _calls(size: int):
+    return codec_calls.candidates(size)
+
+
+def _codec_and_copy(name: str, size: int):
+    calls = _calls(size)
+    return {"codec": calls[name][0], "copy": calls[codec_calls.COPY][0]}
+
+
+def _bytes(name: str, size: int, seconds: Mapping[str, float]) -> dict:
+    return {"MB": 1e-6 * _calls(size)[name][1], "GB/s": 4e-9 * size / seconds["codec"]}
+
+
+# --- arms and input ---
+
+CASES = {  # config and its argument, arm, changes
+    "asynchronous, logistic regression": (
+        ("slow_and_stale", "seconds=150"), "k_async/K=1/rate=0.16", {}
+    ),
+    "all-reduce, MLP": (
+        ("nonblocking", None), "all_reduce/nonblocking", {"stop_at_target": False, "seconds": 10.0}
+    ),
+    "D-PSGD on a ring, MLP": (("heterogeneous", None), "dpsgd/ring/rate=0.2", {}),
+}  # fmt: skip
+
+
+def arms_of(case: str, count: int) -> list[ConfigDict]:
+    """The first `count` seeds of an arm."""
+    (name, argument), arm, changes = CASES[case]
+    module = importlib.import_module(f"configs.{name}")
+    config = module.get_config(argument)
+    chosen = dict(swept_arms(module, config))[arm] | {"name": arm} | changes
+    config = override(config, chosen)
+    return [override(config, {"seed": seed}) for seed in range(count)]
+
+
+def _together(case: str, count: int):
+    """An arm of several as one program, and one alone: prepare, trace, train, evaluate, write."""
+    compiled.keep_programs()
+    arms = arms_of(case, count)
+
+    def together():
+        with tempfile.TemporaryDirectory() as folder:
+            train.run_together(arms, [pathlib.Path(folder, str(n)) for n in range(count)])
+
+    def alone():
+        with tempfile.TemporaryDirectory() as folder:
+            train.run(arms[0], pathlib.Path(folder, "run"))
+
+    return {"together": together, "alone": alone}
+
+
+IMAGE = (32, 32, 3)  # uint8
+
+
+def streaming_lines(
+    model: str, batch: int, updates: int, goal: float | None, images: int, budget: float
+) -> Iterator[Line]:
+    """Updates of two workers on images that are streamed, over those on images in memory."""
+    rng, folder = np.random.default_rng(0), tempfile.mkdtemp()
+    for split, count in (("train", images), ("test", 64)):
+        np.save(f"{folder}/{split}_image", rng.integers(0, 256, (count, *IMAGE), np.uint8))
+        np.save(f"{folder}/{split}_label", rng.integers(0, 10, count, np.uint8))
+    # Two dispatches in a turn, so that one is read while the other runs.
+    data_feed.TABLE_BYTES = updates * batch * (math.prod(IMAGE) + 1)
+    runtimes = []
+
+    def reading(how: str) -> Callable:
+        source = f"npy(folder='{folder}', classes=10)"
+        task = tasks.build(f"images(source={source}, model={model}, reading={how})")
+        runtime = simulate.Simulator(
+            all_reduce(floors.optimizer()), task.losses, task.train,
+            floors.sampler_of(task, 2, batch), floors.barrier(2, 1), mini_batches=1,
+        )  # fmt: skip
+        state = runtime.start(task.init(jax.random.key(0)))
+        runtimes.append(runtime)
+
+        def advance():
+            nonlocal state
+            state, _ = runtime.advance(state, np.inf, updates)
+            jax.block_until_ready(state.model)
+            runtime.input.settle()  # what a step reads is counted to the step
+            return state.model.params
+
+        return advance
+
+    try:
+        sides = {"streamed": reading("stream"), "memory": reading("memory")}
+        taken = stopwatch.seconds(sides, 5, budget=budget)
+    finally:
+        for runtime in runtimes:
+            runtime.close()
+        shutil.rmtree(folder)
+    ratio = taken["streamed"] / taken["memory"]
+    yield Line(f"streamed over in memory, {model}", ratio, "x", goal, taken)
+
+
+# --- the whole ---
+
+
+def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
+    """All rows."""
+    least = sizes.least
+    yield from simulator_rows(sizes)
+    yield from mesh_rows(sizes, devices)
+    yield Row("wire", "collectives of bfloat16", wire_lines, 5 * least)
+    yield from schedule_rows(sizes)
+    yield Row("buckets", "buckets", functools.partial(bucket_lines, sizes.layers), 15 * least)
+    yield from codec_rows(sizes.codecs, (sizes.coordinates,), 2 * least)
+    for case in CASES:
+        yield compared(
+            "arms together over alone", f"{case}, {sizes.arms} arms", 0.3,
+            functools.partial(_together, case, sizes.arms), 60 * least, scale=1 / sizes.arms,
+        )  # fmt: skip
+    kinds = (("logistic", 256, 64, None), ("resnet18(width=16)", 8, 4, 1.03))
+    for model, batch, updates, goal in kinds[: sizes.models]:
+        measure = functools.partial(streaming_lines, model, batch, updates, goal, sizes.images)
+        yield Row("input", f"streamed, {model}", measure, 40 * least)
+
+
+def table(record: dict) -> str:
+    """The lines of a record for a page: row, ours, floor, ratio, goal."""
+    found = ["| row | ours | floor | ratio | goal |", "| --- | --- | --- | --- | --- |"]
+    for row in record["rows"]:
+        for line in row["lines"]:
+            times = [f"{1e3 * value:.4g} ms" for value in line["seconds"].values()][:2]
+            number = f"{line['value']:.3g}"
+            if line["unit"] != "x":
+                times, number = [f"{number} {line['unit']}"], ""
+            ours, floor = [*times, "–", "–"][:2]
+            goal = "–" if line["goal"] is None else f"<= {line['goal']:g}"
+            found.append(f"| {line['name']} | {ours} | {floor} | {number or '–'} | {goal} |")
+        if row["state"] != RAN:
+            found.append(f"| {row['name']} | – | – | {row['state']} | – |")
+    return "\n".join(found) + "\n"
+
+
+def publish(record: dict, page: pathlib.Path) -> None:
+    """Put the table between the marks of a page."""
+    before, begin, rest = page.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not (begin and end):
+        raise ValueError(f"{page} has no marks {MARKS[0].strip()} and {MARKS[1]}; add both")
+    said = f"{record['date'][:10]}, {record['cores']} cores, {record['backend']}"
+    write(page, f"{before}{begin}{said}:\n\n{table(record)}{end}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="words of sections or rows, with commas")
+    parser.add_argument("--tiny", action="store_true", help="the smallest sizes")
+    parser.add_argument("--minutes", type=float, default=15.0, help="after which no row begins")
+    parser.add_argument("--output", type=pathlib.Path, help="the record; docs/results for a whole")
+    parser.add_argument("--page", type=pathlib.Path, help="gets the table; docs for a whole")
+    options = parser.parse_args()
+    logging.set_verbosity(logging.WARNING)
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", DEVICES)
+    sizes = TINY if options.tiny else Sizes()
+    words = [word for word in options.only.split(",") if word]
+    chosen = (
+        row for row in rows(sizes, jax.device_count())
+        if not words or any(word in f"{row.section}, {row.name}" for word in words)
+    )  # fmt: skip
+    if not (words or options.tiny):
+        options.output = options.output or FOLDER / "suite.json"
+        options.page = options.page or PAGE
+    given = " ".join(word for word in sys.argv[1:] if not word.startswith(("--output", "--page")))
+    record = head(f"python -m benchmarks.suite {given}".strip())
+    record |= {"backend": jax.default_backend(), "load": os.getloadavg()[0], "complete": False}
+    good = run(chosen, record, options.output, 60 * options.minutes, print, SHARE)
+    lines = [line for row in record["rows"] for line in row["lines"]]
+    if not record["rows"]:
+        parser.error(f"--only={options.only} names no row; leave it out to see all")
+    goals = [line for line in lines if line["goal"] is not None]
+    met = sum(line["value"] <= line["goal"] for line in goals)
+    print(f"{met} of {len(goals)} goals are met")
+    if options.page is not None:
+        publish(record, options.page)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

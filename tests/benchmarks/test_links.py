@@ -1,0 +1,94 @@
+"""Hosts with links: a rate, what leaves with them, and two hosts that train."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks import links, namespaces
+from comms import cost
+from tests.hosts import unable
+from tests.launcher import ROOT
+
+
+@pytest.fixture
+def able():
+    if unable() is not None:
+        pytest.skip(unable())
+
+
+# --- what is expected ---
+
+
+def test_a_rate_is_read():
+    assert namespaces.bits_per_second("100mbit") == 1e8
+    assert namespaces.bits_per_second("2.5gbit") == 2.5e9
+    for wrong in ("100", "mbit", "0gbit", "1 gbit", "-1mbit", "1GB"):
+        with pytest.raises(ValueError, match="write a number and its unit"):
+            namespaces.bits_per_second(wrong)
+
+
+# --- hosts ---
+
+ENDED = """
+import os, signal, subprocess
+from benchmarks import namespaces
+with namespaces.switch(2, "100mbit") as hosts:
+    sleeper = subprocess.Popen([*hosts[1].prefix, "sleep", "100"])
+    print(hosts[0].hub, sleeper.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_program_leaves_no_hosts(able):
+    ended = subprocess.run([sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    hub, sleeper = ended.stdout.split()
+    own = hub.removesuffix("hub")
+    places = (namespaces.NAMES, namespaces.FILES)
+    until = time.monotonic() + 10
+    while any(list(place.glob(f"{own}*")) for place in places):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert not pathlib.Path(f"/proc/{sleeper}/cwd").exists()
+
+
+def test_others_are_left_alone(able):
+    with namespaces.switch(1) as (host,):
+        namespaces.remove(host.name[:-3])  # a beginning of ours is not ours
+        assert (namespaces.NAMES / host.name).exists()
+
+
+# --- seconds to a loss ---
+
+
+def summary(**changes):
+    given = {"name": "a", "target_loss": 0.1, "seconds_to_target": 4.0, "updates_to_target": 30}
+    return given | {"seconds": 6.0, "updates": 60, "bytes_per_worker": 1.2e8} | changes
+
+
+def test_a_point_has_what_was_measured_beside_what_was_expected():
+    real = {"a": summary(), "b": summary(name="b", updates_to_target=None, seconds_to_target=None)}
+    free = {name: summary(seconds=4.8) for name in real}  # 0.08 s an update
+    first, second = links.rows(4, "1gbit", real, free)
+    sent = 2e6 / (1e9 / 8 * cost.PAYLOAD)  # s of an update
+    assert first["bytes"] == pytest.approx(2e6)
+    assert first["update"] == 0.1 and first["expected_update"] == pytest.approx(0.08 + sent)
+    assert first["expected"] == pytest.approx(30 * (0.08 + sent))
+    assert first["error"] == pytest.approx((0.08 + sent) / 0.1 - 1)
+    assert second["seconds"] is None and second["expected"] is None
+@pytest.mark.slow
+def test_two_hosts_train_every_arm_on_links_with_a_rate(able, tmp_path):
+    path = tmp_path / "links.json"
+    command = [sys.executable, "-m", "benchmarks.links", "sweep", "--hosts=2", "--rate=100mbit"]
+    command += ["--flags=--config.updates=3 --config.seconds=1e6", f"--output={path}"]
+    alone = os.environ | {"XLA_FLAGS": ""}  # a device per host
+    subprocess.run(command, cwd=ROOT, check=True, timeout=900, env=alone)
+    found = {one["method"]: one for one in json.loads(path.read_text())["summary"]["points"]}
+    dense = found["all_reduce"]
+    assert len(found) == 5 and dense["update"] > 0.5 * dense["bytes"] / 12.5e6  # of the link
