@@ -16,7 +16,7 @@ this run has gone or the run stands still, 130 interrupted, 143 ended by SIGTERM
 import sys
 
 try:
-    from experiments import endings, places
+    from experiments import config_files, endings, registry, runtime_builders
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error.name} is not installed; run pip install 'gossax[run]', or make")
 
@@ -133,9 +133,9 @@ _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line giv
 
 def refuse(error: Exception | str) -> NoReturn:
     """One sentence instead of a traceback: the input was at fault, not the program."""
-    from experiments import texts
+    pass
 
-    sentence = texts.sentence(error)
+    sentence = registry.sentence(error)
     print(f"error: {sentence}", file=sys.stderr)
     if "experiments.distributed" in sys.modules:  # there may be others
         from experiments import distributed
@@ -303,7 +303,7 @@ def plan() -> Callable[[], int] | None:
 
     distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     compiled.keep_programs()
-    from experiments import agreement, dry_run, executors, grid, loggers, slurm, sweep
+    from experiments import agreement, dry_run, executors, loggers, slurm, sweep
     from runtimes.asynchronous import pool
 
     pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
@@ -317,7 +317,7 @@ def plan() -> Callable[[], int] | None:
     if hasattr(file.module, "analyse"):
         return analyse(file, file.module.analyse, file.path)
     swept = file.module if _SWEEP.value else None
-    grids = grid.read(_GRID.value)
+    grids = config_files.read_grids(_GRID.value)
     arms = sweep.expand(file.config, swept, file.values, _SEEDS.value, grids)
     if _ARM.value:
         arms = sweep.choose(arms, _ARM.value)
@@ -332,7 +332,7 @@ def plan() -> Callable[[], int] | None:
     if _DRY_RUN.value:
         return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
     if _CLUSTER.value:
-        used = any(places.RUNTIMES[arm.config.runtime].cluster for arm in arms)
+        used = any(runtime_builders.RUNTIMES[arm.config.runtime].cluster for arm in arms)
         if _EXECUTOR.value != "ray" and not used:
             raise ValueError(
                 "--cluster is for runtime=actors and --executor=ray, and there is neither; leave "
@@ -392,9 +392,7 @@ def list_parts() -> None:
     """Print what configs can name."""
     from rich.console import Console
 
-    from experiments import catalogue
-
-    catalogue.show(Console())
+    config_files.show_names(Console())
 
 
 def report_again() -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.pairs --output=docs/results/benchmarks/pairs.json
     python -m benchmarks.pairs --runtimes=simulate --of_methods=top_k
 
-`experiments.places.decided` decides from declarations; here it shows whether what is accepted
+`experiments.prepare.fitting_rule` decides from declarations; here it shows whether what is accepted
 trains and whether anything is refused too late. A point per runtime and method has the numbers of
 rules that are refused, that train and under which the parameters have not moved yet; whatever ends
 in an error is listed by rule. Small models on four workers, and on two where each is a process:
@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from algorithms import ALGORITHMS
 from benchmarks import every_rule
 from benchmarks.harness import put
-from experiments import parts, places, prepare
+from experiments import prepare, registry, runtime_builders
 from stragglers.rules import RULES
 
 _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where to train.")
@@ -85,7 +85,7 @@ WAITS = [call(name) for name in sorted(set(RULES) - {"replay"})]  # which needs 
 
 def config(method: str, wait: str, runtime: str) -> ConfigDict:
     """A small arm."""
-    sparse = prepare.METHOD.wants(parts.as_part(method), "sparse")
+    sparse = prepare.METHOD.wants(registry.as_part(method), "sparse")
     changes = {
         "algorithm": method,
         "task": ROWS if sparse else DENSE,
@@ -144,7 +144,7 @@ def main(argv: list[str]) -> None:
     del argv
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", WORKERS)  # of a mesh
-    assert set(_RUNTIMES.value) <= set(places.RUNTIMES)
+    assert set(_RUNTIMES.value) <= set(runtime_builders.RUNTIMES)
     for runtime, name in itertools.product(_RUNTIMES.value, _METHODS.value):
         seen: Counter[str] = Counter()
         errors = []

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import papers, stats
-from experiments.parts import part
+from experiments.registry import part
 
 DELAYS = {
     "exponential": part("exponential", scale=1),

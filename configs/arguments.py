@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments import texts
+from experiments import registry
 
 
 def parse(text: str | None, **defaults) -> dict[str, Any]:
@@ -15,8 +15,8 @@ def parse(text: str | None, **defaults) -> dict[str, Any]:
         name, given, value = item.partition("=")
         if name not in defaults:
             raise ValueError(
-                f"config argument {name!r} is unknown; {texts.meant(name, defaults)}"
-                f"known arguments: {texts.listed(defaults)}"
+                f"config argument {name!r} is unknown; {registry.meant(name, defaults)}"
+                f"known arguments: {registry.listed(defaults)}"
             )
         kind = type(defaults[name])
         if kind is bool:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from configs import slow_and_stale
 from experiments import papers, stats
-from experiments.parts import part
+from experiments.registry import part
 
 RATES = (0.025, 0.063, 0.16, 0.4, 1.0, 2.5)
 

@@ -1,11 +1,20 @@
 """One arm with every entry that an arm needs; a config lists what differs."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from experiments import texts
-from experiments.parts import part
+from experiments import registry
+from experiments.registry import part
+
+
+class Variant(SimpleNamespace):
+    """A further question of a config file: its text, get_config, and what stands beside that."""
+
+    def __init__(self, about: str, get_config: Callable[[str | None], ConfigDict], **beside: Any):
+        super().__init__(__doc__=about, get_config=get_config, **beside)
 
 
 def arm(**changes: Any) -> ConfigDict:
@@ -52,8 +61,8 @@ def arm(**changes: Any) -> ConfigDict:
     unknown = [name for name in changes if name not in entries]
     if unknown:
         raise ValueError(
-            f"an arm has no entry {unknown[0]!r}; {texts.meant(unknown[0], entries)}"
-            f"known entries: {texts.listed(entries)}"
+            f"an arm has no entry {unknown[0]!r}; {registry.meant(unknown[0], entries)}"
+            f"known entries: {registry.listed(entries)}"
         )
     # As references any entry may become of another type, as a number that a network replaces.
     values = (entries | changes).items()

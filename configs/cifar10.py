@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base, nonblocking
-from experiments.parts import part
+from experiments.registry import part
 
 IMAGES = 50_000  # of an epoch
 NOMINAL = nonblocking.NOMINAL  # s of a round of 128 images per worker at nominal speed

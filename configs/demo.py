@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import nonblocking
-from experiments.parts import part
+from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, language_model
-from experiments.parts import part
+from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

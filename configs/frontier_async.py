@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import papers, stats
-from experiments.parts import part
+from experiments.registry import part
 from stragglers import local_updates
 
 LOCAL_STEPS, WORKERS, FACTOR = 20, 8, 4

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import papers, stats
-from experiments.parts import as_part, part
+from experiments.registry import as_part, part
 
 GPT = part(
     "next_token",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments.parts import part
+from experiments.registry import part
 
 IMAGES = 1_281_167  # of an epoch
 EPOCHS, WARM, STEPS = 90, 5, (30, 60, 80)

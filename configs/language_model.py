@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import stats
-from experiments.parts import part
+from experiments.registry import part
 
 
 class Size(NamedTuple):

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from comms import cost
 from configs import arguments, base
-from experiments.parts import part
+from experiments.registry import part
 
 STEPS = 8  # local steps between two exchanges
 LATENCY = 2e-4  # seconds of a message between two namespaces

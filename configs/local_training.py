@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, language_model
 from experiments import papers, stats
-from experiments.parts import part
+from experiments.registry import part
 
 FRAGMENTS = 3
 FOUR_BITS = part("quantise", bits=4)

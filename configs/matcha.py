@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from comms import topology
 from configs import arguments, base
 from experiments import papers
-from experiments.parts import part
+from experiments.registry import part
 
 RATES = (0.2, 0.4, 0.57, 0.8, 1.13)  # factors of sqrt(2) where the best are
 # Higher ones can come to the target on the ring, and with half of the communication or more.

@@ -5,15 +5,22 @@ parameters and the same order of samples; a round's communication costs half a n
 worker is always four times slower unless `delay` names another kind of straggler:
 
     --config=configs/nonblocking.py:workers=16,delay=pause,communication=0.25
+
+VARIANTS take these arguments, too, and ask further questions:
+
+    --config=configs/nonblocking.py:tuned,delay=pause --sweep
+    --config=configs/nonblocking.py:weightings,alpha=1,slow=2 --sweep --seeds=3 --together
+    --config=configs/nonblocking.py:analysis,mini_batches=16
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import papers
-from experiments.parts import part
+from experiments.registry import part
+from stragglers.rule import DRAWS
 
 NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
 
@@ -106,3 +113,241 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 claims = papers.claims("nonblocking", "nonblocking_slow4")
+
+
+# --- each side at its best round length and learning rate ---
+
+BATCH = 4  # samples in a mini-batch
+MINI_BATCHES = (1, 2, 4, 8, 16, 32)
+LEARNING_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+def _tuned(arg: str | None = None) -> ConfigDict:
+    c = get_config(",".join(filter(None, (f"batch={BATCH}", arg))))
+    if DRAWS[c.draw]:
+        # A slow spell lasts for the work of a nominal round, however short a method's rounds are.
+        c.draw = "mini_batch"
+        c.delay = part("spells", law=c.delay, mini_batches=128 // c.batch_size)
+    c.evaluate_every = 0.1  # seconds on the run's clock
+    c.seconds = 40.0
+    c.stop_at_target = True
+    return c
+
+
+def _grid(
+    mixers: Iterable[str], mini_batches: Iterable[int], rates: Iterable[float]
+) -> Iterator[tuple[str, dict]]:
+    """Yield arms of mixers, blocking and not, at all round lengths and learning rates."""
+    for mixer in mixers:
+        algorithm, wait_for_all = MIXERS[mixer]
+        for variant, wait in (("blocking", wait_for_all), ("nonblocking", part("first_finisher"))):
+            for length in mini_batches:
+                for rate in rates:
+                    yield (
+                        f"{mixer}/{variant}/M={length}/rate={rate}",
+                        {
+                            "algorithm": algorithm,
+                            "wait": wait,
+                            "mini_batches": length,
+                            "optimizer.learning_rate": rate,
+                            "baseline": None,
+                        },
+                    )
+
+
+def _of_four_workers(arg: str | None) -> ConfigDict:
+    """Return the config of four workers whose mini-batches have one sample."""
+    # An exchange takes as long as four mini-batches, in nominal rounds of 128 samples.
+    return _tuned(f"workers=4,batch=1,communication=0.03125,{arg or ''}")
+
+
+def _tuned_images(arg: str | None = None) -> ConfigDict:
+    c = _of_four_workers(arg)
+    c.task = part(
+        "images",
+        source=part("gaussians", separation=12.0),
+        model=part("resnet18", width=16, products=True),
+        evaluated=64,
+    )
+    c.optimizer.learning_rate = 0.005
+    c.target_loss = 1.2
+    c.seconds = 0.8
+    return c
+
+
+def _tuned_text(arg: str | None = None) -> ConfigDict:
+    c = _of_four_workers(arg)
+    c.task = part(
+        "next_token",
+        model=part("gpt", layers=2, width=64, heads=4, remat=False),
+        corpus=part("python"),
+        vocabulary=512,
+        length=32,
+        compute="float32",
+        micro_batch=None,
+        evaluated=64,
+    )
+    c.optimizer = part("adamw", learning_rate=0.002, weight_decay=0.1)
+    # Below the plateau of 4.2, at which a model knows how frequent words are and no more.
+    c.target_loss = 4.0
+    c.seconds = 2.5
+    return c
+
+
+def _tuned_variant(about: str, get_config, record: str, *grid: Iterable) -> base.Variant:
+    return base.Variant(
+        about,
+        get_config,
+        sweep=lambda: _grid(*grid),
+        claims=papers.claims("nonblocking", record),
+        numbers=papers.at_best("seconds_to_target"),
+    )
+
+
+# --- weights of non-blocking rounds on uneven data ---
+
+# Where every worker has a model of its own, a high rate drives these apart on uneven data.
+_LOW, _HIGH = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+RATES = {"all_reduce": _HIGH, "dpsgd": _LOW, "matcha": _LOW}
+TASK = part("digits", model="logistic", l2=0.01)  # its lowest loss is 0.733
+WEIGHTINGS = {  # of every mixer, its own default among them
+    "all_reduce": ("proportional", "equal"),
+    "dpsgd": ("equal", "confidence", "local_sum"),
+    "matcha": ("equal", "confidence", "local_sum"),
+}
+
+
+def _weightings(arg: str | None = None) -> ConfigDict:
+    """One arm: Ring All-Reduce, non-blocking, weights in proportion to finished mini-batches.
+
+    Arguments: alpha of the Dirichlet split; slow, the factor of the slow worker; seconds, the
+    budget; workers, communication, mini_batches and batch, as of `get_config`.
+    """
+    a = arguments.parse(
+        arg,
+        alpha=0.1,
+        slow=4.0,
+        seconds=60.0,
+        workers=8,
+        communication=0.5,
+        mini_batches=8,
+        batch=16,
+    )
+    common = ("workers", "communication", "mini_batches", "batch")
+    c = get_config(",".join(f"{name}={a[name]}" for name in common))
+    c.name, c.baseline = "all_reduce/proportional", None
+    c.task = TASK
+    c.split = part("dirichlet", alpha=a["alpha"])
+    c.delay.factors = {0: a["slow"]}
+    c.seconds, c.evaluate_every = a["seconds"], a["seconds"] / 60
+    c.target_loss = None
+    return c
+
+
+def _weightings_sweep() -> Iterator[tuple[str, dict]]:
+    """Three mixers, each with all of its weightings and blocking, at all rates."""
+    for mixer, (algorithm, wait_for_all) in MIXERS.items():
+        rounds = {
+            weighting: {"algorithm": algorithm, "algorithm.weighting": weighting}
+            for weighting in WEIGHTINGS[mixer]
+        }
+        rounds["blocking"] = {"algorithm": algorithm, "wait": wait_for_all}
+        for variant, changes in rounds.items():
+            for rate in RATES[mixer]:
+                yield (
+                    f"{mixer}/{variant}/rate={rate}",
+                    changes | {"optimizer.learning_rate": rate},
+                )
+
+
+# --- the run-time analysis ---
+
+
+def _analysis(arg: str | None = None) -> ConfigDict:
+    """All delays. Arguments: mini_batches (per round), workers and communication (s), at which
+    the other one varies."""
+    a = arguments.parse(arg, mini_batches=8, workers=8, communication=0.5)
+    each = 1.0 / a["mini_batches"]  # seconds of a mini-batch, such that a nominal round takes 1 s
+
+    c = ConfigDict()
+    c.name = "nonblocking_analysis"
+    c.seed = 0  # of the simulated delays
+    c.mini_batches = a["mini_batches"]  # mini-batches in a full round
+    c.draw = "round"  # a new duration per round | per mini_batch
+    c.in_flight = "finish"  # at the signal, mini-batches that have begun: finish | cut
+    c.rounds = 1200  # simulated, for every point
+    c.rounds_in_time = 400  # the same for delays with a memory, which are slow to simulate
+
+    c.workers = (2, 4, 8, 16, 32, 64)
+    c.at_communication = a["communication"]  # seconds per round while the workers vary
+    c.communication = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)  # seconds per round
+    c.at_workers = a["workers"]  # workers while the communication varies
+
+    # Seconds of a mini-batch; the first five have means of 1/M, the rest when nothing is slow.
+    c.delays = ConfigDict()
+    c.delays.exponential = f"exponential(scale={each})"
+    c.delays.shifted_exponential = f"shifted_exponential(shift={each / 2}, scale={each / 2})"
+    c.delays.pareto = f"pareto(minimum={each * 2 / 3}, shape=3)"
+    c.delays.log_normal = f"jitter(mean={each}, sigma=0.3)"
+    c.delays.slow_rounds = f"bernoulli_slowdown(value={each}, factor=5, probability=0.1)"
+    c.delays.slow_worker = f"persistent(law=deterministic(value={each}), factors={{0: 4.0}})"
+    # 5x slower for a tenth of the time, in spells of a second on average.
+    c.delays.slow_spells = (
+        f"markov(law=deterministic(value={each}), factor=5, mean_normal=9, mean_slow=1)"
+    )
+    return c
+
+
+TWO = ("all_reduce", "dpsgd")  # mixers, which a CPU trains in an hour
+VARIANTS = {
+    "tuned": _tuned_variant(
+        "Best non-blocking against best blocking: each with its own round length and learning "
+        "rate.\n\n"
+        "Comparing at equal samples per round flatters non-blocking, since a blocking method is "
+        "free to take smaller rounds. Here every method picks the number of mini-batches per round "
+        "and the learning rate that bring it to the target first, on a grid, under the same "
+        "delays.",
+        _tuned, "nonblocking_tuned", MIXERS, MINI_BATCHES, LEARNING_RATES,
+    ),
+    "tuned_images": _tuned_variant(
+        "Best non-blocking against best blocking: ResNet-18 on images of CIFAR's shape.\n\n"
+        "The images are drawn from a mixture of Gaussians, 32x32 pixels of three colours in ten "
+        "classes, so that nothing has to be downloaded; ResNet-18 has a quarter of its usual "
+        "channels. The classes hardly overlap, so that a loss of 1.2 comes after some twenty "
+        "updates.",
+        _tuned_images, "nonblocking_tuned_images", TWO, (1, 2, 4, 8, 16),
+        (0.000625, 0.00125, 0.0025, 0.005, 0.01),
+    ),
+    "tuned_text": _tuned_variant(
+        "Best non-blocking against best blocking: a small GPT on the text of Python's own "
+        "library.\n\n"
+        "The GPT of 140,000 parameters of `configs/local_training.py`, with AdamW as there, on "
+        "shorter sequences.",
+        _tuned_text, "nonblocking_tuned_text", TWO, MINI_BATCHES, (0.001, 0.002, 0.004, 0.008),
+    ),
+    "weightings": base.Variant(
+        "Weights of non-blocking rounds on uneven data, where one worker is always slow.\n\n"
+        "Eight workers train logistic regression, of whose digits each holds few classes: a "
+        "Dirichlet split with alpha .1. A worker that is four times slower finishes two of eight "
+        "mini-batches in a non-blocking round. Weights then decide which optimum a run has: in "
+        "proportion to finished mini-batches they minimise the loss on the samples that were "
+        "computed, of which the slow worker's are too few, and equal weights the mean of the "
+        "workers' losses, as blocking rounds do. The l2 term makes the task strongly convex, so "
+        "that these optima differ.\n\n"
+        "The training loss over all data at the end and the test accuracy are compared; a time to "
+        "a target would only say how fast a run is.",
+        _weightings,
+        sweep=_weightings_sweep,
+        claims=papers.claims("nonblocking", "nonblocking_weightings"),
+        numbers=papers.at_best("final_train_loss", "test_accuracy"),
+    ),
+    "analysis": base.Variant(
+        "The run-time analysis of Non-blocking SGD (He & Dube, arXiv 2211.00889) against "
+        "simulation.\n\n"
+        "Nothing is trained. For every delay: the expected throughput gain of non-blocking over "
+        "blocking rounds, as the number of workers and the cost of communication vary, beside "
+        "simulated rounds.",
+        _analysis,
+        analyse=papers.analyse("nonblocking"),
+    ),
+}  # fmt: skip

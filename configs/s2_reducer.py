@@ -12,8 +12,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import arguments, base
-from experiments import papers, parts
-from experiments.parts import part
+from experiments import papers, registry
+from experiments.registry import part
 
 # Task, samples in a mini-batch, learning rate of Adam, updates. The rates are the best of a small
 # grid for dense training; all arms use them.
@@ -82,10 +82,10 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
 
     Exact methods get the room that the config's task and its number of workers need.
     """
-    touched = TOUCHED.get(parts.as_part(config.task).name)
+    touched = TOUCHED.get(registry.as_part(config.task).name)
     if touched is None:
         raise ValueError(
-            f"how much of its tables {parts.text(config.task)} touches is not known; add it to "
+            f"how much of its tables {registry.text(config.task)} touches is not known; add it to "
             f"TOUCHED, which has {', '.join(TOUCHED)}"
         )
     own, blocks = {"ratio": touched.rows}, {"ratio": touched.blocks}

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from configs import local_training
 from experiments import papers, stats
-from experiments.parts import part
+from experiments.registry import part
 
 DENSE, LEAST, SWARM, NOLOCO = "all_reduce", "demo/1 of 256", "swarm/H=30", "noloco/H=30"
 METHODS = {

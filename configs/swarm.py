@@ -15,6 +15,18 @@ test points of a mixture of Gaussians, and reports what the best classifier has 
     --config=configs/swarm.py:split=dirichlet,delay=slow4,graph=ring --sweep --seeds=3
 
 256 nodes, a single arm: --config=configs/swarm.py:nodes=256,model=logistic
+
+VARIANTS ask further questions; `real` trains with nodes that are processes, of about 350 MB each:
+
+    --config=configs/swarm.py:tuned --sweep --seeds=10 --together
+    --config=configs/swarm.py:epochs --sweep --seeds=5 --together
+    --config=configs/swarm.py:real,nodes=8,graph=ring    one arm, 30 s and half a minute to start
+    --config=configs/swarm.py:real --sweep               42 arms, about 7 minutes
+    --config=configs/swarm.py:scale,delay=slow4
+
+What has happened can be trained once more, to the same bits, from the folder of a real run:
+
+    --config=configs/swarm.py:real --config.runtime=simulate --config.wait="replay(path=...)"
 """
 
 from collections.abc import Iterator
@@ -24,7 +36,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import papers, prepare
-from experiments.parts import as_part, part
+from experiments.registry import as_part, part
 
 EACH = 0.1  # seconds of a mini-batch
 BATCH = 8  # samples of a mini-batch
@@ -156,3 +168,212 @@ def _pairs(algorithm: str, steps: int, wait: str = "random_pairs") -> dict:
 
 claims = papers.claims("swarm", "swarm")
 numbers = papers.numbers("swarm")
+
+
+# --- every method at its best rate, and more and fewer epochs ---
+
+TUNED_RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+TUNED_METHODS = (
+    "all_reduce", "dpsgd/ring", "sgp", "sgp/overlap", "ad_psgd", "swarm/H=1", "swarm/H=2",
+    "swarm/H=4", "swarm/H=1/8 bits", "swarm/H=2/8 bits", "swarm/H=4/8 bits",
+)  # fmt: skip
+
+
+def _tuned_sweep() -> Iterator[tuple[str, dict]]:
+    """Every method at every rate."""
+    arms = dict(sweep())
+    for method in TUNED_METHODS:
+        for rate in TUNED_RATES:
+            yield f"{method}/rate={rate}", arms[method] | {"optimizer.learning_rate": rate}
+
+
+LENGTHS = (75, 150, 300, 600, 1200)  # mini-batches of a node
+
+
+def _epochs(arg: str | None = None) -> ConfigDict:
+    return get_config(f"task=gaussians,{arg or ''}")
+
+
+def _epochs_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+    """Every number of local steps for every number of mini-batches, and large batches."""
+    arms = dict(sweep())
+    for method in ("all_reduce", "swarm/H=1", "swarm/H=2", "swarm/H=4"):
+        for length in LENGTHS:
+            samples = config.workers * config.batch_size * length
+            yield (
+                f"{method}/batches={length}",
+                arms[method]
+                | {
+                    "updates": arms[method]["updates"] * length // MINI_BATCHES,
+                    "optimizer.schedule": part("cosine", samples=samples),
+                    "optimizer.warmup_samples": samples // 20,
+                    "baseline": None,
+                },
+            )
+
+
+# --- with nodes that are processes ---
+
+REAL_MEAN = 0.1  # s of a mini-batch
+REAL_DELAY = part("persistent", law=part("exponential", scale=REAL_MEAN), factors={0: 4.0})
+FORMS = {
+    "float32": {"algorithm": part("swarm")},
+    "8 bits": {"algorithm": part("swarm", bits=8)},
+    "blocking": {
+        "algorithm": part("swarm", blocking=True),
+        "wait": part("random_pairs", blocking=True, width=1),
+    },
+    # Its active and passive nodes need a bipartite graph.
+    "ad_psgd": {
+        "algorithm": part("ad_psgd"),
+        "wait": part("bipartite_pairs", width=1),
+        "graph": part("ring"),
+        "mini_batches": 1,
+    },
+    "dpsgd": {
+        "algorithm": part("dpsgd"),
+        "wait": part("barrier"),
+        "mini_batches": 1,
+        "runtime": "mesh",
+    },
+    "all_reduce": {
+        "algorithm": part("all_reduce"),
+        "wait": part("barrier"),
+        "mini_batches": 1,
+        "runtime": "mesh",
+    },
+}
+REAL_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simulated
+REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, with 5 seeds
+
+
+def _real(arg: str | None = None) -> ConfigDict:
+    """One arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget on the clock)."""
+    a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
+    config = base.arm(
+        name="real/8 bits",
+        task=part("digits", model="mlp"),
+        runtime="actors",
+        workers=a["nodes"],
+        batch_size=8,
+        mini_batches=2,  # local steps between two meetings that a node asks for
+        **FORMS["8 bits"],
+        graph=part(a["graph"]),
+        optimizer=part("momentum", decay=0.9, learning_rate=REAL_RATE),
+        wait=part("random_pairs", width=1),
+        delay=REAL_DELAY,
+        seconds=a["seconds"],
+        evaluate_every=a["seconds"] / 30,
+        target_loss=0.5,
+    )
+    config.actors = ConfigDict(
+        {
+            "cpus": 1.0,  # of a process; Ray starts as many as the machine or the cluster has
+            "gpus": 0.0,  # a share below 1 is a part of one, its memory as well
+            "least_workers": 2,  # with fewer for a minute the run ends, exit code 3
+            "bad_contribution": "end",  # the run where one fails or is not finite; or drop it
+            "restore": "neighbour",  # whose model a node takes that has died; or its checkpoint's
+        }
+    )
+    return config
+
+
+def _real_sweep() -> Iterator[tuple[str, dict]]:
+    """Three forms of Swarm, AD-PSGD and two methods that wait: at all rates, then with its twin."""
+    for name, form in FORMS.items():
+        for rate in REAL_RATES:
+            tried = {"optimizer.learning_rate": rate, "runtime": "simulate"}
+            yield f"tuning/{name}/rate={rate}", form | tried
+    for name, form in FORMS.items():
+        arm = form | {"optimizer.learning_rate": REAL_RATE}
+        yield f"simulated/{name}", arm | {"runtime": "simulate"}
+        yield f"real/{name}", {"runtime": "actors"} | arm
+
+
+# --- from 8 to 256 nodes, simulated ---
+
+SCALE_JITTER = part("jitter", mean=0.2, sigma=0.1)
+SCALE_DELAYS = {
+    "equal": SCALE_JITTER,
+    "slow4": part("persistent", law=SCALE_JITTER, factors={0: 4.0}),
+    "exponential": part("exponential", scale=0.2),
+}
+
+
+def _scale(arg: str | None = None) -> ConfigDict:
+    """Ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds, that every node makes."""
+    a = arguments.parse(arg, delay="equal", rounds=100)
+    if a["delay"] not in SCALE_DELAYS:
+        raise ValueError(f"unknown delay {a['delay']!r}; choose one of {', '.join(SCALE_DELAYS)}")
+
+    c = ConfigDict()
+    c.name = "swarm_scale"
+    c.seed = 0  # of the delays and partners
+    c.workers = (8, 16, 32, 64, 128, 256)  # powers of two, for the hypercube
+    c.rounds = a["rounds"]
+    c.delay = SCALE_DELAYS[a["delay"]]  # seconds of a mini-batch
+
+    c.size = 11_689_512  # coordinates of ResNet-18
+    c.alpha = 1e-4  # seconds to start a message
+    c.beta = 8e-10  # seconds per byte: 10 Gbit/s
+
+    # steps: mini-batches between two exchanges; bits: of a coordinate on the wire.
+    c.methods = (
+        ("swarm/H=1", "swarm(steps=1)"),
+        ("swarm/H=2", "swarm(steps=2)"),
+        ("swarm/H=4", "swarm(steps=4)"),
+        ("swarm/H=2/8 bits", "swarm(steps=2, bits=8)"),
+        ("ad_psgd", "ad_psgd(steps=1)"),
+        ("sgp", "sgp(steps=1)"),
+        ("dpsgd/ring", "dpsgd_ring(steps=1)"),
+        ("dpsgd/hypercube", "dpsgd_hypercube(steps=1)"),
+        ("dpsgd/complete", "dpsgd_complete(steps=1)"),
+        ("all_reduce", "all_reduce(steps=1)"),
+    )
+    return c
+
+
+VARIANTS = {
+    "tuned": base.Variant(
+        "SwarmSGD and its rivals, each at its best learning rate.\n\n"
+        "Every method takes the rate of a grid that brings it to the target loss first, under the "
+        "same delays, and after the same samples. SwarmSGD in 8 bits may take its best number of "
+        "local steps as well.",
+        get_config,
+        sweep=_tuned_sweep,
+        claims=papers.claims("swarm", "swarm_tuned"),
+        numbers=papers.at_best("seconds_to_target"),
+    ),
+    "epochs": base.Variant(
+        "SwarmSGD: epochs matter, local steps matter little (arXiv 1910.12308, Section 5).\n\n"
+        "The Gaussians, with 10,000 test points, for 75 to 1,200 mini-batches of a node; each "
+        "length has a learning rate that falls over its own samples. Large batches with "
+        "all-reduce stand beside the middle length. Rates are untuned.",
+        _epochs,
+        sweep=_epochs_sweep,
+        claims=papers.claims("swarm", "swarm_epochs"),
+        numbers=papers.numbers("swarm"),
+    ),
+    "real": base.Variant(
+        "SwarmSGD and AD-PSGD with nodes that are processes, beside simulations and methods that "
+        "wait.\n\n"
+        "Four nodes train an MLP on scikit-learn's digits and meet in pairs, without a server. "
+        "They sleep for the delays that the simulated arms have, one of them for four times as "
+        "long; what is left between both is what a real meeting takes beside, and how often a "
+        "busy partner is asked in vain. D-PSGD and all-reduce, which wait for the slow one, run on "
+        "a mesh of devices with the same delays. Each method has the learning rate of its shortest "
+        "simulated time to the target.",
+        _real,
+        sweep=_real_sweep,
+        claims=papers.claims("swarm", "swarm_real"),
+        numbers=papers.at_best("seconds_to_target", "updates"),
+    ),
+    "scale": base.Variant(
+        "Communication time from 8 to 256 nodes whose link serves one transfer at a time.\n\n"
+        "Nothing is trained. SwarmSGD (Nadiradze et al., arXiv 1910.12308) beside AD-PSGD, SGP, "
+        "D-PSGD and ring all-reduce: mean and 99 % quantile, per node and update, of the time from "
+        "the end of the local steps to the beginning of the next ones.",
+        _scale,
+        analyse=papers.analyse("swarm"),
+    ),
+}

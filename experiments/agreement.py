@@ -23,7 +23,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from experiments import distributed, files, parts, provenance
+from experiments import distributed, files, provenance, registry
 from experiments.executors import Arm
 
 PIECE = 1_000_000  # characters of one value of the store
@@ -48,7 +48,7 @@ def entries(arms: Sequence[Arm], flags: Mapping[str, Any]) -> dict[str, str]:
     said["the arms"] = ", ".join(arm.path or arm.config.name for arm in arms)
     for arm in arms:
         where = f"{arm.path}: " if arm.path else ""
-        for key, value in _flat(parts.canonical(arm.config)):
+        for key, value in _flat(registry.canonical(arm.config)):
             said[f"{where}config.{key}"] = repr(value)
             if isinstance(value, str) and os.path.isfile(value):
                 said[f"{where}the file {value} of config.{key}"] = _digest(Path(value))

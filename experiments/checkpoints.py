@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import distributed, files, texts
+from experiments import distributed, files, registry
 from stragglers.schedule import Schedule, load
 
 CHECKPOINT = "checkpoint"
@@ -235,7 +235,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # zip, JSON and NumPy raise many kinds
-        reason = f"{type(error).__name__}: {texts.brief(error)}"
+        reason = f"{type(error).__name__}: {registry.brief(error)}"
         raise Unreadable(path, f"checkpoint {path} cannot be read ({reason})") from error
 
 

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from algorithms.base import AXIS
 from comms import cost, messages
-from experiments import entries, prepare, stopwatch, tasks
+from experiments import prepare, registry, stopwatch, tasks
 
 GIGABIT = 1e9 / 8  # bytes per second
 LATENCY = 50e-6  # seconds per message
@@ -27,7 +27,7 @@ def link(gigabits: float, workers: int) -> cost.Network:
 
 def networks(config: ConfigDict, shapes, gigabits: Sequence[float]) -> dict[str, cost.Network]:
     """Return the config's network by the rate of its slowest link, or links of these rates."""
-    if entries.is_number(config.communication):
+    if registry.is_number(config.communication):
         return {f"{rate:g} Gbit/s": link(rate, config.workers) for rate in gigabits}
     network = prepare.network(config, shapes)
     return {f"{8e-9 / float(network.beta.max()):.3g} Gbit/s": network}

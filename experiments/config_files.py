@@ -1,33 +1,46 @@
-"""Config files: get_config([argument]), beside it sweep(), claims, numbers, figures or analyse().
+"""Config files and flags: how a config is read, and its grids on the command line.
 
-A file is loaded once. Flags of the form --config.ENTRY=VALUE change its config before anything else
-reads it; a value is whatever `parts.read` knows, and what an entry may be is checked after.
+A config file has get_config([argument]), beside it sweep(), claims, numbers, figures or analyse().
+Where it asks several questions, VARIANTS has a `configs.base.Variant` of these for every further
+one, which is the first word of the argument: --config=configs/nonblocking.py:tuned,delay=pause.
+Flags of the form --config.ENTRY=VALUE change its config before anything else reads it; a value is
+whatever `registry.read` knows, and what an entry may be is checked after. Grids make an arm of
+every combination of the values that some entries take:
+
+    --grid='optimizer.learning_rate=0.05,0.1,0.2' --grid='wait=barrier,deadline(seconds=0.3)'
 """
 
+import ast
+import contextlib
 import functools
 import importlib.util
 import inspect
+import itertools
+import operator
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments import entries, formats, kinds, parts, records, texts
-from experiments.entries import is_number
+from experiments import formats, records, registry
+
+ROOT = Path(__file__).parents[1]
+
+# --- files and flags ---
 
 
 class ConfigFile(NamedTuple):
-    """A config file with the values of the command line.
+    """A config file, or a variant of it, with the values of the command line.
 
     path: as it was given, without an argument. config: with the values. values: dotted entry ->
     value, of the command line.
     """
 
     path: str
-    module: ModuleType
+    module: Any
     config: ConfigDict
     values: dict[str, Any]
 
@@ -35,77 +48,88 @@ class ConfigFile(NamedTuple):
 def read(
     path: str, flags: Mapping[str, str | bool] | None = None, trusted: Collection[str] = ()
 ) -> ConfigFile:
-    """The config of `file.py`, `file.py:argument` or a run's config.json.
+    """Return the config of `file.py`, `file.py:argument` or a run's config.json.
 
     flags: as `overrides` finds them. trusted: modules that a config.json may name, beside those
     that the flags name.
     Raises ValueError for a file that cannot be used, and for a flag that names no entry.
     """
-    file, colon, argument = path.partition(":")
-    if file.endswith(".json"):
-        if colon:
-            raise ValueError(f"--config={path}: a record takes no argument; leave out :{argument}")
-        module = _recorded(file)
-    else:
-        module = load(file)
-    try:
+    (file, colon, argument), flags = path.partition(":"), flags or {}
+    recorded = file.endswith(".json")
+    if recorded and colon:
+        raise ValueError(f"--config={path}: a record takes no argument; leave out :{argument}")
+    module = _recorded(file) if recorded else load(file)
+    first, _, rest = argument.partition(",")
+    variants = getattr(module, "VARIANTS", {})
+    if first in variants:
+        module, argument = variants[first], rest
+    elif question := registry.meant(first, variants):
+        known = registry.listed(variants)
+        raise ValueError(f"{file} has no variant {first!r}; {question}known variants: {known}")
+    with _code_of(file, f"get_config() of {file} ends the program; let it return"):
         config = module.get_config(*[argument] if colon else [])
-    except SystemExit as error:
-        raise ValueError(f"get_config() of {file} ends the program; let it return") from error
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {error}; correct {file}") from error
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
-    config = parts.canonical(config)
-    values = {key: value(config, key, text) for key, text in (flags or {}).items()}
+    config = registry.canonical(config)
+    values = {key: value(config, key, text) for key, text in flags.items()}
     config = override(config, values).lock()
-    if file.endswith(".json"):
-        named = kinds.named_modules(list((flags or {}).values()))
-        kinds.refuse_untrusted(config, {*trusted, *named}, file)
+    if recorded:
+        named = registry.named_modules(list(flags.values()))
+        registry.refuse_untrusted(config, {*trusted, *named}, file)
     return ConfigFile(file, module, config, values)
 
 
-def load(path: str) -> ModuleType:
-    """A config file as a module; ValueError for one that is not there or cannot be run.
+def load(path: str) -> Any:
+    """Return a config file as a module; ValueError for one that is not there or cannot be run.
 
-    Ours are found from every folder, as in configs/demo.py.
+    Ours are found from every folder, as in configs/demo.py, and their variants by the names that
+    files of their own once had: configs/swarm_tuned.py is `tuned` of configs/swarm.py.
     """
-    if not os.path.isfile(path):
-        ours = Path(__file__).parents[1] / path
-        if not (path.startswith("configs/") and ours.is_file()):
-            raise ValueError(f"there is no file {path!r}; give the path of a config")
-        path = str(ours)
-    if not path.endswith(".py"):
+    found = Path(path)
+    if not found.is_file() and path.startswith("configs/"):
+        found = ROOT / path
+        words = found.stem.split("_")
+        for count in () if found.is_file() else range(1, len(words)):
+            whole = found.with_name(f"{'_'.join(words[:count])}.py")
+            variants = getattr(load(str(whole)), "VARIANTS", {}) if whole.is_file() else {}
+            if "_".join(words[count:]) in variants:
+                return variants["_".join(words[count:])]
+    if not found.is_file():
+        raise ValueError(f"there is no file {path!r}; give the path of a config")
+    if found.suffix != ".py":
         raise ValueError(f"{path}: a config is a Python file or a run's config.json; give one")
-    try:
-        spec = importlib.util.spec_from_file_location("_config", path)
-        module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location("_config", found)
+    module = importlib.util.module_from_spec(spec)
+    with _code_of(path, f"{path} ends the program (sys.exit); leave that out"):
         spec.loader.exec_module(module)
-    except SystemExit as error:
-        raise ValueError(f"{path} ends the program (sys.exit); leave that out") from error
-    except ValueError:
-        raise
-    except Exception as error:  # the file is code and can raise anything
-        raise ValueError(f"{type(error).__name__}: {error}; correct {path}") from error
     return module
 
 
-def _recorded(path: str) -> ModuleType:
-    """A module whose config is that of a run's config.json."""
+@contextlib.contextmanager
+def _code_of(path: str, ends: str) -> Iterator[None]:
+    """Let whatever the code of a config file raises be a ValueError; ends: where it exits."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ValueError(ends) from error
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}; correct {path}") from error
+
+
+def _recorded(path: str) -> SimpleNamespace:
+    """Return what stands for a file whose config is that of a run's config.json."""
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path!r}; give the path of a config")
     config = records.read_config(path, formats.GIVEN_CONFIG)
     if not formats.is_arm(config.to_dict()):
         raise formats.damaged(path, "no run has written it", formats.GIVEN_CONFIG)
-    module = ModuleType("_config")
-    module.__file__, module.get_config = path, lambda: config
-    return module
+    return SimpleNamespace(get_config=lambda: config, __file__=path, __doc__=None)
 
 
-def swept_arms(module: ModuleType, config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """What `sweep()` of a config file yields, or `sweep(config)` if it takes an argument."""
+def swept_arms(module: Any, config: ConfigDict) -> Iterator[tuple[str, dict]]:
+    """Return what `sweep()` of a config file yields, or `sweep(config)` if it takes an argument."""
     return module.sweep(config) if inspect.signature(module.sweep).parameters else module.sweep()
 
 
@@ -142,43 +166,170 @@ def value(config: ConfigDict, key: str, text: str | bool) -> Any:
     A number that replaces a float is a float; what replaces a text is one, or None.
     """
     try:
-        before = functools.reduce(lambda node, name: node[name], key.split("."), config)
+        before = functools.reduce(operator.getitem, key.split("."), config)
     except (KeyError, TypeError, AttributeError):
         before = None
-    if isinstance(text, bool) or isinstance(before, str) or key in entries.OPTIONAL_TEXTS:
+    if isinstance(text, bool) or isinstance(before, str) or key in registry.OPTIONAL_TEXTS:
         return None if text == "None" else text
     try:
-        found = parts.read(text)
-    except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
+        found = registry.read(text)
+    except registry.UNREADABLE:
         found = text
     if isinstance(before, float):
         try:
-            return float(found) if is_number(found) else float(text)
+            return float(found) if registry.is_number(found) else float(text)
         except ValueError:
             pass
     return found
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
-    """A copy of config with dotted keys replaced; ValueError for a key that it does not have.
+    """Return a copy of config with dotted keys replaced; ValueError for a key it does not have.
 
     A part takes any parameter, also one that the config leaves at its default.
     """
-    config = parts.canonical(config)
+    config = registry.canonical(config)
     for key, value in changes.items():
         *parents, last = key.split(".")
         node = config
         for parent in parents:
             node = node.get(parent) if isinstance(node, ConfigDict) else None
-        known = isinstance(node, ConfigDict) and last in node
-        inside = isinstance(node, ConfigDict) and node is not config and "name" in node
-        optional = node is config and last in entries.OPTIONAL
-        if not known and not optional and not (inside and last):
+        there = isinstance(node, ConfigDict)
+        in_part = there and node is not config and "name" in node and last
+        if not (
+            there and (last in node or in_part or (node is config and last in registry.OPTIONAL))
+        ):
             raise ValueError(
-                f"the config has no entry {key!r}; {texts.meant(key, config)}"
-                f"known entries: {texts.listed(config)}"
+                f"the config has no entry {key!r}; {registry.meant(key, config)}"
+                f"known entries: {registry.listed(config)}"
             )
         with node.unlocked(), node.ignore_type():
             node[last] = value
-        config = parts.canonical(config)
+        config = registry.canonical(config)
     return config
+
+
+# --- grids ---
+
+
+def read_grids(grids: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of every entry, as texts; ValueError for a grid that cannot be read."""
+    found: dict[str, list[str]] = {}
+    for grid in grids:
+        entry, equals, listed = grid.partition("=")
+        entry, values = entry.strip().removeprefix("config."), _between_commas(listed)
+        if not (equals and entry and all(values)):
+            raise ValueError(
+                f"--grid={grid!r} is no list of values; write it as "
+                "--grid='optimizer.learning_rate=0.05,0.1'"
+            )
+        if entry == "name":
+            raise ValueError("--grid names its arms after their values; leave out name")
+        if entry in found:
+            raise ValueError(f"--grid gives {entry} twice; put all of its values into one list")
+        for one in found:
+            if f"{one}.".startswith(f"{entry}.") or f"{entry}.".startswith(f"{one}."):
+                raise ValueError(
+                    f"--grid gives {entry} and {one}, one of which is inside of the other; write "
+                    "whole parts, as in --grid='wait=quorum(k=1),quorum(k=2)'"
+                )
+        if len(set(values)) < len(values):
+            raise ValueError(f"--grid={grid!r} has a value twice; leave one of them")
+        found[entry] = values
+    return found
+
+
+def _between_commas(text: str) -> list[str]:
+    """Return the pieces of a text between commas that stand in no bracket and no quotes."""
+    pieces, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        else:
+            depth += (character in "([{") - (character in ")]}")
+        if character == "," and not (depth or quote):
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces]
+
+
+def grid_points(grids: dict[str, list[str]]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the name of every combination and its values by entry.
+
+    A name has the last word of each entry, and the whole of it where two have the same.
+    """
+    lasts = [entry.rpartition(".")[2] for entry in grids]
+    labels = [
+        last if lasts.count(last) == 1 else entry for entry, last in zip(grids, lasts, strict=True)
+    ]
+    for values in itertools.product(*grids.values()):
+        pairs = zip(labels, values, strict=True)
+        name = "/".join(f"{label}={value.replace('/', '_')}" for label, value in pairs)
+        yield name, dict(zip(grids, values, strict=True))
+
+
+# --- what configs can name ---
+
+
+def sections() -> list[tuple[str, str, registry.Kind]]:
+    """Return a heading, the entry of a config that names such parts, and what is known of them."""
+    from experiments import optimizers, prepare
+    from experiments.tasks import TASK, dense_tasks, sparse_tasks
+
+    return [
+        ("Methods", "algorithm", prepare.METHOD),
+        ("Codecs of methods that take an exchange", "algorithm.exchange", prepare.REDUCER),
+        ("Waiting rules", "wait", prepare.RULE),
+        ("Delays", "delay", prepare.DELAY),
+        ("Tasks", "task", TASK),
+        ("Models of images", "task.model", dense_tasks.MODEL),
+        ("Models of words", "task.model", sparse_tasks.LANGUAGE_MODEL),
+        ("Sources of images", "task.source", dense_tasks.SOURCE),
+        ("Corpora", "task.corpus", sparse_tasks.CORPUS),
+        ("Interactions", "task.interactions", sparse_tasks.INTERACTIONS),
+        ("Graphs", "graph", prepare.GRAPH),
+        ("Mixing matrices of methods that gossip", "algorithm.mixing_matrix", prepare.MIXING),
+        ("Splits of the samples", "split", prepare.SPLIT),
+        ("Networks", "communication", prepare.NETWORK),
+        ("Optimizers and their members", "optimizer", optimizers.TRANSFORM),
+        ("Schedules of the learning rate", "optimizer.schedule", optimizers.SCHEDULE),
+    ]
+
+
+def show_names(console: Any) -> None:
+    """Print all names that configs know, and the files of `configs/`; console: one of rich."""
+
+    def line(head: str, text: str) -> None:
+        console.print(f"  {head}", markup=False, highlight=False, soft_wrap=True)
+        if text:
+            console.print(f"      {text}", style="dim", markup=False, highlight=False,
+                          soft_wrap=True)  # fmt: skip
+
+    for heading, entry, kind in sections():
+        console.print(f"\n[bold]{heading}[/bold]  --config.{entry}=", highlight=False)
+        for name in sorted(kind.factories):
+            line(kind.call(name), registry.first_sentence(kind.factories[name]))
+    console.print("\n[bold]Configs[/bold]  --config=", highlight=False)
+    for path, text in listed_configs():
+        line(path, text)
+    console.print(
+        "\nAnything else is brought along as package.module:factory, see docs/extend.md.",
+        highlight=False,
+    )
+
+
+def listed_configs() -> Iterator[tuple[str, str]]:
+    """Yield the path and the first line of every config and variant of `configs/`."""
+    for path in sorted(ROOT.glob("configs/*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        if not any(isinstance(n, ast.FunctionDef) and n.name == "get_config" for n in module.body):
+            continue
+        yield f"configs/{path.name}", (ast.get_docstring(module) or "").partition("\n")[0]
+        for node in module.body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "VARIANTS":
+                for key, variant in zip(node.value.keys, node.value.values, strict=True):
+                    about = ast.literal_eval(variant.args[0]).partition("\n")[0]
+                    yield f"configs/{path.name}:{key.value}", about

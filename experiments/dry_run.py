@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from comms import hashing, messages
-from experiments import limits, parts, peaks, places, prepare, program_costs, tasks
+from experiments import peaks, prepare, program_costs, registry, runtime_builders, tasks
 from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
 
@@ -52,7 +52,7 @@ class Forecast(NamedTuple):
 
 def forecast(config: ConfigDict) -> Forecast:
     """What an arm would take; raises ValueError as `prepare.prepare` does."""
-    config = parts.canonical(config)
+    config = registry.canonical(config)
     made = prepare.prepare(config)
     traced = _PROGRAMS[config.runtime](config, made)
     costs = costs_of(traced)
@@ -114,9 +114,9 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     Where the devices of a worker divide its model, the exchange is taken to work on parts of it.
     """
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
-    size, streamed = places.devices_per_worker(config), tasks.streams(config.task)
+    size, streamed = runtime_builders.devices_per_worker(config), tasks.streams(config.task)
     team = slices.Replicated(size) if size > 1 else slices.Alone()
-    kept = slices.of(size, places.sharding(config), streamed)
+    kept = slices.of(size, runtime_builders.sharding(config), streamed)
     splits = jax.tree.map(lambda leaf: kept.split(leaf.shape), made.shapes)
     own = jax.tree.map(functools.partial(_part, size), made.shapes, splits)
 
@@ -216,7 +216,7 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
         shown.add_column(heading, justify="right")
     for name, config in named:
         found = forecast(config)
-        cells = [f"{found.parameters:,}", limits.size(found.sent), limits.size(found.memory)]
+        cells = [f"{found.parameters:,}", prepare.size(found.sent), prepare.size(found.memory)]
         cells.append(_number(1e-9 * sum(found.flops.values())))
         shown.add_row(name, *cells, *(_seconds(found, peaks.peak_of(kind)) for kind in kinds))
     shown.caption = (

@@ -23,9 +23,9 @@ from experiments import (
     files,
     locks,
     loggers,
-    places,
     progress,
     records,
+    runtime_builders,
     train,
 )
 from runtimes.base import WorkersLost
@@ -128,7 +128,7 @@ def exit_words(code: int) -> str:
 def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
     """The command line that runs only the arms of a group; `argv` runs all, in whatever way."""
     others = {"jobs", "executor", "slurm", "ray", "arm"}
-    if not any(places.RUNTIMES[arm.config.runtime].cluster for arm in group):
+    if not any(runtime_builders.RUNTIMES[arm.config.runtime].cluster for arm in group):
         others.add("cluster")
     kept, arguments = [], iter(argv[1:])
     for argument in arguments:

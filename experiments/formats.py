@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments import files
-from experiments.entries import is_number
-from experiments.texts import brief, is_visible
+from experiments.registry import brief, is_number, is_visible
 
 _LARGEST = sys.float_info.max  # beyond it a whole number of JSON is no float
 Fits = Callable[[Any], bool]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.trees import named_leaves
-from experiments import files, texts
+from experiments import files, registry
 
 KINDS = "a .npz, .safetensors or .msgpack file, or a checkpoint folder of orbax"
 PARAMS = "params"
@@ -50,7 +50,7 @@ def read(path: str, shapes: Any) -> Any:
     try:
         found = _reader(path)(path)
     except Exception as error:  # a reader meets any bytes
-        why = f"{type(error).__name__}: {texts.brief(error)}"
+        why = f"{type(error).__name__}: {registry.brief(error)}"
         raise ValueError(f"initial {path} cannot be read ({why}); give {KINDS}") from error
     wanted = dict(named_leaves(shapes))
     found = _matching(found, wanted)

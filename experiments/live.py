@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from experiments import checkpoints, figures, formats, locks, records, report, slurm, texts
+from experiments import checkpoints, figures, formats, locks, records, registry, report, slurm
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # s for what a connection says next
@@ -272,7 +272,7 @@ def _follow(root: Path, attended: Attendance, server: Server) -> None:
             try:
                 server.show(*page(root, server.answer["version"] + 1, looks))
             except (ValueError, OSError) as error:  # the last page stays
-                server.answer = server.answer | {"state": texts.sentence(error)}
+                server.answer = server.answer | {"state": registry.sentence(error)}
         if not attended and time.monotonic() - changed > QUIET:
             end = f"{state(root)}; nobody is at work any more"
             server.answer = server.answer | {"state": end, "ended": True}

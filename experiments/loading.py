@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from experiments import formats, initial, kinds, manifest, records, tasks
+from experiments import formats, initial, manifest, records, registry, tasks
 from stragglers import schedule
 
 LOOKED_AT = 5  # runs below a folder that is none
@@ -68,7 +68,7 @@ class Run:
     @functools.cached_property
     def task(self) -> tasks.Task:
         """The task, built anew: its losses, examples and evaluation."""
-        unknown = sorted(kinds.named_modules(self.config.task) - self._trust)
+        unknown = sorted(registry.named_modules(self.config.task) - self._trust)
         if unknown:
             raise ValueError(
                 f"load: {self.workdir / records.CONFIG} names code of the module {unknown[0]!r}, "

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments import endings, texts
+from experiments import endings, registry
 
 RUN = "run.lock"  # beside the records of a run while it trains
 LAUNCH = "launch.lock"  # in a workdir while its arms are started and compared
@@ -94,7 +94,7 @@ def _lock(descriptor: int, path: Path, kind: int) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = texts.brief(os.pread(descriptor, 400, 0).decode(errors="replace"))
+        holder = registry.brief(os.pread(descriptor, 400, 0).decode(errors="replace"))
         raise InUse(
             f"workdir {path.parent} is in use by {holder or 'another process'}; wait until that "
             "ends, or choose another --workdir"

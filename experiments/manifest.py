@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import files, texts
+from experiments import files, registry
 
 # Of a run, or of an arm of a sweep.
 RUN_FILES = (
@@ -87,7 +87,7 @@ def check_path(path: str | os.PathLike, what: str) -> None:
         size = len(text.encode())
     except UnicodeEncodeError:
         size = None  # half of a character
-    if size is None or not texts.is_visible(text):
+    if size is None or not registry.is_visible(text):
         reason = "has control characters or broken ones"
     elif size > MOST_PATH:
         reason = f"is longer than {MOST_PATH} bytes"
@@ -102,13 +102,13 @@ def refuse_remote(path: str, what: str) -> None:
     """Raise ValueError for the address of a remote store, as gs://bucket/x."""
     if path.startswith("file:"):
         raise ValueError(
-            f"{what} {texts.brief(path)} is an address; give the path alone, without file:"
+            f"{what} {registry.brief(path)} is an address; give the path alone, without file:"
         )
     if _REMOTE.match(path):
         raise ValueError(
-            f"{what} {texts.brief(path)} is on a remote store, without the locks and renames that "
-            "records need; give a folder of a file system that this machine has mounted, and copy "
-            "it there when the run has ended"
+            f"{what} {registry.brief(path)} is on a remote store, without the locks and renames "
+            "that records need; give a folder of a file system that this machine has mounted, and "
+            "copy it there when the run has ended"
         )
 
 

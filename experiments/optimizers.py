@@ -12,7 +12,7 @@ is `optax.chain`; then exactly one of its members, or the chain itself, has the 
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,9 +22,9 @@ import optax
 from optax import contrib
 
 from algorithms.base import scale_by_samples
-from experiments import parts
-from experiments.entries import is_number
-from experiments.kinds import Kind
+from experiments import registry
+from experiments.registry import Kind, Part, is_number, is_part, text
+from experiments.registry import spec as spec_of
 
 # What belongs to the rate of a part.
 RATE = ("learning_rate", "schedule", "warmup_samples", "batch_power")
@@ -143,10 +143,10 @@ MASKS = {"matrices": matrices}
 
 TRANSFORM = Kind("optimizer", TRANSFORMS, optax.GradientTransformation)
 SCHEDULE = Kind("schedule", SCHEDULES, Callable)
-_MASK = Kind("mask", MASKS, Callable)
+MASK = Kind("mask", MASKS, Callable)
 
 
-def build(part: parts.Part, entry: str = "optimizer") -> optax.GradientTransformationExtraArgs:
+def build(part: Part, entry: str = "optimizer") -> optax.GradientTransformationExtraArgs:
     """{name, learning_rate, schedule: {name, ...}, warmup_samples, batch_power, **its own}.
 
     learning_rate: positive. schedule: a factor of it, see SCHEDULES. warmup_samples: the rate grows
@@ -154,216 +154,201 @@ def build(part: parts.Part, entry: str = "optimizer") -> optax.GradientTransform
     such parts is their chain. entry: of the config, for errors. Anything that does not fit raises
     ValueError.
     """
-    spec = parts.spec(part)
-    _check(spec, entry)
-    if not _is_rated(spec, entry):
-        _scale(spec, entry)  # says that the rate is missing
-    transform = optax.with_extra_args_support(_transform(spec, entry))
-    _try(transform, f"{entry} {parts.text(part)}")
+    described = _Described(part, entry)
+    if not described.has_rate:
+        _scale(described.spec, entry)  # says that the rate is missing
+    transform = optax.with_extra_args_support(described.transform())
+    _try(transform, lambda: f"{entry} {text(part)}")
     return transform
 
 
-def _transform(spec: Mapping, entry: str) -> optax.GradientTransformation:
-    """Return what a part describes: with a rate in it, it descends, and else it points uphill."""
-    if _kind(entry).factory(spec["name"]) is not optax.chain:
-        return _rated(spec, entry) if "learning_rate" in spec else _direction(spec, entry)
-    members = spec["*"]
-    own = "learning_rate" in spec
-    if own + sum(_is_rated(member, entry) for member in members) > 1:
-        raise ValueError(f"{entry}: a chain has one learning_rate, and this has more; leave one")
-    built = [_transform(member, entry) for member in members]
-    return optax.chain(*built, *([_scale(spec, entry)] if own else []))
+def rate_is_data(part: Part) -> bool:
+    """Return whether runs of other learning rates can share a program: it scales the updates."""
+    described = _Described(part, "optimizer")
+    return described.is_rated and (not described.takes_rate or described.scales())
 
 
-def _inner(spec: Mapping, entry: str) -> dict[Any, Mapping]:
-    """The transforms among the parameters of a part, by the names of these or by labels."""
-    found = {}
-    for parameter in inspect.signature(_kind(entry).factory(spec["name"])).parameters.values():
-        value, kind = spec.get(parameter.name), str(parameter.annotation)
-        if "GradientTransformation" in kind and "Mapping" in kind and isinstance(value, Mapping):
-            found |= {(parameter.name, label): parts.spec(one) for label, one in value.items()}
-            continue
-        listed = isinstance(value, list) and value and all(map(parts.is_part, value))
-        named = isinstance(value, str) and "GradientTransformation" in kind
-        if listed or (named and "Callable" not in kind) or _is_described(value):
-            found[parameter.name] = parts.spec(value)
-    found.pop("schedule", None)
-    return {at: one for at, one in found.items() if not _names_a_mask(at)}
-
-
-def _is_described(value: Any) -> bool:
-    return isinstance(value, Mapping) and "name" in value
-
-
-def _names_a_mask(parameter: Any) -> bool:
-    return isinstance(parameter, str) and parameter.endswith(("mask", "labels"))
-
-
-def _is_rated(spec: Mapping, entry: str) -> bool:
-    """Return whether a part, one of its members or a transform inside of it has a learning rate."""
-    below = (*spec.get("*", ()), *_inner(spec, entry).values())
-    return "learning_rate" in spec or any(_is_rated(one, entry) for one in below)
-
-
-def _check(spec: Mapping, entry: str) -> None:
-    """Raise ValueError for a chain of no members, and a share of the past that is none."""
-    chained = _kind(entry).factory(spec["name"]) is optax.chain
-    if chained and (set(spec) - {"name", "*", *RATE} or not spec.get("*")):
-        raise ValueError(
-            f"{entry}: a chain is made of transforms, and at most of a rate; write it as "
-            "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
-        )
-    parameters = _kind(entry).parameters(spec["name"])
-    for name in SHARES:
-        usual = name in parameters and spec.get(name) == parameters[name].default
-        if is_number(spec.get(name)) and not 0 <= spec[name] < 1 and not usual:
-            raise ValueError(
-                f"{entry} {spec['name']!r}: {name} must be 0 or more and below 1, got "
-                f"{spec[name]}; set config.{entry}.{name}"
-            )
-    for one in (*spec.get("*", ()), *_inner(spec, entry).values()):
-        _check(one, entry)
-
-
-def to_the_end(part: parts.Part, samples: float) -> dict[str, Any]:
+def to_the_end(part: Part, samples: float) -> dict[str, Any]:
     """Return a part whose schedules end after `samples` where they do not say when.
 
     That is a schedule which counts `samples`, as `cosine`, without that parameter.
     """
-    return _to_the_end(parts.spec(part), samples)
+
+    def ended(value: Any) -> Any:
+        if isinstance(value, list):
+            return [ended(one) for one in value]
+        if not isinstance(value, Mapping):
+            return value
+        entries = {name: ended(one) for name, one in value.items()}
+        written = value.get("schedule")
+        if isinstance(written, str | Mapping) and SCHEDULE.wants(written, "samples"):
+            schedule = spec_of(written)
+            if "samples" not in schedule:
+                entries["schedule"] = schedule | {"samples": samples}
+        return entries
+
+    return ended(spec_of(part))
 
 
-def _to_the_end(value: Any, samples: float) -> Any:
-    if isinstance(value, list):
-        return [_to_the_end(one, samples) for one in value]
-    if not isinstance(value, Mapping):
-        return value
-    entries = {name: _to_the_end(one, samples) for name, one in value.items()}
-    if parts.is_part(value.get("schedule")) and SCHEDULE.wants(value["schedule"], "samples"):
-        schedule = parts.spec(value["schedule"])
-        if "samples" not in schedule:
-            entries["schedule"] = schedule | {"samples": samples}
-    return entries
+class _Described:
+    """A transform as a config describes it, with the transforms that it is made of.
 
+    Raises ValueError for an unknown name, for a chain of no members, and for a share of the past
+    that is none.
+    """
 
-def rate_is_data(part: parts.Part) -> bool:
-    """Whether runs that differ in the learning rate can share a program: it scales the updates."""
-    spec = parts.spec(part)
-    return "learning_rate" in spec and (not _takes_rate(spec, "") or _scales(spec, ""))
+    def __init__(self, written: Part, entry: str):
+        self.spec, self.entry = spec_of(written), entry
+        self.name = self.spec.get("name")
+        self.who = f"{entry} {self.name!r}"
+        self.kind = TRANSFORM._replace(name=entry)
+        self.factory, self.parameters = (
+            self.kind.factory(self.name),
+            self.kind.parameters(self.name),
+        )
+        self.own = {name: value for name, value in self.spec.items() if name not in RATE}
+        self.is_rated = "learning_rate" in self.spec
+        self.takes_rate = "learning_rate" in self.parameters
+        # A constant rate.
+        self.is_steady = not any(
+            self.spec.get(name) for name in ("schedule", "warmup_samples", "batch_power")
+        )
+        self._check()
+        self.members = [_Described(one, entry) for one in self.spec.get("*", ())]
+        # By the parameter, or by the parameter and a label of the parameters of the model.
+        self.inner = {at: _Described(one, entry) for at, one in self._described_inside()}
+        self.has_rate = self.is_rated or any(
+            one.has_rate for one in (*self.members, *self.inner.values())
+        )
 
-
-def _rated(spec: dict, entry: str) -> optax.GradientTransformation:
-    """A transform with a learning rate of its own."""
-    scale = _scale(spec, entry)
-    inner = _inner(spec, entry)
-    for one in inner.values():
-        if _is_rated(one, entry):
+    def _check(self) -> None:
+        chained = self.factory is optax.chain
+        if chained and (set(self.own) - {"name", "*"} or not self.own.get("*")):
             raise ValueError(
-                f"{entry} {spec['name']!r}: has a learning_rate, and {parts.text(one)} in it has "
-                f"one too; write {_with_one_rate(spec, inner, spec['learning_rate'])}"
+                f"{self.entry}: a chain is made of transforms, and at most of a rate; write it as "
+                "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
             )
-    if not _takes_rate(spec, entry):
-        return optax.chain(_make(spec, entry), scale)
-    if _scales(spec, entry):
-        return optax.chain(_make(spec, entry, 1.0), optax.scale(-1.0), scale)
-    if not _steady(spec):
-        raise ValueError(
-            f"{entry} {spec['name']!r}: its rate does more than scale its updates, so that no "
-            "schedule can be put on it; leave out schedule, warmup_samples and batch_power"
-        )
-    return _make(spec, entry, spec["learning_rate"])
+        for name in SHARES:
+            value = self.spec.get(name)
+            usual = name in self.parameters and value == self.parameters[name].default
+            if name in self.spec and is_number(value) and not 0 <= value < 1 and not usual:
+                raise ValueError(
+                    f"{self.who}: {name} must be 0 or more and below 1, got {value}; set "
+                    f"config.{self.entry}.{name}"
+                )
 
+    def _described_inside(self) -> Iterator[tuple[Any, Part]]:
+        """Yield the transforms among the parameters, by the names of these or by labels."""
+        for name, parameter in self.parameters.items():
+            value, kind = self.own.get(name), str(parameter.annotation)
+            transform = "GradientTransformation" in kind
+            if value is None or name.endswith(("mask", "labels")):
+                continue
+            if transform and "Mapping" in kind and isinstance(value, Mapping):
+                yield from (((name, label), one) for label, one in value.items())
+            elif (
+                (isinstance(value, list) and value and all(map(is_part, value)))
+                or (isinstance(value, str) and transform and "Callable" not in kind)
+                or (isinstance(value, Mapping) and "name" in value)
+            ):
+                yield name, value
 
-def _direction(spec: dict, entry: str) -> optax.GradientTransformation:
-    """A transform without a learning rate: what comes out still points uphill."""
-    for name in RATE:
-        if name in spec:
-            raise ValueError(f"{entry} {spec['name']!r}: {name} needs a learning_rate beside it")
-    inner = _inner(spec, entry)
-    rated = [one for one in inner.values() if _is_rated(one, entry)]
-    if rated:
-        _check_inside(spec, inner, rated, entry)
-    if not _takes_rate(spec, entry):
-        return _make(spec, entry)
-    if not _scales(spec, entry):
-        raise ValueError(
-            f"{entry} {spec['name']!r}: its rate does more than scale its updates; give it a "
-            "learning_rate of its own"
-        )
-    return optax.chain(_make(spec, entry, 1.0), optax.scale(-1.0))
-
-
-def _check_inside(spec: dict, inner: Mapping, rated: list, entry: str) -> None:
-    """Raise ValueError where a rate inside of a transform would leave out some parameters."""
-    name = spec["name"]
-    if _takes_rate(spec, entry) or _kind(entry).factory(name) is optax.masked:
-        way = _with_one_rate(spec, inner, rated[0].get("learning_rate", 0.1))
-        raise ValueError(
-            f"{entry} {name!r}: the learning_rate of what is in it does not reach all parameters; "
-            f"write {way}"
-        )
-    for one in inner.values():
-        if one not in rated and _kind(entry).factory(one["name"]) is not optax.set_to_zero:
+    def transform(self) -> optax.GradientTransformation:
+        """Return the transform: with a rate in it, it descends, and else it points uphill."""
+        if self.factory is not optax.chain:
+            return self._rated() if self.is_rated else self._direction()
+        if self.is_rated + sum(member.has_rate for member in self.members) > 1:
             raise ValueError(
-                f"{entry} {name!r}: {parts.text(one)} has no learning_rate, and "
-                f"{parts.text(rated[0])} in it has one; give one to each, or one to {name} alone"
+                f"{self.entry}: a chain has one learning_rate, and this has more; leave one"
             )
+        scale = [_scale(self.spec, self.entry)] if self.is_rated else []
+        return optax.chain(*(member.transform() for member in self.members), *scale)
 
+    def _rated(self) -> optax.GradientTransformation:
+        """Return a transform with a learning rate of its own."""
+        scale = _scale(self.spec, self.entry)
+        for one in self.inner.values():
+            if one.has_rate:
+                raise ValueError(
+                    f"{self.who}: has a learning_rate, and {text(one.spec)} in it has one too; "
+                    f"write {self._with_one_rate(self.spec['learning_rate'])}"
+                )
+        if not self.takes_rate:
+            return optax.chain(self.make(), scale)
+        if self.scales():
+            return optax.chain(self.make(1.0), optax.scale(-1.0), scale)
+        if not self.is_steady:
+            raise ValueError(
+                f"{self.who}: its rate does more than scale its updates, so that no schedule can "
+                "be put on it; leave out schedule, warmup_samples and batch_power"
+            )
+        return self.make(self.spec["learning_rate"])
 
-def _with_one_rate(spec: Mapping, inner: Mapping, rate: Any) -> str:
-    """Return the text of a part in which what is inside of it has no rate, but the part has."""
-    bare = {
-        at: {key: value for key, value in one.items() if key not in RATE}
-        for at, one in inner.items()
-        if isinstance(at, str)
-    }
-    return parts.text({**spec, **bare, "learning_rate": rate})
+    def _direction(self) -> optax.GradientTransformation:
+        """Return a transform without a learning rate: what comes out still points uphill."""
+        for name in RATE:
+            if name in self.spec:
+                raise ValueError(f"{self.who}: {name} needs a learning_rate beside it")
+        self._check_inside([one for one in self.inner.values() if one.has_rate])
+        if not self.takes_rate:
+            return self.make()
+        if not self.scales():
+            raise ValueError(
+                f"{self.who}: its rate does more than scale its updates; give it a learning_rate "
+                "of its own"
+            )
+        return optax.chain(self.make(1.0), optax.scale(-1.0))
 
+    def _check_inside(self, rated: list["_Described"]) -> None:
+        """Raise ValueError where a rate inside of a transform would leave out some parameters."""
+        if rated and (self.takes_rate or self.factory is optax.masked):
+            raise ValueError(
+                f"{self.who}: the learning_rate of what is in it does not reach all parameters; "
+                f"write {self._with_one_rate(rated[0].spec.get('learning_rate', 0.1))}"
+            )
+        for one in self.inner.values() if rated else ():
+            if one not in rated and one.factory is not optax.set_to_zero:
+                raise ValueError(
+                    f"{self.who}: {text(one.spec)} has no learning_rate, and "
+                    f"{text(rated[0].spec)} in it has one; give one to each, or one to {self.name} "
+                    "alone"
+                )
 
-def _kind(entry: str) -> Kind:
-    return TRANSFORM._replace(name=entry)
+    def _with_one_rate(self, rate: Any) -> str:
+        """Return the text of the part in which it has a rate, and what is inside of it has none."""
+        bare = {at: one.own for at, one in self.inner.items() if isinstance(at, str)}
+        return text(self.spec | bare | {"learning_rate": rate})
 
+    def make(self, rate: Any = None) -> optax.GradientTransformation:
+        """Call the factory; transforms and masks among its parameters are built first."""
+        made = dict(self.own)
+        for name, value in self.own.items():
+            names_a_mask = name.endswith(("mask", "labels")) and is_part(value)
+            if names_a_mask or (name != "name" and ":" not in self.name and _is_brought(value)):
+                made[name] = MASK._replace(name=name).build(value)
+        for at, one in self.inner.items():
+            if isinstance(at, tuple):  # of several transforms by their labels
+                made[at[0]] = {**made[at[0]], at[1]: one.transform()}
+            else:
+                made[at] = one.transform()
+        return self.kind.build(made, **({} if rate is None else {"learning_rate": rate}))
 
-def _takes_rate(spec: dict, entry: str) -> bool:
-    return "learning_rate" in _kind(entry).parameters(spec["name"])
-
-
-def _make(spec: dict, entry: str, rate: Any = None) -> optax.GradientTransformation:
-    """Call the factory; transforms and masks among its parameters are built first."""
-    own = {name: value for name, value in spec.items() if name not in RATE}
-    for name, value in own.items():
-        brought = name != "name" and spec["name"] in TRANSFORMS and _is_brought(value)
-        if (_names_a_mask(name) and parts.is_part(value)) or brought:
-            own[name] = _MASK._replace(name=name).build(value)
-    for at, one in _inner(spec, entry).items():
-        if isinstance(at, tuple):  # of several transforms by their labels
-            own[at[0]] = {**own[at[0]], at[1]: _transform(one, entry)}
-        else:
-            own[at] = _transform(one, entry)
-    return _kind(entry).build(own, **({} if rate is None else {"learning_rate": rate}))
+    def scales(self) -> bool:
+        """Return whether the transform of rate r gives r times what it gives with rate 1."""
+        if self.factory in SCALED and not any(isinstance(v, Mapping) for v in self.own.values()):
+            return True
+        self.make(1.0)  # refuses what it cannot use, by the entry of the config
+        return found_to_scale(text(self.own), self.is_steady)
 
 
 def _is_brought(value: Any) -> bool:
-    return isinstance(value, str) and parts.is_brought(value)
-
-
-def _steady(spec: Mapping) -> bool:
-    return "schedule" not in spec and not spec.get("warmup_samples") and not spec.get("batch_power")
-
-
-def _scales(spec: dict, entry: str) -> bool:
-    """Whether a transform of rate r gives r times what it gives with rate 1."""
-    own = {name: value for name, value in spec.items() if name not in RATE}
-    plain = not any(isinstance(value, dict) for value in own.values())
-    if plain and _kind(entry).factory(spec["name"]) in SCALED:
-        return True
-    return found_to_scale(parts.text(own), entry, steady=_steady(spec))
+    return isinstance(value, str) and registry.is_brought(value)
 
 
 @functools.cache
-def found_to_scale(text: str, entry: str, steady: bool) -> bool:
-    """By trying it on a quadratic, with a constant rate or with one that falls; compiles."""
-    spec = parts.spec(text)
+def found_to_scale(written: str, steady: bool) -> bool:
+    """Try it on a quadratic, with a constant rate or with one that falls; compiles."""
+    described = _Described(written, "optimizer")
     rates = np.full(TRIED, 0.3, np.float32) if steady else np.geomspace(0.5, 0.1, TRIED, dtype="f4")
     rng = np.random.default_rng(0)
     params, target = (
@@ -371,9 +356,9 @@ def found_to_scale(text: str, entry: str, steady: bool) -> bool:
         for _ in range(2)
     )
     schedule = 0.3 if steady else lambda count: jnp.asarray(rates)[count]
-    unit = optax.with_extra_args_support(_make(spec, entry, 1.0))
+    unit = optax.with_extra_args_support(described.make(1.0))
     try:
-        whole = optax.with_extra_args_support(_make(spec, entry, schedule))
+        whole = optax.with_extra_args_support(described.make(schedule))
         whole_state, unit_state = whole.init(params), unit.init(params)
         for rate in rates:
             grads = jax.tree.map(np.subtract, params, target)
@@ -388,7 +373,7 @@ def found_to_scale(text: str, entry: str, steady: bool) -> bool:
     return True
 
 
-def _try(transform: optax.GradientTransformationExtraArgs, who: str) -> None:
+def _try(transform: optax.GradientTransformationExtraArgs, who: Callable[[], str]) -> None:
     """Refuse what needs more than gradients and parameters, with nothing compiled."""
 
     def once(params):
@@ -403,45 +388,46 @@ def _try(transform: optax.GradientTransformationExtraArgs, who: str) -> None:
     except Exception as error:  # a transform is code and can raise anything
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{who}: cannot follow gradients alone ({type(error).__name__}: {reason}); take another"
+            f"{who()}: cannot follow gradients alone ({type(error).__name__}: {reason}); take "
+            "another"
         ) from error
+
+    def is_averaged(state: Any) -> bool:
+        return isinstance(state, contrib.ScheduleFreeState)
+
+    refused = ""
     if jax.tree.structure(updates) != jax.tree.structure(params):
-        raise ValueError(f"{who}: its updates are not of the parameters' form; take another")
-    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
-        raise ValueError(f"{who}: keeps a key of JAX, which no file holds; take another")
-    if any(map(_is_averaged, jax.tree.leaves(state, is_leaf=_is_averaged))):
-        raise ValueError(
-            f"{who}: is evaluated at other parameters than it trains, which a run does not keep; "
-            "take another"
-        )
-
-
-def _is_averaged(state: Any) -> bool:
-    return isinstance(state, contrib.ScheduleFreeState)
+        refused = "its updates are not of the parameters' form"
+    elif any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        refused = "keeps a key of JAX, which no file holds"
+    elif any(map(is_averaged, jax.tree.leaves(state, is_leaf=is_averaged))):
+        refused = "is evaluated at other parameters than it trains, which a run does not keep"
+    if refused:
+        raise ValueError(f"{who()}: {refused}; take another")
 
 
 def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
     """Descend by the rate of a part: learning_rate, schedule, warmup_samples and batch_power."""
-    learning_rate = _number(spec, entry, "learning_rate", None)
-    if not 0 < learning_rate < math.inf:
+    numbers = []
+    for name, default, fits, bounds in (
+        ("learning_rate", None, lambda v: 0 < v < math.inf, "positive"),
+        ("warmup_samples", 0, lambda v: 0 <= v < math.inf, "0 or more"),
+        ("batch_power", 0, lambda v: 0 <= v <= 1, "from 0, the same rate for every update, to 1, a "
+         "rate in proportion to its mini-batches"),
+    ):  # fmt: skip
+        value = spec.get(name, default)
+        if not is_number(value):
+            wanted, value = "a number", repr(value)
+        elif fits(value):
+            numbers.append(value)
+            continue
+        else:
+            wanted = bounds
         raise ValueError(
-            f"{entry}: learning_rate must be positive, got {learning_rate}; "
-            f"set config.{entry}.learning_rate"
+            f"{entry}: {name} must be {wanted}, got {value}; set config.{entry}.{name}"
         )
-    warmup = _number(spec, entry, "warmup_samples", 0)
-    if not 0 <= warmup < math.inf:
-        raise ValueError(
-            f"{entry}: warmup_samples must be 0 or more, got {warmup}; "
-            f"set config.{entry}.warmup_samples"
-        )
-    power = _number(spec, entry, "batch_power", 0)
-    if not 0 <= power <= 1:
-        raise ValueError(
-            f"{entry}: batch_power must be from 0, the same rate for every update, to 1, a rate in "
-            f"proportion to its mini-batches, got {power}; set config.{entry}.batch_power"
-        )
+    learning_rate, warmup, power = numbers
     shape = _schedule(spec.get("schedule", "constant"))
-
     warmup = float(warmup)  # whole numbers beyond 32 bits are none to a device
 
     def warmed(samples):
@@ -450,20 +436,11 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
     return scale_by_samples(learning_rate, warmed if warmup else shape, power)
 
 
-def _schedule(part: parts.Part) -> optax.Schedule:
-    """A schedule of optax begins, or peaks, at 1 where nothing else is said."""
-    spec = parts.spec(part)
+def _schedule(part: Part) -> optax.Schedule:
+    """Return a schedule; one of optax begins, or peaks, at 1 where nothing else is said."""
+    spec = spec_of(part)
     if SCHEDULE.wants(spec, "peak_value"):
         spec = {"init_value": 0.0, "peak_value": 1.0} | spec
     elif SCHEDULE.wants(spec, "init_value"):
         spec = {"init_value": 1.0} | spec
     return SCHEDULE.build(spec)
-
-
-def _number(spec: Mapping, entry: str, name: str, default: float | None) -> float:
-    value = spec.get(name, default)
-    if not is_number(value):
-        raise ValueError(
-            f"{entry}: {name} must be a number, got {value!r}; set config.{entry}.{name}"
-        )
-    return value

@@ -1,8 +1,11 @@
-"""The parts of one arm, built from its config and checked before anything is compiled."""
+"""One arm, assembled from its config and checked before anything is compiled."""
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,27 +16,47 @@ import numpy as np
 from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
-from algorithms import ALGORITHMS, REDUCERS, Algorithm
+from algorithms import ALGORITHMS, REDUCERS
+from algorithms.base import Algorithm
 from algorithms.compression import Reducer
 from comms import cost, messages, mixing, topology
-from experiments import (
-    entries,
-    initial,
-    limits,
-    optimizers,
-    parts,
-    places,
-    profiling,
-    tasks,
-    texts,
-    waiting,
-)
-from experiments.kinds import Kind
+from experiments import initial, optimizers, profiling, registry, tasks
+from experiments.registry import Kind
+from experiments.runtime_builders import RUNTIMES, Place, build
 from experiments.tasks import Task, data, modules, sampling
 from runtimes import worker
 from runtimes.base import Runtime
 from stragglers import delays, processes
-from stragglers.rule import Cost, Rule, most_mini_batches
+from stragglers.rule import Cost, Rule, Setting, Unfit, most_mini_batches
+from stragglers.rules import RULES, showing
+
+NETWORKS = {
+    "network": cost.uniform_network,
+    "link": cost.uniform_link,
+    "measured": cost.measured_network,
+}
+DELAYS = delays.LAWS | processes.PROCESSES
+METHOD = Kind(
+    "algorithm",
+    ALGORITHMS,
+    Algorithm,
+    ("optimizer", "graph", "workers", "seed", "sparse", "profile"),
+)
+REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",))
+MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
+GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
+SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
+NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
+DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process))
+RULE = Kind("wait", RULES, Rule, ("setting",))
+
+FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
+AT_ONCE = 4096  # updates that are planned at once
+NO_DELAY = "none"  # of workers that take as long as they take
+ALIKE = delays.deterministic(1.0)  # of workers whose times do not matter
+ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
+SHORTEST_DELAY = 1e-9  # s
+LOOKED_AT = 64  # mini-batches of a worker, for the usual time of one
 
 
 class Prepared(NamedTuple):
@@ -56,14 +79,16 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     profile have no meaning, and such a method cannot run.
     """
     config = to_the_end(config, task)
-    entries.check_arm(config)
-    if config.runtime not in places.RUNTIMES:
+    registry.check_arm(config)
+    if config.runtime not in RUNTIMES:
         raise ValueError(
             f"runtime: unknown name {config.runtime!r}; "
-            f"{texts.meant(config.runtime, places.RUNTIMES)}known names: "
-            f"{', '.join(places.RUNTIMES)}"
+            f"{registry.meant(config.runtime, RUNTIMES)}known names: {', '.join(RUNTIMES)}"
         )
-    graph = _graph(config)
+    graph = None
+    if METHOD.wants(config.algorithm, "graph"):
+        graph = GRAPH.build(config.graph, n=config.workers)
+        topology.check(graph, config.workers, f"graph {registry.text(config.graph)!r}")
     task, shapes = _task(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
@@ -71,54 +96,64 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     decided: dict[str, Any] = {}
     if settled and algorithm.decide is not None:
         decided = algorithm.decide(first_gradient(config, task, sampler))
-        decidedly = parts.spec(config.algorithm) | decided
-        config = parts.canonical(ConfigDict(config.to_dict() | {"algorithm": decidedly}))
+        config = _changed(config, algorithm=registry.spec(config.algorithm) | decided)
         algorithm = _algorithm(config, task, shapes, graph, settled)
     exchange = _exchange(config, algorithm, shapes)
     _check_memory(config, algorithm, shapes)
-    delay = waiting.own_delay(config)
-    rule = places.decided(config, algorithm, shapes, exchange, delay)
+    delay = own_delay(config)
+    rule = fitting_rule(config, algorithm, shapes, exchange, delay)
+    if RUNTIMES[config.runtime].delayed and delay is None:
+        build_delay(config.delay)  # refuses it, and names others
     entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
     again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
-    runtime = places.build(config, task, algorithm, sampler, rule, delay, exchange, again)
+    runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
     if METHOD.wants(config.algorithm, "profile"):
         profiling.check(config)
     return Prepared(task, algorithm, shapes, runtime, exchange, decided)
 
 
+def _runtime_again(text: str) -> Runtime:
+    """Return the runtime of a config as JSON, in another process."""
+    return prepare(ConfigDict(json.loads(text)), settled=True).runtime
+
+
+def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
+    return registry.canonical(ConfigDict(config.to_dict() | entries))
+
+
+# --- schedules of a rate that end with the run ---
+
+
 def to_the_end(config: ConfigDict, task: Task | None = None) -> ConfigDict:
-    """The config with a number of samples in each schedule of a rate that is to end with the run.
+    """Return the config with a number of samples in each schedule that is to end with the run.
 
     They are the samples of all workers at the end of the budget, by the plan of the waiting rule;
     on a real clock, where no plan knows the seconds, after `updates`. task: as of `prepare`. Raises
     ValueError where no plan can tell.
     """
-    config = parts.canonical(config)
+    config = registry.canonical(config)
     if not is_open(config):
         return config
-    samples = _planned_samples(config, prepare(_with_ends(config, 1), task))
-    return _with_ends(config, samples)
+    made = prepare(_changed(config, **_ends(config, 1)), task)
+    return _changed(config, **_ends(config, _planned_samples(config, made)))
 
 
 def is_open(config: ConfigDict) -> bool:
     """Return whether a schedule of a rate is to end with the run; config: a canonical one."""
-    if not parts.is_part(config.get("optimizer")) or not parts.is_part(config.get("algorithm")):
-        return False  # as `entries` will say
+    if not all(isinstance(config.get(name), ConfigDict) for name in ("optimizer", "algorithm")):
+        return False  # as `registry.check_arm` will say
     return any(config[name].to_dict() != ended for name, ended in _ends(config, 1).items())
 
 
 def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
-    """The parts that have a rate, with schedules that end after `samples`."""
+    """Return the parts that have a rate, with schedules that end after `samples`."""
     algorithm = config.algorithm.to_dict()
-    if parts.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
+    if registry.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
         algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
     return {
-        "algorithm": algorithm, "optimizer": optimizers.to_the_end(config.optimizer, samples)
-    }  # fmt: skip
-
-
-def _with_ends(config: ConfigDict, samples: int) -> ConfigDict:
-    return parts.canonical(ConfigDict(config.to_dict() | _ends(config, samples)))
+        "algorithm": algorithm,
+        "optimizer": optimizers.to_the_end(config.optimizer, samples),
+    }
 
 
 def _planned_samples(config: ConfigDict, made: Prepared) -> int:
@@ -145,26 +180,17 @@ def _planned_samples(config: ConfigDict, made: Prepared) -> int:
     return max(1, batches) * config.batch_size
 
 
-FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
-AT_ONCE = 4096  # updates that are planned at once
-
-
-def _graph(config: ConfigDict) -> nx.Graph | None:
-    if not METHOD.wants(config.algorithm, "graph"):
-        return None
-    graph = GRAPH.build(config.graph, n=config.workers)
-    topology.check(graph, config.workers, f"graph {parts.text(config.graph)!r}")
-    return graph
+# --- the task and the method ---
 
 
 def build_task(config: ConfigDict) -> Task:
-    """The task of a config, within the memory that is free."""
-    with limits.rationed():
+    """Return the task of a config, within the memory that is free."""
+    with rationed():
         return tasks.TASK.build(config.task)
 
 
 def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
-    """The task, with the initial parameters of the config, and the shapes of its parameters."""
+    """Return the task, with the config's initial parameters, and the shapes of its parameters."""
     task = task or build_task(config)
     if isinstance(task.init, initial.Given):  # of another arm
         task = task._replace(init=task.init.own)
@@ -174,68 +200,9 @@ def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
     return task, shapes
 
 
-def _algorithm(
-    config: ConfigDict, task: Task, shapes: Any, graph: nx.Graph | None, settled: bool
-) -> Algorithm:
-    offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
-    if METHOD.wants(config.algorithm, "profile"):
-        offered["profile"] = profiling.for_config(config, task, measured=settled)
-    algorithm = METHOD.build(
-        _with_built_parts(config.algorithm, config.seed, graph),
-        optimizer=optimizers.build(config.optimizer),
-        graph=graph,
-        workers=config.workers,
-        seed=config.seed,
-        sparse=task.sparse,
-        **offered,
-    )
-    # A method may refuse a model when it sees the parameters.
-    jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
-    return algorithm
-
-
-def _check_memory(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
-    """Raise ValueError where models, or one worker's mini-batches, cannot fit into memory."""
-    held = cost.payload_bytes(shapes)
-    if algorithm.own_models:
-        held *= config.workers  # a model each
-    whose = f"of {config.workers} workers with one each" if algorithm.own_models else "of all"
-    limits.check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
-    # The indices of its samples, before the samples themselves are looked up.
-    indices = 4.0 * config.batch_size * int(np.max(config.mini_batches))
-    limits.check_memory(
-        indices,
-        f"a round of a worker, with batch_size={config.batch_size} and mini_batches="
-        f"{int(np.max(config.mini_batches))},",
-        "lower one of them",
-    )
-
-
-def first_gradient(config: ConfigDict, task: Task, sampler: sampling.Sampler) -> Any:
-    """Magnitudes of the first update's gradients, summed over all workers and mini-batches.
-
-    NumPy arrays in the shapes of the parameters: zero where nobody's gradient is anything else.
-    """
-    params = task.init(jax.random.key(config.seed))
-    losses = tasks.first_draw(task)
-
-    @jax.jit
-    def added(total, params, examples):
-        gradient = jax.grad(lambda p: losses(p, examples).mean())(params)
-        return jax.tree.map(lambda a, b: a + jnp.abs(b), total, gradient)
-
-    total = jax.tree.map(jnp.zeros_like, params)
-    for member in range(config.workers):
-        for counter in range(most_mini_batches(config.mini_batches)):
-            indices = np.asarray(sampler.indices(np.int32(member), counter))
-            examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
-            total = added(total, params, examples)
-    return jax.tree.map(np.asarray, total)
-
-
 def _shapes(config: ConfigDict, task: Task) -> Any:
     """The shapes of the parameters, which no seed changes, of a task that can be trained."""
-    who = f"task {parts.text(config.task)!r}"
+    who = f"task {registry.text(config.task)!r}"
     checked = [id(field) for field in task]
     if _CHECKED and _CHECKED[0] == checked:
         return _CHECKED[1]
@@ -260,41 +227,82 @@ _PLAIN = (TypeError, ValueError, ArithmeticError, FlaxError)  # whose texts say 
 _CHECKED: list[Any] = []  # of the last task: the arms of a sweep share it
 
 
-def build_reducer(part, seed: int) -> Reducer:
-    """The reducer that a part describes, with the reducers that it is made of."""
-    spec = parts.spec(part)
+def _algorithm(
+    config: ConfigDict, task: Task, shapes: Any, graph: nx.Graph | None, settled: bool
+) -> Algorithm:
+    offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
+    if METHOD.wants(config.algorithm, "profile"):
+        offered["profile"] = profiling.for_config(config, task, measured=settled)
+    algorithm = METHOD.build(
+        _with_built_parts(config.algorithm, config.seed, graph),
+        optimizer=optimizers.build(config.optimizer),
+        graph=graph,
+        workers=config.workers,
+        seed=config.seed,
+        sparse=task.sparse,
+        **offered,
+    )
+    # A method may refuse a model when it sees the parameters.
+    jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
+    return algorithm
+
+
+def _with_built_parts(algorithm: registry.Part, seed: int, graph: nx.Graph | None) -> dict:
+    """Return the part of a method in which parts that it holds are what they describe."""
+    spec = registry.spec(algorithm)
+    W = spec.get("mixing_matrix")
+    built = {
+        "exchange": lambda: build_reducer(spec["exchange"], seed),
+        "server": lambda: optimizers.build(spec["server"], "algorithm.server"),
+        "mixing_matrix": lambda: MIXING.build(W, graph=graph),
+    }
+    if not registry.is_part(W) or (isinstance(W, str) and W in mixing.MIXINGS):
+        del built["mixing_matrix"]  # which a method knows by its name
+    return spec | {
+        name: build()
+        for name, build in built.items()
+        if spec.get(name) is not None and METHOD.wants(spec, name)
+    }
+
+
+def build_reducer(part: registry.Part, seed: int) -> Reducer:
+    """Return the reducer that a part describes, with the reducers that it is made of."""
+    spec = registry.spec(part)
     if "*" in spec:
         spec["*"] = [build_reducer(inner, seed) for inner in spec["*"]]
     return REDUCER.build(spec, seed=seed)
 
 
-def _with_built_parts(algorithm, seed: int, graph: nx.Graph | None) -> dict:
-    """The part of an algorithm in which parts that it holds are what they describe."""
-    spec = parts.spec(algorithm)
-    if spec.get("exchange") is not None and METHOD.wants(spec, "exchange"):
-        spec["exchange"] = build_reducer(spec["exchange"], seed)
-    if spec.get("server") is not None and METHOD.wants(spec, "server"):
-        spec["server"] = optimizers.build(spec["server"], "algorithm.server")
-    W = spec.get("mixing_matrix")
-    described = parts.is_part(W) and not (isinstance(W, str) and W in mixing.MIXINGS)
-    if described and METHOD.wants(spec, "mixing_matrix"):
-        spec["mixing_matrix"] = MIXING.build(W, graph=graph)
-    return spec
+def first_gradient(config: ConfigDict, task: Task, sampler: sampling.Sampler) -> Any:
+    """Magnitudes of the first update's gradients, summed over all workers and mini-batches.
 
+    NumPy arrays in the shapes of the parameters: zero where nobody's gradient is anything else.
+    """
+    params = task.init(jax.random.key(config.seed))
+    losses = tasks.first_draw(task)
 
-def _runtime_again(text: str) -> Runtime:
-    """The runtime of a config as JSON, in another process."""
-    return prepare(ConfigDict(json.loads(text)), settled=True).runtime
+    @jax.jit
+    def added(total, params, examples):
+        gradient = jax.grad(lambda p: losses(p, examples).mean())(params)
+        return jax.tree.map(lambda a, b: a + jnp.abs(b), total, gradient)
+
+    total = jax.tree.map(jnp.zeros_like, params)
+    for member in range(config.workers):
+        for counter in range(most_mini_batches(config.mini_batches)):
+            indices = np.asarray(sampler.indices(np.int32(member), counter))
+            examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
+            total = added(total, params, examples)
+    return jax.tree.map(np.asarray, total)
 
 
 def alike(config: ConfigDict) -> str | None:
-    """What arms share that can train together: all but what is data to their program.
+    """Return what arms share that can train together: all but what is data to their program.
 
     Data are the learning rate, delays, budgets, what a waiting rule lists as `data`, and the seed,
     unless the method draws by itself. None: an arm that runs alone.
     """
-    config = parts.canonical(config)
-    place = places.RUNTIMES.get(config.runtime)
+    config = registry.canonical(config)
+    place = RUNTIMES.get(config.runtime)
     if place is None or not place.together or config.devices != 1 or tasks.streams(config.task):
         return None
     shared = config.to_dict()
@@ -309,58 +317,254 @@ def alike(config: ConfigDict) -> str | None:
         del shared["seed"]  # else a constant of the program, as of which hashes sketch
     if optimizers.rate_is_data(config.optimizer):
         del shared["optimizer"]["learning_rate"]
-    shared["wait"] = _constants(config)
+    try:
+        rule = _built_rule(config, ALIKE, 0.0)
+        constants = {key: value for key, value in shared["wait"].items() if key not in rule.data}
+        shared["wait"] = [rule.asynchronous, constants]
+    except ValueError:  # it needs the graph of a method, and shares with nobody but itself
+        shared["wait"] = [shared["wait"]]
     return json.dumps(shared, sort_keys=True, default=str)
 
 
-def _constants(config: ConfigDict) -> list:
-    """What of the waiting rule is a constant of a compiled program."""
-    spec = config.wait.to_dict()
-    try:
-        rule = waiting.rule(config, delays.deterministic(1.0), 0.0)
-    except ValueError:  # it needs the graph of a method, and shares with nobody but itself
-        return [spec]
-    return [rule.asynchronous, {key: spec[key] for key in spec if key not in rule.data}]
+# --- waiting rules, delays and what an exchange takes ---
 
 
-def network(config: ConfigDict, shapes) -> cost.Network:
-    """The network that `communication` describes, for a model of these shapes."""
+def network(config: ConfigDict, shapes: Any) -> cost.Network:
+    """Return the network that `communication` describes, for a model of these shapes."""
     return NETWORK.build(
         config.communication, workers=config.workers, payload=cost.payload_bytes(shapes)
     )
 
 
-def _exchange(config, algorithm, shapes) -> Cost:
-    """What a round's exchange costs: seconds from the config, or on its network."""
-    if entries.is_number(config.communication):
+def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
+    """Return what a round's exchange costs: seconds from the config, or on its network."""
+    if registry.is_number(config.communication):
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     return messages.exchange_transfers(algorithm, shapes, config.workers, network(config, shapes))
+
+
+def build_delay(part: registry.Part) -> delays.Law | processes.Process:
+    """Return the law or process of delays that a part describes; its `law` may be a part itself."""
+    spec = registry.spec(part)
+    if spec.get("name") == NO_DELAY:
+        raise ValueError(
+            "delay 'none': simulated workers take as long as a delay says; set config.delay, as to "
+            "deterministic(value=1.0), or config.runtime=mesh for workers that take their own time"
+        )
+    if "law" in spec:
+        spec["law"] = build_delay(spec["law"])
+    return DELAY.build(spec)
+
+
+def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
+    """Return the delay of a config, or None where workers take as long as they take."""
+    return None if config.delay.name == NO_DELAY else build_delay(config.delay)
+
+
+def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
+    """Yield a line for every trace that configs replay: what was read of it, and who takes part."""
+    distinct = {(registry.text(config.delay), config.workers): config for config in configs}
+    for config in distinct.values():
+        delay = own_delay(config)
+        if getattr(delay, "read", ""):
+            spare = ", ".join(delay.names[config.workers :])
+            left_out = f"; {spare} take no part among {config.workers} workers" if spare else ""
+            yield delay.read + left_out
 
 
 def rule(
     config: ConfigDict, prepared: Prepared, delay: delays.Law | processes.Process | None = None
 ) -> Rule:
-    """The waiting rule of an arm, with another delay than the config's if one is given."""
-    config = parts.canonical(config)
-    if delay is None:
-        delay = waiting.own_delay(config) or waiting.ANY_SPEED
-    algorithm = prepared.algorithm
-    return waiting.rule(config, delay, prepared.exchange, algorithm.graph, algorithm.links)
+    """Return the waiting rule of an arm, with another delay than the config's if one is given."""
+    config = registry.canonical(config)
+    delay = delay or own_delay(config) or ANY_SPEED
+    return _built_rule(config, delay, prepared.exchange, prepared.algorithm)
 
 
-NETWORKS = {
-    "network": cost.uniform_network,
-    "link": cost.uniform_link,
-    "measured": cost.measured_network,
-}
-METHOD = Kind(
-    "algorithm",
-    ALGORITHMS,
-    Algorithm,
-    ("optimizer", "graph", "workers", "seed", "sparse", "profile"),
+def _built_rule(
+    config: ConfigDict,
+    delay: delays.Law | processes.Process,
+    communication: Cost,
+    algorithm: Algorithm | None = None,
+) -> Rule:
+    _check_delay(config, processes.as_process(delay))
+    return RULE.build(config.wait, setting=_setting(config, delay, communication, algorithm))
+
+
+def _setting(config, delay, communication, algorithm) -> Setting:
+    return Setting(
+        delay,
+        config.workers,
+        config.mini_batches,
+        config.seed,
+        graph=algorithm and algorithm.graph,
+        links=algorithm and algorithm.links,
+        communication=communication,
+        draw=config.draw,
+    )
+
+
+def _check_delay(config: ConfigDict, process: processes.Process) -> None:
+    """Raise ValueError for delays that a clock in float64 seconds cannot tell from none."""
+    if process.workers > config.workers:
+        raise ValueError(
+            f"delay {registry.text(config.delay)!r}: names worker {process.workers - 1}, but there "
+            f"are {config.workers} workers, from 0 to {config.workers - 1}; leave it out"
+        )
+    # Some processes do not know for how many workers they are before they are asked.
+    seeded = process.seeded(config.seed)
+    seeded.duration(config.workers - 1, 0.0)
+    usual = float(np.median(seeded.duration(0, 0.0, np.arange(LOOKED_AT))))
+    counts = config.updates * float(np.max(config.mini_batches))
+    horizon = min(float(config.seconds), counts * usual)
+    if not usual >= max(SHORTEST_DELAY, horizon * np.finfo(np.float64).eps):
+        raise ValueError(
+            f"delay {registry.text(config.delay)!r}: a mini-batch usually takes {usual:.3g} s, "
+            f"which a clock that runs to {horizon:.3g} s cannot tell from nothing; delays are in "
+            f"seconds, {SHORTEST_DELAY} or more"
+        )
+
+
+def fitting_rule(
+    config: ConfigDict,
+    algorithm: Algorithm,
+    shapes: Any,
+    communication: Cost,
+    delay: delays.Law | processes.Process | None = None,
+) -> Rule:
+    """Return the rule of a config, which its method and its runtime can use; else ValueError.
+
+    This follows from what the three declare, not from any plan. The error names what would do
+    instead, by the same decision.
+    """
+    try:
+        rule = _built_rule(config, delay or ANY_SPEED, communication, algorithm)
+        reason = RUNTIMES[config.runtime].misfit(algorithm, rule, shapes, config)
+    except Unfit as error:
+        rule, reason = None, error.cause
+    if reason is None:
+        return rule
+    setting = _setting(config, ALIKE, 0.0, algorithm)
+
+    def fits(place: Place, rule: Rule) -> bool:
+        return place.misfit(algorithm, rule, shapes, config) is None
+
+    def others(place: Place) -> list[str]:
+        return showing(functools.partial(fits, place), setting, config.wait)
+
+    ways = []
+    fitting = others(RUNTIMES[config.runtime])
+    if fitting:
+        ways.append(f"wait for {_listed(fitting)}")
+    for name, place in RUNTIMES.items():
+        if rule is not None and fits(place, rule):
+            ways.append(f"take runtime={name!r}")
+            break
+        elsewhere = [] if fitting else others(place)
+        if elsewhere:
+            ways.append(f"take runtime={name!r} and wait for {_listed(elsewhere)}")
+            break
+    if algorithm.needs.otherwise:
+        ways.append(algorithm.needs.otherwise)
+    raise ValueError(
+        f"{config.runtime}: {config.algorithm.name} cannot wait for {config.wait.name}: {reason}; "
+        f"{', or '.join(ways) or 'take another method'}"
+    )
+
+
+def _listed(calls: Sequence[str]) -> str:
+    *others, last = calls
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+# --- memory ---
+
+CGROUP = Path("/sys/fs/cgroup")
+# Limit and use of a control group, version 2 and version 1.
+ACCOUNTS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",))
-MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
-GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
-SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
-NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process may still take, as machine and control group say.
+
+    Files that the system only remembers are free, as it forgets them when memory is short. None
+    where nobody says anything.
+    """
+    available = _number(Path("/proc/meminfo"), "MemAvailable")
+    found = [] if available is None else [1024 * available]
+    for limit, used in ACCOUNTS:
+        with contextlib.suppress(OSError, ValueError):  # "max": there is no limit
+            most = int((CGROUP / limit).read_text(encoding="ascii"))
+            taken = int((CGROUP / used).read_text(encoding="ascii"))
+            files = _number(
+                (CGROUP / used).with_name("memory.stat"), "inactive_file", "total_inactive_file"
+            )
+            found.append(max(0, most - taken + (files or 0)))
+    return min(found, default=None)
+
+
+def _number(file: Path, *names: str) -> int | None:
+    """Return the number after one of the names in a file of the system, None where it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text(encoding="ascii").splitlines():
+            name, *values = line.replace(":", " ").split()[:2] or [""]
+            if name in names:
+                return int(*values)
+    return None
+
+
+def check_memory(estimate: float, what: str, way_out: str) -> None:
+    """Raise ValueError where something takes more than the free memory; estimate: bytes."""
+    free = free_memory()
+    if free is not None and estimate > free:
+        raise ValueError(
+            f"{what} takes at least {size(estimate)} of memory, and {size(free)} are free; "
+            f"{way_out}"
+        )
+
+
+def _check_memory(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
+    """Raise ValueError where models, or one worker's mini-batches, cannot fit into memory."""
+    models, whose = 1, "of all"
+    if algorithm.own_models:
+        models, whose = config.workers, f"of {config.workers} workers with one each"
+    held = models * cost.payload_bytes(shapes)
+    check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
+    # The indices of its samples, before the samples themselves are looked up.
+    most = int(np.max(config.mini_batches))
+    whose = f"with batch_size={config.batch_size} and mini_batches={most},"
+    check_memory(
+        4.0 * config.batch_size * most, f"a round of a worker, {whose}", "lower one of them"
+    )
+
+
+def size(number: float) -> str:
+    """Return bytes as one says them."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+@contextlib.contextmanager
+def rationed() -> Iterator[None]:
+    """Let what is larger than the free memory be a MemoryError at once.
+
+    Otherwise the system hands out what it does not have, and ends the process when it is used.
+    """
+    free, taken = free_memory(), _number(Path("/proc/self/status"), "VmData")
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if free is None or taken is None:
+        yield
+        return
+    most = 1024 * taken + free
+    most = most if before == resource.RLIM_INFINITY else min(most, before)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
-from experiments import files, formats, parts, stopwatch, tasks
+from experiments import files, formats, registry, stopwatch, tasks
 from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike) -> Profile:
     """The profile in a file of `save`; ValueError if it holds none."""
     if str(path).lower().endswith(".csv"):
         raise ValueError(
-            f"profile {str(path)!r}: layers of a CSV file are for configs/mg_wfbp_scale.py:trace="
+            f"profile {str(path)!r}: layers of a CSV file are for configs/mg_wfbp.py:scale,trace="
             "FILE; a profile is JSON, with the names of parameters, see docs/extend.md"
         )
     stored = formats.read(path, formats.PROFILE)
@@ -177,7 +177,7 @@ def for_config(config, task: Task, measured: bool = True) -> Profile:
         layers = backward_order(task, batch_size)
         return Profile(layers, np.zeros(len(layers)), np.arange(2.0), np.zeros(2))
     check(config)
-    key = (parts.text(config.task), batch_size, config.workers)
+    key = (registry.text(config.task), batch_size, config.workers)
     if key not in _MEASURED:
         _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers])
     path = source.partition(":")[2]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import formats, records, texts
+from experiments import formats, records, registry
 from experiments.stats import Numbers
 from gossax import __version__
 
@@ -60,7 +60,7 @@ def known(root: str | os.PathLike) -> dict:
     try:
         return read(root)
     except formats.Damaged as error:
-        print(f"warning: {texts.sentence(error)}", file=sys.stderr)
+        print(f"warning: {registry.sentence(error)}", file=sys.stderr)
         return {}
 
 

@@ -29,17 +29,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import (
-    config_files,
-    figures,
-    files,
-    formats,
-    parts,
-    provenance,
-    records,
-    stats,
-    texts,
-)
+from experiments import config_files, figures, files, formats, provenance, records, registry, stats
 from experiments.papers import PAPERS
 from experiments.papers.base import Sweep
 from experiments.stats import arms
@@ -175,7 +165,7 @@ def _text(value: Any) -> str:
             return ConfigDict({key: plain(inner) for key, inner in sorted(value.items())})
         return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
-    return parts.text(plain(value))
+    return registry.text(plain(value))
 
 
 # --- evidence ---
@@ -252,7 +242,7 @@ def evidence(
             print(take(WORKDIRS / sweep.name, folder))
             (finish or write_pages)()
         except (ValueError, OSError) as error:
-            wrong.append(f"{sweep.name}: {texts.sentence(error)}")
+            wrong.append(f"{sweep.name}: {registry.sentence(error)}")
     return wrong
 
 
@@ -501,7 +491,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print(take(workdir))
         write_pages()
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {texts.sentence(error)}")
+        sys.exit(f"error: {registry.sentence(error)}")
 
 
 if __name__ == "__main__":

@@ -20,19 +20,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments import (
-    checkpoints,
-    entries,
-    files,
-    formats,
-    initial,
-    joining,
-    kinds,
-    locks,
-    manifest,
-    parts,
-    texts,
-)
+from experiments import checkpoints, files, formats, initial, joining, locks, manifest, registry
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -164,7 +152,7 @@ def is_longer(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> 
     """Return whether a config, otherwise the same, trains the run that is there longer."""
     path = Path(workdir) / CONFIG
     there = read_json(path) if path.exists() else {}
-    before = {name: there[name] for name in LENGTHS if entries.is_number(there.get(name))}
+    before = {name: there[name] for name in LENGTHS if registry.is_number(there.get(name))}
     return any(config.get(name, 0) > value for name, value in before.items())
 
 
@@ -181,8 +169,8 @@ def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 def _described(config: ml_collections.ConfigDict) -> dict:
     """Return the content of config.json: entries, with the code and parameters they bring along."""
-    config = parts.canonical(config)
-    modules, path = kinds.brought(config), config.get("initial")
+    config = registry.canonical(config)
+    modules, path = registry.brought(config), config.get("initial")
     brought = {MODULES: modules} if modules else {}
     if path is not None:
         brought[INITIAL] = initial.digest(path)
@@ -232,7 +220,7 @@ def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
         there = read_json(path)
     except formats.Damaged as error:
         return f"that cannot be read ({error})"
-    same_entries = set(there) - BESIDE == set(parts.canonical(config))
+    same_entries = set(there) - BESIDE == set(registry.canonical(config))
     return None if same_entries or formats.is_arm(there) else "that no run has written"
 
 
@@ -245,7 +233,7 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
         f"{key} ({_short(there, key)} there, {_short(here, key)} here)"
         for key in sorted(there | here, key=str)
         if there.get(key, ...) != here.get(key, ...)
-        and not (key in LENGTHS and entries.is_number(there.get(key)) and here[key] > there[key])
+        and not (key in LENGTHS and registry.is_number(there.get(key)) and here[key] > there[key])
     ]
     if differing:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
@@ -256,7 +244,7 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
 
 
 def _short(config: Mapping[str, Any], key: str) -> str:
-    return texts.brief(config.get(key, "absent"))
+    return registry.brief(config.get(key, "absent"))
 
 
 def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
@@ -300,9 +288,9 @@ def read_summary(
 def read_error(workdir: str | os.PathLike) -> str:
     """Why a run has failed, on one line; it has an error.txt."""
     try:
-        return texts.brief(files.read_text(Path(workdir) / ERROR).partition("\n")[0])
+        return registry.brief(files.read_text(Path(workdir) / ERROR).partition("\n")[0])
     except (OSError, ValueError) as error:
-        return f"{ERROR} cannot be read ({texts.brief(error)})"
+        return f"{ERROR} cannot be read ({registry.brief(error)})"
 
 
 def read_json(path: str | os.PathLike) -> Any:
@@ -317,7 +305,7 @@ def read_config(
     stored = formats.read(path, form)
     try:
         values = {name: value for name, value in stored.items() if name not in BESIDE}
-        return parts.canonical(ml_collections.ConfigDict(_with_numbers(values)))
+        return registry.canonical(ml_collections.ConfigDict(_with_numbers(values)))
     except Exception as error:  # ConfigDict and what makes parts of texts raise many kinds
         raise formats.damaged(path, error, form) from error
 

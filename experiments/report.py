@@ -30,12 +30,11 @@ from experiments import (
     figures,
     files,
     formats,
-    parts,
     provenance,
     records,
+    registry,
     stats,
     tables,
-    texts,
     timeline,
 )
 from stragglers import schedule
@@ -536,7 +535,7 @@ def _settings(arms: Sequence[Arm]) -> Iterator[str]:
         else:
             columns[key] = values
     written = {
-        key: [tables.NONE if value is None else parts.text(value) for value in values]
+        key: [tables.NONE if value is None else registry.text(value) for value in values]
         for key, values in columns.items()
     }
     differing = [key for key, cells in written.items() if len(set(cells)) > 1]
@@ -641,4 +640,4 @@ def figure_of(made: Figure) -> str:
 
 def text(raw: str) -> str:
     """Return a text as it stands in a page, whatever it holds."""
-    return html.escape("\n".join(texts.visible(line) for line in str(raw).split("\n")))
+    return html.escape("\n".join(registry.visible(line) for line in str(raw).split("\n")))

@@ -4,6 +4,9 @@ import contextlib
 import math
 import os
 import pathlib
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -16,24 +19,19 @@ from experiments import (
     aggregates,
     config_files,
     distributed,
-    entries,
     executors,
     files,
     formats,
-    grid,
     joining,
-    limits,
     locks,
     manifest,
-    parts,
-    places,
     prepare,
     progress,
     provenance,
     records,
+    registry,
+    runtime_builders,
     tasks,
-    texts,
-    waiting,
 )
 from experiments.config_files import override, swept_arms
 from experiments.executors import Arm
@@ -42,6 +40,30 @@ from experiments.tables import as_table
 
 MOST_ARMS = 100_000
 MOST_CPU_DEVICES = 1024  # each has threads and memory of its own
+PATIENCE = 5.0  # s of silence
+
+
+class Patience:
+    """Says what is being done if that takes long: a line on stderr every few seconds.
+
+    with Patience() as patience:
+        patience.doing = "arm 3 of 1000"
+    """
+
+    def __init__(self):
+        self.doing, self._began, self._done = "", time.monotonic(), threading.Event()
+
+    def __enter__(self):
+        threading.Thread(target=self._say, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+
+    def _say(self) -> None:
+        while not self._done.wait(PATIENCE):
+            seconds = time.monotonic() - self._began
+            print(f"{self.doing}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
 
 
 def expand(
@@ -55,12 +77,12 @@ def expand(
 
     sweep() yields (name, {dotted key: value}), and is given the config if it takes an argument;
     `user` holds the values of the command line, which win. Every arm runs at each point of the
-    `grids`, see `grid.read`, and with several seeds with seed, seed + 1, ...
+    `grids`, see `config_files.read_grids`, and with several seeds with seed, seed + 1, ...
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
     if swept is None:
-        named = [("", parts.canonical(config))]
+        named = [("", registry.canonical(config))]
     else:
         named = [
             (name, override(config, {**changes, **user, "name": name}))
@@ -76,7 +98,7 @@ def expand(
         named = list(_at_points(named, grids))
     arms = []
     for place, arm in named:
-        entries.check_arm(arm)
+        registry.check_arm(arm)
         for repeat in range(seeds):
             seeded = override(arm, {"seed": arm.seed + repeat})
             suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
@@ -91,7 +113,7 @@ def expand(
     if len(set(map(pathlib.Path, paths))) < len(paths):
         raise ValueError("two arms of the sweep have the same name; give every arm its own")
     for arm in arms:
-        if not texts.is_visible(arm.config.name):
+        if not registry.is_visible(arm.config.name):
             raise ValueError(f"arm {arm.config.name!r} has control characters; rename it")
         if arm.path:
             manifest.check_arm(arm.path)
@@ -104,7 +126,7 @@ def _at_points(
     """Yield every arm at every point of the grids; a baseline is the one at the same point."""
     names = {name for name, _ in named}
     for name, arm in named:
-        for point, texts_of in grid.points(grids):
+        for point, texts_of in config_files.grid_points(grids):
             values = {key: config_files.value(arm, key, text) for key, text in texts_of.items()}
             place = "/".join(filter(None, (name, point)))
             if arm.get("baseline") in names:
@@ -131,7 +153,7 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
     Of several processes each has its share of them.
     """
-    wanted = max(places.devices(arm.config) for arm in arms)
+    wanted = max(runtime_builders.devices(arm.config) for arm in arms)
     wanted //= distributed.processes()
     if wanted > MOST_CPU_DEVICES and jax.config.jax_platforms in (None, "", "cpu"):
         raise ValueError(
@@ -161,7 +183,7 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
     """
     planned: dict[str, ConfigDict] = {}
     task, described, found = None, None, []
-    with limits.Patience() as patience:
+    with Patience() as patience:
         for arm in arms:
             patience.doing = f"planning {arm.path or arm.config.name}"
             config, seed = arm.config, arm.config.seed
@@ -199,7 +221,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
     _check_root(root, arms)
     task, described = None, None
-    with limits.Patience() as patience:
+    with Patience() as patience:
         for number, arm in enumerate(arms, 1):
             patience.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
             if arm.config.task != described:
@@ -220,7 +242,7 @@ def _check_arm(
     records.check(root / arm.path, arm.config, overwrite=overwrite)
     try:
         prepared = prepare.prepare(arm.config, task)
-        if places.RUNTIMES[arm.config.runtime].cluster:
+        if runtime_builders.RUNTIMES[arm.config.runtime].cluster:
             prepared.runtime.check_room(prepared.shapes)
         return prepared.task
     except ValueError as error:
@@ -291,8 +313,8 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
         if path not in by_path:
             known = "add --sweep for arms"
             if any(by_path):
-                known = f"known arms: {texts.listed(by_path)}"
-            raise ValueError(f"there is no arm {path!r}; {texts.meant(path, by_path)}{known}")
+                known = f"known arms: {registry.listed(by_path)}"
+            raise ValueError(f"there is no arm {path!r}; {registry.meant(path, by_path)}{known}")
     return [by_path[path] for path in dict.fromkeys(paths)]
 
 
@@ -353,7 +375,7 @@ def launch(
     root = pathlib.Path(workdir)
     left = unfinished(arms, workdir, overwrite)
     if distributed.is_writer():
-        for line in waiting.traces(arm.config for arm in left):
+        for line in prepare.traces(arm.config for arm in left):
             print(f"delay: {line}")
     failures = run(arms, workdir, overwrite, together, execute)
     # Late: drawing takes a second to load, and arms can start now.

@@ -14,17 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from comms import messages
-from experiments import (
-    aggregates,
-    checkpoints,
-    entries,
-    files,
-    formats,
-    parts,
-    prepare,
-    records,
-    tasks,
-)
+from experiments import aggregates, checkpoints, files, formats, prepare, records, registry, tasks
 from experiments.prepare import Prepared
 from runtimes import packing, phases
 from runtimes.base import Run
@@ -212,11 +202,11 @@ class Arm:
     def _standstill(self, schedule: Schedule | None, models) -> str | None:
         """Return why the run has trained nothing, or None if its parameters have moved."""
         config = self._config
-        wait, delay = parts.text(config.wait), parts.text(config.delay)
+        wait, delay = registry.text(config.wait), registry.text(config.delay)
         if schedule is None:
             return (
                 f"no update was made in {self.state.seconds:.4g} s of {wait} with delay={delay} "
-                f"and communication={parts.text(config.communication)}; give more seconds, or "
+                f"and communication={registry.text(config.communication)}; give more seconds, or "
                 "shorter delays"
             )
         init = self._prepared.task.init(jax.random.key(config.seed))
@@ -300,7 +290,7 @@ class Arm:
         again for as many messages as it has.
         """
         config, shapes = self._config, self._prepared.shapes
-        if entries.is_number(config.communication):
+        if registry.is_number(config.communication):
             row = messages.Row(self._prepared.algorithm.settled)
             once = self._prepared.algorithm.messages(shapes, config.workers, row)
             return count / len(once) * config.communication
@@ -322,7 +312,7 @@ class Arm:
         if not found.alternatives:
             return {}
         more, seconds = messages.fallback_bytes(found, config.workers, pushed), None
-        if not entries.is_number(config.communication):
+        if not registry.is_number(config.communication):
             network = prepare.network(config, shapes)
             seconds = messages.fallback_seconds(found, config.workers, network)
         # All who take part in an update fall back together, and they may be a few.

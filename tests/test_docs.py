@@ -18,7 +18,7 @@ from absl import flags
 from ray.scripts.scripts import cli as ray_commands
 
 import algorithms
-from experiments import distributed, executors, places, profiling, slurm
+from experiments import distributed, executors, profiling, runtime_builders, slurm
 from experiments.advice import play
 from runtimes import simulate
 from runtimes.asynchronous import pool
@@ -69,8 +69,9 @@ def shell(tmp_path, monkeypatch, capsys):
     call = launcher.caller(monkeypatch, capsys)
     monkeypatch.setattr(distributed, "initialize", join_nobody)
     monkeypatch.setattr(pool.SESSION, "join", lambda address: None)
-    simulated = places.RUNTIMES["simulate"]._replace(cluster=True)  # at once, without processes
-    monkeypatch.setitem(places.RUNTIMES, "actors", simulated)
+    simulated = runtime_builders.RUNTIMES["simulate"]
+    simulated = simulated._replace(cluster=True)  # at once, without processes
+    monkeypatch.setitem(runtime_builders.RUNTIMES, "actors", simulated)
     monkeypatch.setattr(simulate.Simulator, "check_room", lambda *_: None, raising=False)
     arms = {}  # by their workdirs: the words of a command that runs one of them
 

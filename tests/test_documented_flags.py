@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from experiments import config_files, entries, optimizers, places, prepare, waiting
-from experiments.kinds import Kind
+from experiments import config_files, optimizers, prepare, registry, runtime_builders
+from experiments.registry import Kind
 from tests import launcher
 from tests.launcher import ROOT
 
@@ -63,14 +63,14 @@ FORMS = {
 
 def overridden(config, **values):
     read = config_files.read(config, values).config
-    entries.check_arm(read)
+    registry.check_arm(read)
     return read
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_an_error_asks_for_is_read(config):
-    for words, _, names in entries._ENTRIES:
+    for words, _, names in registry._ENTRIES:
         assert words in WORDS, f"add a way to write {words!r}"
         for name in names:
             for text, value in WORDS[words].items():
@@ -96,7 +96,7 @@ def test_parts_are_read_in_all_forms(config):
             again = config_files.override(
                 with_both, {"communication": config_files.value(with_both, "communication", text)}
             )
-            entries.check_arm(again)
+            registry.check_arm(again)
 
 
 def documented():
@@ -117,7 +117,7 @@ def test_documents_are_searched():
 
 
 KINDS = {
-    "wait": waiting.RULE, "delay": waiting.DELAY, "graph": prepare.GRAPH, "split": prepare.SPLIT,
+    "wait": prepare.RULE, "delay": prepare.DELAY, "graph": prepare.GRAPH, "split": prepare.SPLIT,
     "algorithm": prepare.METHOD, "communication": prepare.NETWORK,
     "optimizer": optimizers.TRANSFORM,
 }  # fmt: skip
@@ -188,7 +188,8 @@ def test_mini_batches_per_worker_are_a_flag():
 def test_what_makes_sense_everywhere_prepares_everywhere(config):
     network = "network(latency=1e-4, bandwidth=1.25e9)"
     others = {"target_loss": "None", "baseline": "x"}
-    if places.RUNTIMES[config_files.read(config).config.runtime].cluster:  # its links are real
+    runtime = runtime_builders.RUNTIMES[config_files.read(config).config.runtime]
+    if runtime.cluster:  # its links are real
         with pytest.raises(ValueError, match="the links between processes are real"):
             prepare.prepare(overridden(config, communication=network, **others))
         network = "0.1"

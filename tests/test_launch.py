@@ -10,17 +10,7 @@ import jax
 import pytest
 
 import launch
-from experiments import (
-    analysis,
-    config_files,
-    executors,
-    grid,
-    locks,
-    loggers,
-    ray_tasks,
-    slurm,
-    sweep,
-)
+from experiments import analysis, config_files, executors, locks, loggers, ray_tasks, slurm, sweep
 from runtimes.asynchronous import pool
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
@@ -297,7 +287,7 @@ ASKED = {
     "sweep.choose": (*OK, "--sweep", "--arm=dpsgd/nonblocking"),
     "sweep.provide_cpu_devices": OK,
     "sweep.to_the_end": OK,
-    "grid.read": OK,
+    "config_files.read_grids": OK,
     "sweep.check": OK,
     "sweep.alone": OK,
     "pool.SESSION.join": (*OK, "--executor=ray", "--cluster=auto"),
@@ -313,8 +303,7 @@ ASKED = {
 def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
     (here / "configs").symlink_to(launcher.ROOT / "configs")
     known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "pool": pool, "ray_tasks": ray_tasks, "analysis": analysis,
-             "grid": grid}  # fmt: skip
+             "pool": pool, "ray_tasks": ray_tasks, "analysis": analysis}  # fmt: skip
     module, *inner, function = name.split(".")
     owner = functools.reduce(getattr, inner, known[module])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import limits
+from experiments import prepare, sweep
 from tests import launcher
 from tests.launcher import files
 from tests.test_bad_input import OK, is_one_sentence
@@ -105,22 +105,22 @@ def test_what_is_large_and_fits_runs(call):
 
 
 def test_memory_is_counted_with_the_control_group(tmp_path, monkeypatch):
-    whole = limits.free_memory()
+    whole = prepare.free_memory()
     assert whole > 2**20
     (tmp_path / "memory.max").write_text("3000000\n")
     (tmp_path / "memory.current").write_text("2000000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 500000\n")
-    monkeypatch.setattr(limits, "CGROUP", tmp_path)
-    assert limits.free_memory() == 1_500_000
+    monkeypatch.setattr(prepare, "CGROUP", tmp_path)
+    assert prepare.free_memory() == 1_500_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert limits.free_memory() > 2**20
+    assert prepare.free_memory() > 2**20
     with pytest.raises(ValueError, match=r"x takes at least 1e\+06 TB of memory, and .* are free"):
-        limits.check_memory(1e18, "x", "lower it")
+        prepare.check_memory(1e18, "x", "lower it")
 
 
 def test_what_takes_long_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(limits, "PATIENCE", 0.01)
-    with limits.Patience() as patience:
+    monkeypatch.setattr(sweep, "PATIENCE", 0.01)
+    with sweep.Patience() as patience:
         patience.doing = "arm 3 of 4"
         while "arm 3 of 4, 0 s so far" not in capsys.readouterr().err:
             pass

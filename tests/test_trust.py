@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import launch
-from experiments import config_files, kinds
+from experiments import config_files, registry
 from experiments.config_files import override
 from stragglers import delays
 from tests import launcher, planned
@@ -55,7 +55,7 @@ def hostile(here, monkeypatch):
     (here / "hostile.py").write_text(HOSTILE)
     monkeypatch.syspath_prepend(here)
     monkeypatch.delitem(launch.sys.modules, "hostile", raising=False)
-    kinds._imported.cache_clear()
+    registry._imported.cache_clear()
     return here
 
 

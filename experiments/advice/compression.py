@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
-from experiments import codec_times, optimizers, parts, prepare, records, waiting
+from experiments import codec_times, optimizers, prepare, records, registry
 from experiments.analysis import Analysis, pivot
 from experiments.config_files import override
 from experiments.stats import Numbers
@@ -52,8 +52,8 @@ def explain(config: ConfigDict) -> Analysis:
     config = prepare.to_the_end(config)
     workers = config.workers
     simulated = override(config, {"runtime": "simulate", "devices": 1, "wait": "barrier"})
-    if config.delay.name == waiting.NO_DELAY:
-        simulated = override(simulated, {"delay": parts.part("deterministic", value=1.0)})
+    if config.delay.name == prepare.NO_DELAY:
+        simulated = override(simulated, {"delay": registry.part("deterministic", value=1.0)})
     own = prepare.prepare(simulated, settled=True)
     dense = own._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
     networks = codec_times.networks(config, own.shapes, GIGABITS)
@@ -61,21 +61,21 @@ def explain(config: ConfigDict) -> Analysis:
     bandwidths = {name: 1 / float(network.beta.max()) for name, network in networks.items()}
     gradient, plain = codec_times.step_seconds(dense, simulated)
     reference = _line("all_reduce", dense, workers, latency, 0.0)
-    specs, losses = [parts.spec(config.algorithm)], in_records()
+    specs, losses = [registry.spec(config.algorithm)], in_records()
     specs += [{"name": n} for n in prepare.METHOD.factories if n != specs[0]["name"]]
     rows, refused = [], []
     for spec in specs:
         try:
             arm = prepare.prepare(override(simulated, {"algorithm": spec}), settled=True)
         except ValueError:
-            refused.append(parts.text(spec))
+            refused.append(registry.text(spec))
             continue
         if codec_times.compresses(arm, workers):
             # As a method for one worker, whose exchange is with nobody.
             one = override(simulated, {"algorithm": spec, "workers": 1})
             alone = prepare.prepare(one, settled=True)
             codec = max(0.0, codec_times.step_seconds(alone, simulated)[1] - plain)
-            line = _line(parts.text(spec), arm, workers, latency, codec)
+            line = _line(registry.text(spec), arm, workers, latency, codec)
             loss = losses.get(spec["name"])
             rows.append(_row(line, reference, gradient, bandwidths) | {"loss": loss})
     rows.sort(key=lambda row: min(one["seconds"] for one in row["networks"]))

@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy import stats
 
-from experiments import files, kinds, parts, prepare, records, waiting
+from experiments import files, prepare, records, registry
 from experiments.config_files import override
 from stragglers.delays import Law
 from stragglers.processes import Process, as_process, replayed
@@ -112,9 +112,9 @@ def read(
         schedule = load(path)
         _check_workers(text, schedule.all_workers, config)
         return Source(of_schedule(schedule, text), config, list(command))
-    part = parts.part("trace", path=text) if path.is_file() else text
+    part = registry.part("trace", path=text) if path.is_file() else text
     try:
-        delay = waiting.build_delay(part)
+        delay = prepare.build_delay(part)
     except ValueError as error:
         if path.is_file() or "(" in text:
             raise
@@ -124,7 +124,7 @@ def read(
         ) from error
     _check_workers(text, len(getattr(delay, "names", ())) or config.workers, config)
     measured = of_delay(delay, config.workers, config.seed, text)
-    return Source(measured, config, list(command), parts.text(part))
+    return Source(measured, config, list(command), registry.text(part))
 
 
 def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
@@ -136,7 +136,7 @@ def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
             f"--advise={path} is a directory without a run's {records.CONFIG}{several}"
         )
     config = records.read_config(path / records.CONFIG)
-    kinds.refuse_untrusted(config, trusted, path / records.CONFIG)
+    registry.refuse_untrusted(config, trusted, path / records.CONFIG)
     if not (path / records.SCHEDULE).exists():
         raise ValueError(
             f"--advise={path}: the run has no {records.SCHEDULE} yet, which is written as it goes "
@@ -156,18 +156,18 @@ def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
 def as_simulated(config: ConfigDict) -> ConfigDict:
     """Return the config for the simulator; its delay is arbitrary, where it had none."""
     changes = {"runtime": "simulate", "devices": 1, "draw": "mini_batch"}
-    if config.delay.name == waiting.NO_DELAY:
-        changes["delay"] = parts.part("deterministic", value=1.0)
+    if config.delay.name == prepare.NO_DELAY:
+        changes["delay"] = registry.part("deterministic", value=1.0)
     return override(config, changes)
 
 
 def budget(source: Source) -> float:
     """Return the config's budget [s], in proportion to the durations if it has a delay itself."""
     config = source.config
-    if config.delay.name == waiting.NO_DELAY:
+    if config.delay.name == prepare.NO_DELAY:
         return config.seconds
     workers = min(config.workers, source.measured.workers)
-    own = of_delay(waiting.build_delay(config.delay), workers, config.seed, "delay")
+    own = of_delay(prepare.build_delay(config.delay), workers, config.seed, "delay")
     measured, expected = (
         np.mean([values[:DRAWN].mean() for values in one.seconds[:workers]])
         for one in (source.measured, own)

@@ -17,15 +17,13 @@ from experiments import (
     config_files,
     figures,
     files,
-    kinds,
     locks,
     manifest,
-    parts,
     prepare,
     provenance,
     records,
+    registry,
     report,
-    waiting,
 )
 from experiments.advice import durations, play
 from experiments.advice.play import Advice, Candidate
@@ -62,7 +60,7 @@ def launch(
     workdir: str | None,
     trust: Sequence[str] = (),
     *,
-    named: Sequence[parts.Part] = (),
+    named: Sequence[registry.Part] = (),
     training: bool = True,
     overwrite: bool = False,
     command: str = "",
@@ -76,12 +74,12 @@ def launch(
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
     given, start = None, shlex.split(command)[:2] or ["python", "launch.py"]
-    trusted = {*trust, *kinds.named_modules([*named, text])}
+    trusted = {*trust, *registry.named_modules([*named, text])}
     if config:
         given = config_files.read(config, entries, trust).config
         kept = [name for name in entries if name.partition(".")[0] != "wait"]
         start += [f"--config={config}", *(f"--config.{name}={entries[name]}" for name in kept)]
-        trusted |= kinds.named_modules(given)
+        trusted |= registry.named_modules(given)
     root = Path(workdir or f"{text.rstrip('/')}-advice")
     manifest.check_path(f"{root}", "workdir")
     source = durations.read(text, given, start, trusted)
@@ -174,10 +172,10 @@ def command(advice: Advice, root: Path) -> list[str]:
     knows = {"mesh": rule.trigger is not None, "actors": rule.arrivals is not None}
     if not knows.get(config.runtime, True):
         changes |= {"runtime": "simulate", "devices": 1}
-    free = config.delay.name == waiting.NO_DELAY
+    free = config.delay.name == prepare.NO_DELAY
     if (free and "runtime" in changes) or (not free and source.delay != ""):
-        trace = parts.part("trace", path=f"{root / play.DURATIONS[0]}")
-        changes["delay"] = source.delay or parts.text(trace)
+        trace = registry.part("trace", path=f"{root / play.DURATIONS[0]}")
+        changes["delay"] = source.delay or registry.text(trace)
         for name in ("seconds", "evaluate_every"):
             changes[name] = f"{config[name] * advice.config.seconds / config.seconds:.4g}"
     if config.draw != first.arm.draw:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import executors, formats, parts, prepare, records, sweep, tasks, waiting
+from experiments import executors, formats, prepare, records, registry, sweep, tasks
 from experiments.advice import durations
 from experiments.advice.durations import Measured, Source
 from experiments.config_files import override
@@ -73,7 +73,7 @@ class Candidate(NamedTuple):
     @property
     def name(self) -> str:
         """The rule with its parameters, as on the command line."""
-        return parts.text(self.arm.wait)
+        return registry.text(self.arm.wait)
 
     def cases(self, ratio: float) -> np.ndarray:
         """Return predicted seconds [repeats x RATIOS], up to a factor that all rules share."""
@@ -131,7 +131,7 @@ class Advice(NamedTuple):
     results: Mapping[str, Trained] = {}  # of those that were trained, by name
 
 
-def weigh(source: Source, named: Sequence[parts.Part] = ()) -> Advice:
+def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     """Return the advice without training; named: rules to weigh beside the registry's."""
     began = time.monotonic()
     config, measured = durations.as_simulated(source.config), source.measured
@@ -141,14 +141,14 @@ def weigh(source: Source, named: Sequence[parts.Part] = ()) -> Advice:
             "--config.target_loss=..."
         )
     config = override(config, {"seconds": durations.budget(source)})
-    own, grids = parts.spec(config.wait), grids_of(measured, config.workers, config.mini_batches)
+    own, grids = registry.spec(config.wait), grids_of(measured, config.workers, config.mini_batches)
     arms, refused = to_play(config, [own, *named], grids)
     found, ruled_out = played(arms, measured)
     refused += ruled_out
-    reference = next((one for one in found if parts.spec(one.arm.wait) == own), None)
+    reference = next((one for one in found if registry.spec(one.arm.wait) == own), None)
     if reference is None:
-        why = dict(reversed(refused)).get(parts.text(own), "it was cut off")
-        raise ValueError(f"config.wait={parts.text(own)} cannot be played ({why}); set another")
+        why = dict(reversed(refused)).get(registry.text(own), "it was cut off")
+        raise ValueError(f"config.wait={registry.text(own)} cannot be played ({why}); set another")
     ratio, best = noise_ratio(config, reference.prepared), {}
     for one in ranked(found, ratio, reference):
         best.setdefault(one.arm.wait.name, one)
@@ -194,18 +194,18 @@ def grids_of(
     }
 
 
-def variants(wait: parts.Part, grids: Mapping[str, list]) -> list[dict[str, Any]]:
+def variants(wait: registry.Part, grids: Mapping[str, list]) -> list[dict[str, Any]]:
     """Return a rule as the part says, if that is all of it, and with all values of its grids.
 
     Raises ValueError for a rule with a parameter that neither the part nor a grid knows.
     """
-    spec = parts.spec(wait)
-    known = waiting.RULE.parameters(spec["name"])
+    spec = registry.spec(wait)
+    known = prepare.RULE.parameters(spec["name"])
     required = {
         name
         for name, one in known.items()
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY
-    } - {*waiting.RULE.offered}
+    } - {*prepare.RULE.offered}
     names = [name for name in known if name in grids and (name in required or name in OPTIONAL)]
     missing = required - spec.keys()
     if missing - {*names}:
@@ -217,16 +217,16 @@ def variants(wait: parts.Part, grids: Mapping[str, list]) -> list[dict[str, Any]
 
 
 def to_play(
-    config: ConfigDict, named: Sequence[parts.Part], grids: Mapping[str, list]
+    config: ConfigDict, named: Sequence[registry.Part], grids: Mapping[str, list]
 ) -> tuple[list[tuple[ConfigDict, prepare.Prepared]], list[tuple[str, str]]]:
     """Return the arms to play, one per rule and value, and the rules that cannot run with a reason.
 
     config: of an arm that the simulator runs; named: rules to weigh beside all of the registry.
     """
-    given = [parts.spec(wait) for wait in named]
+    given = [registry.spec(wait) for wait in named]
     known = {spec["name"] for spec in given}
     arms, refused = [], []
-    for spec in [*given, *({"name": name} for name in waiting.RULE.factories if name not in known)]:
+    for spec in [*given, *({"name": name} for name in prepare.RULE.factories if name not in known)]:
         found, reasons, waits = [], [], []
         try:
             waits = variants(spec, grids)
@@ -242,7 +242,7 @@ def to_play(
             except ValueError as error:
                 reasons.append(f"{error}")
         if not found:
-            refused.append((parts.text(spec), [*reasons, "its grid is empty"][0]))
+            refused.append((registry.text(spec), [*reasons, "its grid is empty"][0]))
         arms += found
     return arms, refused
 
@@ -296,7 +296,7 @@ def played(
                 raise ValueError("no update has a mini-batch")
             found.setdefault((arm.wait.name, *one.costs[0].round(9)), one)
         except ValueError as error:  # as of a deadline before the end of every mini-batch
-            refused.append((parts.text(arm.wait), f"{error}"))
+            refused.append((registry.text(arm.wait), f"{error}"))
     return list(found.values()), refused
 
 
@@ -482,7 +482,7 @@ def _best(
             "wait": one.arm.wait.to_dict(),
             "seed": seed,
             "baseline": None,
-            "delay": parts.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
+            "delay": registry.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
             "optimizer.learning_rate": rate,
             "stop_at_target": True,
             "evaluate_every": config.seconds / EVALUATIONS,

@@ -32,6 +32,24 @@ def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
     return judged
 
 
+def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:
+    """Return the function `analyse(config)` of a config, which is one of a paper's file."""
+
+    def found(config: Any) -> Any:
+        return getattr(importlib.import_module(f"experiments.papers.{paper}"), function)(config)
+
+    return found
+
+
+def at_best(*quantities: str) -> Callable[..., Iterator[Any]]:
+    """Return the function `numbers(arms)` of a config, see `stats.at_best`."""
+
+    def found(arms: Sequence[Any]) -> Iterator[Any]:
+        yield from importlib.import_module("experiments.stats").at_best(*quantities)(arms)
+
+    return found
+
+
 def numbers(paper: str) -> Callable[..., Iterator[Any]]:
     """Return the function `numbers(arms)` of a config, which is that of a paper's file.
 

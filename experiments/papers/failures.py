@@ -17,11 +17,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from experiments import analysis, entries, parts, stats
+from experiments import analysis, registry, stats
 from experiments.papers.base import Lines, Panel, Records, Sweep, draw
-from experiments.prepare import Prepared, prepare
+from experiments.prepare import RULE, Prepared, prepare
 from experiments.stats import Answer, Claim, Inconclusive
-from experiments.waiting import RULE
 from runtimes.asynchronous.runtime import AsynchronousRuntime
 from stragglers.delays import bernoulli_slowdown
 from stragglers.elastic import elastic_all_reduce
@@ -32,7 +31,7 @@ from stragglers.schedule import Event
 TITLE = "Failures and goodput"
 SWEEPS = (
     Sweep("goodput", "--config=configs/goodput.py", 0.07),
-    Sweep("goodput_real", "--config=configs/goodput_real.py", 0.12),
+    Sweep("goodput_real", "--config=configs/goodput.py:real", 0.12),
 )
 OURS, ELASTIC, BARRIER = "Decoupled DiLoCo", "elastic all-reduce", "DiLoCo"
 OURS_THERE, ELASTIC_THERE = 0.88, 0.58  # the paper's shares
@@ -111,18 +110,18 @@ def _panels(summary: Mapping[str, Any]) -> list[Lines]:
 
 
 def _is_positive(value) -> bool:
-    return entries.is_number(value) and 0 < value < math.inf
+    return registry.is_number(value) and 0 < value < math.inf
 
 
 ENTRIES = (
-    ("positive whole numbers", entries.several(entries.is_count), ("workers",)),
-    ("a positive whole number", entries.is_count, ("at_workers",)),
-    ("positive seconds", entries.several(_is_positive), ("betweens",)),
+    ("positive whole numbers", registry.several(registry.is_count), ("workers",)),
+    ("a positive whole number", registry.is_count, ("at_workers",)),
+    ("positive seconds", registry.several(_is_positive), ("betweens",)),
     ("positive seconds", _is_positive, ("step", "between", "repair", "learner_seconds")),
     ("seconds, 0 or more", lambda v: v == 0 or _is_positive(v), ("stop",)),
-    entries.SEED,
+    registry.SEED,
     ("rules, each a name, a number of mini-batches and a waiting rule",
-     lambda v: len(v) and all(len(r) == 3 and entries.is_count(r[1]) for r in v), ("rules",)),
+     lambda v: len(v) and all(len(r) == 3 and registry.is_count(r[1]) for r in v), ("rules",)),
 )  # fmt: skip
 
 
@@ -145,7 +144,7 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     nothing. Elastic all-reduce, which loses a step and stops to form a new group, is
     `stragglers.elastic`. All methods see the same failures.
     """
-    entries.check(config, ENTRIES)
+    registry.check(config, ENTRIES)
     shortest = min(config.between, *config.betweens)
     if shortest < 2 * config.step:
         raise ValueError(
@@ -191,7 +190,7 @@ def _law(config: ConfigDict, between: float):
 
 def _rule(config: ConfigDict, part, mini_batches: int, workers: int, between: float):
     setting = Setting(_law(config, between), workers, mini_batches, config.seed)
-    return RULE.build(parts.spec(part), setting=setting)
+    return RULE.build(registry.spec(part), setting=setting)
 
 
 def _points(config: ConfigDict, workers: int, between: float) -> Iterator[Point]:
@@ -236,7 +235,7 @@ def _of_rule(rule, step: float, seconds: float) -> tuple[float, float, float]:
 
 KILLING = (
     ("positive seconds", _is_positive, ("undisturbed", "every")),
-    ("a positive whole number", entries.is_count, ("kills", "seeds")),
+    ("a positive whole number", registry.is_count, ("kills", "seeds")),
     ("methods, each a name, an algorithm and a waiting rule",
      lambda v: len(v) and all(len(method) == 3 for method in v), ("methods",)),
 )  # fmt: skip
@@ -260,7 +259,7 @@ def kill(config: ConfigDict) -> analysis.Analysis:
     A sample counts when the contribution that has it is in an update, so that the undelivered work
     of a killed process counts for nothing.
     """
-    entries.check(config, KILLING)
+    registry.check(config, KILLING)
     arms = [(name, seed, prepare(_arm(config, algorithm, wait, seed)))
             for seed in range(config.seed, config.seed + config.seeds)
             for name, algorithm, wait in config.methods]  # fmt: skip
@@ -271,11 +270,11 @@ def kill(config: ConfigDict) -> analysis.Analysis:
         )
     runs = [_run(name, seed, prepared, config) for name, seed, prepared in arms]
     methods = [of_seeds([run for run in runs if run.name == name]) for name, *_ in config.methods]
-    rules = ", ".join(f"{name} under {parts.text(wait)}" for name, _, wait in config.methods)
+    rules = ", ".join(f"{name} under {registry.text(wait)}" for name, _, wait in config.methods)
     conditions = (
         f"{config.workers} processes of one machine, {config.undisturbed:g} s undisturbed, then a "
         f"kill every {config.every:g} s, {config.kills} in a run; a mini-batch sleeps for "
-        f"{parts.text(config.delay)} s; {rules}"
+        f"{registry.text(config.delay)} s; {rules}"
     )
     table = stats.Numbers(
         "goodput while learners are killed",
@@ -295,7 +294,7 @@ def _arm(config: ConfigDict, algorithm: str, wait: str, seed: int) -> ConfigDict
     for _, _, names in KILLING:
         for name in names:
             del own[name]
-    own.algorithm, own.wait, own.seed = parts.as_part(algorithm), parts.as_part(wait), seed
+    own.algorithm, own.wait, own.seed = registry.as_part(algorithm), registry.as_part(wait), seed
     return own
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from algorithms.gossip import graph_matchings
 from comms import matcha, topology
-from experiments import parts, prepare, stats
+from experiments import prepare, registry, stats
 from experiments.papers.base import Panel, Records, Sweep, draw
 from experiments.stats import Claim
 
@@ -49,7 +49,7 @@ def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
     """Give rho by budget, in theory: the contraction of the squared distance to consensus."""
     config = arms[0]["config"]
     for name, graph in (
-        (parts.text(config.graph), prepare.GRAPH.build(config.graph, n=config.workers)),
+        (registry.text(config.graph), prepare.GRAPH.build(config.graph, n=config.workers)),
         ("a ring", topology.ring(config.workers)),
     ):
         ours, vanilla = mixing_rates(graph, BUDGETS)

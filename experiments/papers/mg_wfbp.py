@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from algorithms.mg_wfbp import plan_with
 from comms import cost, iteration
 from comms.layer_traces import LayerTrace, googlenet
-from experiments import analysis, entries, model_traces, profiling, records, stats, tasks
+from experiments import analysis, model_traces, profiling, records, registry, stats, tasks
 from experiments.papers.base import Lines, Records, Sweep, draw
 from experiments.stats import Answer, Arm, Claim, Inconclusive
 from stragglers import reading
@@ -25,8 +25,8 @@ from stragglers import reading
 TITLE = "MG-WFBP"
 SWEEPS = (
     Sweep("mg_wfbp", "--config=configs/mg_wfbp.py --sweep", 0.1),
-    Sweep("mg_wfbp_paper", "--config=configs/mg_wfbp_paper.py", 0.01),
-    Sweep("mg_wfbp_scale", "--config=configs/mg_wfbp_scale.py", 0.02),
+    Sweep("mg_wfbp_paper", "--config=configs/mg_wfbp.py:paper", 0.01),
+    Sweep("mg_wfbp_scale", "--config=configs/mg_wfbp.py:scale", 0.02),
 )
 BITS = "buckets change no result, bit for bit"
 
@@ -141,18 +141,18 @@ COLLECTIVES = {
 
 
 def _is_group(value) -> bool:
-    return entries.is_count(value) and value > 1
+    return registry.is_count(value) and value > 1
 
 
 ENTRIES = (
     (f"one or more of {', '.join(model_traces.NAMES)}, or paths of CSV files",
-     entries.several(lambda name: name in model_traces.NAMES or model_traces.is_file(name)),
+     registry.several(lambda name: name in model_traces.NAMES or model_traces.is_file(name)),
      ("traces",)),
     (f"one or more of {', '.join(iteration.SCHEDULES)}",
-     entries.several(lambda value: value in tuple(iteration.SCHEDULES)), ("schedules",)),
+     registry.several(lambda value: value in tuple(iteration.SCHEDULES)), ("schedules",)),
     (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),
-    ("numbers above 1", entries.several(_is_group), ("workers",)),
-    ("a positive whole number", entries.is_count, ("batch",)),
+    ("numbers above 1", registry.several(_is_group), ("workers",)),
+    ("a positive whole number", registry.is_count, ("batch",)),
 )  # fmt: skip
 
 
@@ -173,10 +173,10 @@ def scale(config: ConfigDict) -> analysis.Analysis:
     `networks` {name: see `link`}; `collective`, a name of COLLECTIVES; `workers`; `schedules`;
     `at_workers`, the number of the table. Raise ValueError for a config that makes no sense.
     """
-    entries.check(config, ENTRIES)
+    registry.check(config, ENTRIES)
     networks = [f"networks.{network}.workers" for network in config.networks]
     simulated = ", ".join(map(str, config.workers))
-    entries.check(config, [
+    registry.check(config, [
         (f"one of config.workers, {simulated}", lambda v: v in config.workers, ("at_workers",)),
         ("a number above 1, that of the measured all-reduce", _is_group, networks),
     ])  # fmt: skip

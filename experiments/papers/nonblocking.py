@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from experiments import analysis, entries, parts, stats, waiting
+from experiments import analysis, prepare, registry, stats
 from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.stats import END, Answer, Claim
 from stragglers import delays, processes
@@ -28,15 +28,15 @@ SWEEPS = (
     ),
     Sweep("nonblocking_dirichlet", "--config=configs/nonblocking.py:delay=slow4 "
           "--config.split='dirichlet(alpha=0.1)' --sweep --seeds=3 --together", 0.05),
-    Sweep("nonblocking_tuned", "--config=configs/nonblocking_tuned.py:communication=0.25 --sweep "
+    Sweep("nonblocking_tuned", "--config=configs/nonblocking.py:tuned,communication=0.25 --sweep "
           "--seeds=3 --together", 0.4),
-    Sweep("nonblocking_tuned_images", "--config=configs/nonblocking_tuned_images.py --sweep "
+    Sweep("nonblocking_tuned_images", "--config=configs/nonblocking.py:tuned_images --sweep "
           "--seeds=3 --together", 1.5),
-    Sweep("nonblocking_tuned_text", "--config=configs/nonblocking_tuned_text.py --sweep --seeds=3 "
+    Sweep("nonblocking_tuned_text", "--config=configs/nonblocking.py:tuned_text --sweep --seeds=3 "
           "--together", 0.9),
-    Sweep("nonblocking_weightings", "--config=configs/nonblocking_weightings.py --sweep --seeds=10 "
+    Sweep("nonblocking_weightings", "--config=configs/nonblocking.py:weightings --sweep --seeds=10 "
           "--together", 0.3),
-    Sweep("nonblocking_analysis", "--config=configs/nonblocking_analysis.py", 0.02),
+    Sweep("nonblocking_analysis", "--config=configs/nonblocking.py:analysis", 0.02),
 )  # fmt: skip
 
 
@@ -101,16 +101,16 @@ def figure(records: Records) -> Figure:
 
 
 def _is_cost(value) -> bool:
-    return entries.is_number(value) and 0 <= value < np.inf
+    return registry.is_number(value) and 0 <= value < np.inf
 
 
 ENTRIES = (
-    ("positive whole numbers", entries.several(entries.is_count), ("workers",)),
-    ("seconds, 0 or more", entries.several(_is_cost), ("communication",)),
-    ("a positive whole number", entries.is_count,
+    ("positive whole numbers", registry.several(registry.is_count), ("workers",)),
+    ("seconds, 0 or more", registry.several(_is_cost), ("communication",)),
+    ("a positive whole number", registry.is_count,
      ("at_workers", "mini_batches", "rounds", "rounds_in_time")),
     ("seconds, 0 or more", _is_cost, ("at_communication",)),
-    entries.SEED,
+    registry.SEED,
     ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
 )  # fmt: skip
 
@@ -136,8 +136,8 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     `rounds_in_time` of it where durations have a memory; `seed`. Raise ValueError, before the
     first long simulation, for a config that makes no sense.
     """
-    entries.check(config, ENTRIES)
-    built = {name: waiting.build_delay(part) for name, part in config.delays.items()}
+    registry.check(config, ENTRIES)
+    built = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     brief = ConfigDict(config)
     brief.update(rounds=1, rounds_in_time=1)
     for name, delay in built.items():
@@ -173,8 +173,8 @@ def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
         "draw": "mini_batch" if in_time else config.draw,
         "in_flight": config.in_flight,
     }
-    part = parts.spec(config.delays[name])
-    law = waiting.build_delay(part["law"]) if "factors" in part else None
+    part = registry.spec(config.delays[name])
+    law = prepare.build_delay(part["law"]) if "factors" in part else None
     source = "closed form"
     if isinstance(delay, delays.Law):
         expected = theory.throughput_gain(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from experiments import analysis, entries, stats, waiting
+from experiments import analysis, prepare, registry, stats
 from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.papers.nonblocking import follows_theory
 from experiments.stats import END, Arm, Claim
@@ -24,7 +24,7 @@ PAPER = "arXiv 1803.01113"
 SWEEPS = (
     Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.3),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
-    Sweep("slow_and_stale_real", "--config=configs/slow_and_stale_real.py --sweep --seeds=3", 0.7),
+    Sweep("slow_and_stale_real", "--config=configs/slow_and_stale.py:real --sweep --seeds=3", 0.7),
 )
 PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
 FIXED = "k_async/K=1"
@@ -73,9 +73,9 @@ def figure(records: Records) -> Figure:
 # --- the runtime of an update: nothing is trained ---
 
 ENTRIES = (
-    ("a share above 0 and up to 1", lambda v: entries.is_number(v) and 0 < v <= 1, ("share",)),
-    ("a positive whole number", entries.is_count, ("pushes",)),
-    entries.SEED,
+    ("a share above 0 and up to 1", lambda v: registry.is_number(v) and 0 < v <= 1, ("share",)),
+    ("a positive whole number", registry.is_count, ("pushes",)),
+    registry.SEED,
     ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
 )
 
@@ -101,13 +101,13 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     number `k` that the server waits for; `pushes` to simulate for every point; `seed`. Raise
     ValueError, before any simulation, for a config that makes no sense.
     """
-    entries.check(config, [
-        ("positive whole numbers", entries.several(entries.is_count), ("workers",))])  # fmt: skip
+    several = registry.several(registry.is_count)
+    registry.check(config, [("positive whole numbers", several, ("workers",))])
     fewest = min(config.workers)
     words = f"a whole number from 1 to {fewest}, the fewest workers"
-    few = words, lambda v: entries.is_count(v) and v <= fewest, ("k",)
-    entries.check(config, [few, *ENTRIES])
-    laws = {name: waiting.build_delay(part) for name, part in config.delays.items()}
+    few = words, lambda v: registry.is_count(v) and v <= fewest, ("k",)
+    registry.check(config, [few, *ENTRIES])
+    laws = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     for name, law in laws.items():
         if not isinstance(law, Law) or math.isinf(law.mean()):
             raise ValueError(

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
-from experiments import analysis, entries, parts, stats, waiting
+from experiments import analysis, prepare, registry, stats
 from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.stats import ACCURACY, Answer, Arm, Claim
 from stragglers import serial_links, wavefront
@@ -26,15 +26,15 @@ SWEEPS = (
     Sweep("swarm_slow4", f"--config=configs/swarm.py:delay=slow4 {TOGETHER}", 0.3),
     Sweep("swarm_dirichlet", f"--config=configs/swarm.py:split=dirichlet {TOGETHER}", 0.3),
     Sweep("swarm_gaussians", f"--config=configs/swarm.py:task=gaussians {TOGETHER}", 0.15),
-    Sweep("swarm_epochs", "--config=configs/swarm_epochs.py --sweep --seeds=5 --together", 0.2),
-    Sweep("swarm_tuned", "--config=configs/swarm_tuned.py --sweep --seeds=10 --together", 0.4),
+    Sweep("swarm_epochs", "--config=configs/swarm.py:epochs --sweep --seeds=5 --together", 0.2),
+    Sweep("swarm_tuned", "--config=configs/swarm.py:tuned --sweep --seeds=10 --together", 0.4),
     Sweep("swarm_ring", f"--config=configs/swarm.py:graph=ring {TOGETHER}", 0.3),
     Sweep("swarm_hypercube", f"--config=configs/swarm.py:graph=hypercube {TOGETHER}", 0.3),
     Sweep("swarm_nodes_8", f"--config=configs/swarm.py:nodes=8 {TOGETHER}", 0.2),
     Sweep("swarm_nodes_64", f"--config=configs/swarm.py:nodes=64 {TOGETHER}", 0.2),
     Sweep("swarm_nodes_256", f"--config=configs/swarm.py:nodes=256 {TOGETHER}", 0.8),
-    Sweep("swarm_scale", "--config=configs/swarm_scale.py", 0.05),
-    Sweep("swarm_real", "--config=configs/swarm_real.py --sweep --seeds=5", 0.4),
+    Sweep("swarm_scale", "--config=configs/swarm.py:scale", 0.05),
+    Sweep("swarm_real", "--config=configs/swarm.py:real --sweep --seeds=5", 0.4),
 )
 ABSTRACT = "arXiv 1910.12308, abstract"
 EXACT, COARSE, LARGE = "swarm/H=2", "swarm/H=2/8 bits", "all_reduce"
@@ -161,7 +161,7 @@ def _pairs(rule: str, graph_of) -> Method:
     """Return the simulation of a rule of pairs."""
 
     def simulated(config, workers, steps, payload) -> Spent:
-        law, width = waiting.build_delay(config.delay), max(1, workers // 8)
+        law, width = prepare.build_delay(config.delay), max(1, workers // 8)
         setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
         schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
         transfer = cost.AlphaBeta(config.alpha, config.beta).seconds(payload)
@@ -177,7 +177,7 @@ def _rounds(seconds_of, sent) -> Method:
     """Return the simulation of rounds, of which `seconds_of` gives the communication."""
 
     def simulated(config, workers, steps, payload) -> Spent:
-        law = waiting.build_delay(config.delay)
+        law = prepare.build_delay(config.delay)
         waits = RULES["barrier"](Setting(law, workers, steps, config.seed))
         busy = whole(waits, config.rounds).busy
         spent = seconds_of(busy, payload, cost.AlphaBeta(config.alpha, config.beta))
@@ -222,7 +222,7 @@ def _checked(spec: dict, size: int) -> tuple[Method, int, float]:
         )
     given = {"steps": 1, "bits": 32} | spec
     steps, bits = given["steps"], given["bits"]
-    if len(given) > 3 or not (entries.is_number(steps, int) and steps > 0):
+    if len(given) > 3 or not (registry.is_number(steps, int) and steps > 0):
         raise ValueError(
             f"methods: {spec['name']!r} takes steps, a positive whole number, and bits, got "
             f"{spec}; correct it"
@@ -239,8 +239,8 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
     Raise ValueError for a config that cannot be simulated.
     """
-    entries.check(config, [("a positive whole number", entries.is_count, ("rounds", "size"))])
-    methods = {label: _checked(parts.spec(text), config.size) for label, text in config.methods}
+    registry.check(config, [("a positive whole number", registry.is_count, ("rounds", "size"))])
+    methods = {label: _checked(registry.spec(text), config.size) for label, text in config.methods}
     points = []
     for label, (method, steps, payload) in methods.items():
         for workers in config.workers:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from comms.registry import Registry
-from experiments import parts
-from experiments.kinds import Kind
+from experiments import registry
+from experiments.registry import Kind
 from experiments.tasks import sources
 from experiments.tasks.base import (
     Task,
@@ -60,7 +60,7 @@ TASK = Kind("task", TASKS, Task)
 
 def streams(spec: str | Mapping) -> bool:
     """Whether a task, described as for `build`, reads its examples as they are needed."""
-    reading = parts.spec(spec).get("reading")
+    reading = registry.spec(spec).get("reading")
     return reading is not None and sources.READING.build(reading).readers is not None
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from comms.hashing import lowbias32
-from experiments.kinds import Kind
+from experiments.registry import Kind
 
 
 class Augmentation(NamedTuple):

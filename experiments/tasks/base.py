@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.trees import path_text
-from experiments import texts
+from experiments import registry
 from runtimes import phases, worker
 from runtimes.data_feed import Streamed
 
@@ -122,8 +122,8 @@ def _traced(name: str, function: Callable, *arguments: Any) -> None:
         raise ValueError(str(error)) from error
     except Exception as error:  # code of a task can raise anything
         raise ValueError(
-            f"{name} cannot be traced ({type(error).__name__}: {texts.brief(str(error))}); correct "
-            f"{name}"
+            f"{name} cannot be traced ({type(error).__name__}: {registry.brief(str(error))}); "
+            f"correct {name}"
         ) from error
 
 

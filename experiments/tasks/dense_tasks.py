@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.kinds import Kind
+from experiments.registry import Kind
 from experiments.tasks import data, lean, mixtures, modules, sources
 from experiments.tasks.augment import AUGMENT
 from experiments.tasks.base import Task, take

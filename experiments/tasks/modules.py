@@ -11,7 +11,7 @@ import jax
 from flax import errors, nnx
 from flax import linen as nn
 
-from experiments.kinds import Kind
+from experiments.registry import Kind
 
 GIVES = (nn.Module, nnx.Module)  # what a factory of models may return
 RANDOM = (

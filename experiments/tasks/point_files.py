@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments import texts
+from experiments import registry
 from experiments.tasks import data, modules
 from experiments.tasks.base import Task
 from experiments.tasks.dense_tasks import MODEL, classification
@@ -112,7 +112,7 @@ def _read(files: list[str], target: str) -> list[Read]:
             return [readers[suffix](place, target) for place in places]
         return _svmlight(places)
     except Exception as error:  # of three libraries, which raise any kinds
-        reason = getattr(error, "strerror", None) or texts.brief(error)
+        reason = getattr(error, "strerror", None) or registry.brief(error)
         raise ValueError(
             f"points: {' or '.join(files)} cannot be read ({reason}); give .npz, .csv, .tsv, "
             ".parquet or svmlight, and target='...' for the name of what is to be predicted"

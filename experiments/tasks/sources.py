@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.kinds import Kind
+from experiments.registry import Kind
 from runtimes.data_feed import Readers, Streamed
 
 MOST_READERS = 256

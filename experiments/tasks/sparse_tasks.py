@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.kinds import Kind
+from experiments.registry import Kind
 from experiments.tasks import lean, modules, sparse_models, text
 from experiments.tasks.base import Task
 from experiments.tasks.data import at_least

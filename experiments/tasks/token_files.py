@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import parts
-from experiments.kinds import Kind
+from experiments import registry
+from experiments.registry import Kind
 from experiments.tasks import sources, text
 from experiments.tasks.data import Dataset
 
@@ -140,21 +140,21 @@ DOCUMENTS = {
 CORPUS = Kind("corpus", DOCUMENTS, Iterable, ("split", "most", "data_dir"))
 
 
-def documents(corpus: parts.Part, split: str, **offered: Any) -> Iterator[str]:
+def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str]:
     """The texts of a part, "train" or "test", of a corpus, or of files by their path.
 
     offered: `most` and `data_dir`, for what has them. Raises ValueError for what is no text.
     """
     if isinstance(corpus, str) and re.fullmatch(r"[^(:]*[./][^(:]*", corpus):
         there = os.path.isfile(os.path.expanduser(corpus))
-        corpus = parts.part("files", glob=glob_module.escape(corpus) if there else corpus)
+        corpus = registry.part("files", glob=glob_module.escape(corpus) if there else corpus)
     texts = CORPUS.build(corpus, split=split, **offered)
 
     def checked():
         for number, document in enumerate(texts):
             if not isinstance(document, str):
                 raise ValueError(
-                    f"corpus {parts.text(corpus)!r}: document {number} of the {split} part is "
+                    f"corpus {registry.text(corpus)!r}: document {number} of the {split} part is "
                     f"{type(document).__name__}; let the corpus give texts"
                 )
             yield document

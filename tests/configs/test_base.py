@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from configs import base
-from experiments import entries, parts, prepare
+from experiments import prepare, registry
 
 ARMS = [
     path.stem
@@ -19,9 +19,9 @@ OPTIONAL = {"actors", "buckets", "initial", "profile"}
 
 def test_the_arm_is_complete_and_can_run():
     config = base.arm()
-    entries.check_arm(config)
+    registry.check_arm(config)
     prepare.prepare(config)
-    every = (*entries._ENTRIES, *entries._OPTIONAL)
+    every = (*registry._ENTRIES, *registry._OPTIONAL)
     needed = {name for _, _, names in every for name in names}
     assert set(config) == needed - {"initial"}
 
@@ -29,7 +29,7 @@ def test_the_arm_is_complete_and_can_run():
 def test_changes_replace_whole_entries_of_any_type():
     config = base.arm(target_loss=0.5, communication="link(seconds=1)", optimizer="adam", workers=3)
     assert (config.target_loss, config.communication, config.workers) == (0.5, "link(seconds=1)", 3)
-    assert parts.canonical(config).optimizer.to_dict() == {"name": "adam"}
+    assert registry.canonical(config).optimizer.to_dict() == {"name": "adam"}
     assert config.batch_size == base.arm().batch_size
     assert base.arm().workers == 8 and base.arm().optimizer.name == "sgd"  # nobody's are changed
 
@@ -43,4 +43,4 @@ def test_an_unknown_entry_is_refused():
 def test_every_sweep_starts_from_an_arm_of_the_same_entries(name):
     config = importlib.import_module(f"configs.{name}").get_config()
     assert set(config) - OPTIONAL == set(base.arm())
-    entries.check_arm(parts.canonical(config))
+    registry.check_arm(registry.canonical(config))

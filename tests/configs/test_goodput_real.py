@@ -5,14 +5,14 @@ import pathlib
 
 import pytest
 
-from configs import goodput_real
+from configs import goodput
 from experiments import stats
 from experiments.papers import failures as paper
 from runtimes.asynchronous.pool import SESSION
 from stragglers.schedule import Event
 from tests import launcher
 
-FILE = goodput_real.__file__
+FILE = f"{goodput.__file__}:real"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def call(tmp_path, monkeypatch, capsys):
 def test_who_waits_for_a_killed_learner_loses_what_others_do_not(call):
     try:
         code, out, err = call(
-            f"--config={FILE}:workers=2,every=6,kills=1,undisturbed=3,seeds=1", "--workdir=out"
+            f"--config={FILE},workers=2,every=6,kills=1,undisturbed=3,seeds=1", "--workdir=out"
         )
     finally:
         SESSION.close()

@@ -3,7 +3,7 @@ import pytest
 
 from configs import heterogeneous
 from experiments import prepare, sweep, train
-from experiments.parts import part
+from experiments.registry import part
 
 ARMS = dict(heterogeneous.sweep(heterogeneous.get_config()))
 

@@ -2,7 +2,7 @@ import pytest
 
 from configs import matcha
 from experiments import prepare, sweep, train
-from experiments.parts import part
+from experiments.registry import part
 
 ARMS = dict(matcha.sweep(matcha.get_config()))
 

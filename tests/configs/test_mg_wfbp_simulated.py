@@ -5,13 +5,15 @@ import pytest
 from rich.console import Console
 
 from comms import buckets
-from configs import mg_wfbp_paper, mg_wfbp_scale
+from configs import mg_wfbp
 from experiments import analysis
 from experiments.papers import mg_wfbp as paper
 
+SCALE, PAPER = mg_wfbp.VARIANTS["scale"], mg_wfbp.VARIANTS["paper"]
+
 
 def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
-    config = mg_wfbp_scale.get_config()
+    config = SCALE.get_config()
     config.schedules = tuple(buckets.PLANNERS)
     curves = paper.scale(config).summary["curves"]
     # The slowest links come first: the networks have the order of their names.
@@ -32,17 +34,17 @@ def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
 
 
 def test_arguments_of_the_simulation():
-    config = mg_wfbp_scale.get_config("trace=vgg16,collective=double_binary_tree,at_workers=2048")
+    config = SCALE.get_config("trace=vgg16,collective=double_binary_tree,at_workers=2048")
     assert config.traces == ("vgg16",) and config.collective == "double_binary_tree"
     assert config.at_workers == 2048
     with pytest.raises(ValueError, match="known arguments: trace, collective, at_workers"):
-        mg_wfbp_scale.get_config("workers=4")
+        SCALE.get_config("workers=4")
 
 
 def test_the_simulation_writes_its_numbers_and_its_figure(tmp_path):
-    config = mg_wfbp_scale.get_config("trace=googlenet")
+    config = SCALE.get_config("trace=googlenet")
     out = io.StringIO()
-    analysis.write(mg_wfbp_scale.analyse(config), config, tmp_path / "out", Console(file=out))
+    analysis.write(SCALE.analyse(config), config, tmp_path / "out", Console(file=out))
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"config.json", "summary.json", "figure.png"}
     written = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -51,12 +53,12 @@ def test_the_simulation_writes_its_numbers_and_its_figure(tmp_path):
 
 
 def test_published_runs_beside_the_model(tmp_path):
-    config = mg_wfbp_paper.get_config()
+    config = PAPER.get_config()
     assert len(config.published) == 4 + 6 + 8
     assert sum(run.counted for run in config.published.values()) == 16  # K80 in two readings
     config.published = {name: run for name, run in config.published.items() if "GoogLe" in name}
     out = io.StringIO()
-    analysis.write(mg_wfbp_paper.analyse(config), config, tmp_path / "out", Console(file=out))
+    analysis.write(PAPER.analyse(config), config, tmp_path / "out", Console(file=out))
     ratios = json.loads((tmp_path / "out" / "summary.json").read_text())["ratios"]
     over = {(ratio["workers"], ratio["baseline"]): ratio for ratio in ratios}
     # 1.20x over WFBP and 1.36x over a single all-reduce were published.
@@ -72,4 +74,4 @@ def test_published_runs_beside_the_model(tmp_path):
 
 def test_the_papers_numbers_take_no_arguments():
     with pytest.raises(ValueError, match="'quick' is unknown"):
-        mg_wfbp_paper.get_config("quick")
+        PAPER.get_config("quick")

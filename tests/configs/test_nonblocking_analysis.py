@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
-from configs import nonblocking_analysis
-from experiments import train, waiting
+from configs import nonblocking
+from experiments import prepare, train
 from experiments.papers import nonblocking as paper
 from tests import launcher
 
-FILE = nonblocking_analysis.__file__
+FILE = f"{nonblocking.__file__}:analysis"
+get_config = nonblocking.VARIANTS["analysis"].get_config
 BRIEF = (
     f"--config={FILE}",
     "--workdir=out",
@@ -81,7 +82,7 @@ def test_the_command_of_an_analysis_can_be_printed(call, tmp_path):
 def test_bad_input_is_answered_in_one_sentence(call, tmp_path, flags, words):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "other").mkdir()
-    other = nonblocking_analysis.get_config().to_dict() | {"seed": 3}
+    other = get_config().to_dict() | {"seed": 3}
     (tmp_path / "other" / "config.json").write_text(json.dumps(other))
     code, out, err = call(*BRIEF, *flags)
     assert code == 2 and out == ""
@@ -91,15 +92,15 @@ def test_bad_input_is_answered_in_one_sentence(call, tmp_path, flags, words):
 
 
 def test_mini_batches_leave_a_nominal_round_at_a_second():
-    config = nonblocking_analysis.get_config("mini_batches=4,workers=16,communication=1")
+    config = get_config("mini_batches=4,workers=16,communication=1")
     assert (config.mini_batches, config.at_workers, config.at_communication) == (4, 16, 1.0)
     for name in ("exponential", "shifted_exponential", "pareto", "log_normal"):
-        assert waiting.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
+        assert prepare.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
 
 
 def test_theory_and_simulation_agree():
     """Within the noise of 300 rounds; where nothing is random, exactly."""
-    config = nonblocking_analysis.get_config()
+    config = get_config()
     with config.unlocked():
         config.update(rounds=300, rounds_in_time=50, workers=(8,), communication=(0.0,))
     for axis in paper.analyse(config).summary.values():

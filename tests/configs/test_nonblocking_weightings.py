@@ -3,10 +3,11 @@
 import pytest
 
 from algorithms import base, gossip
-from configs import nonblocking, nonblocking_weightings
+from configs import nonblocking
 from experiments import prepare, sweep
 
-ARMS = dict(nonblocking_weightings.sweep())
+VARIANT = nonblocking.VARIANTS["weightings"]
+ARMS = dict(VARIANT.sweep())
 GROUPS = list(dict.fromkeys(name.rpartition("/")[0] for name in ARMS))
 
 
@@ -15,7 +16,7 @@ GROUPS = list(dict.fromkeys(name.rpartition("/")[0] for name in ARMS))
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_weighting_can_run(group):
     name = next(arm for arm in ARMS if arm.startswith(f"{group}/"))
-    config = nonblocking_weightings.get_config("workers=4,mini_batches=2,slow=2,alpha=1")
+    config = VARIANT.get_config("workers=4,mini_batches=2,slow=2,alpha=1")
     prepare.prepare(sweep.override(config, ARMS[name] | {"name": name}))
     assert config.delay.factors.to_dict() == {0: 2.0} and config.split.alpha == 1.0
 
@@ -30,7 +31,7 @@ def test_every_mixer_has_all_of_its_weightings_and_its_blocking_rounds_at_all_ra
     assert expected == GROUPS
     for group in GROUPS:
         members = [arm for arm in ARMS if arm.rpartition("/")[0] == group]
-        rates = nonblocking_weightings.RATES[group.partition("/")[0]]
+        rates = nonblocking.RATES[group.partition("/")[0]]
         assert len(members) == len(rates) >= 5 and list(rates) == sorted(set(rates))
         assert ("wait" in ARMS[members[0]]) == group.endswith("/blocking")
 

@@ -3,7 +3,7 @@ import pytest
 
 from configs import swarm
 from experiments import prepare, records, sweep, train
-from experiments.parts import part
+from experiments.registry import part
 
 ARMS = dict(swarm.sweep())
 
@@ -116,3 +116,15 @@ def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_pa
     assert last["bytes_per_worker"] == last["planned_bytes_per_worker"] + size
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["all_reduce", "swarm/H=1", "swarm/H=4"])
+def test_arms_of_a_length_see_equal_samples_under_a_rate_that_falls_over_them(method, tmp_path):
+    epochs = swarm.VARIANTS["epochs"]
+    config, length = epochs.get_config(), swarm.LENGTHS[0]
+    name = f"{method}/batches={length}"
+    changes = dict(epochs.sweep(config))[name]
+    own = {"name": name, "task": "synthetic_logistic(samples=256, dimension=4)"}
+    summary = train.run(sweep.override(config, changes | own), tmp_path)
+    samples = 16 * 8 * length
+    assert summary["samples"] == pytest.approx(samples, rel=0.01)
+    assert changes["optimizer.schedule"].samples == samples

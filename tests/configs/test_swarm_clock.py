@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs import swarm
-from experiments import prepare, sweep, waiting
+from experiments import prepare, sweep
 from stragglers.processes import as_process
 
 ROUNDS = 600
@@ -24,7 +24,7 @@ def draws(law, nodes):
 
 def test_d_psgd_beside_the_gradient_and_after_it():
     """60.8 s against 78.5 s for 600 rounds of a ring of 16 nodes."""
-    seconds = draws(waiting.build_delay(swarm.get_config().delay), swarm.NODES).T
+    seconds = draws(prepare.build_delay(swarm.get_config().delay), swarm.NODES).T
     hidden, serial = np.zeros(swarm.NODES), np.zeros(swarm.NODES)
     for each in seconds:
         around = np.maximum(np.maximum(np.roll(hidden, 1), np.roll(hidden, -1)), hidden)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments import dry_run, parts, prepare
+from experiments import dry_run, prepare, registry
 from tests.launcher import ROOT, caller
 from tests.marks import slow
 
@@ -18,7 +18,7 @@ ADAM = "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
 
 
 def arm(task, **changes):
-    return parts.canonical(base.arm(**{"task": task, "workers": 2, "batch_size": 4, **changes}))
+    return registry.canonical(base.arm(**{"task": task, "workers": 2, "batch_size": 4, **changes}))
 
 
 def compilers(traced):

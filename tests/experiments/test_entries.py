@@ -3,7 +3,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import nonblocking
-from experiments import entries
+from experiments import registry
 
 ONE = ("workers", "batch_size", "mini_batches", "updates", "devices", "rounds_per_dispatch")
 PARTS = ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")
@@ -29,34 +29,34 @@ def test_an_entry_of_a_wrong_type_or_range_is_named(name, value):
     with config.ignore_type():
         config[name] = value
     with pytest.raises(ValueError) as caught:
-        entries.check_arm(config)
+        registry.check_arm(config)
     assert str(caught.value).startswith(f"config.{name} must be ")
     assert f"got {value!r}; set config.{name}" in str(caught.value)
 
 
 def test_a_missing_entry_is_named():
-    entries.check_arm(nonblocking.get_config())
+    registry.check_arm(nonblocking.get_config())
     for name in {name for name, _ in BAD_ENTRIES}:
         config = nonblocking.get_config()
         del config[name]
         with pytest.raises(ValueError, match=f"^config.{name} is missing; set it to a"):
-            entries.check_arm(config)
+            registry.check_arm(config)
 
 
 def test_no_target_and_no_baseline_are_fine():
     config = nonblocking.get_config()
     with config.ignore_type():
         config.target_loss = config.baseline = None
-    entries.check_arm(config)
+    registry.check_arm(config)
 
 
 def test_entries_are_checked_from_a_table_entries_of_entries_too():
     table = [
-        ("positive whole numbers", entries.several(entries.is_count), ("workers",)),
+        ("positive whole numbers", registry.several(registry.is_count), ("workers",)),
         ("a share up to 1", lambda v: 0 < v <= 1, ("links.fast", "links.slow")),
     ]
     good = {"workers": (1, 2), "links": {"fast": 1.0, "slow": 0.5}}
-    entries.check(ConfigDict(good), table)
+    registry.check(ConfigDict(good), table)
     for changes, words in (
         ({"workers": (1, True)}, "config.workers must be positive whole numbers, got (1, True)"),
         ({"workers": ()}, "config.workers must be positive whole numbers, got ()"),
@@ -65,5 +65,5 @@ def test_entries_are_checked_from_a_table_entries_of_entries_too():
         ({"links": {"slow": 1.0}}, "config.links.fast is missing; set it to a share up to 1"),
     ):
         with pytest.raises(ValueError) as caught:
-            entries.check(ConfigDict(good | changes), table)
+            registry.check(ConfigDict(good | changes), table)
         assert words in str(caught.value)

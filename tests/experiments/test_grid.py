@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from experiments import grid, sweep
+from experiments import config_files, sweep
 from tests import launcher
 
 
 def expanded(config, swept, *grids):
-    return sweep.expand(config, swept, {}, 1, grid.read(grids))
+    return sweep.expand(config, swept, {}, 1, config_files.read_grids(grids))
 
 
 def test_a_grid_makes_an_arm_of_every_combination(config):

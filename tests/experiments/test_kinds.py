@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import kinds
-from experiments.parts import part
+from experiments import registry
+from experiments.registry import part
 
 
 def anything(size: int, rate: float = 1.0, label: str = "a", on: bool = False, *, rest=(), n=None):
@@ -25,7 +25,7 @@ FACTORIES = {
     "optional": optional,
 }
 
-THING = kinds.Kind("thing", FACTORIES)
+THING = registry.Kind("thing", FACTORIES)
 
 
 def test_a_factory_gets_what_is_given_and_what_it_asks_for():
@@ -75,7 +75,7 @@ def test_a_factorys_own_sentence_is_passed_on():
         raise ValueError(f"picky: size {size} is too small; raise it")
 
     with pytest.raises(ValueError, match=r"^picky: size 1 is too small; raise it$"):
-        kinds.Kind("thing", {"picky": picky}).build("picky(size=1)")
+        registry.Kind("thing", {"picky": picky}).build("picky(size=1)")
 
 
 def test_wants():
@@ -116,7 +116,7 @@ def mine(tmp_path, monkeypatch):
     return name
 
 
-NUMBER = kinds.Kind("number", {"one": lambda: 1.0}, float)
+NUMBER = registry.Kind("number", {"one": lambda: 1.0}, float)
 
 
 def test_a_factory_can_be_brought_along(mine):
@@ -148,7 +148,7 @@ def test_modules_that_are_brought_along_are_known_by_their_files(mine, tmp_path)
         "buckets": "fixed:25MB", "name": f"{mine}:double",
     })  # fmt: skip
     digest = hashlib.sha256((tmp_path / f"{mine}.py").read_bytes()).hexdigest()
-    assert kinds.brought(config) == {mine: f"sha256:{digest}"}
-    assert kinds.brought(ConfigDict({"delay": {"name": "trace", "path": "a:b"}})) == {}
+    assert registry.brought(config) == {mine: f"sha256:{digest}"}
+    assert registry.brought(ConfigDict({"delay": {"name": "trace", "path": "a:b"}})) == {}
     with pytest.raises(ValueError, match="part 'nowhere:f': nowhere cannot be imported"):
-        kinds.brought(ConfigDict({"delay": {"name": "nowhere:f"}}))
+        registry.brought(ConfigDict({"delay": {"name": "nowhere:f"}}))

@@ -292,7 +292,7 @@ def test_misfits_are_explained(part, words):
 def test_every_optimizer_that_is_said_to_scale_with_its_rate_does():
     for factory in optimizers.SCALED:
         for steady in (False, True):
-            assert optimizers.found_to_scale(factory.__name__, "optimizer", steady), factory
+            assert optimizers.found_to_scale(factory.__name__, steady), factory
 
 
 def test_a_transform_of_ones_own_can_stand_before_or_after(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from benchmarks import pairs
 from comms import topology
-from experiments import parts, places, prepare, waiting
+from experiments import prepare, registry, runtime_builders
 from runtimes import base
 from runtimes.gossip import partition
 from stragglers.rule import Setting
@@ -57,7 +57,7 @@ def each_part_once():
         for name, factory in RULES.items():
             patch.setitem(RULES, name, once(factory))
         patch.setattr(base, "remembers", once(base.remembers))
-        patch.setattr(waiting, "_check_delay", lambda *_: None)  # of the delay alone
+        patch.setattr(prepare, "_check_delay", lambda *_: None)  # of the delay alone
         patch.setattr(partition, "alone", once(partition.alone))
         yield
 
@@ -93,8 +93,8 @@ def decision(written, wait, runtime):
     """The sentence of a refusal, or None."""
     config = ConfigDict(
         {
-            "algorithm": {"name": parts.spec(written)["name"]},
-            "wait": parts.as_part(wait),
+            "algorithm": {"name": registry.spec(written)["name"]},
+            "wait": registry.as_part(wait),
             "runtime": runtime,
             "workers": N,
             "mini_batches": 2,
@@ -106,24 +106,24 @@ def decision(written, wait, runtime):
         }
     )
     try:
-        places.decided(config, method(written), SHAPES, 0.0)
+        prepare.fitting_rule(config, method(written), SHAPES, 0.0)
     except ValueError as error:
         return str(error)
     return None
 
 
-@pytest.mark.parametrize("runtime", places.RUNTIMES)
+@pytest.mark.parametrize("runtime", runtime_builders.RUNTIMES)
 def test_every_pair_is_decided_by_declarations_and_what_a_refusal_advises_is_accepted(runtime):
     advised = set()
     for written, wait in itertools.product(METHODS, pairs.WAITS):
         said = decision(written, wait, runtime)
         if said is not None:
             refused, found = said.partition(" cannot wait for ")[0], ADVICE.search(said)
-            assert refused == f"{runtime}: {parts.spec(written)['name']}", said
+            assert refused == f"{runtime}: {registry.spec(written)['name']}", said
             assert found, said
             advised.add((written, found["runtime"] or runtime, found["rules"] or wait))
             if "lockstep" in said:
-                assert parts.spec(written)["name"] == "swarm", said
+                assert registry.spec(written)["name"] == "swarm", said
     for written, where, rules in advised:
         calls = [rules] if rules in WAITS else CALL.findall(rules.replace(" or ", ", "))
         for wait in calls:
@@ -146,7 +146,7 @@ def test_what_lockstep_and_other_parameters_change_is_known_at_once():
         assert decision("swarm(lockstep=true)", "barrier", runtime) is None
         assert "set lockstep=true" in decision("swarm", "barrier", runtime)
     assert "not made for" in decision("dpsgd", "random_pairs", "simulate")
-    for runtime in places.RUNTIMES:
+    for runtime in runtime_builders.RUNTIMES:
         assert decision("top_k", "rennala(k=1)", runtime) is None or runtime == "mesh"
         assert "twice" in decision("top_k", "rennala(k=2)", runtime) or runtime == "mesh"
         assert decision("top_k", "k_async(k=2)", runtime) is None or runtime == "mesh"

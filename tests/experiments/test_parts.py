@@ -1,8 +1,8 @@
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import parts
-from experiments.parts import part
+from experiments import registry
+from experiments.registry import part
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ from experiments.parts import part
     ],
 )
 def test_a_call_and_a_mapping_say_the_same(text, expected):
-    assert parts.spec(text) == expected
+    assert registry.spec(text) == expected
 
 
 def test_a_spec_is_a_copy():
     written = {"name": "f", "a": 1}
-    parts.spec(written).pop("a")
+    registry.spec(written).pop("a")
     assert written == {"name": "f", "a": 1}
 
 
@@ -66,7 +66,7 @@ def test_a_spec_is_a_copy():
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused(text):
     with pytest.raises(ValueError) as caught:
-        parts.spec(text)
+        registry.spec(text)
     assert "cannot read the part" in str(caught.value)
 
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_refused(text):
 )
 def test_the_piece_that_cannot_be_read_is_shown(text, words):
     with pytest.raises(ValueError, match="cannot read the part") as caught:
-        parts.spec(text)
+        registry.spec(text)
     assert words in str(caught.value)
 
 
@@ -100,8 +100,8 @@ def test_the_piece_that_cannot_be_read_is_shown(text, words):
     ],
 )  # fmt: skip
 def test_a_part_is_shown_as_it_is_written(text):
-    shown = parts.text(parts.as_part(text))
-    assert parts.spec(shown) == parts.spec(text)
+    shown = registry.text(registry.as_part(text))
+    assert registry.spec(shown) == registry.spec(text)
     assert len(shown) <= len(text)
 
 
@@ -112,9 +112,9 @@ def test_a_parameter_cannot_take_the_place_of_the_name():
 
 def test_all_parts_of_a_config_become_mappings():
     config = ConfigDict({"wait": "k_sync(k=4)", "communication": 0.5, "optimizer": ["f", "g"]})
-    made = parts.canonical(config)
+    made = registry.canonical(config)
     assert made.wait.k == 4 and made.communication == 0.5
     assert [one["name"] for one in made.optimizer["*"]] == ["f", "g"]
     assert config.wait == "k_sync(k=4)"
-    again = parts.canonical(made)
+    again = registry.canonical(made)
     assert again.to_dict() == made.to_dict()

@@ -20,7 +20,7 @@ def swept(tmp_path, monkeypatch, capsys):
     """A finished sweep of two arms and two seeds in tmp_path / "tiny"."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(
-        "from configs import nonblocking\nfrom experiments.parts import part\n"
+        "from configs import nonblocking\nfrom experiments.registry import part\n"
         "def get_config(arg=None):\n    return nonblocking.get_config()\n"
         "def sweep():\n"
         "    yield 'all', {'wait': part('barrier')}\n"

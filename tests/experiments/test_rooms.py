@@ -5,11 +5,11 @@ import pathlib
 import subprocess
 import sys
 
-import experiments.parts
+import experiments.registry
 
-FOLDER = pathlib.Path(experiments.parts.__file__).parent
+FOLDER = pathlib.Path(experiments.registry.__file__).parent
 # From the ground up. The running core are the modules of the folder itself; all read configs.
-GROUND = ("parts", "entries", "kinds", "texts")
+GROUND = ("registry", "parts")
 FLOORS = ("configs", "tasks", "core", "papers", "publish", "advice")
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from experiments import config_files, parts, records, sweep, tasks
+from experiments import config_files, records, registry, sweep, tasks
 
 # --- overrides ---
 
@@ -11,9 +11,9 @@ def test_override_replaces_dotted_keys_in_a_copy(config):
     assert changed.optimizer.learning_rate == 1 and changed.seconds == 2
     assert changed.optimizer.decay == config.optimizer.decay
     assert config.optimizer.learning_rate != 1 and config.wait.name != "barrier"
-    assert parts.text(changed.wait) == "barrier"
+    assert registry.text(changed.wait) == "barrier"
     plain = sweep.override(config, {"optimizer": "sgd(learning_rate=1)", "optimizer.decay": 0.5})
-    assert parts.text(plain.optimizer) == "sgd(decay=0.5, learning_rate=1)"
+    assert registry.text(plain.optimizer) == "sgd(decay=0.5, learning_rate=1)"
 
 
 @pytest.mark.parametrize("key", ["wiat", "optimiser.decay", "optimizer.decay.x", "seed.x", ""])
@@ -53,7 +53,7 @@ def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file)
     arms = sweep.expand(config, path, user, seeds=1)
     assert [arm.config.name for arm in arms] == ["a", "b"]
     for arm in arms:
-        assert parts.text(arm.config.wait) == "quorum(k=1)"
+        assert registry.text(arm.config.wait) == "quorum(k=1)"
         assert (arm.config.optimizer.decay, arm.config.seed) == (0.1, 7)
 
 
@@ -106,7 +106,7 @@ def test_arms_of_one_task_build_its_model_once(config, sweep_file, tmp_path, mon
         inits.append(key)
         return task.init(key)
 
-    name = parts.spec(config.task)["name"]
+    name = registry.spec(config.task)["name"]
     monkeypatch.setitem(tasks.TASKS, name, lambda **_: task._replace(init=init))
     path = sweep_file("yield 'a', {}; yield 'b', {'optimizer.learning_rate': 0.01}")
     sweep.check(sweep.expand(config, path, {}, seeds=2), str(tmp_path / "out"), overwrite=False)

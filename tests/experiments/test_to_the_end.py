@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import demo
-from experiments import parts, prepare, sweep, train
+from experiments import prepare, registry, sweep, train
 
 SHORT = {"seconds": 2.0, "workers": 4, "optimizer.schedule": "cosine"}
 
@@ -35,7 +35,7 @@ def test_schedules_of_chains_and_servers_end_too_and_others_stay():
     changes["optimizer"] = "[clip_by_global_norm(max_norm=1.0), sgd(learning_rate=0.1)]"
     config = sweep.override(demo.get_config(), changes | {"mini_batches": 1, "workers": 4})
     ended = prepare.to_the_end(config)
-    assert parts.text(ended.algorithm.server) == rate.replace("0.1)", "0.1, samples=192)")
+    assert registry.text(ended.algorithm.server) == rate.replace("0.1)", "0.1, samples=192)")
     assert ended.optimizer == config.optimizer
     said = configured(**{"optimizer.schedule": "cosine(samples=5)"})
     assert prepare.to_the_end(said).optimizer == said.optimizer

@@ -7,17 +7,16 @@ import pytest
 
 from algorithms import ALGORITHMS
 from comms import topology
-from configs import nonblocking, swarm_real
+from configs import nonblocking, swarm
 from experiments import (
     optimizers,
-    places,
     prepare,
     records,
+    runtime_builders,
     sweep,
     tasks,
     train,
     training_loop,
-    waiting,
 )
 from experiments.tasks import data
 from stragglers.rules import RULES
@@ -196,7 +195,7 @@ def test_what_cannot_run_is_refused_before_anything_is_compiled_or_written(
 )
 def test_what_happens_to_a_node_that_has_gone_is_checked(changes, words):
     with pytest.raises(ValueError) as caught:
-        prepare.prepare(sweep.override(swarm_real.get_config(), changes))
+        prepare.prepare(sweep.override(swarm.VARIANTS["real"].get_config(), changes))
     assert words in str(caught.value)
 
 
@@ -214,9 +213,9 @@ def test_the_simulator_does_not_run_on_several_processes(monkeypatch):
         ("graph", topology.GRAPHS),
         ("task", tasks.TASKS),
         ("split", data.SPLITS),
-        ("delay", waiting.DELAYS),
+        ("delay", prepare.DELAYS),
         ("optimizer", optimizers.TRANSFORMS),
-        ("runtime", places.RUNTIMES),
+        ("runtime", runtime_builders.RUNTIMES),
     ],
 )
 def test_an_unknown_name_is_answered_with_known_ones_on_two_lines(entry, known):

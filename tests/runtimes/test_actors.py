@@ -226,7 +226,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     """By a signal, or with one of Ray's services."""
     workdir = tmp_path / "run"
     command = [
-        sys.executable, "launch.py", "--config=configs/slow_and_stale_real.py:seconds=12",
+        sys.executable, "launch.py", "--config=configs/slow_and_stale.py:real,seconds=12",
         f"--workdir={workdir}", "--checkpoint_seconds=0", "--config.delay=exponential(scale=0.02)",
         "--config.wait=quorum_async(k=2)",
     ]  # fmt: skip

@@ -123,7 +123,7 @@ def test_a_run_goes_on_to_its_end_when_a_machine_is_lost(tmp_path):
     ):
         launch = [
             sys.executable, "launch.py", f"--workdir={workdir}",
-            f"--config=configs/slow_and_stale_real.py:workers={WORKERS}",
+            f"--config=configs/slow_and_stale.py:real,workers={WORKERS}",
             f"--cluster={address}", "--config.wait=k_async(k=1)",
             "--config.delay=exponential(scale=0.05)", "--config.seconds=1000",
             "--config.updates=1500", "--config.evaluate_every=0.5",

@@ -6,7 +6,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from experiments import waiting
+from experiments import prepare
 from stragglers import delays
 from stragglers.processes import as_process, markov, persistent
 from stragglers.rule import Setting
@@ -129,9 +129,9 @@ def test_a_slow_worker_counts_in_ringmaster_if_the_limit_allows_its_delay():
 
 def test_a_config_names_the_rules_and_their_parameters():
     ours = "ringmaster(limit=3, interrupt=true)"
-    built = waiting.RULE.build(ours, setting=Setting(LAW, 4, 1, 0))
+    built = prepare.RULE.build(ours, setting=Setting(LAW, 4, 1, 0))
     assert built.asynchronous
     with pytest.raises(ValueError, match="'k' is missing"):
-        waiting.RULE.build("rennala", setting=Setting(LAW, 4, 1, 0))
+        prepare.RULE.build("rennala", setting=Setting(LAW, 4, 1, 0))
     with pytest.raises(ValueError, match="limit >= 1"):
         planned.plan("ringmaster", LAW, 4, 10, limit=0)

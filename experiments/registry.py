@@ -1,0 +1,622 @@
+"""Names that configs use, what they stand for, and what entries must be, else in a sentence.
+
+A part of a config, such as a method, a rule or a task, has a name and parameters of its own. In
+Python it is written `part("deadline", seconds=0.3, leftovers="drop")`, and on the command line
+`deadline(seconds=0.3, leftovers=drop)`, so that one flag can replace it. Both become the same
+mapping, {"name": "deadline", "seconds": 0.3, ...}, in which `--config.wait.seconds=0.4` is an
+entry. Parts that others are made of come first, without a name, as in `chain(random_k(ratio=0.1),
+sign)`; the mapping has them as a list under "*". A name of our own is a key of a registry, see
+`Kind`; any other is brought along as `package.module:factory`, whose module is found as Python
+finds any (on PYTHONPATH). Whatever such a factory gives is checked, and a mistake is one sentence.
+"""
+
+import ast
+import bisect
+import difflib
+import functools
+import hashlib
+import importlib
+import inspect
+import itertools
+import math
+import operator
+import re
+import sys
+import types
+import typing
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+# --- sentences ---
+
+MOST = 200  # characters of a text that are repeated
+LISTED = 100  # characters of a list of names
+CLOSE = 0.7  # share of the characters that a mistyped name has in common with the one that is meant
+_LONGEST = 1000  # characters of a sentence, whatever it repeats
+_QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|\S{200,}")
+# Characters that change the order in which others are shown.
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def brief(text: Any) -> str:
+    """Return a text on one line, without control characters, of at most 200 characters."""
+    text = visible(" ".join(str(text).split()))
+    return text if len(text) <= MOST else f"{text[:MOST]} ... ({len(text)} characters)"
+
+
+def sentence(error: Exception | str) -> str:
+    """Return an error on one line, in which no text is repeated beyond 200 characters."""
+    text = visible(" ".join(str(error).split()))
+    text = _QUOTED.sub(lambda match: brief(match[0]), text)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST * 7 // 10]} ... {text[-_LONGEST // 4 :]}"
+
+
+def meant(name: Any, known: Iterable[str]) -> str:
+    """Return the question for the known name that is closest to a mistyped one, or nothing."""
+    close = difflib.get_close_matches(str(name), list(known), 1, CLOSE)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names with commas; of those that take more than a line the first ones and a count."""
+    names = list(names)
+    widths = list(itertools.accumulate(len(name) + 2 for name in names))
+    shown = max(1, bisect.bisect(widths, LISTED))
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def visible(text: str) -> str:
+    """Return a text with escapes for what would move a terminal or can be no part of a file."""
+    return "".join(
+        character if is_visible(character) else ascii(character)[1:-1] for character in text
+    )
+
+
+def is_visible(text: str) -> bool:
+    """Return whether a text is free of control characters, line breaks, surrogates and the like."""
+    return not any(
+        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTIONS
+        for character in text
+    )
+
+
+# --- values ---
+
+
+def is_number(value: Any, kind: type = Real) -> bool:
+    """Return whether value is a number of this kind; true and false are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether value is a whole number above 0."""
+    return is_number(value, Integral) and value > 0
+
+
+def is_seed(value: Any) -> bool:
+    """Return whether value is a seed: random numbers of devices know 32 bits of it."""
+    return is_number(value, Integral) and 0 <= value < 2**32
+
+
+# --- parts ---
+
+Part = str | Mapping[str, Any]
+# Entries of an arm that hold parts, and entries that may.
+PARTS = ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")
+NUMBER_OR_PART = ("communication",)
+UNREADABLE = (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError)
+# Either a quoted text, which stays as it is, or a name that is brought along.
+_BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
+_STAND_IN = "brought_along_"  # stands in for such a name, which Python's grammar does not have
+_ASSIGNED = re.compile(r"""(\w+)\s*=\s*([^\s,()'"\[\]{}=]*)""")
+_PATH = re.compile(r".*[/~\\*].*|[A-Za-z_][\w.-]*\.\w+")
+
+
+def part(name: str, /, *inner: Part, **parameters: Any) -> ConfigDict:
+    """Return a part by its name, the parts that it is made of, and its parameters."""
+    if "name" in parameters or "*" in parameters:
+        raise ValueError(f"part {name!r}: no parameter can be called 'name' or '*'; rename it")
+    return as_part({"name": name, **({"*": list(inner)} if inner else {}), **parameters})
+
+
+def as_part(written: Part) -> ConfigDict:
+    """Return a part in the form that all code reads: a mapping with "name" and the parameters.
+
+    written: such a mapping, a text like a call, or a list of parts, which is their `chain`.
+    Values of parameters are Python literals, true and false, bare words (texts) or parts.
+    Raises ValueError for anything else.
+    """
+    value, why = written, ""
+    if isinstance(value, str):
+        try:
+            value = read(value)
+        except UNREADABLE as error:
+            value, why = None, _piece(written, error)
+        value = {"name": value} if isinstance(value, str) else value
+    if isinstance(value, list | tuple) and (
+        value is written or (value and all(map(is_part, value)))
+    ):
+        value = {"name": "chain", "*": list(value)}
+    if not hasattr(value, "items") or (value is not written and "name" not in value):
+        raise ValueError(
+            f"cannot read the part {written!r}{why}; write it as name or name(parameter=value, ...)"
+        )
+    entries = dict(value.items())
+    if isinstance(entries.get("*"), list | tuple):
+        entries["*"] = [spec(inner) for inner in entries["*"]]
+    return ConfigDict(entries)
+
+
+class _Unclear(ValueError):
+    """A piece of a text that is no part, and how to write it."""
+
+
+def _piece(text: str, error: Exception) -> str:
+    """Say which piece of a text is at fault, where that can be said."""
+    if isinstance(error, _Unclear):
+        return f": {error}"
+    for key, value in _ASSIGNED.findall(text):
+        if _PATH.fullmatch(value):
+            return f": a path has quotes inside of the part, {key}={value!r}"
+    if _PATH.fullmatch(text):
+        return f": a path stands in a parameter, as in name(path={text!r})"
+    if not isinstance(error, SyntaxError) or not error.text or _STAND_IN in error.text:
+        return ""
+    rest = error.text[max(0, (error.offset or 1) - 1) :].strip()
+    return f": {error.msg}, at {rest or 'the end'}"
+
+
+def read(text: str) -> Any:
+    """Return what a text stands for: a literal, a bare word (as text) or a part.
+
+    Raises one of UNREADABLE for a text that is none of these.
+    """
+    names: list[str] = []
+
+    def stand_in(match: re.Match) -> str:
+        if match[1]:
+            return match[1]
+        names.append(match[2])
+        return f"{_STAND_IN}{len(names) - 1}"
+
+    return _value(ast.parse(_BROUGHT.sub(stand_in, text.strip()), mode="eval").body, names)
+
+
+def _value(node: ast.expr, names: list[str]) -> Any:
+    if isinstance(node, ast.Name):
+        if node.id.startswith(_STAND_IN):
+            return names[int(node.id.removeprefix(_STAND_IN))]
+        return {"true": True, "false": False}.get(node.id, node.id)
+    if isinstance(node, ast.Call):
+        keys = ["name", *(keyword.arg for keyword in node.keywords)]
+        twice = [key for key in keys if key is not None and keys.count(key) > 1]
+        if twice:
+            raise _Unclear(f"{twice[0]} stands there twice, leave one")
+        if None in keys or not isinstance(node.func, ast.Name):  # f(**a), f(a)(b)
+            raise ValueError
+        name = _value(node.func, names)
+        inner = [_inner(argument, names, name) for argument in node.args]
+        return part(name, *inner, **{k.arg: _value(k.value, names) for k in node.keywords})
+    elements = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
+    elements = node.values if isinstance(node, ast.Dict) else elements
+    if not any(isinstance(element, ast.Call | ast.Name) for element in elements):
+        return ast.literal_eval(node)
+    values = [spec(_inner(element, names)) for element in elements]
+    if isinstance(node, ast.Dict):
+        return {_value(key, names): one for key, one in zip(node.keys, values, strict=True)}
+    return values
+
+
+def _inner(node: ast.expr, names: list[str], around: str = "") -> Part:
+    """Return a part without a key: f(g) and f(g(a=1)), but neither f(1) nor f(true)."""
+    value = _value(node, names) if isinstance(node, ast.Name | ast.Call) else None
+    if not is_part(value):
+        piece = ast.unparse(node)
+        way = f"{around}(parameter={piece}), as --list names it" if around else "parts alone"
+        raise _Unclear(f"{piece} has no name, write {way}")
+    return value
+
+
+def spec(written: Part) -> dict[str, Any]:
+    """Return a part as a plain dictionary, which the caller may change."""
+    return as_part(written).to_dict()
+
+
+def text(written: Any) -> str:
+    """Return a value as one would write it on the command line: parts as calls, else a literal."""
+    if isinstance(written, str):
+        return written
+    if hasattr(written, "items") and "name" in written:
+        entries = dict(written.items())
+        name, inner = entries.pop("name"), entries.pop("*", ())
+        arguments = [*map(text, inner), *(f"{key}={_literal(v)}" for key, v in entries.items())]
+        return f"{name}({', '.join(arguments)})" if arguments else str(name)
+    if isinstance(written, list | tuple) and any(hasattr(value, "items") for value in written):
+        return f"[{', '.join(map(text, written))}]"
+    if hasattr(written, "items") and any(hasattr(value, "items") for value in written.values()):
+        return f"{{{', '.join(f'{key!r}: {text(value)}' for key, value in written.items())}}}"
+    return str(written.to_dict() if isinstance(written, ConfigDict) else written)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return text(value)
+    try:
+        return value if read(value) == value else repr(value)
+    except UNREADABLE:
+        return repr(value)
+
+
+def is_part(value: Any) -> bool:
+    """Return whether a value can be a part: a text or a mapping."""
+    return isinstance(value, str) or hasattr(value, "items")
+
+
+def is_brought(name: str) -> bool:
+    """Return whether a text is the name of something brought along, `package.module:factory`."""
+    match = _BROUGHT.fullmatch(name)
+    return match is not None and match[2] is not None
+
+
+def canonical(config: ConfigDict) -> ConfigDict:
+    """Return a copy of a config in which every part is a mapping, whichever way it was written.
+
+    Raises ValueError for a text that cannot be read; what is no part at all stays as it is.
+    """
+    copy = config.copy_and_resolve_references()
+    with copy.unlocked(), copy.ignore_type():
+        for name in (*PARTS, *NUMBER_OR_PART):
+            chained = name == "optimizer" and isinstance(copy.get(name), list | tuple)
+            if chained or is_part(copy.get(name)):
+                copy[name] = as_part(copy[name])
+    return copy
+
+
+# --- what the entries of an arm must be ---
+
+
+def several(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return a test for a list or tuple with at least one value, all of which pass `fits`."""
+    return lambda value: isinstance(value, list | tuple) and bool(value) and all(map(fits, value))
+
+
+def _is_finite(value) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+SHORTEST = 1e-6  # s between two evaluations
+# What entries of a config must be: in words, as a test, and of which entries.
+Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
+SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
+COUNTS = ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")
+# Of an arm.
+_ENTRIES: Entries = (
+    ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
+    ("a part, as in name(parameter=value)", is_part, PARTS),
+    ("a positive whole number", is_count, COUNTS),
+    ("a positive whole number, or one per worker",
+     lambda v: is_count(v) or several(is_count)(v), ("mini_batches",)),
+    SEED,
+    ("below 2**32, as devices draw from 32 bits of it", is_seed, ("seed",)),
+    ("below 2**31, as devices count", lambda v: np.max(v) < 2**31, (*COUNTS, "mini_batches")),
+    ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds",)),
+    (f"a number of seconds, {SHORTEST} or more",
+     lambda v: _is_finite(v) and v >= SHORTEST, ("evaluate_every",)),
+    ("a number, 0 or more, or a part",
+     lambda v: is_part(v) or (_is_finite(v) and v >= 0), NUMBER_OR_PART),
+    ("a positive number or None",
+     lambda v: v is None or (_is_finite(v) and v > 0), ("target_loss",)),
+    ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
+    ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
+)  # fmt: skip
+# Of an arm, which may leave them out.
+_OPTIONAL: Entries = (
+    ("a positive whole number below 2**31",
+     lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
+    ("a text", lambda v: isinstance(v, str), ("sharding",)),
+    ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
+)  # fmt: skip
+OPTIONAL_TEXTS = ("initial", "sharding")
+OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
+
+
+def check_arm(config: ConfigDict) -> None:
+    """Raise ValueError for an entry of an arm that is missing, of a wrong type or range."""
+    there = [
+        (words, fits, [name for name in names if name in config])
+        for words, fits, names in _OPTIONAL
+    ]
+    check(config, [*_ENTRIES, *there])
+
+
+def check(config: ConfigDict, entries: Entries) -> None:
+    """Raise ValueError for the first entry that is missing or fails its test.
+
+    entries: (in words what entries must be, a test for one, their names); "a.b" names an entry of
+        an entry.
+    """
+    for words, fits, names in entries:
+        for name in names:
+            try:
+                value = functools.reduce(operator.getitem, name.split("."), config)
+            except KeyError as error:
+                raise ValueError(f"config.{name} is missing; set it to {words}") from error
+            if not fits(value):
+                raise ValueError(f"config.{name} must be {words}, got {value!r}; set config.{name}")
+
+
+# --- factories by their names ---
+
+# By the name of an annotation: how to call such values, and a test for them.
+_VALUES = {
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("a whole number", lambda value: is_number(value, Integral)),
+    "float": ("a number", is_number),
+    "str": ("text", lambda value: isinstance(value, str)),
+}
+
+
+class Kind(NamedTuple):
+    """What can stand in one place of a config.
+
+    name: what it is called in errors, e.g. "algorithm". factories: by the names of configs.
+    gives: the type of what a factory returns, checked for one that is brought along.
+    offered: parameters that the experiment gives to a factory which has them; all others are the
+        config's.
+    """
+
+    name: str
+    factories: Mapping[str, Callable]
+    gives: type | tuple[type, ...] = object
+    offered: tuple[str, ...] = ()
+
+    def factory(self, name: str) -> Callable:
+        """Return the factory; ValueError for a name that is unknown or cannot be imported."""
+        if isinstance(name, str) and ":" in name:
+            return _imported(self.name, name)
+        try:
+            return self.factories[name]
+        except (KeyError, TypeError):  # the latter for what is no text
+            if isinstance(name, str) and name in self.factories:
+                raise  # of its module
+        raise ValueError(
+            f"{self.name}: unknown name {name!r}; {meant(name, self.factories)}known names: "
+            f"{listed(sorted(self.factories))}, see --list; or bring your own as "
+            "package.module:factory"
+        )
+
+    def parameters(self, name: str) -> dict[str, inspect.Parameter]:
+        """Return the parameters of the named factory; ValueError for one that hides them.
+
+        A class whose metaclass hides them, as in nnx, has the parameters of its __init__.
+        """
+        return self._parameters(name, self.factory(name))
+
+    def _parameters(self, name: str, factory: Callable) -> dict[str, inspect.Parameter]:
+        if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
+            factory = functools.partial(factory.__init__, None)
+        try:
+            return dict(inspect.signature(factory).parameters)
+        except (ValueError, TypeError) as error:  # as of functions in C
+            raise ValueError(
+                f"{self.name} {name!r}: has no parameters that can be read, as many functions in "
+                "C; wrap it in a Python function of your own, and name that one"
+            ) from error
+
+    def wants(self, part: Part, parameter: str) -> bool:
+        """Return whether the named factory has such a parameter; False for an unknown name."""
+        try:
+            return parameter in self.parameters(as_part(part).get("name"))
+        except ValueError:
+            return False
+
+    def call(self, name: str) -> str:
+        """Return how a config writes a factory: its own parameters, with their defaults."""
+        own = [p for p in self.parameters(name).values() if p.name not in self.offered]
+        return f"{name}({', '.join(map(_shown, own))})" if own else name
+
+    def build(self, part: Part, **available: Any) -> Any:
+        """Call the factory that `part` names with the parameters that it gives.
+
+        part: a plain dictionary may hold what its own parts describe instead of these parts.
+        available: what the experiment can offer; a factory gets what it has a parameter for.
+        Raises ValueError for an unknown name, for an unknown or a missing parameter, for a value
+        that the factory cannot use, and for a factory that gives something else.
+        """
+        given = dict(part) if type(part) is dict else spec(part)
+        name, inner = given.pop("name", None), given.pop("*", ())
+        factory = self.factory(name)
+        parameters = self._parameters(name, factory)
+        who = f"{self.name} {name!r}"
+        several = {p for p, one in parameters.items() if one.kind is one.VAR_POSITIONAL}
+        if inner and not several:
+            raise ValueError(
+                f"{who}: is not made of other parts, got {len(inner)} without a key; "
+                f"write {name}(parameter=value, ...)"
+            )
+        own = {p: parameters[p] for p in parameters.keys() - several - available.keys()}
+        _check_parameters(who, name, {p: own[p] for p in parameters if p in own}, given)
+        offered = {p: available[p] for p in parameters if p in available}
+        try:
+            built = factory(*inner, **offered, **given)
+        except ValueError:
+            raise
+        except MemoryError as error:
+            raise ValueError(
+                f"{who}: takes more memory than is free ({error or 'no more is said'}); "
+                "choose smaller sizes"
+            ) from error
+        except (TypeError, AttributeError, ArithmeticError) as error:
+            # What annotations do not say, as 3 where a list is due, shows when it is used.
+            raise ValueError(f"{who}: cannot use {given} ({error}); correct a parameter") from error
+        except Exception as error:
+            if ":" not in name:
+                raise
+            raise ValueError(
+                f"{who}: the factory fails with {type(error).__name__}: {error}; correct it"
+            ) from error
+        if ":" not in name or isinstance(built, self.gives):
+            return built
+        kinds = self.gives if isinstance(self.gives, tuple) else (self.gives,)
+        wanted = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+        raise ValueError(f"{who}: the factory gives {type(built).__name__}; let it return {wanted}")
+
+
+def first_sentence(factory: Callable) -> str:
+    """Return the first sentence of a docstring on one line; that of what a partial calls."""
+    words = inspect.getdoc(getattr(factory, "func", factory)) or ""
+    return " ".join(words.partition("\n\n")[0].split())
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    """Return a parameter as --list shows it."""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return "part, ..."
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return "..."
+    default = parameter.default
+    if default is parameter.empty:
+        return parameter.name
+    value = default if isinstance(default, str | bool | int | float | None | tuple) else "..."
+    return f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None:
+    """Raise ValueError for a parameter that the factory lacks, misses or has of another type."""
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    for parameter, value in given.items():
+        if parameter in own:
+            _check_value(f"{who}: parameter {parameter!r}", who, own[parameter], value)
+        elif not anything:
+            raise ValueError(
+                f"{who}: unknown parameter {parameter!r}; {meant(parameter, own)}"
+                f"it takes: {', '.join(own) or 'no parameters'}"
+            )
+    for parameter in own.values():
+        required = parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
+        if required and parameter.name not in given:
+            raise ValueError(
+                f"{who}: parameter {parameter.name!r} is missing; "
+                f"write {name}({parameter.name}=...)"
+            )
+
+
+def _check_value(what: str, who: str, parameter: inspect.Parameter, value: Any) -> None:
+    if not _is_finite(value):
+        raise ValueError(f"{what} must be finite, got {value!r}; correct it")
+    if parameter.name == "seed" and is_number(value) and not is_seed(value):
+        raise ValueError(
+            f"{who}: a seed must be a whole number, 0 or more and below 2**32, got {value!r}; "
+            "correct it"
+        )
+    annotation = parameter.annotation
+    members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else ()
+    if types.NoneType in members and len(members) == 2:  # as int | None
+        if value is None:
+            return
+        annotation = next(member for member in members if member is not types.NoneType)
+    known = _VALUES.get(getattr(annotation, "__name__", annotation))
+    if known and not known[1](value):
+        raise ValueError(f"{what} must be {known[0]}, got {value!r}; correct it")
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether all numbers of a value are finite, however deep they stand."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    if hasattr(value, "items"):
+        return all(map(_is_finite, value.values()))
+    return not is_number(value) or is_number(value, Integral) or math.isfinite(value)
+
+
+# --- code that is brought along ---
+
+# The module of a name that is brought along, anywhere in a text.
+_MODULE = re.compile(r"([\w.]+):(?=[^\W\d])")
+
+
+@functools.cache
+def _imported(kind: str, name: str) -> Callable:
+    """Return the object `package.module:attribute`, which can be called."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module is code and can raise anything
+        raise ValueError(
+            f"{kind} {name!r}: {module_name} cannot be imported ({type(error).__name__}: {error}); "
+            "correct the name, or put its folder on PYTHONPATH"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ValueError(
+            f"{kind} {name!r}: {module_name} has no function {attribute!r}; correct the name"
+        )
+    return factory
+
+
+def named_modules(value: Any) -> set[str]:
+    """Return the modules that a value names anywhere as `module:factory`, and import none.
+
+    Texts count with all that stands in them, as a text may be read as a part again.
+    """
+    if isinstance(value, list | tuple):
+        return set().union(*map(named_modules, value))
+    if not hasattr(value, "items"):
+        return set(_MODULE.findall(value)) if isinstance(value, str) else set()
+    name, colon, _ = str(value.get("name")).partition(":")
+    return ({name} if colon else set()) | named_modules([*value.keys(), *value.values()])
+
+
+def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> None:
+    """Raise ValueError for a record that names a module which the user has not named.
+
+    A record is data: whoever has written it must not choose the code that runs here.
+    """
+    brought_along = [config.get(name) for name in (*PARTS, *NUMBER_OR_PART)]
+    unknown = sorted(named_modules(brought_along) - set(trusted))
+    if unknown:
+        raise ValueError(
+            f"{place} names code of the module {unknown[0]!r}, which would run here; if you trust "
+            f"it, add --trust={','.join(unknown)}"
+        )
+
+
+def brought(config: Mapping) -> dict[str, str]:
+    """Return the modules that the parts of a config bring along -> "sha256:..." of their files.
+
+    Raises ValueError for the name of a part that cannot be imported.
+    """
+    digests: dict[str, str] = {}
+
+    def look(value: Any, is_name: bool = False) -> None:
+        if isinstance(value, list | tuple):
+            for one in value:
+                look(one)
+        elif hasattr(value, "items"):
+            for key, one in value.items():
+                look(one, key == "name")
+        elif isinstance(value, str) and (is_brought(value) or (is_name and ":" in value)):
+            try:
+                _imported("part", value)
+            except ValueError:
+                if is_name:
+                    raise
+                return  # a text that only looks like the name of a part
+            module = sys.modules[value.partition(":")[0]]
+            file = getattr(module, "__file__", None)
+            digest = file and f"sha256:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+            digests[module.__name__] = digest or "no file"
+
+    look([config.get(name) for name in (*PARTS, *NUMBER_OR_PART)])
+    return dict(sorted(digests.items()))

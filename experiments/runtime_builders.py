@@ -1,0 +1,234 @@
+"""The runtimes that a config can name, each imported when it is built from the parts of an arm."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments import registry
+from runtimes import base
+from runtimes.base import Runtime
+from runtimes.data_feed import Streamed
+from stragglers import processes
+from stragglers.rule import most_mini_batches
+
+NEIGHBOUR, OWN = "neighbour", "checkpoint"  # from whose model a node begins that has gone
+
+
+class Place(NamedTuple):
+    """A runtime that configs can name."""
+
+    build: Callable[..., Runtime]  # see `build`
+    misfit: Callable[..., str | None]  # (method, rule, shapes of parameters, config) -> why not
+    devices: Callable[[ConfigDict], int]  # how many a run wants
+    delayed: bool = False  # its workers take as long as a delay says, and no time of their own
+    together: bool = False  # runs that differ only in data can be one program
+    cluster: bool = False  # its workers are processes, which may live on a cluster
+    slices: bool = False  # a worker may be several devices
+
+
+def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
+    """Return the runtime that the config names.
+
+    parts_of_arm: task, algorithm, sampler, rule, delay or None, what an exchange costs, and a
+    picklable function that builds the same runtime in another process.
+    """
+    place = RUNTIMES[config.runtime]
+    several = devices_per_worker(config) > 1 or sharding(config) != base.REPLICATED
+    if several and not place.slices:
+        raise ValueError(
+            f"{config.runtime}: config.devices_per_worker={devices_per_worker(config)} and "
+            f"config.sharding={sharding(config)!r} are for workers that are slices of a mesh; use "
+            "runtime='mesh', or leave them out"
+        )
+    return place.build(config, *parts_of_arm)
+
+
+def devices(config: ConfigDict) -> int:
+    """Return how many devices a run of this config wants; 1 for a runtime that does not exist."""
+    return RUNTIMES[config.runtime].devices(config) if config.runtime in RUNTIMES else 1
+
+
+def devices_per_worker(config: ConfigDict) -> int:
+    """Return how many devices a worker is; a config may leave it out."""
+    return config.get("devices_per_worker", 1)
+
+
+def sharding(config: ConfigDict) -> str:
+    """Return how the devices of a worker keep its model; a config may leave it out."""
+    return config.get("sharding", base.REPLICATED)
+
+
+def _simulated(algorithm, rule, shapes, config):
+    del config
+    return base.misfit(algorithm, rule.workers, rule.turnout, shapes)
+
+
+def _simulate(config, task, algorithm, sampler, rule, delay, communication, again):
+    from runtimes import simulate
+
+    del delay, communication, again
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"simulate: its workers live in one process, and there are {jax.process_count()}; use "
+            "runtime='mesh', or start a single process"
+        )
+    return simulate.Simulator(
+        algorithm,
+        task.losses,
+        task.train,
+        sampler,
+        rule,
+        mini_batches=most_mini_batches(config.mini_batches),
+        devices=config.devices,
+        augment=task.augment,
+    )
+
+
+def _in_rounds(algorithm, rule, shapes, config):
+    del config
+    trigger = rule.trigger
+    if trigger is None:
+        return "devices move in rounds, which this rule does not or not with a trigger"
+    if jax.process_count() > 1 and trigger.stop is not None and trigger.sees_all:
+        return (
+            f"it looks at single workers of all {jax.process_count()} processes, of which a round "
+            "only knows a sum of points"
+        )
+    several = trigger.whole is not None and (trigger.mini_batches > trigger.whole).any()
+    if several and algorithm.work is not None:
+        return (
+            "a worker may make several contributions in a round, and local steps of the second "
+            "would begin where the first ended"
+        )
+    return base.misfit(algorithm, rule.workers, rule.turnout, shapes)
+
+
+def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
+    from experiments.shared_tally import SharedTally
+    from runtimes import mesh, slices
+    from stragglers import inject
+
+    del again
+    slices.check_devices(config.workers, devices_per_worker(config))
+    trigger, injector = rule.trigger, None
+    if delay is not None or config.communication != 0 or trigger.stops:
+        injector = inject.Injector(
+            config.workers,
+            trigger,
+            config.seed,
+            delay=delay,
+            draw=config.draw,
+            communication=communication,
+            tally=SharedTally() if jax.process_count() > 1 else None,
+        )
+    return mesh.Mesh(
+        algorithm,
+        task.losses,
+        task.train,
+        sampler,
+        workers=config.workers,
+        mini_batches=most_mini_batches(trigger.mini_batches),
+        injector=injector,
+        rounds_per_dispatch=config.rounds_per_dispatch,
+        augment=task.augment,
+        devices_per_worker=devices_per_worker(config),
+        sharding=sharding(config),
+    )
+
+
+def _moving_freely(algorithm, rule, shapes, config):
+    from runtimes.asynchronous.runtime import misfit
+
+    return misfit(algorithm, rule, shapes, most_mini_batches(config.mini_batches))
+
+
+def _actors(config, task, algorithm, sampler, rule, delay, communication, again):
+    from runtimes.asynchronous.pool import Options, Resources
+    from runtimes.asynchronous.runtime import AsynchronousRuntime
+    from runtimes.asynchronous.worker import WorkerParts
+    from runtimes.gossip.runtime import GossipRuntime
+    from runtimes.gossip.worker import GossipParts
+
+    del communication
+    chosen, processes_there = config.get("actors"), jax.process_count()
+    registry.check(config, () if chosen is None else ACTORS)
+    chosen = chosen or {}
+    registry.check(config, RESTORE if "restore" in chosen else ())
+    for misfit, why in (
+        (processes_there > 1, "the launching process starts its workers by itself, and there are "
+         f"{processes_there}; start a single one"),
+        (isinstance(task.train, Streamed), "its workers hold their data in memory, and the task "
+         "streams it; use reading=memory, or runtime='mesh'"),
+        (task.augment is not None, "its workers take their examples as they are, and the task "
+         "augments them; leave out augment, or use runtime='mesh'"),
+        (not registry.is_number(config.communication), "config.communication="
+         f"{registry.text(config.communication)!r} models a network, and the links between "
+         "processes are real; set it to a number of seconds that contributions take longer"),
+        ("restore" in chosen and algorithm.server is not None, "config.actors.restore is for "
+         "methods with a model per worker; under a server a worker begins anew from the newest "
+         "model; leave it out"),
+    ):  # fmt: skip
+        if misfit:
+            raise ValueError(f"actors: {why}")
+    parts_of_worker = WorkerParts(
+        algorithm,
+        task.losses,
+        task.train,
+        sampler,
+        most_mini_batches(config.mini_batches),
+        None if delay is None else processes.as_process(delay).seeded(config.seed),
+        float(config.communication),
+    )
+    options = Options(
+        Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0)),
+        chosen.get("least_workers", 1),
+        chosen.get("bad_contribution", "end") == "drop",
+        chosen.get("restore", NEIGHBOUR) != NEIGHBOUR,
+    )
+    recipe = functools.partial(_parts_of, again)
+    if algorithm.server is None:
+        parts_of_node = GossipParts(parts_of_worker, rule, options.drops)
+        return GossipRuntime(parts_of_node, recipe, options)
+    return AsynchronousRuntime(parts_of_worker, recipe, rule, options)
+
+
+def _parts_of(again: Callable[[], Runtime]) -> Any:
+    """Return the parts of a worker or of a node, see `_actors`."""
+    return again().parts
+
+
+RUNTIMES = {
+    "simulate": Place(
+        _simulate,
+        _simulated,
+        devices=lambda config: config.devices,
+        delayed=True,
+        together=True,
+    ),
+    "mesh": Place(
+        _mesh,
+        _in_rounds,
+        devices=lambda config: config.workers * devices_per_worker(config),
+        slices=True,
+    ),
+    "actors": Place(_actors, _moving_freely, devices=lambda config: 1, cluster=True),
+}
+
+
+def _is_resource(value: Any) -> bool:
+    return registry.is_number(value) and 0 <= value < 1e6
+
+
+# Of config.actors, which a config may leave out.
+ACTORS: registry.Entries = (
+    ("a number of CPUs, 0 or more", _is_resource, ("actors.cpus",)),
+    ("a share of a GPU, or a number of them", _is_resource, ("actors.gpus",)),
+    ("a positive whole number", registry.is_count, ("actors.least_workers",)),
+    ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
+)
+RESTORE: registry.Entries = (  # of methods with a model per worker, which may leave it out
+    (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("actors.restore",)),
+)
