@@ -16,7 +16,7 @@ this run has gone or the run stands still, 130 interrupted, 143 ended by SIGTERM
 import sys
 
 try:
-    from experiments import config_files, endings, registry, runtime_builders
+    from experiments import config_files, endings, registry
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error.name} is not installed; run pip install 'gossax[run]', or make")
 
@@ -38,83 +38,68 @@ from absl import app, flags
 
 from experiments import config_files, manifest
 
-_CONFIG = flags.DEFINE_string(
-    "config",
-    None,
-    "file.py, file.py:argument or a run's config.json; --config.ENTRY=VALUE changes an entry.",
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the records; made if need be.")
-_SWEEP = flags.DEFINE_bool("sweep", False, "Run all arms of the config's sweep().")
-_GRID = flags.DEFINE_multi_string(
-    "grid", [], "Run every arm with each of these values, ENTRY=VALUE,VALUE; several multiply."
-)
-_SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds repeat every arm.", lower_bound=1)
-_TOGETHER = flags.DEFINE_bool(
-    "together", False, "Run arms that differ only in data as one program."
-)
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Run finished arms again.")
-_CHECKPOINT_SECONDS = flags.DEFINE_float(
-    "checkpoint_seconds", 30.0, "Between two checkpoints of a run.", lower_bound=0
-)
-flags.register_validator(
-    _CHECKPOINT_SECONDS, lambda seconds: not math.isnan(seconds), "give a number of seconds"
-)
-_STUCK_SECONDS = flags.DEFINE_float(
-    "stuck_seconds", 600.0, "Without progress, then a run ends with code 3; 0: never.", 0, 1e9
-)
-flags.register_validator(
-    _STUCK_SECONDS, lambda seconds: not math.isnan(seconds), "give a number of seconds"
-)
-_LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
-_LIST = flags.DEFINE_bool("list", False, "Only print what configs can name, and the configs.")
-_VERSION = flags.DEFINE_bool("version", False, "Only print the versions of Gossax, Python and JAX.")
-_REPORT = flags.DEFINE_string("report", None, "Only write the report of this workdir again.")
-_PAPER = flags.DEFINE_bool("paper", False, "Of --report: write every figure as PDF and SVG, too.")
-_WATCH = flags.DEFINE_string(
-    "watch", None, "Only serve the page of this workdir to this machine while its runs go on."
-)
-_PORT = flags.DEFINE_integer(
-    "port", 8600, "Of --watch: where the page is; 0 takes any that is free.", 0, 65535
-)
-_ADVISE = flags.DEFINE_string(
-    "advise", None, "Advise on a waiting rule from a run's workdir, a schedule, a trace or a law."
-)
-_RULE = flags.DEFINE_multi_string("rule", [], "Of --advise: weigh this rule, too.")
-_TRUST = flags.DEFINE_list(
-    "trust", [], "Of --advise and a config.json: modules of your own that the record may name."
-)
-_NO_TRAINING = flags.DEFINE_bool("no_training", False, "Of --advise: play rules, train nothing.")
-_EXPLAIN = flags.DEFINE_bool(
-    "explain_compression", False, "Say whether compressing pays for the config, and train nothing."
-)
-_DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Only say what every arm would take: parameters, bytes, memory, time."
-)
-# How arms are started; a command that starts one of them has none of these.
-_JOBS = flags.DEFINE_integer("jobs", 1, "How many arms run at once.", lower_bound=1)
-_EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
-_SLURM = flags.DEFINE_string("slurm", "", "As in partition=gpu,timeout_min=60,gpus_per_node=1.")
-_RAY = flags.DEFINE_string("ray", "", "What an arm takes of --executor=ray: cpus=1,gpus=0.25.")
-_PRINT_COMMANDS = flags.DEFINE_bool(
-    "print_commands", False, "Only print a command per arm, for another scheduler."
-)
-_ARM = flags.DEFINE_multi_string("arm", [], "Run this arm alone, without table and report.")
-_CLUSTER = flags.DEFINE_string(
-    "cluster", None, "Ray cluster of runtime=actors: auto, or host:port; else one of its own here."
-)
+FLAGS = flags.FLAGS
+NUMBER = "give a number of seconds"
+# Flags by their kinds; how arms are started no command has that starts one of them.
+TEXTS = {
+    "config": "file.py, file.py:argument or a run's config.json; --config.ENTRY=VALUE changes it.",
+    "workdir": "Directory of the records; made if need be.",
+    "report": "Only write the report of this workdir again.",
+    "watch": "Only serve the page of this workdir to this machine while its runs go on.",
+    "advise": "Advise on a waiting rule from a run's workdir, a schedule, a trace or a law.",
+    "slurm": "As in partition=gpu,timeout_min=60,gpus_per_node=1.",
+    "ray": "What an arm takes of --executor=ray: cpus=1,gpus=0.25.",
+    "jobset": "Only write this file: a JobSet of Kubernetes per arm, for kubectl apply.",
+    "pods": "Of --jobset: image=IMAGE,processes=4,gpus=8,claim=VOLUME,mount=/gossax/runs.",
+    "cluster": "Ray cluster of runtime=actors: auto, or host:port; else one of its own here.",
+    # Several processes of one run on a mesh; else found in the environment.
+    "coordinator_address": "host:port of process 0.",
+}
+SWITCHES = {
+    "sweep": "Run all arms of the config's sweep().",
+    "together": "Run arms that differ only in data as one program.",
+    "overwrite": "Run finished arms again.",
+    "list": "Only print what configs can name, and the configs.",
+    "version": "Only print the versions of Gossax, Python and JAX.",
+    "paper": "Of --report: write every figure as PDF and SVG, too.",
+    "no_training": "Of --advise: play rules, train nothing.",
+    "explain_compression": "Say whether compressing pays for the config, and train nothing.",
+    "dry_run": "Only say what every arm would take: parameters, bytes, memory, time.",
+    "print_commands": "Only print a command per arm, for another scheduler.",
+}
+LISTS = {
+    "grid": "Run every arm with each of these values, ENTRY=VALUE,VALUE; several multiply.",
+    "rule": "Of --advise: weigh this rule, too.",
+    "arm": "Run this arm alone, without table and report.",
+}
+NUMBERS = {  # default, the least and the most
+    "seeds": (1, 1, None, "How many seeds repeat every arm."),
+    "jobs": (1, 1, None, "How many arms run at once."),
+    "port": (8600, 0, 65535, "Of --watch: where the page is; 0 takes any that is free."),
+    "num_processes": (None, 1, None, "How many processes the run has."),
+    "process_id": (None, 0, None, "Which of them this is."),
+    "restarts": (0, 0, None, "How often to start again when a process of the run has gone."),
+}
+for _name, _words in TEXTS.items():
+    flags.DEFINE_string(_name, "" if _name in ("slurm", "ray", "pods") else None, _words)
+for _name, _words in SWITCHES.items():
+    flags.DEFINE_bool(_name, False, _words)
+for _name, _words in LISTS.items():
+    flags.DEFINE_multi_string(_name, [], _words)
+for _name, (_default, _least, _most, _words) in NUMBERS.items():
+    flags.DEFINE_integer(_name, _default, _words, _least, _most)
+flags.DEFINE_float("checkpoint_seconds", 30.0, "Between two checkpoints of a run.", 0)
+flags.DEFINE_float("stuck_seconds", 600.0, "Without progress, then exit code 3; 0: never.", 0, 1e9)
+for _name in ("checkpoint_seconds", "stuck_seconds"):
+    flags.register_validator(_name, lambda seconds: not math.isnan(seconds), NUMBER)
+flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
+flags.DEFINE_list("trust", [], "Of --advise or a config.json: modules of yours that it may name.")
+flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
 # About arms, which neither a report nor an analysis has.
-_ABOUT_ARMS = [
+_ABOUT_ARMS = (
     "sweep", "grid", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm",
-    "cluster", "dry_run",
-]  # fmt: skip
-# Several processes of one run on a mesh; found in the environment of Slurm, Open MPI, GKE, TPUs.
-_COORDINATOR = flags.DEFINE_string("coordinator_address", None, "host:port of process 0.")
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", lower_bound=1)
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is.", lower_bound=0)
-_RESTARTS = flags.DEFINE_integer(
-    "restarts", 0, "How often to start again when a process of the run has gone.", lower_bound=0
-)
-
+    "cluster", "dry_run", "jobset", "pods",
+)  # fmt: skip
 
 FIRST = """\
 The five commands that one needs first:
@@ -132,7 +117,7 @@ _ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line giv
 
 
 def refuse(error: Exception | str) -> NoReturn:
-    """One sentence instead of a traceback: the input was at fault, not the program."""
+    """End with one sentence instead of a traceback: the input was at fault, not the program."""
     pass
 
     sentence = registry.sentence(error)
@@ -145,53 +130,58 @@ def refuse(error: Exception | str) -> NoReturn:
 
 
 def given(*names: str) -> str:
-    """The given flags whose value differs from the default, as text."""
-    known = flags.FLAGS
-    return ", ".join(f"--{name}" for name in names if known[name].value != known[name].default)
+    """Return the given flags whose value differs from the default, as text."""
+    changed = (name for name in names if FLAGS[name].value != FLAGS[name].default)
+    return ", ".join(f"--{name}" for name in changed)
 
 
 def is_elsewhere() -> bool:
     """Return whether arms run in other processes than this one."""
-    return _JOBS.value > 1 or _EXECUTOR.value != "local"
+    return FLAGS.jobs > 1 or FLAGS.executor != "local"
 
 
 def missing() -> str:
     """Return the first flag that a run needs and the command lacks."""
-    if _REPORT.value or _LIST.value or _ADVISE.value or _WATCH.value:
+    if FLAGS.report or FLAGS.list or FLAGS.advise or FLAGS.watch:
         return ""
-    needed = {"config": _CONFIG.value, "workdir": _DRY_RUN.value or _WORKDIR.value}
+    needed = {"config": FLAGS.config, "workdir": FLAGS.dry_run or FLAGS.workdir}
     return next((name for name, value in needed.items() if not value), "")
 
 
 RUNS = ("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
 # Whether something is asked for, what of the command line is wrong then, and the sentence on it.
 COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
-    (lambda: _REPORT.value, lambda: given(*RUNS),
+    (lambda: FLAGS.report, lambda: given(*RUNS),
      "--report only writes the report again; leave out {}"),
-    (lambda: _WATCH.value, lambda: given(*RUNS) or given("report", "advise"),
+    (lambda: FLAGS.watch, lambda: given(*RUNS) or given("report", "advise"),
      "--watch only shows a page; leave out {}"),
-    (lambda: given("paper"), lambda: not _REPORT.value,
+    (lambda: given("paper"), lambda: not FLAGS.report,
      "--paper belongs to --report; give it, too"),
-    (lambda: given("port"), lambda: not _WATCH.value,
+    (lambda: given("port"), lambda: not FLAGS.watch,
      "--port belongs to --watch; give it, too"),
-    (lambda: _ADVISE.value, lambda: given(*_ABOUT_ARMS),
+    (lambda: FLAGS.advise, lambda: given(*_ABOUT_ARMS),
      "--advise trains arms of its own; leave out {}"),
-    (lambda: not _ADVISE.value, lambda: given("rule", "no_training"),
+    (lambda: not FLAGS.advise, lambda: given("rule", "no_training"),
      "{} belongs to --advise; give it, too"),
-    (lambda: given("trust"), lambda: not (_ADVISE.value or (_CONFIG.value or "").endswith(".json")),
+    (lambda: given("trust"), lambda: not (FLAGS.advise or (FLAGS.config or "").endswith(".json")),
      "--trust belongs to --advise or a config.json; give one of them, too"),
     (lambda: True, missing, "--{} is missing; see the examples in README.md"),
-    (lambda: _SLURM.value, lambda: _EXECUTOR.value != "slurm",
+    (lambda: FLAGS.slurm, lambda: FLAGS.executor != "slurm",
      "--slurm has settings for --executor=slurm; give both or neither"),
-    (lambda: _RAY.value, lambda: _EXECUTOR.value != "ray",
+    (lambda: FLAGS.ray, lambda: FLAGS.executor != "ray",
      "--ray says what an arm takes of --executor=ray; give both or neither"),
-    (lambda: _DRY_RUN.value, lambda: _NUM_PROCESSES.value is not None,
+    (lambda: FLAGS.pods, lambda: not FLAGS.jobset,
+     "--pods has settings for --jobset; give both or neither"),
+    (lambda: FLAGS.jobset,
+     lambda: given("overwrite", "jobs", "executor", "num_processes", "restarts"),
+     "--jobset only writes a file, whose Pods start and go on by themselves; leave out {}"),
+    (lambda: FLAGS.dry_run, lambda: FLAGS.num_processes is not None,
      "--dry_run looks at a device of each arm in one process; leave out --num_processes"),
-    (lambda: _ARM.value, is_elsewhere,
+    (lambda: FLAGS.arm, is_elsewhere,
      "--arm runs arms in this process; leave out --jobs and --executor"),
-    (lambda: _RESTARTS.value, is_elsewhere,
+    (lambda: FLAGS.restarts, is_elsewhere,
      "--restarts is for the processes of one run; leave out --jobs and --executor"),
-    (lambda: _NUM_PROCESSES.value is not None, is_elsewhere,
+    (lambda: FLAGS.num_processes is not None, is_elsewhere,
      "--num_processes is for one arm on many machines; leave out --jobs and --executor"),
 )  # fmt: skip
 
@@ -202,13 +192,15 @@ def parse(argv: list[str]) -> list[str]:
         print(FIRST)
         sys.exit(0)
     try:
-        argv, entries = config_files.overrides(flags.FLAGS.read_flags_from_files(argv))
-        rest = flags.FLAGS(argv)
-    except (flags.Error, OSError) as error:
+        argv, entries = config_files.overrides(FLAGS.read_flags_from_files(argv))
+        rest = FLAGS(argv)
+        for name in () if FLAGS.version else ("workdir", "report", "watch", "advise", "jobset"):
+            manifest.refuse_remote(FLAGS[name].value or "", f"--{name}")
+    except (flags.Error, OSError, ValueError) as error:
         refuse(error)
     _ENTRIES.clear()
     _ENTRIES.update(entries)
-    if _VERSION.value:
+    if FLAGS.version:
         import jax
 
         from gossax import __version__
@@ -217,11 +209,6 @@ def parse(argv: list[str]) -> list[str]:
         sys.exit(0)
     if rest[1:]:
         refuse(f"unexpected argument {rest[1]!r}; flags start with --")
-    for name in ("workdir", "report", "watch", "advise"):
-        try:
-            manifest.refuse_remote(flags.FLAGS[name].value or "", f"--{name}")
-        except ValueError as error:
-            refuse(error)
     for is_asked, wrong, sentence in COMBINATIONS:
         found = is_asked() and wrong()
         if found:
@@ -230,24 +217,24 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def executor() -> Callable:
-    """Where the arms run, as the flags say."""
-    from experiments import executors, ray_tasks, slurm
+    """Return what runs the arms, as the flags say; ValueError where it cannot."""
+    from experiments import executors
 
-    command = functools.partial(executors.command, sys.argv)
-    if _EXECUTOR.value == "slurm":
-        slurm.check(_SLURM.value, _JOBS.value)
-        if _OVERWRITE.value:
-            slurm.refuse_to_overwrite(pathlib.Path(_WORKDIR.value))
-        settings = {"settings": _SLURM.value, "at_once": _JOBS.value}
-        return functools.partial(slurm.run, command=command, **settings)
-    if _EXECUTOR.value == "ray":
-        ray_tasks.read(_RAY.value)
-        settings = {"settings": _RAY.value, "at_once": _JOBS.value}
-        return functools.partial(ray_tasks.run, command=command, **settings)
-    if _JOBS.value > 1:
-        return functools.partial(executors.local, command=command, jobs=_JOBS.value)
+    many = {"command": functools.partial(executors.command, sys.argv)}
+    if FLAGS.executor == "slurm":
+        from experiments import slurm
+
+        slurm.check(FLAGS.slurm, FLAGS.jobs)
+        if FLAGS.overwrite:
+            slurm.refuse_to_overwrite(pathlib.Path(FLAGS.workdir))
+        return functools.partial(slurm.run, settings=FLAGS.slurm, at_once=FLAGS.jobs, **many)
+    if FLAGS.executor == "ray":
+        executors.ray_resources(FLAGS.ray)
+        return functools.partial(executors.on_ray, settings=FLAGS.ray, at_once=FLAGS.jobs, **many)
+    if FLAGS.jobs > 1:
+        return functools.partial(executors.local, jobs=FLAGS.jobs, **many)
     return functools.partial(
-        executors.here, log_to=_LOGGERS.value, checkpoint_seconds=_CHECKPOINT_SECONDS.value
+        executors.here, log_to=FLAGS.loggers, checkpoint_seconds=FLAGS.checkpoint_seconds
     )
 
 
@@ -258,19 +245,18 @@ def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> Non
     from experiments import analysis as findings
     from experiments import executors, provenance
 
-    others = given(*_ABOUT_ARMS)
-    if others:
+    if others := given(*_ABOUT_ARMS):
         raise ValueError(
             f"{name} is an analysis, without arms and without training; leave out {others}"
         )
-    findings.check(_WORKDIR.value, file.config, _OVERWRITE.value)
-    if _PRINT_COMMANDS.value:
+    findings.check(FLAGS.workdir, file.config, FLAGS.overwrite)
+    if FLAGS.print_commands:
         print(shlex.join(executors.command(sys.argv, [])))
-    else:
-        found = analysis(file.config)
-        claims = findings.write(found, file.config, _WORKDIR.value, Console())
-        provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]))
-        provenance.claim(_WORKDIR.value, claims)
+        return
+    found = analysis(file.config)
+    claims = findings.write(found, file.config, FLAGS.workdir, Console())
+    provenance.begin(FLAGS.workdir, shlex.join(["python", *sys.argv]))
+    provenance.claim(FLAGS.workdir, claims)
 
 
 def advise() -> None:
@@ -281,106 +267,127 @@ def advise() -> None:
     compiled.keep_programs()
     endings.raising()
     page.launch(
-        _ADVISE.value,
-        _CONFIG.value,
+        FLAGS.advise,
+        FLAGS.config,
         _ENTRIES,
-        _WORKDIR.value,
-        _TRUST.value,
-        named=_RULE.value,
-        training=not _NO_TRAINING.value,
-        overwrite=_OVERWRITE.value,
+        FLAGS.workdir,
+        FLAGS.trust,
+        named=FLAGS.rule,
+        training=not FLAGS.no_training,
+        overwrite=FLAGS.overwrite,
         command=shlex.join(["python", *sys.argv]),
     )
 
 
 def plan() -> Callable[[], int] | None:
-    """Check what the flags ask for; what is left to do, which gives an exit code.
+    """Check what the flags ask for; return what is left to do, which gives an exit code.
 
     Raises ValueError, with nothing written, for what cannot be done.
     """
-    file, place = config_files.read(_CONFIG.value, _ENTRIES, _TRUST.value), _WORKDIR.value
+    file = config_files.read(FLAGS.config, _ENTRIES, FLAGS.trust)
     from experiments import compiled, distributed
 
-    distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
     compiled.keep_programs()
-    from experiments import agreement, dry_run, executors, loggers, slurm, sweep
-    from runtimes.asynchronous import pool
-
-    pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
     endings.raising()
     if __name__ == "__main__" and distributed.processes() == 1:
         distributed.watch_signals()  # others do already
-    if _EXPLAIN.value:
+    if FLAGS.explain_compression:
         from experiments.advice import compression
 
         return analyse(file, compression.explain, "--explain_compression")
     if hasattr(file.module, "analyse"):
         return analyse(file, file.module.analyse, file.path)
-    swept = file.module if _SWEEP.value else None
-    grids = config_files.read_grids(_GRID.value)
-    arms = sweep.expand(file.config, swept, file.values, _SEEDS.value, grids)
-    if _ARM.value:
-        arms = sweep.choose(arms, _ARM.value)
+    return plan_arms(file)
+
+
+def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
+    """Check the arms of a config, see `plan`."""
+    from experiments import (
+        agreement,
+        distributed,
+        dry_run,
+        executors,
+        loggers,
+        runtime_builders,
+        sweep,
+    )
+    from runtimes.asynchronous import pool
+
+    pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
+    place, grids = FLAGS.workdir, config_files.read_grids(FLAGS.grid)
+    swept = file.module if FLAGS.sweep else None
+    arms = sweep.expand(file.config, swept, file.values, FLAGS.seeds, grids)
+    if FLAGS.arm:
+        arms = sweep.choose(arms, FLAGS.arm)
     if distributed.processes() > 1:
         same = ("overwrite", "print_commands", "num_processes", *_ABOUT_ARMS)
-        flagged = {name: flags.FLAGS[name].value for name in same}
-        agreement.check(agreement.entries(arms, flagged))
+        agreement.check(agreement.entries(arms, {name: FLAGS[name].value for name in same}))
         agreement.check_workdir(place)
-    loggers.check(_LOGGERS.value)
+    loggers.check(FLAGS.loggers)
     sweep.provide_cpu_devices(arms)
     arms = sweep.to_the_end(arms)
-    if _DRY_RUN.value:
+    if FLAGS.dry_run:
         return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
-    if _CLUSTER.value:
+    if FLAGS.cluster:
         used = any(runtime_builders.RUNTIMES[arm.config.runtime].cluster for arm in arms)
-        if _EXECUTOR.value != "ray" and not used:
+        if FLAGS.executor != "ray" and not used:
             raise ValueError(
                 "--cluster is for runtime=actors and --executor=ray, and there is neither; leave "
                 "it out"
             )
-        pool.SESSION.join(_CLUSTER.value)
-    sweep.check(arms, place, _OVERWRITE.value)
-    if _PRINT_COMMANDS.value:
-        for group in sweep.groups(arms, _TOGETHER.value):
-            print(shlex.join(executors.command(sys.argv, group)))
-        return None
-    how = {"together": _TOGETHER.value, "execute": executor()}
-    if _ARM.value:
-        return lambda: 1 if sweep.run(arms, place, _OVERWRITE.value, **how) else 0
-    if _SWEEP.value and not grids:  # what they say is of the arms of sweep() alone
+        pool.SESSION.join(FLAGS.cluster)
+    sweep.check(arms, place, FLAGS.overwrite)
+    if FLAGS.print_commands or FLAGS.jobset:
+        grouped = sweep.groups(arms, FLAGS.together)
+        commands = {group[0].path: executors.command(sys.argv, group) for group in grouped}
+        if FLAGS.print_commands:
+            print("\n".join(map(shlex.join, commands.values())))
+            return None
+        from experiments import jobset
+
+        return jobset.write(FLAGS.jobset, commands, FLAGS.pods)
+    how = {"together": FLAGS.together, "execute": executor()}
+    if FLAGS.arm:
+        return lambda: 1 if sweep.run(arms, place, FLAGS.overwrite, **how) else 0
+    if FLAGS.sweep and not grids:  # what they say is of the arms of sweep() alone
         ends = ("claims", "numbers", "figures")
         how |= {name: getattr(file.module, name, None) for name in ends}
-    followed = slurm.under_way(pathlib.Path(place)) if _EXECUTOR.value == "slurm" else {}
+    followed = {}
+    if FLAGS.executor == "slurm":
+        from experiments import slurm
+
+        followed = slurm.under_way(pathlib.Path(place))
     held = sweep.alone([arm for arm in arms if arm.path not in followed], place)
 
     def work() -> int:
         with held:
-            left = sweep.unfinished(arms, place, _OVERWRITE.value)
-            begin(arms, left, file.module.__doc__)
-            return compare(sweep.launch(arms, place, _OVERWRITE.value, **how))
+            begin(arms, file.module.__doc__)
+            return compare(sweep.launch(arms, place, FLAGS.overwrite, **how))
 
     return work
 
 
-def begin(arms, left, about: str | None) -> None:
+def begin(arms, about: str | None) -> None:
     """Note what runs, for reports; where no arms are left to run, what was noted when they ran."""
     from experiments import distributed, provenance, sweep
 
-    if not distributed.is_writer():
-        return
-    sweep.claim([arm for arm in arms if not arm.path], _WORKDIR.value)  # before any other file
-    if left or not provenance.known(_WORKDIR.value):
-        provenance.begin(_WORKDIR.value, shlex.join(["python", *sys.argv]), about)
+    place = FLAGS.workdir
+    left = sweep.unfinished(arms, place, FLAGS.overwrite)
+    if distributed.is_writer():
+        sweep.claim([arm for arm in arms if not arm.path], place)  # before any other file
+        if left or not provenance.known(place):
+            provenance.begin(place, shlex.join(["python", *sys.argv]), about)
 
 
 def compare(outcome) -> int:
-    """Write the report of arms that have run; 1 if some have failed, even without a report."""
+    """Write the report of arms that have run; return 1 if some have failed, even without it."""
     from experiments import distributed, files, provenance, report
 
     if distributed.is_writer():
         try:
-            provenance.claim(_WORKDIR.value, outcome.claims, outcome.numbers)
-            print(f"report: {report.write(_WORKDIR.value)}")
+            provenance.claim(FLAGS.workdir, outcome.claims, outcome.numbers)
+            print(f"report: {report.write(FLAGS.workdir)}")
         except files.NotWritten as error:
             if not outcome.failures:
                 raise
@@ -399,33 +406,30 @@ def report_again() -> None:
     """Write the report of records that are there, for a paper with its figures as files."""
     from experiments import figures, report
 
-    try:
-        path = report.write(_REPORT.value, _PAPER.value)
-    except (ValueError, OSError) as error:
-        refuse(error)
+    path = report.write(FLAGS.report, FLAGS.paper)
     print(f"report: {path}")
-    if _PAPER.value:
+    if FLAGS.paper:
         print(f"figures: {path.with_name(figures.FOLDER)}")
 
 
-def watch() -> int:
-    """Serve a page while records arrive; 1 if nobody is left to finish the runs."""
+def watch() -> NoReturn:
+    """Serve a page while records arrive; exit with 1 if nobody is left to finish the runs."""
     endings.raising()
     from experiments import live
 
-    abandoned = live.watch(_WATCH.value, _PORT.value)
+    abandoned = live.watch(FLAGS.watch, FLAGS.port)
     if abandoned is not None:
         print(f"error: {abandoned}", file=sys.stderr)
-    return 0 if abandoned is None else 1
+    sys.exit(0 if abandoned is None else 1)
 
 
 def main(_) -> None:
-    if _RESTARTS.value:  # this process only watches over the one that does the work
+    if FLAGS.restarts:  # this process only watches over the one that does the work
         from experiments import restarts
 
-        given_place = (_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
-        place = None if None in given_place else restarts.Place(_WORKDIR.value, *given_place)
-        sys.exit(restarts.run_again(sys.argv, _RESTARTS.value, place))
+        where = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
+        call = None if None in where else restarts.RollCall(FLAGS.workdir, *where)
+        sys.exit(restarts.run(sys.argv, FLAGS.restarts, call))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -436,15 +440,15 @@ def main(_) -> None:
     from runtimes.base import WorkersLost
 
     try:
-        if _LIST.value:
+        if FLAGS.list:
             return list_parts()
-        if _REPORT.value:
+        if FLAGS.report:
             return report_again()
-        if _ADVISE.value:
+        if FLAGS.advise:
             return advise()
-        if _WATCH.value:
-            sys.exit(watch())
-        with watchdog.watching(_STUCK_SECONDS.value):
+        if FLAGS.watch:
+            watch()
+        with watchdog.watching(FLAGS.stuck_seconds):
             rest = plan()
             code = rest() if rest else 0
     except (ValueError, OSError) as error:
@@ -454,7 +458,7 @@ def main(_) -> None:
         code = distributed.DEAD
     except (KeyboardInterrupt, endings.Asked) as asked:
         number = asked.number if isinstance(asked, endings.Asked) else signal.SIGINT
-        why = endings.sentence(number, starts_over=_OVERWRITE.value)
+        why = endings.sentence(number, starts_over=FLAGS.overwrite)
         print(why, file=sys.stderr)
         code = endings.code(number)
     distributed.leave(code, why)

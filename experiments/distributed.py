@@ -1,53 +1,66 @@
-"""One run on several processes: how they find each other, and how they end when one of them does.
+"""One run on several processes: how they find each other, agree, and end when one of them does.
 
 `initialize` comes before anything else that JAX does. Every process then runs the same program; the
 first one alone writes. JAX's coordination service, in process 0, notices a process that has died or
 does not answer any more and ends all others; what is added here is one sentence that says so and
 exit code 3. A process that leaves by itself, refused, failed or asked by a signal, first says why
-through the service, so that the others end within a second and repeat it.
+through the service, so that the others end within a second and repeat it. Texts and counters that
+all share are the service's keys, for which JAX has no public name yet: what is private in JAX
+stands in this module alone.
 
 JAX's own preemption service is switched off: it takes SIGTERM for itself and only tells those that
-ask for its sync point. Here the run asks at every evaluation anyway, see `asked_to_end`, and what
-announces a preemption is a SIGTERM.
+ask for its sync point. Here the run asks at every evaluation anyway, see `asked_to_end`.
 """
 
 import atexit
 import contextlib
 import ctypes
+import errno
+import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
-from experiments import coordination, endings
-from experiments.coordination import process_id, processes
-from experiments.joining import BIND, check_address, is_alone
+from experiments import endings
 from runtimes import phases
 
+try:  # what jax.process_index() knows, without a backend
+    from jax._src.distributed import global_state
+except ImportError as error:
+    raise ImportError(
+        f"distributed: JAX {jax.__version__} has moved jax._src.distributed.global_state, with "
+        "which processes share texts; install jax==0.12.0.1, or import it in "
+        "experiments/distributed.py from where it is now"
+    ) from error
+
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # where process 0 listens, if not at the address of others
 JOINING = 60  # s that a process waits for the others, one of which may have been refused
 HEARTBEAT = 30  # s without one after which a process counts as dead
 FAREWELL = 30  # s that a process which ends waits for the others to end
 LISTENING = 0.5  # s of one question whether somebody has left
 OWN_WORDS = 0.7  # s in which a process that hears of it may leave for a reason of its own
 HEARING = 2.0  # s that a process which leaves waits for the others to hear why
+HOURS = 1e5  # s of a wait that a death ends before
 REFUSED, DEAD = 2, 3  # exit codes: the input was at fault; another process has gone
-LEFT, HEARD, ASKED = "gossax/left", "gossax/heard", "gossax/asked"  # keys of the service
-DONE = "gossax/done"  # one more
+LEFT, ASKED, ROUNDS = "gossax/left", "gossax/asked", "gossax/rounds"  # keys of the service
 
 _kept: list = []  # the handler of SIGABRT, which C does not keep alive
-_agreed = 0  # values exchanged so far
 _joining: list[str] = []  # the sentence of a process that still looks for the others
+_seen: list[int] = []  # signals that this process was sent, even while it is busy in C
+_agreed, _starts = itertools.count(), itertools.count()  # values exchanged; starts of a tally
 _leaving = threading.Lock()  # whoever leaves first decides how
 _said = threading.Lock()  # whoever says first why this process ends is the only one
 _over = threading.Event()  # nobody needs to listen any more
-_seen: list[int] = []  # signals that this process was sent, even while it is busy in C
 
 
 def initialize(
@@ -62,6 +75,11 @@ def initialize(
     Raises ValueError for arguments or an environment that leave something open.
     """
     given = (coordinator_address, num_processes, process_id)
+    options: dict[str, Any] = {
+        "initialization_timeout": JOINING,
+        "heartbeat_timeout_seconds": HEARTBEAT,
+        "shutdown_timeout_seconds": FAREWELL,
+    }
     if given == (None, None, None):
         if is_alone(os.environ):
             return
@@ -78,31 +96,34 @@ def initialize(
         )
     else:
         check_address(coordinator_address, listens=process_id == 0)
+        if BIND not in os.environ:
+            options["coordinator_bind_address"] = coordinator_address  # else on all interfaces
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            options["cluster_detection_method"] = "deactivate"  # nothing is left to ask it for
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
-    how = {
-        "initialization_timeout": JOINING,
-        "heartbeat_timeout_seconds": HEARTBEAT,
-        "shutdown_timeout_seconds": FAREWELL,
-    }
-    if None not in given and BIND not in os.environ:
-        how["coordinator_bind_address"] = coordinator_address  # else on all interfaces
-    if None not in given and "KUBERNETES_SERVICE_HOST" in os.environ:
-        how["cluster_detection_method"] = "deactivate"  # nothing is left to ask the cluster for
     _end_by_a_sentence()  # JAX aborts where it cannot reach process 0, too
     watch_signals()
     endings.raising()
     where = coordinator_address or "the address that the environment names"
+    _joining.append(f"error: {_not_found(where, f'within {JOINING} s')}\n")
+    others = "the other processes" if num_processes is None else f"all {num_processes} processes"
+    words = f"waiting up to {JOINING} s for {others} at {where}"
+    reminder = threading.Timer(10, print, [words], {"file": sys.stderr})
+    reminder.daemon = True
+    reminder.start()
     try:
-        with _waiting_for_others(where, num_processes):
-            jax.distributed.initialize(*given, **how)
+        jax.distributed.initialize(*given, **options)
     except ValueError:
         if given != (None, None, None) or "JAX_COORDINATOR_ADDRESS" in os.environ:
             raise
         return  # JAX has found nobody
     except RuntimeError as error:
         raise ValueError(_not_found(where, " ".join(str(error).split())[:200])) from error
-    thread = threading.Thread(target=_hear, daemon=True)
+    finally:
+        reminder.cancel()
+        _joining.clear()
+    thread = threading.Thread(target=_hear_of_who_leaves, daemon=True)
     thread.start()
 
     def over() -> None:
@@ -112,6 +133,61 @@ def initialize(
     atexit.register(over)  # before JAX takes leave of the service
 
 
+def check_address(address: str, listens: bool) -> None:
+    """Raise ValueError for an address that names no host or port, or where nobody can listen."""
+    start = f"several processes: coordinator_address={address!r}"
+    host, _, port = address.rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 2**16:
+        raise ValueError(f"{start} names no host or no port; give host:port")
+    if not listens or BIND in os.environ:
+        return
+    try:
+        (family, kind, *_, place), *_ = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )
+        with socket.socket(family, kind) as probe:
+            # A port whose last connections are only being forgotten is free, as for JAX.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        reason = (
+            f"process 0 cannot listen there ({error}); give an address of its machine, or say in "
+            f"{BIND} where it listens"
+        )
+        if error.errno == errno.EADDRINUSE:
+            reason = "another process listens there; give a free port, and --process_id=0 only once"
+        raise ValueError(f"{start}: {reason}") from error
+
+
+def is_alone(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment says that this process is the only one, or says nothing.
+
+    JAX would look further in any pod, and would give a single task one of its many GPUs.
+    """
+    by = "OMPI_COMM_WORLD_SIZE" if "OMPI_COMM_WORLD_SIZE" in environment else "SLURM_NTASKS"
+    count = environment.get(by, "1")
+    if not re.fullmatch(r"[1-9]\d{0,8}", count):
+        raise ValueError(
+            f"several processes: {by}={count!r} in the environment is no number of processes; "
+            "correct or unset it"
+        )
+    if by != "SLURM_NTASKS" and count != "1" and "OMPI_MCA_orte_hnp_uri" not in environment:
+        raise ValueError(
+            f"several processes: this Open MPI has started {count} but names no coordinator; give "
+            "--coordinator_address=HOST:PORT --num_processes=$OMPI_COMM_WORLD_SIZE "
+            "--process_id=$OMPI_COMM_WORLD_RANK"
+        )
+    if by != "SLURM_NTASKS" or "SLURM_STEP_NODELIST" in environment:
+        return count == "1"
+    in_a_job = {"JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES"} & environment.keys()
+    return "KUBERNETES_SERVICE_HOST" in environment and not in_a_job
+
+
+def is_queued_again(environment: Mapping[str, str]) -> bool:
+    """Return whether this process is of a job of Slurm that has begun before."""
+    return environment.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
 def _not_found(where: str, reason: str) -> str:
     return (
         f"several processes: they have not found each other at {where} ({reason}); check that all "
@@ -119,72 +195,164 @@ def _not_found(where: str, reason: str) -> str:
     )
 
 
-@contextlib.contextmanager
-def _waiting_for_others(where: str, count: int | None) -> Iterator[None]:
-    """Say who is waited for if that takes long, and, should JAX abort, that nobody has come."""
-    _joining.append(f"error: {_not_found(where, f'within {JOINING} s')}\n")
-    others = "the other processes" if count is None else f"all {count} processes"
-    reminder = threading.Timer(
-        10, print, [f"waiting up to {JOINING} s for {others} at {where}"], {"file": sys.stderr}
-    )
-    reminder.daemon = True
-    reminder.start()
-    try:
-        yield
-    finally:
-        reminder.cancel()
-        _joining.clear()
-
-
 def is_joining() -> bool:
     """Return whether this process still looks for the others."""
     return bool(_joining)
 
 
+# --- what all processes share ---
+
+
+def processes() -> int:
+    """Return how many processes there are; unlike `jax.process_count` it starts no backend."""
+    return global_state.num_processes
+
+
+def process_id() -> int:
+    """Return the number of this process, from 0."""
+    return global_state.process_id
+
+
 def is_writer() -> bool:
-    """Whether this process prints and writes: process 0."""
+    """Return whether this process prints and writes: process 0."""
     return process_id() == 0
 
 
-def say(name: str, text: str) -> None:
-    """Put a text where every process can `hear` it."""
-    coordination.put(name, text)
+def say(name: str, text: str, again: bool = False) -> None:
+    """Put a text where every process can `hear` it; again: it may replace one."""
+    global_state.client.key_value_set(name, text, allow_overwrite=again)
 
 
-def hear(name: str) -> str:
-    """The text that a process says under this name; waits for it."""
+def hear(name: str, seconds: float = HOURS) -> str:
+    """Return the text that a process says under this name; wait for it, at most this long."""
     with phases.within(phases.OTHERS):
-        return coordination.get(name, seconds=3600)  # a process that dies ends this one before
+        return global_state.client.blocking_key_value_get(name, round(1000 * seconds))
+
+
+def meet(name: str, seconds: float) -> None:
+    """Wait, at most this long, until all processes do under this name."""
+    global_state.client.wait_at_barrier(name, round(1000 * seconds))
+
+
+def texts(folder: str) -> dict[str, str]:
+    """Return what has been said under names below a folder."""
+    return dict(global_state.client.key_value_dir_get(folder))
 
 
 def agreed(value: Any) -> Any:
-    """What process 0 passes, a JSON value, on every process; all of them call it and wait."""
-    global _agreed
+    """Return what process 0 passes, a JSON value, on every process; all call it and wait."""
     if processes() == 1:
         return value
-    name, _agreed = f"gossax/{_agreed}", _agreed + 1
-    if is_writer():
-        say(name, json.dumps(value))
-        return value
-    return json.loads(hear(name))
+    name = f"gossax/{next(_agreed)}"
+    if not is_writer():
+        return json.loads(hear(name))
+    say(name, json.dumps(value))
+    return value
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the JSON values of all processes, in their order; all call it and wait."""
+    name, others = f"gossax/{next(_agreed)}", range(1, processes())
+    if not is_writer():
+        say(f"{name}/{process_id()}", json.dumps(value))
+        return agreed(None)
+    return agreed([value, *(json.loads(hear(f"{name}/{other}")) for other in others)])
+
+
+class SharedTally:
+    """A `stragglers.tally.Tally` of all processes, all of which do the same with theirs.
+
+    A counter per round has its points: whoever's addition completes it sets another key, for which
+    a thread of every other process waits. No collective is made, as those who compute could not
+    join it, and a round costs a message per addition and one per process. When nobody works in a
+    round any more its keys are deleted, by the last process that closes it.
+    """
+
+    def __init__(self):
+        self._needed, self._place = 0, ""
+        self._over: set[int] = set()
+        self._threads: dict[int, threading.Thread] = {}
+
+    def begin(self, needed: int) -> None:
+        """Forget all rounds; from now on a round is over with this many points."""
+        self._needed, self._place = needed, f"{ROUNDS}/{next(_starts)}"
+        self._over, self._threads = set(), {}
+
+    def add(self, round_index: int, points: int) -> bool:
+        """Add to a round; return whether it was not over before. Who completes it ends it."""
+        total = self._needed
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has gone: all soon end
+            counter = f"{self._place}/{round_index}/points"
+            total = global_state.client.key_value_increment(counter, points)
+            if total - points < self._needed <= total:
+                say(f"{self._place}/{round_index}/over", "over")
+        if total >= self._needed:
+            self._over.add(round_index)
+        return total - points < self._needed
+
+    def over(self, round_index: int) -> bool:
+        """Return whether a round is known to be over; the first question begins to listen."""
+        if round_index not in self._threads:
+            thread = threading.Thread(
+                target=self._listen, args=(round_index, self._place), daemon=True
+            )
+            if self._threads.setdefault(round_index, thread) is thread:
+                thread.start()
+        return round_index in self._over
+
+    def close(self, rounds: Iterable[int]) -> None:
+        """Forget rounds in which nobody works any more, here or elsewhere."""
+        rounds = list(rounds)
+        for round_index in rounds:
+            thread = self._threads.pop(round_index, None)
+            if thread is not None and thread.is_alive():
+                say(f"{self._place}/{round_index}/over", "closed", again=True)
+                thread.join()
+            self._over.discard(round_index)
+        closed, client = f"closed/{rounds[0]}", global_state.client
+        if client.key_value_increment(f"{self._place}/{closed}", 1) == processes():
+            for place in (*rounds, closed):
+                client.key_value_delete(f"{self._place}/{place}")
+
+    def _listen(self, round_index: int, place: str) -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service is gone, as JAX says
+            hear(f"{place}/{round_index}/over")
+            self._over.add(round_index)
+
+
+# --- how they end ---
 
 
 def asked_to_end() -> int | None:
-    """The signal that any of the processes was sent while it trains; None: none.
+    """Return the signal that any of the processes was sent while it trains; None: none.
 
     The same on all processes, which call it together.
     """
     number = endings.asked()
-    if processes() == 1:
-        return number
-    if is_writer() and number is None:
-        noted = coordination.get_now(ASKED)
-        number = None if noted is None else int(noted)
+    if processes() > 1 and is_writer():
+        number = number or _noted()
     return agreed(number)
 
 
+def signalled() -> int | None:
+    """Return the signal that this process or, as far as is known, another one was sent."""
+    return endings.asked() or (_seen[-1] if _seen else _noted())
+
+
+def _noted() -> int | None:
+    """Return the signal that a process has noted in the service."""
+    if processes() == 1:
+        return None
+    try:
+        return int(global_state.client.key_value_try_get(ASKED))
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" in str(error):
+            return None
+        raise
+
+
 def is_lost(error: BaseException | type) -> bool:
-    """Whether an error means that another process has gone; any other is this process's own."""
+    """Return whether an error means that another process has gone; any other is this one's own."""
     if processes() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
         return False
     return not str(error).startswith("RESOURCE_EXHAUSTED")
@@ -197,18 +365,16 @@ def leave(code: int, why: str = "") -> None:
     this process.
     """
     if processes() > 1:
-        if code == 0:
-            if is_writer():
-                say(DONE, "")
-            else:
-                coordination.get(DONE, seconds=3600)  # the first process may still be writing
-            _over.set()
-        else:
+        if code:
             _leaving.acquire()  # never given back: who comes second waits for the end
             sys.stdout.flush()
             sys.stderr.flush()
-            _tell({"process": process_id(), "code": code, "why": why})
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was quicker
+                say(LEFT, json.dumps({"process": process_id(), "code": code, "why": why}))
+            _part()
             os._exit(code)
+        meet("gossax/done", HOURS)  # the first process may still be writing
+        _over.set()
     sys.exit(code)
 
 
@@ -229,38 +395,29 @@ def give_up(code: int, why: str) -> None:
     os._exit(code)
 
 
-def signalled() -> int | None:
-    """The signal that this process or, as far as is known, another one was sent; None: none."""
-    if number := endings.asked():
-        return number
-    if _seen:
-        return _seen[-1]
-    noted = coordination.get_now(ASKED) if processes() > 1 else None
-    return None if noted is None else int(noted)
+def _part() -> None:
+    """Wait until all know that somebody leaves, but not for long; the service goes last."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        meet("gossax/parting", HEARING)
+    time.sleep(0.1 * is_writer())
 
 
-def _tell(message: dict) -> None:
-    """Leave a message for the others and wait until they have heard it, but not for long."""
-    try:
-        coordination.put(LEFT, json.dumps(message))
-    except jax.errors.JaxRuntimeError:  # another one was quicker, or the service is gone
-        _has_heard()
-        if not is_writer():
+def _hear_of_who_leaves() -> None:
+    while not _over.is_set():
+        try:
+            message = json.loads(hear(LEFT, LISTENING))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):  # nobody has left, and the service is there
+                continue
+            return  # the service is gone, as JAX will say
+        if message["process"] == process_id() or _over.is_set():
             return
-    _wait_for_hearers()
-
-
-def _wait_for_hearers() -> None:
-    until = time.monotonic() + HEARING
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        while coordination.add(HEARD, 0) < processes() - 1 and time.monotonic() < until:
-            time.sleep(0.05)
-        time.sleep(0.1 * is_writer())  # the service goes with this process, the others first
-
-
-def _has_heard() -> None:
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        coordination.add(HEARD, 1)
+        time.sleep(OWN_WORDS)  # what is refused or asked to end is often all of them
+        _leaving.acquire()
+        sys.stdout.flush()
+        _last_words(f"as process {message['process']} has left ({message['why']})")
+        _part()
+        os._exit(message["code"] if message["code"] > 128 else DEAD)  # a signal is meant for all
 
 
 def watch_signals() -> None:
@@ -271,42 +428,19 @@ def watch_signals() -> None:
     threading.Thread(target=_see, args=(read,), daemon=True).start()
 
 
-def _hear() -> None:
-    me = process_id()
-    while not _over.is_set():
-        try:
-            message = json.loads(coordination.get(LEFT, LISTENING))
-        except jax.errors.JaxRuntimeError as error:
-            if coordination.is_late(error):
-                continue
-            return  # the service is gone, as JAX will say
-        if message["process"] == me or _over.is_set():
-            return
-        code = message["code"]
-        time.sleep(OWN_WORDS)  # what is refused or asked to end is often all of them
-        _leaving.acquire()
-        sys.stdout.flush()
-        _last_words(f"process {message['process']} has left ({message['why']})")
-        _has_heard()
-        if is_writer():
-            _wait_for_hearers()  # as the service goes with this process
-        os._exit(code if code > 128 else DEAD)  # a signal is meant for all of them
-
-
 def _see(read: int) -> None:
-    """Of the signals of this process: tell the others, even where the main thread is busy in C."""
-    seen: set[int] = set()
+    """Tell the others of signals of this process, even where the main thread is busy in C."""
     while True:
         number = os.read(read, 1)[0]
         if number not in (signal.SIGINT, *endings.OTHERS):
             continue
+        first = number not in _seen
         _seen.append(number)
         if processes() == 1 and not _joining:
             continue
-        if endings.is_deferred() and number not in seen:
-            seen.add(number)
+        if endings.is_deferred() and first:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                coordination.put(ASKED, str(number), again=True)
+                say(ASKED, str(number), again=True)
             continue
         if not _joining:
             time.sleep(HEARING)  # in which the main thread may tidy up
@@ -323,11 +457,9 @@ def _last_words(
     """Say why this process ends, unless it has been said; the main thread may say it, or JAX's."""
     if not _said.acquire(blocking=False):
         return
-    me, count = process_id(), processes()
-    if why.startswith("process"):
-        why = f"as {why}"
-    who, again = f"process {me} of {count}", "start all of them again with the same command, and"
-    if count == 1 and why.startswith("as this"):
+    who = f"process {process_id()} of {processes()}"
+    again = "start all of them again with the same command, and"
+    if processes() == 1 and why.startswith("as this"):
         who, again = "this run", "start it again with the same command, and"
     sentence = f"\nerror: {who} ends, {why}; {again} the run goes on from its last checkpoint\n"
     os.write(2, sentence.encode())

@@ -1,4 +1,4 @@
-"""How a program ends when somebody asks it to: ctrl-C, SIGTERM or SIGHUP.
+"""The end of a program that is asked to by ctrl-C, SIGTERM or SIGHUP.
 
 Three phases. Until `raising` there is nothing to tidy up: a sentence, and out. From then on ctrl-C
 is a KeyboardInterrupt and the others are `Asked`, both of which undo what is under way. Within
@@ -32,12 +32,12 @@ _deferring = 0  # nested `deferred`
 
 
 def code(number: int) -> int:
-    """The exit code of a program that a signal ends."""
+    """Return the exit code of a program that a signal ends."""
     return 128 + number
 
 
 def sentence(number: int, starts_over: bool = False) -> str:
-    """What the program says then; starts_over: the same command would not go on."""
+    """Return what the program says then; starts_over: the same command would not go on."""
     what = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
     if starts_over:
         return f"{what}; the same command starts over, without --overwrite it goes on"
@@ -54,46 +54,34 @@ def out_at_once(code: int | str | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    _handle(signal.SIG_IGN)
+    handle(signal.SIG_IGN)
 
 
 def begin() -> None:
     """From now on a signal is a sentence and the exit code 128 + its number, at once."""
-    _handle(_out)
+    handle(_out)
 
 
 def raising() -> None:
     """From now on a signal is an exception in the main thread, if `begin` was called before."""
-    if signal.getsignal(signal.SIGTERM) is _out or signal.getsignal(signal.SIGINT) is _out:
-        _handle(_raise)
-        usual = sys.unraisablehook
+    if _out not in (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)):
+        return
+    handle(_raise)
+    usual = sys.unraisablehook
 
-        def again(unraisable) -> None:
-            if issubclass(unraisable.exc_type, KeyboardInterrupt | Asked):
-                # It came in a callback, where Python drops exceptions: it comes once more.
-                number = getattr(unraisable.exc_value, "number", signal.SIGINT)
-                threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
-            else:
-                usual(unraisable)
+    def again(unraisable) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt | Asked):
+            # It came in a callback, where Python drops exceptions: it comes once more.
+            number = getattr(unraisable.exc_value, "number", signal.SIGINT)
+            threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
+        else:
+            usual(unraisable)
 
-        sys.unraisablehook = again
-
-
-@contextlib.contextmanager
-def raised() -> Iterator[None]:
-    """Within this, SIGTERM and SIGHUP raise `Asked`, whether or not `begin` was called."""
-    before = {number: signal.getsignal(number) for number in OTHERS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, _raise)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    sys.unraisablehook = again
 
 
-def _handle(handler: Callable | signal.Handlers) -> None:
+def handle(handler: Callable | signal.Handlers) -> None:
+    """Have a handler for all signals that ask to end, but for those that are ignored."""
     for number in (signal.SIGINT, *OTHERS):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
@@ -128,18 +116,16 @@ def deferred() -> Iterator[None]:
 
 
 def is_deferred() -> bool:
-    """Whether a run trains that looks at `asked` by itself."""
+    """Return whether a run trains that looks at `asked` by itself."""
     return _deferring > 0
 
 
 def asked() -> int | None:
-    """The signal that has been noted in this process, or None."""
+    """Return the signal that has been noted in this process, or None."""
     return _asked[-1] if _asked else None
 
 
 def end(number: int) -> None:
     """Raise `Asked`, or KeyboardInterrupt; whatever was noted is thereby answered."""
     _asked.clear()
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise Asked(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else Asked(number)

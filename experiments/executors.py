@@ -1,38 +1,43 @@
-"""Where the arms of a sweep run: in this process or in several on this machine.
+"""Executors of the arms of a sweep: this process, several on this machine, and tasks of Ray.
 
 An executor runs groups of arms, each group as one program, and returns why arms have failed: {path
 of the arm: one line}. A failing arm is no reason to stop the others. See also `experiments.slurm`.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import (
     distributed,
-    endings,
     files,
     locks,
     loggers,
-    progress,
     records,
+    restarts,
     runtime_builders,
     train,
 )
+from runtimes.asynchronous.pool import SESSION, Resources, environment
 from runtimes.base import WorkersLost
 
 OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 10.0  # to end after a polite request
+SECONDS_BETWEEN_LINES = 5.0
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class Arm(NamedTuple):
@@ -47,66 +52,147 @@ class Arm(NamedTuple):
 
 
 Groups = Sequence[Sequence[Arm]]
+
+# --- what a person sees meanwhile ---
+
+
+class Watched(NamedTuple):
+    """Receivers of what happens to an arm."""
+
+    on_record: Callable[[dict], None]
+    ended: Callable[[str | None], None]  # with the reason of a failure; None: it has finished
+    noted: Callable[[str], None] = lambda text: None  # what else has happened, in a sentence
+
+
+class Shown:
+    """Progress of arms: a bar of rich for each in a terminal, else lines as for a log.
+
+    Lines come at the start, every few seconds and at the end of an arm.
+    """
+
+    def __init__(self, console: Console, arms: int, bars: Progress | None = None):
+        self._console, self._arms, self._bars = console, arms, bars
+        self._numbers: dict[str, int] = {}
+
+    def arm(self, config: ConfigDict) -> Watched:
+        """Return the receivers of one arm, which begins."""
+        title, seconds = f"{config.name} seed {config.seed}", config.seconds
+        number = self._numbers.setdefault(title, len(self._numbers) + 1)
+        printed, last = time.monotonic(), None
+        bars, head = self._bars, title if self._bars else f"[{number}/{self._arms}] {title}"
+        bar = bars and bars.add_task(title, total=seconds, state="starting")
+
+        def say(text: str) -> None:
+            self._console.print(
+                f"{head}: {text}", highlight=False, markup=False, soft_wrap=bars is None
+            )
+
+        def on_record(record: dict) -> None:
+            nonlocal printed, last
+            loss = record["train_loss"]
+            last = (
+                f"{record['update']:>6} updates  {record['seconds']:7.1f}/{seconds:g} s  "
+                f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
+            )
+            if bars:
+                done = max(record["seconds"], seconds * record["update"] / config.updates)
+                bars.update(bar, completed=done, state=last)
+            elif time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
+                printed = time.monotonic()
+                say(last)
+
+        def ended(failure: str | None) -> None:
+            if bars is None:
+                say(f"failed: {failure}" if failure else last or "already finished")
+            elif failure is None:
+                bars.update(bar, completed=seconds)
+            else:
+                bars.update(bar, state=f"failed: {failure}")
+                bars.stop_task(bar)
+
+        if bars is None:
+            say("started")
+        return Watched(on_record, ended, say)
+
+
+@contextlib.contextmanager
+def showing(console: Console, arms: int) -> Iterator[Shown]:
+    """Show the progress of this number of arms, as fits the console."""
+    if not console.is_terminal:
+        yield Shown(console, arms)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[state]}", markup=False),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+        yield Shown(bars.console, arms, bars)
+
+
 # (groups, workdir, whether to run finished arms again, progress) -> failures
-Executor = Callable[[Groups, Path, bool, progress.Shown], dict[str, str]]
+Executor = Callable[[Groups, Path, bool, Shown], dict[str, str]]
+
+# --- in this process ---
 
 
 def here(
     groups: Groups,
     root: Path,
     overwrite: bool,
-    shown: progress.Shown,
+    shown: Shown,
     *,
     log_to: Sequence[str] = (),
     checkpoint_seconds: float = 30.0,
 ) -> dict[str, str]:
-    """One group after the other, in this process.
+    """Run one group after the other, in this process.
 
     log_to: names of `loggers.LOGGERS`. checkpoint_seconds: see `train.run`.
     """
     failures: dict[str, str] = {}
     how = {"overwrite": overwrite, "checkpoint_seconds": checkpoint_seconds}
-    for group in groups:
+    waiting = list(groups)
+    while waiting:
+        group = waiting.pop(0)
         failure = _run(group, root, shown, log_to, how)
         if failure is not None and len(group) > 1:
             # It may be the fault of one: each of them has a chance of its own.
-            alone = [[arm] for arm in group]
-            failures |= here(
-                alone, root, overwrite, shown, log_to=log_to, checkpoint_seconds=checkpoint_seconds
-            )
+            waiting[:0] = [[arm] for arm in group]
         elif failure is not None:
             failures[group[0].path] = failure
     return failures
 
 
-def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: dict) -> str | None:
-    """Train a group; why it has failed, or None."""
+def _run(
+    group: Sequence[Arm], root: Path, shown: Shown, names: Sequence[str], how: Mapping[str, Any]
+) -> str | None:
+    """Train a group; return why it has failed, or None."""
     watched = [shown.arm(arm.config) for arm in group]
-    places = [root / arm.path for arm in group]
-    configs = [arm.config for arm in group]
+    workdirs = [root / arm.path for arm in group]
+    configs, notes = [arm.config for arm in group], [one.noted for one in watched]
     names = names if distributed.is_writer() else ()  # one log of a run
     failure = None
-    for place in places:
-        (place / records.ERROR).unlink(missing_ok=True)
+    for workdir in workdirs:
+        (workdir / records.ERROR).unlink(missing_ok=True)
     try:
         with contextlib.ExitStack() as opened:
             tell = [
-                opened.enter_context(loggers.attach(names, place, config, one.on_record))
-                for place, config, one in zip(places, configs, watched, strict=True)
+                opened.enter_context(loggers.attach(names, workdir, config, one.on_record))
+                for workdir, config, one in zip(workdirs, configs, watched, strict=True)
             ]
-            notes = [one.noted for one in watched]
             if len(group) == 1:
-                train.run(configs[0], places[0], on_record=tell[0], on_note=notes[0], **how)
+                train.run(configs[0], workdirs[0], on_record=tell[0], on_note=notes[0], **how)
             else:
-                train.run_together(configs, places, on_record=tell, on_note=notes, **how)
+                train.run_together(configs, workdirs, on_record=tell, on_note=notes, **how)
     except Exception as error:  # whatever it is, the other arms can do without this one
         failure = one_line(f"{type(error).__name__}: {error}")
         # Another process writes there, or has gone and is the one to say why.
         others = isinstance(error, locks.InUse) or distributed.is_lost(error)
         if len(group) == 1 and distributed.is_writer() and not others:
             with contextlib.suppress(files.NotWritten):  # as on a full disk
-                files.make(places[0])
-                files.write(places[0] / records.ERROR, f"{failure}\n\n{traceback.format_exc()}")
+                files.make(workdirs[0])
+                files.write(workdirs[0] / records.ERROR, f"{failure}\n\n{traceback.format_exc()}")
         if distributed.processes() > 1 or isinstance(error, WorkersLost):
             raise  # the others wait in the middle of this arm, or there is nobody left to run one
     for one in watched:
@@ -115,45 +201,29 @@ def _run(group, root: Path, shown: progress.Shown, names: Sequence[str], how: di
 
 
 def one_line(text: str) -> str:
-    """The text on one line, and not a page of it: XLA's messages have hundreds of lines."""
+    """Return the text on one line, not a page of it: XLA's messages have hundreds of lines."""
     text = " ".join(text.split())
     return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
-def exit_words(code: int) -> str:
-    """How a process has ended that has failed: its exit code or, negative, the signal."""
-    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
+# --- somewhere else ---
 
 
 def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
-    """The command line that runs only the arms of a group; `argv` runs all, in whatever way."""
-    others = {"jobs", "executor", "slurm", "ray", "arm"}
+    """Return the command that runs only the arms of a group; `argv` runs all, in whatever way."""
+    others = {"jobs", "executor", "slurm", "ray", "arm", "jobset", "pods"}
     if not any(runtime_builders.RUNTIMES[arm.config.runtime].cluster for arm in group):
         others.add("cluster")
-    kept, arguments = [], iter(argv[1:])
-    for argument in arguments:
-        name, equals, _ = argument.lstrip("-").partition("=")
-        flag = name if argument.startswith("-") else None
-        if flag in others:
-            if not equals:
-                next(arguments)  # its value
-        elif flag not in ("print_commands", "noprint_commands"):
-            kept.append(argument)
-    return [sys.executable, argv[0], *kept, *(f"--arm={arm.path}" for arm in group)]
+    kept = restarts.without(argv, others, ["print_commands"])
+    return [sys.executable, *kept, *(f"--arm={arm.path}" for arm in group)]
 
 
-class Job(Protocol):
+class Job(NamedTuple):
     """A group that runs somewhere else."""
 
-    def poll(self) -> str | None:
-        """None while it runs; then how it ended, where "" means well."""
-
-    def note(self) -> str | None:
-        """What has happened to it since this was last asked, in a sentence; None: nothing."""
-        return None
-
-    def stop(self) -> None:
-        """End it if it still runs."""
+    poll: Callable[[], str | None]  # None while it runs; then how it ended, where "" means well
+    stop: Callable[[], None]  # ends it if it still runs
+    note: Callable[[], str | None] = lambda: None  # what has happened since, in a sentence
 
 
 def follow(
@@ -161,7 +231,7 @@ def follow(
     start: Callable[[Sequence[Arm]], Job],
     at_once: int,
     root: Path,
-    shown: progress.Shown,
+    shown: Shown,
 ) -> dict[str, str]:
     """Start every group that has work left, at most `at_once` at a time, and show their records."""
     failures: dict[str, str] = {}
@@ -185,10 +255,9 @@ def follow(
                     if note is not None:
                         one.noted(note)
                     if ended is not None:
-                        failure = _failure(root, arm, ended)
+                        failure = _failure(root / arm.path, arm.config, ended)
                         one.ended(failure)
-                        if failure is not None:
-                            failures[arm.path] = failure
+                        failures |= {} if failure is None else {arm.path: failure}
                 if ended is not None:
                     running.remove(entry)
     finally:
@@ -197,33 +266,28 @@ def follow(
     return failures
 
 
-def _done(group: Sequence[Arm], root: Path) -> bool:
-    return all(records.is_finished(root / arm.path, arm.config) for arm in group)
-
-
 def _last_record(place: Path) -> dict | None:
-    """What a run that somebody else writes has said last."""
+    """Return what a run that somebody else writes has said last."""
     try:
         return next(reversed(records.read_metrics(place)), None)
     except ValueError:
         return None  # it has not begun, or begins again just now
 
 
-def _failure(root: Path, arm: Arm, ended: str) -> str | None:
+def _failure(place: Path, config: ConfigDict, ended: str) -> str | None:
     """Return the cause of an arm's failure, or None; `ended`: how its process ended."""
-    place = root / arm.path
     if (place / records.ERROR).exists():
         return records.read_error(place)
-    if records.is_finished(place, arm.config):
+    if records.is_finished(place, config):
         return None
     return ended or "its process left no summary"
 
 
-def unfinished(groups: Groups, root: Path, overwrite: bool, shown: progress.Shown) -> Groups:
-    """The groups with work left; the others are shown as finished."""
+def unfinished(groups: Groups, root: Path, overwrite: bool, shown: Shown) -> Groups:
+    """Return the groups with work left; the others are shown as finished."""
     left = []
     for group in groups:
-        if not overwrite and _done(group, root):
+        if not overwrite and all(records.is_finished(root / a.path, a.config) for a in group):
             for arm in group:
                 shown.arm(arm.config).ended(None)
             continue
@@ -235,54 +299,133 @@ def unfinished(groups: Groups, root: Path, overwrite: bool, shown: progress.Show
     return left
 
 
-class _Process(Job):
-    """A group in a process of its own on this machine."""
-
-    def __init__(self, command: Sequence[str], output: Path, environment: dict[str, str]):
-        self._output = output
-        with files.stream(output) as stream:
-            # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-
-    def poll(self) -> str | None:
-        code = self._process.poll()
-        if code is None or code == 0:
-            return "" if code == 0 else None
-        return f"its process ended with {exit_words(code)}; see {self._output}"
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-
 def local(
     groups: Groups,
     root: Path,
     overwrite: bool,
-    shown: progress.Shown,
+    shown: Shown,
     *,
     command: Callable[[Sequence[Arm]], list[str]],
     jobs: int,
 ) -> dict[str, str]:
-    """Groups as processes of this machine, `jobs` at once; `command` says how to start one."""
-    # Else the first process would take most of a GPU's memory for itself.
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
+    """Run groups as processes of this machine, `jobs` at once; `command` says how to start one."""
 
-    def start(group):
-        return _Process(command(group), root / group[0].path / OUTPUT, environment)
+    def start(group: Sequence[Arm]) -> Job:
+        output = root / group[0].path / OUTPUT
+        with files.stream(output) as stream:
+            # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
+            process = subprocess.Popen(
+                command(group),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                # Else the first process would take most of a GPU's memory for itself.
+                env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ,
+                start_new_session=True,
+            )
 
-    with endings.raised():  # so that no child is left behind
-        left = unfinished(groups, root, overwrite, shown)
-        return follow(left, start, jobs, root, shown)
+        def stop() -> None:
+            process.terminate()
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+        return Job(lambda: process_words(process.poll(), output), stop)
+
+    return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
+
+
+def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
+    """Return how a process has ended, see `Job`; code: its exit code or, negative, the signal."""
+    if not code:
+        return code if code is None else ""
+    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    return f"{what} ended with {how}; see {output}"
+
+
+# --- Ray ---
+
+
+def ray_resources(settings: str) -> Resources:
+    """Return the shares that "cpus=1,gpus=0.25" asks for; ValueError for anything else."""
+    found = {}
+    for item in filter(None, settings.split(",")):
+        name, _, value = (text.strip() for text in item.partition("="))
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = -1.0
+        if name not in ("cpus", "gpus") or not 0 <= found[name] < 1e6:
+            raise ValueError(
+                f"cannot read {item!r} in --ray; write cpus=NUMBER,gpus=NUMBER, where a GPU can be "
+                "shared"
+            )
+    return Resources(**found)
+
+
+def on_ray(
+    groups: Groups,
+    root: Path,
+    overwrite: bool,
+    shown: Shown,
+    *,
+    command: Callable[[Sequence[Arm]], list[str]],
+    settings: str = "",
+    at_once: int = 1,
+) -> dict[str, str]:
+    """Run groups as tasks of Ray, whose records arrive through the file system that they share.
+
+    settings: what a task takes, see `ray_resources`. at_once: tasks that may run at the same time;
+    1: as many as there is room for. A task whose node is lost is started again on another one,
+    where its run goes on from the last checkpoint.
+    """
+    resources = ray_resources(settings)
+    left = unfinished(groups, root, overwrite, shown)
+    if not left:
+        return {}
+    SESSION.provide(1, resources, 0)
+    import ray
+
+    task = ray.remote(
+        num_cpus=resources.cpus,
+        num_gpus=resources.gpus,
+        max_retries=-1,  # of nodes that are lost; a command that fails has an exit code
+        runtime_env={"env_vars": environment(resources)},
+    )(_execute)
+
+    def start(group: Sequence[Arm]) -> Job:
+        kept = restarts.without(command(group), (), ["overwrite"])
+        output = root / group[0].path / OUTPUT
+        files.make(output.parent)
+        reference = task.remote(kept, str(output.resolve()), os.getcwd())
+
+        def poll() -> str | None:
+            if not ray.wait([reference], timeout=0)[0]:
+                return None
+            try:
+                return process_words(ray.get(reference), output)
+            except ray.exceptions.RayError as error:
+                return one_line(f"its task ended: {error}")
+
+        return Job(poll, lambda: ray.cancel(reference, force=True))
+
+    return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
+
+
+def _execute(command: Sequence[str], output: str, folder: str) -> int:
+    """Run a command where the task is; it ends with the process of the task."""
+
+    def die_with_parent() -> None:
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
+
+    with files.stream(Path(output)) as stream:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        ).returncode

@@ -21,7 +21,7 @@ ON_RECORD = Callable[[dict], None]
 
 @contextlib.contextmanager
 def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
-    """Writes `workdir`/tensorboard: every metric over updates, samples and bytes per worker.
+    """Write `workdir`/tensorboard: every metric over updates, samples and bytes per worker.
 
     A point's wall time is the run's clock, so that TensorBoard's axis "relative" shows its seconds.
     """
@@ -31,22 +31,15 @@ def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
 
     def on_record(record: dict) -> None:
         nonlocal writer
+        seconds, where = record["seconds"], str(workdir / "tensorboard")
         if writer is None:
             # Points that a killed run wrote after its last checkpoint are hidden.
-            writer = tensorboardX.SummaryWriter(
-                str(workdir / "tensorboard"), purge_step=record["update"]
-            )
-            writer.add_text("config", f"```\n{config}\n```", walltime=record["seconds"])
+            writer = tensorboardX.SummaryWriter(where, purge_step=record["update"])
+            writer.add_text("config", f"```\n{config}\n```", walltime=seconds)
+        axes = {"": "update", "_by_samples": "samples", "_by_bytes": "bytes_per_worker"}
         for name, value in _finite(record).items():
-            if name not in AXES:
-                for suffix, axis in (
-                    ("", "update"),
-                    ("_by_samples", "samples"),
-                    ("_by_bytes", "bytes_per_worker"),
-                ):
-                    writer.add_scalar(
-                        name + suffix, value, int(record[axis]), walltime=record["seconds"]
-                    )
+            for suffix, axis in axes.items() if name not in AXES else ():
+                writer.add_scalar(name + suffix, value, int(record[axis]), walltime=seconds)
         writer.flush()
 
     try:
@@ -58,7 +51,7 @@ def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
 
 @contextlib.contextmanager
 def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
-    """Logs to the project "gossax" of Weights & Biases; WANDB_MODE=offline needs no network.
+    """Log to the project "gossax" of Weights & Biases; WANDB_MODE=offline needs no network.
 
     Curves are over updates; samples, seconds and bytes can be chosen as axis. What goes on from a
     checkpoint goes on with the run that its killed part began; what starts over is another run.
@@ -95,7 +88,7 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
 
 
 def _finite(record: dict) -> dict:
-    """The numbers of a record; NaN, infinities and what a task does not have are no points."""
+    """Return the finite numbers of a record, without what a task does not have."""
     return {k: v for k, v in record.items() if v is not None and math.isfinite(v)}
 
 
@@ -120,14 +113,9 @@ def check(names: Sequence[str]) -> None:
 def attach(
     names: Sequence[str], workdir: str | os.PathLike, config: ConfigDict, on_record: ON_RECORD
 ) -> Iterator[ON_RECORD]:
-    """`on_record` and, after it, every logger of these names; they open at the first record."""
+    """Tell `on_record` and, after it, every logger named; they open at the first record."""
     with contextlib.ExitStack() as opened:
         receivers = [on_record] + [
             opened.enter_context(LOGGERS[name][0](Path(workdir), config)) for name in names
         ]
-
-        def tell(record: dict) -> None:
-            for one in receivers:
-                one(record)
-
-        yield tell
+        yield lambda record: [tell(record) for tell in receivers] and None

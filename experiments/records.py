@@ -20,7 +20,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments import checkpoints, files, formats, initial, joining, locks, manifest, registry
+from experiments import checkpoints, distributed, files, formats, initial, locks, manifest, registry
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -127,7 +127,7 @@ def start(
     workdir, opened = Path(workdir), contextlib.ExitStack()
     if writes and (overwrite or not is_finished(workdir, config)):
         # A node that does not answer may still train what its job is queued again for.
-        again = joining.is_queued_again(os.environ)
+        again = distributed.is_queued_again(os.environ)
         opened.enter_context(locks.held(workdir / locks.RUN, waits=again))
     # Asked after that: somebody may just have finished the run.
     longer = not overwrite and is_longer(workdir, config)

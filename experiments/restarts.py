@@ -2,12 +2,11 @@
 
 Each of the processes of a run has a parent of its own: all of them end when one does, each parent
 starts its process again, and they find each other at the same address and go on from the last
-checkpoint. Before that the parents see who is still there, so that a run which has lost a machine
-for good goes on with fewer processes.
-
-Every parent writes a number that grows into a file of its own, beside the workdir that all of them
-share. The parent of process 0 counts as present whose number it sees growing, so that no clocks are
-compared, and writes down who goes on. Who has not shown up within `PATIENCE` is taken for gone.
+checkpoint. Before that the parents call the roll, so that a run which has lost a machine for good
+goes on with fewer processes: every parent writes a number that grows into a file of its own, beside
+the workdir that all of them share. The parent of process 0 counts as present whose number it sees
+growing, so that no clocks are compared, and writes down who goes on. Who has not shown up within
+`PATIENCE` is taken for gone.
 """
 
 import contextlib
@@ -17,12 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 from experiments import endings, files
+from experiments.distributed import DEAD, REFUSED
 
-REFUSED, DEAD = 2, 3  # exit codes, as in `experiments.distributed`, which this does not load
 NAMED = ("coordinator_address", "num_processes", "process_id")  # flags of one of several
 PAUSE = 1.0  # s before a new start, in which the port of process 0 becomes free
 PATIENCE = 60.0  # s for the others to show up, in which a shared file system shows what is new
@@ -34,24 +32,15 @@ class Gone(Exception):
     """The run cannot go on here; says why in a sentence."""
 
 
-class Place(NamedTuple):
-    """A process of a run, as its command names it."""
-
-    workdir: str
-    process: int
-    processes: int
-    coordinator: str  # the address of process 0
-
-
 class RollCall:
     """The roll call of one parent; `members`: the processes that go on, by their first numbers."""
 
-    def __init__(self, place: Place):
-        workdir = pathlib.Path(place.workdir).absolute()
-        self._folder = workdir.with_name(f".{workdir.name}.restarts")
-        self._me = place.process
-        self.members: tuple[int, ...] = tuple(range(place.processes))
-        self._place, self._beats = place, 0
+    def __init__(self, workdir: str, coordinator: str, processes: int, process: int):
+        """coordinator: the address of process 0. process: the number of the parent's own one."""
+        place = pathlib.Path(workdir).absolute()
+        self._folder = place.with_name(f".{place.name}.restarts")
+        self._coordinator, self._me, self._beats = coordinator, process, 0
+        self.members: tuple[int, ...] = tuple(range(processes))
 
     def call(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Find out who goes on; raises Gone where this process does not.
@@ -76,8 +65,8 @@ class RollCall:
                 break
             elif waited > 2 * PATIENCE:
                 raise Gone(
-                    f"process 0, at whose address {self._place.coordinator} the others meet, has "
-                    f"not come back within {2 * PATIENCE:g} s; start all of them again"
+                    f"process 0, at whose address {self._coordinator} the others meet, has not "
+                    f"come back within {2 * PATIENCE:g} s; start all of them again"
                 )
             time.sleep(BEAT)
         if self._me not in self.members:
@@ -89,13 +78,9 @@ class RollCall:
 
     def flags(self) -> list[str]:
         """Return the flags that tell the process of this parent who else there is."""
-        if len(self.members) == 1:
-            return []
-        return [
-            f"--coordinator_address={self._place.coordinator}",
-            f"--num_processes={len(self.members)}",
-            f"--process_id={self.members.index(self._me)}",
-        ]
+        values = (self._coordinator, len(self.members), self.members.index(self._me))
+        named = [f"--{name}={value}" for name, value in zip(NAMED, values, strict=True)]
+        return named if len(self.members) > 1 else []
 
     def close(self) -> None:
         """Remove what has been written, once the run is done."""
@@ -111,58 +96,47 @@ class RollCall:
         files.write(self._folder / name, json.dumps(value), durable=False)
 
 
-def missing(before: Sequence[int], after: Sequence[int]) -> str:
-    """A sentence about who has not come back; empty if all have."""
-    gone = sorted(set(before) - set(after))
-    if not gone:
-        return ""
-    who = f"process {gone[0]} has" if len(gone) == 1 else f"processes {gone} have"
-    return f"{who} not come back; the run goes on with {len(after)} of {len(before)} processes"
-
-
-def without_flag(argv: Sequence[str], name: str) -> list[str]:
-    """The arguments of a command without a flag that has a value."""
+def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] = ()) -> list[str]:
+    """Return the arguments of a command without flags that have a value and without switches."""
     kept, arguments = [], iter(argv)
     for argument in arguments:
-        flag, equals, _ = argument.lstrip("-").partition("=")
-        if not (argument.startswith("-") and flag == name):
+        name, equals, _ = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name in valued:
+            if not equals:
+                next(arguments, None)  # its value
+        elif not (argument.startswith("-") and name.removeprefix("no") in switches):
             kept.append(argument)
-        elif not equals:
-            next(arguments, None)
     return kept
 
 
-def run(
-    command: Sequence[str],
-    restarts: int,
-    say: Callable[[str], None] = lambda text: None,
-    again: Callable[[Callable[[], bool]], Sequence[str]] | None = None,
-) -> int:
-    """Run a command, and again for at most `restarts` times; the exit code of the last one.
+def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int:
+    """Run a command of Python, and again for at most `restarts` times; return its last exit code.
 
-    again: the command of another start, from whether somebody has asked to end meanwhile; raises
-        `Gone` where there is none. None: the same command.
+    argv: without the name of Python. call: where the command says which process of several this is.
 
     Signals that ask to end go to the command, in a session of its own, and nothing is restarted
     afterwards. Once it has been started again, a refusal also counts as a loss: the others may
     have needed longer to come back than it waits for them.
     """
-    running: list[subprocess.Popen] = []
-    asked: list[int] = []
+    argv = without(argv, ["restarts"])
+    flags, running, asked = [], None, []
 
     def pass_on(number: int, _) -> None:
         asked.append(number)
-        if running:
-            running[-1].send_signal(number)
+        if running is not None:
+            running.send_signal(number)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     for number in (signal.SIGINT, *endings.OTHERS):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
     for start in range(restarts + 1):
-        running.append(subprocess.Popen(command, start_new_session=True))
+        running = subprocess.Popen([sys.executable, *argv, *flags], start_new_session=True)
         if asked:  # while it was being started
-            running[-1].send_signal(asked[-1])
-        code = running[-1].wait()
+            running.send_signal(asked[-1])
+        code = running.wait()
         killed = code < 0
         lost = killed or code == DEAD or (start > 0 and code == REFUSED)
         if asked or not lost or start == restarts:
@@ -170,42 +144,20 @@ def run(
         how = f"was ended by {signal.Signals(-code).name}" if killed else f"has ended with {code}"
         say(f"this process {how}; it starts again, {start + 1} of {restarts} times")
         time.sleep(PAUSE)
-        if again is not None and not asked:
+        if call is not None and not asked:
+            before = call.members
             try:
-                command = again(lambda: bool(asked))
+                call.call(stopped=lambda: bool(asked))
             except (Gone, OSError, ValueError) as error:
                 say(f"error: {error}")
                 return DEAD
+            if gone := sorted(set(before) - set(call.members)):
+                who = f"process {gone[0]} has" if len(gone) == 1 else f"processes {gone} have"
+                left = f"{len(call.members)} of {len(before)}"
+                say(f"{who} not come back; the run goes on with {left} processes")
+            argv, flags = without(argv, NAMED), call.flags()
         if asked:
             return endings.code(asked[-1])
-    return 128 - code if killed else code
-
-
-def run_again(argv: Sequence[str], restarts: int, place: Place | None = None) -> int:
-    """As `run`, the command of this program without `--restarts`.
-
-    place: which process of several this is; None: the command does not say so.
-    """
-    command = [sys.executable, *without_flag(argv, "restarts")]
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    if place is None:
-        return run(command, restarts, say)
-    alone = command
-    for name in NAMED:
-        alone = without_flag(alone, name)
-    call = RollCall(place)
-
-    def again(stopped: Callable[[], bool]) -> list[str]:
-        before = call.members
-        call.call(stopped)
-        if words := missing(before, call.members):
-            say(words)
-        return [*alone, *call.flags()]
-
-    code = run(command, restarts, say, again)
-    if code == 0:
+    if code == 0 and call is not None:
         call.close()
-    return code
+    return 128 - code if killed else code

@@ -107,7 +107,7 @@ def _in_rounds(algorithm, rule, shapes, config):
 
 
 def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
-    from experiments.shared_tally import SharedTally
+    from experiments.distributed import SharedTally
     from runtimes import mesh, slices
     from stragglers import inject
 

@@ -1,63 +1,224 @@
 """The arms of a sweep as an array of Slurm jobs, by submitit (Meta's library, not required).
 
-Which job has which arms stands in a file beside what the jobs print: a launch that comes after one
-that was killed follows the jobs that Slurm still has, and submits only what is left.
+The state of jobs comes from squeue, which answers with accounting and without; submitit would ask
+sacct. Which job has which arms stands in a file beside what the jobs print: a launch that comes
+after one that was killed follows the jobs that Slurm still has, and submits only what is left.
 """
 
+import contextlib
 import importlib.util
 import json
+import os
 import pickle
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import files, formats, progress, slurm_job
-from experiments.executors import Arm, Groups, Job, exit_words, follow, one_line, unfinished
-from experiments.slurm_queue import FORGOTTEN, Queue, Seen, Silent, look
+from experiments import files, formats
+from experiments.executors import (
+    Arm,
+    Groups,
+    Shown,
+    follow,
+    one_line,
+    process_words,
+    unfinished,
+)
 
 FOLDER = "slurm"  # in a workdir
 JOBS = "jobs.json"  # in the folder: by jobs, the paths of their arms and how many tasks they have
 LATE = 15.0  # s after which a result that a shared file system does not show yet is missing
 WARNING = 90  # s before its time is over at which submitit asks a job to end
+POLL_SECONDS = 0.2
+SOONEST, LATEST = 2.0, 60.0  # s between two looks at the queue
+# States of a job that has ended; squeue shows them for some minutes, others have work left.
+ENDED = frozenset(
+    (
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+        "PREEMPTED", "REVOKED", "TIMEOUT", "FORGOTTEN",
+    )
+)  # fmt: skip
+# What submitit names alike for all schedulers; other settings are Slurm's own.
+GENERAL = (
+    "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node",
+)  # fmt: skip
 
 
-class _Job(Job):
-    """A group as a job of submitit; seen: what Slurm says of a job, None while it does not know."""
+# --- on a node ---
 
-    def __init__(self, job, seen: Callable[[str], Seen | None]):
-        self._job, self._seen = job, seen
+
+class Command:
+    """A command as a job of submitit, once in every task; cut off, it resumes when it runs again.
+
+    Jobs get this class by value, so that it needs no module of ours where it runs. A job that is
+    preempted, cancelled, queued again or about to be out of time gets a SIGTERM or SIGUSR2. Its run
+    then ends at the next evaluation with a checkpoint, and leaves no result, so that it is Slurm
+    who says what becomes of the job.
+
+    grace: seconds in which a run that is about to be out of time may reach its next evaluation.
+    """
+
+    def __init__(self, command: Sequence[str], grace: float = 60.0):
+        self.command, self.grace = list(command), grace
+        self._process: subprocess.Popen | None = None
+        self._asked = self._told = False  # this process by Slurm; its run by this process
+
+    def __call__(self) -> int:
+        """Run the command; return its exit code."""
+        signal.signal(signal.SIGTERM, self._note)
+        command = self.command
+        if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # the job has begun before
+            from submitit import JobEnvironment
+
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(JobEnvironment().paths.result_pickle)
+            command = self._resuming()
+        self._process = subprocess.Popen(command, preexec_fn=_bear_signals)
+        while self._runs():
+            self._tell()
+            time.sleep(POLL_SECONDS)
+        code = self._process.returncode
+        if not self._asked and code <= 128:
+            return code
+        # Where Slurm ends a step by the first failure, the first task may still have to requeue.
+        raise SystemExit(code if os.environ.get("SLURM_PROCID", "0") == "0" else 0)
+
+    def checkpoint(self) -> Any:
+        """End the run with a checkpoint; return what the job does when it runs again.
+
+        submitit calls this in the first task, where it interrupts `__call__`, and asks Slurm to
+        queue the job again.
+        """
+        from submitit.helpers import DelayedSubmission
+
+        self._asked = True
+        self._tell()
+        until = time.monotonic() + self.grace
+        while time.monotonic() < until and self._runs():
+            time.sleep(POLL_SECONDS)
+        return DelayedSubmission(type(self)(self._resuming(), self.grace))
+
+    def _resuming(self) -> list[str]:
+        return [c for c in self.command if not re.match(r"--?overwrite(=|$)", c)]
+
+    def _note(self, number: int, _) -> None:
+        self._asked = True
+
+    def _tell(self) -> None:
+        """Ask the run to end, once: a second signal would end it without a checkpoint."""
+        if self._asked and not self._told and self._runs():
+            self._told = True
+            self._process.send_signal(signal.SIGHUP)
+
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+
+def _bear_signals() -> None:
+    """Slurm sends these to all processes of a job, some of its set-ups only to the first."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# --- the queue ---
+
+
+class Seen(NamedTuple):
+    """A job as the queue shows it: its state, and how often it has begun again."""
+
+    state: str
+    restarts: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+class Silent(ValueError):
+    """Slurm does not answer."""
+
+
+def look(jobs: Iterable[str]) -> dict[str, Seen]:
+    """Return what the queue shows of these jobs, such as "12_0", but for those it has forgotten.
+
+    Raises Silent where Slurm does not answer, as while its controller is down.
+    """
+    numbers = sorted({job.partition("_")[0] for job in jobs})
+    command = ["squeue", "--noheader", "--array", "--states=all"]
+    command += ["--Format=JobArrayID:48,State:24,RestartCnt:12"]
+    # One number twice: for a single one, if it is forgotten, squeue would fail.
+    command += [f"--jobs={','.join([*numbers, numbers[0]])}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LATEST)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Silent(f"squeue does not answer ({error})") from error
+    if done.returncode:
+        raise Silent(f"squeue fails ({' '.join(done.stderr.split())[-200:]})")
+    rows = (line.split() for line in done.stdout.splitlines())
+    return {job: Seen(state, int(restarts)) for job, state, restarts, *_ in rows}
+
+
+class Queue:
+    """The queue as it was seen last, for all jobs of a launch at once.
+
+    It is looked at every two seconds at first, then every minute: a job that leaves a result is
+    noticed by that, and the queue is asked for the others.
+    """
+
+    def __init__(self, jobs: Iterable[str]):
+        self._jobs, self._silent = set(jobs), False
+        self._began = self._looked = time.monotonic()
+        self._seen: dict[str, Seen] = {}
+
+    def seen(self, job: str) -> Seen | None:
+        """Return the job when the queue was last seen; None: not yet."""
+        now = time.monotonic()
+        if now - self._looked >= min(LATEST, max(SOONEST, (now - self._began) / 10)):
+            self._looked = now
+            try:
+                shown = look(self._jobs)
+                self._seen = {name: shown.get(name, Seen("FORGOTTEN")) for name in self._jobs}
+                self._silent = False
+            except Silent as error:
+                if not self._silent:
+                    words = f"{error}; jobs go on, and this is asked again"
+                    print(words, file=sys.stderr, flush=True)
+                self._silent = True
+        return self._seen.get(job)
+
+
+class _Job:
+    """A `Job` by submitit; seen: what Slurm says of a job, None while it does not know."""
+
+    def __init__(self, job: Any, seen: Callable[[str], Seen | None]):
+        self._job, self._seen, self.name = job, seen, f"job {job.job_id}"
         self._restarts: int | None = None
         self._completed: float | None = None  # when Slurm said so first
 
     def poll(self) -> str | None:
-        tasks = [self._job.task(number) for number in range(self._job.num_tasks)]
-        left = [task for task in tasks if task.paths.result_pickle.exists()]
-        name, state = f"job {self._job.job_id}", ""
-        if len(left) < len(tasks):
-            seen = self._seen(self._job.job_id)
-            if seen is None or not seen.ended or self._may_be_late(seen):
-                return None
-            state = seen.state
-        failed = []
-        for task in left:
-            try:
-                code = _result(task.paths.result_pickle)
-            except (ValueError, OSError) as error:
-                return one_line(f"{name} ended: {error}")
-            if code:
-                failed.append((code, task.paths.stderr))
-        if failed:
-            code, path = min(failed)  # a process that was killed before others that have lost it
-            return f"{name} ended with {exit_words(code)}; see {path}"
-        if not state:
-            return ""
-        known = "is not known to Slurm any more" if state == FORGOTTEN else f"is {state}"
-        return f"{name} {known}; see {tasks[0].paths.stderr}; the same command goes on from there"
+        paths = [self._job.task(number).paths for number in range(self._job.num_tasks)]
+        left = [path for path in paths if path.result_pickle.exists()]
+        seen = self._seen(self._job.job_id) if len(left) < len(paths) else Seen("")
+        if len(left) < len(paths) and (seen is None or not seen.ended or self._may_be_late(seen)):
+            return None
+        try:
+            codes = [(_result(path.result_pickle), path.stderr) for path in left]
+        except (ValueError, OSError) as error:
+            return one_line(f"{self.name} ended: {error}")
+        if failed := [(code, path) for code, path in codes if code]:
+            # A process that was killed before others that have lost it.
+            return process_words(*min(failed), self.name)
+        known = f"is {seen.state}; see {paths[0].stderr}; the same command goes on from there"
+        known = known.replace("is FORGOTTEN", "is not known to Slurm any more")
+        return f"{self.name} {known}" if seen.state else ""
 
     def note(self) -> str | None:
         seen = self._seen(self._job.job_id)
@@ -66,7 +227,7 @@ class _Job(Job):
         before, self._restarts = self._restarts, seen.restarts
         if before is None or seen.restarts <= before:
             return None
-        return f"job {self._job.job_id} is queued again; it goes on from the last checkpoint"
+        return f"{self.name} is queued again; it goes on from the last checkpoint"
 
     def stop(self) -> None:
         self._job.cancel(check=False)
@@ -77,15 +238,27 @@ class _Job(Job):
         return seen.state == "COMPLETED" and now - self._completed < LATE
 
 
-# What submitit names alike for all schedulers; other settings are Slurm's own.
-GENERAL = (
-    "timeout_min",
-    "mem_gb",
-    "nodes",
-    "cpus_per_task",
-    "gpus_per_node",
-    "tasks_per_node",
-)
+class _Data(pickle.Unpickler):
+    """A reader of numbers and texts, as a workdir must not choose what code runs here."""
+
+    def find_class(self, module: str, name: str) -> None:
+        """Refuse whatever is no plain data."""
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only data is read")
+
+
+def _result(path: Path) -> int:
+    """Return the exit code that a task has left; ValueError for one that has left an error."""
+    try:
+        with files.opened(path) as file:
+            outcome, value = _Data(file).load()
+    except Exception as error:  # a file that is no pickle raises many kinds
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    if outcome != "success" or not isinstance(value, int):
+        raise ValueError(f"it has raised {value}")
+    return value
+
+
+# --- a launch ---
 
 
 def check(settings: str, at_once: int = 1, cluster: str = "slurm") -> None:
@@ -110,8 +283,48 @@ def check(settings: str, at_once: int = 1, cluster: str = "slurm") -> None:
         _executor(folder, settings, at_once, cluster)
 
 
+def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> tuple[Any, float]:
+    """Return submitit's executor, and the seconds that a run has to end before its time is over.
+
+    settings: "name=value,name=value", as submitit names them.
+    """
+    import cloudpickle
+    import submitit
+
+    given: dict[str, Any] = {"slurm_signal_delay_s": WARNING}
+    given["slurm_additional_parameters"] = {"requeue": True}  # where a site's habit is not to
+    if at_once > 1:
+        given["slurm_array_parallelism"] = at_once
+    for item in filter(None, settings.split(",")):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name and equals and value):
+            raise ValueError(f"cannot read {item!r} in --slurm; write name=value,name=value")
+        name = name if name in GENERAL or name.startswith("slurm_") else f"slurm_{name}"
+        given[name] = int(value) if value.isdecimal() else value
+    minutes, warning = given.get("timeout_min"), given["slurm_signal_delay_s"]
+    if isinstance(minutes, int) and isinstance(warning, int) and 60 * minutes <= warning:
+        raise ValueError(
+            f"--slurm={settings}: a job of {minutes} min is asked to end {warning} s before its "
+            "time is over, that is at once; give a longer timeout_min or a shorter signal_delay_s"
+        )
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs need no path to it then
+    # A run that resumes may be out of time as often as it needs.
+    made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
+    try:
+        made.update_parameters(name="gossax", **given)
+        return made, warning * 2 / 3
+    except (NameError, AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"--slurm={settings}: {error}; correct the setting") from error
+
+
+def _submitted(root: Path) -> dict[str, dict]:
+    """Return the arms and tasks of each job of the launch before, whatever has become of them."""
+    path = root / FOLDER / JOBS
+    return formats.read(path, formats.SLURM_JOBS)["jobs"] if path.exists() else {}
+
+
 def under_way(root: Path) -> dict[str, str]:
-    """Arms of a workdir whose jobs, of an earlier launch, Slurm still has: {path: job}.
+    """Return arms of a workdir whose jobs, of an earlier launch, Slurm still has: {path: job}.
 
     Raises ValueError where there have been jobs and Slurm does not answer.
     """
@@ -126,7 +339,7 @@ def under_way(root: Path) -> dict[str, str]:
             "when Slurm answers"
         ) from error
     alive = [job for job in jobs if job in shown and not shown[job].ended]
-    return {path: job for job in alive for path in jobs[job].arms}
+    return {path: job for job in alive for path in jobs[job]["arms"]}
 
 
 def refuse_to_overwrite(root: Path) -> None:
@@ -143,14 +356,14 @@ def run(
     groups: Groups,
     root: Path,
     overwrite: bool,
-    shown: progress.Shown,
+    shown: Shown,
     *,
     command: Callable[[Sequence[Arm]], list[str]],
     settings: str = "",
     at_once: int = 1,
     cluster: str = "slurm",
 ) -> dict[str, str]:
-    """Groups as one array of jobs, whose records arrive through the file system they share.
+    """Run groups as one array of jobs, whose records arrive through the file system they share.
 
     Arms whose jobs Slurm still has from an earlier launch are only followed.
     settings: of submitit, such as "partition=gpu,timeout_min=60". at_once: how many jobs may run at
@@ -160,130 +373,38 @@ def run(
     left = unfinished(groups, root, overwrite, shown)
     if not left:
         return {}
+    import submitit
+
     folder, submitted, alive = root / FOLDER, _submitted(root), under_way(root)
-    jobs = {path: _of_slurm(folder, job, submitted[job].tasks) for path, job in alive.items()}
-    followed, new = [], []
-    for group in left:
-        rest = [arm for arm in group if arm.path not in alive]
-        followed += [[arm] for arm in group if arm.path in alive]
-        new += [rest] if rest else []
-    made = _submit(new, command, folder, settings, at_once, cluster)
-    jobs |= {arm.path: job for group, job in zip(new, made, strict=True) for arm in group}
-    by_id = {job.job_id: job for job in jobs.values()}
-    _keep(folder, jobs)
-    queue = Queue(by_id, lambda text: print(text, file=sys.stderr, flush=True))
-    seen = queue.seen if cluster == "slurm" else lambda name: _ended_here(by_id[name])
+    jobs = {
+        path: submitit.SlurmJob(folder=folder, job_id=job, tasks=range(submitted[job]["tasks"]))
+        for path, job in alive.items()
+    }
+    followed = [[arm] for group in left for arm in group if arm.path in alive]
+    new = [rest for group in left if (rest := [arm for arm in group if arm.path not in alive])]
+    if new:
+        executor, grace = _executor(folder, settings, at_once, cluster)
+        try:
+            with executor.batch():
+                made = [executor.submit(Command(command(group), grace)) for group in new]
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            raise ValueError(
+                f"Slurm does not take the jobs ({one_line(str(error))}); correct --slurm"
+            ) from error
+        jobs |= {arm.path: job for group, job in zip(new, made, strict=True) for arm in group}
+    known: dict[str, dict] = {}  # for the next launch
+    for path, job in jobs.items():
+        known.setdefault(job.job_id, {"arms": [], "tasks": job.num_tasks})["arms"].append(path)
+    files.make(folder)
+    files.write(folder / JOBS, json.dumps({"jobs": known}, indent=1))
+    seen = Queue(known).seen
+    if cluster != "slurm":  # a process in the place of a job
+        by_id = {job.job_id: job for job in jobs.values()}
+
+        def seen(name: str) -> Seen | None:
+            return Seen("FAILED") if by_id[name].done() else None
 
     def start(group: Sequence[Arm]) -> _Job:
         return _Job(jobs[group[0].path], seen)
 
     return follow([*followed, *new], start, len(left), root, shown)
-
-
-def _submit(groups: Groups, command, folder: Path, settings: str, at_once: int, cluster: str):
-    """The jobs of groups, one each, which begin when Slurm has room."""
-    if not groups:
-        return []
-    executor = _executor(folder, settings, at_once, cluster)
-    grace = _read(settings).get("slurm_signal_delay_s", WARNING) * 2 / 3
-    try:
-        with executor.batch():
-            jobs = [executor.submit(slurm_job.Command(command(group), grace)) for group in groups]
-    except (RuntimeError, subprocess.CalledProcessError) as error:
-        raise ValueError(
-            f"Slurm does not take the jobs ({one_line(str(error))}); correct --slurm"
-        ) from error
-    return jobs
-
-
-class _Submitted(NamedTuple):
-    """A job of an earlier launch."""
-
-    arms: list[str]
-    tasks: int
-
-
-def _keep(folder: Path, jobs: Mapping[str, Any]) -> None:
-    """Write down which job has which arms, for the next launch; jobs: by the paths of arms."""
-    known: dict[str, dict] = {}
-    for path, job in jobs.items():
-        known.setdefault(job.job_id, {"arms": [], "tasks": job.num_tasks})["arms"].append(path)
-    files.make(folder)
-    files.write(folder / JOBS, json.dumps({"jobs": known}, indent=1))
-
-
-def _submitted(root: Path) -> dict[str, _Submitted]:
-    """The jobs of the launch before this one, whatever has become of them."""
-    path = root / FOLDER / JOBS
-    if not path.exists():
-        return {}
-    jobs = formats.read(path, formats.SLURM_JOBS)["jobs"]
-    return {job: _Submitted(entry["arms"], entry["tasks"]) for job, entry in jobs.items()}
-
-
-def _of_slurm(folder: Path, job: str, tasks: int):
-    """A job that an earlier launch has submitted."""
-    import submitit
-
-    return submitit.SlurmJob(folder=folder, job_id=job, tasks=range(tasks))
-
-
-class _Data(pickle.Unpickler):
-    """A reader of numbers and texts, as a workdir must not choose what code runs here."""
-
-    def find_class(self, module: str, name: str) -> None:
-        """Refuse whatever is no plain data."""
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and only data is read")
-
-
-def _result(path: Path) -> int:
-    """Return the exit code that a task has left; ValueError for one that has left an error."""
-    try:
-        with files.opened(path) as file:
-            outcome, value = _Data(file).load()
-    except Exception as error:  # a file that is no pickle raises many kinds
-        raise ValueError(f"{path} cannot be read ({error})") from error
-    if outcome != "success" or not isinstance(value, int):
-        raise ValueError(f"it has raised {value}")
-    return value
-
-
-def _ended_here(job) -> Seen | None:
-    """What Slurm would say of a process in the place of a job."""
-    return Seen("FAILED", 0, "") if job.done() else None
-
-
-def _read(settings: str) -> dict[str, int | str]:
-    """The settings of "name=value,name=value", as submitit names them."""
-    found: dict[str, int | str] = {}
-    for item in filter(None, settings.split(",")):
-        name, equals, value = (part.strip() for part in item.partition("="))
-        if not (name and equals and value):
-            raise ValueError(f"cannot read {item!r} in --slurm; write name=value,name=value")
-        name = name if name in GENERAL or name.startswith("slurm_") else f"slurm_{name}"
-        found[name] = int(value) if value.isdecimal() else value
-    return found
-
-
-def _executor(folder, settings: str, at_once: int, cluster: str):
-    import cloudpickle
-    import submitit
-
-    cloudpickle.register_pickle_by_value(slurm_job)  # jobs need no path to it then
-    # A run that resumes may be out of time as often as it needs.
-    made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
-    given = {"slurm_additional_parameters": {"requeue": True}}  # where a site's habit is not to
-    if at_once > 1:
-        given["slurm_array_parallelism"] = at_once
-    given |= _read(settings)
-    minutes, warning = given.get("timeout_min"), given.get("slurm_signal_delay_s", WARNING)
-    if isinstance(minutes, int) and isinstance(warning, int) and 60 * minutes <= warning:
-        raise ValueError(
-            f"--slurm={settings}: a job of {minutes} min is asked to end {warning} s before its "
-            "time is over, that is at once; give a longer timeout_min or a shorter signal_delay_s"
-        )
-    try:
-        made.update_parameters(name="gossax", **given)
-    except (NameError, AssertionError, TypeError, ValueError) as error:
-        raise ValueError(f"--slurm={settings}: {error}; correct the setting") from error
-    return made

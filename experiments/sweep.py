@@ -1,6 +1,7 @@
 """Several arms from one config: expand them, check them all, run them, compare them."""
 
 import contextlib
+import functools
 import math
 import os
 import pathlib
@@ -22,16 +23,13 @@ from experiments import (
     executors,
     files,
     formats,
-    joining,
     locks,
     manifest,
     prepare,
-    progress,
     provenance,
     records,
     registry,
     runtime_builders,
-    tasks,
 )
 from experiments.config_files import override, swept_arms
 from experiments.executors import Arm
@@ -73,7 +71,7 @@ def expand(
     seeds: int,
     grids: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[Arm]:
-    """The arms to run: the config itself, or everything that `sweep()` of a config file yields.
+    """Return the arms to run: the config itself, or everything that `sweep()` of a file yields.
 
     sweep() yields (name, {dotted key: value}), and is given the config if it takes an argument;
     `user` holds the values of the command line, which win. Every arm runs at each point of the
@@ -81,13 +79,16 @@ def expand(
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
-    if swept is None:
-        named = [("", registry.canonical(config))]
-    else:
+    named = [("", registry.canonical(config))]
+    if swept is not None:
         named = [
             (name, override(config, {**changes, **user, "name": name}))
             for name, changes in _arms_of(swept, override(config, user))
         ]
+        if not named:
+            raise ValueError(
+                f"sweep() of {swept.__file__} yields no arms; yield (name, changes) pairs"
+            )
     runs = len(named) * math.prod(map(len, grids.values())) * seeds
     if runs > MOST_ARMS:
         raise ValueError(
@@ -99,24 +100,19 @@ def expand(
     arms = []
     for place, arm in named:
         registry.check_arm(arm)
-        for repeat in range(seeds):
-            seeded = override(arm, {"seed": arm.seed + repeat})
-            suffix = f"seed_{seeded.seed}" if seeds > 1 else ""
-            path = "/".join(filter(None, (place, suffix)))
+        for seed in range(arm.seed, arm.seed + seeds):
+            seeded = override(arm, {"seed": seed})
+            path = "/".join(filter(None, (place, f"seed_{seed}" if seeds > 1 else "")))
             arms.append(Arm(path, seeded, arm.seed if seeds > 1 else None))
-    paths = [arm.path for arm in arms]
-    if not arms:
-        raise ValueError(f"sweep() of {swept.__file__} yields no arms; yield (name, changes) pairs")
-    outside = [path for path in paths if os.path.isabs(path) or ".." in pathlib.Path(path).parts]
-    if outside:
-        raise ValueError(f"arm {outside[0]!r} would leave the workdir; name it as method/variant")
-    if len(set(map(pathlib.Path, paths))) < len(paths):
+    if len({pathlib.Path(arm.path) for arm in arms}) < len(arms):
         raise ValueError("two arms of the sweep have the same name; give every arm its own")
-    for arm in arms:
-        if not registry.is_visible(arm.config.name):
-            raise ValueError(f"arm {arm.config.name!r} has control characters; rename it")
-        if arm.path:
-            manifest.check_arm(arm.path)
+    for path, arm, _ in arms:
+        if os.path.isabs(path) or ".." in pathlib.Path(path).parts:
+            raise ValueError(f"arm {path!r} would leave the workdir; name it as method/variant")
+        if not registry.is_visible(arm.name):
+            raise ValueError(f"arm {arm.name!r} has control characters; rename it")
+        if path:
+            manifest.check_arm(path)
     return arms
 
 
@@ -135,7 +131,7 @@ def _at_points(
 
 
 def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:
-    """What `sweep()` of a config file yields; a file that cannot do it is a ValueError."""
+    """Return what `sweep()` of a config file yields; ValueError for a file that cannot do it."""
     file = module.__file__
     if not hasattr(module, "sweep"):
         raise ValueError(f"{file} has no sweep(); run it without --sweep or write one")
@@ -153,18 +149,14 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
     Of several processes each has its share of them.
     """
-    wanted = max(runtime_builders.devices(arm.config) for arm in arms)
-    wanted //= distributed.processes()
+    wanted = max(runtime_builders.devices(arm.config) for arm in arms) // distributed.processes()
     if wanted > MOST_CPU_DEVICES and jax.config.jax_platforms in (None, "", "cpu"):
         raise ValueError(
             f"an arm asks for {wanted} devices of a process, and a CPU is split into at most "
             f"{MOST_CPU_DEVICES}; set config.devices, or config.workers of a mesh, to at most that"
         )
-    chosen = (
-        "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-        or jax.config.jax_num_cpu_devices > 0
-    )
-    if wanted > 1 and not chosen:
+    chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if wanted > 1 and not (chosen or jax.config.jax_num_cpu_devices > 0):
         jax.config.update("jax_num_cpu_devices", wanted)
     try:
         jax.devices()
@@ -176,7 +168,7 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
 
 def to_the_end(arms: list[Arm]) -> list[Arm]:
-    """The arms, in which schedules of a rate that end with the run have a number of samples.
+    """Return the arms with a number of samples in schedules of a rate that end with the run.
 
     All seeds of an arm have the same schedule, which is planned with the first of them. Devices
     have to be there, see `provide_cpu_devices`.
@@ -194,12 +186,10 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
                 task, described = None, config.task
             first = override(config, {"seed": seed if arm.first is None else arm.first})
             key = first.to_json_best_effort(sort_keys=True)
-            try:
+            with _named(arm):
                 if key not in planned:
                     task = task or prepare.build_task(config)
                     planned[key] = prepare.to_the_end(first, task)
-            except ValueError as error:
-                raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
             found.append(arm._replace(config=override(planned[key], {"seed": seed})))
     return found
 
@@ -219,58 +209,49 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     there = next(place for place in (root, *root.absolute().parents) if place.exists())
     if there.is_dir() and not os.access(there, os.W_OK):
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
-    _check_root(root, arms)
+    # First what lies there that a launch writes, then whether it is ours: another process may be
+    # about to begin.
+    present = manifest.present(root, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS))
+    ours = False
+    with contextlib.suppress(formats.Damaged):
+        ours = bool(provenance.read(root))
+    ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
+    manifest.refuse(root, present, ours)
     task, described = None, None
     with Patience() as patience:
         for number, arm in enumerate(arms, 1):
             patience.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
             if arm.config.task != described:
                 task, described = None, arm.config.task
-            task = _check_arm(arm, root, overwrite, task)
+            place = root / arm.path  # or, of another number of seeds, above or below it
+            is_seed = place.name.startswith("seed_")
+            for other in [place.parent] if is_seed else sorted(place.glob("seed_*")):
+                if (other / records.CONFIG).exists():
+                    raise ValueError(
+                        f"workdir {root}: {other} holds the arm as another number of --seeds has "
+                        "laid it out, and a report would count it too; choose another --workdir"
+                    )
+            records.check(root / arm.path, arm.config, overwrite=overwrite)
+            with _named(arm):
+                prepared = prepare.prepare(arm.config, task)
+                if runtime_builders.RUNTIMES[arm.config.runtime].cluster:
+                    prepared.runtime.check_room(prepared.shapes)
+                task = prepared.task
 
 
-def _check_arm(
-    arm: Arm, root: pathlib.Path, overwrite: bool, task: tasks.Task | None
-) -> tasks.Task:
-    """The task of the arm, which is `task` if that has been built of the same entry already."""
-    other = _other_seeds(root / arm.path)
-    if other is not None:
-        raise ValueError(
-            f"workdir {root}: {other} holds the arm as another number of --seeds has laid it "
-            "out, and a report would count it too; choose another --workdir"
-        )
-    records.check(root / arm.path, arm.config, overwrite=overwrite)
+@contextlib.contextmanager
+def _named(arm: Arm) -> Iterator[None]:
+    """Begin the sentence of a ValueError with the arm that it is about."""
     try:
-        prepared = prepare.prepare(arm.config, task)
-        if runtime_builders.RUNTIMES[arm.config.runtime].cluster:
-            prepared.runtime.check_room(prepared.shapes)
-        return prepared.task
+        yield
     except ValueError as error:
         raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
-
-
-def _check_root(root: pathlib.Path, arms: list[Arm]) -> None:
-    """Refuse a workdir in which a file lies that a launch writes and none of ours has written."""
-    # First what lies there, then whether it is ours: another process may be about to begin.
-    there = manifest.present(root, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS))
-    try:
-        ours = bool(provenance.read(root))
-    except formats.Damaged:
-        ours = False
-    ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
-    manifest.refuse(root, there, ours)
 
 
 def claim(arms: list[Arm], workdir: str) -> None:
     """Make the directories of arms ours, before anything else is written into them."""
     for arm in arms:
         records.claim(pathlib.Path(workdir) / arm.path, arm.config)
-
-
-def _other_seeds(place: pathlib.Path) -> pathlib.Path | None:
-    """A run of the same arm made with another number of seeds: one has no directory of its own."""
-    others = [place.parent] if place.name.startswith("seed_") else sorted(place.glob("seed_*"))
-    return next((other for other in others if (other / records.CONFIG).exists()), None)
 
 
 def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
@@ -280,7 +261,7 @@ def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
     and where nothing can be written.
     """
     root, taken, reason = pathlib.Path(workdir), contextlib.ExitStack(), None
-    again = joining.is_queued_again(os.environ)  # then each lock is waited for when it is needed
+    again = distributed.is_queued_again(os.environ)  # then locks are waited for when needed
     if distributed.is_writer():
         try:
             taken.enter_context(locks.held(root / locks.LAUNCH, waits=again))
@@ -298,7 +279,7 @@ def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
 
 
 def groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
-    """The arms, those that can train together in one group."""
+    """Return the arms, those that can train together in one group."""
     found: dict[str, list[Arm]] = {}
     for number, arm in enumerate(arms):
         shared = prepare.alike(arm.config) if together else None
@@ -307,7 +288,7 @@ def groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
 
 
 def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
-    """The arms of these paths; ValueError for a path that none of them has."""
+    """Return the arms of these paths; ValueError for a path that none of them has."""
     by_path = {arm.path: arm for arm in arms}
     for path in paths:
         if path not in by_path:
@@ -319,7 +300,7 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
 
 
 def unfinished(arms: list[Arm], workdir: str, overwrite: bool) -> list[Arm]:
-    """The arms that are left to run."""
+    """Return the arms that are left to run."""
     root = pathlib.Path(workdir)
     return [
         arm for arm in arms if overwrite or not records.is_finished(root / arm.path, arm.config)
@@ -333,7 +314,7 @@ def run(
     together: bool = False,
     execute: executors.Executor = executors.here,
 ) -> dict[str, str]:
-    """Run the arms; why some have failed, by their paths.
+    """Run the arms; return why some have failed, by their paths.
 
     together: arms that differ only in data run as one program, see `prepare.alike`.
     """
@@ -342,7 +323,7 @@ def run(
         files.tidy(workdir)
         claim(arms, workdir)
     console = Console(quiet=not distributed.is_writer())
-    with progress.show(console, len(arms)) as shown:
+    with executors.showing(console, len(arms)) as shown:
         return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
 
 
@@ -372,91 +353,84 @@ def launch(
     numbers: what claims get -> tables of numbers beside the claims.
     All three need all arms; the table and the figure are of those that have not failed.
     """
-    root = pathlib.Path(workdir)
-    left = unfinished(arms, workdir, overwrite)
     if distributed.is_writer():
+        left = unfinished(arms, workdir, overwrite)
         for line in prepare.traces(arm.config for arm in left):
             print(f"delay: {line}")
     failures = run(arms, workdir, overwrite, together, execute)
-    # Late: drawing takes a second to load, and arms can start now.
-    from experiments import tables
-
     claimed: list[tuple[str, str]] = []
     counted: list[Numbers] = []
     if not distributed.is_writer():
         return Outcome(failures, claimed)
-    console = Console()
+    # Late: drawing takes a second to load, and arms can start now.
+    from experiments import tables
+
+    root, console = pathlib.Path(workdir), Console()
+    say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     finished = [arm for arm in arms if arm.path not in failures]
     if finished:
         try:
-            summaries = _compare(finished, root, console)
+            summaries = _compare(finished, root, console, say)
         except files.NotWritten as error:
             if not failures:
                 raise
-            console.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
-    if not failures:
-        if claims is not None:
-            claimed += _attempted(lambda: claims(summaries), "claims()")
-        if numbers is not None:
-            claimed += _attempted(lambda: counted.extend(numbers(summaries)) or (), "numbers()")
-        if figures is not None:
-            claimed += _attempted(lambda: figures(root) or (), "figures()")
-    for shown in counted:
-        tables.print_table(console, as_table(shown))
+            say(f"error: {error}")
+    # What a config file says of all arms; that it fails, as of a diverged arm, loses nothing else.
+    for name, tell in (
+        ("claims", claims and (lambda: claimed.extend(claims(summaries)))),
+        ("numbers", numbers and (lambda: counted.extend(numbers(summaries)))),
+        ("figures", figures and (lambda: figures(root))),
+    ):
+        if tell is None or failures:
+            continue
+        try:
+            tell()
+        except Exception as error:  # a config file is code and can raise anything
+            claimed.append((f"{name}()", f"failed with {type(error).__name__}: {error}"))
+    for table in counted:
+        tables.print_table(console, as_table(table))
     if claimed:
         tables.print_claims(console, claimed)
     for path, reason in failures.items():
         where = root / path / records.ERROR
         seen = f"; see {where}" if where.exists() else ""
-        console.print(
-            f"failed: {path or root}: {reason}{seen}", highlight=False, markup=False, soft_wrap=True
-        )
+        say(f"failed: {path or root}: {reason}{seen}")
     drawn = f"   figure: {root / 'figure.png'}" if finished else ""
-    console.print(f"records: {root}{drawn}", highlight=False, markup=False, soft_wrap=True)
+    say(f"records: {root}{drawn}")
     return Outcome(failures, claimed, tuple(counted))
 
 
-def _attempted(tell: Callable[[], Iterable[tuple[str, str]]], what: str) -> list[tuple[str, str]]:
-    """Return what `tell` says; that it fails, as of a diverged arm, loses nothing else."""
-    claimed = []
-    try:
-        claimed.extend(tell())
-    except Exception as error:  # a config file is code and can raise anything
-        claimed.append((what, f"failed with {type(error).__name__}: {error}"))
-    return claimed
-
-
-def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:
+def _compare(
+    arms: list[Arm], root: pathlib.Path, console: Console, say: Callable[[str], None]
+) -> list[dict]:
     """Write the summary and the figure of all arms, print their table.
 
     Returns their summaries with the `config`, the `metrics` and the `workdirs` of each.
     """
     from experiments import figures, tables
 
-    summaries: dict[str, list[dict]] = {}
-    curves: dict[str, list[list[dict]]] = {}
-    places: dict[str, list[pathlib.Path]] = {}
+    found: dict[str, tuple[list, list, list]] = {}
     stopped = []
     for arm in arms:
         where = root / arm.path
         summary = records.read_summary(where, formats.WHOLE_SUMMARY)
-        summaries.setdefault(arm.config.name, []).append(summary)
-        curves.setdefault(arm.config.name, []).append(records.read_metrics(where, whole=True))
-        places.setdefault(arm.config.name, []).append(where)
-        if summary.get("stopped"):
-            stopped.append(
-                f"stopped: {arm.config.name} seed {arm.config.seed}: {summary['stopped']}"
-            )
-    merged = [aggregates.aggregate(repeats) for repeats in summaries.values()]
+        summaries, metrics, workdirs = found.setdefault(arm.config.name, ([], [], []))
+        summaries.append(summary)
+        metrics.append(records.read_metrics(where, whole=True))
+        workdirs.append(where)
+        if reason := summary.get("stopped"):
+            stopped.append(f"stopped: {arm.config.name} seed {arm.config.seed}: {reason}")
+    merged = [aggregates.aggregate(summaries) for summaries, _, _ in found.values()]
     if any(arm.path for arm in arms):
         records.write_json(root / records.SUMMARY, {"arms": merged})
-    drawn = figures.draw([*curves.items()], arms[0].config.target_loss, merged[0]["clock"])
+    curves = [(name, metrics) for name, (_, metrics, _) in found.items()]
+    drawn = figures.draw(curves, arms[0].config.target_loss, merged[0]["clock"])
     figures.save(drawn, root / "figure.png")
     tables.print_table(console, tables.of_arms(merged))
     for line in stopped:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
     configs = {arm.config.name: arm.config for arm in arms}
     return [
-        summary | {"config": configs[name], "metrics": curves[name], "workdirs": places[name]}
-        for name, summary in zip(summaries, merged, strict=True)
+        summary | {"config": configs[name], "metrics": metrics, "workdirs": workdirs}
+        for (name, (_, metrics, workdirs)), summary in zip(found.items(), merged, strict=True)
     ]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import jax
 
-from experiments import coordination, distributed, endings
+from experiments import distributed, endings
 from runtimes import phases
 
 PLACE = "gossax/phases"
@@ -52,40 +52,33 @@ def standing(
     writes. timed: whether it is known what a dispatch takes; if not, devices may take any time.
     """
     fewest = min(state.dispatches for state in states.values())
-    last = {p: state for p, state in states.items() if state.dispatches == fewest}
-    last |= {p: state for p, state in states.items() if state.phase == SILENT}
+    last = {p: s for p, s in states.items() if s.dispatches == fewest or s.phase == SILENT}
     behind = {p: state for p, state in last.items() if state.phase not in WAITING}
-    if not behind:
-        behind = last
-        if not timed:
-            return None
-        if len(behind) == len(states) > 1:
-            seconds = min(state.seconds for state in states.values())
-            update = max(state.update for state in states.values())
-            if seconds <= patience:
-                return None
-            return (
-                f"all {len(states)} processes have waited for each other for {seconds:.0f} s after "
-                f"update {update}, and none is behind: a device or the network stands still"
-            ), []
-    named = {
-        p: state
-        for p, state in behind.items()
-        if state.phase not in EXCUSED
-        and state.seconds > (patience if state.phase in HANGING | WAITING else max(patience, slow))
-    }
-    if not named:
+    if not (behind or timed):
         return None
-    sentences = []
-    for p, state in list(named.items())[:3]:
-        who = f"process {p} of {len(states)}" if len(states) > 1 else "this process"
-        where = f" ({state.host})" if state.host and len(states) > 1 else ""
+    if not behind and len(last) == len(states) > 1:
+        seconds = min(state.seconds for state in states.values())
+        update = max(state.update for state in states.values())
+        sentence = (
+            f"all {len(states)} processes have waited for each other for {seconds:.0f} s after "
+            f"update {update}, and none is behind: a device or the network stands still"
+        )
+        return (sentence, []) if seconds > patience else None
+    sentences, named = [], []
+    for p, state in (behind or last).items():
+        most = patience if state.phase in HANGING | WAITING else max(patience, slow)
+        if state.phase in EXCUSED or state.seconds <= most:
+            continue
+        who = "this process"
+        if len(states) > 1:
+            who = f"process {p} of {len(states)}" + (f" ({state.host})" if state.host else "")
         after = f" after update {state.update}" if state.dispatches else ""
+        named.append(p)
         sentences.append(
-            f"{who}{where} has stood still for {state.seconds:.0f} s{after}: it {state.phase}"
+            f"{who} has stood still for {state.seconds:.0f} s{after}: it {state.phase}"
         )
     more = [f"{len(named) - 3} others stand still, too"] if len(named) > 3 else []
-    return "; ".join(sentences + more), list(named)
+    return ("; ".join(sentences[:3] + more), named) if named else None
 
 
 class _Watch:
@@ -100,7 +93,7 @@ class _Watch:
 
     def look(self) -> None:
         """Publish the phase of this process; say and do what is due."""
-        phase, now = phases.now(), time.monotonic()
+        phase, now, me = phases.now(), time.monotonic(), distributed.process_id()
         passed, self._last = min(now - self._last, 2 * LOOK), now
         at = (phase.what, phase.steps)
         self._late = self._late + passed if at == self._at else 0.0
@@ -108,11 +101,11 @@ class _Watch:
         mine = State(phase.dispatches, phase.update, phase.what, self._late, platform.node())
         if distributed.processes() > 1:
             words = json.dumps([*mine, now])  # never the same twice
-            coordination.put(f"{PLACE}/{distributed.process_id()}", words, again=True)
+            distributed.say(f"{PLACE}/{me}", words, again=True)
         if phase.what not in WATCHED or self._late <= min(ASKED, SILENCE, self._patience):
             self._heard.clear()
             return
-        states = self._states(mine, passed)
+        states = self._others(passed) | {me: mine}
         dispatch = TIMES_MEDIAN * (phase.median or 0.0)
         usual, timed = max(self._patience, dispatch), phase.median is not None
         number = distributed.signalled() if endings.is_deferred() else None
@@ -132,7 +125,6 @@ class _Watch:
         if found is None:
             return
         sentence, named = found
-        me = distributed.process_id()
         if not self._warned and (me in named or me == min(states.keys() - named, default=me)):
             when = f"after {self._end:g} s (--stuck_seconds)" if self._end else "never of itself"
             print(f"warning: {sentence}; the run ends {when}", file=sys.stderr, flush=True)
@@ -140,22 +132,19 @@ class _Watch:
         if self._end and self._late > max(self._end, usual):
             distributed.give_up(distributed.DEAD, sentence)
 
-    def _states(self, mine: State, passed: float) -> dict[int, State]:
+    def _others(self, passed: float) -> dict[int, State]:
         """Return what all processes have published; who says nothing new for long is silent."""
-        me, states = distributed.process_id(), {}
-        if distributed.processes() == 1:
-            return {me: mine}
-        published = coordination.texts(PLACE)
-        for p in range(distributed.processes()):
+        states, count = {}, distributed.processes()
+        published = distributed.texts(PLACE) if count > 1 else {}
+        for p in range(count):
             words = published.get(f"{PLACE}/{p}", "")
             before, seconds = self._heard.get(p, (words, 0.0))
             seconds = seconds + passed if words == before else 0.0
             self._heard[p] = words, seconds
             state = State(*json.loads(words)[:-1]) if words else State(0, 0, phases.PREPARING, 0.0)
-            if seconds > SILENCE:
-                state = state._replace(phase=SILENT, seconds=seconds)
-            states[p] = state
-        return states | {me: mine}
+            silent = state._replace(phase=SILENT, seconds=seconds)
+            states[p] = silent if seconds > SILENCE else state
+        return states
 
 
 @contextlib.contextmanager

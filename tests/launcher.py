@@ -121,5 +121,5 @@ def start(here, *flags, **environment):
         env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )

@@ -74,24 +74,14 @@ def left_out() -> str | None:
     return None
 
 
-def answers() -> bool:
-    """Whether a Slurm that somebody else runs answers here."""
-    try:
-        return subprocess.run(["sinfo"], capture_output=True, timeout=20).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
 class Cluster:
     """A cluster that is up; environment: of processes that are to find it.
 
-    folder, pipe: where the files of our own lie, and where names of nodes go whose daemons are to
-    be started; neither for a cluster that was there.
+    folder, pipe: where its files lie, and where names of nodes go whose daemons are to be started.
     """
 
-    def __init__(self, folder: pathlib.Path | None = None, pipe: TextIO | None = None):
-        config = {} if folder is None else {"SLURM_CONF": str(folder / "slurm.conf")}
-        self.environment, self.is_own = os.environ | config, folder is not None
+    def __init__(self, folder: pathlib.Path, pipe: TextIO):
+        self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
         self._folder, self._pipe = folder, pipe
 
     def ask(self, *command: str) -> str:

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import launch
-from experiments import analysis, config_files, executors, locks, loggers, ray_tasks, slurm, sweep
+from experiments import analysis, config_files, executors, locks, loggers, slurm, sweep
 from runtimes.asynchronous import pool
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
@@ -99,71 +99,30 @@ def test_the_same_command_again_finds_its_work_done(call, here):
 
 
 @pytest.mark.slow
-def test_a_sweep_has_a_directory_per_arm_and_seed(call, here):
-    flags = ("--config=config.py:pace=0.04", "--sweep", "--seeds=2", "--workdir=out")
-    code, _, err = call(*flags, "--config.wait=barrier", "--config.updates=5")
-    assert code == 0 and err == ""
-    out = here / "out"
-    arms = ("all_reduce/blocking", "dpsgd/nonblocking")
-    for arm in arms:
-        for seed in (0, 1):
-            made = summary(out / arm / f"seed_{seed}")
-            assert (made["name"], made["seed"]) == (arm, seed)
-            assert (made["wait"], made["updates"]) == ("barrier", 5)  # the user's, not the sweep's
-            config = json.loads((out / arm / f"seed_{seed}" / "config.json").read_text())
-            assert config["delay"] == {"name": "exponential", "scale": 0.04}
-    together = summary(out)["arms"]
-    assert [(arm["name"], arm["seeds"]) for arm in together] == [(arm, [0, 1]) for arm in arms]
-    assert {path.name for path in out.iterdir()} == {
-        "all_reduce",
-        "dpsgd",
-        "summary.json",
-        "figure.png",
-        "report.json",
-        "report.html",
-        "strip.png",
-    }
-
-
-@pytest.mark.slow
 @pytest.mark.xdist_group("actors")
-def test_arms_run_as_tasks_of_ray(here):
+@pytest.mark.parametrize("how", [("--jobs=2",), ("--executor=ray", "--ray=cpus=1")])
+def test_arms_run_elsewhere(here, how):
     """With the same records as here, and those that are done are not run again."""
     flags = ("--config=config.py", "--sweep", "--config.seconds=0.5")
-    assert launcher.start(here, *flags, "--workdir=one").returncode == 0
-    tasks = (*flags, "--workdir=two", "--executor=ray", "--ray=cpus=1")
-    done = launcher.start(here, *tasks)
+    assert start(here, *flags, "--workdir=one").returncode == 0
+    there = (*flags, "--workdir=two", "--checkpoint_seconds=0", *how, "--loggers=tensorboard")
+    done = start(here, *there)
     assert done.returncode == 0, done.stdout + done.stderr
-    for arm in ("all_reduce/blocking", "dpsgd/nonblocking"):
-        assert metrics(here / "one" / arm) == metrics(here / "two" / arm)
-    before = files(here / "two" / "all_reduce")
-    again = launcher.start(here, *tasks)
-    assert again.returncode == 0 and files(here / "two" / "all_reduce") == before, again.stderr
-
-
-@pytest.mark.slow
-def test_arms_run_in_processes_of_their_own(call, here):
-    flags = ("--config=config.py", "--sweep", "--config.seconds=0.5", "--loggers=tensorboard")
-    code, _, err = call(*flags, "--workdir=one")
-    assert code == 0, err
-    code, shown, err = call(*flags, "--workdir=two", "--jobs=2", "--checkpoint_seconds=0")
-    assert code == 0, err
-    assert "[2/2] dpsgd/nonblocking seed 0: started" in shown and "report: two/" in shown
+    assert "[2/2] dpsgd/nonblocking seed 0: started" in done.stdout
     for arm in ("all_reduce/blocking", "dpsgd/nonblocking"):
         assert metrics(here / "one" / arm) == metrics(here / "two" / arm)
         assert (here / "two" / arm / "tensorboard").is_dir()
-    before = files(here)
-    code, shown, _ = call(*flags, "--workdir=three", "--jobs=2", "--print_commands")
-    assert code == 0 and shown.splitlines()[1] == shlex.join(
-        [
-            sys.executable,
-            str(launcher.ROOT / "launch.py"),
-            *flags,
-            "--workdir=three",
-            "--arm=dpsgd/nonblocking",
-        ]
-    )
-    assert files(here) == before
+    before = files(here / "two" / "all_reduce")
+    again = start(here, *there)
+    assert again.returncode == 0 and files(here / "two" / "all_reduce") == before, again.stderr
+
+
+def test_commands_of_arms_are_printed_and_nothing_is_written(call, here):
+    before, flags = files(here), ("--config=config.py", "--sweep", "--workdir=three")
+    code, shown, _ = call(*flags, "--jobs=2", "--print_commands")
+    program = [sys.executable, str(launcher.ROOT / "launch.py")]
+    wanted = shlex.join([*program, *flags, "--arm=dpsgd/nonblocking"])
+    assert code == 0 and shown.splitlines()[1] == wanted and files(here) == before
 
 
 def test_a_failing_arm_is_an_exit_code_and_in_the_report(call, here, monkeypatch):
@@ -294,7 +253,7 @@ ASKED = {
     "slurm.check": (*OK, "--executor=slurm"),
     "slurm.refuse_to_overwrite": (*OK, "--executor=slurm", "--overwrite"),
     "slurm.under_way": (*OK, "--executor=slurm"),
-    "ray_tasks.read": (*OK, "--executor=ray"),
+    "executors.ray_resources": (*OK, "--executor=ray"),
     "analysis.check": (ANALYSIS, "--workdir=out"),
 }
 
@@ -303,39 +262,23 @@ ASKED = {
 def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
     (here / "configs").symlink_to(launcher.ROOT / "configs")
     known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "pool": pool, "ray_tasks": ray_tasks, "analysis": analysis}  # fmt: skip
-    module, *inner, function = name.split(".")
-    owner = functools.reduce(getattr, inner, known[module])
+             "session": pool, "executors": executors, "analysis": analysis,
+             "grid": config_files}  # fmt: skip
+    room, *inner, function = name.split(".")
+    owner = functools.reduce(getattr, inner, known[room])
 
     def no(*_, **__):
         raise ValueError("it is refused; give another")
 
     if name != "slurm.check":
         monkeypatch.setattr(slurm, "check", lambda *_: None)  # as if there were a Slurm
-    for executor in (slurm, ray_tasks):  # of a launch that does not ask
-        monkeypatch.setattr(executor, "run", lambda *_, **__: {})
+    for module, runs in ((slurm, "run"), (executors, "on_ray")):  # of a launch that does not ask
+        monkeypatch.setattr(module, runs, lambda *_, **__: {})
     monkeypatch.setattr(owner, function, no)
     before = files(here)
     code, _, err = call(*ASKED[name])
     assert (code, err) == (2, "error: it is refused; give another\n")
     assert files(here) == before and not (here / "out").exists()
-
-
-def test_jobs_that_live_are_not_written_over(call, here, monkeypatch):
-    assert call(*OK, "--config.updates=2")[0] == 0
-    (here / "out" / "slurm").mkdir()
-    jobs = {"jobs": {"12_0": {"arms": [""], "tasks": 1}}}
-    (here / "out" / "slurm" / "jobs.json").write_text(json.dumps(jobs))
-    (here / "squeue").write_text("#!/bin/sh\necho '12_0 RUNNING 0 None'\n")
-    (here / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "check", lambda *_: None)
-    monkeypatch.setattr(slurm, "run", lambda *_, **__: {})  # it would follow the job
-    before = files(here / "out" / "slurm")
-    for flags in (("--overwrite",), ()):
-        code, _, err = call(*OK, "--executor=slurm", *flags)
-        assert ("Slurm still has job 12_0 of an earlier launch" in err) == bool(flags)
-        assert files(here / "out" / "slurm") == before and (code == 2 or not flags)
 
 
 @pytest.mark.slow

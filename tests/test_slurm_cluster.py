@@ -52,23 +52,13 @@ def sgd(learning_rate):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A cluster of our own, or else the one that answers, on which not all can be tried."""
+    """A cluster of our cluster."""
     reason = slurm_cluster.left_out()
     if reason is None:
         with slurm_cluster.started(tmp_path_factory.mktemp("slurm") / "cluster") as started:
             yield started
-    elif slurm_cluster.answers():
-        yield slurm_cluster.Cluster()  # its nodes need the folder of --basetemp
     else:
-        pytest.skip(f"{reason}, and no other Slurm answers sinfo")
-
-
-@pytest.fixture
-def own(cluster):
-    """The cluster, if its settings are ours, and it is nobody else's to disturb."""
-    if not cluster.is_own:
-        pytest.skip(f"a Slurm answers that is not of this test: {slurm_cluster.left_out()}")
-    return cluster
+        pytest.skip(reason)
 
 
 @pytest.fixture
@@ -76,13 +66,8 @@ def here(cluster, tmp_path):
     """A directory with a config; no job of its sweeps goes on after the test."""
     (tmp_path / "config.py").write_text(CONFIG.partition("\n\ndef sweep")[0] + SWEEP)
     yield tmp_path
-    for path in tmp_path.rglob("jobs.json"):
-        for sent in ((), ("--signal=KILL",)):  # most of them have ended
-            command = ["scancel", "--quiet", *sent, *json.loads(path.read_text())["jobs"]]
-            subprocess.run(command, env=cluster.environment, check=False)
-    if cluster.is_own:
-        cluster.ask("scancel", "--user=root")
-        cluster.wait_until_idle()
+    cluster.ask("scancel", "--user=root")
+    cluster.wait_until_idle()
 
 
 class Launch:
@@ -159,29 +144,6 @@ def assert_quiet(text: str) -> None:
     assert "\nTraceback" not in text, text
 
 
-ASKS = """
-import pathlib, sys, time
-from tests import slurm_cluster
-with slurm_cluster.started(pathlib.Path(sys.argv[1])):
-    print("up", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_cluster_ends_with_the_process_that_has_asked_for_it(own, tmp_path):
-    folder = str(tmp_path / "cluster")
-    command = [sys.executable, "-c", ASKS, folder]
-    asks = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert asks.stdout.readline() == "up\n"
-        assert len(slurm_cluster.running("slurmd", folder)) >= len(NODES)
-    finally:
-        asks.kill()
-        asks.wait()
-    until(lambda: not slurm_cluster.running(folder), "all daemons end")
-    own.wait_until_idle()  # another one is not disturbed
-
-
 def test_an_array_larger_than_its_slots_with_an_arm_that_fails(cluster, here):
     """Four arms on two processors; the third one fails, and the others do not mind."""
     (here / "failing.py").write_text(FAILING)
@@ -205,42 +167,42 @@ def test_an_array_larger_than_its_slots_with_an_arm_that_fails(cluster, here):
     assert_quiet(launch.said())
 
 
-def test_jobs_that_are_queued_again_or_cancelled_resume(own, here):
+def test_jobs_that_are_queued_again_or_cancelled_resume(cluster, here):
     """`scontrol requeue` of one with --overwrite, `scancel` of one, then of all of them."""
-    with launched(own, here, "--overwrite") as launch:
+    with launched(cluster, here, "--overwrite") as launch:
         before = wait_for_records(launch.arm("a"))
-        own.ask("scontrol", "requeue", launch.job("a"))
+        cluster.ask("scontrol", "requeue", launch.job("a"))
         cancelled = wait_for_records(launch.arm("b"))
-        own.ask("scancel", launch.job("b"))
+        cluster.ask("scancel", launch.job("b"))
         waiting = wait_for_records(launch.arm("c"))
         until(lambda: "queued again; it goes on" in launch.said(), "a is queued again")
-        own.ask("scancel", "--user=root")
+        cluster.ask("scancel", "--user=root")
         assert launch.ends() == 1
     for name in "bc":
         assert f"job {launch.job(name)} is CANCELLED" in launch.said()
     assert_quiet(launch.said())
-    with launched(own, here) as launch:
+    with launched(cluster, here) as launch:
         assert launch.ends() == 0, launch.said()
     for name, records in {"a": before, "b": cancelled, "c": waiting}.items():
         assert_went_on(launch.arm(name), records)
 
 
-def test_a_job_that_is_out_of_time_goes_on(own, here):
+def test_a_job_that_is_out_of_time_goes_on(cluster, here):
     """It is asked to end 8 seconds before its minute is over, and is queued again."""
     slurm = "timeout_min=1,signal_delay_s=8"
     flags = ("--config.name=long/arm", "--nosweep")
-    with launched(own, here, *flags, slurm=slurm, seconds=48) as launch:
+    with launched(cluster, here, *flags, slurm=slurm, seconds=48) as launch:
         assert launch.ends(200) == 0, launch.said()
     assert "is queued again; it goes on" in launch.said()
     assert_went_on(launch.workdir, [], seconds=48)
     assert_quiet(launch.said())
 
 
-def test_a_job_of_higher_priority_goes_first(own, here):
-    with launched(own, here) as launch:
+def test_a_job_of_higher_priority_goes_first(cluster, here):
+    with launched(cluster, here) as launch:
         before = {name: wait_for_records(launch.arm(name)) for name in "ab"}
         urgent = ("-p", "high", "-N2", "--exclusive", "-o", str(here / "urgent.txt"))
-        own.ask("sbatch", *urgent, f"--wrap=ls {launch.workdir}/all_reduce/*")
+        cluster.ask("sbatch", *urgent, f"--wrap=ls {launch.workdir}/all_reduce/*")
         assert launch.ends() == 0, launch.said()
     urgent = (here / "urgent.txt").read_text()
     assert "metrics.jsonl" in urgent and "summary.json" not in urgent
@@ -250,19 +212,19 @@ def test_a_job_of_higher_priority_goes_first(own, here):
     assert_quiet(launch.said())
 
 
-def test_arms_of_a_node_whose_daemon_dies_go_on(own, here):
+def test_arms_of_a_node_whose_daemon_dies_go_on(cluster, here):
     """Its jobs are queued again, while what they had begun still runs there unseen.
 
     Slurm notices after up to half a minute, before which no arm may end.
     """
     two_arms(here)
-    with launched(own, here, "--checkpoint_seconds=0", seconds=60) as launch:
+    with launched(cluster, here, "--checkpoint_seconds=0", seconds=60) as launch:
         before = {name: wait_for_records(launch.arm(name))[:-1] for name in "ab"}
-        own.kill_daemon(NODES[1])
+        cluster.kill_daemon(NODES[1])
         try:
             until(lambda: "queued again" in launch.said(), "Slurm notices")
         finally:
-            own.start_daemon(NODES[1])
+            cluster.start_daemon(NODES[1])
         assert launch.ends(200) == 0, launch.said()
     for name, records in before.items():
         assert_went_on(launch.arm(name), records, seconds=60)
@@ -307,13 +269,13 @@ def test_a_partition_that_is_not_there_is_one_sentence(cluster, here):
 # --- meshes of several processes ---
 
 
-def test_arms_that_are_meshes_of_two_processes(own, here):
+def test_arms_that_are_meshes_of_two_processes(cluster, here):
     """One of them is queued again."""
     two_arms(here)
     slurm = "timeout_min=10,nodes=2,tasks_per_node=1"
-    with launched(own, here, slurm=slurm, seconds=5) as launch:
+    with launched(cluster, here, slurm=slurm, seconds=5) as launch:
         before = wait_for_records(launch.arm("a"))
-        own.ask("scontrol", "requeue", launch.job("a"))
+        cluster.ask("scontrol", "requeue", launch.job("a"))
         assert launch.ends(180) == 0, launch.said()
     assert_went_on(launch.arm("a"), before, seconds=5)
     assert_went_on(launch.arm("b"), [], seconds=5)
@@ -332,7 +294,7 @@ def tasks() -> list[int]:
     return slurm_cluster.running(sys.executable, "launch.py", "--workdir=mesh")
 
 
-def test_a_mesh_run_of_srun(own, here):
+def test_a_mesh_run_of_srun(cluster, here):
     """A task is killed; queued again the run goes on; before its time is over it has to end."""
     command = [sys.executable, str(ROOT / "launch.py"), *FLAGS, "--config.seconds=60"]
     command += ["--workdir=mesh", "--config.name=mesh/run", "--checkpoint_seconds=1"]
@@ -340,7 +302,7 @@ def test_a_mesh_run_of_srun(own, here):
     (here / "job.sh").write_text(
         f'#!/bin/bash\nsrun -N2 bash -c "trap : TERM; {quoted}; echo ended \\$SLURM_PROCID \\$?"\n'
     )
-    environment = own.environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = cluster.environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     output = here / "output.txt"
     flags = ["--requeue", "-N2", "--time=30", "--signal=TERM@5", "--open-mode=append"]
     submitted = subprocess.run(
@@ -356,10 +318,10 @@ def test_a_mesh_run_of_srun(own, here):
     until(lambda: " 3\n" in output.read_text() and " 137\n" in output.read_text(), "3 and 137")
     assert "the run goes on from its last checkpoint" in output.read_text()
     until(lambda: not tasks(), "both have ended")
-    own.ask("scontrol", "requeue", job)
+    cluster.ask("scontrol", "requeue", job)
     gone_on = len(whole(place)) + 4  # more than what an older checkpoint leaves
     until(lambda: len(whole(place)) > gone_on, "the run goes on", 120)
-    own.ask("scontrol", "update", f"JobId={job}", "EndTime=now+30")
+    cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now+30")
     until(lambda: output.read_text().count(" 143\n") == 2, "both are asked to end", 90)
     after = whole(place)
     assert after[: len(before)] == before

@@ -97,7 +97,7 @@ def started(here: pathlib.Path, *flags, own=None, names=None, processes=2):
             process.wait()
 
 
-def wait_for(path: pathlib.Path, lines: int, seconds: float = 90) -> None:
+def wait_for(path: pathlib.Path, lines: int, seconds: float = 300) -> None:
     """Wait until a file has this number of lines."""
     until = time.monotonic() + seconds
     while not (path.exists() and path.read_text().count("\n") >= lines):
@@ -106,5 +106,5 @@ def wait_for(path: pathlib.Path, lines: int, seconds: float = 90) -> None:
 
 
 def said(here: pathlib.Path, name: int) -> str:
-    """What a process has printed."""
+    """Return what a process has printed."""
     return (here / f"{name}.txt").read_text()

@@ -9,10 +9,10 @@ import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import endings, executors, loggers, progress, slurm, slurm_job
+from experiments import endings, executors, loggers, slurm
 from experiments.executors import Arm
 
-SHOWN = progress._Lines(Console(), 9)
+SHOWN = executors.Shown(Console(), 9)
 # What a process of an arm does here, in place of training: say when, fail, or leave a summary.
 CHILD = """
 import json, os, pathlib, signal, sys, time
@@ -94,36 +94,21 @@ class Raising:
         self.number = number
 
     def arm(self, config):
-        return progress.Watched(lambda record: signal.raise_signal(self.number), lambda _: None)
+        return executors.Watched(lambda record: signal.raise_signal(self.number), lambda _: None)
 
 
-def launched(root, number, *paths):
-    groups, command = [group(path) for path in paths], functools.partial(child, root)
-    return executors.local(groups, root, False, Raising(number), command=command, jobs=2)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_no_process_is_left_behind(tmp_path, number):
-    heard = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    before = signal.signal(number, heard)  # the tests may run where it is ignored, as nohup does
+    command = functools.partial(child, tmp_path)
+    before = signal.signal(number, lambda number, _: endings.end(number))  # as of a launch
     try:
         with pytest.raises((KeyboardInterrupt, endings.Asked)):
-            launched(tmp_path, number, "stay/a", "stay/b")
-        pids = [int(file.read_text()) for file in tmp_path.rglob("pid")]
-        assert pids and all(gone(pid) for pid in pids)
-        assert signal.getsignal(number) is heard
+            groups = [group("stay/a"), group("stay/b")]
+            executors.local(groups, tmp_path, False, Raising(number), command=command, jobs=2)
     finally:
         signal.signal(number, before)
-
-
-def test_a_launch_that_needs_no_terminal_outlives_it(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        assert launched(tmp_path, signal.SIGHUP, "fine") == {}
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert (tmp_path / "fine" / "summary.json").exists()
+    pids = [int(file.read_text()) for file in tmp_path.rglob("pid")]
+    assert pids and all(gone(pid) for pid in pids)
 
 
 @pytest.mark.slow
@@ -151,28 +136,16 @@ def test_failing_processes_do_not_stop_the_others(tmp_path, capsys):
     assert summary(tmp_path / "fine" / "a")["began"] > spans[0]["began"]
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        ["--jobs=2", "--print_commands"],
-        ["--jobs", "2", "-executor=slurm", "--slurm", "partition=gpu"],
-        ["--print_commands=True", "--arm=b", "-arm", "c"],
-        ["--executor=ray", "--ray=cpus=1", "--cluster", "auto"],
-    ],
-)
-def test_a_command_of_one_group_has_no_flags_about_the_others(how):
-    argv = ["launch.py", "--config=c.py", *how, "--workdir", "jobs", "--config.wait=quorum(k=1)"]
-    kept = ["launch.py", "--config=c.py", "--workdir", "jobs", "--config.wait=quorum(k=1)"]
+def test_a_command_of_one_group_has_no_flags_about_the_others():
+    others = "--jobs 2 -executor=slurm --slurm partition=gpu --print_commands=True --arm=b -arm c"
+    argv = ["launch.py", "--config=c.py", *others.split(), "--cluster", "auto", "--workdir", "jobs"]
+    kept = ["launch.py", "--config=c.py", "--workdir", "jobs"]
+    chosen = group("a/x", "b")
     arms = ["--arm=a/x", "--arm=b"]
-    assert executors.command(argv, group("a/x", "b")) == [sys.executable, *kept, *arms]
-
-
-def test_a_command_of_workers_on_a_cluster_says_where_it_is():
-    (arm,) = group("a")
-    arm.config.runtime = "actors"
-    argv = ["launch.py", "--config=c.py", "--jobs=2", "--cluster=auto"]
-    kept = ["launch.py", "--config=c.py", "--cluster=auto", "--arm=a"]
-    assert executors.command(argv, [arm]) == [sys.executable, *kept]
+    assert executors.command(argv, chosen) == [sys.executable, *kept, *arms]
+    chosen[0].config.runtime = "actors"  # whose workers live on the cluster
+    kept[2:2] = ["--cluster", "auto"]
+    assert executors.command(argv, chosen) == [sys.executable, *kept, *arms]
 
 
 # --- this process ---
@@ -187,8 +160,6 @@ def trained(monkeypatch):
         names.append(config.name)
         if config.name == "bad":
             raise RuntimeError("out of memory\n  in many lines")
-        if config.name == "interrupted":
-            raise KeyboardInterrupt
 
     def run_together(configs, places, on_record, **how):
         for config, place, tell in zip(configs, places, on_record, strict=True):
@@ -212,12 +183,6 @@ def test_a_failing_arm_does_not_lose_the_others(trained, tmp_path, capsys):
     )
 
 
-def test_ctrl_c_stops_all_arms(trained, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        executors.here([group("interrupted"), group("fine")], tmp_path, False, SHOWN)
-    assert trained == ["interrupted"] and not list(tmp_path.iterdir())
-
-
 # --- jobs ---
 
 
@@ -236,32 +201,3 @@ def test_a_preempted_job_is_queued_again_and_does_not_overwrite_its_run(tmp_path
     assert (tmp_path / "once" / "begun").read_text() == "--overwrite --seeds=2"
     assert summary(tmp_path / "once")["argv"] == ["--seeds=2"]
     assert summary(tmp_path / "fine")["argv"] == ["--overwrite", "--seeds=2"]
-
-
-@pytest.mark.parametrize("flag", ["--overwrite", "-overwrite", "--overwrite=true"])
-def test_a_job_that_is_queued_again_does_not_overwrite_its_run(flag):
-    again = slurm_job.Command(["launch.py", flag, "--workdir=overwrite"]).checkpoint()
-    assert again.function.command == ["launch.py", "--workdir=overwrite"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ("partition", "cannot read 'partition' in --slurm; write name=value"),
-        ("timeout_min=long", 'Parameter "timeout_min" expected type'),
-        ("partion=gpu", "Unknown argument 'partion'"),
-    ],
-)
-def test_wrong_settings_of_slurm_are_refused(settings, words):
-    slurm.check("timeout_min=5,partition=gpu", at_once=2, cluster="local")
-    with pytest.raises(ValueError, match=words):
-        slurm.check(settings, cluster="local")
-
-
-def test_without_submitit_or_slurm_there_is_another_way(monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(ValueError, match="finds no sbatch; start it where jobs are submitted"):
-        slurm.check("")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"run pip install submitit, or give .*print_commands"):
-        slurm.check("")

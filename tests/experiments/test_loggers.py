@@ -1,3 +1,4 @@
+import contextlib
 import math
 import sys
 import types
@@ -55,42 +56,30 @@ def test_tensorboard_gets_every_metric_over_every_axis(tmp_path):
 
 
 def test_wandb_goes_on_with_the_run_of_a_killed_one(tmp_path, monkeypatch):
-    calls = []
-
-    class Run:
-        def define_metric(self, name, step_metric):
-            calls.append((name, step_metric))
-
-        def log(self, values):
-            calls.append(values)
-
-        def finish(self, exit_code):
-            calls.append(exit_code)
-
-    def init(**settings):
-        calls.append(settings["id"])
-        return Run()
-
-    ids = iter(["first", "second"])
+    calls, ids = [], iter(["first", "second"])
+    run = types.SimpleNamespace(
+        define_metric=lambda name, step_metric: calls.append((name, step_metric)),
+        log=calls.append,
+        finish=lambda exit_code: calls.append(exit_code),
+    )
     util = types.SimpleNamespace(generate_id=lambda: next(ids))
-    client = types.SimpleNamespace(init=init, util=util)
-    monkeypatch.setitem(sys.modules, "wandb", client)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        loggers.attach(["wandb"], tmp_path, CONFIG, lambda record: None) as on_record,
-    ):
-        on_record(RECORDS[1])
-        raise KeyboardInterrupt
-    with loggers.attach(["wandb"], tmp_path, CONFIG, lambda record: None) as on_record:
-        on_record(RECORDS[2])
-    finite = {name: value for name, value in RECORDS[2].items() if name != "train_loss"}
-    begun = ["first", ("*", "update")]
-    assert calls == [*begun, RECORDS[1], 1, *begun, finite, 0]
+    init = lambda **settings: calls.append(settings["id"]) or run  # noqa: E731
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, util=util))
 
-    del calls[:]
-    with loggers.attach(["wandb"], tmp_path, CONFIG, lambda record: None) as on_record:
-        on_record(RECORDS[0])  # from the start: a run of its own
-    assert calls[0] == "second" and calls[2]["train_loss"] == 2.0
+    def logged(record, killed=False):
+        del calls[:]
+        attached = loggers.attach(["wandb"], tmp_path, CONFIG, lambda record: None)
+        with contextlib.suppress(KeyboardInterrupt), attached as on_record:
+            on_record(record)
+            if killed:
+                raise KeyboardInterrupt
+        return list(calls)
+
+    begun = ["first", ("*", "update")]
+    assert logged(RECORDS[1], killed=True) == [*begun, RECORDS[1], 1]
+    finite = {name: value for name, value in RECORDS[2].items() if name != "train_loss"}
+    assert logged(RECORDS[2]) == [*begun, finite, 0]
+    assert logged(RECORDS[0])[0] == "second"  # from the start: a run of its own
 
 
 def test_a_logger_that_is_unknown_or_not_installed_is_refused(monkeypatch):

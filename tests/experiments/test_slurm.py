@@ -1,4 +1,4 @@
-"""What is known of jobs without a Slurm: its queue is played by a program of that name."""
+"""Jobs without a Slurm, whose queue is played by a program of that name."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import joining, locks, slurm, slurm_job, slurm_queue
-from experiments.slurm_queue import Seen
+from experiments import distributed, locks, slurm
+from experiments.slurm import Seen
 
 
 @pytest.fixture
@@ -36,35 +36,27 @@ def squeue(tmp_path, monkeypatch):
 
 
 def test_the_queue_says_how_jobs_are_and_how_often_they_began_again(squeue):
-    called = squeue(
-        "12_0      RUNNING      0      None\n"
-        "12_1      PENDING      2      launch failed requeued held\n"
-        "7         CANCELLED    1      None"
-    )
-    assert slurm_queue.look(["12_0", "12_1", "7"]) == {
-        "12_0": Seen("RUNNING", 0, "None"),
-        "12_1": Seen("PENDING", 2, "launch failed requeued held"),
-        "7": Seen("CANCELLED", 1, "None"),
-    }
-    assert "--jobs=12,7,12" in called.read_text() and "--array" in called.read_text()
+    called = squeue("12_0      RUNNING      0\n12_1      PENDING      2")
+    assert slurm.look(["12_0", "12_1"]) == {"12_0": Seen("RUNNING", 0), "12_1": Seen("PENDING", 2)}
+    assert "--jobs=12,12" in called.read_text() and "--array" in called.read_text()
     squeue("slurm_load_jobs error: Unable to contact slurm controller", code=1)
-    with pytest.raises(slurm_queue.Silent, match="Unable to contact slurm controller"):
-        slurm_queue.look(["12_0"])
+    with pytest.raises(slurm.Silent, match="Unable to contact slurm controller"):
+        slurm.look(["12_0"])
 
 
-def test_a_job_that_the_queue_has_forgotten_has_ended(squeue, monkeypatch):
-    monkeypatch.setattr(slurm_queue, "SOONEST", 0.0)
-    said = []
-    queue = slurm_queue.Queue(["12_0", "12_1"], said.append)
+def test_a_job_that_the_queue_has_forgotten_has_ended(squeue, monkeypatch, capsys):
+    monkeypatch.setattr(slurm, "SOONEST", 0.0)
+    queue = slurm.Queue(["12_0", "12_1"])
     squeue("no answer", code=1)
     assert queue.seen("12_0") is None and queue.seen("12_0") is None
-    assert said == ["squeue fails (no answer); jobs go on, and this is asked again"]
+    said = capsys.readouterr().err
+    assert said == "squeue fails (no answer); jobs go on, and this is asked again\n"
     squeue("12_0 CONFIGURING 0 None\n99_0 FAILED 0 None")
     for _ in range(1000):  # it is asked less often the longer it has taken to answer
         if found := queue.seen("12_0"):
             break
         time.sleep(0.02)
-    assert found == Seen("CONFIGURING", 0, "None") and not found.ended
+    assert found == Seen("CONFIGURING", 0) and not found.ended
     assert queue.seen("12_1").ended and queue.seen("99_0") is None
 
 
@@ -91,12 +83,29 @@ def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path
         slurm.under_way(tmp_path)
 
 
-def test_a_job_too_short_to_be_warned_is_refused():
-    with pytest.raises(ValueError, match="a job of 1 min is asked to end 90 s before"):
-        slurm.check("timeout_min=1", cluster="local")
-    with pytest.raises(ValueError, match="give a longer timeout_min or a shorter signal_delay_s"):
-        slurm.check("timeout_min=2,signal_delay_s=120", cluster="local")
-    slurm.check("timeout_min=1,signal_delay_s=20", cluster="local")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("partition", "cannot read 'partition' in --slurm; write name=value"),
+        ("timeout_min=long", 'Parameter "timeout_min" expected type'),
+        ("partion=gpu", "Unknown argument 'partion'"),
+        ("timeout_min=1", "a job of 1 min is asked to end 90 s before"),
+        ("timeout_min=2,signal_delay_s=120", "give a longer timeout_min or a shorter signal_delay"),
+    ],
+)
+def test_wrong_settings_of_slurm_are_refused(settings, words):
+    slurm.check("timeout_min=1,signal_delay_s=20,partition=gpu", 2, cluster="local")
+    with pytest.raises(ValueError, match=words):
+        slurm.check(settings, cluster="local")
+
+
+def test_without_submitit_or_slurm_there_is_another_way(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ValueError, match="finds no sbatch; start it where jobs are submitted"):
+        slurm.check("")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"run pip install submitit, or give .*print_commands"):
+        slurm.check("")
 
 
 # A run that ends at its next evaluation when it is asked to, and at once when it is asked twice.
@@ -123,7 +132,7 @@ def test_a_run_is_asked_once_to_end_and_leaves_no_result(tmp_path, monkeypatch, 
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as leaving:
-            slurm_job.Command([sys.executable, "-c", RUN, str(tmp_path), "--overwrite"])()
+            slurm.Command([sys.executable, "-c", RUN, str(tmp_path), "--overwrite"])()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert leaving.value.code == code
@@ -131,9 +140,15 @@ def test_a_run_is_asked_once_to_end_and_leaves_no_result(tmp_path, monkeypatch, 
     assert (tmp_path / "asked").read_text() == "1"
 
 
+def test_a_job_that_is_queued_again_does_not_overwrite_its_run():
+    flags = ["--overwrite", "-overwrite", "--overwrite=true", "--workdir=overwrite"]
+    again = slurm.Command(["launch.py", *flags]).checkpoint()
+    assert again.function.command == ["launch.py", "--workdir=overwrite"]
+
+
 def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(tmp_path, capsys):
-    assert joining.is_queued_again({"SLURM_RESTART_COUNT": "1"})
-    assert not joining.is_queued_again({"SLURM_RESTART_COUNT": "0"})
+    assert distributed.is_queued_again({"SLURM_RESTART_COUNT": "1"})
+    assert not distributed.is_queued_again({"SLURM_RESTART_COUNT": "0"})
     path, order = tmp_path / locks.RUN, []
     with locks.held(path):
 
@@ -193,14 +208,14 @@ def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
     job = slurm._Job(submitted, lambda name: seen[-1])
     assert job.poll() is None and job.note() is None
     for state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"):
-        seen.append(Seen(state, 0, ""))
+        seen.append(Seen(state, 0))
         assert job.poll() is None and job.note() is None
-    seen.append(Seen("PENDING", 1, "BeginTime"))
+    seen.append(Seen("PENDING", 1))
     assert job.note() == "job 12_0 is queued again; it goes on from the last checkpoint"
     assert job.note() is None
     submitted.results[0] = ("success", 3)
     assert job.poll() is None  # the other task has not ended
-    seen.append(Seen("CANCELLED", 1, ""))
+    seen.append(Seen("CANCELLED", 1))
     assert job.poll() == "job 12_0 ended with exit code 3; see 0.err"
     submitted.results[1] = ("success", -9)
     assert job.poll() == "job 12_0 ended with SIGKILL; see 1.err"
@@ -209,9 +224,9 @@ def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
     submitted.results[1] = ("error", "Traceback: no module\n")
     assert job.poll() == "job 12_0 ended: it has raised Traceback: no module"
 
-    late = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("COMPLETED", 0, ""))
+    late = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("COMPLETED", 0))
     assert late.poll() is None  # its result may only not be seen yet
     monkeypatch.setattr(slurm, "LATE", 0.0)
     assert late.poll().startswith("job 12_0 is COMPLETED; see 0.err; the same command goes on")
-    gone = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("FORGOTTEN", 0, ""))
+    gone = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("FORGOTTEN", 0))
     assert gone.poll().startswith("job 12_0 is not known to Slurm any more; see 0.err")

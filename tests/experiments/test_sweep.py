@@ -1,11 +1,14 @@
 import pytest
 
-from experiments import config_files, records, registry, sweep, tasks
+from experiments import records, registry, sweep, tasks
 
 # --- overrides ---
 
 
 def test_override_replaces_dotted_keys_in_a_copy(config):
+    for key in ("wiat", "optimizer.decay.x", "seed.x", ""):
+        with pytest.raises(ValueError, match=f"the config has no entry {key!r}"):
+            sweep.override(config, {key: 1})
     changes = {"optimizer.learning_rate": 1, "wait": "barrier", "seconds": 2}
     changed = sweep.override(config, changes)
     assert changed.optimizer.learning_rate == 1 and changed.seconds == 2
@@ -16,25 +19,7 @@ def test_override_replaces_dotted_keys_in_a_copy(config):
     assert registry.text(plain.optimizer) == "sgd(decay=0.5, learning_rate=1)"
 
 
-@pytest.mark.parametrize("key", ["wiat", "optimiser.decay", "optimizer.decay.x", "seed.x", ""])
-def test_override_refuses_keys_that_are_not_there(config, key):
-    with pytest.raises(ValueError) as caught:
-        sweep.override(config, {key: 1})
-    assert f"the config has no entry {key!r}" in str(caught.value)
-
-
 # --- which arms ---
-
-
-def test_without_a_sweep_the_config_is_the_only_arm(config):
-    assert sweep.expand(config, None, {}, seeds=1) == [sweep.Arm("", config)]
-
-
-def test_seeds_repeat_an_arm_in_directories_of_their_own(config):
-    arms = sweep.expand(sweep.override(config, {"seed": 5}), None, {}, seeds=3)
-    assert [arm.path for arm in arms] == ["seed_5", "seed_6", "seed_7"]
-    assert [arm.config.seed for arm in arms] == [5, 6, 7]
-    assert {arm.config.name for arm in arms} == {"tiny"}
 
 
 def test_a_sweep_gives_every_arm_its_name_and_changes(config, sweep_file):
@@ -45,6 +30,9 @@ def test_a_sweep_gives_every_arm_its_name_and_changes(config, sweep_file):
     assert [arm.config.mini_batches for arm in arms] == [2, 1]
     places = [arm.path for arm in sweep.expand(config, path, {}, seeds=2)]
     assert places == ["a/x/seed_0", "a/x/seed_1", "a/y/seed_0", "a/y/seed_1"]
+    assert sweep.expand(config, None, {}, seeds=1) == [sweep.Arm("", config)]
+    arms = sweep.expand(sweep.override(config, {"seed": 5}), None, {}, seeds=2)
+    assert [(arm.path, arm.config.seed) for arm in arms] == [("seed_5", 5), ("seed_6", 6)]
 
 
 def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file):
@@ -62,13 +50,9 @@ def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file)
     [
         ("yield 'a', {'wiat': 1}", "the config has no entry 'wiat'"),
         ("yield 'a', {}; yield 'a', {'wait': 'barrier'}", "two arms of the sweep have the same"),
-        ("yield 'a', {}; yield 'a/', {}", "two arms of the sweep have the same"),
         ("yield from ()", "yields no arms"),
         ("return 3", "fails with TypeError: 'int' object is not iterable; let it yield (name, "),
-        ("yield 'a'", "fails with ValueError: not enough values to unpack"),
-        ("yield 'a', 3", "fails with TypeError"),
         ("raise KeyError('graph')", "fails with KeyError: 'graph'"),
-        ("yield 3, {}", "config.name must be a text, got 3"),
         ("yield '', {}", "config.name must be a text, got ''"),
         ("yield '/a', {}", "arm '/a/seed_0' would leave the workdir"),
         ("yield 'a/../../b', {}", "arm 'a/../../b/seed_0' would leave the workdir"),
@@ -81,11 +65,9 @@ def test_a_sweep_that_makes_no_sense_is_refused(config, sweep_file, body, words)
     assert words in str(caught.value)
 
 
-def test_a_file_without_a_sweep_is_refused(config, tmp_path):
-    (tmp_path / "none.py").write_text("")
-    file = config_files.load(str(tmp_path / "none.py"))
-    with pytest.raises(ValueError, match=r"none.py has no sweep\(\); run it without --sweep"):
-        sweep.expand(config, file, {}, seeds=1)
+def test_a_file_without_a_sweep_is_refused(config):
+    with pytest.raises(ValueError, match=r"has no sweep\(\); run it without --sweep"):
+        sweep.expand(config, sweep, {}, seeds=1)
 
 
 # --- checks before the first arm ---
@@ -156,13 +138,6 @@ def test_a_workdir_that_cannot_be_made_is_refused(config, tmp_path, place):
         with pytest.raises(ValueError, match="file is not a directory; choose another --workdir"):
             sweep.check(sweep.expand(config, None, {}, seeds), str(tmp_path / place), True)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_config_that_cannot_be_read_is_not_overwritten(config, tmp_path):
-    (tmp_path / "config.json").write_text("{not json")
-    with pytest.raises(ValueError, match=r"holds a config.json that cannot be read \("):
-        sweep.check([sweep.Arm("", config)], str(tmp_path), overwrite=False)
-    assert (tmp_path / "config.json").read_text() == "{not json"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import numpy as np
 from algorithms import all_reduce, dpsgd, matcha
 from algorithms.base import scale_by_samples
 from comms import topology
-from experiments import coordination, distributed
-from experiments.shared_tally import PLACE, SharedTally
+from experiments import distributed
 from runtimes import mesh, packing
 from stragglers import delays, inject, processes
 from tests import planned
@@ -78,7 +77,8 @@ def most(row, workers):
 def run(row, workers) -> dict[str, np.ndarray]:
     """What happened in the rounds of a row, and where they led."""
     trigger = rule(row, workers).trigger
-    watch = inject.Injector(workers, trigger, 0, delay=delay(row, workers), tally=SharedTally())
+    tally = distributed.SharedTally()
+    watch = inject.Injector(workers, trigger, 0, delay=delay(row, workers), tally=tally)
     runtime = mesh.Mesh(
         METHODS[row.method](workers),
         losses,
@@ -109,7 +109,7 @@ def main(output, coordinator, count, rank, *rows) -> None:
         for key, array in run(ROWS[name], jax.device_count()).items()
     }
     packing.of_all(np.zeros(1))  # all have closed their rounds
-    np.savez(output, keys=coordination.keys(PLACE), **happened)
+    np.savez(output, keys=list(distributed.texts(distributed.ROUNDS)), **happened)
 
 
 if __name__ == "__main__":
