@@ -36,7 +36,7 @@ from typing import NoReturn
 
 from absl import app, flags
 
-from experiments import config_files, manifest
+from experiments import config_files, records
 
 FLAGS = flags.FLAGS
 NUMBER = "give a number of seconds"
@@ -195,7 +195,7 @@ def parse(argv: list[str]) -> list[str]:
         argv, entries = config_files.overrides(FLAGS.read_flags_from_files(argv))
         rest = FLAGS(argv)
         for name in () if FLAGS.version else ("workdir", "report", "watch", "advise", "jobset"):
-            manifest.refuse_remote(FLAGS[name].value or "", f"--{name}")
+            records.refuse_remote(FLAGS[name].value or "", f"--{name}")
     except (flags.Error, OSError, ValueError) as error:
         refuse(error)
     _ENTRIES.clear()

@@ -40,7 +40,7 @@ from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_st
 from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, Skip, compared, free_port, head, run
 from benchmarks.suite import CODECS, callback_row, codec_rows, ratio_rows
 from comms import collectives, gossip, mixing, topology
-from experiments import distributed, peaks, profiling, stopwatch, tasks
+from experiments import distributed, profiling, program_costs, stopwatch, tasks
 from experiments.tasks import models
 from runtimes import mesh
 from runtimes.rounds import Table
@@ -81,6 +81,12 @@ class Sizes(NamedTuple):
     codec: float  # s, for 1e7 coordinates
     devices: float  # s, of a row on several devices
 
+
+FORMULA = (
+    "utilisation = FLOPs of the hand-written step / (its device's peak FLOP/s x seconds of our "
+    "step); FLOPs as XLA counts them before any optimisation, 2 for a multiply-add; the peak is "
+    "that of dense products of float32 arrays at JAX's default precision"
+)
 
 ACCELERATOR = Sizes(
     text={
@@ -164,12 +170,12 @@ def _used(task, step, rows, updates: int, peak, taken: Mapping[str, float]) -> d
     copies = rows[0] if len(rows) > 1 else None
     carry = jax.eval_shape(lambda: carry_of(built.init(jax.random.key(0)), copies))
     indices = jax.ShapeDtypeStruct(rows, np.int32)
-    counted = peaks.flops(step(built.losses), carry, indices, built.train)
+    counted = program_costs.flops(step(built.losses), carry, indices, built.train)
     seconds = taken["ours"] / updates
     known = {"ms per step": 1e3 * seconds, "GFLOPs per step": 1e-9 * counted}
     if "looped" in taken:
         known["over looped"] = taken["ours"] / taken["looped"]
-    return known | peaks.utilisation(counted, seconds, peak)
+    return known | program_costs.utilisation(counted, seconds, peak)
 
 
 # --- several devices ---
@@ -424,7 +430,7 @@ def rows(sizes: Sizes, found: dict, path, measured: list, processes) -> Iterator
     """All rows, most valuable first; the last one looks at what was measured until then."""
     count, known = found["count"], []
     groups = (
-        step_rows(sizes, count, peaks.peak_of(found["kind"])),
+        step_rows(sizes, count, program_costs.peak_of(found["kind"])),
         ratio_rows(sizes.workers, RATIOS, sizes.ratio),
         codec_rows(sizes.codecs, sizes.coordinates, sizes.codec),
         [callback_row(count, sizes.devices)],
@@ -454,7 +460,7 @@ def main() -> None:
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", min(8, max(2, os.cpu_count() or 1)))
     first, on_cpu = jax.devices()[0], jax.default_backend() == "cpu"
-    peak = peaks.peak_of(first.device_kind)
+    peak = program_costs.peak_of(first.device_kind)
     found = {
         "backend": jax.default_backend(), "kind": first.device_kind, "count": jax.device_count(),
         "peak": None if peak is None else peak._asdict(), "cores": os.cpu_count(),
@@ -468,7 +474,7 @@ def main() -> None:
     record = head(" ".join(["python -m benchmarks.accelerator", *given])) | {
         "device": found,
         "flags": {name: text for name, text in os.environ.items() if KEPT.match(name)},
-        "sizes": sizes._asdict(), "formula": peaks.FORMULA, "complete": False, "rows": [],
+        "sizes": sizes._asdict(), "formula": FORMULA, "complete": False, "rows": [],
     }  # fmt: skip
     say = functools.partial(print, flush=True)
     say(f"{found['count']} x {found['kind']}, {found['backend']}; load {found['load']:.1f} on "
@@ -484,7 +490,7 @@ def main() -> None:
            if row["section"] == CODECS and line["value"] >= PALLAS * line["goal"]]  # fmt: skip
     if far:
         say(f"candidates for a Pallas kernel, twice their goal or more: {'; '.join(far)}")
-    say(peaks.FORMULA)
+    say(FORMULA)
     ran = sum(row["state"] == RAN for row in record["rows"])
     say(f"{ran} of {len(record['rows'])} rows ran; {path}")
     sys.exit(0 if good else 1)

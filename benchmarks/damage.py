@@ -30,17 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import every_rule
-from experiments import (
-    checkpoints,
-    formats,
-    profiling,
-    provenance,
-    publish,
-    records,
-    report,
-    saving,
-    train,
-)
+from experiments import checkpoints, formats, profiling, provenance, publish, records, report, train
 from stragglers import processes, schedule
 
 LIMIT = 10  # s of the processor that a reader may take
@@ -229,7 +219,7 @@ def _gather(path: Path) -> None:
 
 def _read_lines(path: Path) -> None:
     """Metrics that a run is to go on from."""
-    (checkpoint,) = saving.newest([path.parent], [str])
+    (checkpoint,) = train.newest([path.parent], [str])
     assert len(records.read_metrics(path.parent)[: checkpoint.records]) == checkpoint.records
 
 
@@ -340,7 +330,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(READERS), help="readers, with commas")
     options = parser.parse_args()
-    print(f"{'reader':12} {'tries':>7} {'refused':>8} {'read':>7} {'broken':>7}")
+    print(f"{'reader':17} {'tries':>7} {'refused':>8} {'read':>7} {'broken':>7}")
     broken = 0
     for name in options.only.split(","):
         with tempfile.TemporaryDirectory() as scratch:
@@ -348,7 +338,7 @@ def main() -> None:
         wrong = {how: count for how, count in outcomes.items() if how.startswith("broken")}
         broken += sum(wrong.values())
         print(
-            f"{name:12} {options.tries:7} {outcomes['refused']:8} {outcomes['read']:7} "
+            f"{name:17} {options.tries:7} {outcomes['refused']:8} {outcomes['read']:7} "
             f"{sum(wrong.values()):7}",
             flush=True,
         )

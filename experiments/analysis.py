@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from experiments import figures, files, manifest, records, stats
+from experiments import figures, files, records, stats
 from experiments.stats import Claim, Numbers
 from experiments.tables import NONE, as_table, print_claims
 
@@ -43,7 +43,7 @@ def check(workdir: str | os.PathLike, config: ConfigDict, overwrite: bool) -> No
     records.check(workdir, config, overwrite)
     workdir = Path(workdir)
     ours = (workdir / records.CONFIG).exists()
-    manifest.refuse(workdir, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS), ours)
+    records.refuse(workdir, (*records.LAUNCH_FILES, *records.LAUNCH_FOLDERS), ours)
 
 
 def write(

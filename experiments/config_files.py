@@ -277,7 +277,7 @@ def grid_points(grids: dict[str, list[str]]) -> Iterator[tuple[str, dict[str, st
 def sections() -> list[tuple[str, str, registry.Kind]]:
     """Return a heading, the entry of a config that names such parts, and what is known of them."""
     from experiments import optimizers, prepare
-    from experiments.tasks import TASK, dense_tasks, sparse_tasks
+    from experiments.tasks import TASK, dense_tasks, text, text_tasks
 
     return [
         ("Methods", "algorithm", prepare.METHOD),
@@ -286,10 +286,10 @@ def sections() -> list[tuple[str, str, registry.Kind]]:
         ("Delays", "delay", prepare.DELAY),
         ("Tasks", "task", TASK),
         ("Models of images", "task.model", dense_tasks.MODEL),
-        ("Models of words", "task.model", sparse_tasks.LANGUAGE_MODEL),
+        ("Models of words", "task.model", text_tasks.LANGUAGE_MODEL),
         ("Sources of images", "task.source", dense_tasks.SOURCE),
-        ("Corpora", "task.corpus", sparse_tasks.CORPUS),
-        ("Interactions", "task.interactions", sparse_tasks.INTERACTIONS),
+        ("Corpora", "task.corpus", text.CORPUS),
+        ("Interactions", "task.interactions", text.INTERACTION),
         ("Graphs", "graph", prepare.GRAPH),
         ("Mixing matrices of methods that gossip", "algorithm.mixing_matrix", prepare.MIXING),
         ("Splits of the samples", "split", prepare.SPLIT),

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from comms import hashing, messages
-from experiments import peaks, prepare, program_costs, registry, runtime_builders, tasks
+from experiments import prepare, program_costs, registry, runtime_builders, tasks
 from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
 
@@ -208,7 +208,7 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
     """Print a row for every arm: (name, config); seconds come from its rooflines."""
     console = console or Console()
     kind = jax.devices()[0].device_kind
-    kinds = [kind] if peaks.peak_of(kind) else list(ELSEWHERE)
+    kinds = [kind] if program_costs.peak_of(kind) else list(ELSEWHERE)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("arm", overflow="fold")
     headings = ("parameters", "sent\nper update", "memory\nof a device", "GFLOPs\nper update")
@@ -218,7 +218,11 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
         found = forecast(config)
         cells = [f"{found.parameters:,}", prepare.size(found.sent), prepare.size(found.memory)]
         cells.append(_number(1e-9 * sum(found.flops.values())))
-        shown.add_row(name, *cells, *(_seconds(found, peaks.peak_of(kind)) for kind in kinds))
+        for kind in kinds:
+            peak = program_costs.peak_of(kind)
+            least = program_costs.roofline(found.flops, found.moved, peak)
+            cells.append(f"{_number(1e3 * least)}{'*' if found.memory > peak.memory else ''}")
+        shown.add_row(name, *cells)
     shown.caption = (
         "memory: what is kept, the examples, and what an update needs at its largest; sent: by a "
         "worker; ms: computing or moving bytes at the device's best, whichever takes longer; *: it "
@@ -227,11 +231,6 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
     console.print(shown, highlight=False)
-
-
-def _seconds(found: Forecast, peak: peaks.Peak) -> str:
-    least = peaks.roofline(found.flops, found.moved, peak)
-    return f"{_number(1e3 * least)}{'*' if found.memory > peak.memory else ''}"
 
 
 def _number(value: float) -> str:

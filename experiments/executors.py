@@ -23,7 +23,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from experiments import (
     distributed,
     files,
-    locks,
     loggers,
     records,
     restarts,
@@ -188,7 +187,7 @@ def _run(
     except Exception as error:  # whatever it is, the other arms can do without this one
         failure = one_line(f"{type(error).__name__}: {error}")
         # Another process writes there, or has gone and is the one to say why.
-        others = isinstance(error, locks.InUse) or distributed.is_lost(error)
+        others = isinstance(error, files.InUse) or distributed.is_lost(error)
         if len(group) == 1 and distributed.is_writer() and not others:
             with contextlib.suppress(files.NotWritten):  # as on a full disk
                 files.make(workdirs[0])

@@ -1,30 +1,43 @@
-"""The only way to the disk: whole files or none, never through a link, in UTF-8.
+"""The only way to the disk: whole files or none, one writer at a time, never through a link.
 
 A file is written under a name that nobody can guess, in the same directory, and takes the place of
 the old one when it is complete. Whatever goes wrong, as on a full disk, the old file stays and the
 error is one sentence, `NotWritten`. Reading takes ordinary files alone, see `stragglers.reading`.
+
+A lock is the system's on a file, held by whoever writes beside it. The system takes it from a
+process that dies; a file that is left behind locks nothing. Where a file system has no locks,
+nobody is refused. `filelock` would leave the file behind and not name the holder.
 """
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
+import stat
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from experiments import endings, registry
 from stragglers.reading import opened
 
+RUN_LOCK = "run.lock"  # beside the records of a run while it trains
+LAUNCH_LOCK = "launch.lock"  # in a workdir while its arms are started and compared
+LOCK_WAITS = 1.0  # s between two looks at a lock that is waited for
 _TEMPORARY = re.compile(r"\.gossax-[0-9a-f]{16}\.tmp")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o666  # less what the umask takes away
 
 
 class NotWritten(ValueError):
-    """Something could not be written; what was there is still there."""
+    """An error of the disk; what was there is still there."""
 
     def __init__(self, path: str | os.PathLike, error: Exception):
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
@@ -34,9 +47,22 @@ class NotWritten(ValueError):
         )
 
 
+class InUse(ValueError):
+    """Another process writes there."""
+
+
+@contextlib.contextmanager
+def _writing(path: str | os.PathLike) -> Iterator[None]:
+    """Turn errors of the system into NotWritten."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(path, error) from error
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, durable: bool = True) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of `path` when the block ends without an error.
+    """Yield a new file, which takes the place of `path` when the block ends without an error.
 
     durable: whether it has to survive a power cut from then on.
     Raises NotWritten where the disk does not take it.
@@ -44,17 +70,16 @@ def replacing(path: str | os.PathLike, durable: bool = True) -> Iterator[BinaryI
     path = Path(path)
     beside = path.with_name(f".gossax-{secrets.token_hex(8)}.tmp")
     try:
-        descriptor = os.open(beside, _NEW | os.O_EXCL, _MODE)
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
+        with _writing(path):
+            descriptor = os.open(beside, _NEW | os.O_EXCL, _MODE)
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(descriptor)
+            os.replace(beside, path)
             if durable:
-                os.fsync(descriptor)
-        os.replace(beside, path)
-        if durable:
-            sync(path.parent)
-    except OSError as error:
-        raise NotWritten(path, error) from error
+                sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(beside)
@@ -72,47 +97,37 @@ class Lines:
     def __init__(self, path: str | os.PathLike):
         """Open an ordinary file that is there."""
         self._path = path
-        try:
+        with _writing(path):
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise NotWritten(path, error) from error
 
     def add(self, line: str) -> None:
         """Write a line, or raise NotWritten with the line cut off."""
         left = f"{line}\n".encode()
-        try:
+        with _writing(self._path):
             while left:
                 left = left[os.write(self._file, left) :]
-        except OSError as error:
-            raise NotWritten(self._path, error) from error
 
     def sync(self) -> None:
         """Let all lines so far survive a power cut."""
-        try:
+        with _writing(self._path):
             os.fsync(self._file)
-        except OSError as error:
-            raise NotWritten(self._path, error) from error
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def stream(path: str | os.PathLike) -> BinaryIO:
-    """An emptied file for what a process prints, which people read while it grows."""
-    try:
+    """Return an emptied file for what a process prints, which people read while it grows."""
+    with _writing(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         descriptor = os.open(path, _NEW | os.O_NONBLOCK | os.O_TRUNC, _MODE)
-    except OSError as error:
-        raise NotWritten(path, error) from error
     return os.fdopen(descriptor, "wb")
 
 
 def make(folder: str | os.PathLike) -> None:
     """Make a directory and those above it, if need be."""
-    try:
+    with _writing(folder):
         os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise NotWritten(folder, error) from error
 
 
 def check_room(folder: str | os.PathLike, size: int) -> None:
@@ -122,19 +137,19 @@ def check_room(folder: str | os.PathLike, size: int) -> None:
 
 
 def read(path: str | os.PathLike) -> bytes:
-    """What an ordinary file holds; OSError where there is none, ValueError for a pipe."""
+    """Return an ordinary file's content; OSError where there is none, ValueError for a pipe."""
     with opened(path) as file:
         return file.read()
 
 
 def digest(path: str | os.PathLike) -> str:
-    """The SHA-256 of an ordinary file; as `read`."""
+    """Return the SHA-256 of an ordinary file; as `read`."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of an ordinary file in UTF-8; as `read`."""
+    """Return the text of an ordinary file in UTF-8; as `read`."""
     return read(path).decode()
 
 
@@ -151,11 +166,9 @@ def remove_tree(folder: str | os.PathLike) -> None:
 
 def move(old: str | os.PathLike, new: str | os.PathLike) -> None:
     """Give a file or directory another name, which is on the disk when this returns."""
-    try:
+    with _writing(new):
         os.replace(old, new)
         sync(Path(new).parent)
-    except OSError as error:
-        raise NotWritten(new, error) from error
 
 
 def tidy(folder: str | os.PathLike) -> None:
@@ -174,3 +187,66 @@ def sync(folder: str | os.PathLike) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- locks ---
+
+
+@contextlib.contextmanager
+def held(path: Path, waits: bool = False) -> Iterator[None]:
+    """Hold the lock `path`, whose directory is made if need be.
+
+    Where somebody else does: InUse, or wait for them, until a signal asks this process to end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    said = False
+    while True:
+        try:
+            descriptor = _lock(path, os.O_CREAT, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+                    break
+            os.close(descriptor)  # its last holder has removed it since it was opened
+        except InUse as error:
+            if not waits or endings.asked() is not None:
+                raise
+            if not said:
+                print(f"waiting: {error}", file=sys.stderr, flush=True)
+                said = True
+            time.sleep(LOCK_WAITS)
+    try:
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without a word in it
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is locked
+        os.close(descriptor)
+
+
+def check_lock(path: Path) -> None:
+    """InUse where somebody holds the lock `path`; nothing is made."""
+    with contextlib.suppress(FileNotFoundError):
+        os.close(_lock(path, 0, fcntl.LOCK_SH))
+
+
+def _lock(path: Path, make: int, kind: int) -> int:
+    """Return the descriptor of a file that is locked, or raise InUse with its holder."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+        descriptor = os.open(path, flags | make, _MODE)
+        stack.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{path} is no ordinary file; move it away")
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = registry.brief(os.pread(descriptor, 400, 0).decode(errors="replace"))
+            raise InUse(
+                f"workdir {path.parent} is in use by {holder or 'another process'}; wait until "
+                "that ends, or choose another --workdir"
+            ) from None
+        except OSError:
+            pass  # no locks here
+        stack.pop_all()
+    return descriptor

@@ -1,7 +1,8 @@
-"""The JSON files of a workdir: which fields each kind has, and the way out of a damaged one.
+"""The JSON files of a workdir: the fields of each kind, digests, and the way out of a damaged one.
 
 A field that is there must be of its type; only those that are `needed` must be there. A file that
-is damaged anywhere is refused as a whole, in one sentence per kind.
+is damaged anywhere is refused as a whole, in one sentence per kind. A finished run leaves the
+SHA-256 of its files in `digests.json`, which are compared whenever one of them is read.
 """
 
 import datetime
@@ -16,32 +17,47 @@ from typing import Any, NamedTuple
 from experiments import files
 from experiments.registry import brief, is_number, is_visible
 
+DIGESTS = "digests.json"  # names of files of a finished run -> their SHA-256
 _LARGEST = sys.float_info.max  # beyond it a whole number of JSON is no float
-Fits = Callable[[Any], bool]
 
 
 class Damaged(ValueError):
-    """A file does not hold what we write into files of its name."""
+    """A file with another content than what we write into files of its name."""
 
 
 class Format(NamedTuple):
     """A kind of file, or of a line of one: a JSON object.
 
-    fields: tests of fields, where they are there. needed: the names of fields that must be.
-    way_out: out of a damaged one, with {path} and {folder} for where it lies.
+    fields: patterns of fields, where they are there: a type, a test, a list of a pattern, a tuple
+    of alternatives, or another format. needed: the names of fields that must be. way_out: out of a
+    damaged one, with {path} and {folder} for where it lies.
     """
 
-    fields: Mapping[str, Fits]
-    needed: tuple[str, ...]
-    way_out: str
+    fields: Mapping[str, Any]
+    needed: tuple[str, ...] = ()
+    way_out: str = ""
 
 
 def read(path: str | Path, form: Format) -> dict[str, Any]:
     """Return the object in a JSON file; Damaged where there is none of this kind."""
     try:
+        check_digest(path)
         return checked(parse(files.read(path)), path, form)
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise damaged(path, error, form) from error
+
+
+def check_digest(path: str | Path) -> None:
+    """Raise ValueError for a file that is not the one with which its run has finished."""
+    path = Path(path)
+    try:
+        known = parse(files.read(path.with_name(DIGESTS))).get(path.name, ...)
+    except FileNotFoundError:  # of an older run, or one that has not finished
+        return
+    except (ValueError, AttributeError, RecursionError):
+        known = None
+    if known not in (..., files.digest(path)):
+        raise ValueError(f"its SHA-256 is not in {DIGESTS}, without which it is taken as it is")
 
 
 def parse(text: str | bytes) -> Any:
@@ -65,29 +81,32 @@ def damaged(path: str | Path, why: Exception | str, form: Format) -> Damaged:
     """Return the error that names a file, its fault and the way out."""
     if isinstance(why, Damaged):
         return why
-    reason = {
-        RecursionError: "it is nested too deeply",
-        MemoryError: "it is too large",
-    }.get(type(why)) or brief(getattr(why, "strerror", None) or why)
+    kinds = {RecursionError: "it is nested too deeply", MemoryError: "it is too large"}
+    reason = kinds.get(type(why)) or brief(getattr(why, "strerror", None) or why)
     way_out = form.way_out.format(path=path, folder=Path(path).parent)
     return Damaged(f"{path} cannot be read ({reason}); {way_out}")
 
 
-def fits(value: Any, form: Format) -> bool:
-    """Return whether a value is an object of this kind."""
-    return _fault(value, form) is None
+def fits(value: Any, pattern: Any) -> bool:
+    """Return whether a value is of a pattern, see `Format`."""
+    if isinstance(pattern, Format):
+        return _fault(value, pattern) is None
+    if isinstance(pattern, tuple):
+        return any(fits(value, one) for one in pattern)
+    if isinstance(pattern, list):
+        return isinstance(value, list) and all(fits(one, pattern[0]) for one in value)
+    if pattern is None or isinstance(pattern, type):
+        return value is None if pattern is None else isinstance(value, pattern)
+    return pattern(value)
 
 
 def _fault(value: Any, form: Format) -> str | None:
     if not isinstance(value, Mapping):
         return "object"
     missing = (name for name in form.needed if name not in value)
-    wrong = (name for name, test in form.fields.items() if name in value and not test(value[name]))
+    fields = form.fields.items()
+    wrong = (name for name, one in fields if name in value and not fits(value[name], one))
     return next((repr(name) for names in (missing, wrong) for name in names), None)
-
-
-def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _is_text(value: Any) -> bool:
@@ -110,11 +129,7 @@ def _is_time(value: Any) -> bool:
     return _is_finite(value) and 0 <= value < 1e18  # s or bytes, whose squares are numbers
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_texts(value: Any) -> bool:
+def _are_texts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
 
 
@@ -131,36 +146,21 @@ def _is_share(value: Any) -> bool:
     return all(part.isascii() and part.isdigit() for part in parts)
 
 
-def _or_none(test: Fits) -> Fits:
-    return lambda value: value is None or test(value)
-
-
-def _list_of(test: Fits) -> Fits:
-    return lambda value: isinstance(value, list) and all(map(test, value))
-
-
-def _object(fields: Mapping[str, Fits], needed: tuple[str, ...]) -> Fits:
-    return lambda value: fits(value, Format(fields, needed, ""))
-
-
 def _are_cells(value: Any) -> bool:
     """Return whether a table has as many cells in each row as columns."""
     return all(len(row) == len(value["columns"]) for row in value["rows"])
 
 
-def _table(needed: tuple[str, ...]) -> Fits:
+def _arms(needed: tuple[str, ...]) -> Callable[[Any], bool]:
     """Return the test of a table of arms, as `publish.take` writes them."""
-    is_table = _object(
-        {"columns": _list_of(_is_string), "rows": _list_of(lambda row: isinstance(row, list))},
-        ("columns", "rows"),
-    )
-    is_arm = _object(_OF_ARM, needed)
 
     def test(value: Any) -> bool:
-        if not is_table(value) or not _are_cells(value):
+        is_table = Format({"columns": [str], "rows": [list]}, ("columns", "rows"))
+        if not fits(value, is_table) or not _are_cells(value):
             return False
         arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
-        return all(map(is_arm, arms)) and (not arms or value["columns"][0] == "name")
+        whole = fits(arms, [Format(_OF_ARM, needed)])
+        return whole and (not arms or value["columns"][0] == "name")
 
     return test
 
@@ -180,12 +180,12 @@ _NUMBERS = (
     "idle_fraction", "staleness_mean", "test_accuracy_worst_worker", "test_accuracy_best_worker",
     "test_samples",
 )  # fmt: skip
-_OF_ARM: Mapping[str, Fits] = MappingProxyType({
+_OF_ARM: Mapping[str, Any] = MappingProxyType({
     **dict.fromkeys(("name", "clock", "wait", "algorithm", "runtime"), _is_name),
-    "baseline": _or_none(_is_name), "stopped": _or_none(_is_text), "seed": _is_count,
-    "workers": lambda value: _is_count(value) and 0 < value < 2**31, "seeds": _list_of(_is_count),
-    "reached": _is_share, **dict.fromkeys(_NUMBERS, _or_none(_is_finite)),
-    **{f"{name}_by_seed": _or_none(_list_of(_or_none(_is_finite))) for name in BY_SEED},
+    "baseline": (None, _is_name), "stopped": (None, _is_text), "seed": _is_count,
+    "workers": lambda value: _is_count(value) and 0 < value < 2**31, "seeds": [_is_count],
+    "reached": _is_share, **dict.fromkeys(_NUMBERS, (None, _is_finite)),
+    **{f"{name}_by_seed": (None, [(None, _is_finite)]) for name in BY_SEED},
 })  # fmt: skip
 _IN_TABLE = (
     "name", "baseline", "clock", "target_loss", "updates", "samples", "seconds",
@@ -195,7 +195,7 @@ _IN_TABLE = (
 LINE = Format(
     {
         **dict.fromkeys(("update", "samples"), _is_count), "seconds": _is_finite,
-        **dict.fromkeys(_MEASURED, _or_none(_is_finite)),
+        **dict.fromkeys(_MEASURED, (None, _is_finite)),
     },
     (),
     "remove the summary.json and the checkpoint of {folder}, and the same command trains that run "
@@ -213,20 +213,17 @@ SUMMARY = Format(
 )
 WHOLE_SUMMARY = SUMMARY._replace(needed=(*_IN_TABLE, "seed", "wait", "workers"))
 SWEEP = Format(
-    {"arms": _list_of(_object(_OF_ARM, ("name",)))},
+    {"arms": [Format(_OF_ARM, ("name",))]},
     (),
     "remove it, and the same command writes it again from its arms' summaries",
 )
-WHOLE_SWEEP = SWEEP._replace(fields={"arms": _list_of(_object(_OF_ARM, _IN_TABLE))})
-_NUMBERS_TABLE = _object(
-    {"title": _is_string, "columns": _list_of(_is_string), "rows": _list_of(_list_of(_is_string))},
-    ("title", "columns", "rows"),
-)
+WHOLE_SWEEP = SWEEP._replace(fields={"arms": [Format(_OF_ARM, _IN_TABLE)]})
+_TABLE = Format({"title": str, "columns": [str], "rows": [[str]]}, ("title", "columns", "rows"))
 NOTE = Format(
     {
-        "command": _is_string, "about": _is_string, "date": _is_date, "versions": _is_texts,
-        "claims": _list_of(lambda pair: _list_of(_is_string)(pair) and len(pair) == 2),
-        "numbers": _list_of(lambda table: _NUMBERS_TABLE(table) and _are_cells(table)),
+        "command": str, "about": str, "date": _is_date, "versions": _are_texts,
+        "claims": [lambda pair: fits(pair, [str]) and len(pair) == 2],
+        "numbers": [lambda table: fits(table, _TABLE) and _are_cells(table)],
     },
     ("command", "date", "versions", "claims"),
     "the command, the date and the claims are left out until the same launch writes it anew",
@@ -237,18 +234,18 @@ CONFIG = Format(
     "give another --workdir, or remove it together with all that lies beside it",
 )
 GIVEN_CONFIG = CONFIG._replace(way_out="give a Python file, or the config.json of a run")
-_JOB = _object({"arms": _list_of(_is_string), "tasks": _is_count}, ("arms", "tasks"))
+_JOB = Format({"arms": [str], "tasks": _is_count}, ("arms", "tasks"))
 SLURM_JOBS = Format(
-    {"jobs": lambda value: isinstance(value, dict) and all(map(_JOB, value.values()))},
+    {"jobs": lambda value: isinstance(value, dict) and fits([*value.values()], [_JOB])},
     ("jobs",),
     "when none of them is left in Slurm's queue, remove it, and the same command goes on",
 )
 _TIMES = ("ready", "sizes", "seconds")
 PROFILE = Format(
     {
-        "layers": _list_of(_list_of(_is_string)),
-        **dict.fromkeys(_TIMES, _or_none(_list_of(_is_time))),
-        **dict.fromkeys(("error", "forward"), _or_none(_is_finite)),
+        "layers": [[str]],
+        **dict.fromkeys(_TIMES, (None, [_is_time])),
+        **dict.fromkeys(("error", "forward"), (None, _is_finite)),
     },
     ("layers", "ready"),
     "write it with experiments.profiling.save, or as docs/extend.md says",
@@ -257,26 +254,23 @@ MEASURED_PROFILE = PROFILE._replace(needed=("layers", *_TIMES))
 # A record of docs/results: of which a number is quoted, and which has a section of its own.
 QUOTED = Format(
     {
-        **NOTE.fields, **dict.fromkeys(("count", "seeds"), _is_count), "settings": _is_texts,
-        "arms": _table(("name",)), "summary": _is_object, "remark": _is_string,
+        **NOTE.fields, **dict.fromkeys(("count", "seeds"), _is_count), "settings": _are_texts,
+        "arms": _arms(("name",)), "summary": dict, "remark": str,
     },
     (),
     "take it in again with python -m experiments.publish take WORKDIR",
 )  # fmt: skip
-PUBLISHED = QUOTED._replace(fields={**QUOTED.fields, "arms": _table(_IN_TABLE)}, needed=NOTE.needed)
+PUBLISHED = QUOTED._replace(fields={**QUOTED.fields, "arms": _arms(_IN_TABLE)}, needed=NOTE.needed)
 PUBLISHED_SWEEP = PUBLISHED._replace(needed=(*NOTE.needed, "count", "seeds", "arms"))
 ANYTHING = Format({}, (), "give another file, or let the program that wrote it write it again")
 
 
 def is_arm(config: Any) -> bool:
     """Return whether a config is an arm's, also of an older version with other entries."""
-
-    def is_part(value: Any) -> bool:
-        return _is_name(value) or (isinstance(value, dict) and _is_name(value.get("name")))
-
+    part = (_is_name, Format({"name": _is_name}, ("name",)))
     fields = {
         **dict.fromkeys(("name", "runtime"), _is_name),
-        **dict.fromkeys(("task", "algorithm", "wait", "delay", "optimizer"), is_part),
+        **dict.fromkeys(("task", "algorithm", "wait", "delay", "optimizer"), part),
         **dict.fromkeys(("seed", "workers"), _is_count),
     }
-    return fits(config, Format(fields, tuple(fields), ""))
+    return fits(config, Format(fields, tuple(fields)))

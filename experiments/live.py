@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from experiments import checkpoints, figures, formats, locks, records, registry, report, slurm
+from experiments import checkpoints, figures, files, formats, records, registry, report, slurm
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # s for what a connection says next
@@ -69,11 +69,12 @@ class Attendance:
         self._root, self._asked, self._queued = root, -BETWEEN_QUEUES, False
 
     def __bool__(self) -> bool:
-        for path in (self._root / locks.LAUNCH, *(p / locks.RUN for p in places(self._root))):
+        own = (place / files.RUN_LOCK for place in places(self._root))
+        for path in (self._root / files.LAUNCH_LOCK, *own):
             with contextlib.suppress(OSError, ValueError):  # no lock of ours
                 try:
-                    locks.check(path)
-                except locks.InUse:
+                    files.check_lock(path)
+                except files.InUse:
                     return True
         if (self._root / slurm.FOLDER).is_dir():
             if time.monotonic() - self._asked >= BETWEEN_QUEUES:

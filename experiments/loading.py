@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from experiments import formats, initial, manifest, records, registry, tasks
+from experiments import formats, initial, records, registry, tasks
 from stragglers import schedule
 
 LOOKED_AT = 5  # runs below a folder that is none
@@ -31,7 +31,7 @@ class Run:
 
     def __init__(self, workdir: str | os.PathLike, trust: Collection[str] = ()):
         """See `load`."""
-        manifest.check_path(workdir, "workdir")
+        records.check_path(workdir, "workdir")
         self.workdir = Path(workdir)
         self._trust = {trust} if isinstance(trust, str) else set(trust)
         path = self.workdir / records.CONFIG
@@ -46,6 +46,17 @@ class Run:
         self.summary: dict[str, Any] | None = records.read_summary(self.workdir)
         measured = (self.workdir / records.METRICS).exists()
         self.records: list[dict] = records.read_metrics(self.workdir) if measured else []
+
+    def _file(self, name: str) -> Path | None:
+        """Return the path of a file that is the one with which the run has finished."""
+        path = self.workdir / name
+        if not path.exists():
+            return None
+        try:
+            formats.check_digest(path)
+        except ValueError as error:
+            raise ValueError(f"load: {path} cannot be read ({error}); run it anew") from error
+        return path
 
     @functools.cached_property
     def metrics(self) -> Any:
@@ -62,8 +73,8 @@ class Run:
     @functools.cached_property
     def schedule(self) -> schedule.Schedule | None:
         """The schedule, who did what and when; None where no update was made, or not yet."""
-        path = self.workdir / records.SCHEDULE
-        return schedule.load(path) if path.exists() else None
+        path = self._file(records.SCHEDULE)
+        return None if path is None else schedule.load(path)
 
     @functools.cached_property
     def task(self) -> tasks.Task:
@@ -84,9 +95,12 @@ class Run:
                 f"load: {self.workdir} has not finished and has no model yet; the command that "
                 "began it goes on"
             )
-        path = self.workdir / records.PARAMETERS
-        if not path.exists():
-            raise ValueError(f"load: {path} is missing, which a run leaves at its end; run it anew")
+        path = self._file(records.PARAMETERS)
+        if path is None:
+            raise ValueError(
+                f"load: {self.workdir} has no {records.PARAMETERS}, which a run leaves at its end; "
+                "run it anew"
+            )
         shapes = jax.eval_shape(self.task.init, jax.random.key(0))
         return initial.read(str(path), shapes)
 

@@ -5,6 +5,7 @@ stated speed of the device. What is limited by memory, such as normalisation and
 free here; so a speed should be one that was reached in training, not the device's peak.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -15,6 +16,7 @@ from jax.extend.core import Literal
 
 from comms.layer_traces import LayerTrace, googlenet, read
 from experiments.program_costs import FLOPS_PER_ELEMENT
+from experiments.tasks import models
 
 # --- traces ---
 
@@ -22,7 +24,7 @@ from experiments.program_costs import FLOPS_PER_ELEMENT
 def from_model(
     model: nn.Module, shape: Sequence[int], flops_per_second: float, dtype=jnp.float32
 ) -> LayerTrace:
-    """The trace of a flax model for inputs of `shape`, its mini-batch included, and `dtype`.
+    """Return the trace of a flax model for inputs of `shape`, its mini-batch included, and `dtype`.
 
     A layer is a module with parameters of its own. Layers are in the order of their first use; the
     FLOPs of what has no parameters, or of a second use of shared ones, belong to the layer before,
@@ -70,8 +72,11 @@ def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times:
     """
     known = dict(zip(jaxpr.invars, origins, strict=True))
 
+    def is_literal(atom):
+        return isinstance(atom, Literal)
+
     def origin(atom):
-        return None if isinstance(atom, Literal) else known.get(atom)
+        return None if is_literal(atom) else known.get(atom)
 
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -84,52 +89,23 @@ def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times:
             length = eqn.params["length"] if name == "scan" else 1
             results = _count(inner, given, flops, times * length)
         else:
-            layers = {layer for layer in given if layer is not None}
             variable = [
-                layer
-                for layer, atom in zip(given, eqn.invars, strict=True)
-                if not isinstance(atom, Literal)
+                o for o, atom in zip(given, eqn.invars, strict=True) if not is_literal(atom)
             ]
-            alone = len(layers) == 1 and None not in variable
+            layers = dict.fromkeys(layer for layer in given if layer is not None)
             # A parameter that is only reshaped or cast is still that parameter, not yet used.
-            results = [layers.pop() if alone else None] * len(eqn.outvars)
+            alone = len(layers) == 1 and None not in variable
+            results = [layers.popitem()[0] if alone else None] * len(eqn.outvars)
             for layer in layers:
                 flops.setdefault(layer, 0.0)
             if name in FLOPS_PER_ELEMENT and flops:
-                flops[next(reversed(flops))] += (
-                    times * FLOPS_PER_ELEMENT[name](eqn) * eqn.outvars[0].aval.size
-                )
+                size = times * eqn.outvars[0].aval.size
+                flops[next(reversed(flops))] += FLOPS_PER_ELEMENT[name](eqn) * size
         known |= dict(zip(eqn.outvars, results, strict=True))
     return [origin(atom) for atom in jaxpr.outvars]
 
 
 # --- models ---
-
-
-class ResNet(nn.Module):
-    """ResNet of bottlenecks (arXiv 1512.03385), strides in the 3x3 convolutions.
-
-    [b, 224, 224, 3] -> [b, classes]. GroupNorm, whose parameters are as many as BatchNorm's.
-    ResNet-50, 25.6 M parameters, by default; (3, 8, 36, 3) makes ResNet-152, 60.2 M.
-    """
-
-    blocks: Sequence[int] = (3, 4, 6, 3)  # of each stage
-    classes: int = 1000
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(_norm()(_conv(64, 7, 2)(x)))
-        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
-        for stage, blocks in enumerate(self.blocks):
-            for block in range(blocks):
-                width, strides = 64 * 2**stage, 2 if stage and not block else 1
-                y = nn.relu(_norm()(_conv(width, 1)(x)))
-                y = nn.relu(_norm()(_conv(width, 3, strides)(y)))
-                y = _norm()(_conv(4 * width, 1)(y))
-                if x.shape != y.shape:
-                    x = _norm()(_conv(4 * width, 1, strides)(x))
-                x = nn.relu(x + y)
-        return nn.Dense(self.classes)(x.mean((1, 2)))
 
 
 class DenseNet(nn.Module):
@@ -145,34 +121,31 @@ class DenseNet(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        x = nn.relu(_norm()(_conv(2 * self.growth, 7, 2)(x)))
+        x = nn.relu(models.norm()(models.conv(2 * self.growth, 2, kernel=7)(x)))
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
         for stage, blocks in enumerate(self.blocks):
             if stage:
-                x = _conv(x.shape[-1] // 2, 1)(nn.relu(_norm()(x)))
+                x = models.conv(x.shape[-1] // 2, kernel=1)(nn.relu(models.norm()(x)))
                 x = nn.avg_pool(x, (2, 2), (2, 2))
             for _ in range(blocks):
-                y = _conv(4 * self.growth, 1)(nn.relu(_norm()(x)))
-                y = _conv(self.growth, 3)(nn.relu(_norm()(y)))
+                y = models.conv(4 * self.growth, kernel=1)(nn.relu(models.norm()(x)))
+                y = models.conv(self.growth)(nn.relu(models.norm()(y)))
                 x = jnp.concatenate([x, y], -1)
-        return nn.Dense(self.classes)(nn.relu(_norm()(x)).mean((1, 2)))
+        return nn.Dense(self.classes)(nn.relu(models.norm()(x)).mean((1, 2)))
 
 
-class VGG16(nn.Module):
-    """VGG-16 (arXiv 1409.1556, configuration D): [b, 224, 224, 3] -> [b, classes], 138 M."""
-
-    classes: int = 1000
-
-    @nn.compact
-    def __call__(self, x):
-        for width, layers in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-            for _ in range(layers):
-                x = nn.relu(nn.Conv(width, (3, 3))(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))
-        x = x.reshape(len(x), -1)
-        for width in (4096, 4096):
-            x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.classes)(x)
+def vgg16(classes: int = 1000) -> nn.Module:
+    """Return VGG-16 (arXiv 1409.1556, configuration D): [b, 224, 224, 3] -> [b, classes], 138 M."""
+    halve = functools.partial(nn.max_pool, window_shape=(2, 2), strides=(2, 2))
+    layers = []
+    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(count):
+            layers += [nn.Conv(width, (3, 3)), nn.relu]
+        layers.append(halve)
+    layers.append(lambda x: x.reshape(len(x), -1))
+    for width in (4096, 4096):
+        layers += [nn.Dense(width), nn.relu]
+    return nn.Sequential([*layers, nn.Dense(classes)])
 
 
 class Transformer(nn.Module):
@@ -198,23 +171,15 @@ class Transformer(nn.Module):
         return embed.attend(x)
 
 
-def _conv(channels: int, kernel: int, strides: int = 1) -> nn.Module:
-    return nn.Conv(channels, (kernel, kernel), strides, use_bias=False)
-
-
-def _norm() -> nn.Module:
-    return nn.GroupNorm(num_groups=None, group_size=16)
-
-
 IMAGES = (224, 224, 3)
 TOKENS = 64  # of a sentence
 # The model, the shape of an example, and its dtype.
 MODELS = {
-    "resnet50": (ResNet(), IMAGES, jnp.float32),
-    "resnet152": (ResNet((3, 8, 36, 3)), IMAGES, jnp.float32),
+    "resnet50": (models.resnet50(1000), IMAGES, jnp.float32),
+    "resnet152": (models.resnet50(1000, blocks=(3, 8, 36, 3)), IMAGES, jnp.float32),
     "densenet161": (DenseNet((6, 12, 36, 24), 48), IMAGES, jnp.float32),
     "densenet201": (DenseNet(), IMAGES, jnp.float32),
-    "vgg16": (VGG16(), IMAGES, jnp.float32),
+    "vgg16": (vgg16(), IMAGES, jnp.float32),
     "transformer": (Transformer(), (TOKENS,), jnp.int32),
 }
 NAMES = ("googlenet", *MODELS)
@@ -226,7 +191,7 @@ def is_file(name: str) -> bool:
 
 
 def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
-    """The trace of `googlenet` as measured, of a CSV file, or of one of `MODELS` on mini-batches.
+    """Return the trace of `googlenet` as measured, of a CSV file, or of one of `MODELS`.
 
     name: the path of a file ends with .csv, see `comms.layer_traces.read`. Raises ValueError for an
     unknown name.
@@ -244,6 +209,6 @@ def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
 
 
 def at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:
-    """The trace on a device on which forward and backward together take `seconds`."""
+    """Return the trace on a device on which forward and backward together take `seconds`."""
     factor = seconds / trace.compute
     return trace._replace(forward=factor * trace.forward, backward=factor * trace.backward)

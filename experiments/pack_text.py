@@ -3,7 +3,7 @@
     python -m experiments.pack_text --corpus=wiki40b --folder=DIR --length=1024
     python -m experiments.pack_text --corpus=input.txt --folder=DIR --length=256
 
-See `experiments.tasks.token_files` for what the folder holds. Documents are read one by one, so
+See `experiments.tasks.text` for what the folder holds. Documents are read one by one, so
 that a data set may be larger than the memory; --tokeniser="words(vocabulary=32768)" reads the
 training part twice.
 """
@@ -15,18 +15,7 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments import files
-from experiments.tasks import token_files
-
-_CORPUS = flags.DEFINE_string(
-    "corpus", None, "A file of text, a key of DOCUMENTS and its parameters, or package.module:name."
-)
-_FOLDER = flags.DEFINE_string("folder", None, "Where the files go; made if need be.")
-_LENGTH = flags.DEFINE_integer("length", 1024, "Targets of a sequence.")
-_TOKENISER = flags.DEFINE_string("tokeniser", "bytes", "A key of TOKENISERS and its parameters.")
-_DOCUMENTS = flags.DEFINE_integer(
-    "documents", None, "How many at most of either part; default all."
-)
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the data set was prepared.")
+from experiments.tasks import text
 
 
 def pack(
@@ -42,35 +31,39 @@ def pack(
     The files of a folder appear whole or not at all. Raises ValueError for what cannot be read,
     and `files.NotWritten`.
     """
-    texts = functools.partial(token_files.documents, corpus, most=most, data_dir=data_dir)
-    built = token_files.TOKENISER.build(tokeniser, texts=texts("train"))
+    texts = functools.partial(text.documents, corpus, most=most, data_dir=data_dir)
+    built = text.TOKENISER.build(tokeniser, texts=texts("train"))
     files.make(folder)
     counts = {}
-    for split in token_files.SPLITS:
-        sequences = token_files.packed(texts(split), built, length, split)
+    for split in text.SPLITS:
+        sequences = text.packed(texts(split), built, length, split)
         with files.replacing(Path(folder) / f"{split}_tokens.npy") as file:
-            counts[split] = token_files.write(file, sequences, len(built.words))
+            counts[split] = text.write(file, sequences, len(built.words))
     content = json.dumps({"tokeniser": tokeniser, "corpus": corpus, "words": list(built.words)})
-    files.write(Path(folder) / token_files.WORDS, content)
+    files.write(Path(folder) / text.WORDS, content)
     return counts
 
 
 def main(_) -> None:
+    """Pack what the flags name, and print the number of sequences."""
+    given = flags.FLAGS
     try:
         counts = pack(
-            _FOLDER.value,
-            _CORPUS.value,
-            _LENGTH.value,
-            _TOKENISER.value,
-            _DOCUMENTS.value,
-            _DATA_DIR.value,
-        )
+            given.folder, given.corpus, given.length, given.tokeniser, given.documents,
+            given.data_dir,
+        )  # fmt: skip
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     for split, count in counts.items():
-        print(f"{split}: {count} sequences of {_LENGTH.value} targets")
+        print(f"{split}: {count} sequences of {given.length} targets")
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("corpus", None, "A text file, a corpus as DOCUMENTS, or a module:factory.")
+    flags.DEFINE_string("folder", None, "Where the files go; made if need be.")
+    flags.DEFINE_integer("length", 1024, "Targets of a sequence.")
+    flags.DEFINE_string("tokeniser", "bytes", "A key of TOKENISERS and its parameters.")
+    flags.DEFINE_integer("documents", None, "How many at most of either part; default all.")
+    flags.DEFINE_string("data_dir", None, "Where the data set was prepared.")
     flags.mark_flags_as_required(["corpus", "folder"])
     app.run(main)

@@ -23,7 +23,7 @@ from comms import cost, messages, mixing, topology
 from experiments import initial, optimizers, profiling, registry, tasks
 from experiments.registry import Kind
 from experiments.runtime_builders import RUNTIMES, Place, build
-from experiments.tasks import Task, data, modules, sampling
+from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
 from runtimes.base import Runtime
 from stragglers import delays, processes
@@ -118,7 +118,7 @@ def _runtime_again(text: str) -> Runtime:
 
 
 def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
-    return registry.canonical(ConfigDict(config.to_dict() | entries))
+    return registry.canonical(ConfigDict(config.to_dict() | registry))
 
 
 # --- schedules of a rate that end with the run ---
@@ -208,7 +208,7 @@ def _shapes(config: ConfigDict, task: Task) -> Any:
         return _CHECKED[1]
     try:
         shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-    except modules.Refused as error:
+    except models.Refused as error:
         raise ValueError(f"{who}: {error}") from error
     except Exception as error:  # a model is code and can raise anything
         said = str(error) if isinstance(error, _PLAIN) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a traced program costs before anything is compiled: FLOPs, bytes moved, bytes in memory.
+"""Costs of a traced program before anything is compiled, and what devices can do at best.
 
 The compiler fuses what works element by element into what uses it, writes into buffers that it was
 given away, and forgets a buffer after its last use. This walks through a jaxpr as if it did so, in
@@ -8,15 +8,19 @@ the order in which the program was written:
     moved    every buffer is written once and read by everything that uses it
     memory   the largest sum of buffers that are alive at one time, beside the arguments
 
-A loop of unknown length counts once, a scan as often as it runs.
+A scan counts as often as it runs, a loop of unknown length once. XLA's own `cost_analysis` counts
+every body once, and its `memory_analysis` wants a compilation. A roofline is the time in which a
+device can at best compute and move what a step does (S. Williams et al., *Roofline: an insightful
+visual performance model*, CACM 2009).
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 # Primitives that only give another shape to what is there.
@@ -27,31 +31,28 @@ _CALLS = {
     "remat2": "jaxpr", "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "shard_map": "jaxpr",
 }  # fmt: skip
-# Primitives that are computed element by element where they are used, and need no buffer.
-_FUSED = frozenset({
-    "abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate",
-    "convert_element_type", "copy", "copy_p", "cos", "div", "eq", "erf", "exp", "exp2", "expm1",
-    "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt",
-    "max", "min", "mul", "ne", "neg", "not", "or", "pow", "pvary", "rem", "rev", "round",
-    "rsqrt", "select_n", "shift_left", "shift_right_logical", "sign", "sin", "slice", "sqrt",
-    "square", "sub", "tanh", "transpose", "xor",
-})  # fmt: skip
 _DEAR = frozenset({
     "cos", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt", "sin",
     "sqrt", "tanh",
 })  # fmt: skip
+# Primitives that are computed element by element where they are used, and need no buffer.
+_FUSED = _DEAR | frozenset({
+    "abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate",
+    "convert_element_type", "copy", "copy_p", "eq", "floor", "ge", "gt", "integer_pow", "iota",
+    "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pvary", "rem", "rev",
+    "round", "select_n", "shift_left", "shift_right_logical", "sign", "slice", "square", "sub",
+    "transpose", "xor",
+})  # fmt: skip
 _SPREADING = frozenset({"broadcast_in_dim", "iota"})
 MOST_TIMES = 2  # that a value is computed anew
-_WITH_BODIES = frozenset({"cond", "scan", "while"})
-_PICKING = frozenset({"dynamic_slice", "gather"})
 # Primitives whose result may lie where something that they read ends.
 _SHARING = _FUSED | {"dynamic_update_slice", "scan", "scatter", "scatter-add", "while"}
-# Of products: two for every element of the contracted dimensions.
+# Of products: two for every element of the contracted dimensions; of a convolution, the kernel
+# without its output channels, whose input channels belong to one group.
 FLOPS_PER_ELEMENT = {
     "dot_general": lambda eqn: (
         2 * math.prod([eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]])
     ),
-    # The kernel without its output channels; its input channels belong to one group.
     "conv_general_dilated": lambda eqn: (
         2
         * eqn.invars[1].aval.size
@@ -61,7 +62,7 @@ FLOPS_PER_ELEMENT = {
 
 
 class Costs(NamedTuple):
-    """Of one run of a program."""
+    """Costs of one run of a program."""
 
     flops: Counter  # by the name of the type that products take
     moved: float  # bytes
@@ -76,108 +77,64 @@ class _Op(NamedTuple):
 
 
 class _Program:
-    """A jaxpr without calls: operations on numbered values."""
+    """A jaxpr without calls: operations on numbered values, some of which lie in memory.
+
+    sources: the buffers that a value is read from, its own or its operands'.
+    """
 
     def __init__(self, jaxpr: core.Jaxpr):
         self.bytes: list[float] = []
-        self.ops: list[_Op] = []
-        self.inputs = [self._new(variable.aval) for variable in jaxpr.invars]
-        self.outputs = self._add(jaxpr, self.inputs)
+        ops: list[_Op] = []
+        self.arguments = [self._new(variable.aval) for variable in jaxpr.invars]
+        self.results = set(self._add(jaxpr, self.arguments, ops))
+        used, needed = set(self.results), []
+        for op in reversed(ops):
+            if used & set(op.outputs):
+                used |= set(op.inputs)
+                needed.append(op)
+        self.ops = needed[::-1]
+        self._users: dict[int, list[_Op]] = {}
+        for op in self.ops:
+            for value in set(op.inputs):
+                self._users.setdefault(value, []).append(op)
+        self._makers = {out: op for op in self.ops for out in op.outputs}
+        self._readers: dict[int, frozenset[int]] = {}
+        kept = {out for op in reversed(self.ops) for out in self._kept(op)}
+        self.sources = {value: frozenset([value]) for value in self.arguments}
+        for op in self.ops:
+            given = [self.sources.setdefault(value, frozenset()) for value in op.inputs]
+            read = given if op.name in _VIEWS else [frozenset().union(*given)] * len(op.outputs)
+            self.sources |= {
+                out: frozenset([out]) if out in kept else buffers
+                for out, buffers in zip(op.outputs, read, strict=True)
+            }
 
     def _new(self, aval: Any, constant: bool = False) -> int:
         self.bytes.append(0.0 if constant else _bytes(aval))
         return len(self.bytes) - 1
 
-    def _add(self, jaxpr: core.Jaxpr, inputs: Iterable[int]) -> list[int]:
-        """Append the operations of a jaxpr; the values that it gives."""
+    def _add(self, jaxpr: core.Jaxpr, inputs: Iterable[int], ops: list[_Op]) -> list[int]:
+        """Append the operations of a jaxpr; returns the values that it gives."""
         value = dict(zip(jaxpr.invars, inputs, strict=True))
         value |= {variable: self._new(variable.aval, constant=True) for variable in jaxpr.constvars}
 
         def of(atom):
-            if isinstance(atom, core.Literal):
-                return self._new(atom.aval, constant=True)
-            return value[atom]
+            is_literal = isinstance(atom, core.Literal)
+            return self._new(atom.aval, constant=True) if is_literal else value[atom]
 
         for eqn in jaxpr.eqns:
             given, name = [of(atom) for atom in eqn.invars], eqn.primitive.name
             if name in _CALLS:
                 inner = eqn.params[_CALLS[name]]
-                made = self._add(getattr(inner, "jaxpr", inner), given)
+                made = self._add(getattr(inner, "jaxpr", inner), given, ops)
             else:
                 made = [self._new(variable.aval) for variable in eqn.outvars]
-                self.ops.append(_Op(name, tuple(given), tuple(made), eqn))
+                ops.append(_Op(name, tuple(given), tuple(made), eqn))
             value |= zip(eqn.outvars, made, strict=True)
         return [of(atom) for atom in jaxpr.outvars]
 
-    def needed(self) -> list[_Op]:
-        """The operations whose results are used, in order."""
-        used, kept = set(self.outputs), []
-        for op in reversed(self.ops):
-            if used & set(op.outputs):
-                used |= set(op.inputs)
-                kept.append(op)
-        return kept[::-1]
-
-
-def of_jaxpr(jaxpr: core.Jaxpr, given_away: Iterable[int] = ()) -> Costs:
-    """Costs of a program; given_away: which of its arguments it may write its results into."""
-    program = _Program(jaxpr)
-    buffers = _Buffers(program)
-    in_place = buffers.in_place(given_away)
-    ends_at = buffers.ends()
-    flops, moved, alive, peak = Counter(), 0.0, 0.0, 0.0
-    for t, op in enumerate(buffers.ops):
-        inner = _inside(op)
-        flops.update(inner.flops)
-        if not buffers.makes(op):
-            continue
-        moved += inner.moved + buffers.moved(op)
-        new = [program.bytes[out] for out in op.outputs if out not in in_place]
-        ending = [
-            program.bytes[value]
-            for value in ends_at.get(t, ())
-            if value not in in_place and value not in buffers.arguments
-        ]
-        # Where something that is read ends, a result of its size takes its place.
-        taken = Counter(new) & Counter(ending) if buffers.shares(op) else Counter()
-        alive += sum(new) - _total(taken)
-        peak = max(peak, alive + inner.memory + buffers.transposed(op))
-        alive -= sum(ending) - _total(taken)
-    return Costs(flops, moved, peak)
-
-
-def _total(sizes: Counter) -> float:
-    return sum(size * count for size, count in sizes.items())
-
-
-class _Buffers:
-    """Which values of a program lie in memory, and when."""
-
-    def __init__(self, program: _Program):
-        self.program, self.ops = program, program.needed()
-        self.arguments = set(program.inputs)
-        self._results = set(program.outputs)
-        self._users: dict[int, list[_Op]] = {}
-        for op in self.ops:
-            for given in set(op.inputs):
-                self._users.setdefault(given, []).append(op)
-        self._makers: dict[int, _Op] = {out: op for op in self.ops for out in op.outputs}
-        self._readers: dict[int, frozenset[int]] = {}
-        kept = {out for op in reversed(self.ops) for out in self._kept(op)}
-        # Buffers that a value is read from: its own, or its operands' buffers.
-        self.sources = {value: frozenset([value]) for value in program.inputs}
-        for op in self.ops:
-            given = [self.sources.setdefault(value, frozenset()) for value in op.inputs]
-            if op.name in _VIEWS:
-                self.sources |= zip(op.outputs, given, strict=True)
-            else:
-                self.sources |= {
-                    out: frozenset([out]) if out in kept else frozenset().union(*given)
-                    for out in op.outputs
-                }
-
     def _kept(self, op: _Op) -> Iterable[int]:
-        """Results of an operation that need a buffer; the buffers of what follows are known."""
+        """Return the results that need a buffer; the buffers of what follows are known."""
         if op.name in _VIEWS:
             return ()
         if op.name not in _FUSED:
@@ -191,7 +148,7 @@ class _Buffers:
         return ()
 
     def _filled(self, value: int) -> frozenset[int]:
-        """Buffers that are computed from a value, directly or through what is fused."""
+        """Return the buffers that are computed from a value, directly or through what is fused."""
         found = set()
         for op in self._users.get(value, ()):
             out = op.outputs[0]
@@ -199,69 +156,79 @@ class _Buffers:
         return frozenset(found)
 
     def _fused(self, value: int) -> bool:
-        """Whether all that uses a value can compute it anew where it is used."""
-        return value not in self._results and all(
+        """Return whether all that uses a value can compute it anew where it is used."""
+        return value not in self.results and all(
             self._fused(op.outputs[0]) if op.name in _VIEWS else op.name in _FUSED
             for op in self._users.get(value, ())
         )
 
     def _of_several(self, op: _Op) -> bool:
-        """Whether an operation reads several values of its result's size."""
-        size = self.program.bytes[op.outputs[0]]
+        """Return whether an operation reads several values of its result's size."""
+        size = self.bytes[op.outputs[0]]
         spread = {out for out in op.inputs if self._makers.get(out, op).name in _SPREADING}
-        return sum(self.program.bytes[value] >= size for value in set(op.inputs) - spread) > 1
+        return sum(self.bytes[value] >= size for value in set(op.inputs) - spread) > 1
 
-    def makes(self, op: _Op) -> bool:
-        """Whether an operation fills a buffer of its own."""
-        return any(out in self.sources[out] for out in op.outputs)
-
-    def ends(self) -> dict[int, list[int]]:
-        """By place in the program: buffers that nothing after it reads."""
-        last = {out: t for t, op in enumerate(self.ops) if self.makes(op) for out in op.outputs}
-        for t, op in enumerate(self.ops):
-            if self.makes(op):
-                last |= {value: t for given in op.inputs for value in self.sources[given]}
-        last |= {value: len(self.ops) for out in self._results for value in self.sources[out]}
-        found: dict[int, list[int]] = {}
-        for value, t in last.items():
-            found.setdefault(t, []).append(value)
-        return found
-
-    def in_place(self, given_away: Iterable[int]) -> set[int]:
-        """Results that are written into arguments of their size."""
-        spare = Counter(self.program.bytes[self.program.inputs[place]] for place in given_away)
-        found = set()
-        for value in {value for out in self._results for value in self.sources[out]}:
-            size = self.program.bytes[value]
-            if value not in self.arguments and spare[size]:
-                spare[size] -= 1
-                found.add(value)
-        return found
+    def read(self, op: _Op) -> set[int]:
+        """Return the buffers that an operation reads."""
+        return {value for given in op.inputs for value in self.sources[given]}
 
     def moved(self, op: _Op) -> float:
-        """Bytes that an operation reads and writes, but for what is inside of it."""
-        if op.name in _WITH_BODIES:
+        """Return the bytes that an operation reads and writes, but for what is inside of it."""
+        if op.name in ("cond", "scan", "while"):
             return 0.0
-        written = sum(self.program.bytes[out] for out in op.outputs)
-        if op.name in _PICKING:
+        written = sum(self.bytes[out] for out in op.outputs)
+        if op.name in ("dynamic_slice", "gather"):
             return 2 * written
-        read = {value for given in op.inputs for value in self.sources[given]}
-        return written + sum(self.program.bytes[value] for value in read)
+        return written + sum(self.bytes[value] for value in self.read(op))
 
     def shares(self, op: _Op) -> bool:
-        """Whether results may lie where something ends that is read; turned ones cannot."""
+        """Return whether results may lie where something ends that is read; turned ones cannot."""
         return op.name in _SHARING and not any(
             out in _turned(user) for out in op.outputs for user in self._users.get(out, ())
         )
 
-    def transposed(self, op: _Op) -> float:
-        """Bytes of the copies that a product needs whose operands lie in another order."""
-        return sum(self.program.bytes[value] for value in _turned(op))
+
+def of_jaxpr(jaxpr: core.Jaxpr, given_away: Iterable[int] = ()) -> Costs:
+    """Return the costs of a program, whose results may lie in the arguments `given_away`."""
+    program = _Program(jaxpr)
+    size, own = program.bytes, set(program.arguments)
+    filling = [any(out in program.sources[out] for out in op.outputs) for op in program.ops]
+    last = {}  # place in the program after which nothing reads a buffer
+    for t, op in enumerate(program.ops):
+        if filling[t]:
+            last |= dict.fromkeys((*op.outputs, *program.read(op)), t)
+    kept = {value for out in program.results for value in program.sources[out]}
+    last |= dict.fromkeys(kept, len(program.ops))
+    ends_at: dict[int, list[int]] = {}
+    for value, t in last.items():
+        ends_at.setdefault(t, []).append(value)
+    spare, in_place = Counter(size[program.arguments[place]] for place in given_away), set()
+    for value in kept - own:
+        if spare[size[value]]:
+            spare[size[value]] -= 1
+            in_place.add(value)
+    flops, moved, alive, peak = Counter(), 0.0, 0.0, 0.0
+    for t, op in enumerate(program.ops):
+        inner = _inside(op)
+        flops.update(inner.flops)
+        if not filling[t]:
+            continue
+        moved += inner.moved + program.moved(op)
+        new = [size[out] for out in op.outputs if out not in in_place]
+        ending = [size[value] for value in ends_at.get(t, ()) if value not in in_place | own]
+        # Where something that is read ends, a result of its size takes its place.
+        taken = sum((Counter(new) & Counter(ending)).elements()) if program.shares(op) else 0.0
+        alive += sum(new) - taken
+        peak = max(peak, alive + inner.memory + sum(size[value] for value in _turned(op)))
+        alive -= sum(ending) - taken
+    return Costs(flops, moved, peak)
 
 
 def _turned(op: _Op) -> list[int]:
-    """Operands of a product that are not in the order [batch, rows, depth]; the right one may be
-    [batch, depth, columns] as well."""
+    """Return the operands of a product that are copied, as they lie in another order.
+
+    In order are [batch, rows, depth] and, of the right one, [batch, depth, columns] as well.
+    """
     if op.eqn.primitive is not jax.lax.dot_general_p:
         return []
     (contracted, _), batches = op.eqn.params["dimension_numbers"]
@@ -273,28 +240,25 @@ def _turned(op: _Op) -> list[int]:
 
 
 def _inside(op: _Op) -> Costs:
-    """Of the bodies of a loop or a branch, or the operation's own FLOPs."""
+    """Return the costs of the bodies of a loop or a branch, or the operation's own FLOPs."""
     params = op.eqn.params
     if op.name == "scan":
         body, length = params["jaxpr"].jaxpr, params["length"]
-        # What is sliced, or stacked, has a dimension more outside of the body; the carry has not.
-        sliced = [
-            inside
-            for inside, whole in zip(body.invars, op.eqn.invars, strict=True)
-            if inside.aval.shape != whole.aval.shape
-        ]
-        carried = sum(
-            inside.aval.shape == whole.aval.shape
-            for inside, whole in zip(body.outvars, op.eqn.outvars, strict=True)
-        )
+
+        def differing(inside, outside):
+            """Return what has a dimension more outside of the body: slices; a carry has not."""
+            pairs = zip(inside, outside, strict=True)
+            return [one for one, whole in pairs if one.aval.shape != whole.aval.shape]
+
+        sliced = differing(body.invars, op.eqn.invars)
+        carried = len(body.outvars) - len(differing(body.outvars, op.eqn.outvars))
         end = len(body.invars) - len(sliced)
         inner = of_jaxpr(body, range(end - carried, end))
         flops = Counter({name: length * value for name, value in inner.flops.items()})
         slices = sum(_bytes(variable.aval) for variable in sliced)
         return Costs(flops, length * inner.moved, inner.memory + slices)
     if op.name == "while":
-        body = params["body_jaxpr"].jaxpr
-        return of_jaxpr(body)  # results are copied to where the next turn reads them
+        return of_jaxpr(params["body_jaxpr"].jaxpr)  # results are copied to the next turn's place
     if op.name == "cond":
         branches = [of_jaxpr(branch.jaxpr) for branch in params["branches"]]
         return max(branches, key=lambda branch: branch.memory)
@@ -309,3 +273,82 @@ def _bytes(aval: Any) -> float:
     if not hasattr(aval, "shape") or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return 0.0
     return float(math.prod(aval.shape)) * aval.dtype.itemsize
+
+
+# --- devices ---
+
+
+class Peak(NamedTuple):
+    """One device by its maker's data sheet: dense FLOP/s, without sparsity, and its memory."""
+
+    bfloat16: float
+    default: float  # of products of float32 arrays at JAX's default precision
+    precision: str  # what that precision is
+    bandwidth: float  # bytes per second
+    memory: float  # bytes
+
+
+def _nvidia(bfloat16: float, bandwidth: float, memory: float) -> Peak:
+    """Tensor cores: TF32 has half the rate of bfloat16."""
+    return Peak(bfloat16, bfloat16 / 2, "TF32", bandwidth, memory)
+
+
+def _tpu(bfloat16: float, bandwidth: float, memory: float) -> Peak:
+    """The matrix unit rounds float32 to bfloat16 by default."""
+    return Peak(bfloat16, bfloat16, "bfloat16", bandwidth, memory)
+
+
+# By a part of jax.Device.device_kind; of several that occur in it the longest counts.
+PEAKS = {
+    "A100": _nvidia(312e12, 1.555e12, 40e9),
+    "A100-SXM4-80GB": _nvidia(312e12, 2.039e12, 80e9),
+    "A100 80GB": _nvidia(312e12, 1.935e12, 80e9),  # PCIe
+    "H100": _nvidia(989.4e12, 3.35e12, 80e9),  # SXM
+    "H100 PCIe": _nvidia(756e12, 2.0e12, 80e9),
+    "H100 NVL": _nvidia(835e12, 3.9e12, 94e9),
+    "H200": _nvidia(989.4e12, 4.8e12, 141e9),
+    "TPU v4": _tpu(275e12, 1.2e12, 32e9),
+    "TPU v5 lite": _tpu(197e12, 0.819e12, 16e9),
+    "TPU v5e": _tpu(197e12, 0.819e12, 16e9),
+    "TPU v5": _tpu(459e12, 2.765e12, 95e9),
+    "TPU v5p": _tpu(459e12, 2.765e12, 95e9),
+    "TPU v6 lite": _tpu(918e12, 1.64e12, 32e9),
+    "TPU v6e": _tpu(918e12, 1.64e12, 32e9),
+}
+
+
+def peak_of(kind: str) -> Peak | None:
+    """Return what is known of a device of this kind; None: nothing."""
+    known = [name for name in PEAKS if name.lower() in kind.lower()]
+    return PEAKS[max(known, key=len)] if known else None
+
+
+def flops(step: Callable, *arguments) -> float:
+    """Return the FLOPs of one call, by XLA's count before optimisation; nothing is compiled.
+
+    Counted for the CPU, which every JAX has: in a program for a GPU, products are calls of a
+    library that the count leaves out. A loop counts once, so the step must not hold any.
+    """
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
+    with jax.default_device(jax.devices("cpu")[0]):
+        return float(jax.jit(step).lower(*shapes).cost_analysis()["flops"])
+
+
+def utilisation(flops: float, seconds: float, peak: Peak | None) -> dict:
+    """Return FLOP/s reached and their share of the peak (None: unknown), for a record."""
+    reached = {"TFLOP/s": 1e-12 * flops / seconds}
+    if peak is None:
+        return reached | {"utilisation": None, "peak": "unknown"}
+    share = flops / (seconds * peak.default)
+    return reached | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}
+
+
+def roofline(flops: Mapping[str, float], moved: float, peak: Peak) -> float:
+    """Return the seconds of a step at best: the longer of computing and of moving bytes.
+
+    flops: by the name of the type that products take; 16 bits have the rate of bfloat16.
+    """
+    rates = {
+        name: peak.bfloat16 if jnp.dtype(name).itemsize == 2 else peak.default for name in flops
+    }
+    return max(sum(flops[name] / rates[name] for name in flops), moved / peak.bandwidth)

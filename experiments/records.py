@@ -1,11 +1,17 @@
-"""What a run leaves behind: its records in strict JSON, its schedule and the trained model.
+"""Records of a run in strict JSON, its schedule and model, and every name below a workdir.
 
 config.json, metrics.jsonl, summary.json, schedule.npz (`stragglers.schedule.load` reads it) and
 parameters.npz, the model whose losses and accuracies the summary has: arrays by
 their path, such as params/layers_2/kernel; where workers have models of their own the mean of them.
 
-A metrics line is written when it is measured, a summary when the run is complete; until then there
-may be a directory `checkpoint`, see `experiments.checkpoints`. NaN and infinities become null.
+A metrics line is written when it is measured, a summary when the run is complete, with the digests
+of all these files in digests.json; until then there may be a directory `checkpoint`, see
+`experiments.checkpoints`. NaN and infinities become null.
+
+The list of names is in the code and not in the workdir: a file of names would have to be right
+after a kill at any moment. A directory is ours by the `config.json` of a run, which is written
+before anything else; a sweep's own directory by the note of its launch, or by an arm that lies
+where its arms lie.
 """
 
 import contextlib
@@ -14,13 +20,15 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 
-from experiments import checkpoints, distributed, files, formats, initial, locks, manifest, registry
+from experiments import checkpoints, distributed, files, formats, initial, registry
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -30,6 +38,33 @@ PARAMETERS = "parameters.npz"
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
 BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
+# Of a run, or of an arm of a sweep.
+RUN_FILES = (
+    "config.json", "metrics.jsonl", "summary.json", "schedule.npz", "parameters.npz",
+    "timeline.json", "error.txt", "output.txt", "wandb_id.txt", "run.lock", "digests.json",
+)  # fmt: skip
+RUN_FOLDERS = ("checkpoint", "tensorboard", "wandb")
+# Of a launch, beside the files of its one run or above the folders of its arms.
+LAUNCH_FILES = (
+    "summary.json", "figure.png", "strip.png", "report.html", "report.json", "launch.lock",
+    # what the configs draw that have figures of their own
+    "error_against_time.png", "compensated.png", "rho.png", "meetings.png", "meetings.json",
+    "loss_and_bytes.png",
+)  # fmt: skip
+LAUNCH_FOLDERS = ("slurm", "figures")
+FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))
+FOLDERS = frozenset((*RUN_FOLDERS, *LAUNCH_FOLDERS))
+LOCKS = ("run.lock", "launch.lock")
+# What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
+# one. The rest, config.json first, is replaced when it is written again.
+REMOVED = (
+    "digests.json", "summary.json", "metrics.jsonl", "schedule.npz", "parameters.npz",
+    "timeline.json", "error.txt",
+)  # fmt: skip
+_LOCKED_BY = re.compile(r"(process \d+ on .{0,255})?")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as in gs://, which is gs:/ as a Path
+MOST_PATH = 3800  # bytes of a path, so that names below it have room in the system's 4096
+MOST_NAME = 255  # bytes
 
 
 class Recorder:
@@ -73,9 +108,9 @@ class Recorder:
             )
         if self.writes:
             if self._longer is not None:
-                for name in manifest.REMOVED:
+                for name in REMOVED:
                     if name != METRICS:
-                        files.remove(self.workdir / name)  # the summary first: it ends a run
+                        files.remove(self.workdir / name)  # digests and the summary first
                 _write_config(self.workdir, self._longer)
             files.write(path, "".join(f"{line}\n" for line in lines))
             self._metrics = files.Lines(path)
@@ -96,7 +131,7 @@ class Recorder:
         """Write the summary, close the metrics and return the summary as it will be read back."""
         if self.writes:
             self.sync()
-            write_json(self.workdir / SUMMARY, summary)
+            seal(self.workdir, _dumps(summary, indent=2) + "\n")
         self.summary = plain(summary)
         self._opened.close()
         return self.summary
@@ -121,26 +156,36 @@ def start(
     is to be trained longer: `seconds` or `updates` of the config are larger than they were.
     A directory that holds anything else is an error, and left alone, unless `overwrite`: then the
     run in it, finished or not, is removed. One that another process trains is left alone in any
-    case: locks.InUse.
+    case: files.InUse.
     """
     check(workdir, config, overwrite)
     workdir, opened = Path(workdir), contextlib.ExitStack()
     if writes and (overwrite or not is_finished(workdir, config)):
         # A node that does not answer may still train what its job is queued again for.
         again = distributed.is_queued_again(os.environ)
-        opened.enter_context(locks.held(workdir / locks.RUN, waits=again))
+        opened.enter_context(files.held(workdir / files.RUN_LOCK, waits=again))
     # Asked after that: somebody may just have finished the run.
     longer = not overwrite and is_longer(workdir, config)
     summary = None if overwrite or longer else read_summary(workdir)
     if summary is None and writes:
         if overwrite:
             checkpoints.keep_only(workdir, None)
-            for name in manifest.REMOVED:
+            for name in REMOVED:
                 files.remove(workdir / name)
         files.tidy(workdir)
         if not longer:
+            files.remove(workdir / formats.DIGESTS)  # of a summary that somebody has removed
             _write_config(workdir, config)
     return Recorder(workdir, summary, writes, opened, config if longer else None)
+
+
+def seal(workdir: Path, summary: str) -> None:
+    """Write the digests of a run's files and then its summary, which ends it."""
+    names = (CONFIG, METRICS, SCHEDULE, PARAMETERS)
+    found = {name: files.digest(workdir / name) for name in present(workdir, names)}
+    found[SUMMARY] = hashlib.sha256(summary.encode()).hexdigest()
+    write_json(workdir / formats.DIGESTS, found)
+    files.write(workdir / SUMMARY, summary)
 
 
 def is_finished(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> bool:
@@ -181,7 +226,7 @@ def check(
     workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
 ) -> None:
     """Raise the ValueError that `start` would raise, and touch nothing."""
-    manifest.check_path(workdir, "workdir")
+    check_path(workdir, "workdir")
     workdir = Path(workdir)
     for place in (workdir, *workdir.parents):
         if place.exists() and not place.is_dir():
@@ -189,7 +234,7 @@ def check(
                 f"workdir {workdir}: {place} is not a directory; choose another --workdir"
             )
     # First what lies there, then whether it is ours: another process may be about to begin.
-    there = manifest.present(workdir, (*manifest.RUN_FILES, *manifest.RUN_FOLDERS))
+    there = present(workdir, (*RUN_FILES, *RUN_FOLDERS))
     mine = is_ours(workdir, config)
     path = config.get("initial")
     if overwrite and path is not None and workdir.resolve() in Path(path).resolve().parents:
@@ -207,13 +252,13 @@ def check(
                 f"workdir {workdir} holds a finished run without the checkpoint of its end, which "
                 "a longer one goes on from; choose another --workdir, or --overwrite it"
             )
-    manifest.refuse(workdir, there, ours=mine is None)
+    refuse(workdir, there, ours=mine is None)
 
 
 def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
     """None if a run that has been written by this code is there, else what speaks against it."""
     path = workdir / CONFIG
-    manifest.refuse(workdir, (CONFIG,), ours=True)
+    refuse(workdir, (CONFIG,), ours=True)
     if not path.exists():
         return "that is missing"
     try:
@@ -254,6 +299,10 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
     """
     path = Path(workdir) / METRICS
     form = formats.WHOLE_LINE if whole else formats.LINE
+    try:
+        formats.check_digest(path)
+    except (OSError, ValueError) as error:
+        raise formats.damaged(path, error, form) from error
     _, lines = _lines(path, form)
     if whole and not lines:
         raise formats.damaged(path, "it has no records", form)
@@ -360,3 +409,98 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+# --- names below a workdir ---
+
+
+def present(place: Path, names: Iterable[str]) -> list[str]:
+    """The names under which something lies in a directory, links that lead nowhere included."""
+    return [name for name in names if os.path.lexists(place / name)]
+
+
+def refuse(place: Path, names: Iterable[str], ours: bool) -> None:
+    """Raise ValueError where something of these names lies that is not ours, and touch nothing.
+
+    ours: whether ordinary files and directories of these names are.
+    """
+    for name in names:
+        path = place / name
+        try:
+            mode = os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        kind = "directory" if name in FOLDERS else "file"
+        if not (stat.S_ISDIR(mode) if name in FOLDERS else stat.S_ISREG(mode)):
+            raise ValueError(
+                f"workdir {place}: {name} is no ordinary {kind}, and a run writes one of that "
+                "name; move it away or choose another --workdir"
+            )
+        if not ours and not (name in LOCKS and is_lock(path)):
+            raise ValueError(
+                f"workdir {place} holds results without a config.json of a run, such as a sweep's "
+                f"or somebody's own {name}; choose another --workdir"
+            )
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file of a lock's name is one, perhaps left behind."""
+    if os.path.getsize(path) > 400:
+        return False
+    return _LOCKED_BY.fullmatch(files.read(path).decode(errors="replace")) is not None
+
+
+def check_path(path: str | os.PathLike, what: str) -> None:
+    """Raise ValueError for a path that no file system takes, or that shows as something else."""
+    text = os.fspath(path)
+    refuse_remote(text, what)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        size = None  # half of a character
+    if size is None or not registry.is_visible(text):
+        reason = "has control characters or broken ones"
+    elif size > MOST_PATH:
+        reason = f"is longer than {MOST_PATH} bytes"
+    elif any(len(part.encode()) > MOST_NAME for part in text.split("/")):
+        reason = f"has a name of more than {MOST_NAME} bytes"
+    else:
+        return
+    raise ValueError(f"{what} {text!r} {reason}; choose another name")
+
+
+def refuse_remote(path: str, what: str) -> None:
+    """Raise ValueError for the address of a remote store, as gs://bucket/x."""
+    if path.startswith("file:"):
+        raise ValueError(
+            f"{what} {registry.brief(path)} is an address; give the path alone, without file:"
+        )
+    if _REMOTE.match(path):
+        raise ValueError(
+            f"{what} {registry.brief(path)} is on a remote store, without the locks and renames "
+            "that records need; give a folder of a file system that this machine has mounted, and "
+            "copy it there when the run has ended"
+        )
+
+
+def check_arm(path: str) -> None:
+    """Raise ValueError for the name of an arm that cannot be a directory of its own."""
+    check_path(path, "arm")
+    names = path.split("/")
+    taken = next((name for name in names if name.casefold() in FILES | FOLDERS), None)
+    if taken is not None:
+        raise ValueError(f"arm {path!r} would take the place of {taken}; give it another name")
+    if any(name and name.strip(". ") == "" for name in names):
+        raise ValueError(f"arm {path!r} has a part without a letter; name it as method/variant")
+
+
+def check_links(root: Path, path: str) -> None:
+    """Raise ValueError where a directory between a workdir and an arm is a link."""
+    place = root
+    for name in Path(path).parts:
+        place = place / name
+        if place.is_symlink():
+            raise ValueError(
+                f"workdir {root}: {place} is a link, and an arm lies in a directory of its own; "
+                "remove the link or choose another --workdir"
+            )

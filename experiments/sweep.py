@@ -23,8 +23,6 @@ from experiments import (
     executors,
     files,
     formats,
-    locks,
-    manifest,
     prepare,
     provenance,
     records,
@@ -112,7 +110,7 @@ def expand(
         if not registry.is_visible(arm.name):
             raise ValueError(f"arm {arm.name!r} has control characters; rename it")
         if path:
-            manifest.check_arm(path)
+            records.check_arm(path)
     return arms
 
 
@@ -196,11 +194,11 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
 
 def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
     """Refuse the whole sweep, with nothing written, if any of its arms cannot run."""
-    manifest.check_path(workdir, "workdir")
+    records.check_path(workdir, "workdir")
     root = pathlib.Path(workdir)
     for arm in arms:
-        manifest.check_path(root.absolute() / arm.path, "the place of an arm")
-        manifest.check_links(root, arm.path)
+        records.check_path(root.absolute() / arm.path, "the place of an arm")
+        records.check_links(root, arm.path)
     if any(arm.path for arm in arms) and (root / records.CONFIG).exists():
         raise ValueError(
             f"workdir {root} holds a single run, whose summary that of a sweep would replace; "
@@ -211,12 +209,12 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
     # First what lies there that a launch writes, then whether it is ours: another process may be
     # about to begin.
-    present = manifest.present(root, (*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS))
+    present = records.present(root, (*records.LAUNCH_FILES, *records.LAUNCH_FOLDERS))
     ours = False
     with contextlib.suppress(formats.Damaged):
         ours = bool(provenance.read(root))
     ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
-    manifest.refuse(root, present, ours)
+    records.refuse(root, present, ours)
     task, described = None, None
     with Patience() as patience:
         for number, arm in enumerate(arms, 1):
@@ -264,10 +262,10 @@ def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
     again = distributed.is_queued_again(os.environ)  # then locks are waited for when needed
     if distributed.is_writer():
         try:
-            taken.enter_context(locks.held(root / locks.LAUNCH, waits=again))
+            taken.enter_context(files.held(root / files.LAUNCH_LOCK, waits=again))
             for arm in [] if again else arms:
-                locks.check(root / arm.path / locks.RUN)
-        except locks.InUse as error:
+                files.check_lock(root / arm.path / files.RUN_LOCK)
+        except files.InUse as error:
             taken.close()
             reason = str(error)
         except OSError as error:

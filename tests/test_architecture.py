@@ -24,7 +24,7 @@ def registries():
             continue
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__")
-        for variable, value in vars(importlib.import_module(name)).items():
+        for variable, value in dict(vars(importlib.import_module(name))).items():
             if not (isinstance(value, dict | Registry) and variable.lstrip("_").isupper()):
                 continue
             if all(type(v) is tuple or isinstance(v, numbers.Number | str) for v in value.values()):
@@ -138,12 +138,10 @@ WRITES = {
     "write_text", "write_bytes", "savefig", "savez", "savez_compressed", "rmtree", "unlink",
     "rename", "touch", "mkdir", "makedirs", "truncate", "symlink_to", "copytree",
 }  # fmt: skip
-# A path that is only taken off the list of a lock, figures that are drawn into memory, and a
+# A path that is only taken off a list, figures that are drawn into memory, and a
 # directory without anything in it.
 WRITES_ALLOWED = {
-    ("experiments/locks.py", "mkdir"), ("experiments/locks.py", "unlink"),
-    ("experiments/locks.py", "truncate"), ("experiments/executors.py", "unlink"),
-    ("experiments/figures.py", "savefig"),
+    ("experiments/executors.py", "unlink"), ("experiments/figures.py", "savefig"),
     ("experiments/training_loop.py", "savez"),  # into a file of the module
     ("experiments/checkpoints.py", "savez"),  # the same
 }  # fmt: skip

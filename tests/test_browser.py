@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from experiments import locks, provenance, report
+from experiments import files, provenance, report
 from tests import browser
 from tests.experiments.test_live import Watched
 from tests.experiments.test_report import leave
@@ -149,7 +149,7 @@ def test_a_watched_page_takes_what_is_new_and_keeps_what_was_switched(tab, root,
     shutil.copytree(root, here)
     leave(here / "later", "later", finished=False)
     tab.complaints.clear()
-    with locks.held(here / locks.LAUNCH):
+    with files.held(here / files.LAUNCH_LOCK):
         watched = Watched(here, monkeypatch)
         tab.open(f"http://127.0.0.1:{watched.server.port}", 1280)
         tab.wait("document.body.innerText.includes('later (under way)')")

@@ -158,13 +158,6 @@ class Short:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_new_file_has_the_rights_that_files_have(tmp_path):
-    (tmp_path / "usual").write_text("")
-    disk.write(tmp_path / "ours", "")
-    rights = [(tmp_path / name).stat().st_mode for name in ("usual", "ours")]
-    assert rights[0] == rights[1]
-
-
 @pytest.mark.slow
 def test_files_that_may_not_grow(call, here):
     """The system's own limit, which fails in the middle of a write."""
@@ -204,24 +197,6 @@ def launched(here, *flags):
     """(exit code, stdout, stderr) of a launch in a process of its own."""
     ended = start(here, *flags)
     return ended.returncode, ended.stdout, ended.stderr
-
-
-@pytest.mark.slow
-def test_a_small_disk_that_grows(call, here, small):
-    """Until all fits, once in a process of its own, where Python's own end writes, too."""
-    assert call(*OK, "--workdir=whole")[0] == 0
-    place = small("size=16k")
-    for size in ("16k", "32k", "64k", "120k", "200k", "300k", "600k"):
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], check=True)
-        run = functools.partial(launched, here) if size == "64k" else call
-        code, shown, err = run(*OK, "--workdir=disk/out")
-        assert "Traceback" not in err + shown, err
-        assert code in (0, 1, 2)
-        if code:
-            assert "No space left" in err + shown, err + shown
-    subprocess.run(["mount", "-o", "remount,size=20m", str(place)], check=True)
-    assert call(*OK, "--workdir=disk/out")[0] == 0
-    assert same(here / "whole", place / "out") and not left_over(place)
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import jax
 import pytest
 
 import launch
-from experiments import analysis, config_files, executors, locks, loggers, slurm, sweep
+from experiments import analysis, config_files, executors, loggers, slurm, sweep
+from experiments import files as disk
 from runtimes.asynchronous import pool
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
@@ -157,13 +158,14 @@ def test_compiled_programs_are_kept_for_later_runs(call, here, monkeypatch):
 @pytest.mark.slow
 def test_a_workdir_has_one_launch_at_a_time(call, here):
     command = (*OK, "--sweep", "--config.updates=2")
-    for lock in (here / "out" / locks.LAUNCH, here / "out" / "all_reduce" / "blocking" / locks.RUN):
-        with locks.held(lock):
+    out = here / "out"
+    for lock in (out / disk.LAUNCH_LOCK, out / "all_reduce" / "blocking" / disk.RUN_LOCK):
+        with disk.held(lock):
             before = files(here)
             code, shown, err = call(*command)
             assert (code, shown) == (2, "") and "is in use by process" in err
             assert files(here) == before
-    with locks.held(lock):
+    with disk.held(lock):
         code, shown, _ = call(*command, "--arm=all_reduce/blocking", "--arm=dpsgd/nonblocking")
         assert code == 1 and "failed: InUse: workdir out/all_reduce/blocking is in use" in shown
         assert not (here / "out" / "all_reduce" / "blocking" / "error.txt").exists()

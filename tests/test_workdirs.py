@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from experiments import checkpoints, manifest, provenance, records, report, timeline
+from experiments import checkpoints, provenance, records, report, timeline
 from tests import launcher
 from tests.launcher import files, start
 
@@ -44,7 +44,7 @@ def refused(call, here, words, *flags):
 def put(path, name):
     """Something of somebody else under a name of ours."""
     path.mkdir(parents=True)
-    if name in manifest.FOLDERS:
+    if name in records.FOLDERS:
         (path / name / "5").mkdir(parents=True)
         (path / name / "5" / "thesis.txt").write_text("mine")
         (path / name / "thesis.txt").write_text("mine")
@@ -57,8 +57,8 @@ def put(path, name):
 def test_files_of_others_are_left_alone(call, here, flags):
     """Every name that we write, at every place where we write it."""
     sweep = flags is SWEEP
-    root = {*manifest.LAUNCH_FILES, *manifest.LAUNCH_FOLDERS}
-    run = {*manifest.RUN_FILES, *manifest.RUN_FOLDERS}
+    root = {*records.LAUNCH_FILES, *records.LAUNCH_FOLDERS}
+    run = {*records.RUN_FILES, *records.RUN_FOLDERS}
     places = {"out": root, "out/all_reduce/blocking": run} if sweep else {"out": root | run}
     for place, names in places.items():
         for name in sorted(names):
@@ -72,7 +72,7 @@ def test_files_of_others_are_left_alone(call, here, flags):
 def test_overwriting_removes_what_is_ours_and_nothing_else(call, here):
     assert call(*OK)[0] == 0
     ours = set(os.listdir(here / "out"))
-    assert ours <= manifest.FILES | manifest.FOLDERS
+    assert ours <= records.FILES | records.FOLDERS
     checkpoint = here / "out" / "checkpoint"
     (checkpoint / "7").mkdir(parents=True)
     (checkpoint / "unfinished").mkdir()
@@ -90,7 +90,7 @@ def test_overwriting_removes_what_is_ours_and_nothing_else(call, here):
 def test_a_sweep_may_be_overwritten_and_a_config_of_others_may_not(call, here):
     assert call(*SWEEP)[0] == 0
     made = [path for path in (here / "out").rglob("*") if path.is_file()]
-    assert {path.name for path in made if "checkpoint" not in path.parts} <= manifest.FILES
+    assert {path.name for path in made if "checkpoint" not in path.parts} <= records.FILES
     assert call(*SWEEP, "--config.seed=1", "--overwrite")[0] == 0
     (here / "model").mkdir()
     for text in ('{"name": "llama", "hidden": 3}', "{", "[]", "5"):
@@ -106,8 +106,8 @@ def test_every_name_that_is_written_is_in_the_manifest():
         *(records.ERROR, report.REPORT, report.STRIP, report.FIGURE, provenance.NOTE),
         timeline.TIMELINE,
     }
-    assert written <= manifest.FILES and checkpoints.CHECKPOINT in manifest.FOLDERS
-    assert set(manifest.REMOVED) | set(manifest.LOCKS) <= manifest.FILES
+    assert written <= records.FILES and checkpoints.CHECKPOINT in records.FOLDERS
+    assert set(records.REMOVED) | set(records.LOCKS) <= records.FILES
 
 
 @pytest.mark.slow
@@ -115,14 +115,14 @@ def test_links_are_not_followed(call, here):
     """Neither under our names nor under temporary ones that somebody could guess."""
     (here / "victim").write_text("mine")
     (here / "folder").mkdir()
-    for name in sorted(manifest.FILES | manifest.FOLDERS):
+    for name in sorted(records.FILES | records.FOLDERS):
         (here / "out").mkdir()
         (here / "out" / name).symlink_to(here / ("folder" if "." not in name else "victim"))
         refused(call, here, name, *OK)
         refused(call, here, name, *OK, "--overwrite")
         shutil.rmtree(here / "out")
     (here / "out").mkdir()
-    for name in manifest.FILES:
+    for name in records.FILES:
         for suffix in (f"{name}.tmp", f"{name.partition('.')[0]}.tmp"):
             if not (here / "out" / suffix).is_symlink():
                 (here / "out" / suffix).symlink_to(here / "victim")
@@ -138,7 +138,7 @@ def test_links_are_not_followed(call, here):
 def test_nothing_may_stand_in_the_way(call, here, make):
     """In a finished run: a directory or a pipe under any of our names, and no wait for the pipe."""
     assert call(*OK)[0] == 0
-    for name in sorted(manifest.FILES - {"metrics.jsonl"}):
+    for name in sorted(records.FILES - {"metrics.jsonl"}):
         path = here / "out" / name
         before = path.read_bytes() if path.exists() else None
         path.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def test_nothing_may_stand_in_the_way(call, here, make):
 def test_a_kill_at_any_moment_leaves_a_workdir_that_goes_on(call, here):
     """Locks, a note or a claimed directory alone are no results of others."""
     (here / "out").mkdir()
-    for name in manifest.LOCKS:
+    for name in records.LOCKS:
         (here / "out" / name).write_text("process 12 on somewhere")
     assert call(*OK)[0] == 0
     leftover = here / "out" / ".gossax-0123456789abcdef.tmp"
@@ -180,7 +180,7 @@ def test_a_kill_at_any_moment_leaves_a_workdir_that_goes_on(call, here):
 
 
 NAMES = {
-    **{name: "take the place" for name in sorted(manifest.FILES | manifest.FOLDERS)},
+    **{name: "take the place" for name in sorted(records.FILES | records.FOLDERS)},
     **{"Summary.JSON": "take the place", ".": "without a letter", " ": "without a letter"},
     **{"a\x1b[2Jb": "control characters", "a\x00": "control characters", "a\nb": "control"},
     **{"\ud800": "control characters", "a" * 256: "more than 255 bytes"},

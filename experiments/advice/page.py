@@ -17,8 +17,6 @@ from experiments import (
     config_files,
     figures,
     files,
-    locks,
-    manifest,
     prepare,
     provenance,
     records,
@@ -81,12 +79,12 @@ def launch(
         start += [f"--config={config}", *(f"--config.{name}={entries[name]}" for name in kept)]
         trusted |= registry.named_modules(given)
     root = Path(workdir or f"{text.rstrip('/')}-advice")
-    manifest.check_path(f"{root}", "workdir")
+    records.check_path(f"{root}", "workdir")
     source = durations.read(text, given, start, trusted)
     _check(root, source.measured.digest, overwrite)
     advice = play.weigh(source, named)
     files.make(root)
-    with locks.held(root / locks.LAUNCH):
+    with files.held(root / files.LAUNCH_LOCK):
         if overwrite:  # what was trained, and the durations that it was trained with
             for name in play.DURATIONS:
                 files.remove(root / name)

@@ -36,25 +36,27 @@ __all__ = [
     "worker_accuracy",
 ]
 
-TASKS = Registry({
-    "cifar10": "experiments.tasks.dense_tasks:cifar10",
-    "cifar100": "experiments.tasks.dense_tasks:cifar100",
-    "digits": "experiments.tasks.dense_tasks:digits",
-    "fashion_mnist": "experiments.tasks.dense_tasks:fashion_mnist",
-    "gaussians": "experiments.tasks.dense_tasks:gaussians",
-    "hashed_logistic": "experiments.tasks.sparse_tasks:hashed_logistic",
-    "imagenet2012": "experiments.tasks.dense_tasks:imagenet2012",
-    "images": "experiments.tasks.dense_tasks:labelled_images",
-    "language_model": "experiments.tasks.sparse_tasks:language_model",
-    "mnist": "experiments.tasks.dense_tasks:mnist",
-    "ncf": "experiments.tasks.sparse_tasks:ncf",
-    "next_token": "experiments.tasks.token_tasks:next_token",
-    "packed_text": "experiments.tasks.token_tasks:packed_text",
-    "points": "experiments.tasks.point_files:points",
-    "skip_gram": "experiments.tasks.sparse_tasks:skip_gram",
-    "synthetic_logistic": "experiments.tasks.dense_tasks:synthetic_logistic",
-    "synthetic_quadratic": "experiments.tasks.dense_tasks:synthetic_quadratic",
-})
+TASKS = Registry(
+    {
+        "cifar10": "experiments.tasks.dense_tasks:cifar10",
+        "cifar100": "experiments.tasks.dense_tasks:cifar100",
+        "digits": "experiments.tasks.dense_tasks:digits",
+        "fashion_mnist": "experiments.tasks.dense_tasks:fashion_mnist",
+        "gaussians": "experiments.tasks.dense_tasks:gaussians",
+        "hashed_logistic": "experiments.tasks.text_tasks:hashed_logistic",
+        "imagenet2012": "experiments.tasks.dense_tasks:imagenet2012",
+        "images": "experiments.tasks.dense_tasks:labelled_images",
+        "language_model": "experiments.tasks.text_tasks:language_model",
+        "mnist": "experiments.tasks.dense_tasks:mnist",
+        "ncf": "experiments.tasks.text_tasks:ncf",
+        "next_token": "experiments.tasks.text_tasks:next_token",
+        "packed_text": "experiments.tasks.text_tasks:packed_text",
+        "points": "experiments.tasks.point_files:points",
+        "skip_gram": "experiments.tasks.text_tasks:skip_gram",
+        "synthetic_logistic": "experiments.tasks.dense_tasks:synthetic_logistic",
+        "synthetic_quadratic": "experiments.tasks.dense_tasks:synthetic_quadratic",
+    }
+)
 TASK = Kind("task", TASKS, Task)
 
 

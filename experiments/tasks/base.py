@@ -33,7 +33,7 @@ class Task(NamedTuple):
     sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
         of what is in the mini-batch.
     augment: what training does to its examples at random, (examples, draws uint32 [b]) ->
-        examples; see `experiments.tasks.augment`. `losses` and `correct` take them either way.
+        examples; see `experiments.tasks.dense_tasks`. `losses` and `correct` take them either way.
     evaluated: how many training and test examples `evaluate` takes, evenly spread; None: all.
     """
 

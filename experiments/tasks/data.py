@@ -126,23 +126,15 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
     Images are [N, height, width, channels] uint8 or float32, labels [N] whole numbers from 0 on.
     classes: None: as many as there are labels, which then leave out no number below the highest.
     """
-
-    def part(split: str) -> sources.Arrays:
-        axes = "samples, height, width, channels"
-        image = sources.mapped(Path(folder) / f"{split}_image.npy", axes)
-        label = sources.mapped(Path(folder) / f"{split}_label.npy", "samples")
-        if len(image) != len(label):
-            raise ValueError(
-                f"{folder}: {split}_image.npy has {len(image)} images and {split}_label.npy has "
-                f"{len(label)} labels; write both again"
-            )
-        _check_labels(f"{folder}/{split}_label.npy", label)
-        return sources.Arrays(Images(image, label))
-
-    train, test = part("train"), part("test")
-    if classes is None:
-        classes = classes_of(folder, train.labels, test.labels)
-    return Dataset(train, test, classes)
+    axes = {"image": "samples, height, width, channels", "label": "samples"}
+    parts = {
+        split: Images(*(
+            sources.mapped(Path(folder) / f"{split}_{name}.npy", what)
+            for name, what in axes.items()
+        ))
+        for split in ("train", "test")
+    }  # fmt: skip
+    return _of_arrays(folder, parts, ("{}_image.npy", "{}_label.npy"), classes)
 
 
 def npz_images(path: str, classes: int | None = None) -> Dataset:
@@ -166,18 +158,27 @@ def npz_images(path: str, classes: int | None = None) -> Dataset:
         image, label = arrays[f"x_{split}"], arrays[f"y_{split}"]
         image = image[..., None] if image.ndim == 3 else image
         label = label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label
+        parts[split] = Images(image, label)
+    return _of_arrays(path, parts, ("x_{}", "y_{}"), classes)
+
+
+def _of_arrays(
+    where: str, parts: Mapping[str, Images], names: tuple[str, str], classes: int | None
+) -> Dataset:
+    """Return the data set of a training and a test part, each with as many images as labels."""
+    for split, (image, label) in parts.items():
+        own = [name.format(split) for name in names]
         if image.ndim != 4 or not image.size or label.shape[:1] != image.shape[:1]:
             raise ValueError(
-                f"{path}: x_{split} has shape {image.shape} and y_{split} {label.shape}, where "
-                "samples, height, width, channels and samples are due; write it again"
+                f"{where}: {own[0]} has shape {image.shape} and {own[1]} {label.shape}, where "
+                "samples, height, width, channels and samples are due; write both again"
             )
-        _check_labels(f"{path}, y_{split}", label)
-        parts[split] = sources.Arrays(Images(image, label))
-    train, test = parts["train"], parts["test"]
+        _check_labels(f"{where}/{own[1]}", label)
+    train, test = (sources.Arrays(part) for part in parts.values())
     if train.arrays.image.shape[1:] != test.arrays.image.shape[1:]:
-        raise ValueError(f"{path}: images of x_train and x_test differ in shape; write it again")
+        raise ValueError(f"{where}: images to train and to test on differ in shape; write it again")
     if classes is None:
-        classes = classes_of(path, train.labels, test.labels)
+        classes = classes_of(where, train.labels, test.labels)
     return Dataset(train, test, classes)
 
 
@@ -384,3 +385,112 @@ def _check_workers(labels: np.ndarray, workers: int):
             f"split: cannot share {len(labels)} samples among workers={workers}; "
             f"set workers between 1 and {len(labels)}"
         )
+
+
+# --- mixtures ---
+
+
+class Gaussians(NamedTuple):
+    """Drawn examples, and what the Bayes classifier makes of them."""
+
+    dataset: Dataset  # train, test: Images [N, 1, 1, d] float32
+    means: np.ndarray  # [classes, d] float64
+    bayes_accuracy: float  # of the Bayes classifier on exactly these test examples
+    bayes_error: float  # its expected share of errors, by quadrature
+
+
+@functools.lru_cache(maxsize=2)
+def gaussians(
+    samples: int,
+    dimension: int,
+    classes: int,
+    separation: float,
+    noise: float,
+    test: int,
+    seed: int,
+) -> Gaussians:
+    """Draw x ~ N(mu_y, noise^2 I), with all classes y as likely.
+
+    The means are orthogonal and of one length, such that any two of them are `separation` times
+    `noise` apart. samples, test: numbers of examples.
+    """
+    at_least(
+        "gaussians",
+        samples=(samples, 1),
+        test=(test, 1),
+        classes=(classes, 2),
+        dimension=(dimension, classes),  # for means that are orthogonal
+        separation=(separation, 0),
+        noise=(noise, 1e-6),
+    )
+    rng = np.random.default_rng(seed)
+    directions, _ = np.linalg.qr(rng.standard_normal((dimension, classes)))
+    means = noise * separation / np.sqrt(2) * directions.T
+
+    def draw(count: int) -> Images:
+        labels = rng.integers(0, classes, count, dtype=np.int32)
+        points = means[labels] + noise * rng.standard_normal((count, dimension))
+        return Images(points.astype(np.float32)[:, None, None], labels)
+
+    dataset = Dataset(draw(samples), draw(test), classes)
+    predicted = bayes_classifier(dataset.test.image[:, 0, 0], means)
+    accuracy = float((predicted == dataset.test.label).mean())
+    return Gaussians(dataset, means, accuracy, bayes_error(classes, separation))
+
+
+def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """The most likely class of every point: points [N, d], means [classes, d] -> [N] int.
+
+    With one covariance noise^2 I and equal shares it is the class with the nearest mean, which is
+    linear where all means are of one length (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
+    Statistical Learning, 2nd ed., Sec. 4.3).
+    """
+    return (points.astype(np.float64) @ means.T).argmax(axis=1)
+
+
+def bayes_error(classes: int, separation: float) -> float:
+    """The expected share of errors of the Bayes classifier, exact up to quadrature.
+
+    An example's coordinates along the means, in units of the noise, are independent: N(a, 1) along
+    its own class's and N(0, 1) along all others, with a = separation / sqrt(2). So the error is
+    1 - E[Phi(z + a)^(classes - 1)] over z ~ N(0, 1); with two classes it is Phi(-separation / 2).
+    """
+    from scipy import special  # late: it takes a moment to load
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
+    right = special.ndtr(nodes + separation / np.sqrt(2)) ** (classes - 1)
+    return float(1 - weights @ right / weights.sum())
+
+
+def images(
+    samples: int = 4096,
+    size: int = 32,
+    patches: int = 2,
+    channels: int = 3,
+    classes: int = 10,
+    separation: float = 7.0,
+    noise: float = 0.5,
+    test: int = 1024,
+    seed: int = 0,
+) -> Dataset:
+    """Square images whose patches are drawn by `gaussians`, one colour in each patch.
+
+    size: pixels of a side. patches: of a side, each a square of size / patches pixels. A point of
+    the mixture is a colour per patch, so that its dimension is patches^2 * channels, and the Bayes
+    error is that of the mixture: an image shows its point and nothing else.
+    """
+    if patches < 1 or size < patches or size % patches:
+        raise ValueError(
+            f"gaussians: size must be a multiple of patches, got size={size} and "
+            f"patches={patches}; set size"
+        )
+    drawn = gaussians(
+        samples, patches * patches * channels, classes, separation, noise, test, seed
+    ).dataset
+
+    def enlarged(points: Images) -> Images:
+        colours = points.image.reshape(-1, patches, patches, channels)
+        side = size // patches
+        return Images(colours.repeat(side, axis=1).repeat(side, axis=2), points.label)
+
+    return Dataset(enlarged(drawn.train), enlarged(drawn.test), classes)

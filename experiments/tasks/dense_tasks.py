@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from comms.hashing import lowbias32
 from experiments.registry import Kind
-from experiments.tasks import data, lean, mixtures, modules, sources
-from experiments.tasks.augment import AUGMENT
+from experiments.tasks import data, models, sources
 from experiments.tasks.base import Task, take
 from experiments.tasks.models import MODELS, scaled
 
@@ -19,7 +19,7 @@ from experiments.tasks.models import MODELS, scaled
 def classification(
     name: str,
     dataset: data.Dataset,
-    model: modules.Model,
+    model: models.Model,
     l2: float = 0.0,
     reading: str | Mapping = "memory",
     augment: str | Mapping | None = None,
@@ -38,7 +38,7 @@ def classification(
     changes = None if augment is None else AUGMENT.build(augment)
     train, test = reader.of(dataset.train), reader.of(dataset.test)
     plain = None if changes is None else changes.plain
-    settings = (model, l2, plain, lean.compute_type(compute), micro_batch)
+    settings = (model, l2, plain, models.compute_type(compute), micro_batch)
     try:
         functions = _shared(*settings)
     except TypeError:  # a model that has no hash
@@ -69,7 +69,7 @@ class Functions(NamedTuple):
 
 
 def _functions(
-    model: modules.Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
+    model: models.Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
 ) -> Functions:
     """The functions of a task, see `classification`; plain: what augmentation leaves of images."""
 
@@ -79,11 +79,11 @@ def _functions(
 
     @jax.jit
     def init(key, examples):
-        return modules.init(model, key, scaled(seen(examples).image))
+        return models.init(model, key, scaled(seen(examples).image))
 
     def logits(params, examples):
-        images = lean.cast(scaled(seen(examples).image), dtype)
-        return model.apply({"params": lean.cast(params, dtype)}, images).astype(jnp.float32)
+        images = models.cast(scaled(seen(examples).image), dtype)
+        return model.apply({"params": models.cast(params, dtype)}, images).astype(jnp.float32)
 
     def fit(params, examples):
         return optax.softmax_cross_entropy_with_integer_labels(
@@ -93,13 +93,13 @@ def _functions(
     def hits(params, examples):
         return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
 
-    in_parts = lean.in_micro_batches(fit, micro_batch)
+    in_parts = models.in_micro_batches(fit, micro_batch)
 
     def losses(params, examples):
         found = in_parts(params, examples)
         return found + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else found
 
-    return Functions(init, losses, lean.in_micro_batches(hits, micro_batch))
+    return Functions(init, losses, models.in_micro_batches(hits, micro_batch))
 
 
 # Arms of equal models share these, so that what is compiled of them is traced once.
@@ -130,9 +130,9 @@ def gaussians(
     That is the test accuracy of the classifier which knows the mixture; no other has a higher
     expected one. model: logistic or mlp, as a point is an image of one row. samples, test: numbers
     of examples. separation: of any two means, in units of `noise`, the standard deviation of an
-    entry within a class; at 5 the Bayes error of ten classes is 4.1 %. See `mixtures.gaussians`.
+    entry within a class; at 5 the Bayes error of ten classes is 4.1 %. See `data.gaussians`.
     """
-    drawn = mixtures.gaussians(samples, dimension, classes, separation, noise, test, seed)
+    drawn = data.gaussians(samples, dimension, classes, separation, noise, test, seed)
     task = classification("gaussians", drawn.dataset, _model(model, classes), l2)
     return task._replace(metrics=lambda params, means: {"bayes_accuracy": drawn.bayes_accuracy})
 
@@ -199,8 +199,8 @@ def noise(
     return data.Dataset(draw(), draw(), classes)
 
 
-def _model(model: str | Mapping, classes: int) -> modules.Model:
-    return modules.build(MODEL, model, classes=classes)
+def _model(model: str | Mapping, classes: int) -> models.Model:
+    return models.build(MODEL, model, classes=classes)
 
 
 def synthetic_quadratic(
@@ -256,8 +256,68 @@ def synthetic_logistic(
     )
 
 
-MODEL = Kind("model", MODELS, modules.GIVES, ("classes", "rngs"))
-SOURCE = Kind("source", data.SOURCES | {"gaussians": mixtures.images, "noise": noise}, data.Dataset)
+MODEL = Kind("model", MODELS, models.GIVES, ("classes", "rngs"))
+SOURCE = Kind("source", data.SOURCES | {"gaussians": data.images, "noise": noise}, data.Dataset)
 mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
     functools.partial(images, name) for name in data.IMAGE_CLASSES
 )
+
+
+# --- augment ---
+
+
+class Augmentation(NamedTuple):
+    """train: (examples [b], draws [b] uint32) -> examples; plain: what evaluation sees instead."""
+
+    train: Callable[[Any, jax.Array], Any]
+    plain: Callable[[Any], Any]
+
+
+def crop_and_flip(padding: int = 4, size: int | None = None, flip: bool = True) -> Augmentation:
+    """A random square of the image, padded by zeros, mirrored every second time (arXiv 1512.03385).
+
+    padding: pixels on every side, 4 for CIFAR. size: of the square, None: that of the images;
+    evaluation takes the one in the middle. flip: whether to mirror.
+    """
+    if padding < 0 or (size is not None and size < 1):
+        raise ValueError(
+            f"crop_and_flip: padding must be at least 0 and size at least 1, got {padding} and "
+            f"{size}; for CIFAR try padding=4, for ImageNet padding=0 and size=224"
+        )
+
+    def sides(image) -> tuple[int, int]:
+        height, width = image.shape[-3:-1]
+        if size is not None and size > min(height, width):
+            raise ValueError(
+                f"crop_and_flip: size={size} is more than images of {height}x{width} pixels have; "
+                "lower size"
+            )
+        return (height, width) if size is None else (size, size)
+
+    def one(image, draw):
+        height, width = sides(image)
+        wide = jnp.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+        top = _below(draw, 1, wide.shape[0] - height + 1)
+        left = _below(draw, 2, wide.shape[1] - width + 1)
+        cut = jax.lax.dynamic_slice(wide, (top, left, 0), (height, width, image.shape[2]))
+        return jnp.where(_below(draw, 3, 2) == 1, cut[:, ::-1], cut) if flip else cut
+
+    def train(examples, draws):
+        return examples._replace(image=jax.vmap(one)(examples.image, draws))
+
+    def plain(examples):
+        height, width = sides(examples.image)
+        top, left = (examples.image.shape[1] - height) // 2, (examples.image.shape[2] - width) // 2
+        middle = examples.image[:, top : top + height, left : left + width]
+        return examples._replace(image=middle)
+
+    return Augmentation(train, plain)
+
+
+AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
+AUGMENT = Kind("augment", AUGMENTATIONS, Augmentation)
+
+
+def _below(draw, number: int, bound: int) -> jax.Array:
+    """A whole number in [0, bound), bound at most 2^16, from a draw; another for every `number`."""
+    return ((lowbias32(draw ^ jnp.uint32(number)) >> 16) * bound >> 16).astype(jnp.int32)

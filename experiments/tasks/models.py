@@ -5,11 +5,15 @@ groups of channels (GroupNorm, arXiv 1803.08494), never over the batch: a batch'
 differ between workers and depend on who takes part in an update.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import errors, nnx
 from flax import linen as nn
+
+from experiments.registry import Kind
 
 CHANNELS_PER_GROUP = 16
 
@@ -32,7 +36,7 @@ def cnn(classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
     layers = [scaled]
     for width in channels:
         _check_width("cnn", width)
-        layers += [_conv(width), _norm(), nn.relu, _halve]
+        layers += [conv(width), norm(), nn.relu, _halve]
     return nn.Sequential([*layers, _mean, nn.Dense(classes)])
 
 
@@ -48,7 +52,7 @@ def resnet18(classes: int, width: int = 64, products: bool = False) -> nn.Module
         for stage in range(4)
         for first in (True, False)
     ]
-    stem = [scaled, _conv(width, products=products), _norm(), nn.relu]
+    stem = [scaled, conv(width, products=products), norm(), nn.relu]
     return nn.Sequential([*stem, *blocks, _mean, nn.Dense(classes)])
 
 
@@ -70,7 +74,7 @@ def resnet50(
         for stage, count in enumerate(blocks)
         for number in range(count)
     ]
-    stem = [scaled, _conv(width, 2, kernel=7), _norm(), nn.relu, _halve_by_three]
+    stem = [scaled, conv(width, 2, kernel=7), norm(), nn.relu, _halve_by_three]
     return nn.Sequential([*stem, *stages, _mean, nn.Dense(classes)])
 
 
@@ -83,10 +87,10 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        y = nn.relu(_norm()(_conv(self.channels, self.strides, products=self.products)(x)))
-        y = _norm()(_conv(self.channels, products=self.products)(y))
+        y = nn.relu(norm()(conv(self.channels, self.strides, products=self.products)(x)))
+        y = norm()(conv(self.channels, products=self.products)(y))
         if x.shape != y.shape:
-            x = _norm()(_conv(self.channels, self.strides, 1, products=self.products)(x))
+            x = norm()(conv(self.channels, self.strides, 1, products=self.products)(x))
         return nn.relu(x + y)
 
 
@@ -98,11 +102,11 @@ class Bottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        y = nn.relu(_norm()(_conv(self.channels, kernel=1)(x)))
-        y = nn.relu(_norm()(_conv(self.channels, self.strides)(y)))
-        y = _norm()(_conv(4 * self.channels, kernel=1)(y))
+        y = nn.relu(norm()(conv(self.channels, kernel=1)(x)))
+        y = nn.relu(norm()(conv(self.channels, self.strides)(y)))
+        y = norm()(conv(4 * self.channels, kernel=1)(y))
         if x.shape != y.shape:
-            x = _norm()(_conv(4 * self.channels, self.strides, kernel=1)(x))
+            x = norm()(conv(4 * self.channels, self.strides, kernel=1)(x))
         return nn.relu(x + y)
 
 
@@ -137,14 +141,14 @@ def product_of_patches(
     return jnp.concatenate(seen, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
-def _conv(channels: int, strides: int = 1, kernel: int = 3, products: bool = False) -> nn.Module:
+def conv(channels: int, strides: int = 1, kernel: int = 3, products: bool = False) -> nn.Module:
     computed = product_of_patches if products else None  # None: the ordinary one
     return nn.Conv(
         channels, (kernel, kernel), strides, use_bias=False, conv_general_dilated=computed
     )
 
 
-def _norm() -> nn.Module:
+def norm() -> nn.Module:
     return nn.GroupNorm(num_groups=None, group_size=CHANNELS_PER_GROUP)
 
 
@@ -170,3 +174,143 @@ def _check_width(model: str, channels: int):
             f"{model}: GroupNorm needs a multiple of {CHANNELS_PER_GROUP} channels, "
             f"got {channels}; try {CHANNELS_PER_GROUP * max(1, channels // CHANNELS_PER_GROUP)}"
         )
+
+
+# --- modules ---
+
+
+GIVES = (nn.Module, nnx.Module)  # what a factory of models may return
+RANDOM = (
+    "the model has random layers, as Dropout, and gets no keys for them; leave them out, see "
+    "docs/extend.md"
+)
+
+
+class Refused(ValueError):
+    """A model that is more than its parameters."""
+
+
+class Split(NamedTuple):
+    """An nnx module that is called as one of linen: its variables stand apart from it."""
+
+    make: Callable[[jax.Array], nnx.Module]  # from a key
+    graph: nnx.GraphDef
+    constants: nnx.State  # arrays that are no variables
+    others: tuple[str, ...]  # types of variables that are no parameters
+
+    def init(self, key: jax.Array, inputs: jax.Array) -> dict[str, Any]:
+        """The variables by collections, of which only the parameters are filled."""
+        params = nnx.to_pure_dict(nnx.state(self.make(key), nnx.Param))
+        return {"params": params, **dict.fromkeys(self.others)}
+
+    def apply(self, variables: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
+        return nnx.merge(self.graph, variables["params"], self.constants)(inputs)
+
+
+Model = nn.Module | Split
+
+
+def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
+    """The module that `part` describes.
+
+    A factory of nnx modules that takes `rngs` is called again with the key of `init`; the module of
+    another one starts from the weights that it has.
+    """
+
+    drawn = kind.wants(part, "rngs")
+
+    def make(key: jax.Array | int) -> Any:
+        return kind.build(part, **available, **({"rngs": nnx.Rngs(key)} if drawn else {}))
+
+    built = make(0)
+    if not isinstance(built, nnx.Module):
+        return built
+    graph, _, variables, constants = nnx.split(built, nnx.Param, nnx.Variable, ...)
+    others = {type(variable).__name__ for _, variable in nnx.to_flat_state(variables)}
+    return Split(make if drawn else lambda key: built, graph, constants, tuple(sorted(others)))
+
+
+def init(module: Model, key: jax.Array, inputs: jax.Array) -> Any:
+    """The parameters of a module; Refused for one that has more than these."""
+    with nn.intercept_methods(_refuse_dropout):
+        variables = module.init(key, inputs)
+    others = variables.keys() - {"params"}
+    if any(name.startswith("Rng") for name in others):
+        raise Refused(RANDOM)
+    if others:
+        raise Refused(
+            f"the model keeps {', '.join(sorted(others))} beside its parameters, as BatchNorm "
+            "does, and workers exchange parameters alone; use GroupNorm or LayerNorm, see "
+            "docs/extend.md"
+        )
+    try:
+        jax.eval_shape(module.apply, variables, inputs)
+    except errors.InvalidRngError as error:
+        raise Refused(RANDOM) from error
+    return variables.get("params", {})
+
+
+def _refuse_dropout(call: Callable, args: tuple, given: dict, context: Any) -> Any:
+    """Refuse linen's layers that would be silent where a call does not ask for them."""
+    if isinstance(context.module, nn.Dropout) and context.module.rate:
+        raise Refused(RANDOM)
+    return call(*args, **given)
+
+
+# --- lean ---
+
+
+COMPUTE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def compute_type(name: str) -> jnp.dtype:
+    """The floating-point type that a model computes in; ValueError for an unknown name."""
+    if name not in COMPUTE:
+        raise ValueError(f"compute: unknown type {name!r}; known types: {', '.join(COMPUTE)}")
+    return jnp.dtype(COMPUTE[name])
+
+
+def cast(tree: Any, dtype: jnp.dtype) -> Any:
+    """The floating-point arrays of a tree in another type; the gradient comes back in their own.
+
+    Of parameters in float32 this makes the working copy of mixed precision, whose masters they
+    are (P. Micikevicius et al., arXiv 1710.03740 Sec. 3.1). bfloat16 has the range of float32 and
+    needs no scaled loss.
+    """
+
+    def one(array):
+        return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+    return jax.tree.map(one, tree)
+
+
+def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any], jax.Array]:
+    """The same (params, examples) -> [b], of at most `size` examples at a time; None: of all.
+
+    Its gradient takes micro-batch after micro-batch too, and adds up: what a micro-batch needs to
+    remember is computed again when its turn comes, and the first pass is dead code where only the
+    gradient is asked for. So memory is that of a micro-batch, and nothing is computed twice.
+    Raises ValueError for a size below 1.
+    """
+    if size is None:
+        return function
+    if size < 1:
+        raise ValueError(f"micro_batch must be at least 1 example, got {size}; raise it")
+
+    def piecewise(params, examples):
+        count = jax.tree.leaves(examples)[0].shape[0]
+        if count <= size:
+            return function(params, examples)
+        whole = count // size
+        first = jax.tree.map(
+            lambda a: a[: whole * size].reshape((whole, size, *a.shape[1:])), examples
+        )
+        # Inside a loop nothing can be merged with the pass before it: no barrier is needed.
+        once = jax.checkpoint(function, prevent_cse=False)
+        values = jax.lax.map(lambda part: once(params, part), first).reshape(-1)
+        if whole * size == count:
+            return values
+        rest = jax.tree.map(lambda a: a[whole * size :], examples)
+        return jnp.concatenate([values, jax.checkpoint(function)(params, rest)])
+
+    return piecewise

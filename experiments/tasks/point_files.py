@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from experiments import registry
-from experiments.tasks import data, modules
+from experiments.tasks import data, models
 from experiments.tasks.base import Task
 from experiments.tasks.dense_tasks import MODEL, classification
 from stragglers import reading
@@ -80,11 +80,11 @@ def points(
         data.Images(a[:, None, :, None], b.astype(np.int32)) for a, b in ((x, y), (test_x, test_y))
     )
     dataset = data.Dataset(*made, classes)
-    return classification("points", dataset, modules.build(MODEL, model, classes=classes), l2)
+    return classification("points", dataset, models.build(MODEL, model, classes=classes), l2)
 
 
 def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2: float) -> Task:
-    module = modules.build(MODEL, model, classes=1)
+    module = models.build(MODEL, model, classes=1)
 
     def losses(params, points):
         predicted = module.apply({"params": params}, points.x[:, None, :, None])[:, 0]
@@ -92,7 +92,7 @@ def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2:
         return 0.5 * (predicted - points.y) ** 2 + decay
 
     def init(key):
-        return modules.init(module, key, jnp.asarray(train.x[:1, None, :, None]))
+        return models.init(module, key, jnp.asarray(train.x[:1, None, :, None]))
 
     halves = np.int32(train.y > np.median(train.y))  # for splits that go by label
     return Task("points", train, test, halves, jax.jit(init), losses)

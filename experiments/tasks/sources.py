@@ -4,6 +4,7 @@ A source gives any of its examples in any order, see `runtimes.data_feed.Source`
 of a task says whether a run holds all of them in memory or streams them; both are the same run.
 """
 
+import functools
 import importlib.util
 import mmap
 import os
@@ -71,34 +72,17 @@ class Arrays:
         return _mapped_again, (jax.tree.map(_described, self.arrays),)
 
 
-class _Map(NamedTuple):
-    """A memory map that another process can open."""
-
-    path: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    offset: int
-
-
-def _described(array: np.ndarray) -> "np.ndarray | _Unmapped":
+def _described(array: np.ndarray) -> np.ndarray | functools.partial:
+    """Return a memory map as a call that another process can make."""
     if isinstance(array, np.memmap) and array.filename is not None:
-        return _Unmapped(_Map(str(array.filename), array.dtype, array.shape, array.offset))
+        name, offset = str(array.filename), array.offset
+        return functools.partial(np.memmap, name, array.dtype, "r", offset, array.shape)
     return array
-
-
-class _Unmapped:
-    """A leaf of a pytree, which `_Map` is not."""
-
-    def __init__(self, place: _Map):
-        self.place = place
 
 
 def _mapped_again(described: Any) -> Arrays:
     def leaf(one):
-        if not isinstance(one, _Unmapped):
-            return one
-        path, dtype, shape, offset = one.place
-        return _at_random(np.memmap(path, dtype, "r", offset, shape))
+        return _at_random(one()) if isinstance(one, functools.partial) else one
 
     return Arrays(jax.tree.map(leaf, described))
 

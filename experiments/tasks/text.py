@@ -1,23 +1,42 @@
-"""Words and who uses them: the text of Python's own library, and text and ratings through tfds."""
+"""Words, tokens and who uses them: corpora, sequences in memory or in memory maps, interactions.
+
+A corpus of a task is numbered by its own words and held in memory. Text of any size is packed once
+by `python -m experiments.pack_text` into a folder of token files, which a run then streams:
+`train_tokens.npy` and `test_tokens.npy`, [n, length + 1] uint16 or int32, and the vocabulary in
+`words.json`. Sequences of both overlap by a token, so that every token but a first one is a target
+once. A folder may have `train.bin` and `val.bin` instead, flat uint16 tokens as nanoGPT writes.
+"""
 
 import functools
+import glob as glob_module
 import hashlib
+import itertools
+import json
 import keyword
 import os
 import re
 import sysconfig
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from experiments.tasks.sources import tfds_source
+from experiments import registry
+from experiments.registry import Kind
+from experiments.tasks import sources
+from experiments.tasks.data import Dataset
 
 UNKNOWN, END = 0, 1  # the ids of a word outside the vocabulary and of the end of a document
 SPECIAL = ("<unk>", "<end>")
+SPLITS = ("train", "test")
+WORDS = "words.json"
+PACKED_AT_ONCE = 1 << 20  # tokens
+GENERATED = 10_000  # documents
+MOST_WORDS = 50_000  # different ones in generated documents
 
 # Tests repeat what they test; the rest is not the library's, or differs between computers.
 _SKIPPED = re.compile(r"tests?|idle_test|site-packages|dist-packages|__pycache__|config-.*")
@@ -41,16 +60,135 @@ class Corpus(NamedTuple):
     test: Documents
 
 
+class Sequences(NamedTuple):
+    """Tokens of a mini-batch; END closes a document."""
+
+    tokens: np.ndarray  # [n, length + 1] int32
+
+
+class Tokeniser(NamedTuple):
+    """words: by their ids, after SPECIAL. encode: a text -> [tokens] ids, without END."""
+
+    words: Sequence[str]
+    encode: Callable[[str], np.ndarray]
+
+
 class Interactions(NamedTuple):
-    """Which user took which item, every user's in the order of time and no item twice."""
+    """Pairs of a user and an item, every user's in the order of time and no item twice."""
 
     user: np.ndarray  # [n] int32 in 0 .. users - 1, ascending
     item: np.ndarray  # [n] int32 in 0 .. items - 1
     group: np.ndarray  # [users] int32, for splits that go by label
 
 
+# --- texts ---
+
+# The data set, and its splits to train and to test on.
+TFDS_TEXT = {
+    "lm1b": ("lm1b", {"train": "train", "test": "test"}),
+    "wiki40b": ("wiki40b/en", {"train": "train", "test": "test"}),
+    "c4": ("c4/en", {"train": "train", "test": "validation"}),
+}
+
+
+def prepared(
+    corpus: str, split: str, most: int | None = None, data_dir: str | None = None
+) -> Iterator[str]:
+    """Yield the first `most` texts of a part, "train" or "test", of a data set in TFDS_TEXT.
+
+    lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles and c4 (arXiv 1910.10683) pages.
+    """
+    name, splits = TFDS_TEXT[corpus]
+    source = sources.tfds_source(name, splits[split], data_dir)
+    for i in range(len(source) if most is None else min(most, len(source))):
+        yield source[i]["text"].decode("utf-8", errors="replace")
+
+
+def generated(split: str, most: int | None = None) -> Iterator[str]:
+    """Yield texts of the shape of web pages, where nothing has been prepared; 10,000 unless said.
+
+    Words follow Zipf's law, and lengths a lognormal one with a median of 250 words and a mean of
+    410. Nothing can be learnt from them but how frequent a word is.
+    """
+    rng = np.random.default_rng([SPLITS.index(split)])
+    for _ in range(GENERATED if most is None else most):
+        count = max(1, round(rng.lognormal(np.log(250), 1.0)))
+        ranks = np.minimum(rng.zipf(1.2, count), MOST_WORDS)
+        yield " ".join(f"w{rank}" for rank in ranks)
+
+
+def files(
+    split: str, glob: str, test_fraction: float = 0.1, most: int | None = None
+) -> Iterator[str]:
+    """Return texts in UTF-8, a document each, in the order of their paths.
+
+    The test part has the last `test_fraction` of the characters of each, from the end of a line on.
+    """
+    _check_fraction("files", test_fraction)
+    found = glob_module.glob(os.path.expanduser(glob), recursive=True)
+    paths = sorted(path for path in found if os.path.isfile(path))[:most]
+    if not paths:
+        raise ValueError(f"files: no file is called {glob!r}; give a path, or one with * in it")
+
+    def texts():
+        for path in paths:
+            try:
+                whole = Path(path).read_text(encoding="utf-8-sig")
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"files: {path} cannot be read as text in UTF-8 ({error}); convert it, or "
+                    "leave it out"
+                ) from error
+            cut = whole.find("\n", int(len(whole) * (1 - test_fraction))) + 1 or len(whole)
+            part = whole[:cut] if split == "train" else whole[cut:]
+            if part:
+                yield part
+
+    return texts()
+
+
+DOCUMENTS = {
+    **{name: functools.partial(prepared, name) for name in TFDS_TEXT},
+    "generated": generated,
+    "files": files,
+}
+DOCUMENT = Kind("corpus", DOCUMENTS, Iterable, ("split", "most", "data_dir"))
+
+
+def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str]:
+    """Return the texts of a part, "train" or "test", of a corpus, or of files by their path.
+
+    offered: `most` and `data_dir`, for what has them. Raises ValueError for what is no text.
+    """
+    if isinstance(corpus, str) and re.fullmatch(r"[^(:]*[./][^(:]*", corpus):
+        there = os.path.isfile(os.path.expanduser(corpus))
+        corpus = registry.part("files", glob=glob_module.escape(corpus) if there else corpus)
+    texts = DOCUMENT.build(corpus, split=split, **offered)
+
+    def checked():
+        for number, document in enumerate(texts):
+            if not isinstance(document, str):
+                raise ValueError(
+                    f"corpus {registry.text(corpus)!r}: document {number} of the {split} part is "
+                    f"{type(document).__name__}; let the corpus give texts"
+                )
+            yield document
+
+    return checked()
+
+
+def _check_fraction(what: str, test_fraction: float) -> None:
+    if not 0 < test_fraction < 1:
+        raise ValueError(
+            f"{what}: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.1"
+        )
+
+
+# --- tokens ---
+
+
 def tokenise(text: str) -> list[str]:
-    """Words, numbers and single punctuation marks of a text, in order, case kept.
+    """Return words, numbers and single punctuation marks of a text, in order, case kept.
 
     A number stands as its shape, so that numbers share words: 3.14 is 0.00, 0xFF is 0x00.
     """
@@ -60,29 +198,74 @@ def tokenise(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=100_000)
 def _shape(number: str) -> str:
-    if number[:2] in ("0x", "0X"):
-        return "0x" + "0" * (len(number) - 2)
-    return re.sub(r"\d", "0", number)
+    prefix = "0x" if number[:2] in ("0x", "0X") else ""
+    return prefix + ("0" * (len(number) - 2) if prefix else re.sub(r"\d", "0", number))
+
+
+def _ranked(counts: Counter, most: int | None = None) -> tuple[str, ...]:
+    """Return SPECIAL and the words by falling frequency."""
+    return (*SPECIAL, *sorted(counts, key=lambda word: (-counts[word], word))[:most])
+
+
+def of_bytes() -> Tokeniser:
+    """Return the tokeniser of every byte of a text in UTF-8: 258 words, nothing is unknown."""
+
+    def encode(document: str) -> np.ndarray:
+        return np.frombuffer(document.encode(), np.uint8) + np.int32(len(SPECIAL))
+
+    return Tokeniser((*SPECIAL, *(f"byte {value}" for value in range(256))), encode)
+
+
+def of_words(texts: Iterable[str], vocabulary: int = 32_768) -> Tokeniser:
+    """Return the tokeniser of the most frequent words of `texts`; all others are UNKNOWN."""
+    counts = Counter(itertools.chain.from_iterable(map(tokenise, texts)))
+    most = vocabulary - len(SPECIAL)
+    if not 0 < most <= len(counts):
+        raise ValueError(
+            f"words: vocabulary must be from {len(SPECIAL) + 1} to the "
+            f"{len(counts) + len(SPECIAL)} words that the text has, got {vocabulary}; "
+            "change vocabulary or read more text"
+        )
+    words = _ranked(counts, most)
+    ids = {word: i for i, word in enumerate(words)}
+
+    def encode(document: str) -> np.ndarray:
+        return np.array([ids.get(word, UNKNOWN) for word in tokenise(document)], np.int32)
+
+    return Tokeniser(words, encode)
+
+
+TOKENISERS = {"bytes": of_bytes, "words": of_words}
+TOKENISER = Kind("tokeniser", TOKENISERS, Tokeniser, ("texts",))
 
 
 # --- corpora ---
 
 
+def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) -> Corpus:
+    """Number the words of (name, text) pairs; words of the test part alone come last."""
+    split = [[(name, tokenise(text)) for name, text in part] for part in (train, test)]
+    counts = Counter(itertools.chain.from_iterable(words for _, words in split[0]))
+    counts.update(dict.fromkeys(itertools.chain.from_iterable(words for _, words in split[1]), 0))
+    ranked = _ranked(counts)
+    ids = {word: i for i, word in enumerate(ranked)}
+    numbered = []
+    for part in split:
+        tokens = [ids[word] for _, words in part for word in (*words, SPECIAL[END])]
+        starts = np.cumsum([0, *(len(words) + 1 for _, words in part)])
+        names = tuple(name for name, _ in part)
+        numbered.append(Documents(names, np.array(tokens, np.int32), starts))
+    return Corpus(ranked, *numbered)
+
+
+@functools.lru_cache(maxsize=2)
 def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Corpus:
-    """The sources of the running Python's own library, split by file; about 2.5 million words.
+    """Return the sources of the running Python's own library by file; about 2.5 million words.
 
     A hash of its relative path says whether a file is in the test part, and in which order
     `files` of them (None: all) are taken. A function of the Python version alone.
     """
-    if not 0 < test_fraction < 1:
-        raise ValueError(
-            f"python: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.1"
-        )
-    return _standard_library(files, test_fraction)  # all ways to write a call share one cache
-
-
-@functools.lru_cache(maxsize=2)
-def _standard_library(files, test_fraction) -> Corpus:
+    _check_fraction("python", test_fraction)
     root = Path(sysconfig.get_path("stdlib"))
     paths = {path.relative_to(root).as_posix(): path for path in _sources(root)}
     if not paths:
@@ -91,18 +274,20 @@ def _standard_library(files, test_fraction) -> Corpus:
             "use a Python that was installed with them, or the corpus lm1b or wiki40b"
         )
     chosen = sorted(sorted(paths, key=lambda name: _hash(name)[1])[:files])
-    held_out = [name for name in chosen if _hash(name)[0] < test_fraction]
-    trained = [name for name in chosen if _hash(name)[0] >= test_fraction]
-    if not (trained and held_out):
+    split: dict[bool, list[str]] = {False: [], True: []}
+    for name in chosen:
+        split[_hash(name)[0] < test_fraction].append(name)
+    if not all(split.values()):
         raise ValueError(
-            f"python: files={files} leaves {len(trained)} files to train on and "
-            f"{len(held_out)} to test on; raise files"
+            f"python: files={files} leaves {len(split[False])} files to train on and "
+            f"{len(split[True])} to test on; raise files"
         )
-
-    def read(names):
-        return [(name, paths[name].read_text(encoding="utf-8", errors="replace")) for name in names]
-
-    return corpus(read(trained), read(held_out))
+    return corpus(
+        *(
+            [(name, paths[name].read_text(encoding="utf-8", errors="replace")) for name in names]
+            for names in split.values()
+        )
+    )
 
 
 def _sources(root: Path) -> Iterator[Path]:
@@ -114,57 +299,19 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 def _hash(name: str) -> tuple[float, float]:
-    """Two independent numbers in 0..1."""
+    """Return two independent numbers in 0..1."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8]) / 2**64, int.from_bytes(digest[8:]) / 2**64
-
-
-# The data set, and its splits to train and to test on.
-TFDS_TEXT = {
-    "lm1b": ("lm1b", {"train": "train", "test": "test"}),
-    "wiki40b": ("wiki40b/en", {"train": "train", "test": "test"}),
-    "c4": ("c4/en", {"train": "train", "test": "validation"}),
-}
 
 
 @functools.lru_cache(maxsize=2)
 def tfds_text(
     name: str, documents: int = 20_000, test_documents: int = 2_000, data_dir: str | None = None
 ) -> Corpus:
-    """The first documents of a text data set of TensorFlow Datasets; see `tfds_source`.
-
-    name: a key of TFDS_TEXT. lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles and
-    c4 (arXiv 1910.10683) web pages.
-    """
-    data_set, splits = TFDS_TEXT[name]
-
-    def read(split: str, limit: int):
-        source = tfds_source(data_set, splits[split], data_dir)
-        for i in range(min(limit, len(source))):
-            yield f"{name}/{i}", source[i]["text"].decode("utf-8", errors="replace")
-
-    return corpus(read("train", documents), read("test", test_documents))
-
-
-def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) -> Corpus:
-    """Number the words of (name, text) pairs; words of the test part alone come last."""
-    train, test = ([(name, tokenise(text)) for name, text in part] for part in (train, test))
-    counts = Counter()
-    for _, words in train:
-        counts.update(words)
-    for _, words in test:
-        counts.update(dict.fromkeys(words, 0))
-    ranked = (*SPECIAL, *sorted(counts, key=lambda word: (-counts[word], word)))
-    ids = {word: i for i, word in enumerate(ranked)}
-    return Corpus(ranked, _number(train, ids), _number(test, ids))
-
-
-def _number(documents: list[tuple[str, list[str]]], ids: dict[str, int]) -> Documents:
-    starts = np.cumsum([0, *(len(words) + 1 for _, words in documents)])
-    tokens = np.full(starts[-1], END, np.int32)
-    for (_, words), start in zip(documents, starts[:-1], strict=True):
-        tokens[start : start + len(words)] = [ids[word] for word in words]
-    return Documents(tuple(name for name, _ in documents), tokens, starts)
+    """Return the first documents of a data set; see `prepared` and `sources.tfds_source`."""
+    most = zip(SPLITS, (documents, test_documents), strict=True)
+    split = ([*prepared(name, split, count, data_dir)] for split, count in most)
+    return corpus(*([(f"{name}/{i}", text) for i, text in enumerate(part)] for part in split))
 
 
 def limit(text: Corpus, vocabulary: int) -> Corpus:
@@ -181,18 +328,15 @@ def limit(text: Corpus, vocabulary: int) -> Corpus:
             f"vocabulary must be at least {len(SPECIAL) + 1} and at most the {known} words that "
             f"the training part has, got {vocabulary}; change vocabulary or read more text"
         )
-
-    def cut(part: Documents) -> Documents:
-        return part._replace(tokens=np.where(part.tokens < vocabulary, part.tokens, UNKNOWN))
-
-    return Corpus(text.words[:vocabulary], cut(text.train), cut(text.test))
-
-
-# --- samples ---
+    train, test = (
+        part._replace(tokens=np.where(part.tokens < vocabulary, part.tokens, UNKNOWN))
+        for part in (text.train, text.test)
+    )
+    return Corpus(text.words[:vocabulary], train, test)
 
 
 def windows(part: Documents, size: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """([n, size] int32 words from every `step`-th place on, [n] the document each begins in).
+    """Return [n, size] int32 words from every `step`-th place on, and [n] their first documents.
 
     Documents follow each other without a gap. Raises ValueError where none is long enough.
     """
@@ -207,7 +351,7 @@ def windows(part: Documents, size: int, step: int) -> tuple[np.ndarray, np.ndarr
 
 
 def groups(names: Sequence[str], largest: int | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """([n] int32 group of every document, the groups): its top-level folder, or "modules".
+    """Return the [n] int32 group of every document and the groups: top folders, or "modules".
 
     largest: keep that many groups by number of documents; the rest form one more, "others".
     """
@@ -220,7 +364,7 @@ def groups(names: Sequence[str], largest: int | None = None) -> tuple[np.ndarray
 
 
 def hashes(words: Sequence[str], buckets: int) -> np.ndarray:
-    """[words] int32: twice the bucket of a word, plus 1 where its sign is negative.
+    """Return [words] int32: twice the bucket of a word, plus 1 where its sign is negative.
 
     The hashing trick (arXiv 0902.2206 Sec. 2), by CRC-32; needs no vocabulary.
     """
@@ -230,12 +374,194 @@ def hashes(words: Sequence[str], buckets: int) -> np.ndarray:
     return np.int32((code >> 1) % buckets * 2 + (code & 1))
 
 
+# --- documents packed into sequences of one length, whole where they fit ---
+
+
+class Packed(NamedTuple):
+    """Sequences, by the first document in each."""
+
+    tokens: np.ndarray  # [n, length + 1] int32; after its last document a sequence repeats END
+    document: np.ndarray  # [n] the first document in it
+
+
+def pack(part: Documents, length: int) -> Packed:
+    """Return sequences of `length` words and the word after each, packed by best fit.
+
+    A document longer than a sequence is cut, the pieces overlapping by a word; what is left of it
+    is packed as short documents are: the longest first, each where the least room stays free (H.
+    Ding et al., *Fewer Truncations Improve Language Modeling*, arXiv 2404.10830). A word is then
+    predicted from its own document alone. Raises ValueError for a length below 1, and where no
+    document has two words.
+    """
+    if length < 1:
+        raise ValueError(f"packing: length must be at least 1 word, got {length}; raise length")
+    size = length + 1
+    pieces = [
+        (begin, min(begin + size, stop), document)
+        for document, (start, stop) in enumerate(itertools.pairwise(part.starts.tolist()))
+        for begin in range(start, stop - 1, length)
+    ]
+    if not pieces:
+        raise ValueError(
+            f"packing: none of {len(part.names)} documents has two words; read more text"
+        )
+    rows: list[list[tuple[int, int, int]]] = []  # pieces of a sequence
+    with_room: list[list[int]] = [[] for _ in range(size + 1)]  # sequences by the words left free
+    for piece in sorted(pieces, key=lambda piece: piece[0] - piece[1]):  # the longest first
+        needed = piece[1] - piece[0]
+        room = next((room for room in range(needed, size + 1) if with_room[room]), None)
+        row = len(rows) if room is None else with_room[room].pop()
+        if room is None:
+            room = size
+            rows.append([])
+        rows[row].append(piece)
+        if room - needed > 1:  # one word alone has no target
+            with_room[room - needed].append(row)
+    rows = sorted((sorted(row) for row in rows), key=lambda row: row[0][2])
+    tokens = np.full((len(rows), size), END, np.int32)
+    for place, row in enumerate(rows):
+        words = np.concatenate([part.tokens[begin:end] for begin, end, _ in row])
+        tokens[place, : len(words)] = words
+    return Packed(tokens, np.array([row[0][2] for row in rows]))
+
+
+# --- texts of any size as token files ---
+
+
+def packed(
+    texts: Iterable[str], tokeniser: Tokeniser, length: int, split: str
+) -> Iterator[np.ndarray]:
+    """Yield the sequences of texts one after the other, [n, length + 1] at a time, without a rest.
+
+    Raises ValueError for a text without tokens, and where all of them do not fill a sequence.
+    """
+    if length < 1:
+        raise ValueError(f"pack_text: length must be at least 1 token, got {length}; raise length")
+    held, waiting, sequences = [], 0, 0
+
+    def cut():
+        """Return the sequences of what is held, and keep what is left for the next one."""
+        nonlocal held, waiting
+        stream = np.concatenate(held)
+        whole = np.lib.stride_tricks.sliding_window_view(stream, length + 1)[::length]
+        held = [stream[len(whole) * length :]]
+        waiting = len(held[0])
+        return whole
+
+    for number, document in enumerate(texts):
+        tokens = tokeniser.encode(document)
+        if not len(tokens):
+            raise ValueError(
+                f"pack_text: document {number} of the {split} part is empty; leave empty "
+                "documents out"
+            )
+        held += [tokens, np.array([END], np.int32)]
+        waiting += len(tokens) + 1
+        if waiting > max(length, PACKED_AT_ONCE - 1):
+            yield (whole := cut())
+            sequences += len(whole)
+    if waiting > length:
+        yield cut()
+    elif not sequences:
+        raise ValueError(
+            f"pack_text: all of the {split} part has {waiting} tokens, which fill no sequence of "
+            f"{length + 1}; lower length or read more documents"
+        )
+
+
+def write(file, sequences: Iterable[np.ndarray], vocabulary: int) -> int:
+    """Write sequences into a binary file as one `.npy` array; returns how many there are."""
+    described = {"descr": np.dtype(np.uint16 if vocabulary <= 2**16 else np.int32).str}
+    count = 0
+    for part in sequences:
+        if not count:
+            header = described | {"fortran_order": False, "shape": (0, part.shape[1])}
+            np.lib.format.write_array_header_1_0(file, header)
+        file.write(np.ascontiguousarray(part, described["descr"]).tobytes())
+        count += len(part)
+    file.seek(0)  # NumPy leaves room for the first axis to grow
+    np.lib.format.write_array_header_1_0(file, header | {"shape": (count, header["shape"][1])})
+    return count
+
+
+class Stream:
+    """Sequences of a flat map of uint16 tokens, as nanoGPT's train.bin, as a source.
+
+    end: the token that closes a document, which becomes END, and END that one.
+    """
+
+    def __init__(self, path: str, length: int, vocabulary: int, end: int):
+        self._given = (path, length, vocabulary, end)
+        try:
+            self._tokens = np.memmap(path, np.uint16, "r")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be mapped ({error}); write it again") from error
+        self.example = Sequences(jax.ShapeDtypeStruct((length + 1,), np.int32))
+        highest = sources.some(self._tokens).max()
+        if highest >= vocabulary or not len(self):
+            raise ValueError(
+                f"{path} has {len(self._tokens)} tokens up to {highest}, for sequences of "
+                f"{length + 1} and vocabulary={vocabulary}; change length or vocabulary"
+            )
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - 1) // self._given[1]
+
+    def read(self, indices: np.ndarray) -> Sequences:
+        """See `runtimes.feeding.Source`."""
+        _, length, _, end = self._given
+        places = np.asarray(indices)[:, None] * length + np.arange(length + 1)[None]
+        tokens = self._tokens[places].astype(np.int32)
+        return Sequences(np.where(tokens == end, END, np.where(tokens == END, end, tokens)))
+
+    def __reduce__(self):
+        return Stream, self._given  # another process maps the file again
+
+
+def token_files(
+    folder: str, length: int = 1024, vocabulary: int | None = None, end: int | None = None
+) -> Dataset:
+    """Return `Sequences` of a folder of token files, and how many words there are as classes.
+
+    length, vocabulary, end: of `.bin` files, which do not say them; end: see `Stream`, None: no
+    token closes a document.
+    """
+    place = Path(folder).expanduser()
+    flat = [place / f"{split}.bin" for split in ("train", "val")]
+    if all(path.exists() for path in flat):
+        if vocabulary is None or length < 1:
+            raise ValueError(
+                f"{place}: .bin files do not say how many words there are and how long a sequence "
+                "is; give vocabulary, as 50257 of GPT-2's, and a length from 1 on"
+            )
+        words = vocabulary + (end is None)  # the word that END then is
+        given = (length, vocabulary, vocabulary if end is None else end)
+        return Dataset(*(Stream(str(path), *given) for path in flat), classes=words)
+    maps = [sources.mapped(place / f"{split}_tokens.npy", "sequences, tokens") for split in SPLITS]
+    try:
+        words = json.loads((place / WORDS).read_text(encoding="utf-8"))["words"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{place / WORDS} cannot be read as a vocabulary ({error}); run python -m "
+            "experiments.pack_text again"
+        ) from error
+    for split, tokens in zip(SPLITS, maps, strict=True):
+        seen = sources.some(tokens)
+        if tokens.dtype.kind not in "iu" or not 0 <= seen.min() <= seen.max() < len(words):
+            raise ValueError(
+                f"{place / split}_tokens.npy has {tokens.dtype} tokens from {seen.min()} to "
+                f"{seen.max()} for the {len(words)} words of {WORDS}, numbered from 0; run python "
+                "-m experiments.pack_text again"
+            )
+    return Dataset(*(sources.Arrays(Sequences(tokens)) for tokens in maps), classes=len(words))
+
+
 # --- interactions ---
 
 
 @functools.lru_cache(maxsize=2)
 def identifiers(files: int | None = None, at_least: int = 5) -> Interactions:
-    """Files of Python's library as users, their identifiers as items, in order of appearance.
+    """Return files of Python's library as users and their identifiers, as they appear, as items.
 
     at_least: in how many files an identifier must be and how many such a file must have.
     """
@@ -261,11 +587,11 @@ def identifiers(files: int | None = None, at_least: int = 5) -> Interactions:
 
 @functools.lru_cache(maxsize=2)
 def movielens(variant: str = "100k", data_dir: str | None = None) -> Interactions:
-    """Who rated which film, whatever the rating, as in arXiv 1708.05031; see `tfds_source`.
+    """Return who rated which film, whatever the rating, as in arXiv 1708.05031.
 
-    variant: 100k, 1m, 20m, 25m or latest-small.
+    variant: 100k, 1m, 20m, 25m or latest-small. data_dir: see `sources.tfds_source`.
     """
-    source = tfds_source(f"movielens/{variant}-ratings", "train", data_dir)
+    source = sources.tfds_source(f"movielens/{variant}-ratings", "train", data_dir)
     rows = [source[i] for i in range(len(source))]
     rows.sort(key=lambda row: (row["timestamp"], row["movie_id"]))
     taken: dict[bytes, dict[bytes, None]] = {}
@@ -285,4 +611,6 @@ CORPORA = {
     "python": standard_library,
     **{name: functools.partial(tfds_text, name) for name in TFDS_TEXT},
 }
+CORPUS = Kind("corpus", CORPORA, Corpus)
 INTERACTIONS = {"identifiers": identifiers, "movielens": movielens}
+INTERACTION = Kind("interactions", INTERACTIONS, Interactions)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import adasync, nonblocking
-from experiments import checkpoints, files, records, sweep, train
+from experiments import checkpoints, records, sweep, train
 from stragglers.schedule import load
 from tests.marks import slow
 
@@ -176,14 +176,6 @@ def unfinished(tmp_path):
     return config, tmp_path
 
 
-def test_a_half_written_checkpoint_is_not_taken_for_one(unfinished):
-    config, workdir = unfinished
-    (workdir / "checkpoint" / "1").rename(workdir / "checkpoint" / checkpoints.UNFINISHED)
-    seen = []
-    train.run(config, workdir, on_record=seen.append, checkpoint_seconds=0)
-    assert len(seen) == 6  # from the start
-
-
 def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
     config, workdir = unfinished
 
@@ -205,19 +197,6 @@ def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
     (workdir / "checkpoint" / "1" / checkpoints.STATE).write_bytes(b"nothing")
     refused(r"checkpoint .*1 cannot be read \(")
     assert train.run(config, workdir, overwrite=True)["updates"] > 0
-
-
-def test_a_full_disk_is_found_before_the_store_meets_it(tmp_path, monkeypatch, capfd):
-    """Whose threads would print what they meet; the older checkpoint stays."""
-    big = checkpoints.Checkpoint(1, 1, 0.0, {"a": np.zeros(10**6, np.uint8)}, None)
-    checkpoints.save(tmp_path, big)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda place: usage._replace(free=10**6))
-    with pytest.raises(files.NotWritten, match=r"checkpoint cannot be written \(No space left"):
-        checkpoints.save(tmp_path, big._replace(evaluation=2))
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert capfd.readouterr().err == ""
 
 
 def test_values_of_all_kinds_come_back_as_they_were(tmp_path):

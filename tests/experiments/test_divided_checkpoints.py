@@ -201,18 +201,6 @@ def test_two_processes_write_disjoint_parts_whose_union_is_the_state(tmp_path):
         assert run.update == 4 and np.isfinite(runtime.models(run)["in"]).all()
 
 
-def test_a_run_whose_checkpoint_is_whole_still_goes_on(tmp_path):
-    """As they were before, where every process gathered the model of a slice."""
-    runtime, run = one_of_two.begun()
-    packed = {name: np.asarray(value) for name, value in runtime.pack(run).items()}
-    checkpoints.save(tmp_path, checkpoints.Checkpoint(1, 1, 0.0, packed, None))
-    stored = checkpoints.read(tmp_path, 1)
-    assert stored.bring is None
-    again, _ = runtime.resume(runtime.start(one_of_two.model()), stored.packed, ())
-    jax.tree.map(np.testing.assert_array_equal, again.model, run.model)
-    assert again.update == run.update
-
-
 @pytest.mark.slow
 def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch):
     here = launcher.directory(tmp_path, monkeypatch)

@@ -77,16 +77,6 @@ def test_a_run_begins_where_another_has_ended(first, tmp_path, form):
     assert described["initial"] == str(path) and len(described[records.INITIAL]) == 64
 
 
-@pytest.mark.slow
-def test_an_arm_of_its_own_start_shares_a_task_with_one_that_is_given_parameters(first, tmp_path):
-    own, given = ({**DIGITS, "initial": i} for i in (None, str(first / records.PARAMETERS)))
-    places = [tmp_path / "given", tmp_path / "own"]
-    train.run_together([configured(**given), configured(**own)], places)
-    losses = [records.read_metrics(place)[0]["train_loss"] for place in places]
-    assert losses[0] == records.read_metrics(first)[-1]["train_loss"]
-    assert losses[1] == records.read_metrics(first)[0]["train_loss"]
-
-
 def test_parameters_that_have_changed_are_another_run(first, tmp_path):
     path = tmp_path / "copy.npz"
     path.write_bytes((first / records.PARAMETERS).read_bytes())

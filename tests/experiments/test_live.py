@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from experiments import live, locks, provenance, records
+from experiments import files, live, provenance, records
 from tests import launcher
 from tests.experiments.test_report import NASTY, data_of, leave
 
@@ -83,7 +83,7 @@ def test_a_connection_that_drips_ends(server, monkeypatch, begun):
 def test_a_port_that_is_taken_is_named(server, tmp_path):
     leave(tmp_path / "a", "a", finished=False)
     taken = f"port {server.port} of 127.0.0.1 is taken; give another"
-    with locks.held(tmp_path / locks.LAUNCH), pytest.raises(ValueError, match=taken):
+    with files.held(tmp_path / files.LAUNCH_LOCK), pytest.raises(ValueError, match=taken):
         live.watch(tmp_path, server.port)
 
 
@@ -136,7 +136,7 @@ def root(tmp_path):
 
 
 def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, capsys):
-    with locks.held(root / locks.LAUNCH):
+    with files.held(root / files.LAUNCH_LOCK):
         watched = Watched(root, monkeypatch)
         page = watched.until("1 of 3 runs have finished")
         assert "connect-src 'self'" in page and "1 arm · 2 not finished" in page
@@ -157,13 +157,13 @@ def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, cap
     printed = capsys.readouterr().out
     assert f"watching {root} at http://127.0.0.1:" in printed
     assert f"3 of 3 runs have finished; the report of {root} is {root}/report.html" in printed
-    del before[root / locks.LAUNCH]
+    del before[root / files.LAUNCH_LOCK]
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was written
 
 
 @pytest.mark.slow
 def test_a_launch_that_was_killed_is_named(root, monkeypatch):
-    with open(root / "b" / locks.RUN, "w") as killed:
+    with open(root / "b" / files.RUN_LOCK, "w") as killed:
         fcntl.flock(killed, fcntl.LOCK_EX)  # as training does until it is killed
         watched = Watched(root, monkeypatch)
         watched.until("1 of 3 runs have finished")
@@ -177,7 +177,7 @@ def test_a_launch_that_was_killed_is_named(root, monkeypatch):
 
 @pytest.mark.slow
 def test_records_that_cannot_be_read_leave_the_last_page(root, monkeypatch):
-    with locks.held(root / locks.LAUNCH):
+    with files.held(root / files.LAUNCH_LOCK):
         watched = Watched(root, monkeypatch)
         watched.until("1 of 3 runs have finished")
         whole = (root / "b" / records.METRICS).read_text()
@@ -224,7 +224,7 @@ def test_a_launch_is_watched_from_its_first_record_to_its_end(tmp_path, monkeypa
         args=(here, "--config=config.py", "--workdir=out", "--config.updates=200", *more),
     )
     launch.start()
-    while not (here / "out" / locks.LAUNCH).exists():
+    while not (here / "out" / files.LAUNCH_LOCK).exists():
         time.sleep(0.05)
     done = launcher.start(here, "--watch=out", "--port=0")
     launch.join()

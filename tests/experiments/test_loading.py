@@ -92,14 +92,8 @@ def test_a_remote_place_is_refused_before_anything_is_written(tmp_path, monkeypa
         experiments.load("s3://bucket/x")
 
 
-def test_a_folder_with_another_config_is_no_run(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="no config of a run that trains"):
-        experiments.load(tmp_path)
-
-
 def test_a_run_that_has_lost_its_model_says_so(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "run" / records.PARAMETERS).unlink()
-    with pytest.raises(ValueError, match=r"parameters\.npz is missing"):
+    with pytest.raises(ValueError, match=r"has no parameters\.npz"):
         _ = experiments.load(tmp_path / "run").params

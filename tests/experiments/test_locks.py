@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from experiments import locks
+from experiments import files
 from tests.launcher import ROOT
 
 HOLD = """
 import pathlib, sys, time
-from experiments import locks
-with locks.held(pathlib.Path(sys.argv[1])):
+from experiments import files
+with files.held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -19,15 +19,15 @@ with locks.held(pathlib.Path(sys.argv[1])):
 
 def test_one_holds_a_lock_at_a_time(tmp_path):
     path = tmp_path / "new" / "lock"
-    locks.check(path)
-    with locks.held(path):
-        for another in (locks.check, lambda path: locks.held(path).__enter__()):
-            with pytest.raises(locks.InUse, match=f"in use by process {os.getpid()} on .*; wait"):
+    files.check_lock(path)
+    with files.held(path):
+        for another in (files.check_lock, lambda path: files.held(path).__enter__()):
+            with pytest.raises(files.InUse, match=f"in use by process {os.getpid()} on .*; wait"):
                 another(path)
     assert not path.exists()
-    locks.check(path)
+    files.check_lock(path)
     assert not path.exists()
-    with locks.held(path):
+    with files.held(path):
         pass
 
 
@@ -37,14 +37,14 @@ def test_a_process_that_is_killed_holds_nothing(tmp_path):
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
-            with pytest.raises(locks.InUse, match=f"process {process.pid} on"):
-                locks.check(path)
+            with pytest.raises(files.InUse, match=f"process {process.pid} on"):
+                files.check_lock(path)
         finally:
             process.kill()
     assert path.exists()
-    locks.check(path)
-    with locks.held(path), pytest.raises(locks.InUse, match=f"process {os.getpid()} on"):
-        locks.check(path)
+    files.check_lock(path)
+    with files.held(path), pytest.raises(files.InUse, match=f"process {os.getpid()} on"):
+        files.check_lock(path)
 
 
 def test_a_lock_that_its_holder_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
@@ -58,8 +58,8 @@ def test_a_lock_that_its_holder_removes_meanwhile_is_made_again(tmp_path, monkey
         lock(file, kind)
 
     monkeypatch.setattr(fcntl, "flock", slow)
-    with locks.held(path), pytest.raises(locks.InUse):
-        locks.check(path)
+    with files.held(path), pytest.raises(files.InUse):
+        files.check_lock(path)
     assert len(tries) == 3
 
 
@@ -68,5 +68,5 @@ def test_without_locks_of_the_file_system_nobody_is_refused(tmp_path, monkeypatc
         raise OSError("Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unknown)
-    with locks.held(tmp_path / "lock"), locks.held(tmp_path / "lock"):
-        locks.check(tmp_path / "lock")
+    with files.held(tmp_path / "lock"), files.held(tmp_path / "lock"):
+        files.check_lock(tmp_path / "lock")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from comms import cost
 from configs import mg_wfbp
 from experiments import prepare, profiling, stopwatch, sweep, tasks
 from experiments.profiling import Profile
@@ -41,12 +40,6 @@ def test_the_order_is_that_of_the_computation_not_of_the_names():
     assert order[1] == ["layers_6/bias", "layers_6/scale"]
 
 
-def test_the_order_looks_into_calls():
-    task = tasks.build("digits(model=cnn)")
-    jitted = task._replace(losses=jax.jit(task.losses))
-    assert profiling.backward_order(jitted, 4) == profiling.backward_order(task, 4)
-
-
 def test_a_layer_is_ready_with_the_last_of_its_gradients(task):
     """The first layer's scale is used at the end, so that its gradient comes first."""
     leaf = np.zeros((), np.float32)
@@ -61,11 +54,6 @@ def test_a_layer_is_ready_with_the_last_of_its_gradients(task):
     )
     order = profiling.backward_order(odd, 4)
     assert order == [["second/kernel"], ["first/scale", "first/kernel"]]
-
-
-@pytest.mark.parametrize("name", ["synthetic_quadratic", "synthetic_logistic"])
-def test_parameters_without_a_name_are_a_layer(name):
-    assert profiling.backward_order(tasks.build(name), 4) == [[""]]
 
 
 @pytest.mark.slow
@@ -107,23 +95,6 @@ def test_a_cut_gradient_is_the_gradient(task):
         np.testing.assert_array_equal(gradient, whole[module][name])
 
 
-def test_all_reduces_are_timed_for_every_size():
-    sizes, seconds = profiling.measure_all_reduce(jax.devices()[:2], (4096, 8192), 1, 2)
-    np.testing.assert_array_equal(sizes, [4096, 8192])
-    assert seconds.shape == (2,) and (seconds > 0).all()
-
-
-@pytest.mark.slow
-def test_a_profile_is_enough_for_a_plan(task):
-    """Its sizes go beyond the model's, so that a table need not be continued."""
-    profile = profiling.measure(task, 8, jax.devices()[:2], steps=2)
-    payload = cost.payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
-    assert payload < profile.sizes[-1] <= max(8192, 2 * payload)
-    assert profile.cost.seconds(payload) > 0
-    fitted, r_squared = profile.fit
-    assert fitted.alpha >= 0 and r_squared <= 1 and profile.error >= -1
-
-
 def test_profiles_are_saved_and_loaded(tmp_path):
     profiling.save(tmp_path / "p.json", PROFILE)
     loaded = profiling.load(tmp_path / "p.json")
@@ -136,11 +107,6 @@ def test_profiles_are_saved_and_loaded(tmp_path):
     )
     assert loaded.fit[0].seconds(1500) == pytest.approx(2.5)
     assert loaded.cost.seconds(1500) == pytest.approx(2.5)
-
-
-def test_layers_alone_are_saved_too(tmp_path):
-    profiling.save(tmp_path / "p.json", Profile(PROFILE.layers))
-    assert profiling.load(tmp_path / "p.json") == Profile(PROFILE.layers)
 
 
 @pytest.mark.parametrize(
@@ -186,15 +152,6 @@ def test_a_config_measures_once_and_saves(tmp_path, monkeypatch, task):
     assert profiling.for_config(config(profile=str(path)), task).layers == PROFILE.layers
 
 
-def test_without_a_profile_only_the_order_is_known(task):
-    profile = profiling.for_config(config(), task)
-    assert profile == profiling.for_config(config(profile="none"), task)
-    assert profile == Profile(profiling.backward_order(task, 16))
-    prepare.prepare(config(buckets="wfbp"))
-    with pytest.raises(ValueError, match="'optimal' need the times of the backward pass"):
-        prepare.prepare(config())
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -232,8 +189,3 @@ def test_entries_that_cannot_be_used_are_refused(task):
         prepare.prepare(config(buckets=3))
     with pytest.raises(ValueError, match=r"'layers.csv': layers of a CSV file are for configs/mg_"):
         profiling.for_config(config(profile="layers.csv"), task)
-
-
-def test_the_algorithm_may_say_its_buckets_itself():
-    prepare.prepare(config(buckets=None, algorithm="mg_wfbp(buckets=single)"))
-    prepare.prepare(config(algorithm="all_reduce"))

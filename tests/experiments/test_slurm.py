@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import distributed, locks, slurm
+from experiments import distributed, files, slurm
 from experiments.slurm import Seen
 
 
@@ -149,11 +149,11 @@ def test_a_job_that_is_queued_again_does_not_overwrite_its_run():
 def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(tmp_path, capsys):
     assert distributed.is_queued_again({"SLURM_RESTART_COUNT": "1"})
     assert not distributed.is_queued_again({"SLURM_RESTART_COUNT": "0"})
-    path, order = tmp_path / locks.RUN, []
-    with locks.held(path):
+    path, order = tmp_path / files.RUN_LOCK, []
+    with files.held(path):
 
         def wait():
-            with locks.held(path, waits=True):
+            with files.held(path, waits=True):
                 order.append("second")
 
         waiting = threading.Thread(target=wait)

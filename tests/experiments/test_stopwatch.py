@@ -41,12 +41,6 @@ def test_programs_take_turns_and_the_warm_up_does_not_count(calls):
     assert called == ["a", 7, 7, "a", "a", 7, 7, "a"]
 
 
-def test_warm_ups_and_turns_are_as_many_as_asked_for(calls):
-    called, program = calls
-    assert stopwatch.seconds({"a": program("a", [5, 6, 1, 2])}, 2, warm_ups=2) == {"a": 1.0}
-    assert len(called) == 4
-
-
 def test_turns_stop_when_the_budget_is_used_up(calls):
     called, program = calls
     programs = {name: program(name, itertools.repeat(1.0)) for name in "ab"}

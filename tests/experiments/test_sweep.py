@@ -115,7 +115,7 @@ def test_a_workdir_that_takes_no_files_is_refused(tmp_path, monkeypatch):
     def full(path, waits=False):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sweep.locks, "held", full)
+    monkeypatch.setattr(sweep.files, "held", full)
     with pytest.raises(ValueError, match=r"cannot be written to \(.*No space left.*\); choose ano"):
         sweep.alone([], str(tmp_path))
 

@@ -1,13 +1,11 @@
 """Augmentation by address: what it does to an image, and that only the address decides."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.tasks import augment, sampling
+from experiments.tasks import dense_tasks, sampling
 from experiments.tasks.data import Images
-from runtimes import worker
 
 IMAGES = Images(
     np.arange(1, 1 + 12 * 6 * 6 * 2, dtype=np.float32).reshape(12, 6, 6, 2), np.arange(12)
@@ -19,7 +17,7 @@ def draws(count):
 
 
 def test_every_crop_is_a_window_of_the_padded_image_mirrored_or_not():
-    changed = augment.crop_and_flip(padding=2).train(IMAGES, draws(12))
+    changed = dense_tasks.crop_and_flip(padding=2).train(IMAGES, draws(12))
     wide = np.pad(IMAGES.image, ((0, 0), (2, 2), (2, 2), (0, 0)))
     for image, padded in zip(np.asarray(changed.image), wide, strict=True):
         windows = [padded[i : i + 6, j : j + 6] for i in range(5) for j in range(5)]
@@ -32,14 +30,14 @@ def test_every_crop_is_a_window_of_the_padded_image_mirrored_or_not():
 def test_places_and_sides_are_uniform():
     """Of 25 windows and two sides, chi-squared per degree of freedom."""
     one = jax.tree.map(lambda a: np.repeat(a[:1], 20_000, 0), IMAGES)
-    images = np.asarray(augment.crop_and_flip(padding=2).train(one, draws(20_000)).image)
+    images = np.asarray(dense_tasks.crop_and_flip(padding=2).train(one, draws(20_000)).image)
     _, counts = np.unique(images.reshape(20_000, -1), axis=0, return_counts=True)
     assert len(counts) == 50
     assert ((counts - 400) ** 2 / 400).sum() / 49 < 1.6
 
 
 def test_evaluation_takes_the_middle_and_leaves_what_is_cut_alone():
-    changes = augment.crop_and_flip(padding=0, size=4, flip=False)
+    changes = dense_tasks.crop_and_flip(padding=0, size=4, flip=False)
     np.testing.assert_array_equal(changes.plain(IMAGES).image, IMAGES.image[:, 1:5, 1:5])
     cut = changes.train(IMAGES, draws(12))
     assert cut.image.shape == (12, 4, 4, 2)
@@ -64,17 +62,8 @@ def test_draws_are_a_function_of_the_address():
     assert not np.array_equal(far, sampler.draws(np.int64(0), np.int64(0)))
 
 
-def test_a_mini_batch_is_augmented_as_its_samples_are_alone():
-    changes = augment.crop_and_flip(padding=1)
-    indices = jnp.arange(12).reshape(2, 2, 3)
-    some = jnp.asarray(draws(12)).reshape(2, 2, 3)
-    together = worker.taken(IMAGES, indices, some, changes.train)
-    alone = worker.taken(IMAGES, indices[1, 0, 2:], some[1, 0, 2:], changes.train)
-    np.testing.assert_array_equal(together.image[1, 0, 2], alone.image[0])
-
-
 def test_what_does_not_fit_is_one_sentence():
     with pytest.raises(ValueError, match="size=7 is more than images of 6x6 pixels have"):
-        augment.crop_and_flip(size=7).plain(IMAGES)
+        dense_tasks.crop_and_flip(size=7).plain(IMAGES)
     with pytest.raises(ValueError, match="padding must be at least 0 and size at least 1, got -1"):
-        augment.crop_and_flip(padding=-1)
+        dense_tasks.crop_and_flip(padding=-1)

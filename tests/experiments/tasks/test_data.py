@@ -1,4 +1,3 @@
-import importlib.util
 import io
 import pickle
 
@@ -24,18 +23,6 @@ def test_digits_are_scaled_split_by_class_and_complete():
     assert len(train.label) + len(test.label) == 1797 and dataset.classes == 10
     share = np.bincount(test.label) / (np.bincount(test.label) + np.bincount(train.label))
     np.testing.assert_allclose(share, 0.2, atol=0.005)
-
-
-def test_digits_split_is_a_function_of_the_seed():
-    first, again, other = data.digits(seed=1), data.digits(seed=1), data.digits(seed=2)
-    np.testing.assert_array_equal(first.test.image, again.test.image)
-    assert not np.array_equal(first.test.image, other.test.image)
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1])
-def test_digits_refuses_an_empty_side(fraction):
-    with pytest.raises(ValueError, match="test_fraction must lie between 0 and 1"):
-        data.digits(test_fraction=fraction)
 
 
 def _png(pixels):
@@ -85,29 +72,6 @@ def test_tfds_images_reads_what_was_prepared(tmp_path):
     np.testing.assert_array_equal(dataset.train.image[..., 0], pixels[dataset.train.label])
 
 
-def test_tfds_images_that_are_not_there_say_how_to_get_them(tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "tensorflow" else found(name)
-    )
-    with pytest.raises(ValueError) as caught:
-        data.tfds_images("cifar10", data_dir=str(tmp_path))
-    message = str(caught.value)
-    assert str(tmp_path) in message and "tensorflow is not installed" in message
-    assert "tfds build cifar10 --file_format=array_record" in message and "\n" not in message
-
-
-def test_tfds_images_look_where_the_environment_says(tmp_path, monkeypatch):
-    def source(name, split, data_dir, **given):
-        assert data_dir == str(tmp_path)
-        return [{"image": np.zeros((2, 2, 3), np.uint8), "label": 1}] * len(split)
-
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(tfds, "data_source", source)
-    train, test, classes = data.tfds_images("cifar100")
-    assert (len(train), len(test), classes) == (len("train"), len("test"), 100)
-
-
 # --- synthetic data ---
 
 
@@ -117,18 +81,6 @@ def test_quadratic_optimum_is_the_loss_at_the_mean():
     np.testing.assert_allclose(curvature, [1, 0.1, 0.01], rtol=1e-6)
     np.testing.assert_allclose(optimum, 0.5 * (train**2 @ curvature).mean(), rtol=1e-5)
     assert train.dtype == np.float32 and test.shape == (12, 3)
-
-
-def test_quadratic_without_noise_has_optimum_0():
-    assert data.quadratic(5, 2, 1.0, 0.0, seed=0).optimum == 0
-
-
-def test_logistic_optimum_worked_out_by_hand():
-    # One point x = 1 with label 1: f(w) = log(1 + e^-w) + l2/2 w^2, stationary where
-    # l2 w = 1 / (1 + e^w); for w = 1 this is l2 = 1 / (1 + e).
-    l2 = 1 / (1 + np.e)
-    optimum = data._logistic_optimum(data.Points(np.ones((1, 1)), np.ones(1)), l2)
-    assert abs(optimum - (np.log1p(np.exp(-1)) + l2 / 2)) < 1e-10
 
 
 @pytest.mark.parametrize("l2", [1e-8, 1e-2, 10.0])
@@ -175,10 +127,6 @@ def test_splits_are_partitions_without_empty_parts(split, workers):
     assert all(np.array_equal(a, b) for a, b in zip(shards, split(LABELS, workers), strict=True))
 
 
-def test_iid_is_equal_up_to_one():
-    assert {len(shard) for shard in data.iid(LABELS, 7, seed=0)} == {28, 29}
-
-
 def test_dirichlet_alpha_says_how_alike_workers_are():
     labels = np.tile(np.arange(10), 100)
 
@@ -196,8 +144,3 @@ def test_dirichlet_alpha_says_how_alike_workers_are():
 def test_splits_refuse_workers_without_samples(split, workers):
     with pytest.raises(ValueError, match=f"200 samples among workers={workers}; set workers"):
         split(LABELS, workers, 0)
-
-
-def test_dirichlet_refuses_alpha_0():
-    with pytest.raises(ValueError, match="alpha must be positive, got 0"):
-        data.dirichlet(LABELS, 2, 0, seed=0)

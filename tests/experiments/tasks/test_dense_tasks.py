@@ -68,16 +68,6 @@ def test_logistic_reaches_its_optimum():
     assert set(task.labels) == {0, 1} and task.labels.dtype == np.int32
 
 
-@pytest.mark.parametrize("name", ["synthetic_quadratic", "synthetic_logistic"])
-def test_losses_are_per_example(name):
-    task = tasks.build({"name": name, "samples": 12, "dimension": 2})
-    w = task.init(jax.random.key(0)) + 0.5
-    losses = task.losses(w, task.train)
-    assert losses.shape == (12,) == task.labels.shape and losses.dtype == jnp.float32
-    one = task.losses(w, jax.tree.map(lambda a: a[5:6], task.train))
-    np.testing.assert_allclose(one, losses[5:6], rtol=1e-6)
-
-
 @pytest.mark.parametrize("batch", [1, 5, 2048])
 def test_evaluation_does_not_depend_on_the_chunks(batch):
     task, params = tiny()
@@ -109,14 +99,6 @@ def test_digits_are_learned(model):
     after = tasks.evaluate(task, params)
     assert after["train_loss"] < 0.5 * before["train_loss"]
     assert after["test_accuracy"] > 0.8
-
-
-def test_images_of_tfds_are_classified(monkeypatch):
-    monkeypatch.setattr(data, "tfds_images", lambda name, *_: TINY)
-    task = tasks.build({"name": "mnist", "model": "mlp(hidden=[4])"})
-    assert task.name == "mnist"
-    # Ten classes, as mnist has: the model is built before the images are read.
-    assert any(leaf.shape == (10,) for leaf in jax.tree.leaves(task.init(jax.random.key(0))))
 
 
 @pytest.mark.parametrize(

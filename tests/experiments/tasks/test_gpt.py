@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 from experiments import program_costs, tasks
-from experiments.tasks import gpt, lean, packing, text, token_files
+from experiments.tasks import models, text, text_models
 from experiments.tasks.text import END
 
 WORDS = "corpus=python(files=40), vocabulary=64, length=12"
@@ -54,20 +54,11 @@ def distance(a, b):
 def test_a_product_depends_on_the_distance_alone():
     rng = np.random.default_rng(0)
     query, key = (np.tile(rng.standard_normal((1, 1, 1, 8), "f4"), (1, 9, 1, 1)) for _ in range(2))
-    products = np.einsum("bthd,bshd->ts", gpt.rotated(query), gpt.rotated(key))
+    products = np.einsum("bthd,bshd->ts", text_models.rotated(query), text_models.rotated(key))
     for offset in range(-8, 9):
         diagonal = np.diagonal(products, offset)
         np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
     np.testing.assert_allclose(np.diagonal(products), (query * key)[0, 0].sum(), rtol=1e-5)
-
-
-def test_a_pair_turns_by_its_position():
-    """d = 4: pair 0 by t radians, pair 1 by t / 100."""
-    x = np.zeros((1, 3, 1, 4), np.float32)
-    x[..., :2] = 1.0
-    turned = np.asarray(gpt.rotated(x))[0, 2, 0]
-    angle = 2 * np.array([1.0, 0.01])
-    np.testing.assert_allclose(turned, [*np.cos(angle), *np.sin(angle)], rtol=1e-5)
 
 
 # --- what a word sees ---
@@ -75,7 +66,7 @@ def test_a_pair_turns_by_its_position():
 
 @functools.cache
 def states():
-    module = gpt.gpt(64, layers=2, width=16, heads=2)
+    module = text_models.gpt(64, layers=2, width=16, heads=2)
     params = jax.jit(module.init)(jax.random.key(0), np.zeros((1, 8), np.int32))
     params = jax.tree.map(lambda a: 5 * a, params)  # so that attention matters
     return jax.jit(lambda words: module.apply(params, words))
@@ -91,15 +82,6 @@ def test_a_word_sees_what_stands_before_and_nothing_after():
     assert (np.abs(before[0, 5:] - after[0, 5:]).max(-1) > 1e-3).all()
 
 
-@pytest.mark.slow
-def test_a_document_does_not_see_the_one_before_it():
-    words = np.array([[5, 6, 7, END, 9, 10, 11, 12]], np.int32)
-    other = np.array([[8, 5, END, END, 9, 10, 11, 12]], np.int32)
-    np.testing.assert_allclose(states()(words)[0, 4:], states()(other)[0, 4:], atol=1e-5)
-    alone = np.array([[9, 10, 11, 12, 2, 2, 2, 2]], np.int32)  # elsewhere in its sequence
-    np.testing.assert_allclose(states()(words)[0, 4:], states()(alone)[0, :4], atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("sizes", "parameters"),
     [
@@ -109,7 +91,7 @@ def test_a_document_does_not_see_the_one_before_it():
 )
 def test_parameter_counts(sizes, parameters):
     layers, width, heads = sizes
-    module = gpt.gpt(64 if width == 16 else 8192, layers, width, heads)
+    module = text_models.gpt(64 if width == 16 else 8192, layers, width, heads)
     shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
 
@@ -123,7 +105,7 @@ def test_parameter_counts(sizes, parameters):
 )
 def test_sizes_that_make_no_model(given, words):
     with pytest.raises(ValueError, match=words):
-        gpt.gpt(64, **given)
+        text_models.gpt(64, **given)
 
 
 # --- the task ---
@@ -139,25 +121,16 @@ def test_a_loss_is_that_of_its_documents_alone():
     words[[lengths[0], -1]] = END
     starts = np.array([0, lengths[0] + 1, len(words)])
     part = text.Documents(("a/0", "a/1"), words, starts)
-    together = packing.pack(part, 12).tokens
+    together = text.pack(part, 12).tokens
     assert together.shape == (1, 13)
     alone = []
     for begin, end in itertools.pairwise(starts):
         row = np.full((1, 13), END, np.int32)
         row[0, : end - begin] = words[begin:end]
-        loss = losses(params, token_files.Sequences(jnp.asarray(row)))
+        loss = losses(params, text.Sequences(jnp.asarray(row)))
         alone.append(float(loss[0]) * (end - begin - 1))
-    whole = losses(params, token_files.Sequences(jnp.asarray(together)))
+    whole = losses(params, text.Sequences(jnp.asarray(together)))
     np.testing.assert_allclose(whole[0], sum(alone) / sum(lengths), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_an_untrained_model_knows_nothing_and_reports_its_perplexity():
-    task, params = small()
-    means = tasks.evaluate(task._replace(evaluated=16), params)
-    assert means["test_loss"] == pytest.approx(np.log(64), rel=0.05)
-    assert means["test_perplexity"] == pytest.approx(np.exp(means["test_loss"]))
-    assert sum(len(task.labels) == len(a) for a in jax.tree.leaves(task.train)) == 1
 
 
 @pytest.mark.slow
@@ -188,12 +161,7 @@ def test_bfloat16_computes_in_it_and_gives_float32_gradients():
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_micro_batch_of_nothing_is_refused(size):
     with pytest.raises(ValueError, match=f"micro_batch must be at least 1 example, got {size}"):
-        lean.in_micro_batches(lambda params, examples: examples, size)
-
-
-def test_an_unknown_type_is_refused():
-    with pytest.raises(ValueError, match="unknown type 'float8'; known types: float32, bfloat16"):
-        tasks.build(f"{SMALL[:-1]}, compute=float8)")
+        models.in_micro_batches(lambda params, examples: examples, size)
 
 
 def without_a_table(vocabulary):

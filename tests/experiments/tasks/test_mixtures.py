@@ -1,32 +1,30 @@
 """Mixtures of Gaussians against closed forms, and the task that is made of them."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
 from experiments import tasks
-from experiments.tasks import mixtures
+from experiments.tasks import data
 
 
 @pytest.mark.parametrize("separation", [0.0, 1.0, 5.0])
 def test_the_error_of_two_classes_is_that_of_the_nearer_mean(separation):
     expected = stats.norm.cdf(-separation / 2)
-    assert mixtures.bayes_error(2, separation) == pytest.approx(expected, abs=1e-8)
+    assert data.bayes_error(2, separation) == pytest.approx(expected, abs=1e-8)
 
 
 def test_the_error_of_many_classes_is_that_of_drawn_scores():
     """A class's own score is N(a, 1), all others N(0, 1); with no separation all is guessed."""
-    assert mixtures.bayes_error(10, 0.0) == pytest.approx(0.9)
+    assert data.bayes_error(10, 0.0) == pytest.approx(0.9)
     scores = np.random.default_rng(0).standard_normal((200_000, 10))
     scores[:, 0] += 3.0 / np.sqrt(2)
     drawn = (scores.argmax(1) != 0).mean()
-    assert mixtures.bayes_error(10, 3.0) == pytest.approx(drawn, abs=0.004)
+    assert data.bayes_error(10, 3.0) == pytest.approx(drawn, abs=0.004)
 
 
 def test_examples_lie_around_means_that_are_equally_far_apart():
-    made = mixtures.gaussians(20_000, 8, 3, 4.0, 0.5, 10_000, seed=1)
+    made = data.gaussians(20_000, 8, 3, 4.0, 0.5, 10_000, seed=1)
     train, test, classes = made.dataset
     assert train.image.shape == (20_000, 1, 1, 8) and train.image.dtype == np.float32
     assert test.label.shape == (10_000,) and test.label.dtype == np.int32 and classes == 3
@@ -40,29 +38,12 @@ def test_examples_lie_around_means_that_are_equally_far_apart():
 
 def test_the_bayes_classifier_is_as_good_on_the_test_points_as_it_is_expected_to_be():
     """Within four standard errors; the nearest mean is another way to say it."""
-    made = mixtures.gaussians(10, 16, 5, 3.0, 2.0, 10_000, seed=2)
+    made = data.gaussians(10, 16, 5, 3.0, 2.0, 10_000, seed=2)
     points, label = made.dataset.test.image[:, 0, 0], made.dataset.test.label
     distance = np.linalg.norm(points[:, None] - made.means[None], axis=-1)
     assert made.bayes_accuracy == (distance.argmin(1) == label).mean()
     error = np.sqrt(made.bayes_error * (1 - made.bayes_error) / 10_000)
     assert made.bayes_accuracy == pytest.approx(1 - made.bayes_error, abs=4 * error)
-
-
-def test_a_linear_model_with_the_means_as_weights_is_the_bayes_classifier():
-    task = tasks.build("gaussians(model=logistic, samples=50, dimension=4, classes=3, test=400)")
-    made = mixtures.gaussians(50, 4, 3, 5.0, 0.5, 400, 0)
-    weights = jnp.asarray(made.means.T, jnp.float32)
-    start = task.init(jax.random.key(0))
-    params = jax.tree.map(lambda a: weights if a.ndim == 2 else jnp.zeros_like(a), start)
-    found = tasks.evaluate(task, params)
-    assert found["test_accuracy"] == pytest.approx(found["bayes_accuracy"], abs=1e-6)
-    assert found["bayes_accuracy"] == made.bayes_accuracy and tasks.tested(task) == 400
-
-
-def test_the_task_of_its_defaults_has_ten_thousand_test_points():
-    task = tasks.build("gaussians(model=mlp)")
-    assert tasks.tested(task) == 10_000 and tasks.count(task.train) == len(task.labels) == 32_768
-    assert mixtures.bayes_error(10, 5.0) == pytest.approx(0.0407, abs=1e-4)
 
 
 def test_only_as_many_test_examples_count_as_are_evaluated():
@@ -89,8 +70,8 @@ def test_what_cannot_be_drawn_is_refused(parameters, words):
 
 
 def test_an_image_shows_the_point_that_was_drawn_in_squares_of_one_colour():
-    shown = mixtures.images(samples=6, size=8, patches=2, classes=4, test=5, seed=3)
-    drawn = mixtures.gaussians(6, 12, 4, 7.0, 0.5, 5, 3).dataset
+    shown = data.images(samples=6, size=8, patches=2, classes=4, test=5, seed=3)
+    drawn = data.gaussians(6, 12, 4, 7.0, 0.5, 5, 3).dataset
     for part, points in ((shown.train, drawn.train), (shown.test, drawn.test)):
         assert part.image.shape == (len(points.label), 8, 8, 3) and part.image.dtype == np.float32
         np.testing.assert_array_equal(part.label, points.label)
@@ -98,14 +79,3 @@ def test_an_image_shows_the_point_that_was_drawn_in_squares_of_one_colour():
         np.testing.assert_array_equal(corners, points.image)
         np.testing.assert_array_equal(part.image[:, 3, 4], part.image[:, 0, 7])
     assert shown.classes == 4
-
-
-def test_the_images_are_a_source_of_the_shape_of_cifar():
-    task = tasks.build("images(source=gaussians(samples=20, test=10), model=logistic)")
-    assert tasks.take(task.train, slice(2)).image.shape == (2, 32, 32, 3)
-
-
-@pytest.mark.parametrize("patches", [0, 3, 64])
-def test_patches_that_do_not_fill_an_image_are_refused(patches):
-    with pytest.raises(ValueError, match="size must be a multiple of patches, got size=32"):
-        mixtures.images(samples=4, patches=patches)

@@ -54,17 +54,6 @@ def test_logits_of_an_image_do_not_depend_on_its_batch(name):
     assert not np.allclose(logits[1], among_others[1], atol=1e-3)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("build", [mlp, cnn])
-def test_bytes_are_scaled_to_unit_floats(build):
-    model = build(10)
-    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1), dtype=np.uint8)
-    params = jax.jit(model.init)(jax.random.key(0), images)
-    np.testing.assert_allclose(
-        model.apply(params, images), model.apply(params, np.float32(images) / 255), atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("build", [lambda: cnn(10, channels=(8,)), lambda: resnet18(10, width=20)])
 def test_channels_that_do_not_form_groups(build):
     with pytest.raises(ValueError, match="needs a multiple of 16 channels"):
@@ -82,15 +71,3 @@ def test_a_product_of_patches_is_the_convolution(size, stride, side):
     )
     found = product_of_patches(images, kernel, (stride, stride), "SAME")
     np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-def test_a_resnet_of_products_has_the_parameters_of_the_ordinary_one():
-    shapes = [
-        jax.eval_shape(
-            resnet18(10, width=16, products=products).init,
-            jax.random.key(0),
-            jnp.zeros((1, 8, 8, 3)),
-        )
-        for products in (False, True)
-    ]
-    assert shapes[0] == shapes[1]

@@ -4,13 +4,11 @@ import importlib
 
 import jax
 import numpy as np
-import optax
 import pytest
-from flax import nnx, traverse_util
 
 from configs import nonblocking
 from experiments import sweep, tasks, train
-from tests.experiments.test_checkpoints import killed, left
+from tests.experiments.test_checkpoints import left
 
 MODULE = '''
 import jax.numpy as jnp
@@ -149,39 +147,6 @@ def test_a_module_of_nnx_trains_as_its_twin_of_linen(mine, trained, tmp_path):
             np.testing.assert_allclose(
                 ours[f"layers/{number}/{name}"], twins[f"{layer}/{name}"], rtol=1e-5, atol=1e-6
             )
-
-
-def test_what_is_stored_is_the_trained_module(mine, trained):
-    workdir, summary = trained
-    module = importlib.import_module(mine).Plain(10, drawn=True, rngs=nnx.Rngs(1))
-    params = nnx.state(module, nnx.Param)
-    nnx.replace_by_pure_dict(params, traverse_util.unflatten_dict(stored(workdir), "/"))
-    nnx.update(module, params)
-    test = tasks.build("digits(model=logistic)").test
-    found = optax.softmax_cross_entropy_with_integer_labels(module(test.image), test.label)
-    assert found.mean() == pytest.approx(summary["test_loss"], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_module_of_nnx_goes_on_from_a_checkpoint(mine, trained, tmp_path):
-    config = configured(f"{mine}:Plain")
-    killed(config, tmp_path, records_left=3)
-    train.run(config, tmp_path)
-    assert left(tmp_path) == left(trained[0])
-
-
-@pytest.mark.slow
-def test_a_module_of_nnx_trains_on_a_mesh(mine, tmp_path):
-    changes = {"updates": 5, "seconds": 1e9, "evaluate_every": 1e9, "target_loss": None}
-    summaries = [
-        train.run(
-            configured(f"{mine}:Plain", runtime=runtime, delay=delay, **changes),
-            tmp_path / runtime,
-        )
-        for runtime, delay in (("mesh", "none"), ("simulate", "deterministic(value=1.0)"))
-    ]
-    assert summaries[0]["updates"] == 5
-    assert summaries[0]["train_loss"] == pytest.approx(summaries[1]["train_loss"], rel=1e-5)
 
 
 def test_weights_are_the_seeds_where_a_factory_takes_rngs(mine):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.tasks import packing
+from experiments.tasks import text
 from experiments.tasks.text import END, Documents
 
 
@@ -25,21 +25,16 @@ def targets(tokens):
 
 
 def test_short_documents_share_sequences_and_stay_whole():
-    packed = packing.pack(documents(3, 2, 1), 6)
+    packed = text.pack(documents(3, 2, 1), 6)
     assert packed.tokens.tolist() == [[2, 3, 4, END, 5, 6, END], [7, END, END, END, END, END, END]]
     assert packed.document.tolist() == [0, 2]
-
-
-def test_a_long_document_is_cut_with_every_word_as_a_target():
-    packed = packing.pack(documents(8), 4)
-    assert packed.tokens.tolist() == [[2, 3, 4, 5, 6], [6, 7, 8, 9, END]]
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 30])
 def test_every_word_but_first_ones_is_a_target_once(length):
     lengths = np.random.default_rng(0).integers(0, 40, 50)
     part = documents(*lengths)
-    packed = packing.pack(part, length)
+    packed = text.pack(part, length)
     alone = [part.tokens[a:b] for a, b in zip(part.starts[:-1], part.starts[1:], strict=True)]
     expected = sorted(pair for words in alone for pair in zip(words[1:], words[:-1], strict=True))
     assert targets(packed.tokens) == expected
@@ -48,12 +43,12 @@ def test_every_word_but_first_ones_is_a_target_once(length):
 
 def test_best_fit_leaves_little_room():
     lengths = np.random.default_rng(1).integers(1, 20, 400)
-    packed = packing.pack(documents(*lengths), 63)
+    packed = text.pack(documents(*lengths), 63)
     assert len(packed.tokens) <= 1.03 * (lengths + 1).sum() / 64
 
 
 def test_what_cannot_be_packed_is_refused():
     with pytest.raises(ValueError, match="length must be at least 1 word, got 0"):
-        packing.pack(documents(3), 0)
+        text.pack(documents(3), 0)
     with pytest.raises(ValueError, match="none of 2 documents has two words"):
-        packing.pack(documents(0, 0), 4)
+        text.pack(documents(0, 0), 4)

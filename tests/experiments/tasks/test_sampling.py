@@ -38,18 +38,6 @@ def test_indices_depend_on_the_address_only():
     assert not np.array_equal(other.indices(workers, counters), together)
 
 
-def test_a_worker_does_not_notice_the_others():
-    alone = sampling.Sampler(SHARDS[:1], batch_size=4, seed=0)
-    among = sampling.Sampler(SHARDS, batch_size=4, seed=0)
-    np.testing.assert_array_equal(alone.indices(0, np.arange(9)), among.indices(0, np.arange(9)))
-
-
-def test_far_counters_and_empty_requests():
-    sampler = sampling.Sampler(SHARDS, batch_size=3, seed=0)
-    assert set(np.ravel(sampler.indices(np.array([0]), np.array([2**40])))) <= set(SHARDS[0])
-    assert sampler.indices(np.empty((0, 2), int), np.empty((0, 2), int)).shape == (0, 2, 3)
-
-
 def test_sampler_refuses_what_it_cannot_draw():
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         sampling.Sampler(SHARDS, batch_size=0, seed=0)

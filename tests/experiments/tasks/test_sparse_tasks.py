@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from experiments import tasks
-from experiments.tasks import data, sampling, sparse_models, text
+from experiments.tasks import sampling, text, text_models
 from tests.marks import slow_but
 
 PYTHON = "corpus=python(files=40), evaluated=32"
@@ -61,11 +61,11 @@ def take(task, indices):
 def used_rows(task, examples, path):
     """The rows of a table that an update on the examples, at 0 samples, may change."""
     drawn = np.zeros(0, np.int32)
-    key = sparse_models.shared_key(0, 0.0)
+    key = text_models.shared_key(0, 0.0)
     if task.name == "language_model":
         words = examples[:, :-1] if path[0] == "model" else examples[:, 1:]
         if path[0] == "output":
-            drawn = sparse_models.candidates(key, 2000, 64).word
+            drawn = text_models.candidates(key, 2000, 64).word
     elif task.name == "skip_gram":
         words = examples[:, 2] if path[0] == "centre" else np.delete(examples, 2, 1)
         if path[0] == "context":
@@ -97,18 +97,6 @@ def test_only_rows_of_the_batch_have_gradients(name):
     assert set(found) == set(task.sparse)
     if name == "full softmax":
         assert np.all(np.any(np.asarray(gradient["output"]) != 0, axis=1))
-
-
-@pytest.mark.parametrize("name", slow_but(("skip-gram",), SMALL))
-def test_losses_are_per_example(name):
-    task, params, losses, _ = small(name)
-    first = losses(params, take(task, np.arange(8)), 0.0)
-    assert first.shape == (8,) and first.dtype == jnp.float32
-    # Whatever else is in the mini-batch, and wherever in it the example is.
-    shifted = losses(params, take(task, np.arange(5, 13)), 0.0)
-    np.testing.assert_allclose(first[5:], shifted[:3], rtol=1e-4)
-    assert len(task.labels) == len(jax.tree.leaves(task.train)[0])
-    assert sum(map(len, data.dirichlet(task.labels, 4, 1.0, 0))) == len(task.labels)
 
 
 @pytest.mark.slow
@@ -160,7 +148,7 @@ def test_draws_are_shared_by_workers_and_change_between_updates(name):
 @pytest.mark.slow
 def test_candidates_follow_the_log_uniform_law():
     vocabulary, draws, keys = 50, 20, jax.random.split(jax.random.key(3), 4000)
-    word, again = jax.vmap(lambda key: sparse_models.candidates(key, vocabulary, draws))(keys)
+    word, again = jax.vmap(lambda key: text_models.candidates(key, vocabulary, draws))(keys)
     assert word.min() == 0 and word.max() == vocabulary - 1
     share = np.bincount(word.ravel(), minlength=vocabulary) / word.size
     law = np.log1p(1 / np.arange(1, vocabulary + 1)) / np.log(vocabulary + 1)
@@ -168,7 +156,7 @@ def test_candidates_follow_the_log_uniform_law():
     np.testing.assert_allclose(share, law, atol=4 * np.sqrt(law.max() / word.size))
     # Each word counts once in a draw; how often it is there is what the correction says.
     once = np.bincount(word[~again], minlength=vocabulary) / len(keys)
-    expected = np.exp(sparse_models.log_expected_count(np.arange(vocabulary), vocabulary, draws))
+    expected = np.exp(text_models.log_expected_count(np.arange(vocabulary), vocabulary, draws))
     np.testing.assert_allclose(once, expected, atol=4 * np.sqrt(0.25 / len(keys)))
 
 
@@ -181,23 +169,14 @@ def softmax_problem(vocabulary=8, n=5, d=3):
     )
 
 
-def test_full_softmax_is_cross_entropy():
-    states, table, targets = softmax_problem()
-    np.testing.assert_allclose(
-        sparse_models.full_softmax(states, table, targets),
-        optax.softmax_cross_entropy_with_integer_labels(states @ table.T, targets),
-        rtol=1e-5,
-    )
-
-
 @pytest.mark.slow
 def test_sampled_softmax_is_the_full_one_once_every_word_is_drawn():
     problem = softmax_problem()
-    drawn = sparse_models.candidates(jax.random.key(1), 8, 2000)
+    drawn = text_models.candidates(jax.random.key(1), 8, 2000)
     assert len(set(drawn.word.tolist())) == 8
     np.testing.assert_allclose(
-        sparse_models.sampled_softmax(*problem, drawn),
-        sparse_models.full_softmax(*problem),
+        text_models.sampled_softmax(*problem, drawn),
+        text_models.full_softmax(*problem),
         rtol=1e-5,
     )
 
@@ -205,25 +184,14 @@ def test_sampled_softmax_is_the_full_one_once_every_word_is_drawn():
 def test_sampled_softmax_worked_out_by_hand():
     # Scores 0, log 2, log 3 of three words; the draws 0, 0, 1 make the set {0, 1}.
     table = jnp.log(jnp.array([[1.0], [2.0], [3.0]]))
-    drawn = sparse_models.Candidates(jnp.array([0, 0, 1]), jnp.array([False, True, False]))
+    drawn = text_models.Candidates(jnp.array([0, 0, 1]), jnp.array([False, True, False]))
     there = 1 - (1 - np.log([2, 3 / 2, 4 / 3]) / np.log(4)) ** 3
     odds = np.array([1, 2, 3]) / there
-    got = sparse_models.sampled_softmax(jnp.ones((2, 1)), table, jnp.array([2, 0]), drawn)
+    got = text_models.sampled_softmax(jnp.ones((2, 1)), table, jnp.array([2, 0]), drawn)
     # The target 2 against both; the target 0, drawn by accident, against 1 alone.
     np.testing.assert_allclose(
         got, [np.log(odds.sum() / odds[2]), np.log((odds[0] + odds[1]) / odds[0])], rtol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_a_target_without_competitors_has_no_loss_and_no_gradient():
-    drawn = sparse_models.Candidates(jnp.array([1, 1]), jnp.array([False, True]))
-
-    def loss(states):
-        return sparse_models.sampled_softmax(states, jnp.ones((3, 1)), jnp.array([1]), drawn).sum()
-
-    value, gradient = jax.value_and_grad(loss)(jnp.ones((1, 1)))
-    assert value == 0 and gradient == 0
 
 
 @pytest.mark.slow
@@ -240,14 +208,6 @@ def test_the_mean_over_noise_is_what_evaluation_reports():
 # --- the data of single tasks ---
 
 
-def test_windows_predict_every_word_once():
-    task, *_ = small("lstm")
-    tokens = text.limit(text.standard_library(40), 2000).train.tokens
-    predicted = task.train[:, 1:].ravel()
-    np.testing.assert_array_equal(predicted, tokens[1 : 1 + len(predicted)])
-    assert len(tokens) - len(predicted) <= 6
-
-
 def test_factorisation_holds_out_the_last_item_and_ranks_it_among_99_others():
     task, *_ = small("ncf")
     user, item, _ = text.identifiers(files=60)
@@ -259,14 +219,6 @@ def test_factorisation_holds_out_the_last_item_and_ranks_it_among_99_others():
     assert len(task.train.user) == len(user) - len(taken)
     for who, items in list(zip(*task.train, strict=True))[::97]:
         assert items[0] in held_in[who] and not set(items[1:].tolist()) & held_in[who]
-
-
-@pytest.mark.slow
-def test_hit_rate_of_equal_scores_is_0():
-    task, params, *_ = small("ncf")
-    means = tasks.evaluate(task, jax.tree.map(jnp.zeros_like, params))
-    assert means["test_hit_rate_10"] == 0
-    assert means["test_loss"] == pytest.approx(np.log(2)) == means["train_loss"]
 
 
 def test_windows_of_a_package_lie_in_its_files():

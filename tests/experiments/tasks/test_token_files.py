@@ -1,6 +1,7 @@
 """Documents packed into sequences on the disk, and read back as they were."""
 
 import io
+import pickle
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from algorithms import all_reduce
 from experiments import pack_text, tasks
-from experiments.tasks import sampling, sources, text, token_files
+from experiments.tasks import sampling, sources, text
 from runtimes.data_feed import Streamed
 from runtimes.simulate import Simulator
 from stragglers import delays
@@ -31,9 +32,9 @@ def as_text(tokens):
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 @pytest.mark.parametrize("length", [1, 3, 16])
 def test_sequences_are_the_text_and_overlap_by_a_token(monkeypatch, at_once, length):
-    monkeypatch.setattr(token_files, "PACKED_AT_ONCE", at_once)
-    tokeniser = token_files.of_bytes()
-    parts = list(token_files.packed(TEXTS, tokeniser, length, "train"))
+    monkeypatch.setattr(text, "PACKED_AT_ONCE", at_once)
+    tokeniser = text.of_bytes()
+    parts = list(text.packed(TEXTS, tokeniser, length, "train"))
     found, expected = np.concatenate(parts), stream_of(tokeniser)
     assert len(found) == (len(expected) - 1) // length
     for i, sequence in enumerate(found):
@@ -41,13 +42,13 @@ def test_sequences_are_the_text_and_overlap_by_a_token(monkeypatch, at_once, len
 
 
 def test_bytes_and_words_say_what_was_written():
-    every = token_files.of_bytes()
+    every = text.of_bytes()
     assert as_text(every.encode("é ")) == "é " and len(every.words) == 258
-    words = token_files.of_words(TEXTS, vocabulary=5)
+    words = text.of_words(TEXTS, vocabulary=5)
     assert words.words == (*text.SPECIAL, "two", "a", ".")[:5]
     assert words.encode("two three").tolist() == [2, text.UNKNOWN]
     with pytest.raises(ValueError, match="vocabulary must be from 3 to the 15 words"):
-        token_files.of_words(TEXTS, vocabulary=2)
+        text.of_words(TEXTS, vocabulary=2)
 
 
 def prepared(folder, name, train, test):
@@ -79,7 +80,7 @@ def test_a_prepared_data_set_is_packed_and_streamed(tmp_path):
     prepared(tmp_path / "tfds", "lm1b", TEXTS, TEXTS[:2])
     folder = tmp_path / "packed"
     counts = pack_text.pack(folder, "lm1b", 8, data_dir=str(tmp_path / "tfds"))
-    dataset = token_files.token_files(str(folder))
+    dataset = text.token_files(str(folder))
     train = sources.stream().of(dataset.train)
     assert dataset.classes == 258 and len(train) == counts["train"]
     assert train.source.example.tokens.shape == (9,) and train.sample_bytes <= 36
@@ -113,9 +114,7 @@ def test_text_of_ones_own_is_packed(tmp_path, monkeypatch, corpus):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "play.txt").write_text("\ufeff" + LINES, encoding="utf-8")
     pack_text.pack("packed", corpus, 8)
-    train, test = (
-        np.load(f"packed/{split}_tokens.npy").astype(int) for split in token_files.SPLITS
-    )
+    train, test = (np.load(f"packed/{split}_tokens.npy").astype(int) for split in text.SPLITS)
     flat = (np.r_[one[0, :1], one[:, 1:].ravel()] for one in (train, test))
     said, held_out = (as_text(tokens[tokens > text.END]) for tokens in flat)
     assert LINES.startswith(said) and 0.8 < len(said) / len(LINES) < 0.95
@@ -136,7 +135,7 @@ def test_a_corpus_is_brought_along(tmp_path):
         ("no_such.txt", "files: no file is called 'no_such.txt'"),
         ("latin.txt", "latin.txt cannot be read as text in UTF-8"),
         ("files(glob=*.txt)", r"quotes inside of the part, glob='\*.txt'"),
-        ("files(glob='latin.txt', test_fraction=2)", "test_fraction must be above 0 and below 1"),
+        ("files(glob='latin.txt', test_fraction=2)", "test_fraction must lie between 0 and 1"),
         ("wiki41b", "corpus: unknown name 'wiki41b'; did you mean 'wiki40b'"),
         (f"{__name__}:odd", "document 0 of the train part is bytes; let the corpus give texts"),
     ],
@@ -149,15 +148,15 @@ def test_a_corpus_that_is_none_is_one_sentence(tmp_path, monkeypatch, corpus, wo
 
 
 def test_what_cannot_be_packed_is_one_sentence(tmp_path):
-    tokeniser = token_files.of_bytes()
+    tokeniser = text.of_bytes()
     with pytest.raises(ValueError, match="document 1 of the train part is empty; leave"):
-        list(token_files.packed(["a", ""], tokeniser, 1, "train"))
+        list(text.packed(["a", ""], tokeniser, 1, "train"))
     with pytest.raises(ValueError, match="has 2 tokens, which fill no sequence of 10"):
-        list(token_files.packed(["a"], tokeniser, 9, "test"))
+        list(text.packed(["a"], tokeniser, 9, "test"))
     with pytest.raises(ValueError, match="length must be at least 1 token, got 0"):
-        list(token_files.packed(["a"], tokeniser, 0, "test"))
+        list(text.packed(["a"], tokeniser, 0, "test"))
     with pytest.raises(ValueError, match=r"train_tokens.npy: there is no such file; prepare"):
-        token_files.token_files(str(tmp_path))
+        text.token_files(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -173,23 +172,40 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, tokens, words):
     for split, array in (("train", [[4, 0]]), ("test", tokens)):
         np.save(tmp_path / f"{split}_tokens.npy", np.array(array))
     with pytest.raises(ValueError, match=words):
-        token_files.token_files(str(tmp_path))
-
-
-def test_a_corpus_has_its_words_from_0_on():
-    part = text.Documents(("a",), np.array([0, 1, 2, 1, -3], np.int32), np.array([0, 5]))
-    with pytest.raises(ValueError, match="word ids from -3 to 2 for 3 words"):
-        text.limit(text.Corpus(("<unk>", "<end>", "a"), part, part), 3)
+        text.token_files(str(tmp_path))
 
 
 def test_a_shard_that_was_cut_off_is_one_sentence(tmp_path):
     file = io.BytesIO()
-    sequences = token_files.packed(TEXTS, token_files.of_bytes(), 4, "train")
-    assert token_files.write(file, sequences, vocabulary=70_000) == 17
+    sequences = text.packed(TEXTS, text.of_bytes(), 4, "train")
+    assert text.write(file, sequences, vocabulary=70_000) == 17
     for split in ("train", "test"):
         (tmp_path / f"{split}_tokens.npy").write_bytes(file.getvalue()[:-3])
     with pytest.raises(ValueError, match=r"train_tokens.npy cannot be mapped .* it is cut off"):
-        token_files.token_files(str(tmp_path))
+        text.token_files(str(tmp_path))
+
+
+def test_flat_tokens_of_nanogpt_are_mapped_with_their_end_as_ours(tmp_path):
+    """train.bin and val.bin of uint16, where token 7 closes a document, or none does."""
+    tokens = np.array([3, 1, 7, 2, 1, 0, 7, 5], np.uint16)
+    for split in ("train", "val"):
+        tokens.tofile(tmp_path / f"{split}.bin")
+    dataset = text.token_files(str(tmp_path), length=3, vocabulary=8, end=7)
+    again = pickle.loads(pickle.dumps(dataset.train))
+    assert dataset.classes == 8 and len(again) == 2
+    assert again.read(np.array([1, 0])).tokens.tolist() == [
+        [2, 7, 0, text.END],
+        [3, 7, text.END, 2],
+    ]
+    dataset = text.token_files(str(tmp_path), length=7, vocabulary=8)
+    assert dataset.classes == 9 and text.END not in dataset.test.read(np.array([0])).tokens
+    streamed = f"packed_text(folder={str(tmp_path)!r}, model={GPT}, reading=stream, length=3, "
+    task = tasks.build(f"{streamed}vocabulary=8, end=7)")
+    losses = task.losses(task.init(jax.random.key(0)), tasks.take(task.train, slice(2)))
+    assert losses.shape == (2,) and np.isfinite(losses).all()
+    for given, words in (({}, "give vocabulary"), ({"vocabulary": 7}, "tokens up to 7")):
+        with pytest.raises(ValueError, match=words):
+            text.token_files(str(tmp_path), **given)
 
 
 GPT = "gpt(layers=1, width=16, heads=2)"
@@ -233,11 +249,3 @@ def trained(task):
     models = runtime.models(state)
     runtime.close()
     return jax.tree.map(lambda leaf: np.asarray(leaf[0]), models)
-
-
-def test_generated_text_has_the_shape_of_web_pages():
-    first, again = (list(token_files.generated("train", 400)) for _ in range(2))
-    assert first == again and first[:2] != list(token_files.generated("test", 2))
-    lengths = [len(one.split()) for one in first]
-    assert 200 < np.median(lengths) < 300 and 330 < np.mean(lengths) < 500
-    assert next(iter(token_files.generated("train"))) == first[0]

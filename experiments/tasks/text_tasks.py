@@ -1,14 +1,14 @@
-"""Tasks on text whose gradients are row-sparse, as in S2 Reducer (arXiv 2110.02140).
+"""Tasks on text: next words, embeddings, matrix factorisation and hashed words.
 
-Every factory is a row of TASKS and returns a `Task` that names its row-sparse parameters. Nothing
-here depends on how examples are dealt to workers or put into batches: what is drawn in an update
-is drawn once, for all of its examples.
+Every factory is a row of TASKS. Gradients of tables are row-sparse, as in S2 Reducer (arXiv
+2110.02140), and a `Task` names these parameters. Nothing here depends on how examples are dealt to
+workers or put into batches: what is drawn in an update is drawn once, for all of its examples.
 """
 
 import functools
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,13 @@ import numpy as np
 import optax
 
 from experiments.registry import Kind
-from experiments.tasks import lean, modules, sparse_models, text
-from experiments.tasks.base import Task
+from experiments.tasks import models, sources, text, text_models
+from experiments.tasks.base import Task, take
 from experiments.tasks.data import at_least
-from experiments.tasks.sparse_models import LANGUAGE_MODELS
 
+LANGUAGE_MODEL = Kind(
+    "model", text_models.LANGUAGE_MODELS, models.GIVES, ("vocabulary", "window", "rngs")
+)
 EVALUATED_AT_ONCE = 8  # windows: all their words' scores of the whole vocabulary are in memory
 
 # --- language models ---
@@ -46,14 +48,14 @@ def language_model(
     """
     at_least("language_model", window=(window, 1), candidates=(candidates, 0))
     at_least("language_model", evaluated=(evaluated, 1))
-    module = modules.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=window)
-    words = _read(corpus, vocabulary)
+    module = models.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=window)
+    words = text.limit(text.CORPUS.build(corpus), vocabulary)
     train, document = text.windows(words.train, window + 1, window)
     test, _ = text.windows(words.test, window + 1, window)
 
     def init(key):
         body, output = jax.random.split(key)
-        params = jax.jit(functools.partial(modules.init, module))(body, train[:1, :-1])
+        params = jax.jit(functools.partial(models.init, module))(body, train[:1, :-1])
         width = jax.eval_shape(module.apply, {"params": params}, train[:1, :-1]).shape[-1]
         table = jax.random.normal(output, (vocabulary, width)) / math.sqrt(width)
         return {"model": params, "output": table}
@@ -65,16 +67,13 @@ def language_model(
         return cross_entropy(*flat).reshape(targets.shape).mean(1)
 
     def full(params, examples):
-        return mean_over_words(params, examples, sparse_models.full_softmax)
+        return mean_over_words(params, examples, text_models.full_softmax)
 
     def sampled(params, examples, count):
-        key = sparse_models.shared_key(seed, count)
-        drawn = sparse_models.candidates(key, vocabulary, candidates)
-        cross_entropy = functools.partial(sparse_models.sampled_softmax, drawn=drawn)
+        key = text_models.shared_key(seed, count)
+        drawn = text_models.candidates(key, vocabulary, candidates)
+        cross_entropy = functools.partial(text_models.sampled_softmax, drawn=drawn)
         return mean_over_words(params, examples, cross_entropy)
-
-    def metrics(params, means):
-        return {"test_perplexity": float(np.exp(means["test_loss"]))}
 
     return Task(
         "language_model",
@@ -84,11 +83,141 @@ def language_model(
         init,
         losses=sampled if candidates else full,
         shared_draw=candidates > 0,
-        eval_losses=lean.in_micro_batches(full, EVALUATED_AT_ONCE),
-        metrics=metrics,
+        eval_losses=models.in_micro_batches(full, EVALUATED_AT_ONCE),
+        metrics=_perplexity,
         sparse=("model/embedding/embedding", *(["output"] if candidates else [])),
         evaluated=evaluated,
     )
+
+
+def _perplexity(params, means) -> dict[str, float]:
+    return {"test_perplexity": float(np.exp(means["test_loss"]))}
+
+
+def next_token(
+    model: str | Mapping = "gpt",
+    corpus: str | Mapping = "python",
+    vocabulary: int = 8192,
+    length: int = 256,
+    compute: str = "float32",
+    micro_batch: int | None = None,
+    evaluated: int = 256,
+) -> Task:
+    """Predict the next word of packed documents; reports `test_perplexity`, exp of the test loss.
+
+    An example is `length` words and the one after each, see `text.pack`; its loss is the mean
+    cross-entropy over its targets, without those after the end of a document. The table of
+    embeddings gives the scores too (O. Press, L. Wolf, arXiv 1608.05859).
+
+    model, corpus: keys of LANGUAGE_MODELS and of text.CORPORA and their parameters; a model has
+        states as wide as its nn.Embed called `embedding`.
+    compute: float32, or bfloat16 beside float32 masters. micro_batch: sequences of a mini-batch
+        whose activations are in memory at a time; None: all. evaluated: sequences of either part.
+    """
+    at_least("next tokens", evaluated=(evaluated, 1))
+    module = models.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=length)
+    words = text.limit(text.CORPUS.build(corpus), vocabulary)
+    train, test = (text.pack(part, length) for part in (words.train, words.test))
+    return _task(
+        "next_token",
+        text.Sequences(train.tokens),
+        text.Sequences(test.tokens),
+        text.groups(words.train.names)[0][train.document],
+        module,
+        compute,
+        micro_batch,
+        evaluated,
+    )
+
+
+def packed_text(
+    folder: str,
+    model: str | Mapping = "gpt",
+    reading: str | Mapping = "memory",
+    compute: str = "float32",
+    micro_batch: int | None = None,
+    evaluated: int = 256,
+    length: int = 1024,
+    vocabulary: int | None = None,
+    end: int | None = None,
+) -> Task:
+    """As `next_token`, on the sequences that `python -m experiments.pack_text` wrote to a folder.
+
+    The length of a sequence and the vocabulary are what was packed; `length`, `vocabulary` and
+    `end` belong to nanoGPT's `.bin` files, see `text.token_files`. reading: a key of
+    `sources.READINGS` and its parameters. All others: see `next_token`.
+    """
+    at_least("next tokens", evaluated=(evaluated, 1))
+    reader = sources.READING.build(reading)
+    packed = text.token_files(folder, length, vocabulary, end)
+    window = packed.train.example.tokens.shape[0] - 1
+    module = models.build(LANGUAGE_MODEL, model, vocabulary=packed.classes, window=window)
+    return _task(
+        "packed_text",
+        reader.of(packed.train),
+        reader.of(packed.test),
+        sources.Unlabelled(
+            len(packed.train), "split: sequences of packed text have no labels; use split=iid"
+        ),
+        module,
+        compute,
+        micro_batch,
+        evaluated,
+    )
+
+
+def _task(
+    name: str,
+    train: Any,
+    test: Any,
+    labels: Any,
+    module: models.Model,
+    compute: str,
+    micro_batch: int | None,
+    evaluated: int,
+) -> Task:
+    """The task of a model with an embedding on `text.Sequences`, streamed or not."""
+    dtype = models.compute_type(compute)
+
+    def init(key):
+        example = take(train, slice(1)).tokens[:, :-1]
+        params = jax.jit(functools.partial(models.init, module))(key, example)
+        if "embedding" not in params:
+            raise ValueError(
+                f"{name}: the model has no nn.Embed called 'embedding', whose table gives the "
+                "scores; name it so"
+            )
+        return params
+
+    def all_at_once(params, examples):
+        params = models.cast(params, dtype)
+        states = module.apply({"params": params}, examples.tokens[:, :-1])
+        scores = states @ params["embedding"]["embedding"].T
+        return mean_over_targets(scores.astype(jnp.float32), examples.tokens)
+
+    return Task(
+        name,
+        train,
+        test,
+        labels,
+        init,
+        losses=models.in_micro_batches(all_at_once, micro_batch),
+        eval_losses=models.in_micro_batches(
+            all_at_once, min(EVALUATED_AT_ONCE, micro_batch or EVALUATED_AT_ONCE)
+        ),
+        metrics=_perplexity,
+        evaluated=evaluated,
+    )
+
+
+def mean_over_targets(scores: jax.Array, tokens: jax.Array) -> jax.Array:
+    """[b] mean cross-entropies of scores [b, t, vocabulary] for tokens [b, t + 1].
+
+    What follows an END begins another document, or is padding: it is no target.
+    """
+    counts = tokens[:, :-1] != text.END
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:])
+    return jnp.sum(losses, 1, where=counts) / jnp.maximum(counts.sum(1), 1)
 
 
 # --- skip-gram ---
@@ -118,7 +247,7 @@ def skip_gram(
     at_least("skip_gram", drawn=(drawn, 1), evaluated=(evaluated, 1))
     if not threshold > 0:
         raise ValueError(f"skip_gram: threshold must be positive, got {threshold}; try 1e-4")
-    words = _read(corpus, vocabulary)
+    words = text.limit(text.CORPUS.build(corpus), vocabulary)
     counts = np.bincount(words.train.tokens, minlength=vocabulary)
     rng = np.random.default_rng(seed)
     thin = [_thin_out(part, counts, threshold, rng) for part in (words.train, words.test)]
@@ -136,13 +265,13 @@ def skip_gram(
         return score(states, params["context"], near, noise, negatives)
 
     def losses(params, examples, count):
-        key = sparse_models.shared_key(seed, count)
-        noise = sparse_models.noise_words(key, jnp.asarray(cumulated), drawn)
-        return loss(params, examples, sparse_models.negative_sampling, noise)
+        key = text_models.shared_key(seed, count)
+        noise = text_models.noise_words(key, jnp.asarray(cumulated), drawn)
+        return loss(params, examples, text_models.negative_sampling, noise)
 
     def expected(params, examples):
         return loss(
-            params, examples, sparse_models.expected_negative_sampling, jnp.asarray(np.float32(law))
+            params, examples, text_models.expected_negative_sampling, jnp.asarray(np.float32(law))
         )
 
     return Task(
@@ -153,7 +282,7 @@ def skip_gram(
         init,
         losses,
         shared_draw=True,
-        eval_losses=lean.in_micro_batches(expected, EVALUATED_AT_ONCE),
+        eval_losses=models.in_micro_batches(expected, EVALUATED_AT_ONCE),
         sparse=("centre", "context"),
         evaluated=evaluated,
     )
@@ -192,7 +321,7 @@ def ncf(
     """
     at_least("ncf", width=(width, 1), hidden=(hidden, 1), negatives=(negatives, 1))
     at_least("ncf", evaluated=(evaluated, 1))
-    user, item, group = INTERACTIONS.build(interactions)
+    user, item, group = text.INTERACTION.build(interactions)
     users, items = len(group), int(item.max()) + 1
     last = np.append(user[1:] != user[:-1], True)
     rng = np.random.default_rng(seed)
@@ -200,7 +329,7 @@ def ncf(
     train = Choices(user[~last], np.column_stack([item[~last], others]))
     others = _never_taken(user, item, user[last], items, 99, rng)
     test = Choices(user[last], np.column_stack([item[last], others]))
-    module = sparse_models.NeuMF(users, items, width, hidden)
+    module = text_models.NeuMF(users, items, width, hidden)
 
     def init(key):
         return jax.jit(module.init)(key, train.user[:1], train.item[:1, 0])["params"]
@@ -269,7 +398,7 @@ def hashed_logistic(
     number of files, single modules being one of them, and a last one for all others.
     """
     at_least("hashed_logistic", window=(window, 1), largest=(largest, 1), evaluated=(evaluated, 1))
-    words = CORPUS.build(corpus)
+    words = text.CORPUS.build(corpus)
     label, classes = text.groups(words.train.names + words.test.names, largest)
     codes = text.hashes(words.words, buckets)
 
@@ -308,12 +437,3 @@ def hashed_logistic(
         sparse=("weights",),
         evaluated=evaluated,
     )
-
-
-LANGUAGE_MODEL = Kind("model", LANGUAGE_MODELS, modules.GIVES, ("vocabulary", "window", "rngs"))
-INTERACTIONS = Kind("interactions", text.INTERACTIONS, text.Interactions)
-CORPUS = Kind("corpus", text.CORPORA, text.Corpus)
-
-
-def _read(corpus: str | Mapping, vocabulary: int) -> text.Corpus:
-    return text.limit(CORPUS.build(corpus), vocabulary)
