@@ -122,10 +122,6 @@ def _vmap(body):
     return jax.jit(jax.vmap(body, axis_name="workers"))
 
 
-def _pmap(body):
-    return jax.pmap(body, axis_name="workers")
-
-
 def _shard_map(body):
     def shard_body(*args):
         out = body(*jax.tree.map(lambda x: x[0], args))
@@ -142,10 +138,7 @@ def _shard_map(body):
     return run
 
 
-@pytest.fixture(
-    params=[_vmap, pytest.param(_pmap, marks=pytest.mark.slow), _shard_map],
-    ids=["vmap", "pmap", "shard_map"],
-)
+@pytest.fixture(params=[_vmap, _shard_map], ids=["vmap", "shard_map"])
 def spmd(request):
     """Runs `body(*args)` on every worker, args and results stacked over the leading axis.
 

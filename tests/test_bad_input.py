@@ -10,7 +10,6 @@ import pytest
 
 from tests import launcher
 from tests.launcher import files, start
-from tests.marks import slow
 
 
 @pytest.fixture
@@ -174,17 +173,12 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "here", "SLURM_PROCID": "0"
     ("flags", "words", "environment"),
     [
         ((*OK, "--config.foo=1"), "the config has no entry 'foo'; known entries: algorithm", {}),
-        slow(("--config=raises.py", "--workdir=out"), "KeyError: 'nothing'", {}),
-        slow(("--config=bad_arm.py", "--workdir=out", "--sweep"), "local_sgd/bad: ", {}),
         (
             (*OK, "--config.runtime=mesh", "--config.workers=8"),
             "there are 6 devices but config.workers=8; set config.workers=6",
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
         ),
-        *(
-            (OK, f"correct JAX_PLATFORMS={name}, or unset it", {"JAX_PLATFORMS": name})
-            for name in ("nope", "tpu", "cuda")
-        ),
+        (OK, "correct JAX_PLATFORMS=cuda, or unset it", {"JAX_PLATFORMS": "cuda"}),
         (OK, "SLURM_NTASKS='two' in the environment", SLURM | {"SLURM_NTASKS": "two"}),
         (OK, "OMPI_COMM_WORLD_SIZE='x' in the environment", {"OMPI_COMM_WORLD_SIZE": "x"}),
     ],

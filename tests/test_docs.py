@@ -244,18 +244,18 @@ def test_every_quoted_sentence_is_one_of_the_program():
     assert not [q for q in quoted if not any(pattern.fullmatch(q) for pattern in known)]
 
 
-@named(PAGES)
-def test_what_is_named_exists(page):
+def test_what_is_named_exists():
     """Files, pages and flags; a run's files are not ours."""
-    text = BLOCK.sub("", page.read_text())
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        file = target.partition(' "')[0]  # a title may follow
-        assert file.startswith("http") or (page.parent / file).exists(), target
-    for span in SPAN.findall(text):
-        file = re.match(r"[a-z_]+/[\w/]+\.(py|md)", span)
-        assert not file or (ROOT / file[0]).exists(), span
-        flag = re.match(r"--([a-z_]+)", span)
-        assert not flag or flag[1] in flags.FLAGS or flag[1] == "config", span
+    for page in PAGES:
+        text = BLOCK.sub("", page.read_text())
+        for target in re.findall(r"\]\(([^)#]+)", text):
+            file = target.partition(' "')[0]  # a title may follow
+            assert file.startswith("http") or (page.parent / file).exists(), (page.name, target)
+        for span in SPAN.findall(text):
+            file = re.match(r"[a-z_]+/[\w/]+\.(py|md)", span)
+            assert not file or (ROOT / file[0]).exists(), (page.name, span)
+            flag = re.match(r"--([a-z_]+)", span)
+            assert not flag or flag[1] in flags.FLAGS or flag[1] == "config", (page.name, span)
 
 
 def methods_table():

@@ -33,16 +33,13 @@ BAD = [
     (config("task=synthetic_logistic(samples=99999999999999, dimension=8)"), "more memory than"),
     (config("task=synthetic_logistic(samples=256, dimension=99999999999)"), "more memory than"),
     (config("mini_batches=99999999999"), "config.mini_batches must be below 2**31"),
-    (config("batch_size=9223372036854775807"), "config.batch_size must be below 2**31"),
     (config("batch_size=100000000000000000000000"), "config.batch_size must be below 2**31"),
     # more than sense
     ((*OK, "--seeds=1000000000"), "1 arms with --seeds=1000000000 are 1000000000 runs"),
-    ((*OK, "--seeds=99999999999999999999"), "100000 are the most that one launch follows"),
     (config("devices=99999", "workers=99999"), "an arm asks for 99999 devices"),
     (config("evaluate_every=1e-12"), "a number of seconds, 1e-06 or more, got 1e-12"),
     # what float64 seconds cannot add
     (config("delay=deterministic(value=1e-300)"), "usually takes 1e-300 s, which a clock"),
-    (config("delay=exponential(scale=1e-320)"), "cannot tell from nothing"),
     (config("delay=jitter(mean=1.0, sigma=1e9)"), "cannot tell from nothing"),
     (config("delay=deterministic(value=1e-8)", "seconds=1e9", "updates=2147483647",
             "mini_batches=100000000", "batch_size=1"), "cannot tell from nothing"),
@@ -55,8 +52,7 @@ BAD = [
     (config("seconds=nan"), "config.seconds must be a positive number, got nan"),
     (config("task=synthetic_logistic(samples=256, dimension=8, seed=4294967296)"), "below 2**32"),
     *((config(f"optimizer.decay={value}"), words) for value, words in (
-        ("nan", "0 or more and below 1, got nan"), ("inf", "0 or more and below 1, got inf"),
-        ("-1", "0 or more and below 1, got -1"), ("2", "0 or more and below 1, got 2"),
+        ("nan", "0 or more and below 1, got nan"),
         ("1", "0 or more and below 1, got 1"))),
     (config("optimizer=adam(b1=1.5, learning_rate=0.1)"), "b1 must be 0 or more and below 1"),
     (config("optimizer=adam(eps=1e999, learning_rate=0.1)"), "'eps' must be finite"),
@@ -87,7 +83,6 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(22)
 @pytest.mark.parametrize(("flags", "words"), BAD)
 def test_what_does_not_fit_is_answered_in_one_sentence(call, here, flags, words):
     before = files(here)

@@ -9,7 +9,6 @@ from jax.extend.core import Literal
 from algorithms import (
     all_reduce,
     compensated_rate,
-    ef_sign,
     inverse_staleness,
     local_sgd,
     one_bit_adam,
@@ -22,7 +21,7 @@ from algorithms import (
     top_k,
 )
 from algorithms.base import AXIS
-from algorithms.reducers import bf16, chain, error_feedback, fp16, int8, natural, quantise, sign
+from algorithms.reducers import bf16, chain, error_feedback, int8, natural, sign
 from algorithms.reducers import top_k as largest
 from runtimes.gossip import partition
 
@@ -48,16 +47,9 @@ def remembering(*reducers):
 FOLLOWS = {
     "top_k": (lambda: by(largest()), set()),
     "sign": (lambda: by(sign()), set()),
-    "quantise": (lambda: by(quantise()), set()),
-    "natural": (lambda: by(natural()), set()),
     "top_k, natural": (lambda: by(largest(), natural()), set()),
-    "top_k, memory": (lambda: remembering(largest()), set()),
-    "sign, memory": (lambda: remembering(sign()), set()),
-    "quantise, memory": (lambda: remembering(quantise()), set()),
-    "natural, memory": (lambda: remembering(natural()), set()),
     "top_k, bf16, memory": (lambda: remembering(largest(), bf16()), set()),
     "local_sgd, sign, memory": (lambda: local_sgd(SGD, exchange=error_feedback(sign())), set()),
-    "ef_sign": (lambda: ef_sign(SGD), set()),
     "qsgd": (lambda: qsgd(SGD), set()),
     "momentum": (lambda: top_k(SGD, momentum=0.9), set()),
     "all_reduce": (lambda: all_reduce(SGD), set()),
@@ -68,7 +60,6 @@ FOLLOWS = {
     "warm-up": (lambda: top_k(SGD, warmup_updates=4), {OTHERS, "samples"}),
     # Sums travel too.
     "bf16": (lambda: by(bf16()), {OTHERS}),
-    "fp16, memory": (lambda: remembering(fp16()), {OTHERS}),
     "int8": (lambda: by(int8()), {OTHERS}),
     "powersgd": (lambda: powersgd(SGD), {OTHERS}),
     "one_bit_adam": (lambda: one_bit_adam(SGD, N), {OTHERS, "samples"}),

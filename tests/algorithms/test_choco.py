@@ -7,14 +7,11 @@ import pytest
 
 from algorithms import choco_sgd, dpsgd
 from algorithms.reducers import (
-    bf16,
     chain,
     error_feedback,
     int8,
-    natural,
     quantise,
     random_k,
-    sign,
     top_k,
 )
 from comms import mixing, topology
@@ -55,11 +52,8 @@ def test_with_nothing_lost_it_is_dpsgd():
     ("exchange", "gamma"),
     [
         (TOP_1, 0.15),
-        slow(sign(), 0.2),
         slow(quantise(bits=3), 0.2),
-        slow(natural(), 0.6),
         slow(int8(bucket=2), 0.8),
-        slow(bf16(), 1.0),
         slow(chain(top_k(0.4), quantise(bits=4)), 0.2),
     ],
     ids=lambda value: getattr(value, "name", None),

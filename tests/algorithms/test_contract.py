@@ -1,4 +1,4 @@
-"""The battery that every method must pass. A new method adds one row to `methods.METHODS`."""
+"""The battery that methods of every kind pass; a new method adds one row to `methods.BATTERY`."""
 
 import functools
 
@@ -18,19 +18,32 @@ from runtimes import simulate, worker
 from stragglers import delays
 from tests import planned
 from tests.algorithms import traced
-from tests.algorithms.methods import EDGES, METHODS, ROWS, N
-from tests.marks import slow_but
+from tests.algorithms.methods import BATTERY, EDGES, METHODS, N
 
 M, B, D = 4, 2, 5  # mini-batches, samples in a mini-batch, parameters
 UPDATES = 50
 
-# All tests of a method follow one another, and share what it has been compiled to.
-EVERY = pytest.mark.parametrize("name", ROWS, scope="module")
+
+def rows(slow="", more=()):
+    """The battery, a new method's row too; slow: which of its kinds are, as are the rows `more`.
+
+    All tests of a method follow one another, and share what it has been compiled to.
+    """
+    late = {*slow.split(), *more}
+    marked = (
+        pytest.param(name, marks=[pytest.mark.slow] * bool({name, name.split("/")[0]} & late))
+        for name in (*BATTERY, *more)
+    )
+    return pytest.mark.parametrize("name", list(marked), scope="module")
 
 
-def quick(*names):
-    """Every method, one of each kind in the quick suite."""
-    return pytest.mark.parametrize("name", slow_but(names, METHODS), scope="module")
+# One of every way of `Algorithm.messages`, of codecs and of what is sent where data do not fit.
+SENDERS = (
+    *("powersgd", "sparse_all_gather", "gradient_tracking", "choco_sgd", "qsgd", "int8_all_reduce"),
+    *("sketched_sgd", "streaming_diloco", "sparse_loco", "demo", "local_sgd/lists"),
+    *("s2_reducer/exact", "s2_reducer/too small", "sparcml/too small", "omnireduce/too small"),
+    *("parallax", "parallax/too small", "all_reduce/fp16", "mg_wfbp", "async_diloco"),
+)
 
 
 def losses(params, examples):
@@ -123,9 +136,9 @@ class Shared:
 
 
 @functools.lru_cache(maxsize=2)
-def shared(factory):
-    """Of a row of `METHODS`, for as long as its tests follow one another."""
-    return Shared(factory())
+def shared(name):
+    """Of a row of the battery, for as long as its tests follow one another."""
+    return Shared(METHODS[name]())
 
 
 def begun(method):
@@ -167,10 +180,10 @@ def stacked_step(method):
     return jax.jit(jax.vmap(body, in_axes=(0, 0, 0, 0, rows), axis_name=AXIS))
 
 
-@quick("all_reduce", "matcha", "local_sgd", "top_k")
+@rows(slow="easgd sgp swarm one_bit_adam")
 def test_simulated_workers_are_those_of_devices(name):
     """After 50 updates to float32 rounding (rtol 2e-5): the order of a sum differs, no more."""
-    row = shared(METHODS[name])
+    row = shared(name)
     simulated, (batches, examples) = row.start, draw()
     rows = (batches, examples, *schedule_rows(row.method))
     for t in range(UPDATES):
@@ -183,10 +196,9 @@ def test_simulated_workers_are_those_of_devices(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["all_reduce", "local_sgd", "matcha", "swarm", "top_k"])
-def test_pmap_does_as_shard_map(name):
+def test_pmap_does_as_shard_map():
     """Nothing is left to run where it makes the program of `shard_map`, to the letter."""
-    row = shared(METHODS[name])
+    row = shared("matcha")
     program = jax.pmap(whole(row.method), axis_name=AXIS).lower(*by_worker())
     if program.as_text() != row.on_devices.as_text():
         near = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
@@ -219,9 +231,9 @@ def simulated(row, rule, updates=UPDATES):
     return runtime.models(state), schedule
 
 
-@quick("all_reduce", "matcha", "local_sgd")
+@pytest.mark.parametrize("name", ["all_reduce", "matcha", "local_sgd"])
 def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
-    row = shared(METHODS[name])
+    row = shared(name)
     wait = "barrier" if row.method.graph is None else "neighbour_barrier"
     blocking, schedule = simulated(row, rule(row.method, wait, delays.deterministic(0.1)))
     first = rule(row.method, "first_finisher", delays.deterministic(0.1))
@@ -234,10 +246,10 @@ def rule(method, name, law, seed=0):
     return planned.rule(name, law, N, M, seed, graph=method.graph, links=method.links)
 
 
-@quick("easgd", "matcha", "swarm", "powersgd")
+@rows(slow="all_reduce sgp local_sgd swarm top_k")
 def test_the_simulator_runs_the_method(name):
     """The compiled loop, with its shortcuts, follows the plain worker body update by update."""
-    row = shared(METHODS[name])
+    row = shared(name)
     method = row.method
     waiting = rule(method, "first_finisher", delays.exponential(1.0), 3)
     result, schedule = simulated(row, waiting)
@@ -273,13 +285,10 @@ def test_a_replicated_model_rests_where_nobody_finished_anything(name):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
-@quick(
-    *("all_reduce", "dpsgd", "matcha", "gradient_tracking", "easgd", "local_sgd", "sgp", "swarm"),
-    *("s2_reducer", "top_k", "powersgd", "one_bit_adam", "coordinate_median", "ringleader"),
-)
+@rows(more=("gradient_tracking", "s2_reducer", "coordinate_median", "ringleader"))
 def test_samples_of_unfinished_mini_batches_add_nothing(name):
     """Of a worker that finished some or none: NaN and inf in them change nothing."""
-    row = shared(METHODS[name])
+    row = shared(name)
     method = row.method
     batches, examples = jax.tree.map(lambda a: a[0], draw())
     batches[1], nothing = 0, np.zeros(N, np.int32)
@@ -296,9 +305,9 @@ def test_samples_of_unfinished_mini_batches_add_nothing(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one))
 
 
-@EVERY
+@rows(more=SENDERS)
 def test_bytes_and_seconds_are_counted_for_every_update(name):
-    method = shared(METHODS[name]).method
+    method = shared(name).method
     waiting = rule(method, "barrier", delays.deterministic(1.0))
     _, schedule = waiting.extend(waiting.init(), 30)
     sent = sent_bytes(method, PARAMS, schedule)
@@ -376,10 +385,10 @@ def exchange_program(method, update, active):
     return program.lower(*arguments).compile(), arguments
 
 
-@quick("all_reduce", "matcha", "powersgd", "sparse_all_gather")
+@rows(slow="easgd sgp local_sgd swarm one_bit_adam", more=SENDERS)
 def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
     """Within 2 % of 4e5 coordinates; where data decide, of what is sent when all goes well."""
-    method = shared(METHODS[name]).method
+    method = shared(name).method
     for update in {0, method.settled}:
         active = None
         if method.links is not None:
@@ -401,10 +410,7 @@ def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
             assert traced.sent_bytes(text, N, fallback=True) == pytest.approx(claimed, rel=0.02)
 
 
-OWN = [name for name in METHODS if METHODS[name]().own_models]
-
-
-@pytest.mark.parametrize("name", slow_but([name for name in OWN if "/" not in name], OWN))
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().own_models])
 def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
     """What leaves with the round does not depend on the gradient, and all else does."""
     method = METHODS[name]()

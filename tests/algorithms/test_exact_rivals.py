@@ -136,7 +136,7 @@ def test_refusals():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sparcml", "omnireduce", "parallax", "s2_reducer"])
+@pytest.mark.parametrize("name", ["sparcml", "omnireduce", "parallax"])
 def test_the_dense_mean_in_every_runtime(spmd, name):
     """Of whole numbers; on devices too, whose types say what is equal on all of them."""
     method = RIVALS[name](4)

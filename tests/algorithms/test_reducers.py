@@ -122,17 +122,11 @@ def test_a_chain_of_chains_is_a_chain():
     [
         lambda: error_feedback(top_k(0.1)),
         lambda: error_feedback(random_k(0.25), quantise(bits=8)),
-        lambda: error_feedback(top_k(0.25), sign()),
         lambda: error_feedback(random_k(0.5), int8(bucket=4)),
-        lambda: error_feedback(random_k(0.5), bf16()),
         lambda: error_feedback(top_k(0.25), fp16()),
-        lambda: error_feedback(top_k(0.25), int8(bucket=4)),
     ],
-    ids=[
-        "top_k", "random_k of 8 bits", "signs of top_k", "random_k of int8", "random_k of bf16",
-        "fp16 of top_k", "int8 of top_k",
-    ],
-)  # fmt: skip
+    ids=["top_k", "random_k of 8 bits", "random_k of int8", "fp16 of top_k"],
+)
 def test_error_feedback_loses_nothing(build):
     """What was sent so far and what is owed add up to all that there was to send."""
     reducer, states = build(), None
@@ -152,8 +146,8 @@ WEIGHTS = np.float32([[1, 3, 2, 1], [3, 0, 1, 1], [0, 2, 1, 3], [2, 1, 0, 1], [1
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "build",
-    [sign, natural, lambda: top_k(0.1), lambda: random_k(0.1), lambda: int8(bucket=4), bf16],
-    ids=["sign", "natural", "top_k", "random_k", "int8", "bf16"],
+    [sign, lambda: top_k(0.1), lambda: int8(bucket=4), bf16],
+    ids=["sign", "top_k", "int8", "bf16"],
 )
 def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
     """Per worker: what was sent, divided by the weight then, and what is owed make up what it had.
@@ -301,10 +295,6 @@ def configured(algorithm, **changes):
     "algorithm",
     [
         "local_sgd(exchange=top_k(ratio=0.01), server=adam(learning_rate=0.01))",
-        slow("local_sgd(exchange=chain(random_k(ratio=0.1), quantise(bits=4)))"),
-        slow("local_sgd(server=adam(learning_rate=0.01))"),
-        slow("local_sgd(server_learning_rate=0.7, server_momentum=0.9)"),
-        slow("all_reduce(exchange=error_feedback(chain(top_k, natural)))"),
         slow("local_sgd(exchange=error_feedback(bf16), server=momentum(learning_rate=0.7))"),
     ],
 )

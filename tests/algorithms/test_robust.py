@@ -114,8 +114,7 @@ def noise(gradient, key):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("fault", [opposite, noise])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "fault"), zip(METHODS, [opposite, noise] * 3, strict=True))
 def test_one_worker_of_eight_sends_nonsense(name, fault):
     """Gradients x - TARGET with noise .1 of seven workers; the mean gets nowhere near."""
     method = METHODS[name]()

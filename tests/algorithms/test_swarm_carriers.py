@@ -87,9 +87,8 @@ def by_hand(method):
 @pytest.mark.parametrize(
     ("rounding", "blocking"),
     [
-        slow("nearest", False),
-        pytest.param("nearest", True, marks=pytest.mark.slow),
-        pytest.param("unbiased", False, marks=pytest.mark.slow),
+        slow("nearest", True),
+        slow("unbiased", False),
     ],
 )
 def test_simulator_vmap_and_mesh_agree_bit_for_bit(rounding, blocking):

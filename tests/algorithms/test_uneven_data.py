@@ -72,7 +72,7 @@ def accelerate(graph):
     return x
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "graph",
     [STAR, topology.one_peer_exponential(N), topology.base_k(N, 2)],

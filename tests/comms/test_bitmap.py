@@ -7,14 +7,13 @@ import pytest
 
 from comms import bitmap
 
-SIZES = [0, 1, 32, 33, 1000]
+SIZES = [0, 1, 33, 1000]
 
 
 def mask(size, share, seed=0):
     return np.random.default_rng(seed).random(size) < share
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("size", SIZES)
 def test_pack_is_little_endian(size):
     bits = mask(size, 0.4)
@@ -28,8 +27,8 @@ def test_pack_is_little_endian(size):
     assert bitmap.count(words) == bits.sum()
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 7, 8, 16])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("bits", [1, 3, 8, 16])
 def test_codes_lie_side_by_side_and_come_back(bits):
     rng = np.random.default_rng(0)
     codes = {size: rng.integers(0, 2**bits, size) for size in (0, 1, 10, 11, 100, 1021, 1024)}
@@ -56,23 +55,20 @@ def test_occupied():
     np.testing.assert_array_equal(bitmap.occupied(jnp.zeros((3, 0))), [False] * 3)
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("share", [0, 0.02, 0.5, 1])
 @pytest.mark.parametrize("size", SIZES)
-def test_positions(size, share):
-    bits = mask(size, share)
-    expected = np.flatnonzero(bits)
-    words = bitmap.pack(bits)
-    for slots in {0, len(expected) // 2, len(expected) + 3}:
-        found = np.asarray(jax.jit(bitmap.positions, static_argnums=1)(words, slots))
-        held = min(slots, len(expected))
-        np.testing.assert_array_equal(found[:held], expected[:held])
-        assert (found[held:] >= size).all()
+def test_positions(size):
+    positions = jax.jit(bitmap.positions, static_argnums=1)
+    for share in (0, 0.02, 0.5, 1):
+        bits = mask(size, share)
+        expected = np.flatnonzero(bits)
+        for slots in (0, size // 2, size + 3):
+            found = np.asarray(positions(bitmap.pack(bits), slots))
+            held = min(slots, len(expected))
+            np.testing.assert_array_equal(found[:held], expected[:held])
+            assert (found[held:] >= size).all()
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("slots", [7, 1000])
+@pytest.mark.parametrize(("size", "slots"), [(0, 7), (33, 1000), (1000, 7)])
 def test_fold_visits_every_set_bit_once(size, slots):
     @jax.jit
     def visits(words):
@@ -87,7 +83,7 @@ def test_fold_visits_every_set_bit_once(size, slots):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("workers", range(1, 10))
+@pytest.mark.parametrize("workers", [1, 2, 5, 9])
 def test_union_of_many(workers):
     bits = {size: mask((workers, size), 1 / workers) for size in (0, 1, 70, 1000)}
 
@@ -102,7 +98,7 @@ def test_union_of_many(workers):
         np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
 
 
-@pytest.mark.parametrize("workers", [1, 3, 8])
+@pytest.mark.parametrize("workers", [3, 8])
 def test_union_in_every_runtime(spmd, workers):
     bits = mask((workers, 300), 0.2)
     found = spmd(lambda bits: bitmap.unpack(bitmap.union(bitmap.pack(bits)), 300), bits)

@@ -170,7 +170,6 @@ def test_the_example_runs():
     assert doctest.testmod(buckets).attempted >= 8
 
 
-@pytest.mark.parametrize("planner", buckets.PLANNERS)
 @pytest.mark.parametrize(
     ("sizes", "ready", "words"),
     [
@@ -182,9 +181,10 @@ def test_the_example_runs():
         ([1, 2, 3], [1.0, 3.0, 2.0], "fall from 3.0 to 2.0 at layer 2; give layers in backward"),
     ],
 )
-def test_traces_that_make_no_sense_are_refused(planner, sizes, ready, words):
-    with pytest.raises(ValueError, match=words):
-        buckets.PLANNERS[planner](sizes, ready, cost.AlphaBeta(1.0, 1.0))
+def test_traces_that_make_no_sense_are_refused(sizes, ready, words):
+    for planner in buckets.PLANNERS.values():
+        with pytest.raises(ValueError, match=words):
+            planner(sizes, ready, cost.AlphaBeta(1.0, 1.0))
 
 
 @pytest.mark.parametrize(

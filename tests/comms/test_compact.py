@@ -38,9 +38,8 @@ def assert_bits_of_the_dense_sum(run, x):
 @pytest.mark.parametrize(
     "workers, shape, dtype",
     [
-        (1, (200, 5), jnp.float32),
-        (4, (200, 5), jnp.float32),
-        (4, (333,), jnp.float32),
+        (1, (333,), jnp.float32),
+        (8, (200, 5), jnp.float32),
         (4, (60, 2, 3), jnp.bfloat16),
     ],
 )
@@ -49,27 +48,12 @@ def test_bits_of_the_dense_sum_within_the_budget_and_beyond(spmd, workers, shape
 
 
 @pytest.mark.slow
-def test_bits_of_the_dense_sum_on_a_mesh_of_eight(mesh):
-    def run(body, x):
-        workers = jax.sharding.PartitionSpec("workers")
-
-        def shard_body(x):
-            return jax.tree.map(lambda out: out[None], body(x[0]))
-
-        sharded = jax.shard_map(shard_body, mesh=mesh, in_specs=workers, out_specs=workers)
-        return jax.block_until_ready(jax.jit(sharded)(x))
-
-    assert_bits_of_the_dense_sum(run, gradients(8, 0.1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [8, 33])
-def test_many_simulated_workers_get_the_dense_sum(workers):
+def test_many_simulated_workers_get_the_dense_sum():
     def run(body, x):
         return jax.jit(jax.vmap(body, axis_name="workers"))(x)
 
     # Whole numbers: every order of summation gives the same bits.
-    x = np.random.default_rng(0).integers(-99, 99, (workers, 300, 4)).astype(np.float32)
+    x = np.random.default_rng(0).integers(-99, 99, (33, 300, 4)).astype(np.float32)
     assert_bits_of_the_dense_sum(run, x * (np.arange(300) % 7 == 0)[None, :, None])
 
 

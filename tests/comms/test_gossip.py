@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec
 
 from comms import collectives, gossip, matching, mixing, topology
 
-WORKERS = [1, 2, 3, 5, 8]
+WORKERS = [1, 3, 8]
 
 
 def network(graph, build=mixing.metropolis):
@@ -39,22 +39,12 @@ def test_mixing_on_a_ring_is_a_product_with_w(spmd, workers):
 
 @pytest.mark.parametrize(
     "graph",
-    [topology.star(8), topology.exponential(8), topology.matcha_graph(0), topology.complete(7)],
+    [topology.star(8), topology.matcha_graph(0), topology.complete(7)],
 )
 def test_mixing_on_graphs(spmd, graph):
     W, partners = network(graph, mixing.best_constant)
     x = tree(len(graph))
     assert_mixed(spmd(lambda x: gossip.mix(x, W, partners), x), W, x)
-
-
-@pytest.mark.parametrize("k", range(6))
-def test_mixing_preserves_the_mean_and_contracts(k):
-    graph = topology.matcha_graph(k)
-    W, partners = network(graph)
-    x = tree(len(graph))["matrix"]
-    mixed = jax.vmap(lambda x: gossip.mix(x, W, partners), axis_name="workers")(x)
-    np.testing.assert_allclose(mixed.mean(axis=0), x.mean(axis=0), atol=1e-6)
-    assert mixed.var(axis=0).sum() <= mixing.rho(W) * x.var(axis=0).sum()
 
 
 def test_mixing_on_a_path_by_hand(spmd):
@@ -108,9 +98,10 @@ def test_active_matchings_mix_by_their_laplacians(spmd, active):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["one for all", "of every end"])
-def test_on_one_device_what_is_heard_at_once_is_what_is_heard_one_by_one(weights):
-    """19 matchings, more than are heard in a pass."""
-    n = 20
+def test_on_one_device_what_is_heard_at_once_is_what_is_heard_one_by_one(weights, monkeypatch):
+    """5 matchings, more than are heard in a pass."""
+    monkeypatch.setattr(gossip, "AT_ONCE", 2)
+    n = 6
     _, partners = network(topology.complete(n))
     rng = np.random.default_rng(0)
     alpha = 0.05 if weights == "one for all" else rng.random(partners.shape).astype(np.float32)
@@ -122,7 +113,7 @@ def test_on_one_device_what_is_heard_at_once_is_what_is_heard_one_by_one(weights
         return jax.vmap(one, axis_name="workers")(x)
 
     x, at_once, one_by_one = tree(n), jax.jit(mixed), jax.jit(lambda *given: mixed(*given))
-    for heard in (0, 1, 15, 16, 17, 19):
+    for heard in (0, 1, 2, 3, 5):
         active = rng.permutation(len(partners)) < heard
         with collectives.on_one_device():
             found = at_once(x, active)

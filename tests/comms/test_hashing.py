@@ -35,12 +35,12 @@ def test_lowbias32_is_that_of_its_author():
 
 
 @indices
-@pytest.mark.parametrize("columns", [1, 2, 37, 256, 1000])
-def test_buckets_are_uniform(index, columns):
-    found = np.asarray(hashing.bucket(index.astype(np.uint32), 11, columns))
-    assert found.dtype == np.int32 and found.min() >= 0 and found.max() < columns
-    if columns > 1:
-        assert stats.chisquare(np.bincount(found, minlength=columns)).pvalue > 1e-3
+def test_buckets_are_uniform(index):
+    for columns in (1, 2, 37, 1000):
+        found = np.asarray(hashing.bucket(index.astype(np.uint32), 11, columns))
+        assert found.dtype == np.int32 and found.min() >= 0 and found.max() < columns
+        if columns > 1:
+            assert stats.chisquare(np.bincount(found, minlength=columns)).pvalue > 1e-3
 
 
 @indices

@@ -66,12 +66,10 @@ def test_a_first_try_is_one_message_each():
         np.testing.assert_allclose(report.bound[i], np.maximum(2 * distance, 0.9 * 0.11), rtol=1e-6)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("bits", "stochastic"),
-    [(8, False), (9, True), *(slow(bits, False) for bits in (3, 9, 16)),
-     *(slow(bits, True) for bits in (3, 8, 16))],
-)  # fmt: skip
+    [(8, False), slow(9, True), slow(3, True), slow(16, False)],
+)
 def test_every_rung_by_hand(bits, stochastic):
     """Six buckets: read at once, with more levels twice, in full twice, and left out."""
     side, wide, n = 0.01, min(2 * bits, 16), 64
@@ -101,7 +99,7 @@ def test_every_rung_by_hand(bits, stochastic):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [3, 8, 16])
+@pytest.mark.parametrize("bits", [3, 16])
 def test_whatever_the_distance_the_difference_is_right_and_opposite(bits):
     """400 pairs from 1e-3 to 1e7 apart, at a bound of 0.1."""
     rng = np.random.default_rng(bits)
@@ -179,10 +177,7 @@ def test_pairs_in_lockstep_send_again_as_much_as_the_neediest(stochastic):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stochastic", "lockstep"),
-    [(True, False), (False, False), (False, True), (True, True)],
-)
+@pytest.mark.parametrize(("stochastic", "lockstep"), [(True, False), (False, True)])
 def test_simulated_workers_converse_as_devices_do_bit_for_bit(spmd, stochastic, lockstep):
     rows, bound, partner, keys = crowd(stochastic)
     expected = converse(rows, bound, partner, keys, bits=8, lockstep=lockstep)
@@ -248,7 +243,7 @@ def test_bounds_stay_usable():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("initial", [1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("initial", [1e-6, 1.0])
 def test_the_bound_finds_the_distance(initial):
     """Two buckets whose distances differ a thousandfold and wander up and down."""
     steps = 600

@@ -62,9 +62,9 @@ GRAPHS = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("budget", [0.001, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("budget", [0.001, 0.3])
 def test_probabilities_spend_the_budget_and_beat_others(graph, budget):
     matchings, workers = matching.decompose(graph), len(graph)
     p = matcha.activation_probabilities(matchings, workers, budget)

@@ -33,14 +33,14 @@ def test_all_graphs_of_up_to_six_nodes():
         check(graph)
 
 
-@pytest.mark.parametrize("degree", [3, 4, 5, 8])
+@pytest.mark.parametrize("degree", [3, 8])
 def test_random_regular_graphs(degree):
     for seed in range(10):
         print("seed", seed)
         check(nx.random_regular_graph(degree, 30, seed=seed))
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9, 16, 17, 32, 33])
+@pytest.mark.parametrize("n", [2, 3, 8, 9, 33])
 def test_complete_graphs(n):
     check(topology.complete(n))
 
@@ -119,9 +119,9 @@ def test_other_nodes_and_loops_are_refused(graph):
         matching.decompose(graph)
 
 
-@pytest.mark.parametrize("k", range(6))
-def test_reference_matchings_are_valid(k):
-    matching.validate(topology.matcha_graph(k), matcha_matchings(k))
+def test_reference_matchings_are_valid():
+    for k in range(6):
+        matching.validate(topology.matcha_graph(k), matcha_matchings(k))
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,6 @@ def test_validate_names_what_is_wrong(matchings, message):
 def test_partners_by_hand():
     np.testing.assert_array_equal(matching.partners([(0, 3), (1, 4)], 6), [3, 4, 2, 0, 1, 5])
     np.testing.assert_array_equal(matching.partners([], 2), [0, 1])
-
-
-@pytest.mark.parametrize("k", range(6))
-def test_partners_are_involutions(k):
-    graph = topology.matcha_graph(k)
-    for found in matching.decompose(graph):
-        partner = matching.partners(found, len(graph))
-        np.testing.assert_array_equal(partner[partner], np.arange(len(graph)))
 
 
 @pytest.mark.parametrize(

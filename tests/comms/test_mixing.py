@@ -15,22 +15,17 @@ GRAPHS = [
 ]
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", mixing.MIXINGS)
-def test_symmetric_doubly_stochastic_and_only_on_edges(name, graph):
-    W = mixing.MIXINGS[name](graph)
-    assert W.dtype == np.float64
-    np.testing.assert_array_equal(W, W.T)
-    np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
-    off_diagonal = W - np.diag(np.diag(W))
-    assert {tuple(sorted(map(int, edge))) for edge in np.argwhere(off_diagonal)} == set(graph.edges)
-    assert 0 <= mixing.rho(W) < 1
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_local_weights_are_non_negative(graph):
-    assert (mixing.metropolis(graph) >= 0).all()
-    assert (mixing.uniform_neighbour(graph) >= 0).all()
+def test_symmetric_doubly_stochastic_and_only_on_edges(name):
+    for graph in GRAPHS:
+        W = mixing.MIXINGS[name](graph)
+        assert W.dtype == np.float64
+        np.testing.assert_array_equal(W, W.T)
+        np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
+        edges = np.argwhere(W - np.diag(np.diag(W)))
+        assert {tuple(sorted(map(int, edge))) for edge in edges} == set(graph.edges)
+        assert 0 <= mixing.rho(W) < 1
+        assert name == "best_constant" or (W >= 0).all()
 
 
 def test_path_of_three_by_hand():
@@ -67,9 +62,7 @@ def test_one_worker_keeps_its_value(name):
     np.testing.assert_array_equal(mixing.MIXINGS[name](topology.ring(1)), [[1.0]])
 
 
-@pytest.mark.parametrize(
-    ("n", "second"), [(4, 1 / 3), (8, 0.804738), (16, 0.949253), (32, 0.98719), (64, 0.99679)]
-)
+@pytest.mark.parametrize(("n", "second"), [(4, 1 / 3), (8, 0.804738), (64, 0.99679)])
 def test_ring_with_thirds(n, second):
     for build in (mixing.metropolis, mixing.uniform_neighbour):
         W = build(topology.ring(n))

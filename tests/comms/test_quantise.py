@@ -39,9 +39,9 @@ def int8(x, key):
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "codec",
-    [functools.partial(lambda x, key, levels: qsgd(x, levels, key), levels=s) for s in (1, 7, 127)]
+    [functools.partial(lambda x, key, levels: qsgd(x, levels, key), levels=s) for s in (1, 127)]
     + [natural, int8],
-    ids=["qsgd 1", "qsgd 7", "qsgd 127", "natural", "int8"],
+    ids=["qsgd 1", "qsgd 127", "natural", "int8"],
 )
 def test_unbiased(codec):
     x = jnp.asarray(gradient())
@@ -55,7 +55,7 @@ def test_unbiased(codec):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("levels, bits", [(1, 2), (3, 3), (7, 4), (127, 8), (32767, 16)])
+@pytest.mark.parametrize("levels, bits", [(7, 4), (1, 2), (32767, 16)])
 def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
     assert quantise.qsgd_bits(levels) == bits
     x = gradient()
@@ -69,8 +69,7 @@ def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [600, 991, 1000, 1024])
-@pytest.mark.parametrize("levels", [1, 3, 7, 127, 300])
+@pytest.mark.parametrize(("levels", "size"), [(1, 600), (7, 991), (300, 1024)])
 def test_qsgd_part_by_part_is_qsgd_at_once(levels, size, monkeypatch):
     x, key = gradient(size), jax.random.key(3)
     x[5], x[-3] = np.nan, np.inf
@@ -137,9 +136,8 @@ def test_sign_by_hand():
     np.testing.assert_array_equal(quantise.sign_decode(quantise.sign(x), 4), [2, -2, 2, 2])
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("workers", [2, 3, 8])
-@pytest.mark.parametrize("size", [1, 10, 1000])
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("workers", "size"), [(3, 10), (8, 1000), (2, 1)])
 def test_int8_is_near_the_sum(workers, size):
     x = np.random.default_rng(0).normal(size=(workers, size)).astype(np.float32)
     body = jax.jit(jax.vmap(lambda x: quantise.int8_all_reduce(x, bucket=64), axis_name="workers"))

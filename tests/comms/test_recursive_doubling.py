@@ -17,7 +17,7 @@ def arrays(workers, size, own, width=3, seed=0):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+@pytest.mark.parametrize("workers", [1, 4, 8])
 def test_the_sum_on_every_worker(spmd, workers):
     for own in (0, 2, 20):
         x = arrays(workers, 40, own)
@@ -26,7 +26,7 @@ def test_the_sum_on_every_worker(spmd, workers):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("workers", [3, 5, 6, 7])
+@pytest.mark.parametrize("workers", [3, 6])
 def test_the_sum_where_workers_are_no_power_of_two(spmd, workers):
     x = arrays(workers, 40, 3, seed=1)
     found = spmd(lambda x: recursive_doubling.all_reduce(x, 3), x)

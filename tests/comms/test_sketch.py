@@ -28,7 +28,7 @@ def words_of(x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size, nonzeros", [(50, 50), (5000, 0), (5000, 100), (5000, 5000)])
+@pytest.mark.parametrize("size, nonzeros", [(50, 50), (5000, 100)])
 def test_encode_is_the_sum_of_signed_buckets(size, nonzeros):
     x = sparse(size, nonzeros)
     seeds = hashing.mix(np.arange(3)[:, None], 9)
@@ -43,7 +43,7 @@ def test_encode_is_the_sum_of_signed_buckets(size, nonzeros):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("rows", [1, 4, 5])
 def test_decode_is_the_median_of_signed_buckets(rows):
     table = np.random.default_rng(0).normal(size=(rows, 13)).astype(np.float32)
     seeds = hashing.mix(np.arange(rows)[:, None], 9)
@@ -126,8 +126,7 @@ def test_a_single_nonzero_is_exact():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(("rows", "poison"), [(1, np.inf), (4, np.nan)])
 def test_what_is_not_finite_comes_back(rows, poison):
     x = sparse(500, 100)
     x[33] = poison

@@ -16,15 +16,13 @@ def test_top_k_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["normal", "equal", "few", "ties", "trend", "nan"])
+@pytest.mark.parametrize("law", ["few", "ties", "trend", "nan"])
 def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatch):
     monkeypatch.setattr(sparse, "LARGE", 2**12)
     monkeypatch.setattr(sparse, "SAMPLES", 2**10)
     rng, size = np.random.default_rng(1), 20_000
     x = rng.normal(size=size).astype(np.float32)
     x = {
-        "normal": x,
-        "equal": np.ones_like(x),
         "few": np.where(rng.random(size) < 0.001, x, 0),  # fewer than k are not zero
         "ties": np.round(x),
         "trend": x * np.linspace(0, 1, size, dtype=np.float32) ** 4,
@@ -93,7 +91,7 @@ def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("size, k", [(1, 1), (7, 3), (10, 10), (64, 8), (100, 7)])
+@pytest.mark.parametrize("size, k", [(1, 1), (10, 10), (100, 7)])
 def test_random_indices_are_distinct_and_equally_likely(size, k):
     draws = jax.jit(jax.vmap(lambda key: sparse.random_indices(size, k, key)))
     found = np.asarray(draws(jax.random.split(jax.random.key(0), 5000)))

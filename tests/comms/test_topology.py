@@ -51,13 +51,13 @@ def test_regular_graphs_have_their_degree(graph, degree):
     assert {d for _, d in graph.degree} == {degree}
 
 
-@pytest.mark.parametrize("n", range(1, 18))
 @pytest.mark.parametrize("name", ["ring", "complete", "star", "exponential"])
-def test_any_number_of_workers(name, n):
-    graph = topology.GRAPHS[name](n)
-    assert list(graph.nodes) == list(range(n))
-    assert nx.is_connected(graph)
-    assert nx.number_of_selfloops(graph) == 0
+def test_any_number_of_workers(name):
+    for n in range(1, 18):
+        graph = topology.GRAPHS[name](n)
+        assert list(graph.nodes) == list(range(n))
+        assert nx.is_connected(graph)
+        assert nx.number_of_selfloops(graph) == 0
 
 
 @pytest.mark.parametrize("name", ["torus", "grid", "hypercube"])
@@ -88,15 +88,15 @@ def test_the_most_square_shape_is_taken():
     assert nx.diameter(topology.grid(12)) == 5
 
 
-@pytest.mark.parametrize("k", range(6))
-def test_matcha_graphs(k):
-    graph = topology.matcha_graph(k)
-    matchings = matcha_matchings(k)
-    assert list(graph.nodes) == list(range(8 if k in (0, 5) else 16))
-    assert graph.number_of_edges() == sum(map(len, matchings)) == [12, 22, 45, 65, 34, 8][k]
-    assert len(matchings) == [5, 5, 10, 13, 8, 2][k]
-    for matching in matchings:
-        assert len({worker for edge in matching for worker in edge}) == 2 * len(matching)
+def test_matcha_graphs():
+    for k in range(6):
+        graph = topology.matcha_graph(k)
+        matchings = matcha_matchings(k)
+        assert list(graph.nodes) == list(range(8 if k in (0, 5) else 16))
+        assert graph.number_of_edges() == sum(map(len, matchings)) == [12, 22, 45, 65, 34, 8][k]
+        assert len(matchings) == [5, 5, 10, 13, 8, 2][k]
+        for matching in matchings:
+            assert len({worker for edge in matching for worker in edge}) == 2 * len(matching)
 
 
 def test_matcha_graph_5_is_a_ring():

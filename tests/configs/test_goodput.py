@@ -5,9 +5,7 @@ import pathlib
 import pytest
 
 from configs import goodput
-from experiments.papers import failures as paper
-from experiments.papers.failures import ELASTIC, OURS, Point
-from experiments.stats import Inconclusive
+from experiments.papers.failures import ELASTIC, OURS
 from tests import launcher
 
 FILE = goodput.__file__
@@ -52,34 +50,6 @@ def test_who_waits_for_nobody_loses_its_own_time_alone(call):
     assert points[OURS, 32]["staleness"] < points["asynchronous DiLoCo", 32]["staleness"] / 5
     (first, second) = (measured for _, measured in summary["claims"])
     assert first.startswith("does not hold: elastic") and second.startswith("holds: ")
-
-
-def points(**shares):
-    """Of 8, 16 and 32 learners; shares by the first letter of the method."""
-    methods = {"d": OURS, "e": ELASTIC}
-    found = [Point(methods[m], 8 << n, 1.0, value, None, None)._asdict()
-             for m, row in shares.items() for n, value in enumerate(row)]  # fmt: skip
-    return [], {"summary": {"by_workers": found}}
-
-
-def test_the_paper_is_asked_where_elastic_all_reduce_has_its_share():
-    found = paper.keeps_more(*points(d=[0.9, 0.9, 0.8], e=[0.8, 0.7, 0.46]))
-    assert found.verdict == "does not hold" and "between 16 and 32 learners" in found.measured
-    found = paper.keeps_more(*points(d=[0.9, 0.9, 0.89], e=[0.8, 0.7, 0.46]))
-    assert found.verdict == "holds" and found.measured.endswith("keeps 89.0%")
-    for shares, words in (
-        ({"d": [0.9] * 3, "e": [0.9, 0.8, 0.7]}, "has 70% to 90%, and falls to 58% at no number"),
-        ({"e": [0.7, 0.6, 0.5]}, f"{OURS} was not simulated"),
-    ):
-        with pytest.raises(Inconclusive, match=words):
-            paper.keeps_more(*points(**shares))
-
-
-def test_a_goodput_that_falls_is_seen():
-    assert paper.does_not_fall(*points(d=[0.9, 0.5, 0.89])).verdict == "holds"
-    assert paper.does_not_fall(*points(d=[0.9, 0.9, 0.8])).verdict == "does not hold"
-    with pytest.raises(Inconclusive, match="one number of learners"):
-        paper.does_not_fall(*points(d=[0.9]))
 
 
 @pytest.mark.parametrize(

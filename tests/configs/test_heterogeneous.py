@@ -49,11 +49,3 @@ def test_all_arms_send_about_the_same(tmp_path):
     assert max(sent.values()) <= 1.2 * min(sent.values())
     assert updates["dpsgd/base_2"] == pytest.approx(2 * updates["dpsgd/ring"], rel=0.1)
     assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
-
-
-
-
-
-
-
-

@@ -16,10 +16,8 @@ def run(tmp_path, arm, **changes):
     return train.run(config, tmp_path / arm)
 
 
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", range(6))
+@pytest.mark.parametrize("graph", [4, 5])
 def test_every_arm_can_run_on_every_graph(graph):
     config = matcha.get_config(f"graph={graph}")
     assert config.workers == (8 if graph in (0, 5) else 16)
@@ -62,9 +60,3 @@ def test_half_the_budget_keeps_the_iterations_and_halves_the_communication(tmp_p
     vanilla, half = (run(tmp_path, f"{name}/rate=0.8") for name in ("vanilla", "matcha/budget=0.5"))
     for what, bound in (("updates", 1.1), ("communication_seconds", 0.6), ("seconds", 0.7)):
         assert half[f"{what}_to_target"] <= bound * vanilla[f"{what}_to_target"], what
-
-
-
-
-
-

@@ -11,8 +11,6 @@ ARMS = dict(VARIANT.sweep())
 GROUPS = list(dict.fromkeys(name.rpartition("/")[0] for name in ARMS))
 
 
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_weighting_can_run(group):
     name = next(arm for arm in ARMS if arm.startswith(f"{group}/"))
@@ -34,11 +32,3 @@ def test_every_mixer_has_all_of_its_weightings_and_its_blocking_rounds_at_all_ra
         rates = nonblocking.RATES[group.partition("/")[0]]
         assert len(members) == len(rates) >= 5 and list(rates) == sorted(set(rates))
         assert ("wait" in ARMS[members[0]]) == group.endswith("/blocking")
-
-
-
-
-
-
-
-

@@ -16,10 +16,8 @@ from algorithms import (
     easgd,
     local_sgd,
     matcha,
-    periodic,
     qsgd,
     s2_reducer,
-    sgp,
     swarm,
 )
 from algorithms.base import AXIS, scale_by_samples
@@ -29,20 +27,15 @@ from runtimes import simulate
 from runtimes.own_loop import as_local_steps, as_optax
 from stragglers import delays
 from tests import planned
-from tests.algorithms.methods import METHODS, N
+from tests.algorithms.methods import BATTERY, METHODS, N
 from tests.algorithms.test_contract import DATA, PARAMS, B, Counters, losses
 from tests.conftest import make_mesh
 from tests.marks import slow, slow_but
 
 UPDATES = 50
 NEAR = 1e-5
-# A gradient on the edge of two short values may be rounded either way.
-EDGES = {"all_reduce/fp16": 1e-4, "all_reduce/bf16": 2e-3, "local_sgd/bf16": 2e-3}
 # What rounds to a lattice makes ten times as much of a difference at every meeting.
-SHORT = dict.fromkeys(["swarm/8 bits", "swarm/unbiased"], 4)
-# Different in kind: the others are slow.
-QUICK = {"all_reduce", "easgd", "matcha", "sgp/overlap", "swarm/8 bits"}
-LOCAL = [name for name in METHODS if METHODS[name]().work is not None]
+SHORT = {"swarm/8 bits": 4}
 stacked = functools.partial(jax.tree.map, lambda a: jnp.stack([jnp.asarray(a)] * N))
 
 
@@ -96,19 +89,19 @@ def looped(tx, updates, H=1):
     return jax.jit(jax.vmap(worker, axis_name=AXIS))(jnp.arange(N))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", slow_but(QUICK, METHODS))
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", [*BATTERY, "powersgd", "streaming_diloco"])
 def test_a_method_needs_no_extra_argument(name):
     """`update(gradients, state, params)` alone does what a launched run of full rounds does."""
     method, updates = METHODS[name](), SHORT.get(name, UPDATES)
     found = evaluated(method, *looped(as_optax(method, batch_size=B), updates))
-    near(found, simulated(method, updates)[0], EDGES.get(name, NEAR))
+    near(found, simulated(method, updates)[0])
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "calls"),
-    [("local_sgd", 1), ("local_sgd", 2), *(slow(name, 2) for name in LOCAL if name != "local_sgd")],
+    [("local_sgd", 1), ("local_sgd", 2), slow("easgd", 2), slow("streaming_diloco", 2)],
 )
 def test_local_steps_exchange_after_every_H_of_them(name, calls):
     """In one call that counts them, and in two."""
@@ -131,7 +124,7 @@ def test_local_steps_exchange_after_every_H_of_them(name, calls):
         for t in range(updates):
             found = one_round(*found, jnp.arange(N), t)
     expected, _ = simulated(method, updates, mini_batches=H)
-    near(evaluated(method, *found), expected, EDGES.get(name, NEAR))
+    near(evaluated(method, *found), expected)
 
 
 @pytest.mark.parametrize(
@@ -167,17 +160,23 @@ def test_a_round_in_which_workers_finish_different_numbers(name):
     near(evaluated(method, params, state), expected)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("update", [0, BLOCK + 3, 10 * BLOCK])
+@pytest.mark.parametrize("name", ["matcha", "sgp/overlap", "swarm/8 bits"])
+def test_links_that_change_are_never_all_used_at_once(name):
+    """Without `active` a method would diverge silently: it says what is missing."""
+    method = METHODS[name]()
+    params = stacked(PARAMS)
+    state = jax.vmap(method.exchange.init)(params)
+    with pytest.raises(ValueError, match=r"`active` is missing; give .*, or use as_optax"):
+        jax.vmap(method.exchange.update, axis_name=AXIS)(params, state, params)
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("method", "update"),
     [
-        matcha(optax.sgd(0.1), topology.ring(N), budget=0.5),
-        periodic(optax.sgd(0.1), topology.ring(N), budget=0.5),
-        dpsgd(optax.sgd(0.1), topology.base_k(N)),
-        sgp(optax.sgd(0.1), N),
+        (matcha(optax.sgd(0.1), topology.ring(N), budget=0.5), 10 * BLOCK),
+        (dpsgd(optax.sgd(0.1), topology.base_k(N)), BLOCK + 3),
     ],
-    ids=["matcha", "periodic", "rounds", "sgp"],
+    ids=["drawn", "in turn"],
 )
 def test_links_are_those_of_the_update(method, update):
     tx = as_optax(method)
@@ -193,7 +192,7 @@ def test_links_are_those_of_the_update(method, update):
     near(moved, expected, 1e-6)
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, METHODS))
+@pytest.mark.parametrize("name", BATTERY)
 def test_the_exchange_alone_takes_a_full_round_or_refuses(name):
     """Optax's own call of `Algorithm.exchange`, which ignores arguments that it does not know."""
     method = METHODS[name]()
@@ -203,10 +202,6 @@ def test_the_exchange_alone_takes_a_full_round_or_refuses(name):
     if method.links is not None or method.adopt is not None:
         with pytest.raises(ValueError, match="use as_optax"):
             jax.vmap(one, axis_name=AXIS)(params, state, params)
-        return
-
-    jax.eval_shape(jax.vmap(one, axis_name=AXIS), params, state, params)
-    if name not in QUICK:
         return
 
     def spelt_out(gradients, state, params, batches):
@@ -228,11 +223,8 @@ def test_draws_differ_from_update_to_update_without_any_count():
     assert (first["w"] != second["w"]).mean() > 0.5
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["matcha", "local_sgd"])
-def test_a_loop_on_simulated_workers_or_on_devices(name, spmd):
-    method = METHODS[name]()
-    tx = as_optax(method)
+def test_a_loop_on_simulated_workers_or_on_devices(spmd):
+    tx = as_optax(METHODS["matcha"]())
 
     def two_updates(me, params):
         state = tx.init(params)

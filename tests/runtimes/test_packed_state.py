@@ -18,7 +18,7 @@ from runtimes.gossip.worker import Traffic
 from runtimes.simulate import Simulator
 from stragglers import delays, inject
 from tests import planned
-from tests.algorithms.methods import METHODS
+from tests.algorithms.methods import BATTERY
 from tests.experiments.test_checkpoints import CONFIGS, configured, killed
 from tests.runtimes import free, meeters
 from tests.runtimes.test_contract import M, N
@@ -68,9 +68,9 @@ def fill(thing):
             setattr(thing, name, type(value)(100 * n))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", BATTERY)
 def test_all_that_a_method_keeps_is_packed(name):
-    method = METHODS[name]()
+    method = BATTERY[name]()
     params = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(())}
 
     def begun(params):

@@ -22,17 +22,12 @@ from tests.stragglers.contract_rows import (
 UNEQUAL = [1, 2, 3, 1, 2, 3]  # mini-batches of each worker's contribution
 
 
-def several(names):
-    """Rows whose contributions may be of several mini-batches, with how many."""
-    return pytest.mark.parametrize(
-        ("name", "each"),
-        [(name, each) for name in names for each in (1, UNEQUAL)],
-        ids=lambda value: "unequal" if value == UNEQUAL else str(value),
-    )
+# With ties; and with contributions of several mini-batches whose durations depend on the time.
+BOTH = pytest.mark.parametrize(("delay", "each"), [("ties", 1), ("time", UNEQUAL)], ids=str)
 
 
-@several(SERVERS)
-@pytest.mark.parametrize("delay", DELAYS)
+@row_marks(SERVERS)
+@BOTH
 def test_a_contribution_lasts_for_the_sum_of_its_mini_batches(name, each, delay):
     """Worker i's attempts c, c + 1, ..., each begun when the one before has ended."""
     rule = made(name, delay, mini_batches=each)
@@ -125,9 +120,8 @@ def served(rule, delay, updates, each, ways, observe=()):
     return rows
 
 
-@pytest.mark.few(13)
-@several(SERVERS)
-@pytest.mark.parametrize("delay", DELAYS)
+@row_marks(SERVERS)
+@BOTH
 def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
     """Workers, times, versions and counters bit for bit, ties included."""
     # A grace goes by what a contribution has lasted, of which the plan knows the next one's way.
@@ -180,7 +174,7 @@ def met(rule, delay, count, blocking):
 
 
 @row_marks(MEETINGS)
-@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("delay", ["ties", "time"])
 def test_arrivals_make_the_meetings_of_the_plan(name, delay):
     """Of a schedule's wavefronts, which leave some meetings for later, the first half."""
     rule = made(name, delay, communication=COSTS)

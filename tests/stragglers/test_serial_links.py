@@ -98,15 +98,3 @@ def test_a_ring_all_reduce_takes_all_its_steps_and_ends_with_the_slowest():
     busy = np.array([[1.0, 3.0, 1.0, 1.0]])
     begin = busy + serial_links.ring_rounds(busy, 0.1)
     np.testing.assert_allclose(begin, 3.6)  # 6 steps after the slowest
-
-
-
-
-
-
-
-
-
-
-
-

@@ -25,23 +25,23 @@ def test_closed_forms_by_hand():
     assert exponential_k(P, 4)(3.0) == pytest.approx(np.sqrt(68) - 2)
 
 
-@pytest.mark.parametrize("ratio", [1.0, 4.0, 1e12])
 @pytest.mark.parametrize("k", [1, 4, 15, 16])
-def test_exponential_k_solves_its_equation(k, ratio):
-    new = exponential_k(P, k)(ratio)
-    assert k - 1e-9 <= new <= P
-    if k < P and new < P - 1e-6:
-        assert new**2 / (P - new) == pytest.approx(k**2 / (P - k) * ratio)
+def test_exponential_k_solves_its_equation(k):
+    for ratio in (1.0, 4.0, 1e12):
+        new = exponential_k(P, k)(ratio)
+        assert k - 1e-9 <= new <= P
+        if k < P and new < P - 1e-6:
+            assert new**2 / (P - new) == pytest.approx(k**2 / (P - k) * ratio)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-@pytest.mark.parametrize("k", range(1, P + 1))
-def test_the_table_starts_with_k_0_and_grows_as_the_loss_falls(law, k):
-    ks = [tabled_k(law, P, k)(ratio) for ratio in (1.0, 2.0, 10.0, 1e3, 1e9)]
-    assert ks[0] == k and ks == sorted(ks)
-    if k > 1:
-        assert ks[-1] == P
-        assert tabled_k(law, P, k)(1e-9) == 1
+def test_the_table_starts_with_k_0_and_grows_as_the_loss_falls(law):
+    for k in range(1, P + 1):
+        ks = [tabled_k(law, P, k)(ratio) for ratio in (1.0, 2.0, 10.0, 1e3, 1e9)]
+        assert ks[0] == k and ks == sorted(ks)
+        if k > 1:
+            assert ks[-1] == P
+            assert tabled_k(law, P, k)(1e-9) == 1
 
 
 def test_the_table_agrees_with_the_closed_form_where_that_is_exact():

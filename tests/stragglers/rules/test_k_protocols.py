@@ -76,8 +76,9 @@ def plain_loop(name, delay, workers, k, updates, seed, communication):
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize(("k", "communication"), [(1, 0.0), (3, 0.25), (6, 0.0)])
+@pytest.mark.parametrize(
+    ("delay", "k", "communication"), [("law", 1, 0.0), ("ties", 3, 0.25), ("markov", 6, 0.0)]
+)
 def test_equals_a_plain_event_loop_exactly(name, delay, k, communication):
     delay = DELAYS[delay]
     schedule = whole(rule(name, delay, k=k, seed=4, communication=communication), 300)
@@ -89,20 +90,6 @@ def test_equals_a_plain_event_loop_exactly(name, delay, k, communication):
     np.testing.assert_array_equal(schedule.held, held)
     assert (schedule.batches == 1).all()
     schedule.validate()
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("delay", DELAYS)
-def test_segments_equal_the_whole(name, delay):
-    options = {"delay": DELAYS[delay], "communication": lambda t: 0.1 * np.arange(6) * (t % 3)}
-    one = whole(rule(name, **options), 60)
-    one.validate()
-    state, parts = rule(name, **options).init(), []
-    for updates in (4, 0, 17, 39):  # each by a fresh rule, as after a restart
-        state, schedule = rule(name, **options).extend(state, updates)
-        parts.append(schedule)
-    assert state.update == 60
-    assert_equal(concatenate(parts), one)
 
 
 def test_a_segment_longer_than_the_looked_up_durations_equals_short_ones():
@@ -228,8 +215,8 @@ MEASURED = {
 }
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("law", "name"), MEASURED, ids=str)
+@pytest.mark.few(4)
+@pytest.mark.parametrize(("law", "name"), list(MEASURED)[::2] + list(MEASURED)[1::4], ids=str)
 def test_seconds_per_update_and_staleness(law, name):
     shared = rule(name, law, 8)  # one rule, so that all k meet the same draws
     for k, seconds in zip((1, 2, 4, 8), MEASURED[law, name], strict=True):
@@ -286,7 +273,7 @@ def test_recorded_durations_are_replayed(tmp_path):
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("k", [1, 3, 6])
+@pytest.mark.parametrize("k", [1, 6])
 def test_announced_versions_keep_every_read_in_one_slot_more_than_workers(name, k):
     segments, memory = rule(name, PARETO, k=k), np.zeros(7, int)
     state, held, rng = segments.init(), planning.init_slots(7), np.random.default_rng(0)
@@ -313,17 +300,10 @@ def test_who_may_be_stale_says_so(name):
         (lambda: rule("k_batch_async", k=0), "k_batch_async: needs 1 <= k, got k=0"),
         (lambda: whole(rule("k_async"), 5, k=9), "got k=9; set k in this range"),
         (lambda: rule("k_sync", workers=0), "workers >= 1, got workers=0"),
-        (lambda: rule("k_sync", mini_batches=0), "needs mini_batches >= 1, got mini_batches=0"),
-        (lambda: rule("k_async", mini_batches=[1, 2]), "lists 2 numbers for 6 workers"),
         (lambda: rule("k_async", mini_batches=[1.5] * 6), "set whole numbers of at least 1"),
         (lambda: rule("k_sync", graph=nx.cycle_graph(6)), "have no neighbours, but got a graph"),
         (lambda: rule("k_async", draw="round"), "got draw='round'; set draw='mini_batch'"),
-        (lambda: rule("k_async", communication=-1.0), "k_async: needs communication >= 0, got -1"),
         (lambda: rule("k_async", communication=lambda t: -1.0), "communication >= 0, got -1"),
-        (
-            lambda: whole(rule("k_async", communication=lambda t: np.ones(4)), 3),
-            "communication gave 4 numbers for 6 workers",
-        ),
     ],
 )
 def test_bad_values(call, message):

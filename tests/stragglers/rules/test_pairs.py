@@ -75,8 +75,9 @@ def plain_loop(delay, seed, drawn, cost, blocking, count):
 
 
 @ANY
-@pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("steps", ["fixed", "geometric"])
+@pytest.mark.parametrize(
+    ("delay", "steps"), zip(DELAYS, ["geometric", "fixed", "geometric"], strict=True)
+)
 def test_equals_a_plain_event_loop_exactly(kind, delay, steps):
     options = {"mini_batches": 4, "local_steps": 2, "steps": steps, "width": 2, "seed": 4} | COST
     schedule = whole(rule(kind, DELAYS[delay], **options), 150)
@@ -103,20 +104,6 @@ def test_equals_a_plain_event_loop_exactly(kind, delay, steps):
 
 
 @ANY
-@pytest.mark.parametrize("delay", DELAYS)
-def test_segments_equal_the_whole(kind, delay):
-    options = {"steps": "geometric", "local_steps": 1.5, "mini_batches": 3, "width": 2} | COST
-    one = whole(rule(kind, DELAYS[delay], **options), 60)
-    one.validate()
-    state, parts = rule(kind, DELAYS[delay], **options).init(), []
-    for updates in (4, 0, 17, 39):  # each by a fresh rule, as after a restart
-        state, schedule = rule(kind, DELAYS[delay], **options).extend(state, updates)
-        parts.append(schedule)
-    assert state.update == 60 and state.time == one.time[-1]
-    assert_equal(concatenate(parts), one)
-
-
-@ANY
 @pytest.mark.parametrize("seconds", [0.3, 0.1 * np.arange(8)], ids=["of all", "of each"])
 def test_constant_communication_equals_a_function_of_the_round(kind, seconds):
     options = {"mini_batches": 2, "width": 2}
@@ -136,14 +123,7 @@ def test_more_rounds_than_were_looked_up_equal_short_segments(kind):
 
 
 @ANY
-def test_extending_leaves_the_old_state_as_it_was(kind):
-    own = rule(kind)
-    state, _ = own.extend(own.init(), 10)
-    assert_equal(own.extend(state, 10)[1], own.extend(state, 10)[1])
-
-
-@ANY
-@pytest.mark.parametrize("name", ["ring", "star", "hypercube"])
+@pytest.mark.parametrize("name", ["ring", "star"])
 def test_rows_give_what_the_order_gives_to_the_last_bit(kind, name):
     graph = getattr(topology, name)(16)
     schedule = whole(rule(kind, graph=graph, width=3, communication=0.1), 200)
@@ -236,8 +216,9 @@ def test_who_has_waited_as_long_is_served_in_the_order_of_numbers():
     np.testing.assert_array_equal(schedule.workers, [[1, 0], [2, 0], [3, 0]])
 
 
-@pytest.mark.parametrize("name", ["ring", "star", "complete"])
-@pytest.mark.parametrize("delay", ["law", "ties"])
+@pytest.mark.parametrize(
+    ("name", "delay"), [("ring", "law"), ("star", "ties"), ("complete", "law")]
+)
 def test_blocking_never_deadlocks(name, delay):
     graph = getattr(topology, name)(8)
     schedule = whole(rule("blocking", DELAYS[delay], graph, communication=0.2), 10_000)
@@ -271,8 +252,9 @@ def test_only_one_side_of_a_bipartite_graph_asks():
     np.testing.assert_array_equal(itself, 0)
 
 
-@pytest.mark.parametrize("kind", ["non-blocking", "blocking", "bipartite"])
-@pytest.mark.parametrize("name", ["ring", "torus"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("non-blocking", "ring"), ("blocking", "torus"), ("bipartite", "ring")]
+)
 def test_wavefronts_of_many_nodes_are_well_filled(kind, name):
     graph = getattr(topology, name)(256)
     schedule = whole(rule(kind, graph=graph), 200)
@@ -347,13 +329,11 @@ def weighted(weight):
         ("non-blocking", {"graph": weighted(0.0)}, "needs positive weights of edges, got 0"),
         ("non-blocking", {"links": object()}, "but got links"),
         ("non-blocking", {"draw": "round"}, "spells of the delay"),
-        ("non-blocking", {"mini_batches": 0}, "needs mini_batches >= 1"),
         ("non-blocking", {"local_steps": 2}, "1 <= local_steps <= mini_batches=1, got 2"),
         ("non-blocking", {"local_steps": 1.5, "mini_batches": 2}, "whole number"),
         ("non-blocking", {"steps": "poisson"}, "choose one of fixed, geometric"),
         ("non-blocking", {"steps": "geometric", "mini_batches": 2}, "more mini_batches"),
         ("blocking", {"width": 0}, "needs width >= 1 meetings a row, got 0"),
-        ("blocking", {"communication": -1.0}, "needs communication >= 0"),
         ("bipartite", {"communication": lambda t: np.ones(3)}, "gave 3 numbers for 8 workers"),
     ],
 )

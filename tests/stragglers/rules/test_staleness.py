@@ -10,7 +10,7 @@ from experiments import prepare
 from stragglers import delays
 from stragglers.processes import as_process, markov, persistent
 from stragglers.rule import Setting
-from stragglers.schedule import Schedule, concatenate
+from stragglers.schedule import Schedule
 from tests import planned
 
 LAW = delays.shifted_exponential(1.0, 1.0)
@@ -59,9 +59,14 @@ def plain_loop(delay, workers, k, limit, interrupt, updates, seed, communication
     return np.array(rows), np.array(times), ignored
 
 
-@pytest.mark.parametrize("interrupt", [False, True])
-@pytest.mark.parametrize(("k", "limit"), [(1, 2), (1, 4), (3, 2), (4, 1)])
-@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize(
+    ("delay", "k", "limit", "interrupt"),
+    [
+        (delay, k, limit, interrupt)
+        for delay, interrupt in zip(DELAYS, (True, False, True), strict=True)
+        for k, limit in ((1, 2), (1, 4), (3, 2), (4, 1))
+    ],
+)
 def test_ringmaster_equals_a_plain_event_loop_exactly(delay, k, limit, interrupt):
     # Within a batch k_batch_sync fetches nothing: see its own test.
     communication = 0.0 if limit == 1 and interrupt else 0.25
@@ -75,20 +80,6 @@ def test_ringmaster_equals_a_plain_event_loop_exactly(delay, k, limit, interrupt
     assert schedule.staleness.max() < limit
     assert (ignored > 0) == (not interrupt)
     schedule.validate()
-
-
-@pytest.mark.parametrize("name", ["rennala", "ringmaster"])
-@pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("interrupt", [False, True])
-def test_segments_equal_the_whole(name, delay, interrupt):
-    own = {"k": 3} | ({"limit": 2} if name == "ringmaster" else {}) | {"interrupt": interrupt}
-    rule = planned.rule(name, DELAYS[delay], 6, 1, 0, communication=0.1, **own)
-    one = rule.extend(rule.init(), 60)[1]
-    state, pieces = rule.init(), []
-    for updates in (4, 17, 39):
-        state, schedule = rule.extend(state, updates)
-        pieces.append(schedule)
-    assert_equal(concatenate(pieces), one)
 
 
 def test_without_a_limit_ringmaster_is_async_sgd():

@@ -1,0 +1,142 @@
+"""Trajectories of methods against their formulas in NumPy, float64, with idle workers.
+
+A row for each method whose own test file has none.
+"""
+
+import numpy as np
+import optax
+import pytest
+
+from algorithms import (
+    all_reduce,
+    coordinate_median,
+    ef_sign,
+    int8_all_reduce,
+    matcha,
+    periodic,
+    qsgd,
+    random_k,
+    top_k,
+    trimmed_mean,
+)
+from algorithms.gossip import graph_matchings
+from comms import matcha as sampling
+from comms import mixing, topology
+from tests.algorithms.quadratics import D, N, gradients, in_step
+
+RATE, DECAY, UPDATES = 0.05, 0.8, 9
+GRAPH = topology.matcha_graph(0)
+FINISHED = np.random.default_rng(5).integers(0, 4, (UPDATES, N)).astype(np.int32)
+FINISHED[0, 3] = FINISHED[4, :] = 0  # one that has not begun yet, and an update of nobody
+SHARES = FINISHED / np.maximum(FINISHED.sum(1, keepdims=True), 1)
+
+
+def sgd():
+    return optax.sgd(RATE, DECAY)
+
+
+def stepped(combine):
+    """One model that steps along combine(gradients, finished, shares), unless nobody finished."""
+    x, velocity = np.zeros((2, D))
+    for finished, shares in zip(FINISHED, SHARES, strict=True):
+        if finished.any():
+            velocity = DECAY * velocity + combine(gradients(x), finished, shares)
+            x = x - RATE * velocity
+    return np.tile(x, (N, 1))
+
+
+def mean(g, finished, shares):
+    return shares @ g
+
+
+def mean_of_workers(g, finished, shares):
+    return g[finished > 0].mean(0)
+
+
+def median(g, finished, shares):
+    return np.median(g[finished > 0], axis=0)
+
+
+def without_extremes(g, finished, shares):
+    return np.sort(g[finished > 0], axis=0)[1:-1].mean(0)
+
+
+def remembering(encode):
+    """The mean of what workers send, who keep what they leave out."""
+    memory = np.zeros((N, D))
+
+    def combine(g, finished, shares):
+        sent = np.array([encode(row) for row in g + memory])
+        busy = finished[:, None] > 0
+        memory[:] = np.where(busy, g + memory - sent, memory)
+        return shares @ sent
+
+    return combine
+
+
+def largest_two(row):
+    return np.where(np.abs(row) >= np.sort(np.abs(row))[-2], row, 0)
+
+
+def signs(row):
+    return np.where(row < 0, -1, 1) * np.abs(row).mean()
+
+
+def gossip(method, alpha, order, factor):
+    """Every model by W_t = I - alpha sum_m active_m L_m, which changes with the update."""
+    x, velocity = np.zeros((2, N, D))
+    matchings, _ = graph_matchings(GRAPH)
+    for active, finished in zip(method.links.active(0, UPDATES), FINISHED, strict=True):
+        W = np.eye(N)
+        for i, j in (edge for on, edges in zip(active, matchings, strict=True) if on
+                     for edge in edges):  # fmt: skip
+            W[[i, j], [j, i]] += alpha
+            W[[i, j], [i, j]] -= alpha
+        busy = finished[:, None] > 0
+        velocity = np.where(busy, DECAY * velocity + gradients(x), velocity)
+        step = np.where(busy, RATE * factor(finished)[:, None] * velocity, 0)
+        x = W @ (x - step) if order == "adapt_then_combine" else W @ x - step
+    return x
+
+
+@pytest.mark.parametrize(
+    ("method", "combine", "within"),
+    [
+        (all_reduce(sgd()), mean, 2e-6),
+        (all_reduce(sgd(), weighting="equal"), mean_of_workers, 2e-6),
+        (coordinate_median(sgd()), median, 2e-6),
+        (trimmed_mean(sgd()), without_extremes, 2e-6),
+        (top_k(sgd(), ratio=0.4), remembering(largest_two), 2e-6),
+        (ef_sign(sgd()), remembering(signs), 2e-6),
+        # Nothing is left out, or little is rounded.
+        (random_k(sgd(), ratio=1.0), mean, 2e-6),
+        (qsgd(sgd(), levels=32767), mean, 1e-4),
+        (int8_all_reduce(sgd()), mean, 2e-2),
+    ],
+    ids=["all_reduce", "equal", "median", "trimmed_mean", "top_k", "ef_sign", "random_k",
+         "qsgd", "int8"],
+)  # fmt: skip
+def test_one_model(method, combine, within):
+    found = in_step(method, UPDATES, FINISHED)
+    np.testing.assert_allclose(found, stepped(combine), rtol=0, atol=within)
+
+
+def confidence(finished):
+    return finished / max(finished.mean(), 1e-9)
+
+
+@pytest.mark.parametrize("build", [matcha, periodic])
+def test_graphs_whose_links_are_drawn(build):
+    """With steps by confidence that are then mixed, or equal ones beside the mixing."""
+    if build is matcha:
+        method = matcha(sgd(), GRAPH, budget=0.4, weighting="confidence")
+        matchings, _ = graph_matchings(GRAPH)
+        p = sampling.activation_probabilities(matchings, N, 0.4)
+        alpha, _ = sampling.mixing_weight(matchings, N, p)
+        expected = gossip(method, alpha, "adapt_then_combine", confidence)
+    else:
+        order = "combine_while_adapting"
+        method = periodic(sgd(), GRAPH, budget=0.5, order=order)
+        expected = gossip(method, mixing.best_step(GRAPH), order, np.ones_like)
+    found = in_step(method, UPDATES, FINISHED)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
