@@ -1,4 +1,4 @@
-"""Run experiments: one arm, or a sweep of arms, then the table, the figure and the report.
+"""Command line of experiments: one arm, or a sweep, then the table, the figure and the report.
 
 python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"error: {error.name} is not installed; run pip install 'gossax[run]', or make")
 
 if __name__ == "__main__":
-    endings.begin()  # before the rest is loaded, which takes a while
+    endings.begin()  # before the other imports, which take a while
 
 import functools
 import logging
@@ -113,7 +113,7 @@ python launch.py --report=runs/demo           # its table, figures and strips, w
 docs/commands.md has the others, python launch.py --help all flags.\
 """
 
-_ENTRIES: dict[str, str | bool] = {}  # of the config, that the command line gives
+_ENTRIES: dict[str, str | bool] = {}  # entries of the config that the command line gives
 
 
 def refuse(error: Exception | str) -> NoReturn:
@@ -122,7 +122,7 @@ def refuse(error: Exception | str) -> NoReturn:
 
     sentence = registry.sentence(error)
     print(f"error: {sentence}", file=sys.stderr)
-    if "experiments.distributed" in sys.modules:  # there may be others
+    if "experiments.distributed" in sys.modules:  # there may be other processes
         from experiments import distributed
 
         distributed.leave(2, sentence)
@@ -149,7 +149,7 @@ def missing() -> str:
 
 
 RUNS = ("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
-# Whether something is asked for, what of the command line is wrong then, and the sentence on it.
+# (flag is given, conflict in the command line, sentence about it).
 COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
     (lambda: FLAGS.report, lambda: given(*RUNS),
      "--report only writes the report again; leave out {}"),
@@ -187,7 +187,7 @@ COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Read the flags; what cannot be read is refused in a sentence."""
+    """Read the flags; refuse an unreadable one in a sentence."""
     if not argv[1:]:
         print(FIRST)
         sys.exit(0)
@@ -260,7 +260,7 @@ def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> Non
 
 
 def advise() -> None:
-    """Weigh waiting rules for what --advise names; write a page and print the advice."""
+    """Weigh waiting rules for the argument of --advise; write a page and print the advice."""
     from experiments import compiled
     from experiments.advice import page
 
@@ -282,7 +282,7 @@ def advise() -> None:
 def plan() -> Callable[[], int] | None:
     """Check what the flags ask for; return what is left to do, which gives an exit code.
 
-    Raises ValueError, with nothing written, for what cannot be done.
+    Raises ValueError, with nothing written, for an impossible request.
     """
     file = config_files.read(FLAGS.config, _ENTRIES, FLAGS.trust)
     from experiments import compiled, distributed
@@ -396,14 +396,14 @@ def compare(outcome) -> int:
 
 
 def list_parts() -> None:
-    """Print what configs can name."""
+    """Print the names that configs can use."""
     from rich.console import Console
 
     config_files.show_names(Console())
 
 
 def report_again() -> None:
-    """Write the report of records that are there, for a paper with its figures as files."""
+    """Write the report of existing records, for a paper with its figures as files."""
     from experiments import figures, report
 
     path = report.write(FLAGS.report, FLAGS.paper)

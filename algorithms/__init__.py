@@ -1,4 +1,4 @@
-"""The methods, by the names that configs use; a method is imported when it is asked for."""
+"""Methods by the names that configs use; a method is imported when it is asked for."""
 
 from algorithms.base import Algorithm
 from comms.registry import Registry

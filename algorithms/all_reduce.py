@@ -25,8 +25,8 @@ def all_reduce(
     collective: "psum", the default, leaves the all-reduce to the compiler, "ring" is our
         reduce-scatter and all-gather from `ppermute`.
     weighting: "proportional" to finished mini-batches (unbiased over the finished samples) or
-        "equal" over the workers that finished any.
-    exchange: how every parameter is reduced instead, see `algorithms.reducers`.
+        "equal" for all workers that finished any.
+    exchange: reducer of every parameter in place of the mean, see `algorithms.reducers`.
     """
     if exchange is not None:
         reducer_of = reduced_by("all_reduce", exchange, collective)

@@ -1,19 +1,19 @@
-"""Asynchronous DiLoCo: nobody waits for local steps, and momentum waits for a whole turn of pushes.
+"""Asynchronous DiLoCo: local steps without waiting, and momentum that moves after a turn of pushes.
 
 B. Liu, R. Chhaparia, A. Douillard et al., *Asynchronous Local-SGD Training for Language Modeling*,
-arXiv 2401.09135, Algorithm 3. A worker pushes its progress D as soon as its local steps are made,
-and goes on from the newest model. Nesterov momentum at every push would follow stale progress, and
-decay P times as fast as DiLoCo's; delayed Nesterov gathers B over N pushes before it moves m:
+arXiv 2401.09135, Algorithm 3. A worker pushes its progress D after its last local step, and goes on
+from the newest model. Nesterov momentum at every push would follow stale progress, and decay P
+times as fast as DiLoCo's; delayed Nesterov gathers B over N pushes before it moves m:
 
     B <- B + D
     theta <- theta - lr D / N                   at every push
     m <- beta m + B / N                         at every N-th push, and then also
     theta <- theta - lr beta m,  B <- 0
 
-N pushes from the same model are one step of DiLoCo with their mean. Waiting rules are `k_async` and
-its kin; `k_async` has the paper's grace, in which pushes are applied together. Of unequal workers,
-each can make as many local steps as its speed allows, so that all push about as often:
-`stragglers.local_updates` counts these.
+N pushes from the same model are one step of DiLoCo with their mean. Its waiting rules are `k_async`
+and others of that kind; `k_async` has the paper's grace, in which pushes are applied together.
+Workers of unequal speed can make local steps in proportion to their speed, so that all push about
+as often: `stragglers.local_updates` counts these.
 """
 
 from typing import Any, NamedTuple
@@ -28,9 +28,9 @@ from algorithms.local_sgd import local_sgd
 
 
 class Delayed(NamedTuple):
-    """The server's state."""
+    """State of the server."""
 
-    pushes: jax.Array  # [] int32, since the momentum has moved
+    pushes: jax.Array  # [] int32, pushes since the last move of the momentum
     gathered: Any  # B, like the parameters
     momentum: Any  # m, like the parameters
 
@@ -75,10 +75,10 @@ def async_diloco(
     server_momentum: float = 0.9,
     weighting: str = "equal",
 ) -> Algorithm:
-    """Local steps of `optimizer`, whose progress is pushed to delayed Nesterov momentum.
+    """Step locally with `optimizer`, and push the progress to delayed Nesterov momentum.
 
-    period: N, updates of the server between two moves of its momentum; None: as many as there are
-    workers, for rules that update at every push.
+    period: N, updates of the server between two moves of its momentum; None: the number of workers,
+    for rules that update at every push.
     """
     check_momentum("async_diloco", server_momentum)
     if period is not None and period < 1:

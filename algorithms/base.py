@@ -1,4 +1,4 @@
-"""What every method is made of: `Algorithm`, and the small transforms that methods share.
+"""`Algorithm`, the parts of every method, and the small transforms that methods share.
 
 A complete method, runnable as it stands: all-reduce SGD on four workers under `vmap`.
 
@@ -36,7 +36,7 @@ def proportional(batches) -> jax.Array:
 
 
 def equal(batches) -> jax.Array:
-    """Weigh every worker that finished anything alike, each contributing its own mean."""
+    """Weigh every worker that finished anything alike, so that each contributes its own mean."""
     return jnp.asarray(batches > 0, jnp.float32)
 
 
@@ -44,14 +44,14 @@ WEIGHTINGS = {"proportional": proportional, "equal": equal}
 
 
 def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
-    """options[name], or a ValueError that lists what there is."""
+    """Return options[name], or raise a ValueError that lists the names."""
     if name not in options:
         raise ValueError(f"{what}: unknown choice {name!r}; known choices: {', '.join(options)}")
     return options[name]
 
 
 class Parted(NamedTuple):
-    """What comes out of an exchange where workers keep models beside the server's."""
+    """Result of an exchange where workers keep models beside the server's."""
 
     served: Any  # the gradient for the server, equal on all workers
     own: Any  # the change of this worker's own parameters
@@ -60,11 +60,11 @@ class Parted(NamedTuple):
 class Needs(NamedTuple):
     """Needs of a method, of the updates that a waiting rule makes.
 
-    everybody: why no worker may be missing from one, in words; "": it may.
+    everybody: reason in words why an update needs every worker; "": it does not.
     pairs: updates are meetings of two; False: they are not.
-    stopped: of two who have both ended their local steps.
-    workers: for how many it was built; None: any number.
-    otherwise: a way out that no rule is, in words.
+    stopped: both workers of a meeting have ended their local steps.
+    workers: number of workers for which the method was built; None: any.
+    otherwise: a way out other than a rule, in words.
     """
 
     everybody: str = ""
@@ -75,7 +75,7 @@ class Needs(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """One distributed method, as parts that know nothing of where the workers live.
+    """Distributed method, as parts that do not depend on the place of the workers.
 
     exchange: optax transform over the axis `AXIS`, called once per update with the
         worker's contribution; the only part whose collectives name the axis. Extra arguments,
@@ -86,45 +86,46 @@ class Algorithm(NamedTuple):
         (int32, of the parameters that its contribution was taken at), `first` (int32, counter of
         the contribution's first mini-batch), `staleness` (updates since its parameters were
         read), `current` (the newest parameters, where the worker's may be older), `active`
-        (see `links`) and `partner` (position in the axis of whom this worker meets, where the
-        schedule has pairs). A worker that nobody waits for knows neither `samples`, `count`,
-        `staleness` and `current` nor who else is in the update: its draws follow from the others.
-    work: what a worker does with its mini-batches between exchanges. None: the mean gradient at
+        (see `links`) and `partner` (position in the axis of this worker's partner, where the
+        schedule has pairs). A worker that no other worker waits for knows neither `samples`,
+        `count`, `staleness` and `current` nor the other workers of its update: its draws follow
+        from the other arguments.
+    work: transform of a worker's mini-batches between exchanges. None: the mean gradient at
         one point is its contribution. An optax transform: one step per mini-batch, and the
         contribution is base - live.
-    server: the optimizer applied, outside the axis, to what the exchange returns: the method is
-        *replicated*, one copy of parameters and optimizer state. None: the method is *local*,
+    server: optimizer that is applied, outside the axis, to the result of the exchange: the method
+        is *replicated*, one copy of parameters and optimizer state. None: the method is *local*,
         every worker has its own, and the exchange returns the change of its parameters.
     adopt: (own parameters, the server's, exchange state, updates that the server's have had) -> own
         parameters. With a server, every worker then keeps a model of its own beside the server's,
         at which it works: the exchange returns a `Parted`, with the server's parameters as the
         extra argument `current`. Before it begins a contribution a worker reads the server's
-        parameters, at `version`, and adopts what it wants of them; on a mesh it does so at the end
+        parameters, at `version`, and adopts a part of them; on a mesh it does so at the end
         of a round. The server's are evaluated. None: it takes all of them, so that there is one
         model.
-    grad_params: (exchange state, params) -> where gradients are taken, if not at params.
+    grad_params: (exchange state, params) -> the point of the gradients, if it is not params.
     weight: finished mini-batches -> weight of a worker in an all-reduce.
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
         keeps no state, so that a simulator may take one gradient of the weighted mean loss over
         all samples.
-    messages: (params or their shapes, workers, row) -> what a worker sends in an update, in order:
-        a tuple of `comms.messages.Payload`. Bytes and seconds follow from it.
-    settled: update from which on messages no longer depend on how many there were before.
-    graph: whom a worker ever exchanges with; None: everybody.
-    public: (exchange state, params) -> what a worker of a local method would be asked for, if that
-        is not its params: it is evaluated, and its distance over workers counts.
+    messages: (params or their shapes, workers, row) -> the messages of a worker in an update, in
+        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it.
+    settled: first update from which on messages no longer depend on the number of earlier updates.
+    graph: links over which workers exchange; None: all.
+    public: (exchange state, params) -> the model that a worker of a local method shows to others,
+        if that is not its params: it is evaluated, and its distance over workers counts.
     metrics: exchange state with a leading axis of workers -> numbers for the records. Where pairs
-        send again what could not be read, `extra_messages_per_worker` and `extra_bytes_per_worker`
-        are what comes on top of `messages`, and a run records the seconds that this takes.
+        repeat unreadable messages, `extra_messages_per_worker` and `extra_bytes_per_worker` come
+        on top of `messages`, and a run records the seconds that this takes.
     fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
-        row) -> what was sent so far in place of the messages of this row because of the data. None:
-        nothing ever is.
+        row) -> messages sent so far in place of the messages of this row because of the data. None:
+        there are never any.
     decide: gradient -> parameters of the method that it leaves to a gradient, by name: with
         these it is built again. The gradient is that of the first mini-batches of all workers.
         None: nothing is open.
-    needs: of the updates that a waiting rule makes.
-    links: which of the graph's matchings are used in which update; None: all, always. Then the
-        extra argument `active` [M] says so to the exchange.
+    needs: requirements on the updates that a waiting rule makes.
+    links: matchings of the graph that each update uses; None: all, always. Then the
+        extra argument `active` [M] gives them to the exchange.
     """
 
     exchange: optax.GradientTransformationExtraArgs
@@ -146,7 +147,7 @@ class Algorithm(NamedTuple):
 
     @property
     def own_models(self) -> bool:
-        """Whether every worker has a model of its own."""
+        """True if every worker has a model of its own."""
         return self.server is None or self.adopt is not None
 
 
@@ -155,8 +156,8 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
 
     A worker that finished nothing must not decay its momentum or count a step
     (Non-blocking SGD, arXiv 2211.00889). The extra argument `busy`, a bool of Python, says that
-    `batches` is never 0, as it is not where it is not given. The choice is left out then: it would
-    keep XLA from updating in place.
+    `batches` is never 0, as without the argument `batches`. The choice between old and new values
+    is left out then: it would keep XLA from updating in place.
     """
     inner = optax.with_extra_args_support(inner)
 
@@ -177,7 +178,7 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 
 def servers_own(name: str, *values) -> None:
-    """Raise ValueError unless extra arguments that only a server knows are given."""
+    """Raise ValueError unless the extra arguments that only a server knows are given."""
     if any(value is None for value in values):
         raise ValueError(
             f"{name}: its exchange needs `current`, the server's parameters, and `version`, its "
@@ -186,7 +187,7 @@ def servers_own(name: str, *values) -> None:
 
 
 class RateState(NamedTuple):
-    """The learning rate is data, so that runs which differ in it share a compiled program."""
+    """Learning rate as data, so that runs with other rates share a compiled program."""
 
     learning_rate: jax.Array  # [] float32
 
@@ -198,9 +199,9 @@ def scale_by_samples(
 ) -> optax.GradientTransformationExtraArgs:
     """Descend by learning_rate times `shape`, a function of the samples seen so far.
 
-    optax schedules count updates, but an update of a non-blocking method holds a varying number
-    of samples, so the schedule follows the extra argument `samples` (arXiv 2211.00889). The rate of
-    an update of b mini-batches, the extra argument `batches`, is that of one times b**batch_power:
+    optax schedules count updates, but an update of a non-blocking method holds a varying number of
+    samples, so the schedule follows the extra argument `samples` (arXiv 2211.00889). An update of b
+    mini-batches, the extra argument `batches`, has the rate of one mini-batch times b**batch_power:
     1 is the linear scaling rule (P. Goyal et al., arXiv 1706.02677, Sec. 2.1), 0.5 the square root.
     """
 

@@ -2,7 +2,7 @@
 
 A. Koloskova, S. U. Stich, M. Jaggi, *Decentralized Stochastic Optimization and Gossip Algorithms
 with Compressed Communication*, arXiv 1902.00340, Algorithm 2. Beside its model x_i a worker keeps
-what all its neighbours know of it, y_i, and the y_j of its neighbours:
+y_i, the copy of x_i that all its neighbours have, and the y_j of its neighbours:
 
     x_i <- x_i - lr g_i(x_i)
     q_i <- Q(x_i - y_i)                      sent to the neighbours
@@ -14,8 +14,8 @@ As the models come to rest the differences x_i - y_i vanish, and with them the e
 without gradients reach their exact mean even if one entry of each model is sent at a time. With
 nothing lost and gamma 1 this is D-PSGD that adapts before it combines.
 
-The paper starts with y_i = 0; here all models start alike, and y_i where they start. A mixture
-of the y_j in place of each would save memory, but gather rounding, which moves the mean for good.
+The paper starts with y_i = 0; here all models start alike, and y_i with them. A mixture of
+the y_j in place of each would save memory, but gather rounding, which moves the mean for good.
 """
 
 from typing import Any, NamedTuple
@@ -34,10 +34,10 @@ from comms.messages import over_links
 
 
 class Choco(NamedTuple):
-    """The exchange's state of one worker; the first two in float32."""
+    """State of the exchange of one worker; the first two in float32."""
 
     known: Any  # y_i, like the parameters
-    heard: Any  # y_j, of the partner in each of the M matchings: [M, ...]
+    heard: Any  # y_j, of the partner j in each of the M matchings: [M, ...]
     optimizer: Any
     update: jax.Array  # [] int32, updates done
 
@@ -50,7 +50,7 @@ def compressed_gossip(
     gamma: float,
     seed: int,
 ) -> optax.GradientTransformationExtraArgs:
-    """Step, send the encoded change of what is known, go a part of the way to the neighbours.
+    """Step, send the encoded change since the last message, go a part of the way to the neighbours.
 
     W: mixing matrix [n, n]; partners: [M, n] of its matchings.
     """
@@ -107,14 +107,14 @@ def choco_sgd(
     mixing_matrix: str | np.ndarray = "metropolis",
     seed: int = 0,
 ) -> Algorithm:
-    """Local steps of `optimizer`, and compressed gossip over the neighbours of `graph`.
+    """Step locally with `optimizer`, and gossip compressed changes over the neighbours of `graph`.
 
-    exchange: how changes are written, see `algorithms.reducers`: anything but random_k and what
-        keeps a memory, as the known models are one; None: top_k(ratio=0.1).
-    gamma: how far a worker goes to what it knows of its neighbours, in (0, 1]: the less is sent,
-        the less it bears.
+    exchange: encoding of changes, see `algorithms.reducers`: any reducer but random_k and those
+        with a memory, as the known models are one; None: top_k(ratio=0.1).
+    gamma: part of the way that a worker goes to its copies of the neighbours, in (0, 1]: the
+        coarser the encoding, the smaller it must be.
     mixing_matrix: as in `algorithms.dpsgd`.
-    seed: of what reducers round at random.
+    seed: of reducers that round at random.
 
     Every update needs all workers and all links: a rule in rounds, and a graph that stays.
     """

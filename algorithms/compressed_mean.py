@@ -1,9 +1,10 @@
-"""The compressed mean over the workers: some parameters by reducers, the rest by another method.
+"""Compressed mean over the workers: some parameters by reducers, the rest by another method.
 
 Random bits are addressed, not consumed, so that every runtime draws the same and no state has to
-be kept for them. What a worker draws for itself follows from (seed, worker, version that its
-contribution was taken at, counter of its first mini-batch, parameter), all of which it knows before
-the update; what all workers of an update draw alike from (seed, samples seen before it, parameter).
+be kept for them. The address of a worker's own draws is (seed, worker, version that its
+contribution was taken at, counter of its first mini-batch, parameter), all known before the
+update; the address of draws that all workers of an update share is (seed, samples seen before it,
+parameter).
 """
 
 import functools
@@ -22,16 +23,16 @@ from comms.collectives import HEADROOM, divide, scaled_weights, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
 
-SHARED, OWN = 0, 1  # whether a key is for what all workers draw alike or for what each draws itself
+SHARED, OWN = 0, 1  # keys: draws that all workers share, or draws of each
 
 
 class CompressionState(NamedTuple):
-    """The exchange's state of one worker."""
+    """State of the exchange of one worker."""
 
     update: jax.Array  # [] int32, updates done
     reducers: tuple  # state of the reducer of every parameter that has one
     rest: Any  # state of the exchange of all others
-    fallen: Any  # [] int32, updates in which some array fell back, where one can; else ()
+    fallen: Any  # [] int32, updates with a fallback of some array; () if none can fall back
 
 
 def compressed_mean(
@@ -43,13 +44,13 @@ def compressed_mean(
 ) -> optax.GradientTransformationExtraArgs:
     """Replace contributions by their weighted mean over the workers, as reducers find it.
 
-    reducer_of: ("module/kernel", array or its shape) -> how it is reduced; None: by `rest`.
+    reducer_of: ("module/kernel", array or its shape) -> its reducer; None: `rest` takes it.
     weight_of: finished mini-batches -> the weight that a worker with them has.
 
     Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
-    0. The extra arguments `count`, `version`, `worker` and `first` address random draws: without
-    them, `samples` or the updates that this exchange has counted and the position in the axis do.
-    `nominal` matters where reducers round for others.
+    0. The extra arguments `count`, `version`, `worker` and `first` address random draws. In their
+    absence the addresses are `samples`, or the counted updates, and the position in the axis.
+    `nominal` matters where reducers round for other workers.
     """
 
     def init_fn(params):
@@ -98,10 +99,10 @@ def compressed_mean(
             shared = _addressed(root, address, index, SHARED)
             own = _addressed(root, worker, version, first, index, OWN)
             draw = Draw(shared, own, own_weight, full, total, state.update)
-            held = x.astype(jnp.float32)  # before it is weighed: the memory must see all of it
+            held = x.astype(jnp.float32)  # not weighed yet: the memory must see all of it
             held = weigh(held, own_weight)
             summed, _, new = reducer.reduce(held, next(states), draw)
-            # Were the division fused with what follows, it could round unlike a plain mean.
+            # A division fused with later operations could round unlike a plain mean.
             means.append(divide(jax.lax.optimization_barrier(summed), total).astype(x.dtype))
             new_states.append(new)
         fallen = state.fallen
@@ -129,8 +130,9 @@ def compressed(
 
     name: of the method, for errors. reducer_of: as in `compressed_mean`. rest: the method, one
     without a memory, whose exchange carries all other parameters, by default a mean.
-    warmup_updates: after how many the payload does not change any more. equal_memory: reducers
-    keep what must be equal on all workers. Either needs all workers in every update.
+    warmup_updates: number of updates after which the payload no longer changes. equal_memory:
+    reducers keep values that must be equal on all workers. Either needs all workers in every
+    update.
     """
     if warmup_updates < 0:
         raise ValueError(f"{name}: needs warmup_updates >= 0, got {warmup_updates}; 0 is none")
@@ -184,7 +186,7 @@ def compressed(
 def reduced_by(
     name: str, exchange: Reducer, collective: str | None
 ) -> Callable[[str, Any], Reducer]:
-    """The one reducer for every parameter; ValueError if a collective was chosen as well."""
+    """Return the one reducer of all parameters; refuse a collective beside it by ValueError."""
     if collective is not None:
         raise ValueError(
             f"{name}: collective={collective!r} is for a plain mean, but exchange says how it is "
@@ -194,12 +196,12 @@ def reduced_by(
 
 
 def _addressed(key, *numbers) -> jax.Array:
-    """The key at this address; numbers: whole, below 2^32."""
+    """Return the key at this address; numbers: whole, below 2^32."""
     return functools.reduce(jax.random.fold_in, numbers, key)
 
 
 def _planned(leaf, reducer: Reducer, workers: int, row: Row) -> tuple[Payload, ...]:
-    """What a reducer sends in an update when all goes well."""
+    """Return the payloads of a reducer in an update without a fallback."""
     if row.pushed and reducer.pushed is not None:
         return (reducer.pushed(leaf),)
     payload = reducer.payload(leaf, workers, row.update)
@@ -207,7 +209,7 @@ def _planned(leaf, reducer: Reducer, workers: int, row: Row) -> tuple[Payload, .
 
 
 def _metrics(state: CompressionState) -> dict[str, jax.Array]:
-    """Updates with a fallback, and the rows that did not fit, of the worker with most of them."""
+    """Return updates with a fallback and rows that did not fit, of the worker with most of them."""
     found = counters(state.reducers)
     if not found:
         return {}
@@ -218,13 +220,13 @@ def _metrics(state: CompressionState) -> dict[str, jax.Array]:
 
 
 def _parts(tree, reducer_of):
-    """(leaves, the reducer of each, structure)."""
+    """Return (leaves, the reducer of each, structure)."""
     leaves, structure = jax.tree.flatten(tree)
     return leaves, [reducer_of(path, leaf) for path, leaf in named_leaves(tree)], structure
 
 
 def _others(tree, reducer_of):
-    """The tree without the leaves that have a reducer."""
+    """Return the tree without the leaves that have a reducer."""
     leaves, reducers, structure = _parts(tree, reducer_of)
     pairs = zip(leaves, reducers, strict=True)
     return jax.tree.unflatten(structure, [x if r is None else None for x, r in pairs])

@@ -1,7 +1,7 @@
-"""Compressed all-reduce: what the methods share that send less than their gradients.
+"""Compressed all-reduce: the parts that methods with compressed gradients share.
 
-A `Reducer` sums one array over the workers, mostly not exactly; wrappers give it a memory of what
-it left out, or a dense start. `algorithms.compressed_mean` makes methods of them.
+A `Reducer` sums one array over the workers, mostly not exactly; wrappers give it a memory of
+omitted values, or a dense start. `algorithms.compressed_mean` makes methods of them.
 """
 
 import math
@@ -21,28 +21,28 @@ from comms.two_phase import Codec
 
 
 class Draw(NamedTuple):
-    """What a reducer may know besides its array."""
+    """Keys, weights and counter that a reducer gets besides its array."""
 
     shared: jax.Array  # key, equal on all workers
-    own: jax.Array  # key, other on every worker
-    weight: jax.Array  # [] float32, by which the array was multiplied; 0: it finished nothing
-    full: jax.Array  # [] float32, the same of a worker that has finished a full round
-    total: jax.Array  # [] float32, sum of the workers' weights, by which the sum will be divided
+    own: jax.Array  # key, different on every worker
+    weight: jax.Array  # [] float32, factor of the array; 0: the worker finished nothing
+    full: jax.Array  # [] float32, weight of a worker that has finished a full round
+    total: jax.Array  # [] float32, sum of the workers' weights, the later divisor of the sum
     update: jax.Array  # [] int32, updates done before
 
     @property
     def busy(self) -> jax.Array:
-        """[] bool, whether the worker has finished anything; if not, its array is 0."""
+        """[] bool, true if the worker has finished anything; if not, its array is 0."""
         return self.weight > 0
 
     @property
     def unit(self) -> jax.Array:
-        """[] float32, what in a weighed array is worth 1 to this worker's memory."""
+        """[] float32, the amount in a weighed array that is 1 in this worker's memory."""
         return jnp.where(self.busy, self.weight, self.full)
 
 
 class Encoder(NamedTuple):
-    """How a worker writes an array, where every worker gathers what all have written."""
+    """Encoding of an array for workers that gather the messages of all."""
 
     encode: Callable[[jax.Array, jax.Array], Any]  # (x, key of this worker) -> message
     decode: Callable[[Any, int], jax.Array]  # (message, entries) -> float32 [entries]
@@ -50,19 +50,19 @@ class Encoder(NamedTuple):
 
 
 class Reducer(NamedTuple):
-    """How one array is summed over the workers.
+    """Sum of one array over the workers.
 
     init: array or its shape -> state of a worker.
-    reduce: (x, state, draw) -> (sum over the workers, what of it this worker's x became, state);
-        sums of the second over the workers are the first. x is weighed already, in float32.
-    payload: (array or its shape, workers, update) -> Payload, or a tuple of those that follow one
-        another.
+    reduce: (x, state, draw) -> (sum over the workers, this worker's part of it, state);
+        the parts of all workers add up to the sum. x is weighed already, in float32.
+    payload: (array or its shape, workers, update) -> Payload, or a tuple of payloads that follow
+        one another.
     name: for errors.
-    encoder: how a worker writes its array, if all gather what everybody writes.
+    encoder: encoding of a worker's array, if all workers gather all messages.
     within: another reducer -> this one, with the values that it picks summed by the other.
     instead: (array or its shape, workers) -> the payloads of every alternative that is sent where
         the data do not fit; its state then holds `Fallbacks`. None: data decide nothing.
-    pushed: array or its shape -> Payload where workers push to a server; None: what `payload` says.
+    pushed: array or its shape -> Payload where workers push to a server; None: as `payload`.
     """
 
     init: Callable[[Any], Any]
@@ -76,21 +76,21 @@ class Reducer(NamedTuple):
 
 
 class Fallbacks(NamedTuple):
-    """State of a reducer that sends something else where its plan does not fit the data."""
+    """State of a reducer that sends an alternative where its plan does not fit the data."""
 
     taken: jax.Array  # [alternatives] int32, updates in which each was sent
-    unresolved: jax.Array  # [] float32, rows that the plan could not carry, summed over updates
+    unresolved: jax.Array  # [] float32, rows beyond the plan's room, summed over updates
 
 
 class Memory(NamedTuple):
-    """What a worker has not sent yet, in units of its contributions: before they are weighed."""
+    """Values that a worker has not sent yet, in units of its unweighted contributions."""
 
     residual: jax.Array  # shape of the parameter, float32
     inner: Any
 
 
 class Velocity(NamedTuple):
-    """Memory with momentum (DGC, arXiv 1712.01887 Sec. 3.2); u and v there."""
+    """Memory with momentum (DGC, arXiv 1712.01887 Sec. 3.2); u and v of the paper."""
 
     velocity: jax.Array  # shape of the parameter, float32
     residual: jax.Array  # as in `Memory`
@@ -108,7 +108,7 @@ def dense() -> Reducer:
 
 
 def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Reducer:
-    """Sum of arrays that every worker gathers from all; arguments as in `Encoder`."""
+    """Sum arrays that every worker gathers from all; arguments as in `Encoder`."""
 
     def reduce(x, state, draw):
         message = encode(x, draw.own)
@@ -123,9 +123,9 @@ def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Red
 
 
 def two_phase(codec: Codec) -> Reducer:
-    """Sum of arrays that travel as codes twice, see `comms.two_phase`.
+    """Sum arrays that travel as codes twice, see `comms.two_phase`.
 
-    A worker's share of it bears the rounding of its chunk of the sum too, whether it is busy or
+    A worker's part also has the rounding of its chunk of the sum, whether the worker is busy or
     not, so that a memory around it misses nothing.
     """
 
@@ -148,7 +148,7 @@ def two_phase(codec: Codec) -> Reducer:
 
 
 def with_seed(inner: Reducer, seed: int) -> Reducer:
-    """The same reducer with random bits that follow from `seed` as well."""
+    """Return the same reducer with random bits that follow from `seed` as well."""
 
     def reduce(x, state, draw):
         shared, own = (jax.random.fold_in(key, seed) for key in (draw.shared, draw.own))
@@ -168,15 +168,16 @@ def with_seed(inner: Reducer, seed: int) -> Reducer:
 
 
 def with_error_feedback(inner: Reducer, decay: float = 1.0) -> Reducer:
-    """Add what was not sent to what is sent next: sum(sent) + residual = sum(contribution).
+    """Add unsent values to the next message: sum(sent) + residual = sum(contribution).
 
-    decay: what stays of the residual from one contribution to the next; below 1 the sum forgets.
+    decay: share of the residual that stays from one contribution to the next; below 1 the sum
+    forgets.
 
-    It holds for every worker by itself, whatever its weights are: the residual is unweighted, and
-    weighed with the contribution that it is added to. So a worker needs to know nothing of the
-    others. Of a worker that finished nothing it is frozen, but for what the worker rounds for
-    others, which is taken for that of a worker that has finished a full round. Karimireddy et al.,
-    arXiv 1901.09847.
+    The equation holds for every worker by itself, whatever its weights are: the residual is
+    unweighted, and weighed with the contribution that it is added to. So a worker needs to know
+    nothing of the others. The residual of a worker that finished nothing stays, but for the
+    rounding errors of the chunk that it adds up for all, which count as for a worker with a full
+    round. Karimireddy et al., arXiv 1901.09847.
     """
 
     def reduce(x, state, draw):
@@ -197,9 +198,9 @@ def with_error_feedback(inner: Reducer, decay: float = 1.0) -> Reducer:
 
 
 def with_momentum_correction(inner: Reducer, decay: float) -> Reducer:
-    """Error feedback of velocities instead of gradients: momentum before what is left out.
+    """Apply error feedback to velocities instead of gradients: momentum comes before the omission.
 
-    Of what was sent the velocity is cleared as well (momentum factor masking). Lin et al., "Deep
+    The velocity of sent entries is cleared as well (momentum factor masking). Lin et al., "Deep
     gradient compression", arXiv 1712.01887 Sec. 3.2; the optimizer needs no momentum of its own.
     """
 
@@ -257,17 +258,17 @@ def of_elements(inner: Reducer) -> Reducer:
 
 
 def share(total, draw: Draw) -> jax.Array:
-    """A worker's share, by its weight, of a sum that is no sum of what each of them sent."""
+    """Return a worker's share, by its weight, of a sum that has no parts of single workers."""
     return total * divide(draw.weight, draw.total)
 
 
 def no_fallbacks(alternatives: int) -> Fallbacks:
-    """The counters to start with."""
+    """Return the counters to start with."""
     return Fallbacks(jnp.zeros(alternatives, jnp.int32), jnp.float32(0))
 
 
 def count_fallback(state: Fallbacks, chosen, unresolved) -> Fallbacks:
-    """One more update; chosen: 0 as planned, i the i-th alternative. unresolved: rows, int32."""
+    """Count an update; chosen: 0 as planned, i the i-th alternative. unresolved: rows, int32."""
     numbers = 1 + jnp.arange(len(state.taken))
     return Fallbacks(
         state.taken + (numbers == chosen), state.unresolved + unresolved.astype(jnp.float32)
@@ -275,13 +276,13 @@ def count_fallback(state: Fallbacks, chosen, unresolved) -> Fallbacks:
 
 
 def counters(states) -> list[Fallbacks]:
-    """All counters in the state of a reducer, or of several, in order."""
+    """Return all counters in the state of a reducer, or of several, in order."""
     nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Fallbacks))
     return [node for node in nodes if isinstance(node, Fallbacks)]
 
 
 def times_fallen(states) -> jax.Array:
-    """[] int32, how often arrays fell back so far, of the states of one worker's reducers."""
+    """Return the number of fallbacks so far, [] int32, from the states of one worker's reducers."""
     return sum((state.taken.sum() for state in counters(states)), jnp.int32(0))
 
 

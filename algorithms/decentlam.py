@@ -7,15 +7,15 @@ for Large-batch Deep Training*, arXiv 2104.11981, Algorithm 2:
     m_i <- momentum m_i + d_i
     x_i <- x_i - lr m_i
 
-A step of D-PSGD is taken for a gradient d_i, and momentum accelerates it, so that models rest where
-D-PSGD's would, in its order `adapt_then_combine` and without momentum; momentum of own gradients
-has a bias 1 / (1 - momentum) times as large. Here lr m_i is kept, in the units of the parameters,
+A step of D-PSGD is taken for a gradient d_i, and momentum accelerates it. So models rest at the
+points of D-PSGD without momentum, in its order `adapt_then_combine`; momentum of own gradients has
+a bias 1 / (1 - momentum) times as large. Here lr m_i is kept, in the units of the parameters,
 so that any optimizer without a momentum of its own can make the step -lr g_i.
 
-Momentum of the mixing itself wants one W that stays, with which any momentum is stable. On graphs
-of rounds the largest one depends on the graph: between .5 and .75 on the one-peer exponential,
-Base-2 and EquiTopo graphs of 8 and 16 workers. With more, models go apart at any rate;
-`comms.stability` finds it, and the method is refused.
+Under one W that stays any momentum of the mixing is stable. On graphs of rounds the largest stable
+momentum depends on the graph: between .5 and .75 on the one-peer exponential, Base-2 and EquiTopo
+graphs of 8 and 16 workers. Beyond it models go apart at any rate; `comms.stability` finds this, and
+the method is refused.
 
 A worker that finished nothing mixes; its momentum neither moves it nor changes.
 """
@@ -39,7 +39,7 @@ from algorithms.links import Links
 
 
 class Accelerated(NamedTuple):
-    """The exchange's state of one worker."""
+    """State of the exchange of one worker."""
 
     momentum: Any  # lr m_i, shapes of the parameters
     optimizer: Any
@@ -48,7 +48,7 @@ class Accelerated(NamedTuple):
 def accelerated_mixing(
     optimizer: optax.GradientTransformation, mix, momentum: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Momentum of what stepping and mixing together would do.
+    """Accelerate the joint move of stepping and mixing by momentum.
 
     mix: (tree, active matchings or None) -> W tree.
     """
@@ -71,7 +71,7 @@ def accelerated_mixing(
 
 
 def without_gradients(mix, x, velocity, *, momentum) -> tuple:
-    """The update's linear map, see `algorithms.gossip.check_stable`."""
+    """Return the update's linear map, see `algorithms.gossip.check_stable`."""
     velocity = momentum * velocity + x - mix(x)
     return x - velocity, velocity
 
@@ -84,7 +84,7 @@ def decentlam(
     mixing_matrix: str | np.ndarray = "metropolis",
     links: Links | None = None,
 ) -> Algorithm:
-    """Local steps of `optimizer` and mixing over `graph`, accelerated together.
+    """Step locally with `optimizer` and mix over `graph`, with momentum of both together.
 
     momentum: in [0, 1), and low enough for graphs that change. mixing_matrix, links: as in
     `algorithms.dpsgd`. Every update needs all workers: a rule in rounds.

@@ -1,9 +1,9 @@
-"""Decoupled DiLoCo: learners that wait for nobody, and a server that merges what is there.
+"""Decoupled DiLoCo: learners that never wait, and a server that merges the arrivals.
 
 A. Douillard et al., *Decoupled DiLoCo for Resilient Distributed Pre-training*, arXiv 2604.21428.
 The parameters are cut into F fragments, one of which is due in every update of the server, in turn.
 Learner m holds theta_m and goes on with local steps, whatever the others do. After each stretch of
-them it sends its theta_m,p of the fragment p that is due; the server merges the learners M of an
+them it sends its theta_m,p of the fragment p that is due. The server merges the learners M of an
 update with its own Theta:
 
     D_m      = Theta_p - theta_m,p
@@ -17,12 +17,12 @@ up to less than its length, the more learners the less; radial-directional avera
 length, so that the outer rate need not follow the number of learners. The outer optimizer, here
 Nesterov momentum, has its own state for every fragment.
 
-Who is in M is up to the waiting rule: `quorum_async` is the paper's, K learners and a grace. With
-all learners at equal speed, alpha 0 and plain means this is Streaming DiLoCo without overlap. Here
-all mini-batches have equally many tokens, so that w_m is proportional to steps_m. Fragments are
-equal stretches of all parameters in a row, in which a tensor may be cut in two. The paper packs
-whole tensors, and takes plain means of embeddings. What is sent may be rounded by any reducer
-without a memory; the lengths, one for every tensor, travel as they are.
+The waiting rule chooses M: `quorum_async` is the paper's, K learners and a grace. With all learners
+at equal speed, alpha 0 and plain means this is Streaming DiLoCo without overlap. Here all
+mini-batches have equally many tokens, so that w_m is proportional to steps_m. Fragments are equal
+stretches of all parameters in a row, in which a tensor may be cut in two. The paper packs whole
+tensors, and takes plain means of embeddings. Any reducer without a memory may round directions or
+entries; the lengths, one for every tensor, travel as they are.
 """
 
 from collections.abc import Callable
@@ -39,31 +39,32 @@ from comms.lattice import ravel_floats
 
 
 class Received(NamedTuple):
-    """The exchange's state of one learner."""
+    """State of the exchange of one learner."""
 
     version: jax.Array  # [] int32, the server's updates that it has received
     steps: jax.Array  # [fragments] int32, local steps since it has received each fragment
-    inner: Any  # of the mean
+    inner: Any  # state of the mean's exchange
 
 
-DIRECTION, LENGTH = "direction", "length"  # of what is sent
-Mean = Callable[[Any], tuple[Any, Any]]  # over workers, with the state of the exchange after it
-# (off the server's fragment [n], tensor of every entry [n], tensors, mean) -> (D [n], state)
+DIRECTION, LENGTH = "direction", "length"  # parts of a message
+Mean = Callable[[Any], tuple[Any, Any]]  # over workers, with the later state of the exchange
+# (distance from the server's fragment [n], tensor of every entry [n], tensors, mean) -> (D [n],
+# state)
 Average = Callable[[jax.Array, jax.Array, int, Mean], tuple[jax.Array, Any]]
 
 
 def lengths(x, tensor, tensors: int) -> jax.Array:
-    """[tensors] the length of what a fragment x [n] has of every tensor."""
+    """Return the length [tensors] of the part of every tensor in a fragment x [n]."""
     return jnp.sqrt(jax.ops.segment_sum(x * x, tensor, tensors))
 
 
 def directions(x, length, tensor) -> jax.Array:
-    """[n] phi(x) for every tensor; 0 where its length is 0."""
+    """Return phi(x) [n] for every tensor; 0 where its length is 0."""
     return x / jnp.where(length > 0, length, 1)[tensor]
 
 
 def radial_directional(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
-    """The mean direction, at the mean length."""
+    """Return the mean direction, at the mean length."""
     length = lengths(off, tensor, tensors)
     sent, inner = mean({DIRECTION: directions(off, length, tensor), LENGTH: length})
     direction = directions(sent[DIRECTION], lengths(sent[DIRECTION], tensor, tensors), tensor)
@@ -71,7 +72,7 @@ def radial_directional(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array
 
 
 def plain(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
-    """The mean."""
+    """Return the mean."""
     del tensor, tensors
     return mean(off)
 
@@ -80,7 +81,7 @@ AVERAGES: dict[str, Average] = {"radial_directional": radial_directional, "mean"
 
 
 def tensor_numbers(params) -> Any:
-    """A tree like the parameters, whose float entries are the number of their tensor."""
+    """Return a tree like the parameters, whose float entries are the number of their tensor."""
     leaves, structure = jax.tree.flatten(params)
     floating = [jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves]
     numbers = [
@@ -91,12 +92,12 @@ def tensor_numbers(params) -> Any:
 
 
 def changed(since, version, fragments: int) -> jax.Array:
-    """[fragments] bool, which were due in the server's updates since .. version - 1."""
+    """Mark the fragments, [fragments] bool, that were due in updates since .. version - 1."""
     return (jnp.arange(fragments) - since) % fragments < version - since
 
 
 def sent_of(average: Average, params, fragments: int) -> Any:
-    """The shapes of what a learner sends of the parameters."""
+    """Return the shapes of a learner's message about the parameters."""
     fragment = jax.ShapeDtypeStruct((fragment_size(params, fragments),), jnp.float32)
     tensors = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32)
     return {DIRECTION: fragment, LENGTH: tensors} if average is radial_directional else fragment
@@ -105,7 +106,7 @@ def sent_of(average: Average, params, fragments: int) -> Any:
 def merge_of_fragment(
     average: Average, mean: optax.GradientTransformationExtraArgs, fragments: int
 ) -> optax.GradientTransformationExtraArgs:
-    """What the learners are off the server in the fragment that is due, by `average`."""
+    """Return the learners' distance from the server in the due fragment, by `average`."""
 
     def init_fn(params):
         sent = sent_of(average, jax.tree.map(jnp.asarray, params), fragments)
@@ -119,7 +120,7 @@ def merge_of_fragment(
         received = changed(state.version, version, fragments)
         steps = jnp.where(received, 0, state.steps) + batches
         due = (version + staleness) % fragments
-        weight = jnp.where(batches > 0, steps[due], 0)  # who has made no step has sent nothing
+        weight = jnp.where(batches > 0, steps[due], 0)  # a learner without a step has sent nothing
 
         live = jax.tree.map(jnp.subtract, params, updates)
         off = fragment_of(current, due, fragments) - fragment_of(live, due, fragments)
@@ -145,13 +146,13 @@ def decoupled_diloco(
     exchange: Reducer | None = None,
     server: optax.GradientTransformation | None = None,
 ) -> Algorithm:
-    """Local steps of `optimizer`, merged a fragment at a time with whoever is there.
+    """Step locally with `optimizer`, and merge a fragment at a time with the learners that arrive.
 
     fragments: of the model; the paper has 24, and sends each about every 24 steps. alpha: share of
     its own entries that a learner keeps, in [0, 1); the paper keeps none. average:
-    "radial_directional" or "mean". exchange: how what is sent of a fragment, its directions or its
-    entries, is reduced, see `algorithms.reducers`; None: its mean. server: None: Nesterov momentum
-    .9 at rate .7. The server's model is evaluated.
+    "radial_directional" or "mean". exchange: reducer of a fragment's directions or entries, see
+    `algorithms.reducers`; None: their mean. server: None: Nesterov momentum .9 at rate .7. The
+    server's model is evaluated.
     """
     if fragments < 1:
         raise ValueError(f"decoupled_diloco: needs fragments >= 1, got {fragments}; 1 is the model")

@@ -8,11 +8,11 @@ Algorithm 1. With C the cosine transform of chunks:
     m_i   <- m_i - C^-1 q_i
     theta <- theta - lr sign(C^-1 mean_i q_i)
 
-What is sent leaves the momentum, which is therefore a feedback of errors as well. The authors' code
-cuts matrices in both directions, into blocks of 64 by 64 of which it sends 32 frequencies, and
-takes the mean of a frequency over those who have sent it. Both are options here:
-`demo(blocks=true, chunk=64, k=32, mean_of=senders)`. By default chunks are stretches of a
-parameter's entries in a row, and the mean is over all workers as in the equations.
+Sent frequencies leave the momentum, which is therefore a feedback of errors as well. The authors'
+code cuts matrices in both directions, into blocks of 64 by 64 of which it sends 32 frequencies, and
+takes the mean of a frequency over its senders. Both are options here: `demo(blocks=true, chunk=64,
+k=32, mean_of=senders)`. By default chunks are stretches of a parameter's entries in a row, and the
+mean is over all workers as in the equations.
 """
 
 import math
@@ -31,7 +31,7 @@ MEANS = {"workers": False, "senders": True}
 
 
 def largest_frequencies(cut: chunked.Blocks, blocks: bool, of_senders: bool) -> Reducer:
-    """Sum of every worker's k largest coefficients of each chunk: float32, and their places."""
+    """Sum every worker's k largest coefficients of each chunk: float32, and their places."""
 
     def flat(shape) -> tuple[int, int]:
         return tuple(shape) if blocks and len(shape) == 2 else (1, math.prod(shape))
@@ -67,10 +67,9 @@ def demo(
 ) -> Algorithm:
     """Let `optimizer` step along the signs of the momenta's largest frequencies.
 
-    chunk: entries of a parameter that are transformed together, at most 256, of whose frequencies
-    k are sent. decay: of the momentum, in [0, 1). blocks: cut matrices in both directions, into
-    chunk by chunk entries. mean_of: over which workers a frequency's mean is, "workers" or
-    "senders".
+    chunk: entries of a parameter that are transformed together, at most 256, of whose frequencies k
+    are sent. decay: of the momentum, in [0, 1). blocks: cut matrices in both directions, into chunk
+    by chunk entries. mean_of: workers in the mean of a frequency, all "workers" or its "senders".
     """
     most = chunk**2 if blocks else chunk
     if not 1 <= k <= most or not chunk <= 256:

@@ -25,15 +25,15 @@ def dpsgd(
     weighting: str = "equal",
     links: Links | None = None,
 ) -> Algorithm:
-    """Local steps of `optimizer`, models averaged over the neighbours of `graph`.
+    """Step locally with `optimizer`, and average models over the neighbours of `graph`.
 
     mixing_matrix: a name in `comms.mixing.MIXINGS`, or weights of one's own, [n, n], symmetric with
         rows that sum to 1, and 0 where the graph has no edge.
-    order: when the neighbours' models are read, see the module's two formulas.
-    weighting: "equal", "confidence" or "local_sum", how far a worker steps that finished only
+    order: of mixing and stepping, see the two formulas of `algorithms.gossip`.
+    weighting: "equal", "confidence" or "local_sum", the step length of a worker that finished only
         some of its mini-batches.
-    links: links of `graph` that an update uses, for graphs that change with time, and what they
-        weigh; None: as the graph says, see `algorithms.gossip.mixing_over`.
+    links: links of `graph` that an update uses, and their weights, for graphs that change with
+        time; None: as the graph says, see `algorithms.gossip.mixing_over`.
     """
     mixes = choose("order", ORDERS, order)
     over = mixing_over(graph, mixing_matrix, links)

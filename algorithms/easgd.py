@@ -6,9 +6,9 @@ Eq. 5 and 6. Of P workers each holds x_i, the server the centre c; with alpha = 
     x_i <- x_i - lr g_i(x_i) - alpha (x_i - c)
     c   <- c + alpha sum_i (x_i - c)
 
-from the x_i and c of before, so that what travels is known before the gradient. The pull leaves
-workers room to explore: at rest x_i stands off c by lr g_i / alpha, on its own data's side. Where
-only some of the workers deliver, only they pull and are pulled (the asynchronous Algorithm 1).
+from the x_i and c of before, so that the messages are known before the gradient. The pull leaves
+workers room to explore: at rest x_i stands off c by lr g_i / alpha, on its own data's side. Only
+workers that deliver pull and are pulled (the asynchronous Algorithm 1).
 
 With more than one mini-batch a round, its local steps all begin at the x_i of before, and the pull
 joins them at the end of the round.
@@ -19,9 +19,9 @@ the pull is at the parameters,
     v_i <- delta v_i - lr g_i(x_i + delta v_i)
     x_i <- x_i + v_i - alpha (x_i - c)
 
-with the x_i of before. A worker's own model is its look-ahead point, where it goes on. A round is
-then one step on the mean gradient of its mini-batches. Nesterov momentum of `optimizer` instead
-makes local steps with one, but the pull is at the look-ahead point and leads to other models.
+with the x_i of before. A worker's own model is its look-ahead point. A round is then one step on
+the mean gradient of its mini-batches. Nesterov momentum of `optimizer` instead makes local steps
+with one, but the pull is at the look-ahead point and leads to other models.
 """
 
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
         off = jax.tree.map(lambda x, c: alpha * (x - c), params, current)
         moved, _ = mean.update(off, state, params, weight=weight, **extra)
         own = jax.tree.map(lambda g, pull: -jnp.where(weight > 0, g + pull, 0), updates, off)
-        # The server takes the sum over the workers; as it descends, the sign turns.
+        # The server takes the sum over the workers; it descends, so that the sign turns.
         count = jax.lax.psum(weight, AXIS)
         return Parted(jax.tree.map(lambda m: -count * m, moved), own), state
 
@@ -60,7 +60,7 @@ def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
 
 
 class Momentum(NamedTuple):
-    """The exchange's state of one worker, with momentum."""
+    """State of the exchange of one worker, with momentum."""
 
     velocity: Any  # v_i, shapes of the parameters
     optimizer: Any
@@ -98,7 +98,7 @@ def easgd(
     beta: float = 0.9,
     momentum: float = 0.0,
 ) -> Algorithm:
-    """Local steps of `optimizer`, and a pull between workers and a centre.
+    """Step locally with `optimizer`, with a pull between workers and a centre.
 
     beta: how far the centre goes towards the workers' mean in an update that all take part in, in
     (0, 1]; the paper takes 0.9. The centre is evaluated. momentum: delta of EAMSGD, in [0, 1), the

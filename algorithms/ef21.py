@@ -13,11 +13,11 @@ C is any reducer of `algorithms.reducers`:
     G   <- G + 1/P sum_i c_i                of the server, the mean of all h_i
     x   <- x - lr G
 
-Error feedback proper adds up what was not sent; here what is sent becomes small where the gradients
-do not change, however large they are and however much they differ between workers. So a compression
-as coarse as top-1 reaches the optimum at a constant rate. Where only K of P workers deliver, the
-others' h_i stay in G. So does the old h_i of a worker that begins anew from h_i = 0 because its
-process has died: from then on G is off by h_i / P, a bias that nothing takes away.
+Error feedback proper adds up unsent entries. Here messages become small where the gradients do not
+change, however large they are and however much they differ between workers. So a compression as
+coarse as top-1 reaches the optimum at a constant rate. Where only K of P workers deliver, the
+others' h_i stay in G. So does the old h_i of a worker that begins anew from h_i = 0 after the death
+of its process: from then on G is off by h_i / P, a lasting bias.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,11 @@ from comms.collectives import HEADROOM
 
 
 class Estimate(NamedTuple):
-    """What a reducer remembers of one parameter of one worker."""
+    """Memory of a reducer about one parameter of one worker."""
 
-    known: jax.Array  # h_i, float32, shape of the parameter: what the server knows of v_i
+    known: jax.Array  # h_i, float32, shape of the parameter: the server's copy of v_i
     momentum: jax.Array  # v_i, float32, shape of the parameter
-    begun: jax.Array  # [] bool, whether the worker has ever finished anything
+    begun: jax.Array  # [] bool, true once the worker has finished anything
     inner: Any
 
 
@@ -57,9 +57,9 @@ def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
         momentum = jnp.where(draw.busy, newest, state.momentum)
         change = HEADROOM * jnp.where(draw.busy, momentum - state.known, 0)
         total, sent, inner_state = inner.reduce(change, state.inner, draw)
-        # Who finished nothing may still have rounded for others, which the server has added too.
+        # A worker that finished nothing may have rounded for others; the server has that too.
         known = state.known + sent / HEADROOM
-        # It will be divided by the weight of those who take part, where all workers count.
+        # The sum will be divided by the weight of the workers present, where all workers count.
         scale = draw.total / (HEADROOM * workers)
         begun = state.begun | draw.busy
         return scale * total, scale * sent, Estimate(known, momentum, begun, inner_state)
@@ -68,7 +68,7 @@ def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
 
 
 def add_up() -> optax.GradientTransformation:
-    """Turn changes into what they add up to, from zero."""
+    """Turn changes into their running sum, from zero."""
 
     def update_fn(updates, state, params=None):
         del params
@@ -86,8 +86,8 @@ def ef21(
 ) -> Algorithm:
     """Let `optimizer` take a step along the mean of all workers' estimates.
 
-    exchange: how the changes of every parameter are reduced, see `algorithms.reducers`; None:
-        top_k(ratio=0.01). Nothing is kept of what it leaves out: no error_feedback(...).
+    exchange: reducer of the changes of every parameter, see `algorithms.reducers`; None:
+    top_k(ratio=0.01). It keeps nothing of omitted entries: no error_feedback(...).
     """
     return _estimated("ef21", optimizer, workers, 1.0, exchange)
 
@@ -99,10 +99,7 @@ def ef21_sgdm(
     eta: float = 0.1,
     exchange: Reducer | None = None,
 ) -> Algorithm:
-    """EF21 of every worker's momentum, which small batches need.
-
-    eta: weight of the newest gradient in the momentum, in (0, 1]. exchange: as in `ef21`.
-    """
+    """Apply EF21 to every worker's momentum, which small batches need."""
     if not 0 < eta <= 1:
         raise ValueError(f"ef21_sgdm: needs 0 < eta <= 1, got {eta}; 1 is EF21, 0.1 is usual")
     return _estimated("ef21_sgdm", optimizer, workers, eta, exchange)

@@ -1,4 +1,4 @@
-"""Exact diffusion, also known as D2: gossip corrected by what the last exchange has moved.
+"""Exact diffusion, also known as D2: gossip with a correction by the moves of the last exchange.
 
 K. Yuan, B. Ying, X. Zhao, A. H. Sayed, *Exact Diffusion for Distributed Optimization and Learning*,
 arXiv 1702.05122, Algorithm 1; with stochastic gradients D2, H. Tang, X. Lian, M. Yan, C. Zhang,
@@ -8,18 +8,18 @@ J. Liu, arXiv 1803.07068. A worker adapts, corrects and combines:
     phi_i <- psi_i + x_i - (psi_i of the update before)
     x_i   <- sum_j ((I + W) / 2)_ij phi_j
 
-At rest every x_i is the optimum, whatever data the workers hold: what the correction adds then
-takes back each worker's own step. One model is sent, as many bytes as D-PSGD's; the mean of W with
-the identity keeps the iteration stable where W has eigenvalues below -1/3. The same point is at
-rest whatever W is, so that links may come and go, for which the papers have no proof: on many
-graphs of rounds, as Base-2 of 5 or of 64 workers, models go apart without any gradient. Where they
-do, `comms.stability` finds it and the method is refused; a symmetric W that stays is always stable.
+At rest every x_i is the optimum, whatever data the workers hold: there the correction takes back
+each worker's own step. One model is sent, as many bytes as D-PSGD's; the mean of W with the
+identity keeps the iteration stable where W has eigenvalues below -1/3. Every W has the same point
+of rest, so that links may come and go. The papers have no proof of that, and on many graphs of
+rounds, as Base-2 of 5 or of 64 workers, models go apart without any gradient. `comms.stability`
+finds this, and the method is refused; a symmetric W that stays is always stable.
 
-The correction x_i - psi_i is kept as the sum of what exchanges have moved, sum_j W_ij (phi_j -
+The correction x_i - psi_i is kept as the sum of the moves of all exchanges, sum_j W_ij (phi_j -
 phi_i) / 2. As a difference of models, or of phi and its mixture, it would gather the rounding of
 both, as if all gradients were wrong by it.
 
-A worker that finished nothing repeats its last step: with none the others' steps would not cancel
+A worker that finished nothing repeats its last step: without it the others' steps would not cancel
 at the optimum, and slow workers would bias it.
 """
 
@@ -37,7 +37,7 @@ from algorithms.links import Links
 
 
 class Diffusion(NamedTuple):
-    """The exchange's state of one worker; all but the last in the shapes of the parameters."""
+    """State of the exchange of one worker; all but the last in the shapes of the parameters."""
 
     correction: Any  # x_i - psi_i of the update before
     step: Any  # psi_i - x_i of the last update in which the worker finished something
@@ -47,7 +47,7 @@ class Diffusion(NamedTuple):
 def adapt_correct_combine(
     optimizer: optax.GradientTransformation, pull
 ) -> optax.GradientTransformationExtraArgs:
-    """Step, add what exchanges have moved so far, mix halfway.
+    """Step, add the moves of all exchanges so far, mix halfway.
 
     pull: (tree, active matchings or None) -> W tree - tree.
     """
@@ -69,7 +69,7 @@ def adapt_correct_combine(
 
 
 def without_gradients(mix, x, correction) -> tuple:
-    """The update's linear map, see `algorithms.gossip.check_stable`."""
+    """Return the update's linear map, see `algorithms.gossip.check_stable`."""
     phi = x + correction
     correction = correction + (mix(phi) - phi) / 2
     return x + correction, correction
@@ -82,7 +82,7 @@ def exact_diffusion(
     mixing_matrix: str | np.ndarray = "metropolis",
     links: Links | None = None,
 ) -> Algorithm:
-    """Local steps of `optimizer`, corrected, models averaged over the neighbours of `graph`.
+    """Step locally with `optimizer`, correct, and average models over the neighbours of `graph`.
 
     mixing_matrix, links: as in `algorithms.dpsgd`. Every update needs all workers: a rule in
     rounds. Raises ValueError for links that change in such a way that models go apart.

@@ -1,4 +1,4 @@
-"""What methods that gossip share: step weightings, and the two orders of stepping and mixing.
+"""Common parts of gossip methods: step weightings, and the two orders of stepping and mixing.
 
     combine while adapting  x_i <- sum_j W_ij x_j - lr g_i(x_i)
     adapt then combine      x_i <- sum_j W_ij (x_j - lr g_j(x_j))
@@ -24,20 +24,20 @@ from comms.messages import Messages, over_links
 
 
 def alike(batches, nominal) -> jax.Array:
-    """Every worker takes its full step."""
+    """Let every worker take its full step."""
     del nominal
     return jnp.ones_like(batches, jnp.float32)
 
 
 def confidence(batches, nominal) -> jax.Array:
-    """n m_i / sum_j m_j: steps in proportion to the samples behind them (one scalar all-reduce)."""
+    """Step in proportion to finished samples, by n m_i / sum_j m_j (one scalar all-reduce)."""
     del nominal
     batches = jnp.asarray(batches, jnp.float32)
     return batches / jnp.maximum(jax.lax.pmean(batches, AXIS), 1e-9)
 
 
 def local_sum(batches, nominal) -> jax.Array:
-    """m_i / M: a straggler takes a shorter step, without any message."""
+    """Step in proportion to finished mini-batches, by m_i / M, without any message."""
     return jnp.asarray(batches, jnp.float32) / nominal
 
 
@@ -45,7 +45,7 @@ STEP_WEIGHTINGS = {"equal": alike, "confidence": confidence, "local_sum": local_
 
 
 def scale_by_finished(weighting: str = "equal") -> optax.GradientTransformationExtraArgs:
-    """Scale a worker's *update* by what it finished; after the optimizer, or Adam would cancel it.
+    """Scale a worker's *update* by its finished mini-batches: Adam would undo a scaled gradient.
 
     Non-blocking SGD over gossip, arXiv 2211.00889.
     """
@@ -95,7 +95,7 @@ def adapt_then_combine(mix: Callable) -> optax.GradientTransformationExtraArgs:
 
 
 class Order(NamedTuple):
-    """When models are mixed: mix -> transform, and whether they are known before the gradient."""
+    """Order of stepping and mixing: mix -> transform, and whether messages precede the gradient."""
 
     combine: Callable[[Callable], optax.GradientTransformationExtraArgs]
     beside_gradient: bool
@@ -108,7 +108,7 @@ ORDERS = {
 
 
 def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
-    """(matchings, partners [M, n]): those that the graph comes with, or an edge colouring.
+    """Return (matchings, partners [M, n]): the graph's own matchings, or an edge colouring.
 
     Raises ValueError for a graph that `comms.topology.check` refuses.
     """
@@ -121,10 +121,10 @@ def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
 
 
 def gossip_messages(partners: np.ndarray, beside_gradient: bool, arrays: int = 1) -> Messages:
-    """The parameters over every active one of the matchings `partners` [M, n].
+    """Return messages of the parameters over every active one of the matchings [M, n].
 
-    beside_gradient: they are known before the gradient. arrays: of the parameters' size, sent at
-    once.
+    beside_gradient: they are known before the gradient. arrays: number of arrays of the parameters'
+    size that are sent at once.
     """
 
     def messages(params, workers, row):
@@ -136,17 +136,17 @@ def gossip_messages(partners: np.ndarray, beside_gradient: bool, arrays: int = 1
 
 
 class Mixing(NamedTuple):
-    """What an exchange over a graph is made of."""
+    """Parts of an exchange over a graph."""
 
     mix: Callable  # (tree, active matchings or None) -> W tree
-    pull: Callable  # the same -> W tree - tree, free of the rounding of the tree itself
-    partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
-    heard: np.ndarray  # [M, n] what that weighs
-    links: Links | None  # which of the matchings an update uses; None: all, always
+    pull: Callable  # the same -> W tree - tree, without the rounding of the tree itself
+    partners: np.ndarray  # [M, n] sender that every worker hears in each matching, or itself
+    heard: np.ndarray  # [M, n] weight of that sender
+    links: Links | None  # matchings that an update uses; None: all, always
 
 
 def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
-    """W [n, n] by its name in `comms.mixing.MIXINGS`, or weights of one's own, checked."""
+    """Return W [n, n] by its name in `comms.mixing.MIXINGS`, or the user's weights, checked."""
     if isinstance(mixing_matrix, str):
         return choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
     return mixing.own(graph, mixing_matrix)
@@ -155,12 +155,12 @@ def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
 def mixing_over(
     graph: nx.Graph, mixing_matrix: str | np.ndarray = "metropolis", links: Links | None = None
 ) -> Mixing:
-    """Sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
+    """Return sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
 
     mixing_matrix: a name in `comms.mixing.MIXINGS`, or an array [n, n] that `comms.mixing.own`
-    accepts. links: which links an update uses, and what they weigh; None: what the graph itself
-    says, as a graph of rounds does (see `comms.topology`), else all of them, always. Raises
-    ValueError for links of another graph, and for those by which workers never come together.
+    accepts. links: links that an update uses, and their weights; None: the rounds of a graph of
+    rounds (see `comms.topology`), of other graphs all links, always. Raises ValueError for links of
+    another graph, and for links by which workers never come together.
     """
     topology.check(graph)
     brought = links is not None
@@ -197,7 +197,7 @@ def check_stable(
     arrays: int = 2,
     momentum: float | None = None,
 ) -> None:
-    """Raise ValueError where workers do not come together without gradients, for all time.
+    """Raise ValueError where workers without gradients do not come together in the long run.
 
     step: (mix, *arrays) -> arrays after an update in which all take part and no gradient is left,
     see `comms.stability.radius`; it has a keyword `momentum` where this one is given.
@@ -230,7 +230,7 @@ def check_stable(
 
 
 def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
-    """[M, n] weight of what every worker hears: as the links say, or else the matrix."""
+    """Return the weights [M, n] of the senders, by the links or else by the matrix."""
     workers = len(graph)
     shape = (len(links.partners), workers)
     heard = links.weights

@@ -28,10 +28,10 @@ from algorithms.links import Links
 
 
 class Tracking(NamedTuple):
-    """The exchange's state of one worker; all but the last in the shapes of the parameters."""
+    """State of the exchange of one worker; all but the last in the shapes of the parameters."""
 
     mixed: Any  # sum_j W_ij y_j of the update before
-    gradient: Any  # the newest that the worker has contributed
+    gradient: Any  # the newest contribution of the worker
     optimizer: Any
 
 
@@ -67,7 +67,7 @@ def gradient_tracking(
     mixing_matrix: str | np.ndarray = "metropolis",
     links: Links | None = None,
 ) -> Algorithm:
-    """Local steps of `optimizer` along tracked mean gradients, over the neighbours of `graph`.
+    """Step locally along tracked mean gradients, by `optimizer`, over the neighbours of `graph`.
 
     mixing_matrix, links: as in `algorithms.dpsgd`; graphs may change with time. Every update needs
     all workers: a rule in rounds.

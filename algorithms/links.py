@@ -1,4 +1,4 @@
-"""Which of a graph's matchings every update uses: as types, draws and turns that methods share."""
+"""Matchings of a graph that every update uses: types, draws and turns that methods share."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,16 +8,16 @@ import numpy as np
 
 from comms.rounds import Round
 
-BLOCK = 1024  # updates that are drawn together: another number would draw other matchings
+BLOCK = 1024  # updates that are drawn together: another block size would draw other matchings
 
 
 class Links(NamedTuple):
-    """A graph's matchings, and which of them each update uses; equal on all workers."""
+    """Matchings of a graph, and those that each update uses; equal on all workers."""
 
-    partners: np.ndarray  # [M, n] whom every worker hears from in each matching, itself if nobody
+    partners: np.ndarray  # [M, n] sender that every worker hears in each matching, or itself
     active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
-    directed: bool = False  # whom a worker hears from need not hear from it
-    weights: np.ndarray | None = None  # [M, n] of what every worker hears in each matching; its own
+    directed: bool = False  # a worker need not hear from its receiver
+    weights: np.ndarray | None = None  # [M, n] of the senders in each matching; a worker's own
     # weight is one minus the sum over the active ones; None: the method's matrix
     period: int | None = None  # updates after which `active` begins again; None: never
 
@@ -38,7 +38,7 @@ def given(active: Any) -> Any:
 def drawn_in_blocks(
     draw: Callable[[int, int], np.ndarray], block: int = BLOCK
 ) -> Callable[[int, int], np.ndarray]:
-    """(first, count) -> [count, M], rows of an endless sequence, however it is cut.
+    """Return a function (first, count) -> [count, M], rows of one sequence, however it is cut.
 
     draw: (index of a block, rows) -> [rows, M]; it is asked for `block` rows each time.
     """
@@ -54,7 +54,7 @@ def drawn_in_blocks(
 
 
 def one_at_a_time(matchings: int, seed: int) -> Callable[[int, int], np.ndarray]:
-    """Links.active that switches exactly one of the matchings on, each as often."""
+    """Return a Links.active that switches exactly one of the matchings on, each as often."""
 
     def draw(block: int, rows: int) -> np.ndarray:
         chosen = np.random.default_rng((seed, block)).integers(matchings, size=rows)
@@ -64,7 +64,7 @@ def one_at_a_time(matchings: int, seed: int) -> Callable[[int, int], np.ndarray]
 
 
 def in_turn(matchings: int) -> Callable[[int, int], np.ndarray]:
-    """Links.active that switches the matchings on one after the other."""
+    """Return a Links.active that switches the matchings on one after the other."""
 
     def rows(first: int, count: int) -> np.ndarray:
         return np.arange(first, first + count)[:, None] % matchings == np.arange(matchings)
@@ -73,7 +73,7 @@ def in_turn(matchings: int) -> Callable[[int, int], np.ndarray]:
 
 
 def of_rounds(turn: Sequence[Round]) -> Links:
-    """Links that mix by these rounds, one after the other, again and again."""
+    """Return links that mix by these rounds, one after the other, again and again."""
     round_of = np.repeat(np.arange(len(turn)), [len(one.partners) for one in turn])
 
     def active(first: int, count: int) -> np.ndarray:

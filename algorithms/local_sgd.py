@@ -33,8 +33,8 @@ def local_sgd(
     The number of local steps H is the number of mini-batches per round. The server takes
     x <- x - server_learning_rate * mean_i (x - x_i); rate 1 without momentum is plain averaging.
 
-    exchange: how the progress x - x_i of every parameter is reduced, see `algorithms.reducers`;
-        None: its mean.
+    exchange: reducer of the progress x - x_i of every parameter, see `algorithms.reducers`; None:
+    its mean.
     server: instead, an optimizer for which the mean progress is a gradient.
     """
     if server is None:

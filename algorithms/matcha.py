@@ -54,7 +54,7 @@ def matcha(
     weighting: str = "equal",
     seed: int = 0,
 ) -> Algorithm:
-    """D-PSGD over matchings that are active with optimised probabilities.
+    """Apply D-PSGD over matchings that are active with optimised probabilities.
 
     budget: expected share of the matchings that talk in a round, in (0, 1].
     order, weighting: as in `algorithms.dpsgd`. seed: of the activations.
@@ -76,7 +76,7 @@ def periodic(
     weighting: str = "equal",
     seed: int = 0,
 ) -> Algorithm:
-    """Periodic decentralised SGD: all links at once, with probability `budget`, else none."""
+    """Average over all links at once with probability `budget`, else none (periodic D-PSGD)."""
     sampling.check_budget("periodic", budget)
     matchings, partners = graph_matchings(graph)
     whole = np.array([budget])

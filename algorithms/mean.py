@@ -1,4 +1,4 @@
-"""The plain mean over the workers: the exchange of many methods, and what it sends."""
+"""Plain mean over the workers, the exchange of many methods, and its messages."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def mean_over_workers(collective: str | None = None) -> optax.GradientTransforma
 
 
 def mean_messages(params, workers: int, row: Row) -> tuple[Payload, ...]:
-    """An all-reduce of everything, a buffer per dtype; integers travel as floats."""
+    """Return an all-reduce of everything, a buffer per dtype; integers travel as floats."""
     del workers, row
     elements = Counter()
     for leaf in jax.tree.leaves(params):

@@ -1,15 +1,15 @@
 """All-reduce SGD that sends gradients in planned buckets, while the backward pass goes on.
 
 S. Shi, X. Chu, B. Li, *MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
-Algorithms*, arXiv 1811.11141 and 1912.09268. One step is exactly one of `all_reduce`; only what
-travels together differs. Which buckets: "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
+Algorithms*, arXiv 1811.11141 and 1912.09268. One step is exactly one of `all_reduce`; only the
+messages differ. Plans of buckets: "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
 (ASC-WFBP), "wfbp" (a bucket per layer), "single" (all at the end), or "fixed:25MB".
 
-What keeps the buckets apart is a data dependence (`comms.bucketed`): no all-reduce combiner,
-of CPU, GPU or TPU alike, can merge an all-reduce with one that it waits for, so no compile option
-is needed. Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a
-GPU program a low `xla_gpu_all_reduce_combine_threshold_bytes`. Whether an all-reduce then runs
-beside the backward pass is up to the scheduler of the backend.
+A data dependence keeps the buckets apart (`comms.bucketed`): no all-reduce combiner, of CPU, GPU
+or TPU alike, can merge an all-reduce with one that it waits for, so no compile option is needed.
+Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a GPU program
+a low `xla_gpu_all_reduce_combine_threshold_bytes`. The scheduler of the backend decides whether an
+all-reduce then runs beside the backward pass.
 """
 
 import functools
@@ -48,7 +48,8 @@ def bucketed_mean(
     def update_fn(updates, state, params=None, *, weight=None, nominal=1, **extra):
         del params, extra
         buckets = leaves_of(updates)
-        # Weights are for workers that may finish less than a round: they count in a loop.
+        # Weights are for workers that may finish less than a round: their mini-batches run in a
+        # loop.
         if len(buckets) > 1 and (weight is not None or nominal > 1):
             warnings.warn(
                 "mg_wfbp: workers add up mini-batches in a loop, at whose end all buckets are "
@@ -60,7 +61,7 @@ def bucketed_mean(
 
     def init_fn(params):
         if jax.tree.leaves(params):
-            leaves_of(params)  # what cannot be planned is refused before anything is compiled
+            leaves_of(params)  # an impossible plan is refused before anything is compiled
         return optax.init_empty_state(params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -105,7 +106,7 @@ def mg_wfbp(
 
 
 def plan_with(buckets: str, profile=None) -> Callable:
-    """tree of arrays or their shapes -> (plan, the leaves of each bucket), for both in plan order.
+    """Return a function: tree of arrays or shapes -> (plan, leaves of each bucket), in plan order.
 
     buckets, profile and errors as in `mg_wfbp`; the times of a plan without a profile are 0.
     """
@@ -145,7 +146,7 @@ def _bytes(size: str) -> float:
 
 
 def _modules(tree) -> list[list[int]]:
-    """Leaves by the module that holds them, the last name first."""
+    """Return leaves by the module that holds them, the last name first."""
     layers: dict[tuple, list[int]] = {}
     for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         layers.setdefault(path[:-1], []).append(i)
@@ -153,7 +154,7 @@ def _modules(tree) -> list[list[int]]:
 
 
 def _profiled(tree, profile) -> list[list[int]]:
-    """Leaves by the layers of a profile."""
+    """Return leaves by the layers of a profile."""
     index = {path: i for i, (path, _) in enumerate(named_leaves(tree))}
     known = [path for layer in profile.layers for path in layer]
     strange = sorted(set(known) ^ set(index))
@@ -166,7 +167,7 @@ def _profiled(tree, profile) -> list[list[int]]:
 
 
 def _shares(plan: planners.Plan, profile) -> list[float]:
-    """Of a mini-batch, forward and backward, after which each bucket is known."""
+    """Return the shares of a mini-batch, forward and backward, after which each bucket is known."""
     if profile is None or profile.ready is None or not profile.forward:
         return [1.0] * len(plan.buckets)
     whole = profile.forward + profile.ready[-1]
@@ -174,7 +175,7 @@ def _shares(plan: planners.Plan, profile) -> list[float]:
 
 
 def _bucket_messages(tree, buckets, shares) -> tuple[Payload, ...]:
-    """A payload, with its token, of every flat buffer; the last bucket ends the backward pass."""
+    """Return a payload, with its token, of every flat buffer; the last bucket leaves at the end."""
     leaves = jax.tree.leaves(tree)
     floats = [jnp.result_type(leaf.dtype, float) for leaf in leaves]
     payloads = []

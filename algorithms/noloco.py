@@ -1,18 +1,24 @@
 """NoLoCo: DiLoCo without an all-reduce; random pairs average, with momentum at every worker.
 
 J. Kolehmainen, N. Blagoev, J. Donaghy, O. Ersoy, C. Nies, *NoLoCo: No-all-reduce Low Communication
-Training Method for Large Models*, arXiv 2506.10911. From phi_i a worker makes H local steps, by
-D_i. Then all workers meet in random pairs (i, j), send each other both, and step with momentum:
+Training Method for Large Models*, arXiv 2506.10911. From phi_i a worker makes H local steps, with
+the progress D_i. Then all workers meet in random pairs (i, j), send each other both arrays, and
+step with momentum:
 
     v_i   <- alpha v_i + beta (D_i + D_j) / 2 - gamma (phi_i - phi_j) / 2
     phi_i <- phi_i + v_i
 
 The last term vanishes in the mean over the workers, which moves as if all of them took DiLoCo's
-outer step with the mean progress and plain momentum; it only keeps models together. Of two that
-always meet, the difference follows a linear recurrence whose roots are inside of the unit circle
-for 0 < gamma < 2 (1 + alpha). Momentum from one pair does harm in the next, so that pairs drawn at
-random bear less: on a complete graph of 8 workers 1.61 for alpha .5, and .43 for .9, in the mean
-square; on a hypercube 1.28 and .29. What is more is refused, see `comms.stability`.
+outer step with the mean progress and plain momentum; it only keeps models together. The difference
+of two workers that always meet follows a linear recurrence whose roots are inside of the unit
+circle for 0 < gamma < 2 (1 + alpha). Momentum from one pair does harm in the next, so that random
+pairs bear a smaller gamma. The largest one, in the mean square, of 8 workers:
+
+    graph        alpha = .5    alpha = .9
+    complete     1.61          .43
+    hypercube    1.28          .29
+
+A larger gamma is refused, see `comms.stability`.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +36,7 @@ from comms import gossip, stability
 
 
 class Outer(NamedTuple):
-    """The exchange's state of one worker."""
+    """State of the exchange of one worker."""
 
     velocity: Any  # v_i, like the parameters
 
@@ -40,7 +46,7 @@ def meet_with_momentum(
 ) -> optax.GradientTransformationExtraArgs:
     """Average progress and models with the partner of the active matching, then step.
 
-    updates: what local steps have gone back, -D_i. partners: [M, n] matchings.
+    updates: negative progress of the local steps, -D_i. partners: [M, n] matchings.
     """
 
     def update_fn(updates, state, params, *, active=None, batches=1, **extra):
@@ -74,10 +80,10 @@ def noloco(
     gamma: float = 0.7,
     seed: int = 0,
 ) -> Algorithm:
-    """Local steps of `optimizer`, then a meeting of random pairs with momentum.
+    """Step locally with `optimizer`, then let random pairs meet with momentum.
 
-    alpha: decay of the momentum; beta: rate of the progress; gamma: how strongly a pair is drawn
-    together; the largest stable one depends on alpha and on the graph. seed: of the matchings,
+    alpha: decay of the momentum; beta: rate of the progress; gamma: strength of the pull within a
+    pair, whose largest stable value depends on alpha and on the graph. seed: of the matchings,
     which are drawn from an edge colouring of `graph`. Every update needs all workers: a rule in
     rounds.
     """

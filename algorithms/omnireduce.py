@@ -2,11 +2,11 @@
 
 J. Fei, C.-Y. Ho, A. N. Sahu, M. Canini, A. Sapio, *Efficient Sparse Collective Communication and
 its application to Accelerate Distributed Deep Learning*, SIGCOMM 2021, Sec. 3: a gradient is cut
-into blocks of 256 elements. Workers send the ones that are not zero, with their numbers, to an
-aggregator, which sends all workers the sums. The aggregators live on the workers (colocated mode)
-and share the blocks. Exact: one step is one of `all_reduce`. The paper streams blocks, and learns
-from each which one is next; here lists have a fixed length, and where one does not hold all workers
-send everything, which the records count as `fallbacks`.
+into blocks of 256 elements. Workers send the non-zero blocks, with their numbers, to an aggregator,
+which sends all workers the sums. The aggregators live on the workers (colocated mode) and share the
+blocks. Exact: one step is one of `all_reduce`. The paper streams blocks, each with the number of
+the next one; here lists have a fixed length, and where one is too short all workers send
+everything, which the records count as `fallbacks`.
 """
 
 import jax
@@ -20,7 +20,7 @@ from algorithms.row_sparse import budget_rows, with_tables_reduced
 
 
 def in_blocks(inner: Reducer, block: int) -> Reducer:
-    """Let a reducer of arrays [n, ...] see blocks of `block` elements for rows, the last padded."""
+    """Let a reducer of arrays [n, ...] take blocks of elements for rows, the last padded."""
 
     def shape(leaf):
         return jax.ShapeDtypeStruct((-(-leaf.size // block), block), leaf.dtype)
@@ -54,8 +54,8 @@ def omnireduce(
     sparse: the parameters that are cut into blocks, as in `s2_reducer`; all others take part in a
         dense mean. block: elements of a block.
     ratio, budget: blocks that a worker may send of a parameter, relative to all or as a number.
-    union_ratio: blocks of all workers together, relative to all; None: as if no two workers had the
-        same.
+    union_ratio: blocks of all workers together, relative to all; None: as if no two workers had a
+        block in common.
     """
     if block < 1:
         raise ValueError(

@@ -2,16 +2,17 @@
 
 H. Tang et al., *1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
 Speed*, arXiv 2102.02888, Algorithm 1. Adam's variance settles early. So the first updates are
-Adam's; then the variance stays as it is, and what is left is momentum SGD with a fixed
-preconditioner, which bears compression with error feedback:
+Adam's; then the variance stays as it is, and the rest is momentum SGD with a fixed preconditioner,
+which bears compression with error feedback:
 
-    m_i <- C(b1 m + (1 - b1) g_i + e_i)     on every worker, which keeps in e_i what C left out
-    m   <- C(mean_i m_i + e)                where a chunk is added up, which keeps e
+    m_i <- C(b1 m + (1 - b1) g_i + e_i)     on every worker, which keeps the error of C in e_i
+    m   <- C(mean_i m_i + e)                on the worker that adds up a chunk and keeps e
     x   <- x - rate m / (sqrt(v) + eps)
 
 C is the signs times the mean magnitude of a chunk, an n-th of a parameter. An entry that had no
 gradient in the warm-up, as the row of a rare word, has no variance to be divided by, for ever. It
-takes the mean of those entries of its parameter that have one, or of all parameters' if none has.
+takes the mean variance of the other entries of its parameter, or of all parameters if there are
+none.
 
 A worker holds three arrays of a parameter's size, m, v and e_i, and an n-th of one, e. 0/1 Adam
 (arXiv 2202.06009), which also freezes the variance at intervals and skips exchanges, is not built.
@@ -35,15 +36,15 @@ SILENT = 1e-8  # share of the usual variance below which an entry counts as with
 
 
 class OneBitAdamState(NamedTuple):
-    """The exchange's state of one worker; all but the reducers' is equal on all workers."""
+    """State of the exchange of one worker; all but the reducers' is equal on all workers."""
 
-    update: jax.Array  # [] int32, updates done, with those in which nobody finished anything
+    update: jax.Array  # [] int32, updates done, also without any contribution
     adam: optax.ScaleByAdamState  # m and v; its count stops with the warm-up, as v does
     reducers: tuple  # e_i and e of every parameter that is compressed
 
 
 def signs_both_ways(workers: int) -> Reducer:
-    """Sum of signs, itself sent as signs; what that leaves out of a chunk is added to its next sum.
+    """Sum signs, and send the sum as signs; a chunk's error is added to its next sum.
 
     Its state is e, float32 [chunk], in units of the mean.
     """
@@ -70,7 +71,7 @@ def momentum_in_signs(
     b2: float,
     eps: float,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace gradients by the direction of Adam, from means by `mean` of what workers send.
+    """Replace gradients by the direction of Adam, from means by `mean` of the workers' messages.
 
     mean: a `compressed_mean` that counts updates: first of gradients, later of momenta.
     """
@@ -92,14 +93,14 @@ def momentum_in_signs(
         correction = 1 - b2 ** state.adam.count.astype(jnp.float32)
 
         def preconditioned(m, v):
-            """0 where no parameter at all has seen a gradient, whatever signs say there."""
+            """Return the step, or 0 where no parameter at all has seen a gradient."""
             step = m / (jnp.sqrt(v / jnp.where(warm, 1, correction)) + eps)
             return jnp.where(v > 0, step, 0)
 
         coarse = jax.tree.map(preconditioned, found, _without_gaps(variance))
         direction = _choose(warm, dense, coarse)
         new = _choose(warm, stepped, state.adam._replace(mu=found))
-        if weight is not None:  # where nobody finished anything there is no mean
+        if weight is not None:  # without any contribution there is no mean
             some = jax.lax.psum(jnp.asarray(weight, jnp.float32), AXIS) > 0
             new = _choose(some, new, state.adam)
         return direction, OneBitAdamState(after.update, new, after.reducers)
@@ -117,10 +118,10 @@ def one_bit_adam(
     eps: float = 1e-8,
     weighting: str = "proportional",
 ) -> Algorithm:
-    """Adam on dense means of gradients, then on means of momenta in one bit; `optimizer` steps.
+    """Apply Adam to dense means of gradients, then to means of momenta in one bit per entry.
 
     optimizer: takes Adam's direction for a gradient: plain SGD, without a momentum of its own.
-    warmup_updates: in which gradients are all-reduced dense; the paper takes 15 % to 25 %.
+    warmup_updates: number of updates with dense all-reduces; the paper takes 15 % to 25 %.
     b1, b2, eps: of Adam. Parameters whose signs would not be smaller than themselves are always
     all-reduced dense. Every update needs all workers: a rule in rounds.
     """
@@ -159,7 +160,7 @@ def one_bit_adam(
 
 
 def _without_gaps(variance):
-    """The variances, with the usual one of a parameter in place of those that are next to none."""
+    """Return the variances, with the usual one of a parameter in place of vanishing ones."""
 
     def usual(*parts):
         count = sum((v > 0).sum() for v in parts)

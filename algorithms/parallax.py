@@ -5,9 +5,9 @@ S. Kim et al., *Parallax: Sparsity-aware Data Parallel Training of Deep Neural N
 workers' machines (Sec. 3.2), an all-reduce for dense ones. Exact: one step is one of `all_reduce`.
 
 Every worker gets the sums of all rows that changed, since it keeps a copy of the table. Parallax's
-workers keep none and pull the rows of their next mini-batch, so that what comes back to each is as
-much as it pushes. Lists have a fixed length; where one does not hold, all workers send everything,
-which the records count as `fallbacks`.
+workers keep none and pull the rows of their next mini-batch, so that each gets back as much as it
+pushes. Lists have a fixed length; where one is too short, all workers send everything, which the
+records count as `fallbacks`.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
 from comms import compact, owners
 from comms.messages import Payload
 
-AGREEMENT = 4  # bytes: the largest number of rows in a list
+AGREEMENT = 4  # bytes of the largest number of rows in a list
 
 
 def through_owners(
     own_of: Callable[[int], int], union_of: Callable[[int], int] | None = None
 ) -> Reducer:
-    """Sum of arrays [n, ...] by owners of rows, or else dense; see `comms.owners`.
+    """Sum arrays [n, ...] by owners of rows, or else dense; see `comms.owners`.
 
     own_of, union_of: n -> non-zero rows of a worker, and of all; None: n times a worker's.
     """
@@ -76,11 +76,11 @@ def parallax(
     union_ratio: float | None = None,
     weighting: str = "proportional",
 ) -> Algorithm:
-    """Push non-zero rows to their owners, who add them up, then let `optimizer` take one step.
+    """Push non-zero rows to their owners, which add them up, then let `optimizer` take one step.
 
     sparse: as in `s2_reducer`. ratio, budget: rows that a worker may push of a table, relative to
     the table or as a number. union_ratio: rows of all workers together, relative to the table;
-    None: as if no two workers had the same.
+    None: as if no two workers had a row in common.
     """
     own_of = budget_rows("parallax", ratio, budget)
     union_of = None if union_ratio is None else budget_rows("parallax", union_ratio, None)

@@ -16,7 +16,7 @@ from comms.messages import Payload
 
 
 def low_rank(rank: int, seed: int) -> Reducer:
-    """Sum, of rank `rank`, of arrays that are larger than their factors; its state is Q."""
+    """Sum arrays that are larger than their factors, to rank `rank`; the state is Q."""
 
     def reduce(x, q, draw):
         total, q = codec.all_reduce(x, q, AXIS)
@@ -37,13 +37,13 @@ def powersgd(
     weighting: str = "proportional",
     seed: int = 0,
 ) -> Algorithm:
-    """All-reduce a low-rank approximation, keep what it misses for later, then step.
+    """All-reduce a low-rank approximation, keep its error for later, then step.
 
     rank: of every matrix; parameters that would not get smaller are all-reduced as they are.
     warmup_updates: this number of updates at the start are all-reduced dense.
     Every update needs all workers: a rule in rounds.
     """
-    codec.factor_shape((), rank)  # refuses a rank of 0
+    codec.factor_shape((), rank)  # raises ValueError for a rank of 0
     reducer = compression.with_dense_warmup(low_rank(rank, seed), warmup_updates)
     reducer = compression.with_error_feedback(reducer)
     return compressed(

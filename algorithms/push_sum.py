@@ -22,20 +22,20 @@ from algorithms.links import Links, given, in_turn
 from comms import cost, gossip, topology
 from comms.messages import over_links
 
-WEIGHT_BYTES = 4  # w travels along
+WEIGHT_BYTES = 4  # bytes of w, which travels with x
 
 
 class PushSumState(NamedTuple):
-    """The exchange's state of one worker."""
+    """State of the exchange of one worker."""
 
     weight: jax.Array  # [] float32, w_i
-    inbox: Any  # messages (x, w) that have been sent to it but not arrived, [overlap, ...] each
+    inbox: Any  # messages (x, w) on their way to this worker, [overlap, ...] each
 
 
 def push(sources: np.ndarray, overlap: int) -> optax.GradientTransformationExtraArgs:
-    """Step on x, keep half of (x, w), push the other half; what arrives was sent `overlap` ago.
+    """Step on x, keep half of (x, w), push the other half; messages arrive after `overlap` updates.
 
-    sources: [M, n] permutations, whom every worker hears from; `active` chooses one of them.
+    sources: [M, n] permutations, the sender that every worker hears; `active` chooses one of them.
     """
 
     def init_fn(params):
@@ -64,15 +64,15 @@ def push(sources: np.ndarray, overlap: int) -> optax.GradientTransformationExtra
 
 
 def debiased(state, params) -> optax.Params:
-    """z = x / w; state: that of a chain whose last part is `push`."""
+    """Return z = x / w; state: that of a chain whose last part is `push`."""
     return jax.tree.map(lambda x: x / state[-1].weight.astype(x.dtype), params)
 
 
 def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int = 0) -> Algorithm:
-    """Stochastic gradient push with local steps of `optimizer`.
+    """Push gradients stochastically (SGP), with local steps of `optimizer`.
 
     overlap: updates for which a message is under way while its receiver goes on (Overlap SGP); 0
-    waits for it. Rules in rounds wait accordingly; on a mesh nothing of the exchange is hidden.
+    waits for it. Rules in rounds wait accordingly; on a mesh no part of the exchange is hidden.
     Every update needs all workers: a rule in rounds.
     """
     if overlap < 0:

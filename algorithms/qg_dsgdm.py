@@ -1,4 +1,4 @@
-"""QG-DSGDm: gossip whose momentum follows what the models did, steps and mixing together.
+"""QG-DSGDm: gossip whose momentum follows the moves of the models, steps and mixing together.
 
 T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi, *Quasi-Global Momentum: Accelerating Decentralized
 Deep Learning on Heterogeneous Data*, arXiv 2102.04761, Algorithm 1:
@@ -9,7 +9,7 @@ Deep Learning on Heterogeneous Data*, arXiv 2102.04761, Algorithm 1:
 
 Here lr m_i is kept, in the units of the parameters, so that any optimizer without a momentum of its
 own can make the step -lr g_i; with a constant rate that is the paper's. Momentum of own gradients
-grows along what differs between workers; this one vanishes where models rest, so that it neither
+grows along the differences between workers; this one vanishes where models rest, so that it neither
 adds to the bias of D-PSGD's second order, `adapt_then_combine`, nor removes it.
 
 Without gradients it is stable on the graphs of rounds of this project, but not for a W with an
@@ -38,7 +38,7 @@ from algorithms.links import Links
 
 
 class QuasiGlobal(NamedTuple):
-    """The exchange's state of one worker."""
+    """State of the exchange of one worker."""
 
     momentum: Any  # lr m_i, shapes of the parameters
     optimizer: Any
@@ -74,7 +74,7 @@ def quasi_global(
 
 
 def without_gradients(mix, x, learned, *, momentum) -> tuple:
-    """The update's linear map, see `algorithms.gossip.check_stable`."""
+    """Return the update's linear map, see `algorithms.gossip.check_stable`."""
     new = mix(x - momentum * learned)
     return new, momentum * learned + (1 - momentum) * (x - new)
 
@@ -87,7 +87,7 @@ def qg_dsgdm(
     mixing_matrix: str | np.ndarray = "metropolis",
     links: Links | None = None,
 ) -> Algorithm:
-    """Local steps of `optimizer` with quasi-global momentum, over the neighbours of `graph`.
+    """Step locally with `optimizer` and quasi-global momentum, over the neighbours of `graph`.
 
     momentum: both of the paper's beta and mu, in [0, 1). mixing_matrix, links: as in
     `algorithms.dpsgd`. Every update needs all workers: a rule in rounds.

@@ -20,8 +20,8 @@ from comms import quantise
 
 
 def rounded_to_levels(levels: int, bucket: int) -> Reducer:
-    """Sum of entries rounded to multiples of norm / levels; `bucket` entries share a norm."""
-    quantise.qsgd_bits(levels)  # refuses what has no code
+    """Sum entries rounded to multiples of norm / levels; `bucket` entries share a norm."""
+    quantise.qsgd_bits(levels)  # raises ValueError for levels without a code
     _check_bucket("qsgd", bucket)
     return gathered(
         lambda x, key: quantise.qsgd(x, levels, key, bucket),
@@ -31,7 +31,7 @@ def rounded_to_levels(levels: int, bucket: int) -> Reducer:
 
 
 def rounded_to_powers() -> Reducer:
-    """Sum of entries rounded to powers of two."""
+    """Return the sum of entries rounded to powers of two."""
     return gathered(
         quantise.natural,
         lambda message, size: quantise.natural_decode(message),
@@ -40,14 +40,14 @@ def rounded_to_powers() -> Reducer:
 
 
 def signs() -> Reducer:
-    """Sum of signs times each worker's mean magnitude."""
+    """Sum signs times each worker's mean magnitude."""
     return gathered(
         lambda x, key: quantise.sign(x), quantise.sign_decode, quantise.sign_payload_bytes
     )
 
 
 def rounded_to_int8(bucket: int) -> Reducer:
-    """Sum that every worker sends as int8 twice, rounded at random without bias."""
+    """Sum arrays that every worker sends as int8 twice, rounded at random without bias."""
     _check_bucket("int8_all_reduce", bucket)
     return two_phase(quantise.int8_codec(bucket))
 
@@ -62,7 +62,8 @@ def qsgd(
 ) -> Algorithm:
     """Gather entries rounded to multiples of norm / levels, then step.
 
-    levels: of a magnitude; 7 make codes of 4 bits. bucket: entries that share a norm.
+    levels: levels of a magnitude; 7 of them make codes of 4 bits. bucket: entries that share a
+    norm.
     """
     reducer = rounded_to_levels(levels, bucket)
     return _everything("qsgd", optimizer, reducer, weighting, seed)
@@ -82,7 +83,7 @@ def natural_compression(
 def ef_sign(
     optimizer: optax.GradientTransformation, *, weighting: str = "proportional"
 ) -> Algorithm:
-    """Gather signs and a mean magnitude, keep what they miss for later, then step."""
+    """Gather signs and a mean magnitude, keep their errors for later, then step."""
     reducer = compression.with_error_feedback(signs())
     return _everything("ef_sign", optimizer, reducer, weighting, seed=0)
 

@@ -1,4 +1,4 @@
-"""Reducers by the names that configs use, and how they compose.
+"""Reducers by the names that configs use, and their composition.
 
     local_sgd(exchange=top_k(ratio=0.01))
     all_reduce(exchange=chain(random_k(ratio=0.1), quantise(bits=4)))
@@ -7,8 +7,8 @@
 
 In a chain each reducer works on the values that the one before has picked: CocktailSGD (J. Wang et
 al., ICML 2023) is `chain(random_k, top_k, quantise)`, Qsparse-local-SGD (D. Basu et al., arXiv
-1906.02367) `local_sgd(exchange=error_feedback(top_k, quantise))`. What is sent is what the last one
-writes, and the indices that `top_k` needs.
+1906.02367) `local_sgd(exchange=error_feedback(top_k, quantise))`. The message of a chain is that of
+its last reducer, and the indices that `top_k` needs.
 """
 
 import functools
@@ -24,13 +24,13 @@ from comms import chunked, short_floats
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
-    """The largest entries of every worker, of every parameter a share `ratio`."""
+    """Sum the largest entries of every worker, of every parameter a share `ratio`."""
     check_ratio("top_k", ratio)
     return largest(ratio)._replace(name="top_k")
 
 
 def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
-    """The k largest entries of every chunk, in codes of `bits` each, 1 to 8 (arXiv 2508.15706)."""
+    """Sum the k largest entries of every chunk, in codes of 1 to 8 `bits` (arXiv 2508.15706)."""
     if not (1 <= k <= chunk <= 2**16 and 1 <= bits <= 8):
         raise ValueError(
             f"chunked_top_k: needs 1 <= k <= chunk <= 65536 and 1 to 8 bits, got {k}, {chunk} and "
@@ -46,7 +46,7 @@ def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
 
 
 def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int = 0) -> Reducer:
-    """The same random entries of all workers, of every parameter a share `ratio`.
+    """Sum the same random entries of all workers, of every parameter a share `ratio`.
 
     unbiased: scaled by 1 / ratio, which no error feedback can bear.
     """
@@ -56,7 +56,7 @@ def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int = 0) -> Redu
 
 
 def quantise(bits: int = 4, bucket: int = 512, seed: int = 0) -> Reducer:
-    """QSGD in codes of `bits` each, 2 to 16; `bucket` entries share a norm (arXiv 1610.02132)."""
+    """Round by QSGD to 2 to 16 `bits`; `bucket` entries share a norm (arXiv 1610.02132)."""
     if not 2 <= bits <= 16:
         raise ValueError(f"quantise: needs 2 to 16 bits, got {bits}; sign has 1 bit an entry")
     reducer = quantised.rounded_to_levels(2 ** (bits - 1) - 1, bucket)
@@ -64,32 +64,32 @@ def quantise(bits: int = 4, bucket: int = 512, seed: int = 0) -> Reducer:
 
 
 def natural(seed: int = 0) -> Reducer:
-    """Powers of two, a byte per entry (arXiv 1905.10988)."""
+    """Round to powers of two, a byte per entry (arXiv 1905.10988)."""
     return compression.with_seed(quantised.rounded_to_powers(), seed)._replace(name="natural")
 
 
 def sign() -> Reducer:
-    """Signs and their mean magnitude; biased, for error feedback (arXiv 1901.09847)."""
+    """Send signs and their mean magnitude; biased, for error feedback (arXiv 1901.09847)."""
     return quantised.signs()._replace(name="sign")
 
 
 def bf16() -> Reducer:
-    """Two bytes per value, of 8 bits each; the sum is found in float32 and rounded once."""
+    """Send two bytes per value, of 8 bits each; the sum is found in float32 and rounded once."""
     return compression.two_phase(short_floats.BFLOAT16)._replace(name="bf16")
 
 
 def fp16() -> Reducer:
-    """Two bytes per value, of 11 bits each; a power of two per worker and chunk keeps the range."""
+    """Send two bytes per value, of 11 bits each; a power of two per chunk keeps the range."""
     return compression.two_phase(short_floats.FLOAT16)._replace(name="fp16")
 
 
 def int8(bucket: int = 1024, seed: int = 0) -> Reducer:
-    """An all-reduce that sends int8; `bucket` entries share a scale."""
+    """All-reduce in int8; `bucket` entries share a scale."""
     return compression.with_seed(quantised.rounded_to_int8(bucket), seed)._replace(name="int8")
 
 
 def error_feedback(*reducers: Reducer) -> Reducer:
-    """Keep what a chain of reducers has left out, and add it to what is sent next."""
+    """Keep the error of a chain of reducers, and add it to the next message."""
     reducer = chain(*reducers)
     if remembers(reducer):
         raise ValueError("error_feedback: what it is given keeps a memory already; write it once")
@@ -100,7 +100,7 @@ def chain(*reducers: Reducer) -> Reducer:
     """Let every reducer work on the values that the one before has picked.
 
     Only `top_k` and `random_k` pick values, so that all but the last are of these. Raises
-    ValueError for what cannot follow one another.
+    ValueError for reducers that cannot follow one another.
     """
     if not reducers:
         raise ValueError(
@@ -128,5 +128,5 @@ def chain(*reducers: Reducer) -> Reducer:
 
 
 def remembers(reducer: Reducer) -> bool:
-    """Whether workers keep anything for the reducer."""
+    """Return True if workers keep anything for the reducer."""
     return bool(jax.tree.leaves(reducer.init(jax.ShapeDtypeStruct((8,), jnp.float32))))

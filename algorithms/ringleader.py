@@ -2,17 +2,18 @@
 
 A. Maranjyan, P. Richtarik, *Ringleader ASGD: The First Asynchronous SGD with Optimal Time
 Complexity under Data Heterogeneity*, arXiv 2509.22860, Algorithm 1. Asynchronous SGD follows the
-data of fast workers. Here the server keeps a table of what came from each of n workers, the sum G_i
-of b_i gradients, and goes through rounds of two phases:
+data of fast workers. Here the server keeps a table with the sum G_i of the b_i gradients of each of
+n workers, and goes through rounds of two phases:
 
     1  it adds every gradient to the table, and rests until all b_i >= 1
-    2  it makes n steps, one at the first arrival of every worker, which is added to the table:
+    2  it makes n steps, one at the first arrival from every worker, which is added to the table:
        x <- x - lr 1/n sum_i G_i / b_i          the last arrival of phase 1 makes the first of them
        gradients of workers that have had their step wait in the table of the next round
 
-Nobody waits and nothing is thrown away; a gradient is at most 2n - 2 steps old when it counts.
-The waiting rule is that of Asynchronous SGD, `k_async(k=1)`, as the table alone decides whether the
-server moves. Contributions of one update count one after the other, in the order of their row.
+No worker waits and no gradient is thrown away; the staleness of a gradient is at most 2n - 2 when
+it counts. The waiting rule is that of Asynchronous SGD, `k_async(k=1)`, as the table alone decides
+whether the server moves. Contributions of one update count one after the other, in the order of
+their row.
 
 A worker is either owed a step or gathers for the next round, so that one average G_i / b_i for each
 suffices; their mean is kept up to date. The server holds n + 2 models beside the newest one.
@@ -30,7 +31,7 @@ from comms.messages import Payload
 
 
 class Pushed(NamedTuple):
-    """All contributions of an update, as the server gets them."""
+    """Contributions of an update, as the server gets them."""
 
     gradients: Any  # [k, ...] for every parameter
     workers: jax.Array  # [k] int32
@@ -38,18 +39,18 @@ class Pushed(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The server's state."""
+    """State of the server."""
 
     averages: Any  # [n, ...] float32 for every parameter, G_i / b_i
     counts: jax.Array  # [n] int32, b_i
     owed: jax.Array  # [n] bool, workers that have yet to make the server move; none in phase 1
-    mean: Any  # like the parameters, float32: what the steps of phase 2 follow
-    coming: Any  # the same for the next round
+    mean: Any  # like the parameters, float32: direction of the steps of phase 2
+    coming: Any  # mean for the steps of the next round, likewise
     optimizer: Any
 
 
 def gathered() -> optax.GradientTransformationExtraArgs:
-    """Hand the contributions of all workers to the server, apart from each other."""
+    """Hand the contributions of all workers to the server, one by one."""
 
     def update_fn(updates, state, params=None, *, batches=1, worker=None, **extra):
         del params, extra
@@ -63,7 +64,7 @@ def gathered() -> optax.GradientTransformationExtraArgs:
 def average_of_averages(
     optimizer: optax.GradientTransformation, workers: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Let `optimizer` step along the mean over `workers` of what each has sent (Algorithm 1)."""
+    """Let `optimizer` step along the mean over `workers` of the average of each (Algorithm 1)."""
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init_fn(params):
@@ -105,7 +106,7 @@ def average_of_averages(
 
 
 def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Array, Table]:
-    """Whether the server moves now, and the table with one more contribution."""
+    """Return (True if the server moves now, the table with one more contribution)."""
     gradient, worker, batches = contribution
     counted, owed = batches > 0, table.owed[worker]
     known = table.counts[worker] + 1
@@ -118,7 +119,7 @@ def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Arra
         change = jnp.where(counted, (new.astype(jnp.float32) - average) / known, 0)
         coming = coming + jnp.where(owed, 0, change) / workers
         mean = jnp.where(complete, coming, mean + jnp.where(owed, change, 0) / workers)
-        # Who has made the server move begins anew, in the table of the next round.
+        # A worker that has made the server move begins anew, in the table of the next round.
         averages = averages.at[worker].set(jnp.where(moves, 0, average + change))
         return averages, mean, jnp.where(complete, 0, coming)
 
@@ -138,7 +139,7 @@ def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Arra
 
 
 def _messages(params, workers, row) -> tuple[Payload, ...]:
-    """A gradient, whose it is, and how many mini-batches are behind it."""
+    """Return a gradient, the number of its worker, and the number of its mini-batches."""
     del workers, row
     return (Payload(gathered=(cost.payload_bytes(params) + 8,)),)
 
@@ -146,8 +147,8 @@ def _messages(params, workers, row) -> tuple[Payload, ...]:
 def ringleader(optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
     """Let `optimizer` step along the mean of every worker's mean gradient of a round.
 
-    Wait for `k_async(k=1)`, Asynchronous SGD; rates are as of SGD on all data, with n steps a round
-    whose directions hardly differ.
+    Wait for `k_async(k=1)`, Asynchronous SGD; take the rate of SGD on all data, with n steps a
+    round whose directions hardly differ.
     """
     return Algorithm(
         exchange=gathered(),

@@ -7,7 +7,7 @@
 A faulty worker may send anything: noise, the opposite direction, infinities. No sum of
 contributions tells it from the others, so that every worker gathers all of them, n - 1 times the
 bytes of one. A worker that finished nothing is not counted. Where data are uneven honest workers
-differ as well, and all of these rest beside the optimum of the mean.
+differ as well, and all these methods rest beside the optimum of the mean.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from comms import cost
 from comms.collectives import HEADROOM
 from comms.messages import Payload
 
-# (contributions [k, ...], bool [k] whether they count, centre) -> (what stands for all, centre)
+# (contributions [k, ...], bool [k] whether they count, centre) -> (their aggregate, centre)
 Aggregate = Callable[[Any, jax.Array, Any], tuple[Any, Any]]
 
 
@@ -34,8 +34,8 @@ def coordinate_median(optimizer: optax.GradientTransformation) -> Algorithm:
 def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> Algorithm:
     """Let `optimizer` step along a mean without extremes, of every coordinate by itself.
 
-    trim: the largest and the smallest values that are left out, each; of few workers as many as
-    leave something.
+    trim: number of largest values, and of smallest values, that are left out; fewer where none
+    would be left.
     """
     if trim < 0:
         raise ValueError(f"trimmed_mean: needs trim >= 0 workers, got {trim}; 0 is the mean")
@@ -45,8 +45,8 @@ def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> A
 def krum(optimizer: optax.GradientTransformation, *, faulty: int = 1, keep: int = 1) -> Algorithm:
     """Let `optimizer` step along the contribution that is nearest to its n - faulty - 2 neighbours.
 
-    faulty: workers that may send anything; the proof wants 2 faulty + 2 < n. keep: how many
-    of the nearest are averaged, Multi-Krum.
+    faulty: workers that may send anything; the proof wants 2 faulty + 2 < n. keep: number of
+    nearest contributions in the mean, Multi-Krum.
     """
     if faulty < 0 or keep < 1:
         raise ValueError(
@@ -59,10 +59,10 @@ def krum(optimizer: optax.GradientTransformation, *, faulty: int = 1, keep: int 
 def centred_clipping(
     optimizer: optax.GradientTransformation, *, radius: float, iterations: int = 1
 ) -> Algorithm:
-    """Let `optimizer` step along a centre that nobody pulls farther than `radius`.
+    """Let `optimizer` step along a centre that no worker pulls farther than `radius`.
 
     v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|), from the v of the update before, so that
-    every update needs all workers. iterations: how often this is done in an update.
+    every update needs all workers. iterations: repetitions of this in an update.
     """
     if not radius > 0 or iterations < 1:
         raise ValueError(
@@ -78,7 +78,7 @@ def _robust(
 ) -> Algorithm:
     def update_fn(updates, centre, params=None, *, weight=None, **extra):
         del params, extra
-        weight = jnp.float32(1) if weight is None else weight  # all alike
+        weight = jnp.float32(1) if weight is None else weight  # None: all weigh alike
         counts = jax.lax.all_gather(weight, AXIS) > 0
         everybodys = jax.tree.map(
             lambda x: jax.lax.all_gather(x, AXIS).astype(jnp.float32), updates
@@ -99,11 +99,11 @@ def _robust(
 
 
 def _between(cut: Callable[[jax.Array], jax.Array]) -> Aggregate:
-    """The mean of the sorted values without the first and last `cut(count)`."""
+    """Return the mean of the sorted values without the first and last `cut(count)`."""
 
     def leaf(x, counts):
         count = counts.sum()
-        # What is not a number sorts as the largest, next to what does not count.
+        # NaN sorts as the largest, next to contributions that do not count.
         ordered = jnp.sort(jnp.where(_aligned(counts, x) & ~jnp.isnan(x), x, jnp.inf), axis=0)
         rank = jnp.arange(len(x))
         kept = (rank >= cut(count)) & (rank < count - cut(count))
@@ -116,7 +116,7 @@ def _between(cut: Callable[[jax.Array], jax.Array]) -> Aggregate:
 
 
 def _nearest(faulty: int, keep: int) -> Aggregate:
-    """The mean of the `keep` contributions whose nearest neighbours are the nearest."""
+    """Return the mean of the `keep` contributions whose nearest neighbours are the nearest."""
 
     def aggregate(everybodys, counts, centre):
         count, workers = counts.sum(), len(counts)
@@ -135,7 +135,7 @@ def _nearest(faulty: int, keep: int) -> Aggregate:
 
 
 def _clipped(radius: float, iterations: int) -> Aggregate:
-    """The centre, pulled by everybody, by nobody farther than `radius`."""
+    """Return the centre, pulled by every worker, by none farther than `radius`."""
 
     def aggregate(everybodys, counts, centre):
         for _ in range(iterations):
@@ -160,21 +160,21 @@ def _zeros(params):
 
 
 def _differences(everybodys, index):
-    """How far everybody is from one of them, [k, ...]."""
+    """Return the differences [k, ...] of all contributions from one of them."""
     return jax.tree.map(lambda x: x - x[index][None], everybodys)
 
 
 def _squared(tree) -> jax.Array:
-    """[k] squared lengths of vectors that are spread over the leaves [k, ...]."""
+    """Return [k] squared lengths of vectors that are spread over the leaves [k, ...]."""
     return sum((x.reshape(len(x), -1) ** 2).sum(axis=1) for x in jax.tree.leaves(tree))
 
 
 def _mean_of(x, kept) -> jax.Array:
-    """Mean of x [k, ...] over those that are kept [k]; 0 if none is."""
+    """Return the mean of x [k, ...] over the kept entries, [k] bool; 0 if there are none."""
     count = HEADROOM * jnp.maximum(kept.sum(), 1)
     return (HEADROOM * jnp.where(_aligned(kept, x), x, 0)).sum(axis=0) / count
 
 
 def _aligned(values, like) -> jax.Array:
-    """[k] as [k, 1, ...] beside an array [k, ...]."""
+    """Return [k] as [k, 1, ...] beside an array [k, ...]."""
     return values.reshape((-1, *[1] * (like.ndim - 1)))

@@ -1,4 +1,4 @@
-"""What methods share that treat row-sparse gradients apart: which parameters, and how many rows."""
+"""Parts that methods with row-sparse parameters share: their choice, and budgets of rows."""
 
 import fnmatch
 import math
@@ -11,11 +11,11 @@ from algorithms.base import Algorithm
 from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
 
-DEFAULT_RATIO = 0.18  # of a table's rows: 82 % less is sent
+DEFAULT_RATIO = 0.18  # share of a table's rows: 82 % fewer are sent
 
 
 def row_sparse(method: str, sparse: tuple[str, ...] | str) -> Callable[[str], bool]:
-    """path -> whether this parameter is row-sparse; see `s2_reducer`."""
+    """Return a function: path -> True for a row-sparse parameter; see `s2_reducer`."""
     if sparse == "auto":
         return lambda path: "embedding" in path
     if isinstance(sparse, str) or not sparse:
@@ -27,7 +27,7 @@ def row_sparse(method: str, sparse: tuple[str, ...] | str) -> Callable[[str], bo
 
 
 def with_known_paths(method: str, sparse: tuple[str, ...] | str, algorithm: Algorithm) -> Algorithm:
-    """Let the exchange refuse parameters among which a row-sparse one is missing."""
+    """Let the exchange refuse parameters that lack a row-sparse one."""
 
     def init_fn(params):
         paths = [
@@ -48,7 +48,7 @@ def with_known_paths(method: str, sparse: tuple[str, ...] | str, algorithm: Algo
 
 
 def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callable[[int], int]:
-    """Rows of a table -> rows in the budget, from a share or a number of them."""
+    """Return a function: rows of a table -> rows in the budget, from a share or a number."""
     if ratio is not None and budget is not None:
         raise ValueError(
             f"{method}: ratio={ratio} and budget={budget} both size it; give one of them"
@@ -64,7 +64,7 @@ def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callabl
 
 
 def tables(tree, chosen: Callable[[str], bool]) -> list:
-    """The arrays of a tree that are row-sparse, in order."""
+    """Return the row-sparse arrays of a tree, in order."""
     with_paths = jax.tree_util.tree_leaves_with_path(tree)
     named = (
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in with_paths
@@ -73,7 +73,7 @@ def tables(tree, chosen: Callable[[str], bool]) -> list:
 
 
 def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
-    """A method that says what it leaves open, and whose exchange does not run before it is decided.
+    """Return a method that names its open parameters, and whose exchange refuses to run before.
 
     decide: gradient -> parameters with which it is built again.
     """
@@ -89,7 +89,7 @@ def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
 
 
 def row_bytes(shape: tuple[int, ...]) -> int:
-    """Bytes of a row of a float32 array of this shape [n, ...]."""
+    """Return the bytes of a row of a float32 array of this shape [n, ...]."""
     return 4 * math.prod(shape[1:])
 
 
@@ -100,7 +100,7 @@ def with_tables_reduced(
     sparse: tuple[str, ...] | str,
     weighting: str,
 ) -> Algorithm:
-    """All-reduce SGD in which a reducer sums the row-sparse parameters; see `s2_reducer`."""
+    """Return all-reduce SGD in which a reducer sums the row-sparse parameters; see `s2_reducer`."""
     chosen = row_sparse(method, sparse)
     algorithm = compressed(
         method,

@@ -2,24 +2,23 @@
 
 K. Ge et al., *S2 Reducer: High-Performance Sparse Communication to Accelerate Distributed Deep
 Learning*, arXiv 2110.02140. The gradient of an embedding table is zero but in the rows of the words
-at hand. The workers agree by a bitmap on the rows that some of them have, and all-reduce a sketch
-of these; unlike lists of rows, both keep their size however many workers there are. A gradient
-whose non-zeros are scattered over its rows is sketched element by element instead.
+at hand. The workers agree by a bitmap on the union of their rows, and all-reduce a sketch of these;
+unlike lists of rows, both keep their size for any number of workers. A gradient whose non-zeros are
+scattered over its rows is sketched element by element instead.
 
-The paper estimates the sum of a row from its buckets. Since the bitmap says who else is in them, of
-a sketch with several rows of buckets all is found without error (`peel`), while the union fills at
-most 0.8 of the buckets. Workers know from the bitmap when that fails, or when an estimate would be
-mostly noise, and send something exact in place of the sketch. The records count these updates
-(`fallbacks`, `fallback_share`), their bytes and their seconds.
+The paper estimates the sum of a row from its buckets. The bitmap names the other rows in them, so
+that a sketch with several rows of buckets gives all sums without error (`peel`), while the union
+fills at most 0.8 of the buckets. Workers know from the bitmap when that fails, or when an estimate
+would be mostly noise, and send something exact in place of the sketch. The records count these
+updates (`fallbacks`, `fallback_share`), their bytes and their seconds.
 
 The exact variant sends the agreed rows themselves, compacted into a budget of rows, and everything
 where they do not fit. It is one step of all-reduce SGD. Without peeling a sketch's estimate is
 unbiased with one row of buckets, since the hash is a new one in every update. All other parameters
 take part in a dense mean.
 
-Error feedback is an option of the estimate with a price: what was left out is not zero any more, so
-that the union of rows grows; a sketch must have more columns than the union has rows for that to
-converge.
+Error feedback is an option of the estimate with a price: omitted rows are no longer zero, so that
+the union of rows grows; to converge, a sketch then needs more columns than the union has rows.
 """
 
 import math
@@ -45,7 +44,7 @@ from comms import sketch_error
 
 AUTO, ELEMENT, ROW = GRANULARITIES = ("auto", "element", "row")
 COLUMNS_PER_ROW = 3  # columns of an estimating sketch for every row expected in the union
-PEELED = 0.85  # rows expected in the union, relative to what peeling finds of many
+PEELED = 0.85  # rows expected in the union, relative to the number that peeling resolves
 
 
 def s2_reducer(
@@ -65,18 +64,18 @@ def s2_reducer(
     weighting: str = "proportional",
     seed: int = 0,
 ) -> Algorithm:
-    """All-reduce what is row-sparse through a bitmap and a sketch, then let `optimizer` step.
+    """All-reduce row-sparse parameters through a bitmap and a sketch, then let `optimizer` step.
 
     sparse: paths, "module/kernel", of the row-sparse parameters; "auto": those whose path contains
         "embedding".
-    granularity: what is sketched, a "row" or every "element" by itself. "auto": left to a gradient,
-        see `cheaper_granularity`; a run decides before it starts and records it.
+    granularity: unit of the sketch, a "row" or every "element" by itself. "auto": left to a
+        gradient, see `cheaper_granularity`; a run decides before it starts and records it.
     rows: of the sketch; an estimate is the median over them.
-    peel: take what is alone in a bucket out of the others, which is exact; false, or one row:
-        estimate everything, as the paper does.
-    fallback: what is sent where that cannot find the union, or an estimate has an expected squared
-        error of more than half of that of sending nothing. "exact": the rows of the union, with
-        room for at most twice as many; "dense": everything.
+    peel: take rows that are alone in a bucket out of their other buckets, which is exact; false, or
+        one row: estimate everything, as the paper does.
+    fallback: the message where peeling cannot find the union, or an estimate has an expected
+        squared error of more than half of that of sending nothing. "exact": the rows of the union,
+        with room for at most twice as many; "dense": everything.
     ratio: size of the sketch, or of the exact variant's budget, relative to the table.
     budget: instead, the rows or elements expected in the union. A sketch that is peeled gets 1.44
         buckets for each (with 3 rows), one that estimates 3 columns.
@@ -86,8 +85,8 @@ def s2_reducer(
         "single", "fixed:SIZE"); None: all at once.
     weighting: as in `all_reduce`. seed: of the hashes, the same on all workers.
 
-    Raises ValueError for a size that cannot be, and, at the latest when it sees the parameters,
-    where none or an unknown one is said to be sparse.
+    Raises ValueError for an impossible size, and, at the latest when it sees the parameters, where
+    none or an unknown one is named as sparse.
     """
     chosen = row_sparse("s2_reducer", sparse)
     budget_of = budget_rows("s2_reducer", ratio, budget)
@@ -138,7 +137,7 @@ def s2_reducer(
 def _columns_of(
     budget_of: Callable[[int], int], rows: int, peel: bool, expected: bool
 ) -> Callable[[int], int]:
-    """n -> columns of a sketch of n rows; expected: the budget is a number of rows of a union."""
+    """Return a function: n -> columns of a sketch of n rows; expected: budget of union rows."""
     if not expected:
         return lambda n: max(1, budget_of(n) // rows)
     if not peel:
@@ -148,7 +147,7 @@ def _columns_of(
 
 
 def _carried(columns_of: Callable[[int], int], rows: int, peel: bool) -> Callable[[int], int]:
-    """n -> rows of a union that a sketch of n rows carries, nearly always if it is peeled."""
+    """Return a function: n -> rows of a union that a sketch of n rows nearly always carries."""
     if peel:
         load = PEELED * sketch_error.peeling_load(rows)
         return lambda n: int(load * rows * columns_of(n))

@@ -1,4 +1,4 @@
-"""Sketched SGD: one sketch of the whole gradient, of which the heavy hitters are applied.
+"""Sketched SGD: one sketch of the whole gradient, and steps along its heavy hitters.
 
 D. Rothchild et al., *FetchSGD*, arXiv 2007.07682, Algorithm 1; N. Ivkin et al., *Communication-
 efficient distributed SGD with sketching*, arXiv 1903.04488. Workers add up sketches. Momentum and
@@ -7,13 +7,13 @@ may be absent:
 
     u <- decay u + S,  e <- e + u,  x <- top-k of the medians of e
 
-and cells of u and e that x touches are cleared, as the authors' code does. Algorithm 1 there has
+and cells of u and e that x touches are cleared, as in the authors' code. Algorithm 1 has
 e <- e - sketch(x), which loses nothing but diverges unless k is small. An entry of noise is picked
 where two of its three cells are large. A large cell has m entries picked, Poisson with the mean
 l = 0.8 sqrt(k d) / c for d entries and c columns, and loses its content m times, while each of them
 adds to a third cell. The energy changes with l^2 - l / 2: it grows if sqrt(k d) > 0.6 c.
 
-The learning rate comes after, instead of inside e: the same while it is constant.
+The learning rate comes after e instead of inside it: the same while it is constant.
 """
 
 import math
@@ -31,7 +31,7 @@ from comms.messages import Payload
 
 
 class SketchedState(NamedTuple):
-    """The server's memory."""
+    """Memory of the server."""
 
     momentum: jax.Array  # [rows, columns]
     error: jax.Array  # [rows, columns]
@@ -52,7 +52,7 @@ def sketch_mean(rows: int, ratio: float, seed: int) -> optax.GradientTransformat
 def heavy_hitters(
     rows: int, ratio: float, k_ratio: float, decay: float, seed: int
 ) -> optax.GradientTransformation:
-    """Replace a sketch by the k_ratio * size largest entries of what has accumulated, else 0."""
+    """Replace a sketch by the k_ratio * size largest entries of the accumulated error, else 0."""
 
     def init_fn(params):
         shape = (rows, _columns(_entries(params), rows, ratio))
@@ -85,8 +85,8 @@ def sketched_sgd(
     """All-reduce a sketch, then let `optimizer` step along its heavy hitters.
 
     ratio: size of the sketch relative to the gradient. rows: of the sketch.
-    k_ratio: share of entries that are applied.
-    momentum: decay of the momentum in sketch space, which stands in for the optimizer's.
+    k_ratio: share of applied entries.
+    momentum: decay of the momentum in sketch space, which replaces the optimizer's.
     """
     if not (0 < ratio <= 1 and 0 < k_ratio <= 1 and rows >= 1 and 0 <= momentum < 1):
         raise ValueError(

@@ -1,10 +1,10 @@
-"""SparCML: lists of non-zero rows merged by recursive doubling, dense from where that is shorter.
+"""SparCML: lists of non-zero rows merged by recursive doubling, dense where an array is shorter.
 
 C. Renggli et al., *SparCML: High-Performance Sparse Communication for Machine Learning*, SC 2019,
 arXiv 1802.08021, Sec. 5 (SSAR_Recursive_double, and its switch to a dense array beyond the size
 delta at which an array is as short as a list). Exact: one step is one of `all_reduce`. A list has
-room for what both sides may have; how many rows of a worker that are is a budget, beyond which all
-workers send everything, which the records count as `fallbacks`.
+room for the rows of both sides. The rows of a worker have a budget; beyond it all workers send
+everything, which the records count as `fallbacks`.
 """
 
 import jax
@@ -18,11 +18,11 @@ from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
 from comms import bitmap, compact, recursive_doubling
 from comms.messages import Payload
 
-AGREEMENT = 4  # bytes: the largest number of rows of a worker
+AGREEMENT = 4  # bytes of the largest number of rows of a worker
 
 
 def doubled(budget_of) -> Reducer:
-    """Sum of arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
+    """Sum arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
 
     def payload(leaf, workers, update):
         size, row = leaf.shape[0], row_bytes(leaf.shape)

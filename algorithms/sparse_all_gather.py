@@ -1,9 +1,9 @@
-"""Sparse all-gather: every worker sends the rows of its own gradient that are not zero.
+"""Sparse all-gather: every worker sends the non-zero rows of its own gradient.
 
-What frameworks do with sparse gradients of embedding tables, and what S2 Reducer (arXiv 2110.02140)
-is compared with: exact, but what a worker receives grows with the number of workers. Rows and their
-indices fill a fixed budget; where a worker has more, all send everything, which the metrics
-`fallbacks` and `fallback_bytes` count.
+The usual treatment of sparse gradients of embedding tables in frameworks, with which S2 Reducer
+(arXiv 2110.02140) is compared: exact, but the bytes that a worker receives grow with the number of
+workers. Rows and their indices fill a fixed budget; where a worker has more, all send everything,
+which the metrics `fallbacks` and `fallback_bytes` count.
 """
 
 import jax
@@ -19,10 +19,10 @@ from comms.messages import Payload
 
 
 def gathered_rows(budget_of) -> Reducer:
-    """Sum of arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
+    """Sum arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
 
     def payload(leaf, workers, update):
-        return Payload((4,), (list_bytes(leaf),))  # whether all fit; indices and values
+        return Payload((4,), (list_bytes(leaf),))  # a flag that all fit; indices and values
 
     def list_bytes(leaf):
         return budget_of(leaf.shape[0]) * (4 + row_bytes(leaf.shape))

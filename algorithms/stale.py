@@ -1,8 +1,8 @@
-"""Asynchronous SGD that knows how old a gradient is: one all-reduce, six things to do before it.
+"""Asynchronous SGD that knows the staleness of a gradient: six transforms before one all-reduce.
 
 A worker's gradient g was taken at w_tau, the server has w_j by now: `staleness` is j - tau, the
-distance is ||w_j - w_tau||^2. Which pushes make an update is the waiting rule's business, e.g.
-`k_batch_async`; a gradient that is fresh passes all of these unchanged.
+distance is ||w_j - w_tau||^2. The waiting rule, e.g. `k_batch_async`, decides which pushes make an
+update; a fresh gradient passes all transforms unchanged.
 
     delay_adaptive        g * min(1, n / staleness)          K. Mishchenko et al., arXiv 2206.07638,
                                                              A. Koloskova et al., arXiv 2206.08307
@@ -60,7 +60,7 @@ def scale_by_distance(
 
     def update_fn(updates, state, params, *, current=None, weight=None, **extra):
         del extra
-        if current is None:  # in lock-step everybody reads the newest parameters
+        if current is None:  # in lock-step every worker reads the newest parameters
             return updates, state
         moved = optax.tree.norm(optax.tree.sub(current, params), squared=True)
         distance = distance_of(moved, weight)
@@ -88,28 +88,28 @@ def compensate_delay(strength: float) -> optax.GradientTransformationExtraArgs:
 
 
 def before_all_reduce(transform, optimizer) -> Algorithm:
-    """All-reduce SGD whose contributions pass through `transform` first.
+    """Return all-reduce SGD whose contributions pass through `transform` first.
 
-    transform: leaves a contribution as it is if nothing is stale.
+    transform: leaves a contribution as it is if its staleness is 0.
     """
     exchange = optax.chain(optax.with_extra_args_support(transform), mean_over_workers())
     return all_reduce(optimizer)._replace(exchange=exchange)
 
 
 def delay_adaptive(optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
-    """Full steps up to a staleness of `workers`, then inversely proportional (2206.08307)."""
+    """Take full steps up to a staleness of `workers`, then in inverse proportion (2206.08307)."""
     return before_all_reduce(
         scale_by_staleness(lambda s: workers / jnp.maximum(s, workers)), optimizer
     )
 
 
 def inverse_staleness(optimizer: optax.GradientTransformation) -> Algorithm:
-    """Steps inversely proportional to the staleness (1511.05950)."""
+    """Take steps inversely proportional to the staleness (1511.05950)."""
     return before_all_reduce(scale_by_staleness(lambda s: 1 / jnp.maximum(s, 1)), optimizer)
 
 
 def polynomial_staleness(optimizer: optax.GradientTransformation, power: float = 0.5) -> Algorithm:
-    """Weights (1 + staleness)^-power: FedBuff's for 1/2, FedAsync's polynomial for any."""
+    """Weigh by (1 + staleness)^-power: FedBuff's for 1/2, FedAsync's polynomial for any."""
     _refuse("polynomial_staleness", power >= 0, f"power >= 0, got {power}; 0.5 is FedBuff's")
     return before_all_reduce(scale_by_staleness(lambda s: (1 + s) ** -power), optimizer)
 
@@ -117,7 +117,7 @@ def polynomial_staleness(optimizer: optax.GradientTransformation, power: float =
 def hinge_staleness(
     optimizer: optax.GradientTransformation, slope: float = 1.0, free: float = 4.0
 ) -> Algorithm:
-    """Weight 1 up to a staleness of `free`, then 1 / (slope (staleness - free) + 1) (FedAsync)."""
+    """Weigh by 1 up to a staleness of `free`, then by 1 / (slope (staleness - free) + 1)."""
     _refuse("hinge_staleness", min(slope, free) >= 0, f"slope, free >= 0, got {slope}, {free}")
     return before_all_reduce(
         scale_by_staleness(lambda s: 1 / (slope * jnp.maximum(s - free, 0) + 1)), optimizer
@@ -127,7 +127,7 @@ def hinge_staleness(
 def compensated_rate(
     optimizer: optax.GradientTransformation, threshold: float, per: str = "gradient"
 ) -> Algorithm:
-    """The rate min(C / ||w_j - w_tau||^2, eta_max) of "Slow and Stale Gradients".
+    """Step at the rate min(C / ||w_j - w_tau||^2, eta_max) of "Slow and Stale Gradients".
 
     eta_max is the optimizer's learning rate; threshold: C / eta_max, the squared distance up to
     which it applies. per: with several gradients in an update, "gradient" shrinks the far ones
@@ -139,7 +139,7 @@ def compensated_rate(
 
 
 def dc_asgd(optimizer: optax.GradientTransformation, strength: float = 0.04) -> Algorithm:
-    """Delay-compensated Async-SGD with a constant lambda = strength (1609.08326)."""
+    """Compensate the delay of Async-SGD, with a constant lambda = strength (1609.08326)."""
     _refuse("dc_asgd", strength >= 0, f"strength >= 0, got {strength}; 0 is Async-SGD")
     return before_all_reduce(compensate_delay(strength), optimizer)
 

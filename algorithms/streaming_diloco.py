@@ -10,8 +10,7 @@ round, in turn. Of P workers each holds theta_i, the server Theta; for the fragm
 
 The outer optimizer, here Nesterov momentum, has its own state for every fragment. With a single
 fragment, no overlap and alpha 0 this is DiLoCo. At equal bytes in all, a worker sends 1 / F of
-DiLoCo's peak at a time; what it sends may be rounded, in the paper to 4 bits, by any reducer
-without a memory.
+DiLoCo's peak at a time; any reducer without a memory may round it, in the paper to 4 bits.
 
 A round is `mini_batches` local steps, so that a fragment is due every F rounds: with the paper's
 letters H = F mini_batches and tau = overlap mini_batches. Fragments are equal stretches of all
@@ -34,15 +33,15 @@ from comms.lattice import ravel_floats
 
 
 class Outer(NamedTuple):
-    """The server's state; n = fragment_size(...)."""
+    """State of the server; n = fragment_size(...)."""
 
     update: jax.Array  # [] int32, rounds so far
     queue: Any  # [overlap, n] float32, mean progress that is still under way; (): no overlap
-    optimizer: Any  # of every fragment, [fragments, ...] each
+    optimizer: Any  # optimizer states of the fragments, [fragments, ...] each
 
 
 def fragment_size(tree, fragments: int) -> int:
-    """Entries of a fragment, the last of which is filled up with zeros."""
+    """Return the entries of a fragment, the last of which is filled up with zeros."""
     entries = sum(
         leaf.size for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)
     )
@@ -55,13 +54,13 @@ def _padded(tree, fragments: int) -> jax.Array:
 
 
 def fragment_of(tree, which, fragments: int) -> jax.Array:
-    """[n] the entries of one fragment of a model."""
+    """Return the entries [n] of one fragment of a model."""
     size = fragment_size(tree, fragments)
     return jax.lax.dynamic_slice(_padded(tree, fragments), (which * size,), (size,))
 
 
 def _placed(values, which, like, fragments: int) -> Any:
-    """A tree that has `values` in one fragment, and the entries of `like` elsewhere."""
+    """Return a tree that has `values` in one fragment, and the entries of `like` elsewhere."""
     vector, restore = ravel_floats(like)
     start = which * fragment_size(like, fragments)
     whole = jax.lax.dynamic_update_slice(_padded(like, fragments), values, (start,))
@@ -69,7 +68,7 @@ def _placed(values, which, like, fragments: int) -> Any:
 
 
 def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> Algorithm:
-    """The mean of a fragment by a reducer, with what it sends.
+    """Take the mean of a fragment by a reducer, with its messages.
 
     name: of the method, for errors. exchange: None: a plain mean. whole: paths of leaves that are
     not reduced. ValueError for a reducer with a memory.
@@ -92,10 +91,10 @@ def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> 
 def mean_of_fragment(
     mean: optax.GradientTransformationExtraArgs, fragments: int
 ) -> optax.GradientTransformationExtraArgs:
-    """What the workers' models are off the server's in the fragment that is due, by `mean`.
+    """Replace models by their mean distance from the server's in the due fragment, by `mean`.
 
-    Which one that is follows from the rounds of the server, as a worker that begins anew in the
-    place of a lost one has not counted them.
+    The rounds of the server choose the fragment, as a worker that begins anew in the place of a
+    lost one has not counted them.
     """
 
     def init_fn(params):
@@ -151,12 +150,12 @@ def streaming_diloco(
     exchange: Reducer | None = None,
     server: optax.GradientTransformation | None = None,
 ) -> Algorithm:
-    """Local steps of `optimizer`, and outer steps of `server` a fragment at a time.
+    """Step locally with `optimizer`, and take outer steps of `server` a fragment at a time.
 
-    fragments: of the model, one of which is sent after every round. overlap: rounds until what was
-    sent has come back, fewer than fragments; 0 waits for it. alpha: share of its own entries that a
-    worker keeps, in [0, 1). exchange: how a fragment is reduced, see `algorithms.reducers`; None:
-    its mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated. Every
+    fragments: of the model, one of which is sent after every round. overlap: rounds until the mean
+    has come back, fewer than fragments; 0 waits for it. alpha: share of its own entries that a
+    worker keeps, in [0, 1). exchange: reducer of a fragment, see `algorithms.reducers`; None: its
+    mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated. Every
     update needs all workers: a rule in rounds, or k_sync with K equal to the number of workers.
     """
     if fragments < 1 or not 0 <= overlap < fragments:

@@ -3,9 +3,9 @@
 G. Nadiradze, A. Sabour, P. Davies, S. Li, D. Alistarh, *Asynchronous Decentralized SGD with
 Quantized and Local Updates*, arXiv 1910.12308. Three copies of the model live at a worker:
 
-    base   where its current local steps began     (the parameters of the method)
-    live   what they have become                   (only inside a worker's update)
-    comm   what others average with                (state of the exchange)
+    base   start of its current local steps        (the parameters of the method)
+    live   result of these steps so far            (only inside a worker's update)
+    comm   copy that others average with           (state of the exchange)
 
 A worker i that has made its local steps, G_i = base_i - live_i, meets j, which need not stop:
 
@@ -16,9 +16,9 @@ Q is the identity, or the lattice codec of `comms.lattice` in a few bits: the di
 the sum of all comm exactly, whatever Q. With one local step this is AD-PSGD (X. Lian et al., arXiv
 1710.06952), whose gradient is taken at a snapshot and applied after an average of the pair.
 
-Schedules of pairs come from `stragglers.pairs`; in lock-step the partners are a random matching of
-the graph's edge colouring, the same on all workers. What travels is the encoded message, on a mesh
-as well; what has to be sent again after a failed decode is counted by the codec's metrics.
+Schedules of pairs come from `stragglers.rules.pairs`; in lock-step the partners are a random
+matching of the graph's edge colouring, the same on all workers. The encoded message itself travels,
+on a mesh as well; the codec's metrics count messages that are repeated after a failed decode.
 """
 
 from typing import Any, NamedTuple
@@ -35,11 +35,11 @@ from algorithms.links import Links, given, one_at_a_time
 from comms import cost, gossip, lattice, lattice_ladder, topology
 from comms.messages import Payload, over_links
 
-FIRST_BOUND = 0.1  # of the codec on the distance of two models: learnt from the first meeting on
+FIRST_BOUND = 0.1  # bound of the codec on the distance of two models, until the first meeting
 
 
 class Rounding(NamedTuple):
-    """How coordinates go to the lattice, and the fewest bits with which models then meet."""
+    """Rounding of coordinates to the lattice, and the fewest bits with which models then meet."""
 
     unbiased: bool
     least_bits: int
@@ -50,34 +50,34 @@ ROUNDINGS = {"nearest": Rounding(False, 3), "unbiased": Rounding(True, 4)}
 
 
 class Quantised(NamedTuple):
-    """What is constant of the codec: bits of a coordinate, and how they are rounded."""
+    """Constants of the codec: bits of a coordinate, and their rounding."""
 
     bits: int
     rounding: str = "nearest"  # a key of ROUNDINGS
-    seed: int = 0  # of what unbiased rounding draws
+    seed: int = 0  # of draws of unbiased rounding
 
 
 class Codec(NamedTuple):
-    """What a worker has learnt and counted of its messages."""
+    """Bounds and counters of a worker's messages."""
 
-    bound: jax.Array  # [buckets] float32, distance to expect of the next partner
+    bound: jax.Array  # [buckets] float32, expected distance of the next partner
     meetings: jax.Array  # [] int32
     failed: jax.Array  # [] float32, buckets that were sent again
-    full_precision: jax.Array  # [] float32, buckets that went as float32 at last
+    full_precision: jax.Array  # [] float32, buckets sent in float32 at last
     skipped: jax.Array  # [] float32, buckets that were not finite
-    extra_messages: jax.Array  # [] float32, beyond a message and its answer a meeting
-    extra_bytes: jax.Array  # [] float32, of these
+    extra_messages: jax.Array  # [] float32, beyond a message and its answer per meeting
+    extra_bytes: jax.Array  # [] float32, bytes of these
 
 
 class SwarmState(NamedTuple):
-    """The exchange's state of one worker."""
+    """State of the exchange of one worker."""
 
-    comm: Any  # like the parameters; () if partners are averaged when both have stopped
+    comm: Any  # like the parameters; () if only stopped partners are averaged
     codec: Codec | tuple  # () without quantisation
 
 
 def _wire_of(partners: np.ndarray | None):
-    """(partner, active) -> how a worker is tied to whom it meets."""
+    """Return a function: (partner, active) -> a worker's wire to its partner."""
 
     def wire(partner, active) -> lattice_ladder.Wire:
         me = jax.lax.axis_index(AXIS)
@@ -111,7 +111,7 @@ def _start_codec(params, quantised: Quantised | None):
 
 
 def _average(mine, codec, wire: lattice_ladder.Wire, quantised: Quantised | None, worker):
-    """(mine + (Q_theirs - Q_mine) / 2, the codec after it)."""
+    """Return (mine + (Q_theirs - Q_mine) / 2, the codec after it)."""
     if quantised is None:
         return jax.tree.map(lambda a, b: a + (b / 2 - a / 2), mine, wire.swap(mine)), codec
     key = None
@@ -132,7 +132,7 @@ def _average(mine, codec, wire: lattice_ladder.Wire, quantised: Quantised | None
         codec.extra_messages + report.extra_messages,
         codec.extra_bytes + report.extra_bytes,
     )
-    # Who is left alone has sent nothing.
+    # A worker without a partner has sent nothing.
     codec = jax.tree.map(lambda new, old: jnp.where(wire.met, new, old), learnt, codec)
     return restore(vector + lattice.flat(difference, vector.size) / 2), codec
 
@@ -143,8 +143,8 @@ def meet(
     """Average the public copies of a pair, then subtract one's own progress.
 
     updates: base - live of a worker that has made its local steps (batches > 0), else anything.
-    quantised: what travels; None: float32. partners: [M, n] matchings of which `active`
-    chooses one; None: `partner` says whom. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
+    quantised: codec of the messages; None: float32. partners: [M, n] matchings of which `active`
+    chooses one; None: `partner` names it. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
     """
     wire_of = _wire_of(partners)
 
@@ -200,7 +200,7 @@ def swarm(
     lockstep: bool = False,
     seed: int = 0,
 ) -> Algorithm:
-    """SwarmSGD with local steps of `optimizer`, whose state never leaves the worker.
+    """Step locally with `optimizer` (its state stays with the worker), and average in pairs.
 
     bits: of a coordinate in a message, 3 to 16; None: float32. rounding: of the codec, to the
     `nearest` lattice point, or `unbiased`, E[Q(x)] = x, as the paper's lemma assumes. blocking:
@@ -246,7 +246,7 @@ def _quantised(bits: int | None, rounding: str, seed: int) -> Quantised | None:
 
 
 def ad_psgd(optimizer: optax.GradientTransformation, graph: nx.Graph) -> Algorithm:
-    """AD-PSGD: a gradient at a snapshot, an atomic average with a neighbour, then the step.
+    """Take a gradient at a snapshot, average atomically with a neighbour, then step: AD-PSGD.
 
     Wait for `bipartite_pairs`, the paper's split into active and passive workers, or for
     `random_pairs`. Source: arXiv 1710.06952, Algorithm 1.
@@ -255,7 +255,7 @@ def ad_psgd(optimizer: optax.GradientTransformation, graph: nx.Graph) -> Algorit
 
 
 def codec_metrics(state: SwarmState) -> dict:
-    """Sums and means over the workers of what the lattice codec has counted."""
+    """Return sums and means over the workers of the lattice codec's counters."""
     codec = state.codec
     return {
         "decode_failures": codec.failed.sum(),
@@ -267,7 +267,7 @@ def codec_metrics(state: SwarmState) -> dict:
 
 
 def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | None):
-    """Each way of every meeting a message, and if encoded its answer; retries aside.
+    """Return a message each way of every meeting, and if encoded its answer; retries aside.
 
     Public copies need no gradient.
     """

@@ -19,12 +19,12 @@ from algorithms.compression import Encoder, Reducer
 from comms import sparse
 from comms.messages import Payload
 
-INDEX_BYTES = 4  # of an int32
-STAGES = 4  # of the warm-up, as in DGC: 25 %, 6.25 %, 1.6 %, 0.4 %, then 0.1 %
+INDEX_BYTES = 4  # bytes of an int32
+STAGES = 4  # of the warm-up's ratio, as in DGC: 25 %, 6.25 %, 1.6 %, 0.4 %, then 0.1 %
 
 
 def largest(ratio: float) -> Reducer:
-    """Sum of the largest entries of each worker, ratio * size of them."""
+    """Sum the largest entries of each worker, ratio * size of them."""
 
     def reduce(x, state, draw):
         del draw
@@ -47,7 +47,7 @@ def largest(ratio: float) -> Reducer:
 
 
 def _listed(ratio: float, inner: Reducer) -> Reducer:
-    """`largest`, whose values travel as the encoder of `inner` writes them."""
+    """Return `largest` with values that travel as the encoder of `inner` writes them."""
     encoder = inner.encoder
     if encoder is None:
         raise ValueError(
@@ -86,7 +86,7 @@ def _listed(ratio: float, inner: Reducer) -> Reducer:
 
 
 def with_ratio_warmup(ratio: float, updates: int) -> Reducer:
-    """`largest`, whose ratio falls to its value in equal factors over the first `updates`.
+    """Return `largest` with a ratio that falls in equal factors over the first `updates`.
 
     arXiv 1712.01887 Sec. 3.3.
     """
@@ -106,9 +106,9 @@ def with_ratio_warmup(ratio: float, updates: int) -> Reducer:
 
 
 def random(ratio: float, unbiased: bool, inner: Reducer | None = None) -> Reducer:
-    """Sum of the same random entries of all workers, ratio * size of them.
+    """Sum the same random entries of all workers, ratio * size of them.
 
-    unbiased: scaled by size / entries. inner: how the entries are summed; None: all-reduced.
+    unbiased: scaled by size / entries. inner: reducer of the entries; None: an all-reduce.
     """
     last = compression.dense() if inner is None else inner
 
@@ -148,8 +148,8 @@ def top_k(
     """Gather the largest entries of every worker, keep the others for later, then step.
 
     ratio: share of entries that are sent, of every parameter at least one.
-    momentum: decay of DGC's momentum, which then stands in for the optimizer's.
-    warmup_updates: in which the ratio falls to its value.
+    momentum: decay of DGC's momentum, which then replaces the optimizer's.
+    warmup_updates: number of updates over which the ratio falls to its value.
     """
     check_ratio("top_k", ratio)
     if not 0 <= momentum < 1:
@@ -179,7 +179,7 @@ def random_k(
     """All-reduce the same random entries of every worker, then step.
 
     ratio: share of entries that are sent, of every parameter at least one.
-    error_feedback: keep the others for later; without, what is sent is scaled to be unbiased.
+    error_feedback: keep the others for later; false: scale the sent entries to be unbiased.
     """
     check_ratio("random_k", ratio)
     reducer = random(ratio, unbiased=not error_feedback)
@@ -199,7 +199,7 @@ def _share(size: int, ratio: float) -> int:
 
 
 def _sent(leaf, ratio: float) -> int:
-    return min(_entries(leaf, ratio), math.prod(leaf.shape))  # of an empty one nothing
+    return min(_entries(leaf, ratio), math.prod(leaf.shape))  # none of an empty leaf
 
 
 def check_ratio(method: str, ratio: float) -> None:

@@ -1,7 +1,7 @@
 """Reducers of row-sparse arrays that know the union of the workers' rows from a bitmap.
 
-What S2 Reducer (arXiv 2110.02140) is made of: the rows of the union in a sketch, or themselves in a
-budget, and which granularity sends less.
+Parts of S2 Reducer (arXiv 2110.02140): the rows of the union in a sketch, or themselves in a
+budget, and the choice of the granularity with fewer bytes.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from algorithms.row_sparse import row_bytes
 from comms import bitmap, compact, sketch, sketch_error
 from comms.messages import Payload
 
-NOISE = 0.5**0.5  # the largest error of an estimate, relative to that of sending nothing
+NOISE = 0.5**0.5  # largest error of an estimate, relative to that of an estimate of 0
 
 
 def capacities_dense(rows: int, buckets: int) -> tuple[int, ...]:
-    """No capacity: a union that a sketch cannot carry makes the workers send everything."""
+    """Return no capacity: for a union beyond the sketch the workers send everything."""
     del rows, buckets
     return ()
 
 
 def capacities_exact(rows: int, buckets: int) -> tuple[int, ...]:
-    """Rows that fit in each message of the fallback: doubling, so that at most half is unused."""
+    """Return the rows that fit in each message of the fallback; at most half is unused."""
     found, capacity = [], buckets
     while capacity < rows:
         found.append(capacity)
@@ -41,7 +41,7 @@ def sketched(
     peel: bool,
     capacities_of: Callable[[int, int], tuple[int, ...]],
 ) -> Reducer:
-    """Sum of the non-zero rows of an array [n, ...], found in a sketch, or else sent themselves.
+    """Sum the non-zero rows of an array [n, ...], found in a sketch, or else sent themselves.
 
     rows: of the sketch; columns_of: n -> columns of the sketch; peel: see `s2_reducer`;
     capacities_of: (n, buckets) -> rows that fit in the messages of the fallback, rising.
@@ -51,7 +51,7 @@ def sketched(
         return capacities_of(n, rows * columns_of(n))
 
     def planned(words, n, draw):
-        """(seed, rows of the union that a sketch with it would not carry)."""
+        """Return (seed, rows of the union that a sketch with it would not carry)."""
         seed, columns = jax.random.bits(draw.shared, (), jnp.uint32), columns_of(n)
         if peel:
             return sketch.resolving_seed(words, rows, columns, n, seed)
@@ -100,7 +100,7 @@ def _rows_sent(words, capacity: int) -> Callable:
 
 
 def _first_that_fits(branches, chosen, x):
-    """branches[chosen](x), as conditions in each other: the next one is where this does not fit."""
+    """Return branches[chosen](x), as nested conditions: each branch asks for the next one."""
     first, *others = branches
     if not others:
         return first(x)
@@ -108,7 +108,7 @@ def _first_that_fits(branches, chosen, x):
 
 
 def compacted(budget_of: Callable[[int], int]) -> Reducer:
-    """Sum of the non-zero rows of an array [n, ...], in a budget of rows or else dense.
+    """Sum the non-zero rows of an array [n, ...], in a budget of rows or else dense.
 
     budget_of: n -> rows that fit.
     """
@@ -134,10 +134,10 @@ def compacted(budget_of: Callable[[int], int]) -> Reducer:
 
 
 def cheaper_granularity(arrays, reducer: Reducer, carried: Callable[[int], int]) -> str:
-    """By which of "row" and "element" a reducer sends less of the arrays [n, ...], together.
+    """Return "row" or "element", the unit with fewer bytes for the arrays [n, ...] together.
 
-    carried: n -> how many of n rows, or elements, are sent as planned. A union that is larger goes
-    by the smallest alternative that holds it.
+    carried: n -> number of the n rows, or elements, that are sent as planned. A union that is
+    larger goes by the smallest alternative that holds it.
     """
 
     def size(array) -> int:

@@ -1,7 +1,7 @@
-"""Bitmaps in packed words: which entries are not zero, over all workers.
+"""Bitmaps in packed words: the non-zero entries of arrays, over all workers.
 
-Bit b of word w stands for entry 32 w + b. A bitmap is also how non-zeros are compacted: its set
-bits are found by counting bits per word, which reads 1/32 of what `jnp.nonzero` does.
+Bit b of word w stands for entry 32 w + b. A bitmap also serves to compact non-zeros: counting bits
+per word finds its set bits, and reads 1/32 of the bytes that `jnp.nonzero` does.
 """
 
 from collections.abc import Callable
@@ -16,22 +16,22 @@ Carry = TypeVar("Carry")
 
 
 def occupied(x) -> jax.Array:
-    """bool [n] of which x[i] is not all zeros; x [n] or [n, ...]. NaN and infinity are not zero."""
+    """Mark the entries of x [n] or [n, ...] that are not all zeros, bool [n]; NaN is non-zero."""
     return (x != 0).any(axis=tuple(range(1, x.ndim)))
 
 
 def pack(mask) -> jax.Array:
-    """Mask, bool [n], as words, uint32 [ceil(n / 32)]; padded with zeros."""
+    """Return a mask, bool [n], as words, uint32 [ceil(n / 32)]; padded with zeros."""
     return pack_codes(mask, 1)
 
 
 def unpack(words, size: int) -> jax.Array:
-    """Words, uint32 [ceil(size / 32)], as bool [size]."""
+    """Return words, uint32 [ceil(size / 32)], as bool [size]."""
     return unpack_codes(words, 1, size).astype(bool)
 
 
 def pack_codes(codes, bits: int) -> jax.Array:
-    """Codes in [0, 2^bits), any integer or bool [n], as uint32 words of 32 // bits codes each."""
+    """Pack codes in [0, 2^bits), integers or bool [n], as uint32 words of 32 // bits each."""
     per_word = 32 // bits
     if bits <= 2 and codes.size % per_word == 0:
         return _packed_by_fours(codes, bits)
@@ -41,14 +41,14 @@ def pack_codes(codes, bits: int) -> jax.Array:
 
 
 def unpack_codes(words, bits: int, size: int) -> jax.Array:
-    """The codes, uint32 [size], that `pack_codes` packed."""
+    """Return the codes, uint32 [size], that `pack_codes` packed."""
     shifts = jnp.arange(32 // bits, dtype=jnp.uint32) * bits
     codes = (words[:, None] >> shifts[None]) & jnp.uint32(2**bits - 1)
     return codes.ravel()[:size]
 
 
 def union(words, axis: str = AXIS) -> jax.Array:
-    """Words of the bits that are set on any worker, equal on all of them.
+    """Return words of the bits that are set on any worker, equal on all of them.
 
     XLA has no OR in an all-reduce. Every worker receives its share of all bitmaps (all-to-all),
     ORs it and gathers the shares: 2 (n - 1) / n of the bitmap is sent, as by a ring all-reduce,
@@ -64,21 +64,21 @@ def union(words, axis: str = AXIS) -> jax.Array:
 
 
 def count(words) -> jax.Array:
-    """Number of set bits, int32 scalar."""
+    """Return the number of set bits, int32 scalar."""
     return jnp.sum(jax.lax.population_count(words), dtype=jnp.int32)
 
 
 def positions(words, slots: int) -> jax.Array:
-    """Positions of the first `slots` set bits, int32 [slots], rising; 32 words beyond the last.
+    """Find the first `slots` set bits: positions, int32 [slots], rising; 32 words beyond the last.
 
-    What lies beyond is out of bounds for every array of the bitmap's size: read with
+    Positions beyond are out of bounds for every array of the bitmap's size: read with
     `mode="fill"`, write with `mode="drop"`.
     """
     return _select(words, _ends(words), 0, slots)
 
 
 def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: int) -> Carry:
-    """Folds `carry = body(positions, carry)` over all set bits, `slots` of them at a time.
+    """Fold `carry = body(positions, carry)` over all set bits, `slots` of them at a time.
 
     positions: int32 [slots], as in `positions`. Shapes stay static and nothing is left out,
     while the work follows the number of set bits.
@@ -94,15 +94,12 @@ def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: i
 
 
 def payload_bytes(size: int) -> int:
-    """Bytes of the bitmap of `size` entries, an all-reduce's payload of uint32 words."""
+    """Return the bytes of the bitmap of `size` entries, an all-reduce's payload of uint32 words."""
     return 4 * -(-size // 32)
 
 
 def _packed_by_fours(codes, bits: int):
-    """As `pack_codes` for codes of 1 or 2 bits that fill their words, several times faster on CPU.
-
-    Four codes lie side by side in the bytes of a word, and a few operations move them together.
-    """
+    """Pack codes of 1 or 2 bits that fill their words, several times faster on CPU."""
     word = jax.lax.bitcast_convert_type(codes.astype(jnp.uint8).reshape(-1, 4), jnp.uint32)
     if bits == 1:
         word = ((word * 0x01020408) >> 24) & 0xF
@@ -113,12 +110,12 @@ def _packed_by_fours(codes, bits: int):
 
 
 def _ends(words):
-    """Running number of set bits up to the end of every word, int32."""
+    """Return the running number of set bits up to the end of every word, int32."""
     return jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
 
 
 def _select(words, ends, first, slots: int):
-    """Positions of the set bits number first ... first + slots - 1."""
+    """Return the positions of the set bits number first ... first + slots - 1."""
     if words.size == 0:
         return jnp.zeros(slots, jnp.int32)
     number = first + jnp.arange(slots, dtype=jnp.int32)
@@ -130,7 +127,7 @@ def _select(words, ends, first, slots: int):
         1, mode="drop", indices_are_sorted=True
     )
     word = jnp.cumsum(started) - 1
-    # Within the word: halve its width, going up past the bits that come before the wanted one.
+    # Within the word: halve its width, going up past the bits before the wanted one.
     rank, rest = number - starts[word], words[word]
     bit = jnp.zeros(slots, jnp.int32)
     for width in (16, 8, 4, 2, 1):

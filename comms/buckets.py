@@ -1,9 +1,10 @@
-"""Which layers to all-reduce together, so that communication hides behind the backward pass.
+"""Buckets of layers that are all-reduced together, so that communication hides behind backward.
 
 Shi, Chu, Li, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms",
 arXiv 1811.11141 and 1912.09268. Layers are numbered in backward order: layer 0 is the last of the
 model, whose gradient is ready first. Buckets are runs of neighbours; one channel all-reduces them
-one after the other, in order and without preemption, each from when all its gradients are ready.
+one after the other, in order and without preemption, each from the moment at which all its
+gradients are ready.
 
 A plan for a model of one's own, from its parameters' sizes and the measured times (in seconds from
 the start of the backward pass) at which their gradients are ready:
@@ -33,15 +34,15 @@ class Plan(NamedTuple):
     """Buckets and their predicted timeline, in seconds from the start of the backward pass."""
 
     buckets: list[list[int]]  # layers of each, in backward order
-    ready: np.ndarray  # [buckets] when the last gradient of a bucket is ready
-    start: np.ndarray  # [buckets] of its all-reduce
-    end: np.ndarray  # [buckets] of its all-reduce
-    finish: float  # of everything
+    ready: np.ndarray  # [buckets] seconds until the last gradient of a bucket is ready
+    start: np.ndarray  # [buckets] start of its all-reduce
+    end: np.ndarray  # [buckets] end of its all-reduce
+    finish: float  # end of everything
     exposed: float  # seconds of communication after the end of the backward pass
 
 
 def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
-    """The timeline of given buckets.
+    """Return the timeline of given buckets.
 
     buckets: layers of each, which together are all layers in backward order; sizes: [L] bytes;
     ready: [L] seconds from the start of the backward pass, non-decreasing, the last of which is
@@ -59,19 +60,19 @@ def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
 
 
 def wfbp(sizes, ready, cost) -> Plan:
-    """One all-reduce per layer: wait-free backpropagation. Arguments as in `evaluate`."""
+    """Plan one all-reduce per layer: wait-free backpropagation. Arguments as in `evaluate`."""
     sizes, ready = _check(sizes, ready)
     return _timeline(np.arange(1, len(sizes) + 1), sizes, ready, cost)
 
 
 def single(sizes, ready, cost) -> Plan:
-    """One all-reduce of everything after the backward pass. Arguments as in `evaluate`."""
+    """Plan one all-reduce of everything after the backward pass. Arguments as in `evaluate`."""
     sizes, ready = _check(sizes, ready)
     return _timeline([len(sizes)], sizes, ready, cost)
 
 
 def fixed(sizes, ready, cost, bytes: float = 25 * 2**20) -> Plan:
-    """Buckets that are sent once they hold `bytes` or more; the last one may hold less.
+    """Plan buckets that are sent once they hold `bytes` or more; the last one may hold less.
 
     The rule and the default of PyTorch's DistributedDataParallel, but for its small first bucket.
     Other arguments as in `evaluate`.
@@ -89,11 +90,11 @@ def fixed(sizes, ready, cost, bytes: float = 25 * 2**20) -> Plan:
 
 
 def greedy(sizes, ready, cost) -> Plan:
-    """MG-WFBP's merging as its authors released it; alpha is the cost of no bytes.
+    """Merge as in the authors' release of MG-WFBP; alpha is the cost of no bytes.
 
-    A bucket takes in the next layer if that is ready before the bucket would have been sent, and
-    less than alpha after the bucket could start. Not optimal, even where the cost is affine.
-    Arguments as in `evaluate`. 1811.11141, with the conditions of the authors' released code.
+    A bucket takes in the next layer if its gradient is ready before the bucket would have been
+    sent, and less than alpha after the bucket could start. Not optimal, even where the cost is
+    affine. Arguments as in `evaluate`. 1811.11141, with the conditions of the released code.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -110,11 +111,11 @@ def greedy(sizes, ready, cost) -> Plan:
 
 
 def asc(sizes, ready, cost) -> Plan:
-    """The grouping of ASC-WFBP: gradients merge while the channel is busy, and only then.
+    """Group as ASC-WFBP does: gradients merge while the channel is busy, and only then.
 
-    Whenever the channel is free, it takes all that is ready, or else the next layer alone; nothing
-    waits for a partner. ASC-WFBP may also run two all-reduces at once; here they share one
-    channel. Arguments as in `evaluate`. Shi, Chu, Li, INFOCOM 2021.
+    A free channel takes all ready gradients, or else the next layer alone; no gradient waits for a
+    partner. ASC-WFBP may also run two all-reduces at once; here they share one channel. Arguments
+    as in `evaluate`. Shi, Chu, Li, INFOCOM 2021.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -128,12 +129,11 @@ def asc(sizes, ready, cost) -> Plan:
 
 
 def optimal(sizes, ready, cost) -> Plan:
-    """The buckets that finish first, for any cost: exact dynamic programming in O(L^2).
+    """Find the buckets that finish first, for any cost: exact dynamic programming in O(L^2).
 
     f[j], the earliest end of the first j layers, is the least max(f[i], R_j) + t(S_j - S_i) over
-    the start i of their last bucket, with prefix sizes S and ready times R. Of the plans that
-    finish then, one with few buckets; with the fewest if the cost is affine. Arguments as in
-    `evaluate`.
+    the start i of their last bucket, with prefix sizes S and ready times R. Of the earliest plans
+    this is one with few buckets; with the fewest if the cost is affine. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -144,7 +144,7 @@ def optimal(sizes, ready, cost) -> Plan:
         earliest[j] = np.min(begin + seconds(total[j] - total[:j]))
     # From the end, every bucket takes all the layers that still let it meet its deadline. Given
     # an affine cost, a plan loses nothing by handing layers to the bucket after: it finishes
-    # earlier by what the deadline moves.
+    # earlier by as much as the deadline moves.
     ends, j, deadline = [], layers, earliest[layers]
     while j > 0:
         ends.append(j)
@@ -156,10 +156,10 @@ def optimal(sizes, ready, cost) -> Plan:
 
 
 class Planner(NamedTuple):
-    """A way to choose buckets, called as `planner(sizes, ready, cost) -> Plan`."""
+    """Choice of buckets, called as `planner(sizes, ready, cost) -> Plan`."""
 
     plan: Callable[..., Plan]
-    timed: bool = True  # looks at times; without, zeros give the same buckets
+    timed: bool = True  # depends on times; otherwise zeros give the same buckets
     sized: bool = False  # takes `bytes`, the size of a bucket
 
     def __call__(self, sizes, ready, cost, **own) -> Plan:
@@ -177,7 +177,7 @@ PLANNERS: dict[str, Planner] = {
 
 
 def _before(deadline: float, seconds: float) -> float:
-    """A start that ends by the deadline in floating point too."""
+    """Return a start that ends by the deadline in floating point too."""
     start = deadline - seconds
     return start if start + seconds <= deadline else np.nextafter(start, -np.inf)
 
@@ -199,12 +199,12 @@ def _timeline(ends: Sequence[int], sizes: np.ndarray, ready: np.ndarray, cost) -
 
 
 def _prefix(sizes: np.ndarray) -> np.ndarray:
-    """[L + 1] bytes of the first layers."""
+    """Return the bytes [L + 1] of the first layers."""
     return np.concatenate([[0.0], np.cumsum(sizes)])
 
 
 def seconds_of(cost) -> Callable:
-    """A cost as a function of bytes, of a number or an array, which checks what it returns."""
+    """Return a cost as a function of bytes, a number or an array, which checks its results."""
     function = getattr(cost, "seconds", cost)
 
     def seconds(payload):

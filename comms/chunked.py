@@ -1,6 +1,6 @@
-"""Few entries of every chunk of a vector: an index in few bits, and values that share a scale.
+"""Messages of few entries of every chunk: indices in few bits, and values that share a scale.
 
-Of an array of any shape and float dtype, seen as a flat vector of `size` entries and cut into
+An array of any shape and float dtype is seen as a flat vector of `size` entries and cut into
 chunks, the last of which is filled up with zeros. An index counts within its chunk, so that it
 needs log2(chunk) bits; codes are packed without a gap. A chunk that is not finite (NaN or infinite
 somewhere) is NaN when it is read.
@@ -33,13 +33,13 @@ class Spectrum(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a vector is cut; a chunk is never longer than the vector."""
+    """Cut of a vector; a chunk is never longer than the vector."""
 
     chunk: int
     k: int
 
     def of(self, size: int) -> tuple[int, int, int]:
-        """(chunks, entries of a chunk, of which are sent) for a vector of `size` entries."""
+        """Return (chunks, entries of a chunk, sent entries of it) for a vector of `size`."""
         chunk = max(1, min(self.chunk, size))
         return -(-size // chunk), chunk, min(self.k, chunk)
 
@@ -51,7 +51,7 @@ def _rows(x, cut: Cut) -> jax.Array:
 
 
 def _largest(rows, k: int) -> tuple[jax.Array, jax.Array]:
-    """([chunks, k] values, their places), NaN wherever a chunk is not finite."""
+    """Return ([chunks, k] values, their places), NaN wherever a chunk is not finite."""
     _, places = jax.lax.top_k(jnp.abs(rows), k)
     values = jnp.take_along_axis(rows, places, axis=1)
     finite = jnp.isfinite(rows).all(axis=1, keepdims=True)
@@ -64,7 +64,7 @@ def _scattered(values, places, chunk: int) -> jax.Array:
 
 
 def encode(x, cut: Cut, bits: int) -> Chunked:
-    """The k largest entries of every chunk, each rounded to the nearest of 2^bits levels.
+    """Encode the k largest entries of every chunk, each rounded to the nearest of 2^bits levels.
 
     The levels lie evenly between plus and minus the chunk's largest magnitude; 0 is none of them.
     """
@@ -78,7 +78,7 @@ def encode(x, cut: Cut, bits: int) -> Chunked:
 
 
 def decode(message: Chunked, size: int, cut: Cut, bits: int) -> jax.Array:
-    """The vector, float32 [size], that is zero where nothing was sent."""
+    """Return the vector, float32 [size], with zeros for unsent entries."""
     chunks, chunk, k = cut.of(size)
     level = _unpacked(message.codes, bits, chunks * k).reshape(chunks, k)
     places = _unpacked(message.places, _index_bits(chunk), chunks * k).reshape(chunks, k)
@@ -89,26 +89,26 @@ def decode(message: Chunked, size: int, cut: Cut, bits: int) -> jax.Array:
 
 
 def payload_bytes(size: int, cut: Cut, bits: int) -> int:
-    """Bytes of codes, indices and scales."""
+    """Return the bytes of codes, indices and scales."""
     chunks, chunk, k = cut.of(size)
     words = sum(-(-chunks * k * width // 32) for width in (bits, _index_bits(chunk)))
     return 4 * words + 4 * chunks
 
 
 class Blocks(NamedTuple):
-    """A cut of a matrix [n, m] in both directions; a vector is a matrix of one row."""
+    """Cut of a matrix [n, m] in both directions; a vector is a matrix of one row."""
 
     chunk: int  # rows and columns of a block, or all where there are fewer
     k: int
 
     def of(self, shape: tuple[int, int]) -> tuple[int, int, int]:
-        """(rows of a block, its columns, frequencies of it that are sent)."""
+        """Return (rows of a block, its columns, frequencies of it that are sent)."""
         height, width = (max(1, min(self.chunk, size)) for size in shape)
         return height, width, min(self.k, height * width)
 
 
 def encode_frequencies(x, cut: Blocks) -> Spectrum:
-    """The k largest coefficients of every block's discrete cosine transform, in float32."""
+    """Encode the k largest coefficients of every block's discrete cosine transform, in float32."""
     height, width, k = cut.of(x.shape)
     x = jnp.pad(x.astype(jnp.float32), ((0, -x.shape[0] % height), (0, -x.shape[1] % width)))
     rows = x.reshape(x.shape[0] // height, height, x.shape[1] // width, width).swapaxes(1, 2)
@@ -119,12 +119,12 @@ def encode_frequencies(x, cut: Blocks) -> Spectrum:
 
 
 def decode_frequencies(message: Spectrum, shape: tuple[int, int], cut: Blocks) -> jax.Array:
-    """The matrix, float32 of this shape, that has these coefficients."""
+    """Return the matrix, float32 of this shape, that has these coefficients."""
     return _from_spectra(_spectra(message, shape, cut), shape, cut)
 
 
 def mean_of_senders(message: Spectrum, weight, shape: tuple[int, int], cut: Blocks) -> jax.Array:
-    """The matrix whose coefficients are weighted means over the workers that have sent them.
+    """Return the matrix whose coefficients are weighted means over the workers that sent them.
 
     message: of a matrix times `weight`, which is 0 for a worker that does not count.
     """
@@ -138,7 +138,7 @@ def mean_of_senders(message: Spectrum, weight, shape: tuple[int, int], cut: Bloc
 
 
 def frequency_bytes(shape: tuple[int, int], cut: Blocks) -> int:
-    """Bytes of coefficients and of their places, a byte or two each."""
+    """Return the bytes of coefficients and of their places, a byte or two each."""
     height, width, k = cut.of(shape)
     blocks = -(-shape[0] // height) * -(-shape[1] // width)
     return blocks * k * (4 + _place(height * width)(0).itemsize)
@@ -164,7 +164,7 @@ def _from_spectra(spectra, shape: tuple[int, int], cut: Blocks) -> jax.Array:
 
 @functools.cache
 def cosines(n: int) -> np.ndarray:
-    """[n, n] the orthonormal cosine transform (DCT-II): a row per frequency."""
+    """Return the orthonormal cosine transform (DCT-II), [n, n]: a row per frequency."""
     angles = np.pi / n * np.outer(np.arange(n), np.arange(n) + 0.5)
     return (np.sqrt(np.where(np.arange(n) == 0, 1, 2) / n)[:, None] * np.cos(angles)).astype("f4")
 

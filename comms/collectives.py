@@ -16,8 +16,8 @@ from comms.trees import Tree
 
 AXIS = "workers"  # the axis of workers, in meshes and under `vmap` alike
 
-# Factor of what is added up: 65,536 values do not overflow in their sum. A power of two, it changes
-# no bit of what is above 2^-110 in float32.
+# Factor of all addends: 65,536 values do not overflow in their sum. A power of two, it changes
+# no bit of numbers above 2^-110 in float32.
 HEADROOM = 2.0**-16
 
 _on_one_device = contextvars.ContextVar("on_one_device", default=False)
@@ -25,11 +25,11 @@ _on_one_device = contextvars.ContextVar("on_one_device", default=False)
 
 @contextlib.contextmanager
 def on_one_device() -> Iterator[None]:
-    """While tracing here, all workers are an array axis under `jax.vmap`, on one device.
+    """Trace with all workers as an array axis under `jax.vmap`, on one device.
 
     Sums over workers are then dot products over that axis: XLA on CPU takes up to 50 times longer
-    to sum large leaves over a leading axis, which is what `psum` becomes there. Others' values are
-    at hand, see `comms.gossip`.
+    to sum large leaves over a leading axis, as `psum` becomes there. Others' values are at hand,
+    see `comms.gossip`.
     """
     token = _on_one_device.set(True)
     try:
@@ -39,7 +39,7 @@ def on_one_device() -> Iterator[None]:
 
 
 def is_on_one_device() -> bool:
-    """Whether what is traced now stands within `on_one_device`."""
+    """Return True if tracing goes on within `on_one_device`."""
     return _on_one_device.get()
 
 
@@ -53,7 +53,7 @@ def _summed(x, axis):
 
 
 def weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
-    """Mean of every leaf over the workers, sum_i w_i x_i / sum_i w_i, by `psum`.
+    """Return the mean of every leaf over the workers, sum_i w_i x_i / sum_i w_i, by `psum`.
 
     `weight`: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
     whatever it holds (NaN included); if all weigh 0 the mean is 0. Leaves travel, are summed and
@@ -72,7 +72,7 @@ def scaled_weights(weight, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
 
 
 def term(x, own, total) -> jax.Array:
-    """Return what a worker adds to the sum of a mean, in x's dtype; weights: `scaled_weights`.
+    """Return a worker's term in the sum of a mean, in x's dtype; weights: `scaled_weights`.
 
     float16 has no room to scale: its terms are divided before they are summed.
     """
@@ -90,10 +90,10 @@ def _is_narrow(x) -> bool:
 
 
 def ring_all_reduce(x, axis: str = AXIS) -> jax.Array:
-    """Sum of an array of any shape over the workers, by a ring.
+    """Sum an array of any shape over the workers, by a ring.
 
     Reduce-scatter, then all-gather: 2 (n - 1) steps in which every worker sends one chunk of
-    ceil(size / n) elements to the next, the least that an all-reduce can send (Patarasuk and Yuan,
+    ceil(size / n) elements to the next, the fewest that an all-reduce can send (Patarasuk and Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
     """
     workers = jax.lax.axis_size(axis)
@@ -116,7 +116,7 @@ def ring_all_reduce(x, axis: str = AXIS) -> jax.Array:
 
 
 def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
-    """`weighted_mean` through `ring_all_reduce`: one flat buffer per dtype.
+    """Return `weighted_mean` through `ring_all_reduce`: one flat buffer per dtype.
 
     The weights are added up apart, in float32: in the buffer's dtype their sum could be rounded.
     """
@@ -136,12 +136,12 @@ def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
 
 
 def weigh(x, weight) -> jax.Array:
-    """weight * x in x's own float dtype, 0 where the weight is 0 even if x is not finite."""
+    """Return weight * x in x's own float dtype, 0 where the weight is 0 even if x is not finite."""
     weighed = jnp.where(weight > 0, x * jnp.asarray(weight, jnp.float32), 0)
     return weighed.astype(jnp.result_type(x, float))
 
 
 def divide(total, weight) -> jax.Array:
-    """total / weight in total's dtype, 0 where the weight is 0."""
+    """Return total / weight in total's dtype, 0 where the weight is 0."""
     mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1), 0)
     return mean.astype(total.dtype)

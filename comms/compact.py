@@ -1,4 +1,4 @@
-"""Exact all-reduce of row-sparse arrays: only rows that are not zero on some worker are sent.
+"""Exact all-reduce of row-sparse arrays: only rows that are non-zero on some worker are sent.
 
 The workers agree on the union of their non-zero rows by a bitmap, and all-reduce these rows,
 compacted into a budget, without loss. The bitmap is the one of S2 Reducer (arXiv 2110.02140).
@@ -14,7 +14,7 @@ from comms.collectives import AXIS
 
 
 def all_reduce(x, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
-    """Sum of x, [n] or [n, ...], over the workers, and bool scalar: was it sent dense?
+    """Return the sum of x, [n] or [n, ...], over the workers, and bool scalar: True if sent dense.
 
     A union of more than `budget` rows does not fit and is all-reduced dense. Either way the
     result has the bits of `psum(x)` (but that -0 may come back as +0) where the backend adds
@@ -30,7 +30,7 @@ def all_reduce(x, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
 
 
 def sum_within(x, words, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
-    """As `all_reduce`, with the bitmap of the union at hand."""
+    """Sum as `all_reduce` does, with the bitmap of the union at hand."""
     fell_back = bitmap.count(words) > min(budget, len(x))
     # All workers hold the same union, so that all of them take the same branch.
     total = jax.lax.cond(
@@ -43,7 +43,7 @@ def sum_within(x, words, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.
 
 
 def sum_of_rows(x, words, budget: int, axis: str = AXIS) -> jax.Array:
-    """Sum over the workers of the rows of x that a common bitmap names, at most `budget`."""
+    """Sum over the workers the rows of x that a common bitmap names, at most `budget`."""
     rows = bitmap.positions(words, min(budget, len(x)))
     sent = x.at[rows].get(mode="fill", fill_value=0)
     # Fused into the sum of simulated workers, the gather would change the order of addition.
@@ -52,17 +52,17 @@ def sum_of_rows(x, words, budget: int, axis: str = AXIS) -> jax.Array:
 
 
 def dense_sum(x, fell_back, axis: str = AXIS) -> jax.Array:
-    """Sum of x over the workers, for the branch that is taken where `fell_back`.
+    """Sum x over the workers, for the branch that is taken where `fell_back`.
 
     For shard_map's types compacted rows vary over the axis, as their indices do, and a sum alone
     would not; all branches must agree.
     """
-    varies = x.ravel()[:0].astype(bool).any()  # false
+    varies = x.ravel()[:0].astype(bool).any()  # always false
     return jnp.where(fell_back | varies, jax.lax.psum(x, axis), 0)
 
 
 def payload_bytes(shape: tuple[int, ...], dtype, budget: int, fell_back: bool = False) -> int:
-    """Bytes of the bitmap and of the compacted rows (of all rows, if it fell back), all-reduced."""
+    """Return the bytes of the bitmap and of compacted rows, or of all rows after a fallback."""
     rows = shape[0] if fell_back else min(budget, shape[0])
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
     return bitmap.payload_bytes(shape[0]) + rows * row_bytes

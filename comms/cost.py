@@ -1,4 +1,4 @@
-"""What a message costs: bytes that a worker sends, and seconds in the alpha-beta model.
+"""Cost of messages: bytes that a worker sends, and seconds in the alpha-beta model.
 
 A transfer of x bytes takes alpha + beta x seconds: start-up and inverse bandwidth.
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax  # pytrees only
+import jax  # for pytrees only
 import numpy as np
 import scipy
 
@@ -21,17 +21,17 @@ class AlphaBeta(NamedTuple):
     beta: float
 
     def seconds(self, payload) -> float | np.ndarray:
-        """Seconds for a payload in bytes, a number or an array."""
+        """Return the seconds for a payload in bytes, a number or an array."""
         return self.alpha + self.beta * payload
 
 
 def payload_bytes(tree) -> int:
-    """Bytes of all leaves of a pytree of arrays or `jax.ShapeDtypeStruct`, padding aside."""
+    """Return the bytes of all leaves of a pytree of arrays or shapes, padding aside."""
     return sum(int(leaf.size) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
 def ring_all_reduce_bytes(payload: int, workers: int, itemsize: int = 4) -> int:
-    """Bytes that each worker sends to all-reduce one buffer of `payload` bytes by a ring.
+    """Return the bytes that each worker sends to all-reduce a buffer of `payload` bytes by a ring.
 
     2 (n - 1) / n of the payload, with its elements of `itemsize` bytes padded to whole chunks.
     """
@@ -40,7 +40,7 @@ def ring_all_reduce_bytes(payload: int, workers: int, itemsize: int = 4) -> int:
 
 
 def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Cost of a ring all-reduce over links (alpha, beta); `gamma`: seconds per byte to add.
+    """Return the cost of a ring over links (alpha, beta); `gamma`: seconds per byte to add.
 
     Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141. Free for a single worker. Raises ValueError for none.
     """
@@ -50,7 +50,7 @@ def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBe
 
 
 def binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Cost of an all-reduce that sums up a binary tree and sends the sum down again; as `ring`.
+    """Return the cost of an all-reduce up a binary tree and down again; as `ring`.
 
     2 ceil(log2 n) messages deep, each of the whole payload. Shi, Chu, Li, "MG-WFBP", arXiv
     1811.11141. Free for a single worker.
@@ -60,7 +60,7 @@ def binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> 
 
 
 def recursive_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Cost of an all-reduce in which pairs at doubling distances swap all that they have summed.
+    """Return the cost of an all-reduce in which pairs at doubling distances swap their sums.
 
     log2 n messages of the whole payload; as `ring`. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
     Raises ValueError unless the number of workers is a power of two.
@@ -70,7 +70,7 @@ def recursive_doubling(workers: int, alpha: float, beta: float, gamma: float = 0
 
 
 def double_binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Cost of an all-reduce by two binary trees, each with half of the payload; as `ring`.
+    """Return the cost of an all-reduce by two binary trees, half of the payload each; as `ring`.
 
     2 ceil(log2 n) messages deep, and pipelined: a byte costs the same for any number of workers.
     Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141. Free for a single worker.
@@ -80,7 +80,7 @@ def double_binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0
 
 
 def halving_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Cost of a recursive halving and doubling all-reduce; as `ring`.
+    """Return the cost of a recursive halving and doubling all-reduce; as `ring`.
 
     2 log2 n messages with the bytes of a ring. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
     Raises ValueError unless the number of workers is a power of two.
@@ -112,14 +112,15 @@ class Table(NamedTuple):
     """Measured cost: non-decreasing `times` (s) at increasing `sizes` (bytes), linear between.
 
     Linear in the payload itself, not in its logarithm, so that alpha + beta x is met exactly.
-    Below the first size its time, above the last one the slope of the last rise.
+    Payloads below the first size take its time; above the last size the slope of the last rise
+    goes on.
     """
 
     sizes: np.ndarray  # [n]
     times: np.ndarray  # [n]
 
     def seconds(self, payload) -> float | np.ndarray:
-        """Seconds for a payload in bytes, a number or an array."""
+        """Return the seconds for a payload in bytes, a number or an array."""
         beyond = np.maximum(np.asarray(payload) - self.sizes[-1], 0)
         return np.interp(payload, self.sizes, self.times) + self._last_slope() * beyond
 
@@ -132,10 +133,11 @@ class Table(NamedTuple):
 
 
 def table(sizes, seconds) -> Table:
-    """The cost that measured seconds [n] of payloads [n] in bytes say, in any order.
+    """Return the cost by measured seconds [n] of payloads [n] in bytes, in any order.
 
     Repeated sizes are averaged; where noise makes a larger payload faster, the non-decreasing
-    times with the least squared error stand in. Raises ValueError for fewer than two sizes.
+    times with the least squared error replace the measured ones. Raises ValueError for fewer than
+    two sizes.
     """
     sizes, seconds = _measured("table", sizes, seconds)
     distinct, where, repeats = np.unique(sizes, return_inverse=True, return_counts=True)
@@ -144,33 +146,33 @@ def table(sizes, seconds) -> Table:
 
 
 def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
-    """Alpha and beta with the least squares of relative errors, and R^2.
+    """Fit alpha and beta by the least squares of relative errors; return them and R^2.
 
-    Of measured seconds [n] of payloads [n] in bytes. Sizes mostly double, so that the last ones
-    alone make absolute errors, and with them R^2: see `largest_error`. Neither parameter is
-    negative: where alpha would be, it is 0 and beta is fitted anew, and the reverse. R^2 is at most
-    1, and below 0 where the mean would fit better. Raises ValueError for fewer than two sizes. Shi,
-    Chu, Li, "MG-WFBP", arXiv 1811.11141.
+    The input is measured seconds [n] of payloads [n] in bytes. Sizes mostly double, so that the
+    last ones alone make absolute errors, and with them R^2: see `largest_error`. A negative alpha
+    is set to 0 and beta fitted anew, and the reverse. R^2 is at most 1, and below 0 where the mean
+    would fit better. Raises ValueError for fewer than two sizes. Shi, Chu, Li, "MG-WFBP", arXiv
+    1811.11141.
     """
     sizes, seconds = _measured("fit", sizes, seconds)
-    unit = sizes.max()  # columns of one magnitude
+    unit = sizes.max()  # columns get one magnitude
     columns = np.stack([np.ones_like(sizes), sizes / unit], axis=1)
     weights = 1 / _above_zero(seconds)
     (alpha, beta), _ = scipy.optimize.nnls(columns * weights[:, None], seconds * weights)
     error = np.sum((columns @ [alpha, beta] - seconds) ** 2)
     spread = np.sum((seconds - seconds.mean()) ** 2)
-    r_squared = 1 - error / spread if spread > 0 else 1.0  # equal times are met exactly
+    r_squared = 1 - error / spread if spread > 0 else 1.0  # equal times are fitted exactly
     return AlphaBeta(float(alpha), float(beta / unit)), float(r_squared)
 
 
 def largest_error(model: AlphaBeta | Table, sizes, seconds) -> float:
-    """The largest error of a cost against measured seconds [n], relative to these."""
+    """Return the largest error of a cost against measured seconds [n], relative to these."""
     sizes, seconds = _measured("largest_error", sizes, seconds)
     return float(np.max(np.abs(model.seconds(sizes) - seconds) / _above_zero(seconds)))
 
 
 def _above_zero(seconds: np.ndarray) -> np.ndarray:
-    """Seconds to divide by: a time of 0, too short for the clock, is as the shortest other one."""
+    """Return seconds to divide by; a time of 0, too short for the clock, is as the shortest one."""
     return np.maximum(seconds, np.min(seconds[seconds > 0], initial=np.inf))
 
 
@@ -197,10 +199,10 @@ class Network(NamedTuple):
 
     alpha: float | np.ndarray
     beta: float | np.ndarray
-    all_reduce: Table | None = None  # of all workers, where that was measured
+    all_reduce: Table | None = None  # of all workers, where it was measured
 
     def seconds(self, payload: float, i, j) -> float | np.ndarray:
-        """Seconds of one message of `payload` bytes between workers i and j (arrays allowed)."""
+        """Return the seconds of one message of `payload` bytes between workers i and j."""
         size = np.max([np.max(i), np.max(j)]) + 1
         alpha, beta = (
             np.broadcast_to(value, (size, size)) if np.ndim(value) == 0 else value
@@ -212,9 +214,9 @@ class Network(NamedTuple):
 def uniform_network(
     latency: float, bandwidth: float, slow: dict[int, float] | None = None, workers: int = 1
 ) -> Network:
-    """Equal links of latency [s] and bandwidth [bytes/s], by a factor slower to `slow` workers.
+    """Return equal links, slower by a factor to `slow` workers.
 
-    latency: seconds per message; bandwidth: bytes per second; slow: {worker: factor}.
+    latency: seconds of a message's start-up; bandwidth: bytes per second; slow: {worker: factor}.
     """
     if not (latency >= 0 and bandwidth > 0):
         raise ValueError(
@@ -236,9 +238,10 @@ def uniform_network(
 def uniform_link(
     seconds: float, payload: float, slow: dict[int, float] | None = None, workers: int = 1
 ) -> Network:
-    """A network over whose links `payload` bytes take `seconds`, a factor more for `slow` workers.
+    """Return a network whose links take `seconds` for `payload` bytes, more to `slow` workers.
 
-    An all-reduce then costs 2 (n - 1) / n of `seconds`, gossip `seconds` per active matching.
+    slow: {worker: factor}. An all-reduce then costs 2 (n - 1) / n of `seconds`, gossip `seconds`
+    per active matching.
     """
     if not seconds > 0:
         raise ValueError(f"link: needs seconds > 0, got {seconds}; set the time of one model")
@@ -251,10 +254,11 @@ def measured_network(
     workers: int = 1,
     path: str | None = None,
 ) -> Network:
-    """A network on which an all-reduce of all workers takes what was measured, as in `table`.
+    """Return a network with a measured all-reduce of all workers, as in `table`.
 
-    path: instead of sizes and seconds, what nccl-tests' all_reduce_perf or OSU's osu_allreduce has
-    printed. For all else, a link costs as much as in a ring with the cost that `fit` finds.
+    path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
+    OSU's osu_allreduce. Any other message costs as much as in a ring with the cost that `fit`
+    finds.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)
@@ -296,7 +300,7 @@ def _printed(path: str) -> tuple[list[float], list[float]]:
 
 
 def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> np.ndarray:
-    """[M] seconds of each matching [M, n]: its links work in parallel, the slowest one counts.
+    """Return the seconds [M] of each matching [M, n], by its slowest link.
 
     An empty matching takes no time. MATCHA, arXiv 1905.09435: a matching is the unit of
     communication time.
@@ -310,9 +314,9 @@ def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> 
 
 
 def ring_seconds(workers: int, payload: float, network: Network) -> float:
-    """Seconds of a ring all-reduce through workers 0, 1, ..., n-1: its slowest link sets the pace.
+    """Return the seconds of a ring all-reduce through workers 0, 1, ..., n-1, by its slowest link.
 
-    2 (n - 1) steps of payload / n bytes each; or what was measured of such an all-reduce.
+    2 (n - 1) steps of payload / n bytes each; or the measured seconds of such an all-reduce.
     """
     if workers == 1:
         return 0.0

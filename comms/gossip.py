@@ -1,12 +1,12 @@
 """Exchange with neighbours, as bodies that run under a named axis.
 
-Which to use:
+The functions and their uses:
 - `mix`: x_i <- sum_j W_ij x_j, one permutation per matching of the graph. On a mesh only
   neighbours talk; under `vmap` it is a fused gather, faster than a dense [n, n] product from
   16 workers on.
-- `mix_active`: the same with matchings that are switched on and off as data. Under `vmap` all
-  that are on are heard in one pass over the values.
-- `pull`: how far mixing moves the values, free of the rounding of the values themselves.
+- `mix_active`: the same with matchings that are switched on and off as data. Under `vmap`
+  one pass over the values hears all active matchings.
+- `pull`: the move of the values by mixing, free of the rounding of the values themselves.
 - `exchange`: a partner's value where partners are data, for simulated workers; on a mesh it
   sends everything to everyone.
 - `exchange_matching`: a partner's value on a mesh, where the partners are one of a few fixed
@@ -30,7 +30,7 @@ AT_ONCE = 16  # matchings that are heard in one pass over the values
 
 
 def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
-    """Mixed values sum_j W_ij x_j of every leaf, the neighbours' ones by `ppermute`.
+    """Return the mixed values sum_j W_ij x_j of every leaf, the neighbours' ones by `ppermute`.
 
     `W`: host array [n, n]. `partners`: host array [M, n], the partner of every worker in each
     of M matchings, itself where unmatched. Raises ValueError unless the matchings hold every
@@ -57,9 +57,9 @@ def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
 
 
 def mix_active(tree: Tree, alpha, partners, active, axis: str = AXIS) -> Tree:
-    """Mixed values x_i + sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf.
+    """Return the mixed values x_i + sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf.
 
-    `alpha`: the weight of what is heard, one for all links, as in W^(k) = I - alpha sum_m B_m L_m
+    `alpha`: the weight of received values, one for all links, as in W^(k) = I - alpha sum_m B_m L_m
     of MATCHA (arXiv 1905.09435), or a host array [M, n], for every matching and worker.
     `partners`: host array [M, n], as in `mix`. `active`: bool [M], may be traced, but equal
     on all workers; an inactive matching sends nothing.
@@ -70,10 +70,10 @@ def mix_active(tree: Tree, alpha, partners, active, axis: str = AXIS) -> Tree:
 
 
 def pull(tree: Tree, alpha, partners, active=None, axis: str = AXIS) -> Tree:
-    """The sums sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf, W x - x.
+    """Return the sums sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf, W x - x.
 
-    Arguments as in `mix_active`; `active` None: all. Where both ends of a link weigh it alike, what
-    one end gains is what the other loses, however large the values are.
+    Arguments as in `mix_active`; `active` None: all. Where both ends of a link weigh it alike, one
+    end gains exactly the loss of the other, however large the values are.
     """
     moved = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator(x)), tree)
     moved = _pulled(moved, tree, alpha, partners, active, axis)
@@ -81,7 +81,7 @@ def pull(tree: Tree, alpha, partners, active=None, axis: str = AXIS) -> Tree:
 
 
 def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
-    """`start` plus what `pull` describes."""
+    """Return `start` plus the sums of `pull`."""
 
     def of_worker(weight, like):
         if np.ndim(weight) == 0:
@@ -109,7 +109,7 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 
 
 def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
-    """`_pulled` where others' values are at hand, with as few passes over the values as possible.
+    """Return `_pulled` where others' values are at hand, with few passes over the values.
 
     A pass hears AT_ONCE active matchings. The last one hears the rest, by a program of its own for
     each number of them.
@@ -131,7 +131,7 @@ def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str)
 
         return jax.tree.map(leaf, mixed, tree, everyone)
 
-    passes = jnp.maximum(count - 1, 0) // AT_ONCE  # but for the last one
+    passes = jnp.maximum(count - 1, 0) // AT_ONCE  # number of passes before the last one
     if matchings > AT_ONCE:
         start = jax.lax.fori_loop(
             0, passes, lambda turn, mixed: heard(mixed, AT_ONCE * turn, AT_ONCE), start
@@ -144,7 +144,7 @@ def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str)
 
 
 def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
-    """Every leaf as the worker at position `partner` (int scalar, may be traced) holds it.
+    """Return every leaf as the worker at position `partner` (int scalar, may be traced) holds it.
 
     Any partner at all, one's own position included; need not be mutual.
     """
@@ -152,7 +152,7 @@ def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
 
 
 def exchange_matching(tree: Tree, index, partners, axis: str = AXIS) -> Tree:
-    """Every leaf as one's partner in matching `index` holds it; one's own where unmatched.
+    """Return every leaf as one's partner in matching `index` holds it; one's own where unmatched.
 
     `partners`: host array [M, n]. `index`: int scalar, may be traced, but equal on all workers:
     workers that differ would wait for each other for ever.
@@ -182,7 +182,7 @@ def _check_mixing(W: np.ndarray, partners: np.ndarray, workers: int) -> None:
     times = np.zeros((workers, workers), int)
     for partner in partners:
         times[everyone, partner] += 1
-    # Each edge of W once; a partner without weight costs a message but does no harm.
+    # Each edge of W once; a partner without weight costs a message but is allowed.
     wrong = (everyone[:, None] != everyone) & (((W != 0) & (times != 1)) | (times > 1))
     if wrong.any():
         i, j = np.argwhere(wrong)[0]

@@ -4,8 +4,8 @@
 before each; `lowbias32` is a single round of another hash, for callers that chain many.
 
 Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced; a seed that all workers
-share comes from a key without the worker in it. What all workers of an update draw alike is
-addressed by the samples that have been seen, a count of 64 bits that devices hold as two words.
+share comes from a key without the worker in it. The samples seen so far, a count of 64 bits that
+devices hold as two words, address draws that all workers of an update share.
 """
 
 import math
@@ -16,13 +16,13 @@ import numpy as np
 
 
 def mix(index, seed) -> jax.Array:
-    """Pseudo-random uint32 of every index, in the broadcast shape of `index` and `seed`."""
+    """Return a pseudo-random uint32 of every index, of the shape of `index` and `seed`."""
     index, seed = jnp.asarray(index).astype(jnp.uint32), jnp.uint32(seed)
     return _finalise(_finalise(index + jnp.uint32(0x9E3779B9)) ^ _finalise(seed))
 
 
 def bucket(index, seed, columns: int) -> jax.Array:
-    """Bucket in [0, columns) of every index, int32: about uniform, colliding with rate 1/columns.
+    """Return a bucket in [0, columns) of every index, int32; two collide at rate 1/columns.
 
     Bucket hash h of the count-sketch (Charikar, Chen, Farach-Colton, ICALP 2002).
     """
@@ -30,7 +30,7 @@ def bucket(index, seed, columns: int) -> jax.Array:
 
 
 def sign(index, seed) -> jax.Array:
-    """Sign of every index, float32 of +1 or -1.
+    """Return the sign of every index, float32 of +1 or -1.
 
     The top bit of the same hash: of the remainder that makes the bucket it is independent up to
     columns / 2^32. Sign hash s of the count-sketch.
@@ -39,7 +39,7 @@ def sign(index, seed) -> jax.Array:
 
 
 def uniform(key, shape: tuple[int, ...], first=0) -> jax.Array:
-    """Float32 in [0, 1), multiples of 2^-24, from a key: for rounding at random.
+    """Draw float32 in [0, 1), multiples of 2^-24, from a key: for rounding at random.
 
     first: number of the first draw, for draws that are made piece by piece; may be traced.
     Many times faster on a CPU than `jax.random.uniform`, which hashes with 20 rounds of Threefry.
@@ -49,7 +49,7 @@ def uniform(key, shape: tuple[int, ...], first=0) -> jax.Array:
 
 
 def lowbias32(x) -> jax.Array:
-    """A bijection of uint32 that looks random (C. Wellons, "Prospecting for hash functions")."""
+    """Apply lowbias32, a bijection of uint32 (C. Wellons, "Prospecting for hash functions")."""
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)
@@ -61,15 +61,15 @@ def words(count) -> np.ndarray:
 
 
 def plus(held, count) -> jax.Array:
-    """Return the words [2] of a number that is larger by count, below 2^32."""
+    """Return the words [2] of a number increased by count, below 2^32."""
     low = held[0] + jnp.asarray(count).astype(jnp.uint32)
     return jnp.stack([low, held[1] + (low < held[0])])
 
 
 def counted(held) -> dict[str, jax.Array]:
-    """Return the number that words [..., 2] hold as `samples`, float32, and as `count`, uint32.
+    """Return the number in words [..., 2] as `samples`, float32, and as `count`, uint32.
 
-    The count is exact below 2^32, and beyond that another number for each of the next 2^32.
+    The count is exact below 2^32; each of the next 2^32 numbers also has a count of its own.
     """
     low, high = held[..., 0], held[..., 1]
     samples = high.astype(jnp.float32) * 2.0**32 + low.astype(jnp.float32)
@@ -77,7 +77,7 @@ def counted(held) -> dict[str, jax.Array]:
 
 
 def address(count) -> jax.Array:
-    """Return the uint32 by which what follows this many samples draws at random, [] for [].
+    """Return the uint32 address of random draws after this many samples, [] for [].
 
     A count below 2^24 addresses by the bits that it has as float32, which is exact there, and a
     larger one by itself. One that comes as a float has those bits, exact or not.
@@ -93,7 +93,7 @@ def address(count) -> jax.Array:
 
 
 def _finalise(h):
-    """MurmurHash3's fmix32, a bijection of uint32: a flipped input bit flips half the output."""
+    """Apply MurmurHash3's fmix32, a bijection: a flipped input bit flips half the output."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)

@@ -1,4 +1,4 @@
-"""How long an iteration of data-parallel SGD takes, from a layer trace and the cost of all-reduce.
+"""Seconds of an iteration of data-parallel SGD, from a layer trace and the cost of all-reduce.
 
 All schedules have one serial channel, workers of equal speed, and free bookkeeping. Bucketed ones
 (`comms.buckets`) start the next forward pass when all communication has ended. Two more overlap
@@ -16,16 +16,16 @@ import numpy as np
 from comms import buckets
 from comms.layer_traces import LayerTrace
 
-SIZES = tuple(2**power for power in range(18, 29))  # bytes that are tried where a size is tuned
+SIZES = tuple(2**power for power in range(18, 29))  # sizes in bytes that tuned schedules try
 
 
 class Iteration(NamedTuple):
     """Seconds of one iteration, and of its parts."""
 
     seconds: float
-    compute: float  # forward and backward
-    exposed: float  # the rest: communication that nothing hides
-    messages: int  # collectives
+    compute: float  # seconds of forward and backward
+    exposed: float  # the rest: communication beyond computation
+    messages: int  # number of collectives
 
 
 class Scaling(NamedTuple):
@@ -38,7 +38,7 @@ class Scaling(NamedTuple):
 
 
 def iteration(trace: LayerTrace, cost, schedule: str = "optimal") -> Iteration:
-    """One iteration under a schedule of `SCHEDULES`; cost as in `comms.buckets`.
+    """Return one iteration under a schedule of `SCHEDULES`; cost as in `comms.buckets`.
 
     Raises ValueError for an unknown schedule.
     """
@@ -50,7 +50,7 @@ def iteration(trace: LayerTrace, cost, schedule: str = "optimal") -> Iteration:
 def scaling(
     trace: LayerTrace, cost_of: Callable, workers: Sequence[int], schedule: str = "optimal"
 ) -> Scaling:
-    """Speed-up and efficiency for each number of workers; cost_of: workers -> cost.
+    """Return speed-up and efficiency for each number of workers; cost_of: workers -> cost.
 
     The work of a worker stays the same (weak scaling): N workers would at best be N times faster.
     """
@@ -61,12 +61,12 @@ def scaling(
 
 
 def byte_scheduler(trace: LayerTrace, cost, bytes: float) -> Iteration:
-    """Partition and priority: each tensor in parts of at most `bytes`, the first layers first.
+    """Schedule by partition and priority: tensors in parts of at most `bytes`, first layers first.
 
-    Whenever the channel is free it all-reduces a part of the first layer, in forward order, that
-    is ready; a part is never interrupted, nothing is merged. The next forward pass runs a layer as
-    soon as its gradient is there and the layer before is done. Free: partitioning, the update of a
-    layer, and agreeing on the order. Peng et al., "ByteScheduler", SOSP 2019.
+    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part
+    is never interrupted, no parts are merged. The next forward pass runs a layer as soon as its
+    gradient is there and the layer before is done. Free: partitioning, the update of a layer, and
+    agreement on the order. Peng et al., "ByteScheduler", SOSP 2019.
     """
     seconds = buckets.seconds_of(cost)
     _check_bytes("byte_scheduler", bytes)
@@ -96,11 +96,11 @@ def byte_scheduler(trace: LayerTrace, cost, bytes: float) -> Iteration:
 
 
 def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
-    """Reduce-scatter in the backward pass, all-gather in the next forward pass.
+    """Reduce-scatter in the backward pass, and all-gather in the next forward pass.
 
     Each takes half the seconds of an all-reduce. The buckets of `comms.buckets.fixed` are reduced
-    in backward order; when all are, they are gathered in forward order, and the forward pass runs
-    a layer as soon as its bucket is there. Zhang et al., "DeAR", arXiv 2302.12445.
+    in backward order; after the last one, they are gathered in forward order, and the forward pass
+    runs a layer as soon as its bucket is there. Zhang et al., "DeAR", arXiv 2302.12445.
     """
     seconds = buckets.seconds_of(cost)
     sizes, ready = trace.backward_order()
@@ -115,7 +115,7 @@ def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
 
 
 def _next_forward(trace: LayerTrace, arrived: Sequence[float], messages: int) -> Iteration:
-    """The period, given when the gradients arrive, in backward order from the start of backward."""
+    """Return the period by the times of arrival of gradients, in backward order."""
     now = float(trace.backward.sum())
     for gradient, layer in zip(arrived[::-1], trace.forward, strict=True):
         now = max(now, gradient) + layer
@@ -137,7 +137,7 @@ def _check_bytes(schedule: str, bytes: float):
         raise ValueError(f"{schedule}: needs bytes > 0, got {bytes}; set the size of a part")
 
 
-# The authors of the last two tune the size too, by Bayesian optimisation.
+# The authors of ByteScheduler and DeAR tune the size too, by Bayesian optimisation.
 SCHEDULES: dict[str, Callable[[LayerTrace, object], Iteration]] = {
     **{name: partial(_bucketed, plan) for name, plan in buckets.PLANNERS.items()},
     "byte_scheduler": partial(_tuned, byte_scheduler),

@@ -1,17 +1,18 @@
-"""Lattice codec: a vector in b bits a coordinate, for a receiver that holds something near it.
+"""Lattice codec: a vector in b bits a coordinate, for a receiver with a vector near it.
 
 The sender rounds x to integers k = round(x / s) and sends k mod q, q = 2^b: the point's *colour*.
 The receiver takes the lattice point of that colour nearest to its own reference. The error depends
 on the side s alone, not on ||x||, but beyond a radius (q - 1) s / 2 of the reference the result is
 off by multiples of q s, and looks like any other. A checksum of the whole k, one per bucket of
-coordinates, tells. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD, arXiv 1910.12308.
+coordinates, detects this. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD, arXiv 1910.12308.
 
-    in_buckets, flat   a vector [size] as the rows [buckets, n] that all of this works on, and back
+    in_buckets, flat   a vector [size] as the rows [buckets, n] of all functions here, and back
     encode, decode     the codec
     side_for, radius   its parameters
     ravel_floats       a pytree as one flat vector
 
-What follows a failed decode, and how far off to expect the next reference: `comms.lattice_ladder`.
+Retries after a failed decode, and the expected distance of the next reference:
+`comms.lattice_ladder`.
 
 A bucket has its own side, checksum and row of the message. All functions are pure, with static
 shapes, for one vector; `jax.vmap` gives many.
@@ -26,23 +27,23 @@ from jax.flatten_util import ravel_pytree
 
 BUCKET = 1024  # coordinates: the header is then 1.2 % of a message of 8 bits
 BITS = (2, 16)
-HEADER_BYTES = 12  # of a bucket: two sums and the side
+HEADER_BYTES = 12  # bytes of a bucket's header: two sums and the side
 _LIMIT = 2.0**22  # |x / s| from which float32 steps of x are no longer small against s
-_FINEST = 2.0**-21  # side, against the largest |x| of the bucket: below _LIMIT with room
+_FINEST = 2.0**-21  # side relative to the largest |x| of the bucket: below _LIMIT with room
 _SIDES = (2.0**-126, 2.0**126)  # both s and 1 / s are normal numbers
 _SEEDS = (0x9E3779B9, 0x3C6EF372)
 _INFINITE = np.uint32(0x7F800000)  # bits of a float32; the bits of NaN are above
 
 
 def buckets(size: int, bucket: int = BUCKET) -> int:
-    """Number of buckets of at most `bucket` coordinates that a vector is cut into."""
+    """Return the number of buckets of at most `bucket` coordinates that a vector is cut into."""
     if bucket < 1:
         raise ValueError(f"lattice: bucket = {bucket} holds no coordinate; set bucket >= 1")
     return -(-size // bucket)
 
 
 def in_buckets(vector, bucket: int = BUCKET) -> jax.Array:
-    """[size] -> [buckets, n]: parts as equal as can be, the last one filled up with zeros."""
+    """Cut [size] into [buckets, n]: parts as equal as can be, the last one filled up with zeros."""
     vector = jnp.asarray(vector, jnp.float32)
     if vector.ndim != 1:
         raise ValueError(
@@ -55,23 +56,23 @@ def in_buckets(vector, bucket: int = BUCKET) -> jax.Array:
 
 
 def flat(rows, size: int) -> jax.Array:
-    """[buckets, n] -> [size], the inverse of `in_buckets`."""
+    """Return [buckets, n] as [size], the inverse of `in_buckets`."""
     return rows.ravel()[:size]
 
 
 def row_bytes(n: int, bits: int) -> int:
-    """Bytes of a bucket of n coordinates: 12, and n * bits / 8 in whole bytes."""
+    """Return the bytes of a bucket of n coordinates: 12, and n * bits / 8 in whole bytes."""
     return HEADER_BYTES + sum(-(-n * width // 8) for width in _planes(bits))
 
 
 def payload_bytes(size: int, bits: int, bucket: int = BUCKET) -> int:
-    """Bytes of one message of a vector, all its buckets alike."""
+    """Return the bytes of one message of a vector, all its buckets alike."""
     count = buckets(size, bucket)
     return count * row_bytes(-(-size // max(count, 1)), bits)
 
 
 def side_for(bound, bits: int, stochastic: bool = False) -> jax.Array:
-    """Side s whose radius is `bound`: 2 y / (q - 1), or 2 y / (q - 2) for stochastic rounding.
+    """Return the side s of radius `bound`: 2 y / (q - 1), or 2 y / (q - 2) if stochastic.
 
     bound: y >= max |x - reference|, a number or an array. arXiv 2002.09268.
     """
@@ -79,7 +80,7 @@ def side_for(bound, bits: int, stochastic: bool = False) -> jax.Array:
 
 
 def radius(side, bits: int, stochastic: bool = False) -> jax.Array:
-    """Distance |x - reference| below which every coordinate decodes rightly.
+    """Return the distance |x - reference| below which every coordinate decodes rightly.
 
     (q - 1) s / 2, or (q / 2 - 1) s for stochastic rounding, which moves x by up to s, not s / 2.
     """
@@ -88,16 +89,15 @@ def radius(side, bits: int, stochastic: bool = False) -> jax.Array:
 
 
 def encode(rows, side, bits: int, noise=None) -> tuple[jax.Array, jax.Array]:
-    """(message uint8 [buckets, bytes], points [buckets, n]): colours, and what they stand for.
+    """Return (message uint8 [buckets, bytes], points [buckets, n]): colours and their points.
 
     rows: float32 [buckets, n]; side: s, scalar or [buckets]; bits: 2 to 16. The points are the
-    lattice points nearest to x, |error| <= s / 2, or with noise, uniform in [0, 1) and of the shape
-    of the rows, unbiased random ones: |error| < s, mean 0 and variance <= s^2 / 4, aside from x's
-    own float32 rounding. A side below
-    2^-21 of the bucket's largest |x|, which float32 does not resolve, is raised to that. A bucket
-    that holds NaN or infinity, or has an impossible side, is *void*: no reference decodes it, and
-    its points are its x. Nothing in the message depends on the receiver. Raises ValueError for
-    other bits or shapes.
+    lattice points nearest to x, |error| <= s / 2. With noise, uniform in [0, 1) and of the shape of
+    the rows, they are unbiased random ones: |error| < s, mean 0 and variance <= s^2 / 4, aside from
+    x's own float32 rounding. A side below 2^-21 of the bucket's largest |x|, which float32 does not
+    resolve, is raised to that. A bucket that holds NaN or infinity, or has an impossible side, is
+    *void*: no reference decodes it, and its points are its x. The message does not depend on the
+    receiver. Raises ValueError for other bits or shapes.
     """
     _check_bits(bits)
     count = rows.shape[0]
@@ -115,10 +115,11 @@ def encode(rows, side, bits: int, noise=None) -> tuple[jax.Array, jax.Array]:
     if noise is None:
         k = jnp.round(scaled)
     else:
-        # floor(x / s + u), but for a sum whose rounding would be a bias where |x / s| is large.
+        # floor(x / s + u), without a sum whose rounding would be a bias where |x / s| is large.
         k = jnp.floor(scaled)
         k += noise < scaled - k
-    # The choice keeps compilers from rounding a product and a later sum of it once: see _scale.
+    # The choice keeps compilers from fusing a product and a later sum into one rounding: see
+    # _scale.
     points = jnp.where(sound[:, None], k * side[:, None], rows)
     k = k.astype(jnp.int32)
     header = jnp.concatenate(
@@ -129,10 +130,10 @@ def encode(rows, side, bits: int, noise=None) -> tuple[jax.Array, jax.Array]:
 
 
 def decode(message, rows, bits: int) -> tuple[jax.Array, jax.Array]:
-    """(points [buckets, n], ok [buckets]): the lattice points of these colours nearest to `rows`.
+    """Return (points [buckets, n], ok [buckets]): the points of these colours nearest to `rows`.
 
-    rows: float32 [buckets, n], the receiver's own. ok: whether the bucket's points are exactly
-    the sender's; where they are not, they are `rows`. A wrong bucket passes once in about
+    rows: float32 [buckets, n], the receiver's own. ok: True where the bucket's points are exactly
+    the sender's; elsewhere the points are `rows`. A wrong bucket passes once in about
     2^(62 - 2 bits). Raises ValueError if the message is of another size.
     """
     count, n = rows.shape
@@ -146,23 +147,23 @@ def decode(message, rows, bits: int) -> tuple[jax.Array, jax.Array]:
     colours = _unpack(message[:, HEADER_BYTES:], n, bits)
     turns = jnp.round((scaled - colours.astype(jnp.float32)) * np.float32(0.5**bits))
     k = colours + (turns.astype(jnp.int32) << bits)
-    # A reference too far off to be scaled decodes a wrong point, as any that is too far off.
+    # A reference too far off to be scaled decodes a wrong point, as any distant one.
     ok = _usable(side) & (_checksum(k) == checksum).all(1)
     return jnp.where(ok[:, None], k.astype(jnp.float32) * side[:, None], rows), ok
 
 
 def is_void(message) -> jax.Array:
-    """[buckets] whether the sender says that a bucket is not to be had."""
+    """Return True, [buckets], for buckets that the sender marks as void."""
     return jnp.isnan(_side(message))
 
 
 def bound_of(message, bits: int, stochastic: bool = False) -> jax.Array:
-    """[buckets] the distance that the sender has made its message for."""
+    """Return the distance [buckets] for which the sender has made its message."""
     return radius(_side(message), bits, stochastic)
 
 
 def ravel_floats(tree) -> tuple[jax.Array, Callable]:
-    """(vector [size] float32, restore): a pytree's float leaves, and the way back.
+    """Return (vector [size] float32, restore): a pytree's float leaves, and the way back.
 
     restore(vector) is the tree with these values, shapes and dtypes kept, other leaves untouched.
     """
@@ -183,26 +184,26 @@ def ravel_floats(tree) -> tuple[jax.Array, Callable]:
 
 
 def largest(rows) -> jax.Array:
-    """[buckets] max |x| of every bucket, infinite or NaN where one of its x is."""
+    """Return max |x| of every bucket, [buckets], infinite or NaN where one of its x is."""
     return jax.lax.bitcast_convert_type(_largest_bits(rows), jnp.float32)
 
 
 def _largest_bits(rows):
-    """As `largest`, in bits, which are ordered alike and compared faster; 0 of an empty bucket."""
+    """Return `largest` in bits, which are ordered alike and compared faster; 0 if empty."""
     bits = jax.lax.bitcast_convert_type(rows, jnp.uint32) & np.uint32(0x7FFFFFFF)
     return bits.max(1, initial=0)
 
 
 def _usable(side):
-    return (side >= _SIDES[0]) & (side <= _SIDES[1])  # NaN is not
+    return (side >= _SIDES[0]) & (side <= _SIDES[1])  # false for NaN
 
 
 def _scale(rows, side):
-    """x / s, 0 where it is out of range or the side is not usable."""
+    """Return x / s, or 0 where it is out of range or the side is not usable."""
     inverse = jnp.where(_usable(side), 1 / side, 0)
     scaled = rows * inverse[:, None]
     # The choice also keeps compilers from fusing this product and a later sum into one rounding,
-    # by which a jitted result would differ from one computed step by step.
+    # which would change a jitted result from one computed step by step.
     return jnp.where(jnp.abs(scaled) < _LIMIT, scaled, 0)
 
 
@@ -211,25 +212,26 @@ def _side(message):
 
 
 def _words(octets):
-    """uint8 [buckets, 4 m] -> uint32 [buckets, m]."""
+    """View uint8 [buckets, 4 m] as uint32 [buckets, m]."""
     count, size = octets.shape
     return jax.lax.bitcast_convert_type(octets.reshape(count, size // 4, 4), jnp.uint32)
 
 
 def _checksum(k):
-    """[buckets, 2] sums of k times odd pseudo-random weights, modulo 2^32; k: [buckets, n] int32.
+    """Return two sums [buckets, 2] of k [buckets, n] times odd random weights, modulo 2^32.
 
     A wrong turn of one coordinate changes k by q and is always seen: odd times q is not 0.
     """
     weighted = [k.astype(jnp.uint32) * _weights(seed, k.shape[1])[None] for seed in _SEEDS]
-    # One reduction of both: XLA on CPU makes one loop of two reductions, and 30 times slower.
+    # One reduction of both: XLA on CPU fuses two reductions into one loop, which is 30 times
+    # slower.
     zero = np.uint32(0)
     sums = jax.lax.reduce(weighted, [zero, zero], lambda a, b: [a[0] + b[0], a[1] + b[1]], (1,))
     return jnp.stack(sums, 1)
 
 
 def _weights(seed: int, n: int) -> np.ndarray:
-    """[n] uint32 odd: the hash lowbias32 (C. Wellons, "Prospecting for hash functions")."""
+    """Return odd uint32 [n] by lowbias32 (C. Wellons, "Prospecting for hash functions")."""
     x = np.arange(n, dtype=np.uint32) + np.uint32(seed)
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
@@ -237,13 +239,13 @@ def _weights(seed: int, n: int) -> np.ndarray:
 
 
 def _planes(bits: int) -> list[int]:
-    """Widths of the fields, lowest first, that a colour is cut into: whole bytes, then 4, 2, 1."""
+    """Return the widths of a colour's fields, lowest first: whole bytes, then 4, 2, 1."""
     _check_bits(bits)
     return [8] * (bits // 8) + [width for width in (4, 2, 1) if bits & width]
 
 
 def _pack(k, bits: int) -> list[jax.Array]:
-    """The fields of k mod q as uint8 [buckets, ceil(n * width / 8)] each.
+    """Return the fields of k mod q as uint8 [buckets, ceil(n * width / 8)] each.
 
     A byte holds the fields of coordinates that lie ceil(n * width / 8) apart, the first lowest. In
     two's complement the lowest bits are the floored modulus, also below zero.
@@ -261,7 +263,7 @@ def _pack(k, bits: int) -> list[jax.Array]:
 
 
 def _unpack(octets, n: int, bits: int):
-    """uint8 [buckets, bytes] -> int32 [buckets, n]."""
+    """Unpack uint8 [buckets, bytes] into int32 [buckets, n]."""
     colours, shift, begin = 0, 0, 0
     for width in _planes(bits):
         each = 8 // width

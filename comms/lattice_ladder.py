@@ -1,12 +1,11 @@
 """A conversation of two in the lattice codec, and the ladder that it climbs after a failed decode.
 
-Both send their vector at once, in few bits, then a bit per bucket for what they could not read. It
-goes again with more levels, and at last in full precision, so that finite numbers always arrive.
-How far off the next partner will be is learnt from what has been read. Davies et al., arXiv
-2002.09268.
+Both send their vector at once, in few bits, then a bit per bucket for unreadable buckets. These go
+again with more levels, and at last in full precision, so that finite numbers always arrive. The
+buckets read so far give the expected distance of the next partner. Davies et al., arXiv 2002.09268.
 
-The workers of an axis converse in pairs in one program, and climb together: what is sent again has
-one of a few sizes, 1, 4, 16, ... buckets, large enough for the pair that needs most. One text
+The workers of an axis converse in pairs in one program, and climb together: repeated messages have
+one of a few sizes, 1, 4, 16, ... buckets, large enough for the pair that needs most. The same code
 serves `jax.vmap`, `jax.shard_map` and pairs in programs of their own, bit for bit.
 """
 
@@ -19,42 +18,42 @@ import numpy as np
 
 from comms import lattice
 
-MARGIN = 2.0  # bound, in largest recent distances
-DECAY = 0.9  # of what is remembered of them, in a conversation
-GROWTH = 4  # of the number of buckets that are sent again, from one size to the next
-WIDER = 4.0  # side of the second try, where q^2 levels do not fit into a colour
+MARGIN = 2.0  # factor from the largest recent distance to the bound
+DECAY = 0.9  # share of them that is remembered after a conversation
+GROWTH = 4  # factor of the number of repeated buckets, from one size to the next
+WIDER = 4.0  # factor of the side at the second try, where q^2 levels do not fit into a colour
 
 
 class Wire(NamedTuple):
-    """How a worker is tied to the partner of its conversation, and to the other pairs."""
+    """Ties of a worker to the partner of its conversation, and to the other pairs."""
 
     swap: Callable[[Any], Any]  # a tree -> the partner's; one's own, if there is none
     agree: Callable[[jax.Array], jax.Array]  # a number -> the largest over the axis
-    met: jax.Array  # [] bool, whether there is a partner
-    lockstep: bool  # whether every pair sends again as much as the one that needs most
+    met: jax.Array  # [] bool, true with a partner
+    lockstep: bool  # every pair repeats as much as the one that needs most
 
 
 class Report(NamedTuple):
-    """What a conversation took, of one of the two, and what it has learnt."""
+    """Course of a conversation, for one of the two, and its lessons."""
 
-    bound: jax.Array  # [buckets] float32, to expect of max |x - reference| in the next one
+    bound: jax.Array  # [buckets] float32, expected max |x - reference| of the next one
     failed: jax.Array  # int32, buckets that were sent again
-    full_precision: jax.Array  # int32, buckets that went as float32 at last
+    full_precision: jax.Array  # int32, buckets sent in float32 at last
     skipped: jax.Array  # int32, buckets that were not finite at one of the two
-    extra_messages: jax.Array  # int32, beyond a first one and its answer
-    extra_bytes: jax.Array  # float32, of these
+    extra_messages: jax.Array  # int32, beyond a first message and its answer
+    extra_bytes: jax.Array  # float32, bytes of these
 
 
 class _Known(NamedTuple):
-    """What the two know of each other half way up the ladder."""
+    """Knowledge of the two about each other half way up the ladder."""
 
     mine: jax.Array  # [buckets, n], as the partner reads it
-    theirs: jax.Array  # [buckets, n], as it has been read
-    missing: jax.Array  # [buckets] bool, what of theirs could not be read
+    theirs: jax.Array  # [buckets, n], as this worker has read it
+    missing: jax.Array  # [buckets] bool, unreadable buckets of theirs
 
 
 class _Rung(NamedTuple):
-    """A way to send some buckets again."""
+    """Encoding of buckets that are sent again."""
 
     send: Callable  # (rows, their indices) -> (message, points)
     read: Callable  # (message, reference) -> (points, ok)
@@ -62,12 +61,13 @@ class _Rung(NamedTuple):
 
 
 def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, Report]:
-    """(theirs - mine [buckets, n], Report): the difference of two vectors, as both have read them.
+    """Return (theirs - mine [buckets, n], Report): the difference of two vectors as both read them.
 
     rows: float32 [buckets, n], one's own vector; bound: [buckets], expected of |x - reference|;
     key: for unbiased rounding, None: to the nearest point. The partner gets the same numbers with
-    the other sign, so that whatever both add of them keeps their sum. A bucket that is not finite
-    at one of the two is left out: its difference is 0. Raises ValueError as `lattice.encode` does.
+    the other sign, so that both can add any share of them and keep their sum. A bucket that is not
+    finite at one of the two is left out: its difference is 0. Raises ValueError as `lattice.encode`
+    does.
     """
     count, n = rows.shape
     stochastic = key is not None
@@ -89,7 +89,7 @@ def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, R
         difference = jnp.where(void[:, None], 0, known.theirs - known.mine)
         return difference, lattice.largest(known.theirs - rows)
 
-    # Each way to its end, or whole vectors would be copied for the sake of the other.
+    # Each way to its end: otherwise whole vectors would be copied for the sake of the other way.
     def climb(known):
         known = _send_again(more, known, rows, asked, needed, wire)
         last, still_needed, still_spent = _ask(known.missing, wire)
@@ -114,10 +114,10 @@ def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, R
 
 
 def next_bound(bound, heard, distance) -> jax.Array:
-    """[buckets] what to expect of the next partner: `MARGIN` times the largest recent distance.
+    """Return the bound [buckets] for the next partner: `MARGIN` times the largest recent distance.
 
     bound: the one before; heard: the partner's, which remembers other meetings; distance: max
-    |theirs - x| that has just been found. What is not finite does not count.
+    |theirs - x| of this conversation. Values that are not finite do not count.
     """
     heard, distance = (jnp.where(jnp.isfinite(a), a, 0) for a in (heard, distance))
     following = jnp.maximum(DECAY * jnp.maximum(bound, heard), MARGIN * distance)
@@ -126,12 +126,12 @@ def next_bound(bound, heard, distance) -> jax.Array:
 
 
 def flag_bytes(count: int) -> int:
-    """Bytes of an answer: a bit per bucket for what could not be read."""
+    """Return the bytes of an answer: a bit per bucket for unreadable ones."""
     return -(-count // 8)
 
 
 def sizes(count: int) -> list[int]:
-    """How many of `count` buckets may be sent again at once: 1, 4, 16, ... and all of them."""
+    """Return the numbers of buckets that may be sent again at once: 1, 4, 16, ... and all."""
     found = []
     while count > (found[-1] if found else 0):
         found.append(min(GROWTH ** len(found), count))
@@ -139,11 +139,11 @@ def sizes(count: int) -> list[int]:
 
 
 def _coded(side, bits: int, n: int, key, rung: int) -> _Rung:
-    """Colours of `bits`; side: [buckets] of all buckets, of which some are sent."""
+    """Return the rung of colours of `bits`; side: [buckets] of all buckets, sent or not."""
 
     def send(rows, index):
         noise = None
-        if key is not None:  # addressed by the bucket, not by how many are sent
+        if key is not None:  # addressed by the bucket, not by the number of sent buckets
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, rung), index)
             noise = jax.vmap(lambda key: jax.random.uniform(key, (n,), jnp.float32))(keys)
         return lattice.encode(rows, _taken(side, index), bits, noise)
@@ -155,7 +155,7 @@ def _coded(side, bits: int, n: int, key, rung: int) -> _Rung:
 
 
 def _ask(missing, wire: Wire):
-    """(what the partner is missing [buckets] bool, most that a pair needs, what is counted)."""
+    """Return (the partner's missing buckets, most that a pair needs, counted buckets)."""
     count = missing.shape[0]
     asked = jnp.unpackbits(wire.swap(jnp.packbits(missing)), count=count).astype(bool)
     pair = jnp.maximum(missing.sum(dtype=jnp.int32), asked.sum(dtype=jnp.int32))
@@ -164,7 +164,7 @@ def _ask(missing, wire: Wire):
 
 
 def _send_again(rung: _Rung, known: _Known, rows, asked, needed, wire: Wire) -> _Known:
-    """What is known after `needed` buckets, at most, have gone each way of every pair."""
+    """Return the knowledge after `needed` buckets, at most, have gone each way of every pair."""
     count = rows.shape[0]
 
     def of_size(size: int):
@@ -191,7 +191,7 @@ def _taken(array, index):
 
 
 def _which(needed, count: int):
-    """0 for nothing, else 1 + the index of the smallest size that holds as many."""
+    """Return 0 for nothing, else 1 + the index of the smallest size that holds as many."""
     return jnp.searchsorted(np.array([0, *sizes(count)]), needed).astype(jnp.int32)
 
 

@@ -1,4 +1,4 @@
-"""What the planners need of a model: bytes and times of every layer, measured or estimated."""
+"""Layers of a model as planners need them: bytes and times, measured or estimated."""
 
 import csv
 import os
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class LayerTrace(NamedTuple):
-    """Layers with parameters in forward order; a layer's times include what has none after it."""
+    """Layers with parameters in forward order, each with the parameterless layers after it."""
 
     name: str
     sizes: np.ndarray  # [L] bytes of the gradient
@@ -22,7 +22,7 @@ class LayerTrace(NamedTuple):
         return float(self.forward.sum() + self.backward.sum())
 
     def backward_order(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes [L] and ready times [L], in seconds from the start of backward, last layer first.
+        """Return bytes [L] and ready times [L] from the start of backward, last layer first.
 
         The first two arguments of the planners in `comms.buckets`.
         """
@@ -30,17 +30,17 @@ class LayerTrace(NamedTuple):
 
 
 def googlenet(forward_seconds: float | None = None) -> LayerTrace:
-    """GoogLeNet on a K80: 64 layers, 13.4 M parameters, a backward pass of 201.5 ms; see `read`."""
-    path = Path(__file__).parent / "data" / "googlenet_k80.csv"  # its source is in there
+    """Return GoogLeNet on a K80: 64 layers, 13.4 M parameters, a backward pass of 201.5 ms."""
+    path = Path(__file__).parent / "data" / "googlenet_k80.csv"  # the file names its source
     return read(path, forward_seconds)._replace(name="googlenet")
 
 
 def read(path: str | os.PathLike, forward_seconds: float | None = None) -> LayerTrace:
-    """Layers of a CSV file with the columns `bytes` and `backward_us`, in forward order.
+    """Read the layers of a CSV file with the columns `bytes` and `backward_us`, in forward order.
 
     Lines that begin with # and other columns are ignored. A layer's forward takes the same share of
     `forward_seconds` as its backward; by default it is half as long, as one of the three products
-    of a layer's weights. Raises ValueError for a file that is none, and for negative numbers.
+    of a layer's weights. Raises ValueError for any other file, and for negative numbers.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()

@@ -1,4 +1,4 @@
-"""MATCHA: which matchings of a graph talk in which round, under a budget of communication.
+"""MATCHA: activation of a graph's matchings in each round, under a budget of communication.
 
 Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding Up Decentralized SGD via Matching Decomposition
 Sampling", arXiv 1905.09435. In round k matching j is active with probability p_j, and
@@ -18,14 +18,14 @@ Matching = Sequence[tuple[int, int]]
 
 MOST_CUTS = 300  # rounds; graphs of 8 to 256 workers need fewer than 100 for the default tolerance
 SMALL = 64  # workers up to which dense matrices are quick
-EXACT, CLOSE = 1e-6, 1e-3  # tolerances up to that many workers, and beyond
-MOST_MODES = 16  # cuts of a round, beyond
+EXACT, CLOSE = 1e-6, 1e-3  # tolerances up to SMALL workers, and beyond
+MOST_MODES = 16  # cuts of a round, beyond SMALL workers
 
 
 def activation_probabilities(
     matchings: Sequence[Matching], workers: int, budget: float, tolerance: float | None = None
 ) -> np.ndarray:
-    """Probabilities p [M] that maximise lambda_2(sum_j p_j L_j) with sum_j p_j = M * budget.
+    """Find probabilities p [M] that maximise lambda_2(sum_j p_j L_j) with sum_j p_j = M * budget.
 
     MATCHA's step 2. `budget` in (0, 1] is the share of the base graph's communication time.
     lambda_2 of the result is within the share `tolerance` of the optimum, certified by an upper
@@ -33,11 +33,10 @@ def activation_probabilities(
     beyond. Raises ValueError for a budget out of range and for matchings that do not connect the
     workers.
 
-    Method: lambda_2 is concave and equals the minimum of v' L(p) v over unit vectors v
-    orthogonal to 1, so that every such v is a linear bound on it, a cut. A linear programme over
-    all cuts gives the upper bound; the next cuts are taken half-way between its solution and the
-    best p (Ben-Ameur and Neto, "Acceleration of cutting-plane and column generation algorithms",
-    2007).
+    Method: lambda_2 is concave and equals the minimum of v' L(p) v over unit vectors v orthogonal
+    to 1, so that every such v gives a linear bound on it, a cut. A linear programme over all cuts
+    gives the upper bound; the next cuts are taken half-way between its solution and the best p
+    (Ben-Ameur and Neto, "Acceleration of cutting-plane and column generation algorithms", 2007).
     """
     check_budget("activation_probabilities", budget)
     count = len(matchings)
@@ -59,7 +58,7 @@ def activation_probabilities(
     q = best = np.ones(count)
     lower = 0.0
     if not small and form.trace_bound(budget) <= 1 + tolerance:
-        return np.full(count, float(budget))  # as on a complete graph
+        return np.full(count, float(budget))  # all equal, as on a complete graph
     cuts = np.empty((0, count))
     limits = [(0, 1 / budget)] * count + [(0, None)]
     for _ in range(MOST_CUTS):
@@ -88,7 +87,7 @@ def activation_probabilities(
 def mixing_weight(
     matchings: Sequence[Matching], workers: int, p: np.ndarray
 ) -> tuple[float, float]:
-    """Edge weight alpha that minimises rho = ||E[W'W] - J||_2 for matchings active with p [M].
+    """Find the edge weight alpha of least rho = ||E[W'W] - J||_2, for matchings active with p [M].
 
     Returns (alpha, rho); since L_j^2 = 2 L_j,
     E[W'W] = I - 2 alpha Lbar + alpha^2 (Lbar^2 + 2 Ltilde) with Lbar = sum_j p_j L_j and
@@ -118,7 +117,7 @@ def mixing_weight(
 
 
 def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float]:
-    """(alpha, rho) from few eigenvalue problems, as each takes long.
+    """Find (alpha, rho) by few eigenvalue problems, as each takes long.
 
     Where all p are equal, every moment is a polynomial in the Laplacian, whose eigenvalues are
     needed once. Otherwise every vector v bounds rho from below by v'(I - J)v - 2 alpha v'Lbar v +
@@ -127,7 +126,7 @@ def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float
     """
     linear, spread = form.laplacian(p), form.laplacian(p * (1 - p))
     if np.ptp(p) == 0:
-        values = np.linalg.eigvalsh(linear.toarray())[1:]  # without the constant vector
+        values = np.linalg.eigvalsh(linear.toarray())[1:]  # without that of the constant vector
         squares = values**2 + 2 * (1 - p[0]) * values
         return _least(lambda a: float(np.max(1 - 2 * a * values + a**2 * squares)), 2 / values[-1])
     quadratic = (linear @ linear + 2 * spread).toarray()
@@ -150,7 +149,7 @@ def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float
 
 
 def _least(contraction: Callable[[float], float], most: float) -> tuple[float, float]:
-    """The alpha up to `most` at which a convex function of it is least, and that value."""
+    """Return the alpha up to `most` at which a convex function of it is least, and that value."""
     search = scipy.optimize.minimize_scalar(
         contraction, bounds=(0, most), method="bounded", options={"xatol": 1e-10}
     )
@@ -158,7 +157,7 @@ def _least(contraction: Callable[[float], float], most: float) -> tuple[float, f
 
 
 def activations(p: np.ndarray, updates: int, seed: int | Sequence[int]) -> np.ndarray:
-    """Which matchings are active in which update, bool [updates, M], Bernoulli(p_j) each.
+    """Draw the active matchings of every update, bool [updates, M], Bernoulli(p_j) each.
 
     Depends on (p, seed) only, so that all workers agree, and a longer schedule begins with the
     shorter one.
@@ -167,18 +166,18 @@ def activations(p: np.ndarray, updates: int, seed: int | Sequence[int]) -> np.nd
 
 
 def vanilla(graph: nx.Graph) -> tuple[float, float]:
-    """(alpha, rho) of D-PSGD with all links active in every round and the best equal weight."""
+    """Return (alpha, rho) of D-PSGD with all links in every round and the best equal weight."""
     return mixing.best_step(graph), mixing.rho(mixing.best_constant(graph))
 
 
 def periodic_rho(budget: float, rho_vanilla: float) -> float:
-    """rho of the whole graph active with probability `budget`: 1 - budget (1 - rho_vanilla)."""
+    """Return rho of the whole graph with probability `budget`: 1 - budget (1 - rho_vanilla)."""
     check_budget("periodic_rho", budget)
     return 1 - budget * (1 - rho_vanilla)
 
 
 def check_budget(name: str, budget: float) -> None:
-    """Refuse a budget outside (0, 1]; `name` says whose it is."""
+    """Refuse a budget outside (0, 1]; `name`: of its owner."""
     if not 0 < budget <= 1:
         raise ValueError(
             f"{name}: the budget is a share of the communication in (0, 1], got {budget}; "
@@ -187,7 +186,7 @@ def check_budget(name: str, budget: float) -> None:
 
 
 def _laplacians(matchings: Sequence[Matching], workers: int) -> np.ndarray:
-    """Laplacian of every matching, [M, n, n]."""
+    """Return the Laplacian of every matching, [M, n, n]."""
     laplacians = np.zeros((len(matchings), workers, workers))
     for L, matching in zip(laplacians, matchings, strict=True):
         for i, j in matching:
@@ -197,17 +196,17 @@ def _laplacians(matchings: Sequence[Matching], workers: int) -> np.ndarray:
 
 
 class _Dense:
-    """Laplacians of few workers: lambda_2 of their sums and what its eigenvectors say of p."""
+    """Laplacians of few workers: lambda_2 of their sums, and bounds on p from its eigenvectors."""
 
     def __init__(self, matchings: Sequence[Matching], workers: int):
         self._laplacians = _laplacians(matchings, workers)
 
     def scale(self, factor: float) -> None:
-        """Multiply all of them."""
+        """Multiply all Laplacians by a factor."""
         self._laplacians *= factor
 
     def low_modes(self, p: np.ndarray) -> tuple[float, np.ndarray]:
-        """lambda_2 of L(p) and the orthonormal eigenvectors [n, k] that may hold it nearby."""
+        """Return lambda_2 of L(p) and orthonormal eigenvectors [n, k] that may hold it nearby."""
         L = np.tensordot(p, self._laplacians, 1)
         # Moves the constant vector, eigenvalue 0, above all others: trace(L) >= lambda_n.
         values, vectors = np.linalg.eigh(L + 2 * np.trace(L) / len(L))
@@ -217,12 +216,12 @@ class _Dense:
         return float(values[0]), vectors[:, near]
 
     def cuts(self, modes: np.ndarray) -> np.ndarray:
-        """v' L_j v of every mode v and every matching j, [k, M]."""
+        """Return v' L_j v of every mode v and every matching j, [k, M]."""
         return np.einsum("nk,jnm,mk->kj", modes, self._laplacians, modes)
 
 
 class _Sparse:
-    """The same of many workers, whose Laplacians are kept as edges; of the modes only the lowest.
+    """Laplacians of many workers, kept as edges; of the modes only the lowest.
 
     A cut is the sum of the squared differences over the edges of a matching.
     """
@@ -233,24 +232,24 @@ class _Sparse:
         self._shape, self._count, self._factor = (workers, workers), len(matchings), 1.0
 
     def scale(self, factor: float) -> None:
-        """Multiply all of them."""
+        """Multiply all Laplacians by a factor."""
         self._factor *= factor
 
     def laplacian(self, p: np.ndarray) -> "scipy.sparse.csr_array":
-        """sum_j p_j L_j."""
+        """Return sum_j p_j L_j."""
         weight = self._factor * p[self._matching]
         off = scipy.sparse.coo_array((weight, (self._i, self._j)), self._shape).tocsr()
         off = off + off.T
         return (scipy.sparse.diags_array(off.sum(axis=1)) - off).tocsr()
 
     def trace_bound(self, budget: float) -> float:
-        """The most that the mean of all eigenvalues but 0 can be, for sum q = M, q <= 1/budget."""
+        """Return the largest mean of all eigenvalues but 0, for sum q = M, q <= 1/budget."""
         edges = np.sort(np.bincount(self._matching, minlength=self._count))[::-1]
         spent = np.clip(self._count - np.arange(self._count) / budget, 0, 1 / budget)
         return self._factor * 2 * float(edges @ spent) / (self._shape[0] - 1)
 
     def low_modes(self, p: np.ndarray) -> tuple[float, np.ndarray]:
-        """lambda_2 of L(p) and the lowest eigenvectors [n, k] that may hold it nearby."""
+        """Return lambda_2 of L(p) and the lowest eigenvectors [n, k] that may hold it nearby."""
         L = self.laplacian(p).toarray()
         last = min(MOST_MODES, len(L) - 1) - 1
         shifted = L + 2 * np.trace(L) / len(L)
@@ -258,7 +257,7 @@ class _Sparse:
         return float(values[0]), vectors[:, values <= 1.5 * values[0] + 1e-12]
 
     def cuts(self, modes: np.ndarray) -> np.ndarray:
-        """v' L_j v of every mode v and every matching j, [k, M]."""
+        """Return v' L_j v of every mode v and every matching j, [k, M]."""
         squares = self._factor * (modes[self._i] - modes[self._j]) ** 2
         cuts = np.zeros((self._count, modes.shape[1]))
         np.add.at(cuts, self._matching, squares)

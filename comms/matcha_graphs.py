@@ -1,4 +1,4 @@
-"""The six base graphs of MATCHA (Wang et al., arXiv 1905.09435), as its public code has them.
+"""Six base graphs of MATCHA (Wang et al., arXiv 1905.09435), as its public code has them.
 
 Source: repository JYWa/MATCHA, `util.py`: the hard-coded base graphs 0 to 5, each already
 decomposed into matchings. Graphs 0 and 5 (a ring) have 8 workers, the others 16.
@@ -66,7 +66,7 @@ _MATCHINGS = (
 
 
 def matcha_matchings(k: int) -> list[list[tuple[int, int]]]:
-    """Matchings of base graph `k` in the reference's order, edges as (smaller, larger) worker.
+    """Return the matchings of base graph `k` in the reference's order, edges as (smaller, larger).
 
     Raises ValueError unless k is one of 0..5.
     """

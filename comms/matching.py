@@ -1,9 +1,9 @@
 """Decomposition of a graph into matchings, the rounds in which neighbours talk in pairs.
 
-A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one
-unit of communication time. Misra and Gries, "A constructive proof of Vizing's theorem" (1992);
-where that would take minutes, an edge takes a colour that both of its ends have left, if there is
-one, and complete graphs have the rounds of a tournament (Kirkman, 1847).
+A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one unit
+of communication time. Misra and Gries, "A constructive proof of Vizing's theorem" (1992); where
+that would take minutes, an edge takes a colour that is free at both ends, if there is one, and
+complete graphs have the rounds of a tournament (Kirkman, 1847).
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import networkx as nx
 import numpy as np
 
-# What matchings are for: how often each is active, and with what weight.
+# Use of matchings: how often each is active, and with what weight.
 from comms.matcha import activation_probabilities as activation_probabilities
 from comms.matcha import mixing_weight as mixing_weight
 
@@ -21,7 +21,7 @@ COLOURED = 256  # workers up to which all graphs are coloured in the same way
 
 
 def decompose(graph: nx.Graph) -> list[Matching]:
-    """Splits all edges into at most max degree + 1 matchings; max degree if bipartite.
+    """Split all edges into at most max degree + 1 matchings; max degree if bipartite.
 
     Deterministic: the same graph gives the same matchings on every host. Raises ValueError unless
     its nodes are 0..n-1 and no edge is a loop.
@@ -35,7 +35,7 @@ def decompose(graph: nx.Graph) -> list[Matching]:
     if len(graph) > COLOURED and 2 * graph.number_of_edges() == len(graph) * (len(graph) - 1):
         return _tournament(len(graph))
     few = max(dict(graph.degree).values(), default=0) if len(graph) > COLOURED else 0
-    # at[u][c] is the neighbour that u is joined to by an edge of colour c.
+    # at[u][c] is the neighbour of u by an edge of colour c.
     at: list[dict[int, int]] = [{} for _ in graph]
     for u, v in sorted((min(edge), max(edge)) for edge in graph.edges):
         both = next((c for c in range(few) if c not in at[u] and c not in at[v]), None)
@@ -54,7 +54,7 @@ def decompose(graph: nx.Graph) -> list[Matching]:
             # would cost even the ring a third matching.
             fan = [v]
         _flip(at, path, c, d)
-        # The prefix up to the first member that d is free at is still a fan after the flip.
+        # The prefix up to the first member with d free is still a fan after the flip.
         fan = fan[: 1 + next(i for i, w in enumerate(fan) if d not in at[w])]
         _rotate(at, u, fan, d)
     colours = {c for joined in at for c in joined}
@@ -62,10 +62,10 @@ def decompose(graph: nx.Graph) -> list[Matching]:
 
 
 def _tournament(n: int) -> list[Matching]:
-    """Everybody meets everybody once: n - 1 rounds, n where n is odd and one has to pause.
+    """Let every worker meet every other once: n - 1 rounds, n where n is odd and one has to pause.
 
-    In round r those meet whose sum is r modulo the number of rounds. With an even n the last one
-    stands aside, and meets who would be alone.
+    In round r two workers meet if their sum is r modulo the number of rounds. With an even n the
+    last worker stands aside, and meets the one that would be alone.
     """
     rounds = n - 1 + n % 2
     matchings = []
@@ -79,7 +79,7 @@ def _tournament(n: int) -> list[Matching]:
 
 
 def validate(graph: nx.Graph, matchings: Iterable[Iterable[Edge]]) -> None:
-    """Raises ValueError unless `matchings` are matchings that hold every edge exactly once."""
+    """Raise ValueError unless `matchings` are matchings that hold every edge exactly once."""
     seen: set[frozenset[int]] = set()
     for m, matching in enumerate(matchings):
         busy: set[int] = set()
@@ -106,7 +106,7 @@ def validate(graph: nx.Graph, matchings: Iterable[Iterable[Edge]]) -> None:
 
 
 def partners(matching: Iterable[Edge], n: int) -> np.ndarray:
-    """Partner of every worker, int64 [n]: an involution that maps unmatched workers to themselves.
+    """Return the partners of all workers, int64 [n]: unmatched workers map to themselves.
 
     Raises ValueError where an edge leaves 0..n-1 or a worker has two partners.
     """
@@ -126,12 +126,12 @@ def partners(matching: Iterable[Edge], n: int) -> np.ndarray:
 
 
 def _free(at: list[dict[int, int]], u: int) -> int:
-    """Smallest colour on no edge of u."""
+    """Return the smallest colour on no edge of u."""
     return next(c for c in range(len(at[u]) + 1) if c not in at[u])
 
 
 def _path(at: list[dict[int, int]], u: int, c: int, d: int) -> list[int]:
-    """Nodes of the longest path from u with edge colours d, c, d, ...; c is free at u."""
+    """Return the nodes of the longest path from u with edge colours d, c, d, ..., c free at u."""
     path, colour, other = [u], d, c
     while colour in at[path[-1]]:
         path.append(at[path[-1]][colour])
@@ -140,14 +140,14 @@ def _path(at: list[dict[int, int]], u: int, c: int, d: int) -> list[int]:
 
 
 def _flip(at: list[dict[int, int]], path: list[int], c: int, d: int) -> None:
-    """Swaps colours c and d along a path, after which d is free at its first node."""
+    """Swap colours c and d along a path, after which d is free at its first node."""
     for u in path:
         swapped = {k: at[u].pop(k) for k in (c, d) if k in at[u]}
         at[u].update({c + d - k: v for k, v in swapped.items()})
 
 
 def _fan(at: list[dict[int, int]], u: int, v: int) -> list[int]:
-    """Maximal fan of u from v: the colour of each next edge at u is free at the member before."""
+    """Return a maximal fan of u from v: each next edge's colour is free at the member before."""
     fan, joined, members = [v], sorted(at[u].items()), {v}
     while True:
         following = (w for c, w in joined if c not in at[fan[-1]] and w not in members)
@@ -158,7 +158,7 @@ def _fan(at: list[dict[int, int]], u: int, v: int) -> list[int]:
 
 
 def _rotate(at: list[dict[int, int]], u: int, fan: list[int], d: int) -> None:
-    """Gives every fan edge at u the colour of the next one, and the last one colour d."""
+    """Give every fan edge at u the colour of the next one, and the last one colour d."""
     colour_of = {w: c for c, w in at[u].items()}
     colours = [colour_of[w] for w in fan[1:]]
     for c, w in zip(colours, fan[1:], strict=True):

@@ -1,12 +1,12 @@
-"""What a method sends in an update, said once: its bytes and its seconds follow from it.
+"""Messages of a method in an update, from which its bytes and its seconds follow.
 
-A method names its messages, a `Payload` for what travels together; how many bytes a worker then
-sends, and how long that takes on a network of the alpha-beta model, is worked out here. What is
-all-reduced and what is gathered goes round a ring; what is exchanged goes over links that a
-schedule switches on and off. Scalars beside the data, as the sum of weights, are not counted.
+A method names its messages, a `Payload` for those that travel together. This module works out the
+bytes that a worker then sends, and their seconds on a network of the alpha-beta model. Reduced and
+gathered messages go round a ring; exchanged ones go over links that a schedule switches on and off.
+Scalars beside the data, as the sum of weights, are not counted.
 
-A payload also says when it leaves and when it is needed, which decides what of its seconds a clock
-hides behind the gradient:
+A payload also says when it leaves and when it is needed, so that a clock knows which of its seconds
+are hidden behind the gradient:
 
     D-PSGD as published      leaves with the round: the models that neighbours mix are known
     MG-WFBP                  every bucket but the last leaves during the last backward pass
@@ -25,11 +25,11 @@ from comms import cost
 
 
 class Row(NamedTuple):
-    """What an update of a schedule says of communication."""
+    """Communication in an update of a schedule."""
 
-    update: int  # its index, but never more than the method's `settled`
-    active: np.ndarray | None = None  # [M] bool, matchings in use; None: all that there are
-    pushed: bool = False  # workers push to a server, as in arXiv 1803.01113, nobody else sends
+    update: int  # index of the update, at most the method's `settled`
+    active: np.ndarray | None = None  # [M] bool, matchings in use; None: all
+    pushed: bool = False  # workers alone push to a server, as in arXiv 1803.01113
 
 
 class Payload(NamedTuple):
@@ -41,13 +41,13 @@ class Payload(NamedTuple):
     reduced: tuple[int, ...] = ()  # all-reduced
     gathered: tuple[int, ...] = ()  # sent to every other worker
     exchanged: int = 0  # sent over every link of `matchings`
-    matchings: np.ndarray | None = None  # [m, n] whom each worker hears from, itself if nobody
+    matchings: np.ndarray | None = None  # [m, n] sender that each worker hears, or itself
     met: int = 0  # sent both ways between the two of every pair in the schedule
-    itemsize: int = 4  # bytes of an element of what is reduced; a chunk of a ring holds whole ones
-    beside_gradient: bool = False  # is known before the gradients: leaves when the round begins
-    share: float = 1.0  # of the last mini-batch, after which it leaves otherwise, in (0, 1]
-    late: int = 0  # updates that are made before one waits for it
-    encoded: bool = False  # is not the values themselves: encoding and decoding takes time
+    itemsize: int = 4  # bytes of an element of `reduced`; a chunk of a ring holds whole ones
+    beside_gradient: bool = False  # known before the gradients: leaves when the round begins
+    share: float = 1.0  # of the last mini-batch, after which other payloads leave, in (0, 1]
+    late: int = 0  # updates that are made before workers wait for it
+    encoded: bool = False  # needs time for encoding and decoding
 
     @property
     def size(self) -> int:
@@ -56,12 +56,12 @@ class Payload(NamedTuple):
 
     @property
     def leaves(self) -> float:
-        """When it is known: 0 as the round begins, else a share of the last mini-batch."""
+        """Share of the last mini-batch after which it is known; 0 as the round begins."""
         return 0.0 if self.beside_gradient else self.share
 
 
 class Transfer(NamedTuple):
-    """What is under way in a round, as `stragglers.rule.Transfer` describes it."""
+    """Transfer under way in a round, as `stragglers.rule.Transfer` describes it."""
 
     seconds: float
     leaves: float = 1.0
@@ -72,7 +72,7 @@ Messages = Callable[[Any, int, Row], tuple[Payload, ...]]  # (parameters, worker
 
 
 class Sender(Protocol):
-    """What is asked of a method here, as `algorithms.base.Algorithm` has it."""
+    """Interface of a method here, as `algorithms.base.Algorithm` has it."""
 
     messages: Messages
     settled: int
@@ -80,22 +80,22 @@ class Sender(Protocol):
 
 
 class Alternative(NamedTuple):
-    """Messages that workers sent in place of what their method plans, because of their data."""
+    """Messages that workers sent in place of planned ones, because of their data."""
 
-    times: float  # in how many updates, mean over workers
+    times: float  # number of updates with it, mean over workers
     planned: tuple[Payload, ...]
     instead: tuple[Payload, ...]
 
 
 class Fallbacks(NamedTuple):
-    """What a run sent otherwise than planned."""
+    """Unplanned messages of a run."""
 
-    updates: float  # in which anything was, of those that a worker took part in, mean over workers
+    updates: float  # updates with any, of those that a worker took part in, mean over workers
     alternatives: tuple[Alternative, ...]
 
 
 def together(payloads: Iterable[Payload]) -> Payload:
-    """All that several payloads reduce, gather and exchange over the same matchings, in one."""
+    """Join all that several payloads reduce, gather and exchange over the same matchings."""
     payloads = list(payloads)
     return Payload(
         tuple(size for payload in payloads for size in payload.reduced),
@@ -107,26 +107,26 @@ def together(payloads: Iterable[Payload]) -> Payload:
 
 
 def in_step(sequences: Iterable[tuple[Payload, ...]]) -> tuple[Payload, ...]:
-    """Sequences of payloads as one: the first ones travel together, then the second ones, ..."""
+    """Join sequences of payloads: the first ones travel together, then the second ones, ..."""
     steps = itertools.zip_longest(*sequences, fillvalue=Payload())
     return tuple(map(together, steps))
 
 
 def over_links(size: int, partners: np.ndarray, row: Row, **said) -> Payload:
-    """`size` bytes over every active one of the matchings `partners` [M, n]."""
+    """Return a payload of `size` bytes over every active one of the matchings [M, n]."""
     used = partners if row.active is None else partners[row.active]
     return Payload(exchanged=size, matchings=used, **said)
 
 
 def compresses(method: Sender, params, workers: int) -> bool:
-    """Whether the method encodes what it sends, once its messages stay as they are."""
+    """Return True if the method encodes its messages, once they no longer change."""
     return any(p.encoded for p in method.messages(params, workers, Row(method.settled)))
 
 
 def collective_bytes(payload: Payload, workers: int) -> float:
-    """Bytes that a worker sends, in the mean over workers, where all of them take part.
+    """Return the bytes that a worker sends, in the mean over workers, where all of them take part.
 
-    2 (n - 1) / n of what is reduced, n - 1 times what is gathered, and once over every link.
+    2 (n - 1) / n of reduced bytes, n - 1 times gathered bytes, and exchanged bytes once per link.
     """
     reduced = sum(
         cost.ring_all_reduce_bytes(size, workers, payload.itemsize) for size in payload.reduced
@@ -139,12 +139,12 @@ def collective_bytes(payload: Payload, workers: int) -> float:
 
 
 def pushes(schedule) -> bool:
-    """Whether the workers of a schedule push to a server, see `Row`."""
+    """Return True if the workers of a schedule push to a server, see `Row`."""
     return schedule.population is not None and schedule.partner is None
 
 
 def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
-    """[T] bytes that a worker sends in every update of a schedule, mean over workers.
+    """Return the bytes [T] that a worker sends in every update of a schedule, mean over workers.
 
     params: arrays or their shapes.
     """
@@ -155,7 +155,7 @@ def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
     if schedule.matchings is not None:
         columns = np.column_stack([stages, schedule.matchings])
     _, examples, which = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    found = []  # of every distinct row
+    found = []  # bytes of every distinct row
     for t in examples:
         active = None if schedule.matchings is None else schedule.matchings[t]
         payloads = method.messages(params, workers, Row(int(stages[t]), active, pushed))
@@ -175,7 +175,7 @@ def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
 
 
 def fallback_bytes(found: Fallbacks, workers: int, pushed: bool = False) -> float:
-    """Bytes that a worker sent more than planned, mean over workers; `pushed` as in `Row`."""
+    """Return the bytes of a worker beyond the plan, mean over workers; `pushed`: see `Row`."""
 
     def sent(payloads: tuple[Payload, ...]) -> float:
         if pushed:
@@ -186,7 +186,7 @@ def fallback_bytes(found: Fallbacks, workers: int, pushed: bool = False) -> floa
 
 
 def fallback_seconds(found: Fallbacks, workers: int, network: cost.Network) -> float:
-    """Seconds that what was sent otherwise took longer than planned, each message on its own."""
+    """Return the seconds of unplanned messages beyond the plan, each message on its own."""
 
     def took(payloads: tuple[Payload, ...]) -> float:
         return sum(seconds(payload, workers, network) for payload in payloads)
@@ -195,11 +195,11 @@ def fallback_seconds(found: Fallbacks, workers: int, network: cost.Network) -> f
 
 
 def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
-    """Seconds of a payload: a ring for all that is reduced, one for all that is gathered, links.
+    """Return the seconds of a payload: a ring for reduced bytes, one for gathered bytes, links.
 
-    A ring that gathers takes half the steps of one that reduces what all workers gather together.
-    Matchings follow one another, and a worker that one leaves out waits all the same: MATCHA's
-    model of time (arXiv 1905.09435). A meeting takes what the slowest pair of workers needs.
+    A ring that gathers takes half the steps of one that reduces all gathered bytes together.
+    Matchings follow one another, and a worker without a partner waits all the same: MATCHA's
+    model of time (arXiv 1905.09435). A meeting takes as long as the slowest pair of workers.
     """
     total = 0.0
     if sum(payload.reduced):
@@ -215,16 +215,16 @@ def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
 
 
 def extra_seconds(count: float, size: float, workers: int, network: cost.Network) -> float:
-    """Seconds of what pairs of workers have sent again: `size` bytes in `count` messages."""
+    """Return the seconds of messages that pairs have repeated: `size` bytes in `count` messages."""
     if not count:
         return 0.0
     return count * seconds(Payload(met=size / count), workers, network)
 
 
 def transfers(payloads: Sequence[Payload], each: Sequence[float]) -> tuple[Transfer, ...]:
-    """The payloads of an update one after the other, `each` of which lists its seconds.
+    """Return the transfers of an update one after the other; `each`: seconds of each payload.
 
-    A payload that is known by the time at which an earlier one leaves goes in one transfer with it.
+    A payload that is known by the time at which an earlier one leaves joins its transfer.
     """
     joined = [Transfer(0.0)] if not payloads else []
     for payload, taken in zip(payloads, each, strict=True):
@@ -239,7 +239,7 @@ def transfers(payloads: Sequence[Payload], each: Sequence[float]) -> tuple[Trans
 def exchange_transfers(
     method: Sender, params, workers: int, network: cost.Network
 ) -> Callable[[int], tuple[Transfer, ...]]:
-    """round -> what of its exchange takes how long and when, for rules in rounds."""
+    """Return a function: round -> transfers of its exchange, for rules in rounds."""
 
     @functools.lru_cache(maxsize=4096)
     def of_row(update: int, used: bytes | None) -> tuple[Transfer, ...]:
@@ -258,15 +258,15 @@ def exchange_transfers(
 def exchange_seconds(
     method: Sender, params, workers: int, network: cost.Network
 ) -> Callable[[int], float]:
-    """round -> seconds of its exchange, hidden or not; arguments as in `exchange_transfers`."""
+    """Return a function: round -> seconds of its exchange; arguments as in `exchange_transfers`."""
     of_round = exchange_transfers(method, params, workers, network)
     return lambda round_index: sum(transfer.seconds for transfer in of_round(round_index))
 
 
 def lasting(method: Sender, params, workers: int, total: float) -> tuple[Transfer, ...]:
-    """The exchange of every round if it takes `total` seconds, shared out by bytes.
+    """Return the exchange of every round if it takes `total` seconds, shared out by bytes.
 
-    The bytes are what a settled update sends over all links.
+    Bytes are counted in a settled update over all links.
     """
     payloads = method.messages(params, workers, Row(method.settled))
     whole = sum(payload.size for payload in payloads)

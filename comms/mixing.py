@@ -1,4 +1,4 @@
-"""Mixing matrices W: how much of each neighbour's value a worker takes in one round of gossip.
+"""Mixing matrices W: weights of the neighbours' values in one round of gossip.
 
 Every W is [n, n] float64, symmetric, with rows and columns that sum to 1, and non-zero only on
 the diagonal and on edges; an isolated worker (n=1) keeps its value. Gossip x <- W x preserves
@@ -14,13 +14,13 @@ import numpy as np
 
 
 def laplacian(graph: nx.Graph) -> np.ndarray:
-    """Graph Laplacian L = D - A [n, n] float64 of a graph with nodes 0..n-1."""
+    """Return the Laplacian L = D - A [n, n] float64 of a graph with nodes 0..n-1."""
     adjacency = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None)
     return np.diag(adjacency.sum(axis=1)) - adjacency
 
 
 def metropolis(graph: nx.Graph) -> np.ndarray:
-    """Metropolis-Hastings weights, W_ij = 1 / (1 + max(d_i, d_j)) on edges.
+    """Return Metropolis-Hastings weights, W_ij = 1 / (1 + max(d_i, d_j)) on edges.
 
     Needs only the degrees of neighbours; non-negative (Xiao, Boyd, Lall, "Distributed average
     consensus with time-varying Metropolis weights", 2006).
@@ -33,7 +33,7 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
 
 
 def best_constant(graph: nx.Graph) -> np.ndarray:
-    """Fastest weights that are equal on all edges, W = I - a L with a = `best_step(graph)`.
+    """Return the fastest equal weights of all edges, W = I - a L with a = `best_step(graph)`.
 
     The diagonal may be negative (a star's centre, say), which is legal (Xiao and
     Boyd, "Fast linear iterations for distributed averaging", 2004).
@@ -42,7 +42,7 @@ def best_constant(graph: nx.Graph) -> np.ndarray:
 
 
 def uniform_neighbour(graph: nx.Graph) -> np.ndarray:
-    """Equal weight 1 / (max degree + 1) on every edge, what is left on the diagonal.
+    """Return equal weights 1 / (max degree + 1) of all edges, and the rest on the diagonal.
 
     Non-negative; on a regular graph it is the average over a worker and its neighbours, which
     gives the ring its 1/3.
@@ -52,9 +52,10 @@ def uniform_neighbour(graph: nx.Graph) -> np.ndarray:
 
 
 def best_step(graph: nx.Graph) -> float:
-    """Edge weight a = 2 / (lambda_2 + lambda_n) of the Laplacian that minimises rho(I - a L).
+    """Return the edge weight a = 2 / (lambda_2 + lambda_n) that minimises rho(I - a L).
 
-    0 for a single worker; a disconnected graph raises ValueError, as no weight contracts there.
+    lambda: eigenvalues of the Laplacian L. 0 for a single worker; a disconnected graph raises
+    ValueError, as no weight contracts there.
     """
     if len(graph) == 1:
         return 0.0
@@ -68,17 +69,18 @@ def best_step(graph: nx.Graph) -> float:
 
 
 def rho(W: np.ndarray) -> float:
-    """Contraction per round of the squared distance to the mean, max(|lambda_2|, |lambda_n|)^2.
+    """Return the contraction per round of the squared distance to the mean.
 
-    The spectral gap is 1 - sqrt(rho); 0 for a single worker. Entries may be negative, but a W
-    [n, n] that is not symmetric with rows that sum to 1 raises ValueError.
+    rho = max(|lambda_2|, |lambda_n|)^2, and the spectral gap is 1 - sqrt(rho); 0 for a single
+    worker. Entries may be negative, but a W [n, n] that is not symmetric with rows that sum to 1
+    raises ValueError.
     """
     W = _doubly_stochastic("rho", W)
     return float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max() ** 2)
 
 
 def own(graph: nx.Graph, W: np.ndarray) -> np.ndarray:
-    """Weights of one's own, [n, n] float64, as all methods take them.
+    """Return the user's own weights, [n, n] float64, as all methods take them.
 
     Raises ValueError unless they are symmetric, their rows sum to 1, they are 0 where the graph has
     no edge, and workers that mix by them come together.
@@ -107,15 +109,15 @@ def own(graph: nx.Graph, W: np.ndarray) -> np.ndarray:
 
 
 def weights(path: str | os.PathLike) -> np.ndarray:
-    """Weights of one's own [n, n] float64 from a file, `.npy` or text with a row on each line.
+    """Read own weights [n, n] float64 from a file, `.npy` or text with a row on each line.
 
-    Numbers of a row stand between commas, semicolons or blanks. See `own` for what they must be.
+    Numbers of a row stand between commas, semicolons or blanks. `own` names their conditions.
     """
     return read_matrix("weights", path)
 
 
 def read_matrix(name: str, path: str | os.PathLike) -> np.ndarray:
-    """A square matrix [n, n] float64 from a `.npy` file or text; name: who reads, for errors."""
+    """Read a square matrix [n, n] float64 from a `.npy` file or text; name: for errors."""
     place = Path(path).expanduser()
     try:
         if place.suffix == ".npy":

@@ -1,8 +1,8 @@
 """Exact sum of row-sparse arrays through owners: every row is added up by one of the workers.
 
-Row i belongs to worker i mod n. Workers push the rows that are not zero to their owners, who add
-them up and send all workers the sums: what parameter servers do whose shards live on the workers,
-and the aggregators of OmniReduce (Fei et al., SIGCOMM 2021). Lists have a fixed length.
+Row i belongs to worker i mod n. Workers push the non-zero rows to their owners, which add them up
+and send all workers the sums: as parameter servers with shards on the workers do, and the
+aggregators of OmniReduce (Fei et al., SIGCOMM 2021). Lists have a fixed length.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from comms.collectives import AXIS
 
 
 class Room(NamedTuple):
-    """Rows that fit in the list of one worker for one owner, and in that of an owner for all."""
+    """Room for rows in the list of one worker for one owner, and in that of an owner for all."""
 
     push: int
     pull: int
 
 
 def room(workers: int, size: int, own: int, union: int) -> Room:
-    """Room for `own` rows of a worker and `union` rows of all, of `size`, that spread by chance.
+    """Return the room for `own` rows of a worker and `union` rows of all, which spread by chance.
 
-    Four standard deviations more than the mean number of rows of an owner, but never more than
-    that owner has.
+    Four standard deviations more than the mean number of rows of an owner, but never more than the
+    owner's share of `size` rows.
     """
     owned = -(-size // workers)
 
@@ -39,7 +39,7 @@ def room(workers: int, size: int, own: int, union: int) -> Room:
 
 
 class Sum(NamedTuple):
-    """What came out, the same on all workers."""
+    """Result of the sum, the same on all workers."""
 
     total: jax.Array  # shape of x
     push_overflow: jax.Array  # [] int32, rows too many in the fullest list of a worker
@@ -47,9 +47,9 @@ class Sum(NamedTuple):
 
 
 def all_reduce(x, fits: Room, dense: Callable, axis: str = AXIS) -> Sum:
-    """Sum of x [n, ...] over the workers; dense: (x, bool scalar) -> the sum where lists overflow.
+    """Sum x [n, ...] over the workers; dense: (x, bool scalar) -> the sum where lists overflow.
 
-    An overflow of a worker's list is known before anything else is sent, one of an owner's list
+    An overflow of a worker's list is known before any rows are sent, one of an owner's list
     when the rows have been pushed.
     """
     workers, owned = jax.lax.axis_size(axis), -(-len(x) // jax.lax.axis_size(axis))
@@ -78,7 +78,7 @@ def all_reduce(x, fits: Room, dense: Callable, axis: str = AXIS) -> Sum:
 
 
 def _owned_sum(by_owner, words, room: int, axis):
-    """Sum of the rows [owned, ...] that this worker owns, added in the order of the workers."""
+    """Sum the rows [owned, ...] that this worker owns, added in the order of the workers."""
     lists = jax.vmap(lambda part, words: _listed(part, words, room))(by_owner, words)
     received = jax.tree.map(lambda a: jax.lax.all_to_all(a, axis, 0, 0), lists)
 
@@ -90,7 +90,7 @@ def _owned_sum(by_owner, words, room: int, axis):
 
 
 def _listed(part, words, room: int):
-    """(positions [room], rows [room, ...]) of the non-zero rows of an array with this bitmap."""
+    """Return (positions [room], rows [room, ...]) of an array's non-zero rows by its bitmap."""
     rows = bitmap.positions(words, room)
     return rows, part.at[rows].get(mode="fill", fill_value=0)
 
@@ -100,5 +100,5 @@ def _placed(rows, values, like):
 
 
 def _most(overflow, axis):
-    """The largest of the workers' overflows, 0 if none has any."""
+    """Return the largest of the workers' overflows, 0 if none has any."""
     return jnp.maximum(jax.lax.pmax(overflow, axis), 0)

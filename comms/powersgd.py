@@ -1,8 +1,8 @@
 """PowerSGD: a gradient matrix as two thin factors, both of which can be all-reduced.
 
-Vogels, Karimireddy, Jaggi, arXiv 1905.13727, Algorithm 1. A leaf [..., m] is seen as the matrix
-[n, m]. Leaves of fewer than two axes, and those whose factors would not be smaller, stay dense:
-their Q is empty. Of any float dtype; factors and sums are float32. A matrix that is not finite
+Vogels, Karimireddy, Jaggi, arXiv 1905.13727, Algorithm 1. A leaf [..., m] is seen as the matrix [n,
+m]. Leaves of fewer than two axes, and those whose factors would not be smaller, stay dense: their Q
+is empty. Leaves have any float dtype; factors and sums are float32. A matrix that is not finite
 gives NaN everywhere, and leaves Q as it was.
 """
 
@@ -15,7 +15,7 @@ from comms.collectives import AXIS
 
 
 def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | None:
-    """(n, m, r): P is [n, r], Q is [m, r]; None for a leaf that stays dense.
+    """Return (n, m, r) for P [n, r] and Q [m, r]; None for a leaf that stays dense.
 
     Raises ValueError without a rank.
     """
@@ -29,13 +29,13 @@ def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | No
 
 
 def init(shape: tuple[int, ...], rank: int, key) -> jax.Array:
-    """Gaussian start of Q, float32 [m, r], or [0, 0] for a dense leaf; one key for all workers."""
+    """Return a Gaussian Q, float32 [m, r], or [0, 0] for a dense leaf; one key for all workers."""
     factors = factor_shape(shape, rank)
     return jax.random.normal(key, factors[1:] if factors else (0, 0))
 
 
 def all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
-    """Sum over the workers, of rank r, float32 of x's shape, and Q for the next step.
+    """Return the sum over the workers, of rank r, float32 of x's shape, and Q for the next step.
 
     P = sum M Q, orthonormalised; Q = sum M^T P; the sum is P Q^T. `q` must be equal on all
     workers; handing it on is the paper's warm start (section 4.2: one power iteration a step).
@@ -52,7 +52,7 @@ def all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
 
 
 def orthonormal(p) -> jax.Array:
-    """Orthonormal columns with the span of p's [n, r], r <= n; NaN if p is not finite.
+    """Return orthonormal columns with the span of p [n, r], r <= n; NaN if p is not finite.
 
     By QR: unlike Gram-Schmidt it stays orthonormal where p has a lower rank, or is zero.
     """
@@ -61,7 +61,7 @@ def orthonormal(p) -> jax.Array:
 
 
 def payload_bytes(shape: tuple[int, ...], rank: int) -> int:
-    """Bytes of both factors, or of the dense leaf, in float32: an all-reduce's payload."""
+    """Return the float32 bytes of both factors, or of the dense leaf: an all-reduce's payload."""
     factors = factor_shape(shape, rank)
     if factors is None:
         return 4 * math.prod(shape)

@@ -1,9 +1,9 @@
 """Fewer bits per entry: QSGD, natural compression, signs, and an all-reduce of int8.
 
-Of an array of any shape and float dtype, seen as a flat vector of `size` entries; decoders give
+An array of any shape and float dtype is seen as a flat vector of `size` entries; decoders give
 float32 [size]. Messages of the first three cannot be added as they are: every worker gathers all
-and adds the decoded vectors. Every message has a scale per stretch of entries, which is NaN where
-one of them is not finite, and makes the whole stretch NaN.
+and adds the decoded vectors. Every message has a scale per stretch of entries; one entry that is
+not finite makes it, and so the whole stretch, NaN.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from comms.collectives import AXIS
 from comms.short_floats import power_of_two
 from comms.two_phase import Codec
 
-_PART = 1 << 18  # entries that QSGD rounds at a time, which fit into a cache
+_PART = 1 << 18  # entries that QSGD rounds at a time, such that they fit into a cache
 
 
 class Quantised(NamedTuple):
@@ -27,12 +27,12 @@ class Quantised(NamedTuple):
 
 
 def all_gather_sum(message: Quantised, decode, axis: str = AXIS) -> jax.Array:
-    """Sum over the workers of `decode(message)`: every message goes to every worker."""
+    """Sum `decode(message)` over the workers: every message goes to every worker."""
     return jax.vmap(decode)(jax.lax.all_gather(message, axis)).sum(axis=0)
 
 
 def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
-    """Entries rounded at random to whole multiples of norm / levels, without bias.
+    """Round entries at random to whole multiples of norm / levels, without bias.
 
     The norm is the Euclidean one of each stretch of `bucket` entries; the key differs between
     workers and steps. A code takes as many bits as 2 levels + 1 values need. Alistarh et al.,
@@ -56,27 +56,27 @@ def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
 
 
 def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512) -> jax.Array:
-    """The vector, float32 [size], of whole multiples of norm / levels."""
+    """Return the vector, float32 [size], of whole multiples of norm / levels."""
     level = bitmap.unpack_codes(message.codes, qsgd_bits(levels), size).astype(jnp.int32) - levels
     stretches = _stretches(level, bucket)
     return (stretches * (message.scale / levels)[:, None]).ravel()[:size]
 
 
 def qsgd_bits(levels: int) -> int:
-    """Bits of a code, 2 levels + 1 values."""
+    """Return the bits of a code, of 2 levels + 1 values."""
     if not 1 <= levels < 2**15:
         raise ValueError(f"qsgd: levels must be 1 to 32767, got {levels}; 7 make codes of 4 bits")
     return (2 * levels).bit_length()
 
 
 def qsgd_payload_bytes(size: int, levels: int, bucket: int = 512) -> int:
-    """Bytes of a message of packed codes and norms, which every worker gathers from all."""
+    """Return the bytes of packed codes and norms, which every worker gathers from all."""
     words = -(-size // (32 // qsgd_bits(levels)))
     return 4 * words + 4 * -(-size // bucket)
 
 
 def natural(x, key) -> Quantised:
-    """Entries rounded at random to a power of two next to them, without bias.
+    """Round entries at random to a power of two next to them, without bias.
 
     A code holds the sign and 7 bits of exponent below the largest one; entries 2^-125 times
     smaller than that become 0 or this power. Horvath et al., "Natural compression", arXiv
@@ -87,9 +87,9 @@ def natural(x, key) -> Quantised:
     top, _ = _exponent(largest)
     exponent, above = _exponent(x)
     chance = hashing.uniform(key, x.shape)
-    below = top - exponent  # by how many powers of two the entry is below the largest
+    below = top - exponent  # number of powers of two from the largest down to the entry
     code = jnp.where(chance < above, 1, 2) + below
-    # Between 0 and the smallest power: up with their ratio as the chance.
+    # Between 0 and the smallest power: up with their ratio as the probability.
     smallest = power_of_two(jnp.clip(125 - below, -126, 0)) * (1 + above)
     code = jnp.where(below > 125, jnp.where(chance < smallest, 127, 0), code)
     scale = jnp.where(largest > 0, power_of_two(top), 0)
@@ -99,7 +99,7 @@ def natural(x, key) -> Quantised:
 
 
 def natural_decode(message: Quantised) -> jax.Array:
-    """The vector, float32 [size], of signed powers of two and zeros."""
+    """Return the vector, float32 [size], of signed powers of two and zeros."""
     code = message.codes.astype(jnp.int32)
     exponent = 2 - code % 128  # code 1 is twice the scale, code 2 the scale, 3 half of it ...
     magnitude = jnp.where(code % 128 == 0, 0, power_of_two(exponent)) * message.scale
@@ -107,34 +107,34 @@ def natural_decode(message: Quantised) -> jax.Array:
 
 
 def natural_payload_bytes(size: int) -> int:
-    """Bytes of a message of one byte per entry and the scale, which every worker gathers."""
+    """Return the bytes of one byte per entry and the scale, which every worker gathers."""
     return size + 4
 
 
 def sign(x) -> Quantised:
-    """One bit per entry, set where it is negative, and the mean magnitude.
+    """Encode one bit per entry, set where it is negative, and the mean magnitude.
 
     Biased: meant for error feedback. Karimireddy et al., arXiv 1901.09847, Algorithm 1. A zero
     counts as positive: for dense leaves.
     """
     x = jnp.ravel(x).astype(jnp.float32)
-    scale = 0.5 ** x.size.bit_length()  # which changes no bit, and no sum overflows
+    scale = 0.5 ** x.size.bit_length()  # changes no bit, and no sum overflows
     return Quantised(bitmap.pack(x < 0), (scale * jnp.abs(x)).sum() / (scale * max(x.size, 1)))
 
 
 def sign_decode(message: Quantised, size: int) -> jax.Array:
-    """The vector, float32 [size], of plus and minus the mean magnitude."""
+    """Return the vector, float32 [size], of plus and minus the mean magnitude."""
     negative = bitmap.unpack(message.codes, size)
     return jnp.where(negative, -message.scale, message.scale)
 
 
 def sign_payload_bytes(size: int) -> int:
-    """Bytes of a message of one bit per entry and the scale, which every worker gathers."""
+    """Return the bytes of one bit per entry and the scale, which every worker gathers."""
     return bitmap.payload_bytes(size) + 4
 
 
 def int8_all_reduce(x, bucket: int = 1024, axis: str = AXIS, key=None) -> jax.Array:
-    """Sum over the workers, float32 of x's shape, of which every worker sends int8 twice.
+    """Sum over the workers, float32 of x's shape; every worker sends int8 twice.
 
     As `comms.two_phase.all_reduce` of `int8_codec`; the key must differ between workers.
     """
@@ -142,12 +142,12 @@ def int8_all_reduce(x, bucket: int = 1024, axis: str = AXIS, key=None) -> jax.Ar
 
 
 def int8_payload_bytes(size: int, workers: int, bucket: int = 1024) -> int:
-    """Bytes of the codes and scales of all chunks, of which 2 (n - 1) / n are sent as by a ring."""
+    """Return the bytes of codes and scales of all chunks; 2 (n - 1) / n are sent as by a ring."""
     return two_phase.payload_bytes(size, workers, int8_codec(bucket))
 
 
 def int8_codec(bucket: int = 1024) -> Codec:
-    """Rows in int8; stretches of `bucket` entries share a scale, their largest magnitude over 127.
+    """Encode rows in int8; stretches of `bucket` entries share a scale, their maximum over 127.
 
     With a key rounding is random and without bias; without one it is to the nearest.
     """
@@ -172,7 +172,7 @@ def int8_codec(bucket: int = 1024) -> Codec:
 
 
 def sign_codec() -> Codec:
-    """Rows as signs and a mean magnitude, as `sign` has them."""
+    """Encode rows as signs and a mean magnitude, as `sign` does."""
 
     def decode(message, entries):
         return jax.vmap(lambda row: sign_decode(row, entries))(message)
@@ -181,22 +181,22 @@ def sign_codec() -> Codec:
 
 
 def _qsgd_codes(stretches, levels: int, draws) -> Quantised:
-    """Codes, not packed, and scales of stretches [count, bucket]; draws: as many in [0, 1)."""
+    """Return codes, not packed, and scales of stretches [count, bucket]; draws: in [0, 1)."""
     largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN stays NaN
     unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
-    norm = jnp.sqrt((unit**2).sum(axis=1))  # of values up to 1: squares cannot overflow
+    norm = jnp.sqrt((unit**2).sum(axis=1))  # squares of values up to 1 cannot overflow
     level = jnp.abs(unit) / jnp.where(norm > 0, norm, 1)[:, None] * levels + draws
-    level = jnp.minimum(jnp.where(level >= 0, level, 0), levels).astype(jnp.int32)  # NaN is 0
+    level = jnp.minimum(jnp.where(level >= 0, level, 0), levels).astype(jnp.int32)  # NaN becomes 0
     codes = levels + jnp.where(stretches < 0, -level, level)
     dtype = jnp.uint8 if qsgd_bits(levels) <= 8 else jnp.uint16
     return Quantised(codes.astype(dtype), norm * largest)
 
 
 def _part_by_part(coded, x, bucket: int) -> Quantised:
-    """Codes and scales of parts of x, with a leading axis of parts; zeros at the end.
+    """Return codes and scales of parts of x, with a leading axis of parts; zeros at the end.
 
-    coded: (number of the first entry, some entries) -> their codes [count, bucket] and scales. In
-    one go, XLA on CPU would draw and round inside the loop that packs, one entry at a time.
+    coded: (number of the first entry, some entries) -> their codes [count, bucket] and scales.
+    Without parts, XLA on CPU would draw and round inside the loop that packs, one entry at a time.
     """
     stretches = x.size // bucket
     # At least two parts, because XLA does not keep a loop of one turn as a loop.
@@ -212,8 +212,8 @@ def _part_by_part(coded, x, bucket: int) -> Quantised:
         part = jax.lax.dynamic_slice_in_dim(x, i * each, each)
         return replace(message, i, coded(i * each, part))
 
-    # The rest is coded apart, because padding x would copy it. Of fewer than eight stretches XLA on
-    # CPU takes the norms in another order.
+    # The rest is coded apart, because padding x would copy it. With fewer than eight stretches XLA
+    # on CPU takes the norms in another order.
     rest = x[parts * each :]
     least = min(width, 8) * bucket
     codes, scale = coded(parts * each, jnp.pad(rest, (0, max(0, least - rest.size))))
@@ -224,7 +224,7 @@ def _part_by_part(coded, x, bucket: int) -> Quantised:
 
 
 def _to_int8(x, key) -> Quantised:
-    """Codes int8 [..., bucket] and scales [...] of x [..., bucket]."""
+    """Return codes int8 [..., bucket] and scales [...] of x [..., bucket]."""
     scale = jnp.abs(x).max(axis=-1) / 127
     steps = x / jnp.where(scale > 0, scale, 1)[..., None]
     steps = jnp.round(steps) if key is None else jnp.floor(steps + hashing.uniform(key, x.shape))
@@ -233,17 +233,17 @@ def _to_int8(x, key) -> Quantised:
 
 
 def _from_int8(message: Quantised):
-    # Infinity times a code of 0 is NaN too: nothing of such a stretch is known.
+    # Infinity times a code of 0 is NaN too: the values of such a stretch are unknown.
     return message.codes.astype(jnp.float32) * message.scale[..., None]
 
 
 def _stretches(x, bucket: int):
-    """x as float32 [stretches, bucket], padded with zeros."""
+    """Return x as float32 [stretches, bucket], padded with zeros."""
     return jnp.pad(jnp.ravel(x).astype(jnp.float32), (0, -x.size % bucket)).reshape(-1, bucket)
 
 
 def _exponent(x):
-    """Exponent e and fraction f of |x| = 2^e (1 + f), from the bits of float32.
+    """Return exponent e and fraction f of |x| = 2^e (1 + f), from the bits of float32.
 
     Exact, where XLA divides by powers of two through reciprocals that may underflow.
     """

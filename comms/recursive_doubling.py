@@ -3,7 +3,7 @@
 C. Renggli, S. Ashkboos, M. Aghagolzadeh, D. Alistarh, T. Hoefler, "SparCML: High-performance sparse
 communication for machine learning", SC 2019, arXiv 1802.08021, Sec. 5: recursive doubling, in which
 a list that would not be shorter than the array is replaced by the array, from then on. There the
-lists that are met decide; here, where programs have static shapes, the rows that they may hold.
+lengths of the actual lists decide; here, where programs have static shapes, the room for rows.
 """
 
 from typing import NamedTuple
@@ -21,14 +21,14 @@ class Step(NamedTuple):
 
     partners: np.ndarray  # [workers], itself where there is none
     capacity: int | None  # rows of the list; None: the array is sent
-    replaces: bool  # what is heard, by the later half, instead of being added
+    replaces: bool  # the later half replaces its array by the message, instead of adding it
 
 
 def steps(workers: int, size: int, own: int, row_bytes: int) -> list[Step]:
-    """The messages of an array of `size` rows of which a worker has at most `own` non-zero ones.
+    """Return the messages for an array of `size` rows, at most `own` non-zero ones per worker.
 
-    Workers beyond a power of two meet one below it first, and get the result from it at last; they
-    swap, as a permutation is asked for.
+    Workers beyond a power of two first meet one below it, and get the result from it at the end;
+    both times they swap, as `ppermute` needs a permutation.
     """
     power = 1 << (workers.bit_length() - 1)
     everyone = np.arange(workers)
@@ -50,12 +50,12 @@ def steps(workers: int, size: int, own: int, row_bytes: int) -> list[Step]:
 
 
 def payload_bytes(step: Step, size: int, row_bytes: int) -> int:
-    """Bytes of a step's message: int32 indices and rows, or all rows."""
+    """Return the bytes of a step's message: int32 indices and rows, or all rows."""
     return size * row_bytes if step.capacity is None else step.capacity * (4 + row_bytes)
 
 
 def all_reduce(x, own: int, axis: str = AXIS) -> jax.Array:
-    """Sum of x [n, ...] over the workers, of which none has more than `own` non-zero rows.
+    """Sum x [n, ...] over the workers, each with at most `own` non-zero rows.
 
     The workers add up in pairs, both in the same way, so that all get equal bits.
     """
@@ -75,7 +75,7 @@ def all_reduce(x, own: int, axis: str = AXIS) -> jax.Array:
 
 
 def _heard(x, capacity: int | None, pairs: list[tuple[int, int]], axis):
-    """The partner's array, sent as it is or as a list of its non-zero rows."""
+    """Return the partner's array, sent as it is or as a list of its non-zero rows."""
     if capacity is None:
         return jax.lax.ppermute(x, axis, pairs)
     rows = bitmap.positions(bitmap.pack(bitmap.occupied(x)), capacity)

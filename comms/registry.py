@@ -1,4 +1,4 @@
-"""Registries of factories by name, whose modules are imported when a factory is asked for."""
+"""Registries of factories by name; a factory's module is imported on the first use."""
 
 import importlib
 import sys
@@ -39,11 +39,11 @@ class Registry(MutableMapping):
         return len(self._places)
 
     def as_attributes_of(self, package: str) -> None:
-        """Let a package have the factories as attributes, also where a file has the same name."""
+        """Let a package have the factories as attributes, also beside a file of the same name."""
         registry = self
 
         class Package(types.ModuleType):
-            """The package, which imports a factory when it is asked for."""
+            """Package that imports a factory on its first use."""
 
             def __getattribute__(self, name: str) -> Any:
                 return registry[name] if name in registry else super().__getattribute__(name)

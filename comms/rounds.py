@@ -1,8 +1,8 @@
-"""Graphs that change with time: who hears whom in rounds that take turns, again and again.
+"""Graphs that change with time: senders of every worker in rounds that take turns, again and again.
 
-A round is an index array of whom every worker hears, so that 100,000 workers take memory in
-proportion to their number. `matrix` is its mixing matrix [n, n], float64 and doubly stochastic, and
-`mixed` what it makes of values. `comms.topology` makes graphs of rounds.
+A round is an index array of senders, so that 100,000 workers take memory in proportion to their
+number. `matrix` is its mixing matrix [n, n], float64 and doubly stochastic, and `mixed` its product
+with values. `comms.topology` makes graphs of rounds.
 """
 
 import functools
@@ -15,35 +15,35 @@ import numpy as np
 
 from comms import matching
 
-Weighted = list[tuple[int, int, float]]  # links of a round: two workers, and what each hears
+Weighted = list[tuple[int, int, float]]  # links of a round: two workers and their weight
 
 
 class Round(NamedTuple):
-    """Permutations of the workers that are used at once; what a worker keeps is the rest of 1."""
+    """Permutations of the workers that are used at once; a worker keeps the rest of 1."""
 
-    partners: np.ndarray  # [m, n] int32, whom every worker hears from, itself where from nobody
-    weights: np.ndarray  # [m, n] float64 of what is heard, 0 where from nobody
+    partners: np.ndarray  # [m, n] int32, sender that every worker hears, or itself
+    weights: np.ndarray  # [m, n] float64 of senders, 0 without one
 
     @property
     def directed(self) -> bool:
-        """Whether a worker hears from somebody who does not hear from it in the same exchange."""
+        """True if a worker hears from one that does not hear from it in the same exchange."""
         everyone = np.arange(self.partners.shape[1])
         return any((partner[partner] != everyone).any() for partner in self.partners)
 
     @property
     def messages(self) -> float:
-        """Models that a worker sends, in the mean over workers."""
+        """Number of models that a worker sends, in the mean over workers."""
         workers = self.partners.shape[1]
         return np.count_nonzero(self.partners != np.arange(workers)) / workers
 
 
 def matrix(one: Round) -> np.ndarray:
-    """W [n, n] of a round, for few workers."""
+    """Return W [n, n] of a round, for few workers."""
     return mixed(one, np.eye(one.partners.shape[1]))
 
 
 def mixed(one: Round, x: np.ndarray) -> np.ndarray:
-    """W x for values x [n, ...] of all workers."""
+    """Return W x for values x [n, ...] of all workers."""
     moved = np.zeros(x.shape)
     for partner, weight in zip(*one, strict=True):
         moved += weight.reshape(-1, *[1] * (x.ndim - 1)) * (x[partner] - x)
@@ -51,7 +51,7 @@ def mixed(one: Round, x: np.ndarray) -> np.ndarray:
 
 
 def one_peer_exponential(n: int) -> list[Round]:
-    """Half of one's own, half of the worker 2^t places before; t = 0 .. ceil(log2 n) - 1.
+    """Return rounds of half one's own, half the worker 2^t places before; t < ceil(log2 n).
 
     Directed, one message per worker and round; the product of all rounds is the mean where n is a
     power of two. B. Ying et al., arXiv 2110.13363.
@@ -61,7 +61,7 @@ def one_peer_exponential(n: int) -> list[Round]:
 
 
 def equi_static(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
-    """D-EquiStatic, or U-EquiStatic: the mean over `peers` shifts by random numbers of places.
+    """Return D-EquiStatic, or U-EquiStatic: the mean over `peers` random shifts.
 
     A basis matrix takes (n - 1) / n of the worker u places before and 1 / n of one's own, so that
     the mean over all n - 1 shifts is the exact mean: a random choice of O(log n) of them contracts
@@ -80,12 +80,12 @@ def equi_static(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
 
 
 def equi_dyn(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
-    """OD-EquiDyn, or OU-EquiDyn: one peer a round, by the random shifts of `equi_static` in turn.
+    """Return OD-EquiDyn, or OU-EquiDyn: one peer a round, by the shifts of `equi_static` in turn.
 
-    Half of a basis matrix, half of what one has. Undirected: from a random worker on everybody is
-    paired with the worker u places on, where both are still alone. ArXiv 2210.07881, Algorithms 3
-    and 4 with eta = 1/2, which draw one of the shifts each time; shifts commute, so that directed
-    rounds in any order come to the same.
+    A worker takes half of a basis matrix and half of its own value. Undirected: from a random
+    worker on, each is paired with the worker u places on, where both are still alone. arXiv
+    2210.07881, Algorithms 3 and 4 with eta = 1/2, which draw one of the shifts each time; shifts
+    commute, so that directed rounds in any order have the same product.
     """
     hops = _hops(n, peers, seed)
     share = (n - 1) / (2 * n)
@@ -97,9 +97,10 @@ def equi_dyn(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
 
 
 def base_k(n: int, k: int) -> list[Round]:
-    """Base-(k+1) graph: at most k neighbours in a round, the mean of all n after the last one.
+    """Return the Base-(k+1) graph: at most k neighbours in a round, the mean after the last one.
 
-    Y. Takezawa et al., arXiv 2305.11420, Algorithms 1 to 3: the shorter one of two plans.
+    Y. Takezawa et al., arXiv 2305.11420, Algorithms 1 to 3: the shorter one of two plans. The mean
+    is over all n.
     """
     nodes = list(range(n))
     plans = [_simple_base(nodes, k)]
@@ -114,7 +115,7 @@ def base_k(n: int, k: int) -> list[Round]:
 
 
 def hierarchical(n: int, group: int) -> list[Round]:
-    """The mean within groups of neighbours in number, then gossip on a ring between groups.
+    """Return the mean within groups of consecutive workers, then gossip on a ring between groups.
 
     Between groups the first members mix among themselves, then so do all second ones, and so on.
     """
@@ -132,18 +133,18 @@ def hierarchical(n: int, group: int) -> list[Round]:
 
 
 def _shifted(n: int, hops: Sequence[int], weight: float) -> Round:
-    """Everybody hears from the workers that are these numbers of places before."""
+    """Let every worker hear from the workers that are these numbers of places before."""
     partners = (np.arange(n) - np.array(hops, int).reshape(-1, 1)) % n
     return Round(partners.astype(np.int32), np.full(partners.shape, weight))
 
 
 def _hops(n: int, peers: int, seed: int) -> list[int]:
-    """Different numbers of places, at most n - 1 of them."""
+    """Draw different numbers of places, at most n - 1 of them."""
     return (1 + np.random.default_rng(seed).choice(n - 1, peers, replace=False)).tolist()
 
 
 def _paired(n: int, hop: int, begin: int) -> list[tuple[int, int]]:
-    """Pairs of workers `hop` places apart, as they are met from `begin` on."""
+    """Return pairs of workers `hop` places apart, in the order from `begin` on."""
     alone, pairs = np.ones(n, bool), []
     for i in itertools.chain(range(begin, n), range(begin)):
         j = (i + hop) % n
@@ -154,7 +155,7 @@ def _paired(n: int, hop: int, begin: int) -> list[tuple[int, int]]:
 
 
 def _hyper_hypercube(nodes: Sequence[int], k: int) -> list[Weighted]:
-    """Rounds of cliques of at most k + 1, after which all have the mean (Algorithm 1)."""
+    """Return rounds of cliques of at most k + 1, after which all have the mean (Algorithm 1)."""
     rounds, stride = [], 1
     for size in _factors(len(nodes), k + 1):
         cliques = {}
@@ -173,12 +174,12 @@ def _hyper_hypercube(nodes: Sequence[int], k: int) -> list[Weighted]:
 
 
 def _simple_base(nodes: Sequence[int], k: int) -> list[Weighted]:
-    """Simple Base-(k+1) graph (Algorithm 2).
+    """Return the Simple Base-(k+1) graph (Algorithm 2).
 
-    Their number is written in base k + 1: groups V_1, V_2, ... of a_l blocks, of (k+1)^p_l nodes
-    each. When every group has its own mean, each node of the later groups exchanges with one node
-    of every block of V_1, so heavily that the mean over a block, and over the later groups, is that
-    of all: the blocks then spread it within, and the later groups go on alike.
+    The number of nodes is written in base k + 1: groups V_1, V_2, ... of a_l blocks, of (k+1)^p_l
+    nodes each. When every group has its own mean, each node of the later groups exchanges with one
+    node of every block of V_1, with such a weight that the mean over a block, and over the later
+    groups, is that of all: the blocks then spread it within, and the later groups go on alike.
     """
     base, n = k + 1, len(nodes)
     if _smooth_part(n, k) == n:
@@ -201,13 +202,13 @@ def _simple_base(nodes: Sequence[int], k: int) -> list[Weighted]:
             (node, block[place], weight) for place, node in enumerate(rest) for block in blocks
         ]
         spread = _side_by_side([_hyper_hypercube(block, k) for block in blocks])
-        idle = [[] for _ in range(index)]  # rounds in which it exchanges with earlier groups
+        idle = [[] for _ in range(index)]  # rounds of its exchanges with earlier groups
         plans.append([*idle, exchange, *spread] if rest else idle)
     return _side_by_side(own) + _side_by_side(plans)
 
 
 def _side_by_side(plans: Sequence[list[Weighted]]) -> list[Weighted]:
-    """Plans of different nodes at the same time."""
+    """Run plans of different nodes at the same time."""
     return [_joined(links) for links in itertools.zip_longest(*plans, fillvalue=[])]
 
 
@@ -216,7 +217,7 @@ def _joined(lists: Iterable[list]) -> list:
 
 
 def _of_links(n: int, links: Weighted) -> Round:
-    """The links as matchings, each of which is a permutation."""
+    """Return the links as matchings, each of which is a permutation."""
     graph = nx.empty_graph(n)
     graph.add_weighted_edges_from(links)
     matchings = matching.decompose(graph)
@@ -230,9 +231,9 @@ def _of_links(n: int, links: Weighted) -> Round:
 
 
 def _smooth_part(n: int, k: int) -> int:
-    """The largest divisor of n without a prime factor above k + 1."""
+    """Return the largest divisor of n without a prime factor above k + 1."""
     smooth = 1
-    for prime in range(2, k + 2):  # those that are not prime divide nothing any more
+    for prime in range(2, k + 2):  # numbers that are not prime divide nothing any more
         while n % prime == 0:
             n, smooth = n // prime, smooth * prime
     return smooth
@@ -240,7 +241,7 @@ def _smooth_part(n: int, k: int) -> int:
 
 @functools.cache
 def _factors(n: int, largest: int) -> tuple[int, ...]:
-    """The fewest factors of 2 to `largest` whose product is n, which has no larger prime factor."""
+    """Return the fewest factors of 2 to `largest` whose product is n."""
     if n == 1:
         return ()
     found = [

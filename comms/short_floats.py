@@ -1,8 +1,8 @@
 """Two bytes per value: bfloat16 and float16 as codes that travel as unsigned integers.
 
 XLA on CPU widens collectives of bfloat16 to float32, and may leave out a conversion there and back;
-of integers it does neither. Rounding is to the nearest, ties to even, as NumPy and `ml_dtypes` do;
-what is not finite stays as it is, and what is finite stays finite.
+of integers it does neither. Rounding is to the nearest, ties to even, as in NumPy and `ml_dtypes`;
+numbers that are not finite stay as they are, and finite numbers stay finite.
 """
 
 import jax
@@ -15,7 +15,7 @@ LEAST_SHIFT = TOP - 127  # of a row whose largest entry is next to the end of fl
 
 
 def bfloat16_encode(x, key=None) -> jax.Array:
-    """Bits of x, uint16 of x's shape; values beyond the largest bfloat16 become this one."""
+    """Return the bits of x, uint16 of x's shape; larger values become the largest bfloat16."""
     del key
     bits = _bits(x)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -26,13 +26,13 @@ def bfloat16_encode(x, key=None) -> jax.Array:
 
 
 def bfloat16_decode(message, entries: int) -> jax.Array:
-    """The values, float32 of the message's shape, exactly."""
+    """Return the values, float32 of the message's shape, exactly."""
     del entries
     return jax.lax.bitcast_convert_type(message.astype(jnp.uint32) << 16, jnp.float32)
 
 
 def float16_encode(x, key=None) -> jax.Array:
-    """Bits of 2^shift x, uint16 [rows, 1 + m] with the shift of each row in front.
+    """Return the bits of 2^shift x, uint16 [rows, 1 + m] with the shift of each row in front.
 
     The largest finite entry of a row is moved to 2^14 ... 2^15, so that none is infinite and
     entries down to 2^-29 of it have 11 bits.
@@ -41,14 +41,14 @@ def float16_encode(x, key=None) -> jax.Array:
     magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
     exponent = (_bits(magnitudes.max(axis=-1, keepdims=True, initial=0)) >> 23).astype(jnp.int32)
     shift = jnp.minimum(TOP + 127 - exponent, 126)  # [rows, 1]
-    # In the topmost row 2^15 would be read as infinity: the next number below stands in.
+    # In the topmost row 2^15 would be read as infinity: the next number below replaces it.
     most = jnp.where(shift == LEAST_SHIFT, jnp.uint32(0x77FF), jnp.uint32(0x7BFF))
     codes = _float16_bits(x * power_of_two(shift), most)
     return jnp.concatenate([(shift + 127).astype(jnp.uint16), codes], axis=-1)
 
 
 def float16_decode(message, entries: int) -> jax.Array:
-    """The values, float32 [rows, m]."""
+    """Return the values, float32 [rows, m]."""
     del entries
     shift = message[:, :1].astype(jnp.int32) - 127
     values = jax.lax.bitcast_convert_type(message[:, 1:], jnp.float16)
@@ -56,16 +56,16 @@ def float16_decode(message, entries: int) -> jax.Array:
 
 
 def power_of_two(exponent) -> jax.Array:
-    """2^exponent, exactly, for the exponents -126 ... 127 of normal float32."""
+    """Return 2^exponent, exactly, for the exponents -126 ... 127 of normal float32."""
     return jax.lax.bitcast_convert_type((exponent + 127).astype(jnp.int32) << 23, jnp.float32)
 
 
 def _float16_bits(x, most) -> jax.Array:
-    """Bits of the float16 nearest to x, uint16; finite ones at most `most`."""
+    """Return the bits of the float16 nearest to x, uint16; finite ones at most `most`."""
     bits = _bits(x)
     magnitude = bits & 0x7FFFFFFF
     normal = (magnitude - (112 << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13
-    # Added to 1/2, what is below 2^-14 is rounded to multiples of 2^-24, as float16 has them.
+    # Added to 1/2, numbers below 2^-14 are rounded to multiples of 2^-24, as float16 has them.
     small = _bits(jnp.abs(x) + 0.5) - _bits(jnp.float32(0.5))
     code = jnp.minimum(jnp.where(magnitude < 113 << 23, small, normal), most)
     not_finite = 0x7C00 + ((magnitude > 0x7F800000).astype(jnp.uint32) << 9)

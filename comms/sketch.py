@@ -6,9 +6,9 @@ a bitmap it is the codec of S2 Reducer (Ge et al., arXiv 2110.02140):
     words = bitmap.union(bitmap.pack(bitmap.occupied(x)))
     total = decode_at(all_reduce(encode(x, rows, columns, seed)), words, len(x), seed)
 
-`recover` in place of `decode_at` uses that the bitmap says which entries share a bucket, and
-leaves at 0 what it cannot tell apart. Which entries these are depends on the bitmap and the seed
-alone, so that workers can know before anything else is sent (`resolving_seed`).
+`recover` in place of `decode_at` learns from the bitmap which entries share a bucket, and leaves
+inseparable ones at 0. These depend on the bitmap and the seed alone, so that workers can know them
+before anything else is sent (`resolving_seed`).
 
 Only non-zeros are touched. With one row an estimate is unbiased with variance about
 (||x||^2 - x_i^2) / columns; with 5 rows of 3 columns per non-zero nearly all are exact. Values
@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from comms import bitmap, hashing
 from comms.collectives import AXIS
 
-SEEDS = 8  # that are tried for one which tells all entries apart
+SEEDS = 8  # tries for a seed that separates all entries
 
 
 def encode(x, rows: int, columns: int, seed) -> jax.Array:
-    """Sketch [rows, columns, ...] of x [n] or of its rows x [n, ...], every row added whole.
+    """Return the sketch [rows, columns, ...] of x [n] or of its rows x [n, ...], added whole.
 
     Seed: whole number in [0, 2^32), may be traced, the same on all workers. Raises ValueError
     without a row or a column.
@@ -49,17 +49,17 @@ def encode(x, rows: int, columns: int, seed) -> jax.Array:
 
 
 def all_reduce(sketch, axis: str = AXIS) -> jax.Array:
-    """Sum of the workers' sketches: the sketch of the sum of their vectors."""
+    """Sum the workers' sketches: the sketch of the sum of their vectors."""
     return jax.lax.psum(sketch, axis)
 
 
 def decode(sketch, size: int, seed) -> jax.Array:
-    """Estimates, float32 [size] or [size, ...], of all entries: sign x bucket, median over rows."""
+    """Estimate all entries, float32 [size] or [size, ...]: median over rows of sign x bucket."""
     return _estimate(sketch, jnp.arange(size, dtype=jnp.int32), seed)
 
 
 def decode_at(sketch, words, size: int, seed) -> jax.Array:
-    """Estimates where the bitmap is set, exactly 0 elsewhere: float32 [size] or [size, ...].
+    """Estimate entries where the bitmap is set, exactly 0 elsewhere: float32 [size] or [size, ...].
 
     words: uint32 [ceil(size / 32)], as `bitmap.pack` makes them of a mask.
     """
@@ -67,12 +67,12 @@ def decode_at(sketch, words, size: int, seed) -> jax.Array:
 
 
 def recover(sketch, words, size: int, seed) -> jax.Array:
-    """As `decode_at`, but exact to rounding where entries can be separated, and 0 elsewhere.
+    """Decode as `decode_at`, but exact to rounding where entries can be separated, and 0 elsewhere.
 
-    The bitmap says which entries share a bucket. One that is alone in any of its buckets is read
-    there and taken out of the others, where it leaves further entries alone: peeling, M. Goodrich,
-    M. Mitzenmacher, "Invertible Bloom lookup tables", arXiv 1101.2245. `unresolved` says which
-    entries that leaves, without a sketch.
+    The bitmap says which entries share a bucket. An entry that is alone in any of its buckets is
+    read there and taken out of the others, where it leaves further entries alone: peeling, M.
+    Goodrich, M. Mitzenmacher, "Invertible Bloom lookup tables", arXiv 1101.2245. `unresolved` finds
+    the remaining entries, without a sketch.
     """
     rows, columns = sketch.shape[:2]
 
@@ -94,7 +94,7 @@ def recover(sketch, words, size: int, seed) -> jax.Array:
                 _with_bits(taken, position, found),
             )
 
-        start = table, out, left ^ left  # zeros, of the type that shard_map wants
+        start = table, out, left ^ left  # zeros, of shard_map's type for the loop
         rest, out, taken = bitmap.fold(left, take, start, _slots(size))
         return rest, left ^ taken, out, taken.any()
 
@@ -105,9 +105,9 @@ def recover(sketch, words, size: int, seed) -> jax.Array:
 
 
 def unresolved(words, rows: int, columns: int, size: int, seed) -> jax.Array:
-    """Words of the entries of a bitmap that `recover` leaves at 0, whatever the values are.
+    """Return words of the entries of a bitmap that `recover` leaves at 0, whatever the values are.
 
-    None, nearly always, of many entries that load a sketch of 3 rows to at most 0.81 of its
+    There are nearly always none if many entries load a sketch of 3 rows to at most 0.81 of its
     buckets (`sketch_error.peeling_load`). Entries that share all their buckets are left at any
     load: see `resolving_seed`.
     """
@@ -128,11 +128,11 @@ def unresolved(words, rows: int, columns: int, size: int, seed) -> jax.Array:
 
 
 def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax.Array, jax.Array]:
-    """The first of `SEEDS` seeds from `seed` on by which peeling resolves all entries of a bitmap.
+    """Find the first of `SEEDS` seeds from `seed` on by which peeling resolves all entries.
 
-    Workers that hold the same bitmap find the same seed without a message. Returns (seed, number
-    of entries that are left): int32 scalar, 0 if there is such a seed; else those that the last
-    seed leaves, which is `seed` itself where the entries are more than the buckets.
+    Workers with the same bitmap find the same seed without a message. Returns (seed, number of
+    entries that are left): int32 scalar, 0 if there is such a seed; else the last seed and its
+    number, or `seed` itself where the entries are more than the buckets.
     """
     entries, seed = bitmap.count(words), jnp.asarray(seed).astype(jnp.uint32)
     trials = jnp.where(entries > rows * columns, 1, SEEDS)
@@ -151,7 +151,7 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
 
 
 def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> int:
-    """Bytes of a sketch, an all-reduce's payload of float32; row_shape: that of x[i]."""
+    """Return the bytes of a sketch, an all-reduce's payload of float32; row_shape: that of x[i]."""
     elements = rows * columns
     for length in row_shape:
         elements *= length
@@ -159,7 +159,7 @@ def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> i
 
 
 def _held(words, rows: int, columns: int, size: int, seed):
-    """How many entries of the bitmap are in every bucket, float32 [rows, columns]."""
+    """Count the entries of the bitmap in every bucket, float32 [rows, columns]."""
 
     def count(position, held):
         row, bucket, _ = _hashes(position, rows, columns, seed, 1)
@@ -169,13 +169,13 @@ def _held(words, rows: int, columns: int, size: int, seed):
 
 
 def _with_bits(words, position, chosen):
-    """Words [w] in which the bits of the chosen ones of k distinct positions, unset, are set."""
+    """Return words [w] with the bits of the chosen ones of k distinct positions set."""
     bit = jnp.uint32(1) << (position % 32).astype(jnp.uint32)
     return words.at[position // 32].add(jnp.where(chosen, bit, 0), mode="drop")
 
 
 def _hashes(position, rows: int, columns: int, seed, ndim: int):
-    """Row [rows, 1], bucket and sign [rows, k] of k positions, the signs for values of k x ..."""
+    """Return row [rows, 1], bucket and sign [rows, k] of k positions, signs with `ndim` axes."""
     row = jnp.arange(rows, dtype=jnp.int32)[:, None]
     seeds = hashing.mix(row, seed)
     bucket = hashing.bucket(position[None], seeds, columns)
@@ -184,14 +184,14 @@ def _hashes(position, rows: int, columns: int, seed, ndim: int):
 
 
 def _estimate(sketch, position, seed):
-    """Median over the rows of the positions' signed buckets."""
+    """Return the median over the rows of the positions' signed buckets."""
     rows, columns = sketch.shape[:2]
     row, bucket, sign = _hashes(position, rows, columns, seed, sketch.ndim - 1)
     return _median(list(sign * sketch[row, bucket]))
 
 
 def _fill(out, sketch, words, seed):
-    """`out` [size, ...] with estimates where the bitmap is set."""
+    """Return `out` [size, ...] with estimates where the bitmap is set."""
 
     def fill(position, out):
         return out.at[position].set(
@@ -202,7 +202,7 @@ def _fill(out, sketch, words, seed):
 
 
 def _median(values):
-    """Element-wise median of a few arrays, NaN where any is: a network of minima and maxima.
+    """Return the element-wise median of a few arrays, NaN where any is, by minima and maxima.
 
     XLA sorts along an axis through a comparator, many times slower for a handful of rows.
     """
@@ -217,11 +217,11 @@ def _median(values):
 
 
 def _slots(size: int) -> int:
-    """Non-zeros handled at once: few passes over a sparse vector, little waste in the last one."""
+    """Return the number of non-zeros handled at once: few passes, little waste in the last one."""
     return min(size, max(1024, -(-size // 32)))
 
 
 def _zeros(shape, *like):
-    """Float32 zeros that vary over the mesh as the arrays `like` do, as a loop's carry must."""
+    """Return float32 zeros that vary over the mesh as the arrays `like`, for a loop's carry."""
     zero = sum(x.ravel()[:0].sum().astype(jnp.float32) for x in like)
     return jnp.full(shape, zero, jnp.float32)

@@ -1,4 +1,4 @@
-"""How wrong a count-sketch is, from its size and from how many entries it holds, on the host.
+"""Errors of a count-sketch, from its size and from the number of its entries, on the host.
 
 The load of a sketch is the number of its entries over that of its buckets, rows x columns. Hashes
 are taken to be independent and uniform, values to be independent and normal of equal variance.
@@ -13,13 +13,13 @@ import scipy
 
 @functools.cache
 def estimate_error(entries: int, rows: int, columns: int) -> float:
-    """Root mean square error of `sketch.decode_at`, relative to that of taking everything for 0.
+    """Return the root mean square error of `sketch.decode_at`, relative to that of estimates of 0.
 
     The noise in a bucket is the sum of the K other entries in it, K binomial: for one row the
     error is sqrt((entries - 1) / columns), for any values (Charikar, Chen, Farach-Colton, ICALP
     2002). The median of an odd number r of rows exceeds t where more than half of their noises do;
-    the mean of its square is the integral of 2 t P(|median| > t). An even number of rows is said
-    to be as wrong as one row fewer, which is too much.
+    the mean of its square is the integral of 2 t P(|median| > t). An even number of rows gets the
+    error of one row fewer, which is too large.
     """
     rows -= rows % 2 == 0
     if entries <= 1:
@@ -29,15 +29,15 @@ def estimate_error(entries: int, rows: int, columns: int) -> float:
     mean = (entries - 1) / columns
     most = int(mean + 12 * math.sqrt(mean) + 12)
     others = np.arange(1, min(most, entries - 1) + 1)
-    share = _binomial(others, entries - 1, 1 / columns)  # of buckets
+    share = _binomial(others, entries - 1, 1 / columns)  # of buckets with that many others
     t = np.linspace(0, 12 * math.sqrt(most), 4001)
     above = (share[:, None] * scipy.special.ndtr(-t[None] / np.sqrt(others)[:, None])).sum(0)
-    tail = 2 * scipy.special.bdtrc(rows // 2, rows, above)  # of both signs
+    tail = 2 * scipy.special.bdtrc(rows // 2, rows, above)  # probability of both signs
     return math.sqrt(np.trapezoid(2 * t * tail, t))
 
 
 def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
-    """P(K = k) for K binomial of n, 1 <= k <= n.
+    """Return P(K = k) for K binomial of n, 1 <= k <= n.
 
     As scipy.stats does it, whose import takes a second.
     """
@@ -47,7 +47,7 @@ def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
 
 @functools.cache
 def peeling_load(rows: int) -> float:
-    """Load up to which peeling nearly always finds all of many entries; 0.818 for 3 rows.
+    """Return the load up to which peeling nearly always finds all entries; 0.818 for 3 rows.
 
     The largest load a for which no share x > 0 of the buckets stays occupied: the minimum over x
     of x / (r (1 - exp(-x))^(r - 1)) for r rows of buckets. Threshold of the 2-core of random
@@ -65,7 +65,7 @@ def peeling_load(rows: int) -> float:
 
 @functools.cache
 def entries_within(error: float, rows: int, columns: int) -> int:
-    """The most entries of which `estimate_error` is at most `error`."""
+    """Return the largest number of entries of which `estimate_error` is at most `error`."""
     low, high = 1, 2
     while estimate_error(high, rows, columns) <= error:
         low, high = high, 2 * high

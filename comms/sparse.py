@@ -1,11 +1,11 @@
-"""Some coordinates of a vector: the largest, those over a threshold, or random ones.
+"""Messages of some entries of a vector: the largest, large ones by a threshold, or random ones.
 
-Of an array of any shape and float dtype, seen as a flat vector of `size` entries. Values travel
-in its dtype, are added in float32 and come back as float32 [size]. No scaling is applied:
-what is not sent belongs into an error feedback.
+An array of any shape and float dtype is seen as a flat vector of `size` entries. Values travel in
+its dtype, are added in float32 and come back as float32 [size]. No scaling is applied: unsent
+entries belong into an error feedback.
 
 A vector that is not finite (NaN or infinite somewhere) is sent as NaN and decodes to NaN
-everywhere, because the entry itself may not be among those sent.
+everywhere, because the entry itself may be unsent.
 """
 
 from typing import NamedTuple
@@ -25,24 +25,24 @@ class Sparse(NamedTuple):
     indices: jax.Array  # int32 [k]
 
 
-LARGE = 2**20  # entries from which on sorting all of them takes longer than choosing some first
+LARGE = 2**20  # entries from which on sorting takes longer than a first choice by a threshold
 SAMPLES = 2**16
 
 
 def top_k(x, k: int, ordered: bool = True) -> Sparse:
-    """The k entries of largest magnitude, all if there are fewer. Stich et al., arXiv 1809.07599.
+    """Send the k entries of largest magnitude, all if there are fewer (arXiv 1809.07599).
 
     Of equal ones those with the lowest indices are sent. ordered: the largest comes first, and of
     equal ones the one with the lowest index; else they come in any order, which takes less time
-    with many entries. Of many entries only those are looked at closely that exceed a
-    threshold, which a sample sets so low that they are a few more than k. Where they are fewer or
-    many more, as in a vector that is mostly zero, all are.
+    with many entries. Then a sample sets a threshold so low that it selects a few more than k
+    entries, and only these are compared. If they are fewer or many more, as in a vector that is
+    mostly zero, all entries are compared.
     """
     x, k = jnp.ravel(x), min(_positive(k), x.size)
     largest = _sorted if ordered else _unsorted
     if x.size < LARGE:
         return _sorted(x, k)
-    # A sample's count is off by its root: by five of them in next to no case.
+    # A sample's count is off by its root, hardly ever by five times its root.
     expected = SAMPLES * k / x.size
     rank = int(expected + 5 * np.sqrt(expected) + 8)
     most = int((rank + 5 * np.sqrt(rank)) * x.size / SAMPLES)
@@ -64,18 +64,18 @@ def top_k(x, k: int, ordered: bool = True) -> Sparse:
 
 
 def _sorted(x, k: int) -> Sparse:
-    """The k entries of largest magnitude, by sorting all."""
+    """Send the k entries of largest magnitude, by sorting all."""
     _, indices = jax.lax.top_k(jnp.abs(x), k)
     return Sparse(_poisoned(x[indices], x), indices.astype(jnp.int32))
 
 
 def _magnitude_bits(x) -> jax.Array:
-    """Integers, int32, in the order of the magnitudes: the bits of floats from 0 on."""
+    """Return integers, int32, in the order of the magnitudes: the bits of floats from 0 on."""
     return jax.lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)
 
 
 def _kth_largest(bits, k: int) -> jax.Array:
-    """The k-th largest of integers from 0 on, int32: its bits from the highest one down."""
+    """Return the k-th largest of integers from 0 on, int32: its bits from the highest one down."""
 
     def lower_bit(step, least):
         raised = least | (jnp.int32(1 << 30) >> step)
@@ -85,7 +85,7 @@ def _kth_largest(bits, k: int) -> jax.Array:
 
 
 def _unsorted(x, k: int) -> Sparse:
-    """The k entries of largest magnitude, by counting how many are as large as the k-th."""
+    """Send the k entries of largest magnitude, by the k-th magnitude and a count of equal ones."""
     bits = _magnitude_bits(x)
     least = _kth_largest(bits, k)
     over, equal = bitmap.pack(bits > least), bitmap.pack(bits == least)
@@ -99,13 +99,13 @@ def _unsorted(x, k: int) -> Sparse:
 
 
 def sidco_threshold(x, ratio: float, stages: int = 2) -> jax.Array:
-    """Magnitude, float32 scalar, that about ratio * size entries exceed, in O(size).
+    """Return a magnitude, float32 scalar, that about ratio * size entries exceed, in O(size).
 
-    Magnitudes are fitted by an exponential law, whose tail beyond the threshold is fitted anew at
-    every stage: threshold += -mean excess x ln(share to keep). SIDCo (Abdelmoniem et al., arXiv
-    2101.10761), with the shares computed from the counts really found, zeros not counted, instead
-    of adapting the number of stages. Not finite if x is not. Raises ValueError unless 0 < ratio
-    <= 1 and stages >= 1.
+    Magnitudes are fitted by an exponential distribution, whose tail beyond the threshold is fitted
+    anew at every stage: threshold += -mean excess x ln(share to keep). SIDCo (Abdelmoniem et al.,
+    arXiv 2101.10761), with the shares computed from the counts really found, zeros not counted,
+    instead of adapting the number of stages. Not finite if x is not. Raises ValueError unless 0 <
+    ratio <= 1 and stages >= 1.
     """
     if not (0 < ratio <= 1 and stages >= 1):
         raise ValueError(
@@ -125,7 +125,7 @@ def sidco_threshold(x, ratio: float, stages: int = 2) -> jax.Array:
 
 
 def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
-    """Entries whose magnitude exceeds the threshold, and their number, int32 scalar.
+    """Send the entries whose magnitude exceeds the threshold; return also their number, int32.
 
     If they are more than `capacity`, the first `capacity` are sent, whatever their magnitude.
     """
@@ -140,17 +140,17 @@ def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
 
 
 def decode(message: Sparse, size: int) -> jax.Array:
-    """The vector, float32 [size], that is zero where nothing was sent."""
+    """Return the vector, float32 [size], with zeros for unsent entries."""
     return gathered_sum(jax.tree.map(lambda a: a[None], message), size)
 
 
 def all_gather_sum(message: Sparse, size: int, axis: str = AXIS) -> jax.Array:
-    """Sum of the workers' vectors, float32 [size]: every message goes to every worker."""
+    """Sum the workers' vectors, float32 [size]: every message goes to every worker."""
     return gathered_sum(jax.lax.all_gather(message, axis), size)
 
 
 def gathered_sum(messages: Sparse, size: int) -> jax.Array:
-    """Sum of stacked messages, [n, k] each, in their order, so that all workers get equal bits."""
+    """Sum stacked messages, [n, k] each, in their order, so that all workers get equal bits."""
     finite = jnp.isfinite(messages.values).all()
     total = jnp.full(size, jnp.where(finite, 0.0, jnp.nan), jnp.float32)
 
@@ -164,7 +164,7 @@ def gathered_sum(messages: Sparse, size: int) -> jax.Array:
 
 
 def random_k(x, k: int, key) -> jax.Array:
-    """k random entries, [k], of indices that follow from a key shared by all workers.
+    """Send random entries, [k], of indices that follow from a key shared by all workers.
 
     As all workers send the same indices, messages can be all-reduced. Every entry is sent with
     probability k / size: size / k times the decoded vector is unbiased. The entries are spread:
@@ -175,12 +175,12 @@ def random_k(x, k: int, key) -> jax.Array:
 
 
 def random_k_decode(values, size: int, key) -> jax.Array:
-    """The vector, float32 [size], that is zero where nothing was sent."""
+    """Return the vector, float32 [size], with zeros for unsent entries."""
     return decode(Sparse(values, random_indices(size, values.size, key)), size)
 
 
 def random_indices(size: int, k: int, key) -> jax.Array:
-    """min(k, size) distinct indices of [0, size), int32, each of them with equal probability."""
+    """Draw min(k, size) distinct indices of [0, size), int32, with equal probabilities."""
     if size == 0:
         return jnp.zeros(0, jnp.int32)
     k = min(_positive(k), size)
@@ -196,12 +196,12 @@ def random_indices(size: int, k: int, key) -> jax.Array:
 
 
 def payload_bytes(k: int, dtype) -> int:
-    """Bytes of a message of k values and indices, which every worker gathers from every other."""
+    """Return the bytes of k values and indices, which every worker gathers from every other."""
     return k * (np.dtype(dtype).itemsize + 4)
 
 
 def random_k_payload_bytes(k: int, dtype) -> int:
-    """Bytes of k values without indices, an all-reduce's payload."""
+    """Return the bytes of k values without indices, an all-reduce's payload."""
     return k * np.dtype(dtype).itemsize
 
 
@@ -212,5 +212,5 @@ def _positive(k: int) -> int:
 
 
 def _poisoned(values, x):
-    """The values, or NaN if any entry of x is not finite."""
+    """Return the values, or NaN if any entry of x is not finite."""
     return jnp.where(jnp.isfinite(x).all(), values, jnp.nan)

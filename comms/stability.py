@@ -1,8 +1,8 @@
-"""Stability of gossip: how what workers differ by grows or dies away where gradients vanish.
+"""Stability of gossip: growth or decay of the differences between workers without gradients.
 
-An update without gradients is linear in the arrays that workers hold. Each W may contract, and yet
-momentum or a correction of what it moves drives workers apart: two rounds may turn into each other
-what neither makes larger.
+An update without gradients is linear in the workers' arrays. Each W may contract, and yet momentum
+or a correction of its moves drives workers apart: the product of two rounds may grow where neither
+round does.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ import numpy as np
 import scipy
 
 EXACT = 32  # workers up to which eigenvalues are taken; beyond, updates are followed
-UPDATES = 512  # that are followed, also where links never begin again
-TRANSIENT = 10.0  # factor in their second half that stable links may have
+UPDATES = 512  # updates that are followed, also where links never begin again
+TRANSIENT = 10.0  # transient growth that stable links may have in the second half
 PAIRS = 64  # workers up to which second moments are followed on a graph that is not complete
-MOMENTS = 200  # updates of these, at most
+MOMENTS = 200  # updates for these moments, at most
 
 Step = Callable[..., Sequence[np.ndarray]]
 
 
 def matrices(partners: np.ndarray, weights: np.ndarray, active: np.ndarray) -> list:
-    """W [n, n], sparse, of every update: I + sum_m weights_m (P_m - I) over its active matchings.
+    """Return W [n, n], sparse, of every update: I + sum_m weights_m (P_m - I), m active.
 
     partners, weights: [M, n], as in `comms.gossip.pull`. active: [updates, M] bool.
     """
@@ -39,12 +39,12 @@ def matrices(partners: np.ndarray, weights: np.ndarray, active: np.ndarray) -> l
 
 
 def radius(step: Step, arrays: int, mixed: Sequence, repeats: bool = True) -> float:
-    """Spectral radius per update of what workers differ by; 1 or more does not die away.
+    """Return the spectral radius per update of differences between workers; they die away below 1.
 
     step: (mix, *arrays) -> arrays after an update without gradients, each [n, k]; mix: x -> W x.
-    arrays: how many a worker holds. mixed: W [n, n] of the updates. repeats: they begin again after
-    the last one. Exact up to EXACT workers; beyond, and without repeats, a bound from below by
-    UPDATES updates of one random state, which misses growth below 1 % an update.
+    arrays: number of arrays of a worker. mixed: W [n, n] of the updates. repeats: the updates begin
+    again after the last one. Exact up to EXACT workers; beyond, and without repeats, a bound from
+    below by UPDATES updates of one random state, which misses growth below 1 % an update.
     """
     workers = mixed[0].shape[0]
     exact = repeats and workers <= EXACT and len(mixed) <= UPDATES
@@ -69,12 +69,12 @@ def radius(step: Step, arrays: int, mixed: Sequence, repeats: bool = True) -> fl
 
 
 def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: float) -> float:
-    """Factor per update of E|d|^2 where pairs step with momentum, v <- alpha v - gamma (x - y) / 2.
+    """Return the factor per update of E|d|^2 where pairs step with momentum.
 
-    x <- x + v follows; d is what workers differ by. partners: [M, n] matchings of `graph`, one of
-    which is drawn for every update. On a complete graph the moments E x^2, E x v and E v^2 follow a
-    3 x 3 map; on others of up to PAIRS workers all those between two workers are followed, and
-    larger ones are taken for complete.
+    Pairs step by v <- alpha v - gamma (x - y) / 2 and x <- x + v; d is the difference of workers.
+    partners: [M, n] matchings of `graph`, one of which is drawn for every update. On a complete
+    graph the moments E x^2, E x v and E v^2 follow a 3 x 3 map. On others of up to PAIRS workers
+    all moments between two workers are followed, and larger ones are taken for complete.
     """
     count, workers = partners.shape
     pull = gamma / 2
@@ -98,7 +98,7 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
         vv = alpha**2 * vv + alpha * pull * (cross + cross.T) + pull**2 * spread
         cross = alpha * xv + pull * moved.T  # E x v'
         xx, xv = xx + cross + cross.T + vv, cross + vv
-        for moment in (xx, xv, vv):  # what rounding adds to the mean would stay
+        for moment in (xx, xv, vv):  # the mean's share from rounding would stay
             moment -= moment.mean(axis=0)
             moment -= moment.mean(axis=1, keepdims=True)
         before, found = found, np.trace(xx) + np.trace(vv)
@@ -109,9 +109,9 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
 
 
 def largest(stable: Callable[[float], bool], least: int, above: float) -> float | None:
-    """The largest hundredth, from `least` of them on, to which values are stable; `above` is not.
+    """Return the largest hundredth, from `least` of them on, up to which values are stable.
 
-    None: not even the least is.
+    above: an unstable value. None: not even `least` hundredths are stable.
     """
     low, high = least, int(np.ceil(100 * above))
     if low >= high or not stable(low / 100):

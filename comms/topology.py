@@ -1,10 +1,10 @@
-"""Communication graphs: who may talk to whom.
+"""Communication graphs: the links over which workers may talk.
 
 Every function returns a connected `networkx.Graph` with nodes 0..n-1 (the workers), without
 self-loops, or raises a ValueError of one sentence. Random graphs depend on `seed` alone.
 
-A graph whose links come and go has all of them, and in its attribute `graph["rounds"]` the rounds
-of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use all links.
+A graph whose links change with time has all of them, and in its attribute `graph["rounds"]` the
+rounds of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use all links.
 """
 
 import functools
@@ -25,37 +25,37 @@ Edge = tuple[int, int]
 
 
 def ring(n: int) -> nx.Graph:
-    """Cycle of n workers; one worker alone for n=1, a single edge for n=2."""
+    """Return a cycle of n workers; one worker alone for n=1, a single edge for n=2."""
     _check_workers("ring", n)
     return _connected("ring", n, ((i, (i + 1) % n) for i in range(n) if n > 1))
 
 
 def torus(n: int) -> nx.Graph:
-    """Grid whose rows and columns close to rings, in the most square r x c shape; n not prime."""
+    """Return a grid whose rows and columns close to rings, most nearly square; n not prime."""
     graph = nx.grid_2d_graph(*_most_square("torus", n), periodic=True)
     return _connected("torus", n, nx.convert_node_labels_to_integers(graph).edges)
 
 
 def grid(n: int) -> nx.Graph:
-    """Grid of workers in the most square r x c shape, worker = row * c + column; n not prime."""
+    """Return a grid in the most square r x c shape, worker = row * c + column; n not prime."""
     graph = nx.grid_2d_graph(*_most_square("grid", n))
     return _connected("grid", n, nx.convert_node_labels_to_integers(graph).edges)
 
 
 def complete(n: int) -> nx.Graph:
-    """Every worker linked to every other."""
+    """Link every worker to every other."""
     _check_workers("complete", n)
     return _connected("complete", n, nx.complete_graph(n).edges)
 
 
 def star(n: int) -> nx.Graph:
-    """Worker 0 linked to every other worker."""
+    """Link worker 0 to every other worker."""
     _check_workers("star", n)
     return _connected("star", n, ((0, i) for i in range(1, n)))
 
 
 def hypercube(n: int) -> nx.Graph:
-    """Workers linked where their binary numbers differ in one bit; n a power of two."""
+    """Link workers whose binary numbers differ in one bit; n a power of two."""
     _check_workers("hypercube", n)
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
@@ -68,7 +68,7 @@ def hypercube(n: int) -> nx.Graph:
 
 
 def exponential(n: int) -> nx.Graph:
-    """Static undirected exponential graph: i -- i +- 2^k mod n for every 2^k < n.
+    """Return the static undirected exponential graph: i -- i +- 2^k mod n for every 2^k < n.
 
     Undirected form of the graph of Assran et al., arXiv 1811.10792.
     """
@@ -78,13 +78,13 @@ def exponential(n: int) -> nx.Graph:
 
 
 def one_peer_exponential(n: int) -> nx.Graph:
-    """One peer at a time, 1, 2, 4, ... places before; rounds of `comms.rounds` (2110.13363)."""
+    """Link each worker to one peer at a time, 1, 2, 4, ... places before (arXiv 2110.13363)."""
     _check_workers("one_peer_exponential", n)
     return _of_rounds("one_peer_exponential", n, rounds.one_peer_exponential(n))
 
 
 def base_k(n: int, k: int = 1) -> nx.Graph:
-    """Base-(k+1) graph: at most k peers at a time, then the exact mean (arXiv 2305.11420)."""
+    """Return the Base-(k+1) graph: at most k peers at a time, then the mean (arXiv 2305.11420)."""
     _check_workers("base_k", n)
     if k < 1:
         raise ValueError(f"base_k: needs k >= 1 peers, got {k}; 1 is the Base-2 graph")
@@ -94,16 +94,17 @@ def base_k(n: int, k: int = 1) -> nx.Graph:
 def equi_static(
     n: int, peers: int | None = None, seed: int = 0, directed: bool = False
 ) -> nx.Graph:
-    """EquiTopo graph whose rate hardly depends on n: `peers` random shifts (arXiv 2210.07881).
+    """Return an EquiTopo graph of `peers` random shifts (arXiv 2210.07881).
 
-    peers: shifts, by default ceil(log2 n); without `directed` each one links to two neighbours.
+    Its rate hardly depends on n. peers: shifts, by default ceil(log2 n); without `directed` each
+    one links to two neighbours.
     """
     peers = _peers("equi_static", n, peers)
     return _of_rounds("equi_static", n, rounds.equi_static(n, peers, seed, directed))
 
 
 def equi_dyn(n: int, peers: int | None = None, seed: int = 0, directed: bool = False) -> nx.Graph:
-    """One-peer EquiTopo graph: one of `peers` random shifts at a time (arXiv 2210.07881).
+    """Return a one-peer EquiTopo graph: one of `peers` random shifts at a time (arXiv 2210.07881).
 
     peers: shifts, by default 2 ceil(log2 n) or all there are; without `directed` pairs exchange.
     """
@@ -114,7 +115,7 @@ def equi_dyn(n: int, peers: int | None = None, seed: int = 0, directed: bool = F
 
 
 def hierarchical(n: int, group: int) -> nx.Graph:
-    """The mean within groups of `group` workers, then gossip on a ring of groups, in turn."""
+    """Take the mean within groups of `group` workers, then gossip on a ring of groups, in turn."""
     _check_workers("hierarchical", n)
     if group < 1 or n % group:
         raise ValueError(
@@ -125,7 +126,7 @@ def hierarchical(n: int, group: int) -> nx.Graph:
 
 
 def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
-    """Uniformly drawn graph in which every worker has `degree` neighbours; n * degree even."""
+    """Draw a uniform graph in which every worker has `degree` neighbours; n * degree even."""
     _check_workers("random_regular", n)
     if not 0 <= degree < n or n * degree % 2:
         raise ValueError(
@@ -137,7 +138,7 @@ def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
 
 
 def erdos_renyi(n: int, probability: float, seed: int) -> nx.Graph:
-    """Every pair linked with `probability`, independently."""
+    """Link every pair with `probability`, independently."""
     _check_workers("erdos_renyi", n)
     if not 0 <= probability <= 1:
         raise ValueError(
@@ -149,7 +150,7 @@ def erdos_renyi(n: int, probability: float, seed: int) -> nx.Graph:
 
 
 def geometric(n: int, radius: float, seed: int) -> nx.Graph:
-    """Workers dropped uniformly on the unit square, linked within distance `radius`."""
+    """Drop workers uniformly on the unit square, and link them within distance `radius`."""
     _check_workers("geometric", n)
     if not radius > 0:
         raise ValueError(
@@ -160,7 +161,7 @@ def geometric(n: int, radius: float, seed: int) -> nx.Graph:
 
 
 def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
-    """Graph of n workers with the given links, in either direction; repeated links count once."""
+    """Link n workers as given, in either direction; repeated links count once."""
     _check_workers("edge_list", n)
     try:
         edges = [(int(i), int(j)) for i, j in edges]
@@ -179,12 +180,12 @@ def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
 
 
 def from_file(n: int, path: str) -> nx.Graph:
-    """Graph of a file: GraphML, GML, a list of edges, or a matrix that is not 0 at edges.
+    """Read a graph from a file: GraphML, GML, a list of edges, or a matrix that is not 0 at edges.
 
     path: `.graphml`, `.gml`, a matrix as `comms.mixing.weights` reads it, or text with an edge on
     each line, its ends between commas, semicolons or blanks, and the rest of the line ignored.
-    Workers are the nodes in the file's order, or in that of their numbers where all ends of edges
-    are numbers. Directions, weights, repeated edges and loops are left out.
+    Workers are the nodes in the file's order; if all ends of edges are numbers, in the order of
+    these. Directions, weights, repeated edges and loops are left out.
     """
     place = Path(path).expanduser()
     try:
@@ -243,7 +244,7 @@ _READERS: dict[str, Callable[[Path], nx.Graph]] = {
 
 
 def matcha_graph(k: int) -> nx.Graph:
-    """Base graph `k` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers.
+    """Return base graph `k` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers.
 
     Its attribute `graph["matchings"]` holds that code's own matchings.
     """
@@ -255,7 +256,7 @@ def matcha_graph(k: int) -> nx.Graph:
 
 
 def _matcha_of(n: int, k: int) -> nx.Graph:
-    """Base graph `k`, 0 to 5, of MATCHA's paper (arXiv 1905.09435): 8 or 16 workers."""
+    """Return base graph `k`, 0 to 5, of MATCHA's paper (arXiv 1905.09435): 8 or 16 workers."""
     graph = matcha_graph(k)
     if len(graph) != n:
         raise ValueError(
@@ -288,9 +289,9 @@ GRAPHS = {
 
 
 def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
-    """Raise ValueError unless methods can gossip on `graph`, one's own or one of these.
+    """Raise ValueError unless methods can gossip on `graph`, a user's or one of these.
 
-    workers: how many there are; None: as many as nodes. name: of the graph, for the error.
+    workers: number of workers; None: that of the nodes. name: of the graph, for the error.
     """
     if not isinstance(graph, nx.Graph) or graph.is_directed() or graph.is_multigraph():
         raise ValueError(
@@ -335,7 +336,7 @@ def _of_rounds(name: str, n: int, turn: list[rounds.Round]) -> nx.Graph:
 
 def _connected(name: str, n: int, edges: Iterable[Edge], way_out: str = "") -> nx.Graph:
     graph = nx.empty_graph(n)
-    # Sorted, so that iteration over the graph never depends on how its edges were found.
+    # Sorted, so that iteration over the graph never depends on the order of its edges.
     graph.add_edges_from(sorted((int(min(edge)), int(max(edge))) for edge in edges))
     _check_connected(name, graph, way_out)
     return graph
@@ -351,7 +352,7 @@ def _check_connected(name: str, graph: nx.Graph, way_out: str = "more edges") ->
 
 
 def _peers(name: str, n: int, peers: int | None) -> int:
-    """How many shifts, by default ceil(log2 n)."""
+    """Return the number of shifts, by default ceil(log2 n)."""
     _check_workers(name, n)
     peers = (n - 1).bit_length() if peers is None else peers
     if not min(1, n - 1) <= peers <= n - 1:

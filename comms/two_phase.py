@@ -1,10 +1,10 @@
-"""An all-reduce that sends codes twice: values are added in float32, whatever they travel in.
+"""All-reduce that sends codes twice: values are added in float32, whatever their codes.
 
 Every worker writes its array in chunks, one per worker, and sends each to the worker of this chunk
-(all-to-all); that one reads and adds them, writes the sum and sends it to all (all-gather). So
-2 (n - 1) / n of an array of codes are sent, as by a ring, and a value is rounded once per
-contribution and once in the sum, whose order is fixed: all runtimes find the same bits if reading
-a code is exact. An all-reduce in the short type itself would round after every addition.
+(all-to-all); this worker reads and adds them, writes the sum and sends it to all (all-gather). So
+2 (n - 1) / n of an array of codes are sent, as by a ring. A value is rounded once per contribution
+and once in the sum, whose order is fixed: all runtimes find the same bits if a code is read
+exactly. An all-reduce in the short type itself would round after every addition.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from comms.collectives import AXIS
 
 
 class Codec(NamedTuple):
-    """How rows of float32 are written, each of its own."""
+    """Codec of rows of float32, each by itself."""
 
     encode: Callable[[jax.Array, Any], Any]  # (float32 [rows, m], key or None) -> [rows, ...] each
     decode: Callable[[Any, int], jax.Array]  # (message, m) -> float32 [rows, m]
@@ -25,15 +25,15 @@ class Codec(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """What a worker knows after an all-reduce."""
+    """Results of an all-reduce, as a worker knows them."""
 
     total: jax.Array  # x's shape, float32: the sum over the workers, equal on all of them
-    sent: jax.Array  # x's shape, float32: what was read of this worker's x
-    left: jax.Array  # float32 [chunk]: of this worker's chunk the sum less what was written of it
+    sent: jax.Array  # x's shape, float32: this worker's x as the others read it
+    left: jax.Array  # float32 [chunk]: of this worker's chunk the sum less its written code
 
 
 def all_reduce(x, codec: Codec, axis: str = AXIS, key=None, owed=None) -> Reduced:
-    """Sum of an array of any shape over the workers, of which codes are sent twice.
+    """Sum an array of any shape over the workers; codes are sent twice.
 
     key: of this worker, for codecs that round at random. owed: float32 [chunk], added to the sum of
     this worker's chunk before it is written. A single worker sends and rounds nothing.
@@ -64,19 +64,19 @@ def all_reduce(x, codec: Codec, axis: str = AXIS, key=None, owed=None) -> Reduce
 
 
 def at_own_chunk(left, size: int, axis: str = AXIS) -> jax.Array:
-    """float32 [size], `left` where this worker's chunk is and 0 elsewhere."""
+    """Return float32 [size], `left` at this worker's chunk and 0 elsewhere."""
     everywhere = jnp.zeros(jax.lax.axis_size(axis) * left.size, left.dtype)
     start = jax.lax.axis_index(axis) * left.size
     return jax.lax.dynamic_update_slice(everywhere, left, (start,))[:size]
 
 
 def chunk_entries(size: int, workers: int) -> int:
-    """Entries of the chunk that a worker adds up."""
+    """Return the entries of the chunk that a worker adds up."""
     return -(-size // workers)
 
 
 def payload_bytes(size: int, workers: int, codec: Codec) -> int:
-    """Bytes of the codes of all chunks, of which 2 (n - 1) / n are sent as by a ring."""
+    """Return the bytes of the codes of all chunks; 2 (n - 1) / n are sent as by a ring."""
     return workers * codec.payload_bytes(chunk_entries(size, workers)) if size else 0
 
 

@@ -1,9 +1,9 @@
 """AdaSync against every fixed K (Dutta, Wang, Joshi, arXiv 2003.10579), each at its best rate.
 
 Eight workers train logistic regression on scikit-learn's digits with tiny mini-batches, so that
-gradient noise sets a floor that only a larger K, or a smaller rate, gets below. At one common rate
-such a floor looks like a property of K, so that every arm is run at several. The best rate of a
-fixed K grows with K, and AdaSync runs through several K, so that it also has arms whose rate
+gradient noise sets a floor; only a larger K, or a smaller rate, gets below it. At one common rate
+such a floor looks like a property of K, so that every arm is run at several rates. The best rate of
+a fixed K grows with K, and AdaSync runs through several K, so that it also has arms whose rate
 follows K, in proportion and by its square root. All arms have the same delays, initial parameters
 and samples per worker.
 
@@ -24,7 +24,7 @@ DELAYS = {
     "pareto": part("pareto", minimum=0.6666667, shape=3),
     "slow4": part("persistent", law=part("exponential", scale=1), factors={0: 4.0}),
 }
-# K -> learning rates: with less noise larger ones are of use.
+# K -> learning rates: with less noise larger ones are useful.
 FIXED = {
     1: (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0),
     2: (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0),
@@ -32,13 +32,16 @@ FIXED = {
     8: (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
 }
 ADAPTIVE = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
-FOLLOWING = {"adasync_sqrt": 0.5, "adasync_linear": 1.0}  # the power of K that the rate follows
+FOLLOWING = {"adasync_sqrt": 0.5, "adasync_linear": 1.0}  # power of K that the rate follows
 RATE, POWER = "optimizer.learning_rate", "optimizer.batch_power"
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm. Arguments: protocol (k_sync, k_batch_sync, k_async, k_batch_async), delay (a key of
-    DELAYS), rate (of learning)."""
+    """Return one arm.
+
+    Arguments: protocol (k_sync, k_batch_sync, k_async, k_batch_async), delay (a key of DELAYS),
+    rate (of learning).
+    """
     a = arguments.parse(arg, protocol="k_async", delay="exponential", rate=0.5)
     if a["delay"] not in DELAYS:
         raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(DELAYS)}")
@@ -48,7 +51,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         task=part("digits", model="logistic", l2=0.001),
         batch_size=2,
         optimizer=part("sgd", learning_rate=a["rate"]),
-        # K_0 = 1 grows by the square root of the loss, looked at every `interval` seconds.
+        # K_0 = 1 grows by the square root of the loss, evaluated every `interval` seconds.
         wait=part("adasync", protocol=a["protocol"], interval=5.0, k=1, lowest_loss=0.0),
         delay=DELAYS[a["delay"]],
         seconds=400.0,
@@ -57,8 +60,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Every fixed K at its rates, then AdaSync's ways, with the protocol of the config."""
-    for k, rates in FIXED.items():  # nothing adapts within the run
+    """Yield every fixed K at its rates, then AdaSync's ways, with the protocol of the config."""
+    for k, rates in FIXED.items():  # no entry adapts within the run
         for rate in rates:
             yield f"fixed/K={k}/rate={rate}", {"wait.k": k, "wait.interval": 1e9, RATE: rate}
     for rate in ADAPTIVE:

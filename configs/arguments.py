@@ -1,4 +1,4 @@
-"""The part of `--config=file.py:ARGUMENTS` after the colon, as in `workers=16,quick`."""
+"""Arguments of a config: `--config=file.py:ARGUMENTS`, as in `workers=16,quick`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from experiments import registry
 
 
 def parse(text: str | None, **defaults) -> dict[str, Any]:
-    """`"workers=16,quick"` over defaults -> dict; a bare name means True.
+    """Parse `"workers=16,quick"` over defaults to a dict; a bare name means True.
 
     A value takes the type of its default. Raises ValueError for an unknown name or a bad value.
     """

@@ -1,4 +1,4 @@
-"""Asynchronous SGD's baselines against each other, each at its best learning rate and setting.
+"""Baselines of asynchronous SGD against each other, each at its best learning rate and setting.
 
 The task, the samples and the delays come from `configs/slow_and_stale.py`, with one worker that
 is always ten times slower unless `law` names another kind of straggler. The target is so low that
@@ -6,8 +6,8 @@ at a fixed rate the noise of the gradients limits every method.
 
     --config=configs/async_baselines.py:law=exponential --sweep
 
-A method's own parameter, where it has one that must be chosen, is tuned together with its rate. Its
-grid goes on to where the method changes nothing and is Async-SGD, if there is such a place.
+If a method has a parameter of its own that must be chosen, it is tuned together with the rate. Its
+grid reaches the value at which the method changes nothing and is Async-SGD, if there is one.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ RATES = (0.025, 0.063, 0.16, 0.4, 1.0, 2.5)
 
 
 def _async(**changes):
-    """Async-SGD with changes."""
+    """Return Async-SGD with changes."""
     return {"algorithm": part("all_reduce"), "wait": part("k_async", k=1)} | changes
 
 
-# Method -> (what it changes, the entry that has to be chosen, its values).
+# Method -> (its changes, the entry to choose, its values).
 METHODS = {
     "async_sgd": (_async(), None, ()),
     # Weights by staleness: arXiv 2206.08307, 1511.05950, 2106.06639 and 1903.03934.
@@ -38,7 +38,7 @@ METHODS = {
         (),
     ),
     "hinge": (_async(algorithm=part("hinge_staleness")), "algorithm.free", (2, 6, 12, 24, 96)),
-    # Corrections by how far the parameters have moved: arXiv 1609.08326 and 1803.01113.
+    # Corrections by the distance that the parameters have moved: arXiv 1609.08326 and 1803.01113.
     "dc_asgd": (
         _async(algorithm=part("dc_asgd")), "algorithm.strength", (0.0, 0.008, 0.04, 0.2, 1.0),
     ),
@@ -47,7 +47,7 @@ METHODS = {
         "algorithm.threshold",
         (0.01, 0.1, 1.0, 10.0, 100.0),
     ),
-    # Without gradients that are too old: arXiv 2501.16168 and 2305.12387.
+    # Without gradients of too large staleness: arXiv 2501.16168 and 2305.12387.
     "ringmaster_ignore": (_async(wait=part("ringmaster")), "wait.limit", (4, 8, 16, 32, 128)),
     "ringmaster_interrupt": (
         _async(wait=part("ringmaster", interrupt=True)), "wait.limit", (4, 8, 16, 32, 128),
@@ -60,7 +60,7 @@ METHODS = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: Async-SGD, with the arguments of `configs/slow_and_stale.py`."""
+    """Return one arm: Async-SGD, with the arguments of `configs/slow_and_stale.py`."""
     c = slow_and_stale.get_config(",".join(filter(None, ("law=slow10,seconds=400", arg))))
     c.name = f"async_sgd/rate={slow_and_stale.COMMON}"  # method/rate, or method/parameter/rate
     logistic = c.task == slow_and_stale.MODELS["logistic"]
@@ -70,7 +70,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """The grid of every method."""
+    """Yield the grid of every method."""
     for method, (changes, entry, values) in METHODS.items():
         for value in values or (None,):
             chosen = {} if entry is None else {entry: value}

@@ -1,10 +1,10 @@
 """ResNet-18 on CIFAR-10 by the papers' recipe: three mixers, blocking and not, and SwarmSGD.
 
 SGD with rate 0.1, momentum 0.9 and weight decay 5e-4; the rate falls to a tenth at the half and at
-three quarters of the samples (K. He et al., arXiv 1512.03385 Sec. 4.2; W. Lian et al., arXiv
-1705.09056; A. Nadiradze et al., arXiv 1910.12308). GroupNorm stands in for BatchNorm. One worker is
-four times slower unless `delay` names another kind of straggler; time is the simulator's, in which
-a nominal round of 128 images per worker takes 0.2 s, and its exchange half of that.
+three quarters of the samples (K. He et al., arXiv 1512.03385 Sec. 4.2; X. Lian et al., arXiv
+1705.09056; G. Nadiradze et al., arXiv 1910.12308). GroupNorm stands in for BatchNorm. One worker is
+four times slower unless `delay` names another kind of straggler. Time is the simulator's: a nominal
+round of 128 images per worker takes 0.2 s, and its exchange half of that.
 
     --config=configs/cifar10.py:workers=16,delay=pareto --sweep
 
@@ -27,7 +27,7 @@ STEPS = (0.5, 0.75)  # of all samples
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: Ring All-Reduce, non-blocking.
+    """Return one arm: Ring All-Reduce, non-blocking.
 
     Arguments: workers, 8 or 16; delay, a kind of `nonblocking.delays`; communication, in nominal
     rounds; epochs; data, a source of 32x32 images; compute, float32 or bfloat16; tiny, a model and
@@ -75,7 +75,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         delay=delay,
         draw=draw,
         communication=a["communication"] * NOMINAL,
-        # Of a blocking method whose workers are equally fast.
+        # Of a blocking method with equally fast workers.
         seconds=rounds * NOMINAL * (1 + a["communication"]),
         evaluate_every=max(1.0, rounds * NOMINAL / 100),
         target_loss=0.36788,  # log(train loss) = -1
@@ -83,7 +83,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Three mixers, blocking and not, then SwarmSGD in pairs: blocking, not, and in 8 bits."""
+    """Yield three mixers, blocking and not, then three forms of SwarmSGD in pairs."""
     for mixer, (algorithm, wait_for_all) in nonblocking.MIXERS.items():
         common = {"algorithm": algorithm, "baseline": f"{mixer}/blocking"}
         yield f"{mixer}/blocking", common | {"wait": wait_for_all}

@@ -1,4 +1,4 @@
-"""The demo: blocking against non-blocking SGD with one worker that is four times slower.
+"""Demo: blocking against non-blocking SGD with one worker that is four times slower.
 
 Eight workers on a ring; the arms use Ring All-Reduce and D-PSGD. See
 `configs/nonblocking.py` for all values and for more mixers, delays and rivals.
@@ -13,14 +13,14 @@ from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm, with the arguments of `configs/nonblocking.py`."""
+    """Return one arm, with the arguments of `configs/nonblocking.py`."""
     c = nonblocking.get_config(arg)
     c.graph = part("ring")
     return c
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Equal samples per round, blocking and not, and small batches."""
+    """Yield equal samples per round, blocking and not, and small batches."""
     ring = {"algorithm": part("all_reduce", collective="ring")}
     gossip = {"algorithm": part("dpsgd"), "baseline": "dpsgd/blocking"}
     yield "all_reduce/blocking", ring | {"wait": part("barrier")}

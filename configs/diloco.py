@@ -7,8 +7,8 @@ many local steps over slow ones (A. Douillard et al., arXiv 2311.08105). Real de
     --config=configs/diloco.py:tiny --sweep
 
 The arms are the same training: with a whole model on every device, with a part of it, and with
-workers of one device. On a CPU, which is split into as many devices as they need, only what they
-hold in memory and send is worth a look.
+workers of one device. On a CPU, which is split into as many devices as they need, only their memory
+and their messages are worth a look.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: a whole model on every device.
+    """Return one arm: a whole model on every device.
 
     Arguments: size, corpus, compute, remat as in `language_model`; workers and devices_per_worker;
     steps of a worker, a multiple of local_steps, which lie between two exchanges; batch, sequences
@@ -63,7 +63,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """A whole model on every device of a worker, a part of it, and a worker of one device."""
+    """Yield a whole model on every device of a worker, a part of it, and a worker of one device."""
     yield "diloco/whole", {}
     yield "diloco/divided", {"sharding": "fsdp"}
     yield "diloco/alone", {"devices_per_worker": 1}

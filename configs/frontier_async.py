@@ -1,14 +1,14 @@
-"""Without waiting for one slow worker: DiLoCo's asynchronous forms, and rules on uneven data.
+"""Training past one slow worker: DiLoCo's asynchronous forms, and rules on uneven data.
 
 Eight workers train an MLP on scikit-learn's digits, with H local steps between two pushes, or as
-many as their speed allows. One worker is `factor` times slower than the others. All arms see the
-same delays; DiLoCo waits for all, the others update at every push. Ringleader ASGD and its rivals
-push gradients of one mini-batch instead, and their workers hold fewer classes.
+many steps as their speed allows. One worker is `factor` times slower than the others. All arms see
+the same delays; DiLoCo waits for all, the others update at every push. Ringleader ASGD and its
+rivals push gradients of one mini-batch instead, and their workers hold fewer classes.
 
     --config=configs/frontier_async.py:factor=4 --sweep --seeds=3
 
-The sweep goes over the rates of the local steps, or of the server where there are none; the outer
-steps have DiLoCo's numbers.
+The sweep goes over the rates of the local steps, or of the server in arms without local steps; the
+outer steps have DiLoCo's numbers.
 """
 
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ BY_SPEED = local_updates.dynamic([1 / FACTOR, *[1.0] * (WORKERS - 1)], LOCAL_STE
 
 
 def _pushed(**changes) -> dict:
-    """The server updates at every push."""
+    """Return changes by which the server updates at every push."""
     return {"wait": part("k_async", k=1)} | changes
 
 
-GROUPS = {  # method -> what it changes
+GROUPS = {  # method -> its changes
     "diloco": {},
     "async_nesterov": _pushed(algorithm=part("local_sgd", server=OUTER)),
     "async_nesterov_small": _pushed(algorithm=part("local_sgd", server=GENTLE)),
@@ -42,16 +42,16 @@ GROUPS = {  # method -> what it changes
     "async_diloco_by_speed": _pushed(algorithm=part("async_diloco"), mini_batches=list(BY_SPEED)),
 }
 RATES = (0.0004, 0.0008, 0.0016, 0.0032, 0.0063, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # below its optimum
+LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # rates below the common grid
 
 
 def _uneven(wait, method: str = "all_reduce") -> dict:
-    """Gradients of one mini-batch, of which every worker has few classes."""
+    """Return changes to pushes of one gradient, where every worker has few classes."""
     split = part("dirichlet", alpha=0.1)
     return {"algorithm": part(method), "wait": wait, "split": split, "mini_batches": 1}
 
 
-UNEVEN = {  # method -> what it changes
+UNEVEN = {  # method -> its changes
     "ringleader": _uneven(part("k_async", k=1), "ringleader"),
     "ringmaster": _uneven(part("ringmaster", limit=FACTOR * WORKERS)),  # the slow worker counts
     "rennala": _uneven(part("rennala", k=WORKERS)),
@@ -67,7 +67,7 @@ def rates_of(group: str) -> tuple[float, ...]:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: DiLoCo. Arguments: factor, by which worker 0 is slower; seconds, the budget."""
+    """Return one arm: DiLoCo. Arguments: factor, of worker 0's slowness; seconds, the budget."""
     a = arguments.parse(arg, factor=float(FACTOR), seconds=600.0)
     return base.arm(
         name="diloco/rate=0.1",  # method/rate
@@ -85,7 +85,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Every method at every rate of its grid."""
+    """Yield every method at every rate of its grid."""
     for group, changes in ALL.items():
         for rate in rates_of(group):
             yield f"{group}/rate={rate:g}", changes | {"optimizer.learning_rate": rate}

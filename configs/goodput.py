@@ -1,8 +1,9 @@
-"""Goodput of learners that fail, from 8 to 1,000 of them (Decoupled DiLoCo, arXiv 2604.21428).
+"""Goodput of 8 to 1,000 learners that fail (Decoupled DiLoCo, arXiv 2604.21428).
 
-Nothing is trained. Decoupled DiLoCo beside asynchronous DiLoCo, DiLoCo and elastic all-reduce:
-which share of the learners' time goes into mini-batches that count, as the number of learners and
-the time between failures vary. The rates of failure are assumptions, not the paper's.
+Nothing is trained. Decoupled DiLoCo stands beside asynchronous DiLoCo, DiLoCo and elastic
+all-reduce. All are compared by the share of the learners' time in mini-batches that count, as the
+number of learners and the time between failures vary. The rates of failure are assumptions, not the
+paper's.
 
     --config=configs/goodput.py:repair=600,stop=30
     --config=configs/goodput.py:real,every=14,kills=2
@@ -16,8 +17,11 @@ from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Four methods. Arguments: between (s of work from a learner's failure to the next), repair (s
-    for which it is then away), stop (s of a stop of elastic all-reduce)."""
+    """Return four methods.
+
+    Arguments: between (s of work from a learner's failure to the next), repair (s for which it is
+    then away), stop (s of a stop of elastic all-reduce).
+    """
     a = arguments.parse(arg, between=86_400.0, repair=3600.0, stop=60.0)
 
     c = ConfigDict()
@@ -27,13 +31,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.between = a["between"]
     c.repair = a["repair"]
     c.stop = a["stop"]  # to form a group without a learner, and again with it
-    c.learner_seconds = 3e7  # simulated for every point, of all learners together
+    c.learner_seconds = 3e7  # simulated for every point, sum over all learners
 
     c.workers = (8, 16, 32, 64, 128, 256, 512, 1000)
     c.betweens = (21_600.0, 43_200.0, 86_400.0, 172_800.0, 345_600.0)  # s
-    c.at_workers = 256  # while the time between failures varies
+    c.at_workers = 256  # learners while the time between failures varies
 
-    # Waiting rules, with the mini-batches between two pushes: of a fragment, or of the model.
+    # Waiting rules, with the mini-batches between two pushes, of a fragment or of the model.
     c.rules = (
         ("Decoupled DiLoCo", 4, "quorum_async(k=1, gamma=0.5)"),
         ("asynchronous DiLoCo", 24, "k_async(k=1)"),

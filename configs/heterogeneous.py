@@ -2,15 +2,15 @@
 
 Workers on a graph train an MLP on scikit-learn's digits, where each holds few classes, or a small
 GPT on the text of Python's own library, where each holds few packages: a Dirichlet split with alpha
-.1. Sending one model over one link takes a second, next to which the gradient takes hardly any
-time, so that all arms have sent about as many bytes when time is over: a method that sends two
-models, or a graph with many links, makes fewer updates.
+.1. Sending one model over one link takes a second, and the gradient hardly any time, so that all
+arms have sent about as many bytes at the end: a method that sends two models, or a graph with many
+links, makes fewer updates.
 
     --config=configs/heterogeneous.py:workers=64 --sweep
     --config=configs/heterogeneous.py:task=text --sweep
 
-The sweep goes over learning rates; the claims look at the rate of each method and graph that ends
-lowest.
+The sweep goes over learning rates; the claims look at the rate of each method and graph with the
+lowest loss at the end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ GPT = part(
 TASKS = {"digits": (part("digits", model="mlp"), 16), "text": (GPT, 4)}  # samples of a mini-batch
 
 
-_SECOND_ORDER = part("dpsgd", order="adapt_then_combine")  # that of all its rivals
+_SECOND_ORDER = part("dpsgd", order="adapt_then_combine")  # the order of all its rivals
 METHODS = {
     "dpsgd": {"algorithm": _SECOND_ORDER},
     "dpsgd_momentum": {
@@ -93,8 +93,11 @@ TEXT_RATES = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: gradient tracking on a ring. Arguments: task, a key of TASKS; workers, a multiple of
-    4; alpha of the Dirichlet split; models, how many a worker sends."""
+    """Return one arm: gradient tracking on a ring.
+
+    Arguments: task, a key of TASKS; workers, a multiple of 4; alpha of the Dirichlet split; models,
+    the number that a worker sends.
+    """
     a = arguments.parse(arg, task="digits", workers=16, alpha=0.1, models=400)
     if a["task"] not in TASKS:
         raise ValueError(f"unknown task {a['task']!r}; known tasks: {', '.join(TASKS)}")
@@ -117,7 +120,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def rates_of(config: ConfigDict) -> Mapping[str, Sequence[float]]:
-    """Return the grid of every method and graph that is asked about on the config's task."""
+    """Return the grid of every method and graph that the config's task compares."""
     if "vocabulary" in as_part(config.task):
         return TEXT_RATES
     few = config.workers <= FEW_WORKERS
@@ -125,7 +128,7 @@ def rates_of(config: ConfigDict) -> Mapping[str, Sequence[float]]:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Every method on every graph that it is asked about, at every rate of the task's grid."""
+    """Yield every method on every graph of its grid, at every rate."""
     for group, grid in rates_of(config).items():
         method, graph = group.split("/")
         changes = METHODS[method] | {"graph": GRAPHS[graph]}

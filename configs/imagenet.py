@@ -24,7 +24,7 @@ DELAYS = {"simulate": part("deterministic", value=1.0), "mesh": part("none")}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: all-reduce.
+    """Return one arm: all-reduce.
 
     Arguments: workers; batch, the images of a worker's mini-batch; data, a source of images, noise
     by default; compute, float32 or bfloat16; micro_batch, images whose activations are in memory at
@@ -78,15 +78,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
         ],
         wait=part("barrier"),
         delay=DELAYS.get(a["runtime"], part("none")),
-        seconds=1e9,  # nobody needs them
+        seconds=1e9,  # long enough for every arm
         updates=-(-EPOCHS * IMAGES // (a["workers"] * batch)),
         evaluate_every=1000.0,
     )
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """All-reduce, local SGD, D-PSGD on a ring, and SwarmSGD in 8 bits, at the same number of images
-    per worker."""
+    """Yield all-reduce, local SGD, D-PSGD on a ring, and SwarmSGD in 8 bits, at equal images."""
     yield "all_reduce", {}
     yield "local_sgd/H=8", {"algorithm": part("local_sgd"), "mini_batches": 8}
     ring = {"graph": part("ring"), "wait": part("neighbour_barrier")}

@@ -1,16 +1,16 @@
 """A GPT on text: all-reduce, local SGD and DiLoCo, from half a million to a billion parameters.
 
-Workers predict the next word in the sources of Python's own library, or in another corpus. AdamW
-and a cosine; every arm takes the same number of steps per worker, in time that does not count what
-is sent: the claims put the loss after these steps beside the bytes. On a mesh all arms have the
-same seconds. DiLoCo is local AdamW whose mean progress is a gradient for Nesterov momentum
-(A. Douillard et al., arXiv 2311.08105).
+Workers predict the next word in the sources of Python's own library, or in another corpus. All arms
+have AdamW, a cosine and the same number of steps per worker, in time without communication: the
+claims put the loss after these steps beside the bytes. On a mesh all arms have the same seconds.
+DiLoCo is local AdamW whose mean progress is a gradient for Nesterov momentum (A. Douillard et al.,
+arXiv 2311.08105).
 
     --config=configs/language_model.py:size=600k,steps=400 --sweep
     --config=configs/language_model.py:size=1B,compute=bfloat16,remat,micro_batch=1 --dry_run
 
-There is no warm-up: a rate follows the samples that were seen before an update, so that all steps
-of a round share one, and the first round would stand still.
+There is no warm-up: a rate follows the samples seen before an update. So all steps of a round share
+one rate, and the first round would stand still.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from experiments.registry import part
 
 
 class Size(NamedTuple):
-    """A model and its text."""
+    """Model and its text."""
 
     layers: int
     width: int
@@ -54,7 +54,7 @@ DELAYS = {"simulate": part("deterministic", value=EACH), "mesh": part("none")}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: all-reduce.
+    """Return one arm: all-reduce.
 
     Arguments: size, a key of SIZES; workers; steps of a worker, a multiple of LOCAL_STEPS; corpus;
     batch, sequences of a worker's mini-batch, 0 for the size's own; compute, float32 or bfloat16;
@@ -120,13 +120,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
         ],
         wait=part("barrier"),
         delay=DELAYS.get(a["runtime"], part("none")),
-        seconds=(a["steps"] + 0.5) * EACH,  # the same steps for every arm, on a virtual clock
+        seconds=(a["steps"] + 0.5) * EACH,  # equal steps for every arm, on a virtual clock
         evaluate_every=a["steps"] * EACH / 12,
     )
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """All-reduce, then local SGD and DiLoCo by their local steps."""
+    """Yield all-reduce, then local SGD and DiLoCo by their local steps."""
     yield "all_reduce", {}
     for count in LOCAL_STEPS:
         yield f"local_sgd/H={count}", _local(count)

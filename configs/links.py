@@ -1,11 +1,11 @@
-"""Fewer bytes as links slow: seconds to a loss on links of a rate, by method.
+"""Seconds to a loss on slow links, for methods that send fewer and fewer bytes.
 
-Workers train an MLP of 1.2 MB on scikit-learn's digits, all at the devices' own speed. On hosts
-whose links have the rate it is measured (as root; a process per host):
+Workers train an MLP of 1.2 MB on scikit-learn's digits, all at the devices' own speed. The seconds
+are measured on hosts whose links have the rate (as root; a process per host):
 
     python -m benchmarks.links sweep --hosts=4 --rate=1gbit,100mbit
 
-and with the seconds that a mini-batch took there it is worked out on simulated workers:
+and worked out on simulated workers, with the measured seconds of a mini-batch:
 
     --config=configs/links.py:bits=1e8,each=0.004,runtime=simulate --sweep
 """
@@ -23,15 +23,15 @@ LATENCY = 2e-4  # seconds of a message between two namespaces
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: all-reduce.
+    """Return one arm: all-reduce.
 
-    Arguments: workers; runtime, mesh or simulate; of the latter also bits, that a link carries in a
-    second, and each, the seconds of a mini-batch.
+    Arguments: workers; runtime, mesh or simulate; for simulate also bits, the bits per second of a
+    link, and each, the seconds of a mini-batch.
     """
     a = arguments.parse(arg, workers=4, runtime="mesh", bits=1e9, each=0.004)
     network = part("network", latency=LATENCY, bandwidth=a["bits"] / 8 * cost.PAYLOAD)
     modelled = {"delay": part("deterministic", value=a["each"]), "communication": network}
-    real = {"delay": part("none"), "communication": 0.0}  # the links are
+    real = {"delay": part("none"), "communication": 0.0}  # real links
     chosen = {"simulate": modelled, "mesh": real}
     if a["runtime"] not in chosen:
         raise ValueError(f"unknown runtime {a['runtime']!r}; choose one of {', '.join(chosen)}")
@@ -56,7 +56,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """All-reduce, the same with fewer bytes per gradient, and methods that exchange models."""
+    """Yield all-reduce, with fewer bytes per gradient too, and methods that exchange models."""
     yield "all_reduce", {}
     yield "bf16", {"algorithm": part("all_reduce", exchange=part("bf16"))}
     yield "top_k", {"algorithm": part("top_k", ratio=0.01)}

@@ -1,9 +1,9 @@
-"""Local steps on a small GPT: DiLoCo and its kin against all-reduce, each at its best local rate.
+"""Local steps on a small GPT: DiLoCo and its variants against all-reduce, at their best rates.
 
-All arms take the same number of steps per worker, in time that does not count what is sent: the
-claims work out how long that takes over links of several rates. The sweep goes over the rate of the
-local optimizer and that of the outer one; SparseLoCo, NoLoCo and DiLoCo with H = 500 have the outer
-numbers of their papers.
+All arms take the same number of steps per worker, in time without communication: the claims work
+out the seconds over links of several rates. The sweep goes over the rate of the local optimizer and
+that of the outer one; SparseLoCo, NoLoCo and DiLoCo with H = 500 have the outer numbers of their
+papers.
 
     --config=configs/local_training.py:size=10M,steps=3000 --sweep --seeds=3
 
@@ -27,15 +27,15 @@ LEAST = FRAGMENTS * 10  # the fewest local steps of any arm
 
 
 class Group(NamedTuple):
-    """A method with a number of local steps, and the grid on which it is searched."""
+    """Method with a number of local steps, and the grid of its rates."""
 
-    changes: Callable[..., dict]  # outer rate, if there is one -> entries of the config
+    changes: Callable[..., dict]  # (local steps, outer rate if any) -> entries of the config
     rates: Sequence[float]  # of the local optimizer
-    outer: Sequence[float] = ()  # of the optimizer that is applied to what is exchanged
+    outer: Sequence[float] = ()  # of the optimizer after the exchange
 
 
 def _nesterov(rate: float):
-    """The outer optimizer of DiLoCo, whose paper gives it the rate 0.7 (2311.08105, Sec. 3.1)."""
+    """Return the outer optimizer of DiLoCo; the paper's rate is 0.7 (2311.08105, Sec. 3.1)."""
     return part("momentum", decay=0.9, nesterov=True, learning_rate=rate)
 
 
@@ -81,7 +81,7 @@ GROUPS = {  # by method/H
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: all-reduce.
+    """Return one arm: all-reduce.
 
     Arguments: size, a key of `configs.language_model.SIZES`; workers; steps of a worker, a multiple
     of 30 (of 1500 for all arms to end at the same one); tiny, the smallest size.
@@ -104,12 +104,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         weight_decay=0.1,
         schedule=part("cosine", samples=a["workers"] * config.batch_size * a["steps"], floor=0.1),
     )
-    config.graph = part("complete")  # whom a pair may meet; only gossip looks at it
+    config.graph = part("complete")  # possible partners in gossip; other methods ignore it
     return config
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Every method at every rate of its grid."""
+    """Yield every method at every rate of its grid."""
     for group, (changes, rates, several) in GROUPS.items():
         outer = {f"/outer={rate:g}": changes(rate) for rate in several} or {"": changes()}
         for name, changed in outer.items():

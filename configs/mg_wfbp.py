@@ -21,7 +21,7 @@ from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: the best buckets. Argument: workers, one per device."""
+    """Return one arm: the best buckets. Argument: workers, one per device."""
     a = arguments.parse(arg, workers=8)
 
     c = base.arm(
@@ -39,15 +39,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
         target_loss=0.1,
     )
     c.buckets = "optimal"  # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB
-    # Times that a plan is made from: measure | measure:PATH, which saves them | PATH, saved ones |
-    # none, where the buckets need none (wfbp, single, fixed). Save one before --jobs, whose arms
-    # would else measure beside each other.
+    # Times for the plan: measure | measure:PATH, which saves them | PATH, saved ones | none, for
+    # buckets without times (wfbp, single, fixed). Save them before --jobs, whose arms would else
+    # measure beside each other.
     c.profile = "measure"
     return c
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Plain all-reduce, and every kind of buckets."""
+    """Yield plain all-reduce, and every kind of buckets."""
     yield "pmean", {"algorithm": part("all_reduce")}
     for buckets in ("wfbp", "single", "fixed:32kB", "greedy", "optimal"):
         yield buckets.replace(":", "_"), {"buckets": buckets}

@@ -26,8 +26,11 @@ NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
 
 
 def delays(each: float, trace: str = "trace.csv") -> dict[str, tuple[ConfigDict, str]]:
-    """Kinds of stragglers: the time of a mini-batch, whose nominal number of seconds is `each`, and
-    whether a delay holds for a mini-batch or for a whole round."""
+    """Return kinds of stragglers, by name: delay of a mini-batch, and its draw.
+
+    each: nominal seconds of a mini-batch. The draw is "mini_batch" or "round", the work for which a
+    delay holds.
+    """
     jitter = part("jitter", mean=each, sigma=0.1)
     return {
         "equal": (part("deterministic", value=each), "mini_batch"),
@@ -50,7 +53,7 @@ def delays(each: float, trace: str = "trace.csv") -> dict[str, tuple[ConfigDict,
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: Ring All-Reduce, non-blocking.
+    """Return one arm: Ring All-Reduce, non-blocking.
 
     Arguments: workers (8 or 16 for the hypercube); delay, a kind of `delays`; communication, in
     nominal rounds; mini_batches per round; batch, the samples of a mini-batch, whose time is
@@ -96,13 +99,13 @@ MIXERS = {
     "dpsgd": (part("dpsgd", order="combine_while_adapting"), part("neighbour_barrier")),
     "matcha": (part("matcha", budget=0.5), part("neighbour_barrier")),
 }
-SERIAL = {  # the same with the exchange after the gradient, as that of MATCHA is
+SERIAL = {  # the same with the exchange after the gradient, as in MATCHA
     "dpsgd_serial": (part("dpsgd", order="adapt_then_combine"), part("neighbour_barrier")),
 }
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Four mixers, each with equal samples per round, blocking and not, and two alternatives."""
+    """Yield four mixers, each with equal samples per round, blocking and not, and two others."""
     for mixer, (algorithm, wait_for_all) in (MIXERS | SERIAL).items():
         common = {"algorithm": algorithm, "baseline": f"{mixer}/blocking"}
         yield f"{mixer}/blocking", common | {"wait": wait_for_all}

@@ -1,7 +1,8 @@
-"""Expected seconds per update of the four protocols (Dutta et al., arXiv 1803.01113) and simulated.
+"""Expected and simulated seconds per update of the four protocols (Dutta et al., arXiv 1803.01113).
 
-Nothing is trained. For three laws of the time that a mini-batch takes, all with a mean of one
-second: how long a server with more and more workers waits, for a share of them or for a few.
+Nothing is trained. A mini-batch has one of three delay distributions, all with a mean of one
+second. The result is the wait of a server with more and more workers, for a share of them or for a
+few.
 
     --config=configs/runtime_analysis.py:share=0.25,k=1
 """
@@ -13,7 +14,7 @@ from experiments.papers import slow_and_stale as paper
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """All laws. Arguments: share (of the workers) and k, what the server waits for."""
+    """Return all distributions. Arguments: share (of the workers) and k, numbers to wait for."""
     a = arguments.parse(arg, share=0.5, k=4)
 
     c = ConfigDict()
@@ -24,7 +25,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     c.k = a["k"]  # mini-batches, at most the fewest workers
     c.pushes = 10_000  # simulated for every point, in 500 updates at least
 
-    # Seconds of a mini-batch, with a mean of 1; theory knows iid laws only.
+    # Seconds of a mini-batch, with a mean of 1; theory knows iid distributions only.
     c.delays = ConfigDict()
     c.delays.exponential = "exponential(scale=1)"
     c.delays.shifted_exponential = "shifted_exponential(shift=0.5, scale=0.5)"

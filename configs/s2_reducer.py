@@ -1,7 +1,7 @@
 """S2 Reducer and its relatives on tasks with embedding tables (arXiv 2110.02140).
 
-Workers train on the text of Python's standard library, in lock-step. What an update would take on
-a network is computed from the bytes sent and the measured time to encode and decode.
+Workers train on the text of Python's standard library, in lock-step. The seconds of an update on a
+network are computed from the bytes sent and the measured time to encode and decode.
 
     --config=configs/s2_reducer.py:task=ncf,workers=8
 """
@@ -28,7 +28,7 @@ ROWS, SKETCH = 3, 0.18  # of a sketch, and its size relative to a table
 
 
 class Touched(NamedTuple):
-    """The most that a mini-batch, and several together, touch of a table, relative to its size."""
+    """Largest shares of a table that a mini-batch, and several together, touch."""
 
     rows: float
     blocks: float  # of 256 elements, which hold several rows of a narrow table
@@ -36,8 +36,9 @@ class Touched(NamedTuple):
     blocks_of_4: float
 
 
-# What 64 to 400 random updates touched, and 15 % more; a slow test counts again. Exact methods send
-# lists with this much room and everything where it is too little, so that more room costs bytes.
+# Largest shares in 64 to 400 random updates, plus 15 %; a slow test counts again. Exact methods
+# send lists with this much room and everything where it is too little, so that more room costs
+# bytes.
 TOUCHED = {
     "language_model": Touched(0.015, 0.046, 0.023, 0.071),
     "skip_gram": Touched(0.0105, 0.038, 0.028, 0.092),
@@ -49,7 +50,7 @@ DELAYS = {"simulate": part("deterministic", value=1.0), "mesh": part("none")}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: S2 Reducer with a sketch.
+    """Return one arm: S2 Reducer with a sketch.
 
     Arguments: task, a key of TASKS; workers; updates, by default as in TASKS; ratio, the size of
     the sketch relative to a table; runtime, simulate or mesh.
@@ -78,7 +79,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Dense, S2 Reducer in four variants (`median` decodes as the paper does), and others.
+    """Yield dense, S2 Reducer in four variants (`median` decodes as the paper does), and others.
 
     Exact methods get the room that the config's task and its number of workers need.
     """
@@ -92,8 +93,8 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     union = _of_workers(touched.rows_of_4, config.workers)
     union_of_blocks = _of_workers(touched.blocks_of_4, config.workers)
     yield "dense", {"algorithm": part("all_reduce")}
-    # All entries one by one, so that the same mean is summed in another order: how far its loss is
-    # from dense is the noise level. Its bytes are of no interest.
+    # All entries one by one, so that the same mean is summed in another order: the distance of its
+    # loss from dense is the noise level. Its bytes are of no interest.
     yield "dense/reordered", {"algorithm": part("top_k", ratio=1.0)}
     yield "s2/sketch", {}
     yield "s2/median", {"algorithm.peel": False}
@@ -108,7 +109,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
 
 
 def _of_workers(of_4: float, workers: int) -> float:
-    """The share that `workers` touch together, as if every four of them chose by chance.
+    """Return the share that `workers` touch together, as if every four of them chose by chance.
 
     They touch less: all of them meet the frequent words.
     """

@@ -10,7 +10,8 @@ same delays, the same initial parameters and the same order of samples.
     --config=configs/slow_and_stale.py:real --sweep  36 arms, 12 minutes a seed
 
 The sweep goes over learning rates. Claims and figures look at one rate that is common to all K, at
-the rate of each protocol and K that is first at the target, and at the one that ends lowest.
+the rate of each protocol and K that reaches the target first, and at the rate with the lowest loss
+at the end.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ from experiments.registry import part
 
 PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
 K = (1, 2, 4, 8)
-TWINS = {  # the same events by another name
+TWINS = {  # other names of the same events
     "k_batch_sync/K=1": "k_sync/K=1",
     "k_batch_async/K=1": "k_async/K=1",
     "k_async/K=8": "k_sync/K=8",
 }
-GROUPS = {  # an arm's name before its rate -> protocol and K
+GROUPS = {  # name of an arm before its rate -> protocol and K
     f"{protocol}/K={k}": (protocol, k)
     for protocol in PROTOCOLS
     for k in K
@@ -48,7 +49,7 @@ MODELS = {
     "cnn": part("digits", model=part("cnn", channels=[16, 32])),
 }
 _GRID = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0, 2.5, 6.3)
-RATES = {1: _GRID[:-2], 2: _GRID[1:-1], 4: _GRID[2:], 8: _GRID[2:]}  # less noise, larger rates
+RATES = {1: _GRID[:-2], 2: _GRID[1:-1], 4: _GRID[2:], 8: _GRID[2:]}  # larger rates with less noise
 # Of the staleness-compensating rate min(C / distance^2, eta): eta, at the highest of which
 # Async-SGD diverges, and C, the squared distances up to which eta applies.
 ETA_MAX = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0)
@@ -56,8 +57,11 @@ THRESHOLDS = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: Async-SGD. Arguments: law, a key of LAWS; model, logistic or cnn; batch, the samples
-    of a mini-batch; seconds, the budget."""
+    """Return one arm: Async-SGD.
+
+    Arguments: law, a key of LAWS; model, logistic or cnn; batch, the samples of a mini-batch;
+    seconds, the budget.
+    """
     a = arguments.parse(arg, law="shifted_exponential", model="logistic", batch=4, seconds=600.0)
     for name, known in (("law", LAWS), ("model", MODELS)):
         if a[name] not in known:
@@ -72,12 +76,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         delay=LAWS[a["law"]],
         seconds=a["seconds"],
         evaluate_every=a["seconds"] / 200,
-        target_loss=1.0,  # loose: guessing has 2.3; the final loss matters too
+        target_loss=1.0,  # loose: a guess has 2.3; the final loss matters too
     )
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Protocols, K and rates; then Async-SGD with the staleness-compensating rate."""
+    """Yield protocols, K and rates; then Async-SGD with the staleness-compensating rate."""
     for group, (protocol, k) in GROUPS.items():
         for rate in RATES[k]:
             yield (

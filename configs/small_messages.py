@@ -33,12 +33,12 @@ RATES = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: all-reduce, with the arguments of `configs/local_training.py`."""
+    """Return one arm: all-reduce, with the arguments of `configs/local_training.py`."""
     return local_training.get_config(arg)
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Every method at every rate of its grid."""
+    """Yield every method at every rate of its grid."""
     schedule = config.optimizer.schedule
     decay = part("add_decayed_weights", weight_decay=config.optimizer.weight_decay)
     for method, changes in METHODS.items():

@@ -1,16 +1,20 @@
 """SwarmSGD and its rivals (Nadiradze et al., arXiv 1910.12308; AD-PSGD 1710.06952, SGP 1811.10792).
 
-Sixteen nodes train an MLP on scikit-learn's digits. All arms see the same number of samples in
-all, the same delays, initial parameters and order of samples at a node, and a learning rate that
-falls over these samples. One model over one link takes a tenth of a mini-batch's time.
+Sixteen nodes train an MLP on scikit-learn's digits. All arms see the same total number of samples,
+the same delays, initial parameters and order of samples at a node, and a learning rate that falls
+over these samples. One model over one link takes a tenth of a mini-batch's time.
 
-What a node sends per mini-batch, in models: 2 with D-PSGD on a ring, 1 with SGP, 1 / H with
-blocking Swarm, whose meetings follow H local steps of both nodes as in the paper's Algorithm 1, and
-2 / H with non-blocking Swarm, where a node asks somebody after every H steps and is asked as often.
-So as many steps lie between two meetings of a node with H = 4 as with H = 2 if it blocks.
+Models that a node sends per mini-batch:
+
+    D-PSGD on a ring      2
+    SGP                   1
+    blocking Swarm        1 / H    meetings follow H local steps of both nodes (Algorithm 1)
+    non-blocking Swarm    2 / H    a node asks another after H steps, and is asked as often
+
+So a node has as many steps between two meetings with H = 4 as with H = 2 if it blocks.
 
 The digits have 359 test images, of which one is .3 points of accuracy. `task=gaussians` has 10,000
-test points of a mixture of Gaussians, and reports what the best classifier has on them.
+test points of a mixture of Gaussians, and reports the accuracy of the best classifier on them.
 
     --config=configs/swarm.py:split=dirichlet,delay=slow4,graph=ring --sweep --seeds=3
 
@@ -50,21 +54,21 @@ DELAYS = {
 }
 SPLITS = {"iid": part("iid"), "dirichlet": part("dirichlet", alpha=0.3)}
 
-# What is classified, and the training loss whose time is compared.
+# Data to classify, and the training loss at which arms are compared by their time.
 TASKS = {"digits": 0.05, "gaussians": 0.15}
 
 # Chosen with seed 0, digits, iid, equal delays, by final test accuracy: all-reduce over 0.0125 ...
 # 0.1, Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms use these rates untuned, as
 # all arms do with the Gaussians, whose examples have about the length of the digits.
 RATES = {
-    "all_reduce": 0.025,  # times NODES, linear scaling; more nodes have the same rate
+    "all_reduce": 0.025,  # times NODES by linear scaling; more nodes have the same rate
     "local": 0.2,
 }
-NODES = 16  # of the sweep
+NODES = 16  # of the sweep's arms
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """One arm: non-blocking, 8 bits, two local steps.
+    """Return one arm: non-blocking, 8 bits, two local steps.
 
     Arguments: nodes, a multiple of 8 (the sweep's rates were tuned at 16); graph, a name of
     `comms.topology.GRAPHS` without parameters; split, a key of SPLITS; delay, a key of DELAYS;
@@ -104,13 +108,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
         batch_size=BATCH,
         mini_batches=2,  # local steps H between two meetings, or mini-batches of a round
         algorithm=part("swarm", bits=8),
-        graph=part(a["graph"]),  # whom Swarm's nodes meet
+        graph=part(a["graph"]),  # possible partners of Swarm's nodes
         optimizer=part(
             "momentum",  # local: it never leaves the node
             decay=0.9,
             learning_rate=RATES["local"],
             schedule=part("cosine", samples=samples),
-            warmup_samples=samples // 20,  # linear scaling needs it, the others do not mind
+            warmup_samples=samples // 20,  # linear scaling needs it, the other arms bear it
         ),
         wait=part(
             "random_pairs"
@@ -118,21 +122,21 @@ def get_config(arg: str | None = None) -> ConfigDict:
         delay=DELAYS[a["delay"]],
         # 38 kB, the MLP in 32 bits, take 0.01 s.
         communication=part("network", latency=0.001, bandwidth=4.3e6),
-        seconds=1000.0,  # nobody needs them
-        updates=EIGHTHS * MINI_BATCHES // 2,  # the same samples for every arm
+        seconds=1000.0,  # long enough for every arm
+        updates=EIGHTHS * MINI_BATCHES // 2,  # equal samples for every arm
         target_loss=TASKS[a["task"]],
     )
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Rivals in rounds, rivals in pairs, then Swarm by local steps, bits and blocking."""
+    """Yield rivals in rounds, rivals in pairs, then Swarm by local steps, bits and blocking."""
     yield (
         "all_reduce",
         _rounds("all_reduce", 1, "barrier")
         | {"optimizer.learning_rate": NODES * RATES["all_reduce"]},
     )
     yield "local_sgd/H=2", _rounds("local_sgd", 2, "barrier")
-    # On a ring, where it sends least; on a complete graph it would send 15 models a round.
+    # On a ring, where D-PSGD sends least; on a complete graph it would send 15 models a round.
     # As published its exchange goes on beside the gradient; in the other order it comes after it.
     for name, steps, order in (
         ("dpsgd/ring", 1, "combine_while_adapting"),
@@ -143,14 +147,14 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield name, _rounds(method, steps, "neighbour_barrier") | {"graph": part("ring")}
     yield "sgp", _rounds("sgp", 1, "neighbour_barrier")
     yield "sgp/overlap", _rounds("sgp(overlap=1)", 1, "neighbour_barrier")
-    # Its active and passive nodes need a bipartite graph.
+    # Active and passive nodes of AD-PSGD need a bipartite graph.
     yield "ad_psgd", _pairs("ad_psgd", 1, "bipartite_pairs") | {"graph": part("hypercube")}
     for steps in (1, 2, 4):
         yield f"swarm/H={steps}", _pairs("swarm", steps)
     for steps in (1, 2, 4):
         yield f"swarm/H={steps}/8 bits", _pairs("swarm(bits=8)", steps)
     blocking = _pairs("swarm(blocking=true)", 2, "random_pairs(blocking=true)")
-    # Both nodes of a meeting bring their steps along.
+    # Both nodes of a meeting bring their local steps along.
     yield "swarm/H=2/blocking", blocking | {"updates": blocking["updates"] // 2}
 
 

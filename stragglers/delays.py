@@ -1,8 +1,8 @@
-"""Laws of the time that one mini-batch takes: iid, in seconds.
+"""Delay distributions: the time that one mini-batch takes, iid, in seconds.
 
-A law is its quantile function, and sampling inverts it. Two laws fed with the same uniforms
-are therefore coupled (common random numbers), so that arms of an experiment differ by the law
-and not by luck.
+A distribution is its quantile function, and sampling inverts it. Two distributions fed with the
+same uniforms are therefore coupled (common random numbers), so that arms of an experiment differ by
+the distribution and not by luck.
 """
 
 import enum
@@ -16,19 +16,19 @@ from numpy.typing import ArrayLike
 
 
 class Residual(enum.Enum):
-    """How the rest of a duration that has lasted for some time compares with a new duration."""
+    """Rest of a duration that has lasted for some time, compared with a new duration."""
 
-    MEMORYLESS = enum.auto()  # it has the same law
-    SHORTER = enum.auto()  # "new longer than used" (1803.01113)
-    LONGER = enum.auto()  # "new shorter than used"
+    MEMORYLESS = enum.auto()  # it has the same distribution
+    SHORTER = enum.auto()  # "new longer than used" (1803.01113): it is shorter than a new one
+    LONGER = enum.auto()  # "new shorter than used": it is longer than a new one
 
 
 @dataclass(frozen=True)
 class Law:
-    """An iid law of durations in seconds: `factor` times what `inverse` maps uniforms to.
+    """Distribution of iid durations in seconds: `factor` times `inverse` of a uniform number.
 
-    atoms: the (seconds, probability) that make up a law of a few values, the shortest first.
-    residual: what is left of a duration that has lasted for some time, beside a new duration:
+    atoms: the (seconds, probability) of a distribution on a few values, the shortest first.
+    residual: rest of a duration that has lasted for some time, compared with a new duration:
     MEMORYLESS, SHORTER or LONGER; None: neither holds.
     """
 
@@ -41,23 +41,26 @@ class Law:
     residual: Residual | None = field(default=None, repr=False, compare=False)
 
     def mean(self) -> float:
-        """Expected duration in seconds; `inf` where the law has none."""
+        """Return the expected duration in seconds; `inf` where there is none."""
         return self.factor * self.base_mean
 
     def quantile(self, u: ArrayLike) -> np.ndarray:
-        """Seconds that a share `u` in [0, 1] of the durations does not exceed; shape of `u`."""
+        """Return the seconds that a share `u` in [0, 1] of the durations does not exceed.
+
+        The shape is that of `u`.
+        """
         u = np.asarray(u, np.float64)
         if not ((u >= 0) & (u <= 1)).all():
             raise ValueError(f"{self.name}: quantiles need 0 <= u <= 1, got u={u}; pass a share")
-        with np.errstate(divide="ignore", over="ignore"):  # infinity, for an unbounded law
+        with np.errstate(divide="ignore", over="ignore"):  # infinity, for an unbounded distribution
             return self.factor * self.inverse(u)
 
     def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...] = ()) -> np.ndarray:
-        """Durations in seconds, of the given shape, by inversion of one uniform each."""
+        """Draw durations in seconds, of the given shape, by inversion of one uniform each."""
         return self.quantile(rng.random(shape))
 
     def scaled(self, factor: float) -> "Law":
-        """The law of `factor` times the duration."""
+        """Return the distribution of `factor` times the duration."""
         _positive("scaled", factor=factor)
         return replace(self, factor=self.factor * factor)
 
@@ -67,7 +70,7 @@ class Law:
 
 
 def deterministic(value: float) -> Law:
-    """Always `value` seconds."""
+    """Take `value` seconds for every mini-batch."""
     _positive("deterministic", value=value)
     return _law(
         "deterministic",
@@ -80,7 +83,7 @@ def deterministic(value: float) -> Law:
 
 
 def exponential(scale: float) -> Law:
-    """Exponential with mean `scale` seconds."""
+    """Draw exponential durations with mean `scale` seconds."""
     _positive("exponential", scale=scale)
     return _law(
         "exponential",
@@ -92,7 +95,7 @@ def exponential(scale: float) -> Law:
 
 
 def shifted_exponential(shift: float, scale: float) -> Law:
-    """`shift` seconds plus an exponential with mean `scale` seconds."""
+    """Draw `shift` seconds plus an exponential duration with mean `scale` seconds."""
     _positive("shifted_exponential", shift=shift, scale=scale)
     return _law(
         "shifted_exponential",
@@ -105,7 +108,7 @@ def shifted_exponential(shift: float, scale: float) -> Law:
 
 
 def pareto(minimum: float, shape: float) -> Law:
-    """Pareto: P(X > x) = (minimum / x)^shape from `minimum` seconds on; no mean if shape <= 1."""
+    """Draw from P(X > x) = (minimum / x)^shape, `minimum` in seconds; no mean if shape <= 1."""
     _positive("pareto", minimum=minimum, shape=shape)
     mean = minimum * shape / (shape - 1) if shape > 1 else math.inf
 
@@ -116,7 +119,7 @@ def pareto(minimum: float, shape: float) -> Law:
 
 
 def weibull(scale: float, shape: float) -> Law:
-    """Weibull: P(X > x) = exp(-(x / scale)^shape), `scale` in seconds."""
+    """Draw from P(X > x) = exp(-(x / scale)^shape), `scale` in seconds."""
     _positive("weibull", scale=scale, shape=shape)
 
     def inverse(u):
@@ -127,7 +130,7 @@ def weibull(scale: float, shape: float) -> Law:
 
 
 def gamma(shape: float, scale: float) -> Law:
-    """Gamma with mean `shape * scale` seconds."""
+    """Draw gamma durations with mean `shape * scale` seconds."""
     _positive("gamma", shape=shape, scale=scale)
 
     def inverse(u):
@@ -138,7 +141,7 @@ def gamma(shape: float, scale: float) -> Law:
 
 
 def lognormal(mu: float, sigma: float) -> Law:
-    """Log-normal: the logarithm of the seconds is normal with mean `mu` and deviation `sigma`."""
+    """Draw durations whose logarithm is normal with mean `mu` and deviation `sigma`."""
     _positive("lognormal", sigma=sigma)
     if not math.isfinite(mu):
         raise ValueError(f"lognormal: needs a finite mu, got mu={mu}; pass a log of seconds")
@@ -150,7 +153,7 @@ def lognormal(mu: float, sigma: float) -> Law:
 
 
 def uniform(low: float, high: float) -> Law:
-    """Uniform between `low` and `high` seconds."""
+    """Draw uniform durations between `low` and `high` seconds."""
     if not 0 <= low < high < math.inf:
         raise ValueError(
             f"uniform: needs 0 <= low < high, got low={low}, high={high}; order the two bounds"
@@ -164,7 +167,7 @@ def uniform(low: float, high: float) -> Law:
 
 
 def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
-    """`value` seconds, or `factor` times that with the given probability."""
+    """Take `value` seconds, or `factor` times that with the given probability."""
     _positive("bernoulli_slowdown", value=value)
     if not 1 <= factor < math.inf:
         raise ValueError(
@@ -188,7 +191,7 @@ def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
 
 
 def jitter(mean: float, sigma: float) -> Law:
-    """Log-normal with the given mean in seconds and log-deviation; `sigma=0` is deterministic."""
+    """Draw log-normal durations with this mean in seconds and log-deviation; 0 is deterministic."""
     _positive("jitter", mean=mean)
     return lognormal(math.log(mean) - sigma**2 / 2, sigma) if sigma else deterministic(mean)
 

@@ -1,8 +1,8 @@
-"""What a schedule does to SGD: how far off its gradients land, and who is waited for.
+"""Effects of a schedule on SGD: tree distances of gradients, shares of workers, and waits.
 
-The tree distance is that of Birch SGD (Tyurin, Sivtsov, arXiv 2505.09218): a run is a tree whose
-edges are gradients, and a gradient that is computed at one node and applied at another is as far
-off as there are edges from the two to their common ancestor. With R the largest of these distances,
+The tree distance is that of Birch SGD (Tyurin, Sivtsov, arXiv 2505.09218). A run is a tree whose
+edges are gradients. The distance of a gradient that is computed at one node and applied at another
+is the number of edges from the two to their common ancestor. With R the largest of these distances,
 (R + 1) L D / e + s^2 L D / e^2 gradients, up to a constant, reach a squared gradient norm of e.
 """
 
@@ -12,23 +12,23 @@ import numpy as np
 
 from stragglers.schedule import Schedule
 
-NOTHING = 1e-6  # share of an update's time, below which nobody has waited
+NOTHING = 1e-6  # share of an update's time; shorter waits count as none
 
 
 class Diagnostics(NamedTuple):
-    """What a schedule of T updates by P workers does."""
+    """Diagnostics of a schedule of T updates by P workers."""
 
-    tree_distance: int  # the largest, in mini-batches
-    mean_distance: float  # over mini-batches
-    staleness: float  # updates, averaged over mini-batches
-    share: np.ndarray  # [P] of all mini-batches that were used
-    sent: np.ndarray  # [P] of all messages, and so of the bytes, where messages are alike
+    tree_distance: int  # the largest tree distance, in mini-batches
+    mean_distance: float  # tree distance, mean over mini-batches
+    staleness: float  # in updates, mean over mini-batches
+    share: np.ndarray  # [P] of all used mini-batches
+    sent: np.ndarray  # [P] of all messages, which is that of the bytes if messages are alike
     limits: np.ndarray  # [P] share of the updates in which others waited for each worker
-    waits: np.ndarray  # [P, P] s that a worker (row) waited for another (column) to be ready
+    waits: np.ndarray  # [P, P] s that a worker (row) waited for another (column)
 
 
 def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
-    """The diagnostics of a schedule; a contribution before its first row is as old as that row.
+    """Return the diagnostics; a contribution before its first row is as old as that row.
 
     A worker's mini-batches are taken to be computed at the version that it read, so that local
     steps count as gradients of an accumulated one do.
@@ -39,7 +39,7 @@ def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
     before = np.concatenate([[0], np.cumsum(in_update)])
     version = np.clip(schedule.version - schedule.offset, 0, schedule.updates)
     ahead = before[:-1, None] - before[version]  # mini-batches applied since the version was read
-    # Of the mini-batches of an update the n-th is n - 1 further from the version than the first.
+    # The n-th mini-batch of an update is n - 1 further from the version than the first.
     last = ahead + batches.cumsum(axis=1) - 1
     weight = max(1, batches[real].sum())
     largest = int(last[real].max(initial=0))
@@ -52,7 +52,7 @@ def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
 
 
 def _waiting(schedule: Schedule, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of the updates [P], and seconds [P, P], in which workers were waited for."""
+    """Return shares of the updates [P], and seconds [P, P], in which others waited for workers."""
     takes_part = (schedule.finish > schedule.start) & (schedule.workers < workers)
     ready = np.where(takes_part, schedule.start + schedule.busy, -np.inf)
     rows = np.flatnonzero(takes_part.any(axis=1))

@@ -1,7 +1,8 @@
-"""Who of many is due first: a tree of least times with eight branches, lines to be compiled.
+"""Search for the earliest of many: a tree of least times with eight branches, to be compiled.
 
 A change reads one group of eight times a level, next to each other in memory. With two branches, or
-with the number of who is first in a node instead of a time, it would read several times more.
+with the number of the earliest worker in a node instead of a time, it would read several times
+more.
 """
 
 import itertools
@@ -14,7 +15,7 @@ BRANCHES = 8
 
 
 def levels_of(size: int) -> np.ndarray:
-    """Where every level of the tree of `size` times begins; leaves first, then the end of all."""
+    """Return the first index of every level of a tree of `size` times; leaves first, end last."""
     starts = [0]
     while True:
         starts.append(starts[-1] + -(-size // BRANCHES) * BRANCHES)
@@ -24,7 +25,7 @@ def levels_of(size: int) -> np.ndarray:
 
 
 def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A tree of these times, and its levels; the branches of a node share a cache line."""
+    """Return a tree of these times, and its levels; the branches of a node share a cache line."""
     levels = levels_of(times.size)
     tree = aligned(levels[-1])
     below = times
@@ -36,12 +37,12 @@ def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lesser(a: float, b: float) -> float:
-    """The lesser of two times."""
+    """Return the lesser of two times."""
     return a if a < b else b
 
 
 def least_below(tree: np.ndarray, levels: np.ndarray, level: int, node: int) -> float:
-    """The least time of the branches of a node, of pairs of pairs: they need not wait in a row."""
+    """Return the least time of a node's branches, by comparisons that run side by side."""
     at = levels[level - 1] + BRANCHES * node
     return lesser(
         lesser(lesser(tree[at], tree[at + 1]), lesser(tree[at + 2], tree[at + 3])),
@@ -62,20 +63,20 @@ def set_time(tree: np.ndarray, levels: np.ndarray, who: int, time: float) -> Non
 
 
 def first(tree: np.ndarray, levels: np.ndarray) -> int:
-    """Who has the least time; of several, the one with the lowest number."""
+    """Find the worker with the least time; of several, the one with the lowest number."""
     node = 0
     for level in range(levels.size - 2, 0, -1):
         least, branch = tree[levels[level] + node], levels[level - 1] + BRANCHES * node
         lowest = BRANCHES - 1
-        for other in range(BRANCHES - 2, -1, -1):  # all of them: a jump cannot be foreseen
+        for other in range(BRANCHES - 2, -1, -1):  # all branches: a jump cannot be predicted
             lowest = other if tree[branch + other] == least else lowest
         node = BRANCHES * node + lowest
     return node
 
 
 def register() -> None:
-    """Let compiled lines call these."""
-    from numba.extending import register_jitable  # here, as importing numba takes a second
+    """Let compiled functions call these."""
+    from numba.extending import register_jitable  # not at the top: importing numba takes a second
 
     for function in (lesser, least_below, set_time, first):
         register_jitable(function)

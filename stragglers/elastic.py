@@ -1,11 +1,11 @@
-"""Elastic all-reduce under failures: all stop for a while, and go on with whoever is there.
+"""Elastic all-reduce under failures: all stop for a while, and go on without failed learners.
 
-A step is one mini-batch of every learner that is there. A learner whose mini-batch takes longer
-than the others' has failed. The step is lost then, all others stop for some seconds to form a group
-without it, and go on. When it is back they stop again, and it joins; who comes back meanwhile waits
-for the next stop. Nothing else is lost, since every learner has the model.
+A step is one mini-batch of every learner in the group. A learner whose mini-batch takes longer than
+the others' has failed. The step is lost then, all others stop for some seconds to form a group
+without it, and go on. When it is back they stop again, and it joins; a learner that comes back
+during a stop waits for the next one. Nothing else is lost, since every learner has the model.
 
-The synchronous rival in the study of goodput of Decoupled DiLoCo, arXiv 2604.21428.
+This is the synchronous rival in the goodput study of Decoupled DiLoCo, arXiv 2604.21428.
 """
 
 from typing import NamedTuple
@@ -18,17 +18,17 @@ AHEAD = 4096  # mini-batches of a learner that are looked up at once
 
 
 class Ran(NamedTuple):
-    """What a group has done."""
+    """Work of a group."""
 
     seconds: float
-    mini_batches: int  # of steps that nobody's failure has lost, of all learners together
+    mini_batches: int  # of steps that no failure has lost, of all learners together
     stops: int
 
 
 class _Failures:
-    """How many mini-batches each learner makes before the one in which it fails.
+    """Numbers of mini-batches that each learner makes before its failures.
 
-    most: mini-batches that nobody looks beyond.
+    most: mini-batches beyond which no failure is looked up.
     """
 
     def __init__(self, process: Process, learners: int, step: float, most: int):
@@ -37,7 +37,7 @@ class _Failures:
         self._drawn = np.zeros(learners, np.int64)
 
     def next(self, learner: int) -> tuple[int, float]:
-        """(mini-batches until the learner's next failure, seconds for which it is then away)."""
+        """Return (mini-batches until the learner's next failure, seconds of its absence)."""
         before = 0
         while before < self._most:
             first = int(self._drawn[learner])
@@ -54,10 +54,10 @@ class _Failures:
 def elastic_all_reduce(
     process: Process, learners: int, step: float, stop: float, seconds: float
 ) -> Ran:
-    """A group of `learners` that runs for `seconds`, or until the step after that.
+    """Run a group of `learners` for `seconds`, or until the step after that.
 
-    process: seeded, of mini-batches that take `step` seconds, or longer by the time for which a
-    learner is away; durations do not depend on when they begin. stop: seconds of a stop.
+    process: seeded, of mini-batches that take `step` seconds, or longer by the absence of a
+    learner; durations do not depend on when they begin. stop: seconds of a stop.
     """
     if process.uses_time:
         raise ValueError(
@@ -66,7 +66,7 @@ def elastic_all_reduce(
         )
     failures = _Failures(process, learners, step, int(seconds / step) + 2)
     left, away = (np.array(c) for c in zip(*map(failures.next, range(learners)), strict=True))
-    back = np.full(learners, np.inf)  # s, of those who are away
+    back = np.full(learners, np.inf)  # s, of absent learners
     time, made, stops = 0.0, 0, 0
     while time < seconds:
         there = np.isinf(back)

@@ -1,11 +1,12 @@
-"""A server that updates on every k-th contribution, in virtual time: the event loop.
+"""Server that updates on every k-th contribution, in virtual time: the event loop.
 
-What a worker does after a push and what an update does to the others are the parameters, see
+The parameters are the behaviour of a worker after its push and of an update towards the others, see
 `stragglers.rules.k_protocols`. A row of the schedule lists the k contributions in the order of
-their pushes, ties by worker. Times belong to a worker: `start` of the contribution, and `finish`
-when the worker is free to begin another, which is the update's landing where it waits for that.
-Cancelled and ignored contributions have no row: they count as idle, except that whoever contributed
-to a row and began another is busy until it is cut. Their samples are drawn again, in another time.
+their pushes, ties by worker. Times belong to a worker: `start` of the contribution, and `finish`,
+from which on the worker is free to begin another: the update's landing if it waits for that.
+Cancelled and ignored contributions have no row: they count as idle, except that a worker that
+contributed to a row and began another is busy until it is cut. Their samples are drawn again, in
+another time.
 """
 
 from typing import NamedTuple
@@ -27,49 +28,49 @@ from stragglers.rule import (
 )
 from stragglers.schedule import Schedule
 
-ANY_AGE = 2**62  # updates: no gradient is too old
+ANY_AGE = 2**62  # updates: no staleness is too large
 
 
 class EventState(NamedTuple):
-    """Where the loop stands between two updates: every worker has a contribution in flight."""
+    """State of the loop between two updates: every worker has a contribution in flight."""
 
-    update: int  # of the next row
-    time: float  # s, of the last row
-    opened: float  # s, from when on contributions count for the next row; 0 without a grace
-    begin: np.ndarray  # [P] s, when the contribution in flight began
-    end: np.ndarray  # [P] s, when it will be pushed
-    version: np.ndarray  # [P] int64, at which it is taken
+    update: int  # index of the next row
+    time: float  # s, landing of the last row
+    opened: float  # s, from which contributions count for the next row; 0 without a grace
+    begin: np.ndarray  # [P] s, begin of the contribution in flight
+    end: np.ndarray  # [P] s, end of the contribution in flight
+    version: np.ndarray  # [P] int64, version of the contribution in flight
     attempts: np.ndarray  # [P] int64, mini-batch durations drawn so far
-    consumed: np.ndarray  # [P] int64, the counter of its first mini-batch
+    consumed: np.ndarray  # [P] int64, counter of the first mini-batch in flight
 
 
 class Protocol(NamedTuple):
-    """What a worker does after its push, which gradients are too old, and who may come late.
+    """Behaviour of a worker after its push, the oldest gradient that counts, and the grace.
 
-    With a grace an update waits on after the k-th push, and takes along who pushes meanwhile, each
-    worker once. Where workers go on after a push, the grace is a share of what the first of them
-    is expected to have left before it is back with its next one, and ends when any of them is.
+    With a grace an update waits on after the k-th push, and takes along later pushes, each worker
+    once. Where workers go on after a push, the grace is a share of the time that the first of them
+    is expected to need for its next push, and ends when any of them is back.
     """
 
     idle: bool  # a worker waits for the update after its push
-    limit: int = ANY_AGE  # a gradient that is this number of updates old does not count
-    interrupt: bool = False  # its worker begins anew at that age, not after its push
-    grace: float = 0.0  # s at most
-    share: float = 0.0  # of the time that is left, for workers that go on
+    limit: int = ANY_AGE  # updates: a gradient of this staleness does not count
+    interrupt: bool = False  # its worker begins anew at that staleness, not after its push
+    grace: float = 0.0  # s, maximum
+    share: float = 0.0  # of the remaining time, for workers that go on
 
     @property
     def cancels(self) -> bool:
-        """Whether an update restarts everybody."""
+        """True if an update restarts all workers."""
         return self.interrupt and self.limit == 1
 
     @property
     def waits_on(self) -> bool:
-        """Whether an update may have more than k contributions."""
+        """True if an update may have more than k contributions."""
         return self.grace > 0
 
 
 class _Rows(NamedTuple):
-    """The columns that the event loop fills, [T, k] each."""
+    """Columns that the event loop fills, [T, k] each."""
 
     workers: np.ndarray  # int32
     start: np.ndarray  # s
@@ -81,7 +82,7 @@ class _Rows(NamedTuple):
 
 
 class EventClock:
-    """The plan of a protocol: `init()` and `extend(state, updates, k=...)` as in a `Rule`.
+    """Plan of a protocol: `init()` and `extend(state, updates, k=...)` as in a `Rule`.
 
     name: of the rule, for errors; k: contributions of an update, or the fewest of one with a
     grace. A contribution is `setting.mini_batches` mini-batches and lasts for the sum of their
@@ -101,12 +102,12 @@ class EventClock:
 
     @property
     def workers(self) -> int:
-        """How many there are, P."""
+        """Number of workers, P."""
         return self.mini_batches.size
 
     @property
     def asynchronous(self) -> bool:
-        """Whether contributions may be taken at older versions."""
+        """True if contributions may be taken at older versions."""
         return self.protocol.limit > 1
 
     def turnout(self, fewest: int, most: int) -> Turnout:
@@ -124,7 +125,7 @@ class EventClock:
             raise ValueError(f"{self.name}: needs 1 <= k{most}, got k={k}; set k in this range")
 
     def init(self) -> EventState:
-        """Everybody begins a contribution at 0 s."""
+        """Begin a contribution of every worker at 0 s."""
         zeros, end = np.zeros(self.workers, np.int64), np.zeros(self.workers)
         for step in range(self.mini_batches.max()):
             at = np.flatnonzero(step < self.mini_batches)
@@ -136,7 +137,7 @@ class EventClock:
     def extend(
         self, state: EventState, updates: int, *, k: int | None = None
     ) -> tuple[EventState, Schedule]:
-        """The next `updates` rows; k: another one for this segment alone."""
+        """Return the next `updates` rows; k: another one for this segment alone."""
         k = self.k if k is None else k
         self.check_k(k)
         cost = self._costs(state.update, updates)
@@ -145,9 +146,9 @@ class EventClock:
         rows = _Rows(*(np.empty((updates, width), kind) for kind in kinds))
         after, opened = self._filled(state, cost, k, rows)
         landed = np.concatenate([[state.time], rows.finish.max(axis=1)])
-        time = np.maximum.accumulate(landed)  # an update with cheaper links may overtake
+        time = np.maximum.accumulate(landed)  # an update over cheaper links may overtake
         after = after._replace(update=state.update + updates, time=float(time[-1]), opened=opened)
-        each = np.append(self.mini_batches, 0)  # nobody has finished nothing
+        each = np.append(self.mini_batches, 0)  # no worker has finished 0 mini-batches
         return after, Schedule(
             time=time[1:],
             batches=each[rows.workers].astype(np.int32),
@@ -158,7 +159,7 @@ class EventClock:
         )
 
     def _costs(self, update: int, updates: int) -> np.ndarray:
-        """Seconds of communication, [T, 1] or [T, P]; a single row for all if they are constant."""
+        """Return seconds of communication, [T, 1] or [T, P]; a single row if they are constant."""
         if not callable(self._communication):
             return np.ravel(self._seconds(0)).astype(np.float64)[None]
         rows = [np.ravel(self._seconds(t)) for t in range(update, update + updates)]
@@ -170,7 +171,7 @@ class EventClock:
     def _filled(
         self, state: EventState, cost: np.ndarray, k: int, rows: _Rows
     ) -> tuple[EventState, float]:
-        """Fill `rows`: the arrays of the state after them, and when the next row has opened."""
+        """Fill `rows`; return the state's arrays after them, and the next row's opening."""
         unknown = np.zeros(self.workers, np.int64)
         *arrays, counter, steps = interleaved([*state[3:], unknown, self.mini_batches])
         _, end, _, attempts, _ = arrays
@@ -203,7 +204,7 @@ def _check_server(name: str, setting: Setting) -> None:
 
 
 def check_draw(name: str, setting: Setting, instead: str) -> None:
-    """Raise ValueError unless every mini-batch has its own duration; instead: a way out more."""
+    """Raise ValueError unless every mini-batch has its own duration; instead: another way out."""
     if per_round(name, setting.draw):
         raise ValueError(
             f"{name}: every mini-batch has its own duration, got draw={setting.draw!r}; set "

@@ -1,4 +1,4 @@
-"""The events of `stragglers.event_clock`, pushes in the order of time: lines to be compiled."""
+"""Events of `stragglers.event_clock`, pushes in the order of time, to be compiled."""
 
 import functools
 from collections.abc import Callable
@@ -11,28 +11,28 @@ from stragglers import earliest, speed_paths, streams
 def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:
     """Fill rows from `place` on while all durations are known, and move `place` on.
 
-    place: [3], where to go on: a row; in it a contribution, or as many more as it has for what the
-        update does to it; and a worker that the update may interrupt.
-    times: [4] s of the last push or of the update, until when paths of speeds have to be known to
-        go on, when the grace of the row ends, and when the row has opened.
+    place: [3], position to go on from: a row; in it a contribution, or beyond its last one, an
+        effect of the update; and a worker that the update may interrupt.
+    times: [4] s of the last push or of the update, of the end of known speed paths that the next
+        step needs, of the end of the row's grace, and of the row's opening.
     size: [T] contributions of every row, 0 of one that still waits.
     due: the tree of the least `end`, and its levels, as `stragglers.earliest` has them.
-    These lines are compiled, except where durations are drawn when they are looked up.
+    This function is compiled, except where durations are drawn when they are looked up.
     """
     table, counter, columns, constant, path, slowest = ahead
     steps, k, idle, limit, interrupt, grace, share = protocol
     begin, end, version, attempts, consumed = state
     workers, start, finish, first, taken, busy, spent = rows
     updates, width = workers.shape
-    late = grace > 0  # who pushes within it comes along
-    costs, own = cost.shape  # a row per update, or one for all; so for the workers
-    cancel = interrupt and limit == 1  # an update restarts everybody
+    late = grace > 0  # pushes within the grace count
+    costs, own = cost.shape  # a row per update, or one for all; columns likewise for the workers
+    cancel = interrupt and limit == 1  # an update restarts all workers
     in_time = path.shape[1] > 0
-    held = np.zeros(end.size, np.bool_)  # who is in the row already, and has gone on
+    held = np.zeros(end.size, np.bool_)  # workers that are in the row already, and have gone on
     tree, levels = due
 
     def enter(i):
-        """Tell the tree when worker i is due."""
+        """Tell the tree the end of worker i."""
         earliest.set_time(tree, levels, i, np.inf if held[i] else end[i])
 
     def seconds(row, i):
@@ -68,13 +68,13 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
     while row < updates:
         while size[row] == 0:
             i = earliest.first(tree, levels)
-            now = max(tree[i], times[3])  # who is back early has waited
+            now = max(tree[i], times[3])  # a worker that is back early has waited
             if c == width or (c >= k and now > times[2]):
                 if c < width:
                     times[0] = times[2]
                 size[row] = c
                 continue
-            if update + row - version[i] >= limit:  # too old: ignored
+            if update + row - version[i] >= limit:  # too large a staleness: ignored
                 if not restart(i, now + seconds(row, i)):
                     place[0], place[1], place[2] = row, c, after
                     return
@@ -103,7 +103,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
             if late and c == k:
                 times[2] = now + grace
                 if not idle:
-                    back = finish[row, 0] + busy[row, 0]  # about when the first pushes again
+                    back = finish[row, 0] + busy[row, 0]  # expected next push of the first worker
                     times[2] = now + min(grace, share * max(0.0, back - now))
                     for j in range(c - 1):
                         times[2] = min(times[2], max(now, end[workers[row, j]]))
@@ -137,7 +137,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
                 after += 1
         if late:
             times[3] = now
-            for j in range(n, width):  # nobody
+            for j in range(n, width):  # no contribution
                 workers[row, j], first[row, j], taken[row, j] = end.size, 0, update + row
                 start[row, j] = finish[row, j] = now
                 busy[row, j] = spent[row, j] = 0.0
@@ -150,7 +150,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
 
 @functools.cache
 def compiled() -> Callable[..., None]:
-    """The loop as machine code."""
+    """Return the loop as machine code."""
     numba = streams.compiler()
 
     earliest.register()

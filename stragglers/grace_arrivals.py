@@ -1,7 +1,7 @@
-"""What a server makes of contributions where an update waits on after its k-th one.
+"""Reaction of a server to contributions where an update waits on after its k-th one.
 
-The same decisions as in `stragglers.event_clock`, for workers whose time is real. How long a
-contribution lasts is measured from when its worker is sent to work until it has delivered.
+The same decisions as in `stragglers.event_clock`, for workers whose time is real. The duration of a
+contribution runs from the order to its worker until the delivery.
 """
 
 import math
@@ -14,15 +14,15 @@ from stragglers.rule import Arrivals, Reaction
 
 
 class GraceState(NamedTuple):
-    """What the server knows between two events."""
+    """Knowledge of the server between two events."""
 
-    update: int  # updates made, which is the newest version
-    version: np.ndarray  # [P] int64, at which each worker's contribution in flight is taken
-    begun: np.ndarray  # [P] s, when it was begun
+    update: int  # number of updates, the newest version
+    version: np.ndarray  # [P] int64, of each worker's contribution in flight
+    begun: np.ndarray  # [P] s, begin of this contribution
     held: tuple[int, ...]  # the workers whose contributions are in the next update, in order
-    early: tuple[tuple[int, float], ...]  # of these who has delivered again: worker, seconds of it
-    back: float  # s, about when the first of `held` delivers again
-    due: float  # s, when the update is made; inf as long as its k-th contribution is missing
+    early: tuple[tuple[int, float], ...]  # workers that have delivered again, seconds
+    back: float  # s, expected time of the next delivery by the first of `held`
+    due: float  # s, of the update; inf as long as its k-th contribution is missing
 
 
 class GraceServer:
@@ -35,32 +35,32 @@ class GraceServer:
         self._protocol, self._k, self._mini_batches = protocol, k, mini_batches
 
     def face(self) -> Arrivals:
-        """The reaction as a rule shows it."""
+        """Return the reaction as a rule shows it."""
         own = self.init, self.on_arrival, self.mini_batches, self.begun
         return Arrivals(*own, due=lambda state: state.due, on_due=self.on_due)
 
     def init(self) -> GraceState:
-        """Everybody begins at version 0."""
+        """Begin a contribution of every worker at version 0."""
         workers = self._mini_batches.size
         none = np.zeros(workers, np.int64), np.zeros(workers)
         return GraceState(0, *none, (), (), math.inf, math.inf)
 
     def mini_batches(self, state: GraceState, worker: int) -> int:
-        """Mini-batches of the worker's next contribution."""
+        """Return the mini-batches of the worker's next contribution."""
         del state
         return int(self._mini_batches[worker])
 
     def begun(self, state: GraceState, worker: int, version: int, now: float) -> GraceState:
-        """The worker begins now, at this version, whatever it was at."""
+        """Begin the worker's contribution now, at this version, whatever it did before."""
         return _sent(state, (worker,), version, now)
 
     def on_arrival(self, state: GraceState, worker: int, version: int, now: float) -> Reaction:
-        """Hold a contribution; the update is made in `on_due`, after all that arrive until then."""
+        """Hold a contribution; `on_due` makes the update, after all arrivals until then."""
         if version != state.version[worker]:
             return Reaction(state, counts=False)  # its worker has begun anew in the meantime
         seconds = now - float(state.begun[worker])
         if worker in state.held:
-            # A worker is in an update once. As it is back, a grace has nothing more to hide behind.
+            # A worker is in an update once. Its return ends the grace, which hides no more time.
             due = now if len(state.held) >= self._k else state.due
             early = (*state.early, (worker, seconds))
             return Reaction(state._replace(early=early, due=due), counts=True)
@@ -70,7 +70,7 @@ class GraceServer:
         return Reaction(_sent(state, (worker,), state.update, now), True, restart=(worker,))
 
     def on_due(self, state: GraceState, now: float) -> Reaction:
-        """Make the update; who was back before it is in the next one."""
+        """Make the update; workers that were back before it are in the next one."""
         early = tuple(worker for worker, _ in state.early)
         free = state.held if self._protocol.idle else early
         after = state._replace(update=state.update + 1, held=(), early=(), due=math.inf)
@@ -79,7 +79,7 @@ class GraceServer:
         return Reaction(_sent(after, free, after.update, now), False, state.held, free)
 
     def _with(self, state: GraceState, worker: int, seconds: float, now: float) -> GraceState:
-        """The state with one more contribution in the next update, and when this is due."""
+        """Return the state with one more contribution in the next update, and the time of this."""
         held = (*state.held, worker)
         back = state.back if state.held else now + seconds
         due, grace = state.due, self._protocol.grace
@@ -88,12 +88,12 @@ class GraceServer:
                 grace = min(grace, self._protocol.share * max(0.0, back - now))
             due = now if state.early else now + grace
         if len(held) == state.version.size:
-            due = now  # nobody else can come along
+            due = now  # no other worker can come along
         return state._replace(held=held, back=back, due=due)
 
 
 def _sent(state: GraceState, workers: tuple[int, ...], version: int, now: float) -> GraceState:
-    """The state in which these workers begin at this version."""
+    """Return the state in which these workers begin at this version."""
     versions, begun = state.version.copy(), state.begun.copy()
     versions[list(workers)], begun[list(workers)] = version, now
     return state._replace(version=versions, begun=begun)

@@ -1,4 +1,4 @@
-"""Real delays on real devices: host callbacks that sleep, watch the trigger and write it all down.
+"""Real delays on real devices: host callbacks that sleep, watch the trigger and record the rounds.
 
 Each device runs one worker and calls three callbacks, in this order, with scalars only:
 
@@ -8,8 +8,8 @@ Each device runs one worker and calls three callbacks, in this order, with scala
     land(worker, round)         -> the exchange has arrived
 
 `tick` sleeps until the mini-batch has lasted as long as its delay says, so a computation that is
-shorter than its delay does not lengthen it. Sleeping callbacks overlap across devices. What really
-happened comes out as a `Schedule`, which the simulator replays.
+shorter than its delay does not lengthen it. Sleeping callbacks overlap across devices. The record
+comes out as a `Schedule`, which the simulator replays.
 """
 
 import functools
@@ -26,12 +26,12 @@ from stragglers.schedule import Schedule
 from stragglers.tally import Alone, Tally
 from stragglers.thresholds import Measured
 
-GO, STOP, CUT = range(3)  # what a callback tells its device
-LOOK = 1e-3  # s between two looks at the trigger of a worker that can be cut
+GO, STOP, CUT = range(3)  # answers of a callback to its device
+LOOK = 1e-3  # s between two checks of the trigger of a worker that can be cut
 
 
 def _noted(callback: Callable) -> Callable:
-    """A callback of an injector's worker that stands in its `due` while it is under way."""
+    """Return a callback of a worker that stands in the injector's `due` while it is under way."""
 
     @functools.wraps(callback)
     def noted(self, worker, *arguments):
@@ -45,15 +45,15 @@ def _noted(callback: Callable) -> Callable:
 
 
 class _Round:
-    """The records of one round, an entry per worker."""
+    """Records of one round, an entry per worker."""
 
     def __init__(self, workers: int, measured: int = 0):
-        """measured: mini-batches of a worker whose durations are kept."""
+        """Begin the records; measured: mini-batches of a worker whose durations are kept."""
         self.durations = np.zeros((workers, measured))
         self.first = np.zeros(workers, np.int64)
         self.finished = np.zeros(workers, np.int32)
         self.start, self.ready, self.finish, self.busy = np.zeros((4, workers))
-        self.last = np.zeros(workers)  # when the last mini-batch began
+        self.last = np.zeros(workers)  # begin of the last mini-batch
         self.slept = np.zeros(workers)  # s, for the exchange
         self.landed = 0
 
@@ -61,18 +61,19 @@ class _Round:
 class Injector:
     """Delays, trigger and logbook of one process's devices; thread-safe.
 
-    Of several processes each has an injector of its own, which knows what its own workers do, and
-    what the others did when a dispatch is over, see `schedule`. In a round they share `tally`, the
-    points of the trigger's goal. A trigger's `stop` must not need to know more.
+    Each of several processes has an injector of its own, which knows the actions of its own
+    workers, and of the others once a dispatch is over, see `schedule`. In a round they share
+    `tally`, the points of the trigger's goal. A trigger's `stop` must not need to know more.
 
-    trigger: how the workers keep a waiting rule. Where it cuts, the rest of a delay is not waited
-    for and the result, which the device has computed all the same, does not count.
-    delay: a law or process (seconds of one mini-batch), or None for the devices' own speed.
+    trigger: the waiting rule for workers on devices. Where it cuts, the rest of a delay is not
+        waited for and the result, which the device has computed all the same, does not count.
+    delay: a delay distribution or process (seconds of one mini-batch), or None for the devices' own
+        speed.
     draw: "mini_batch" or "round", as in `stragglers.rule.Setting`.
-    communication: what an exchange takes beyond the collective, as in `stragglers.rule.Setting`.
-        The collective itself follows the work. What travels beside the work is slept for only as
-        far as it lasts longer than that, from when this worker knew it: its neighbours may have
-        begun the round later. What need not be there until a later round is slept for in full.
+    communication: seconds of an exchange beyond the collective, as in `stragglers.rule.Setting`.
+        The collective itself follows the work. A worker sleeps for a transfer beside its work only
+        as far as this outlasts the work, from the time at which this worker knew it: its neighbours
+        may have begun the round later. It sleeps in full for a transfer that a later round needs.
     tally: of the workers of all processes; None: all of them live in this one.
     """
 
@@ -96,18 +97,18 @@ class Injector:
         self.reset()
 
     def reset(self, here: Sequence[int] | None = None) -> None:
-        """Forget everything that happened: the clock, the counters and the log begin anew.
+        """Forget the past: the clock, the counters and the log begin anew.
 
         here: the workers of this process; None: all.
         """
         self._here = np.arange(self.workers) if here is None else np.asarray(here)
         self._consumed = np.zeros(self.workers, np.int64)
         self._attempts = np.zeros(self.workers, np.int64)
-        self._mark = np.zeros(self.workers)  # when the current mini-batch began
+        self._mark = np.zeros(self.workers)  # begin of the current mini-batch
         self._rounds: dict[int, _Round] = {}
         self._past = np.empty((0, self.workers))  # s of a mini-batch in rounds that have landed
         self._elapsed, self._resumed_at = 0.0, None
-        self._due: dict[int, float] = {}  # worker: when its callback under way is to return
+        self._due: dict[int, float] = {}  # worker: time at which its callback is to return
         self._measured = None
         if self.trigger.calibration is not None:
             most = int(np.max(self.trigger.mini_batches))
@@ -116,7 +117,7 @@ class Injector:
             self._tally.begin(self.trigger.goal.needed)
 
     def now(self) -> float:
-        """Seconds of training so far; the clock runs from `resume` to `pause`."""
+        """Return the seconds of training so far; the clock runs from `resume` to `pause`."""
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
 
@@ -128,13 +129,13 @@ class Injector:
         self._elapsed, self._resumed_at = self.now(), None
 
     def consumed(self) -> np.ndarray:
-        """[workers] counter of each worker's next mini-batch."""
+        """Return the counter [workers] of each worker's next mini-batch."""
         return self._consumed.copy()
 
     def due(self) -> list[float]:
         """Return the monotonic times [s] at which callbacks under way are due; for a watchdog.
 
-        One that does not sleep is due when it begins.
+        A callback that does not sleep is due when it begins.
         """
         return list(self._due.values())
 
@@ -144,7 +145,7 @@ class Injector:
 
     @_noted
     def begin(self, worker, round_index, token) -> np.int32:
-        del token  # ties the callback to what must come before it
+        del token  # ties the callback to earlier operations
         worker, round_index = int(worker), int(round_index)
         with self._lock:
             if round_index not in self._rounds:
@@ -175,7 +176,8 @@ class Injector:
         self._sleep(worker, began + lasts - self.now())
         with self._lock:
             now = self.now()
-            # Only now, under the lock, is it certain that no other worker here has made it stop.
+            # Only now, under the lock, it is certain that no other worker here has stopped this
+            # one.
             cut = self.trigger.cuts and self._signalled(round_index, worker, now)
             self._worked(record, worker, began, now)
             if cut:
@@ -185,7 +187,7 @@ class Injector:
             points = self._points(record, worker, done)
             if not points:
                 return self._finished(round_index, worker, done, now)
-        # The order of additions decides, and without the lock, as this may take a while.
+        # The order of additions decides. No lock is held, as this may take a while.
         if not self._tally.add(round_index, points) and self.trigger.cuts:
             return np.int32(CUT)
         with self._lock:
@@ -196,7 +198,7 @@ class Injector:
         return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
 
     def _points(self, record: _Round, worker: int, done: int) -> int:
-        """What a worker adds to the goal with its mini-batch number `done` of the round."""
+        """Return a worker's points towards the goal with its `done`-th mini-batch."""
         if self.trigger.goal is None:
             return 0
         after = record.finished.copy()
@@ -205,7 +207,7 @@ class Injector:
         return int(np.sum(points(after), dtype=int) - np.sum(points(record.finished), dtype=int))
 
     def _cut_before(self, round_index: int, worker: int, end: float) -> bool:
-        """Wait until `end` or for the signal, and say whether that came first."""
+        """Wait until `end` or for the signal, and return True if the signal came first."""
         self._due[worker] = time.monotonic() + end - self.now()
         while (left := end - self.now()) > 0:
             with self._lock:
@@ -243,11 +245,11 @@ class Injector:
         self._past = np.concatenate([self._past, each[None]])[-self.trigger.remembers :]
 
     def _left(self, record: _Round, worker: int, transfers: Sequence[Transfer]) -> float:
-        """Seconds of the exchange that are left of a worker's round."""
+        """Return the seconds of the exchange that are left of a worker's round."""
         now, left = self.now(), -np.inf
         begun, last, ready = record.start[worker], record.last[worker], record.ready[worker]
         for transfer in transfers:
-            passed = 0.0  # s since it was known
+            passed = 0.0  # s since the worker knew it
             if hides(transfer) and not transfer.late:
                 share = transfer.leaves
                 passed = now - (last + share * (ready - last) if share else begun)
@@ -268,12 +270,12 @@ class Injector:
         return trigger.stop(sight)
 
     def _counted(self, finished: np.ndarray) -> np.ndarray:
-        """The finished mini-batches that belong to whole contributions."""
+        """Return the finished mini-batches that belong to whole contributions."""
         whole = self.trigger.whole
         return finished if whole is None else finished // whole * whole
 
     def _used(self, finished: np.ndarray) -> np.ndarray:
-        """[workers] mini-batches by which the counters move on in a round."""
+        """Return the mini-batches [workers] by which the counters move on in a round."""
         if self.trigger.carries:
             return self._counted(finished)
         return np.broadcast_to(self.trigger.mini_batches, self.workers)
@@ -284,12 +286,13 @@ class Injector:
         updates: int,
         of_all: Callable[[np.ndarray], np.ndarray] = lambda values: values[None],
     ) -> Schedule:
-        """What happened in rounds first .. first + updates - 1, all of which have landed.
+        """Return the record of rounds first .. first + updates - 1, all of which have landed.
 
-        of_all: array -> [processes, ...], what every process has passed. The clock of all goes on
+        of_all: array -> [processes, ...], the arrays of all processes. The common clock goes on
         from the latest of theirs.
         """
-        # No worker begins a round in a process whose devices all belong to a worker of another one.
+        # No worker begins a round in a process whose devices all belong to another process's
+        # worker.
         unseen = {} if len(self._here) else {first + t: self._new_round() for t in range(updates)}
         rounds = [(self._rounds or unseen).pop(first + t) for t in range(updates)]
         if any(record.landed != len(self._here) for record in rounds):
@@ -299,7 +302,7 @@ class Injector:
         gathered += [record.durations.T for record in rounds]
         gathered = np.vstack([*gathered, self._attempts, np.full(self.workers, self._elapsed)])
         others = np.setdiff1d(np.arange(self.workers), self._here)
-        gathered[:, others] = 0  # for the sum
+        gathered[:, others] = 0  # zero in the sum over processes
         gathered = of_all(gathered).sum(0)
         if self.trigger.goal is not None:
             self._tally.close(range(first, first + updates))
@@ -327,7 +330,7 @@ class Injector:
         )
 
     def pack(self) -> dict[str, np.ndarray]:
-        """What a later run needs to go on, between two dispatches; for `unpack`."""
+        """Return the state for `unpack` in a later run, between two dispatches."""
         return {
             "consumed": self._consumed.copy(),
             "attempts": self._attempts.copy(),
@@ -337,7 +340,7 @@ class Injector:
         }
 
     def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
-        """Go on, after `reset`, from where the packed run stood."""
+        """Go on, after `reset`, from the state of the packed run."""
         self._consumed, self._attempts = packed["consumed"].copy(), packed["attempts"].copy()
         self._elapsed = float(packed["elapsed"][0])
         self._past = packed.get("past", self._past).copy()

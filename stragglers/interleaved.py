@@ -1,7 +1,7 @@
 """Arrays of numbers per worker in one piece of memory, a worker's numbers next to each other.
 
-A loop over events goes from one worker to any other. Of many workers hardly any number is in a
-cache when it is looked at, and numbers that share a cache line come together.
+A loop over events goes from one worker to any other. With many workers hardly any number is in a
+cache when it is needed, and numbers that share a cache line come together.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ _TOGETHER = 2**12  # workers whose numbers stay in a cache while they are copied
 
 
 def aligned(size: int) -> np.ndarray:
-    """Memory of `size` numbers of 8 bytes that begins with a cache line."""
+    """Return memory of `size` numbers of 8 bytes that begins with a cache line."""
     memory = np.empty(size + _LINE // 8)
     return memory[-(memory.ctypes.data // 8) % (_LINE // 8) :][:size]
 
 
 def interleaved(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Copies of arrays [P] of 8-byte numbers, as strided views of one piece of memory.
+    """Copy arrays [P] of 8-byte numbers, as strided views of one piece of memory.
 
     The numbers of a worker begin with a cache line; the first eight arrays share it.
     """

@@ -1,8 +1,8 @@
-"""How many local steps a worker makes before it pushes, so that slow workers push as often as fast.
+"""Local steps of a worker before it pushes, such that slow workers push as often as fast ones.
 
-DyLU, "dynamic local updates", of B. Liu et al., arXiv 2401.09135, Section 5: of the H steps of the
-fastest worker, each makes the share that its speed is of the fastest one's. A config takes the
-numbers as `mini_batches`, one per worker.
+DyLU, "dynamic local updates", of B. Liu et al., arXiv 2401.09135, Section 5: each worker makes H
+steps times the ratio of its speed to that of the fastest one. A config takes the numbers as
+`mini_batches`, one per worker.
 """
 
 import numpy as np
@@ -11,8 +11,8 @@ from stragglers.schedule import Schedule
 
 
 def measured_speeds(schedule: Schedule, workers: int) -> np.ndarray:
-    """[workers] mini-batches that each makes in a second of work; ValueError if one made none."""
-    there = schedule.workers < workers  # rows of fewer contributions are filled up with nobody's
+    """Return each worker's mini-batches in a second of work; raise ValueError if one made none."""
+    there = schedule.workers < workers  # rows with fewer contributions are padded
     made, busy = (
         np.bincount(schedule.workers[there], values[there], workers)
         for values in (schedule.batches, schedule.busy)
@@ -26,7 +26,7 @@ def measured_speeds(schedule: Schedule, workers: int) -> np.ndarray:
 
 
 def dynamic(speeds, most: int) -> tuple[int, ...]:
-    """Local steps of every worker: floor(speed / largest speed * most), at least one."""
+    """Return local steps of every worker: floor(speed / largest speed * most), at least one."""
     speeds = np.asarray(speeds, float)
     if most < 1 or not (speeds > 0).all():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What event loops know in advance: the durations of every worker's next mini-batches."""
+"""Lookahead of event loops: the durations of every worker's next mini-batches."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,17 +9,17 @@ from stragglers.processes import Process
 from stragglers.streams import parts
 
 WINDOW = 256  # mini-batches of a worker that are looked up at once
-MANY_ENTRIES = 2**20  # of all workers together, from which on it matters how many are drawn
+MANY_ENTRIES = 2**20  # of all workers together; with more, the number of drawn entries matters
 MOST_ENTRIES = 2**24  # of all workers together
-_ALWAYS = 2**62  # mini-batches: none is too far ahead
+_ALWAYS = 2**62  # mini-batches: beyond any lookahead
 _NO_PATH = np.zeros((0, 0, 3))
 
 
 class Seconds(NamedTuple):
     """Durations by worker i and counter n: table[i, n - counter[i]] s.
 
-    Where there are paths of speeds, the table has the work in seconds at full speed, and the time
-    that it takes is multiplied with a constant. See `stragglers.speed_paths`.
+    Where there are paths of speeds, the table has the work in seconds at full speed, and its time
+    is multiplied with a constant. See `stragglers.speed_paths`.
     """
 
     table: np.ndarray  # [P, C], or a `Live`
@@ -27,14 +27,14 @@ class Seconds(NamedTuple):
     columns: int  # C
     constant: np.ndarray  # [P]
     path: np.ndarray  # [P, S + 1, 3] of speeds, or [0, 0, 3] without
-    slowest: float  # s that a second of work takes at most
+    slowest: float  # s, the longest time of a second of work
 
 
 class Live(NamedTuple):
-    """A table of durations that are drawn when they are looked up, as they depend on the start."""
+    """Table of durations that are drawn when they are looked up, as they depend on the start."""
 
     process: Process
-    begin: np.ndarray  # [P] s, kept up to date by the loop
+    begin: np.ndarray  # [P] s, which the loop updates
 
     def __getitem__(self, at: tuple[int, int]) -> float:
         worker, count = at
@@ -42,16 +42,16 @@ class Live(NamedTuple):
 
 
 class Ahead:
-    """Looks durations of a process up for loops, compiled ones if the process lets them."""
+    """Durations of a process for loops, compiled ones if the process lets them."""
 
     def __init__(self, process: Process, seed: int):
         self._process = process.seeded(seed)
         self._in_time = None if process.in_time is None else process.in_time(seed)
 
     def of(self, counter: np.ndarray, columns: int, begin: np.ndarray, until: float) -> Seconds:
-        """The next durations of all workers, from the counters on, with paths beyond `until` s.
+        """Return the next durations of all workers from the counters on, paths beyond `until` s.
 
-        begin: [P] s, where the loop writes down when a mini-batch begins, before it looks it up.
+        begin: [P] s, begin of a mini-batch, which the loop writes before it looks up its duration.
         """
         workers, counter = len(counter), counter.copy()
         ones = np.ones(workers)
@@ -75,7 +75,7 @@ def table_of(
     columns: int,
     kind: type,
 ) -> np.ndarray:
-    """What `draw` gives for workers and counts from their `counter` on, [P, columns]."""
+    """Return the values of `draw` for workers and counts from their `counter` on, [P, columns]."""
     table = np.empty((counter.size, columns), kind)
     for some in parts(counter.size, columns):
         table[some[0, 0] :][: some.size] = draw(some, counter[some] + np.arange(columns))
@@ -83,9 +83,9 @@ def table_of(
 
 
 def columns_of(workers: int, least: int, each: float) -> int:
-    """How many mini-batches to look ahead, at least two times `least`.
+    """Return the number of mini-batches to look ahead, at least two times `least`.
 
-    each: that a worker is expected to need. Of many workers not many more than these are drawn.
+    each: expected need of a worker. Many workers draw not many more than these.
     """
     if workers * WINDOW > MANY_ENTRIES:
         return max(2 * least, min(WINDOW, int(2 * each) + 4, MOST_ENTRIES // workers))

@@ -1,7 +1,7 @@
 """Expected order statistics of iid durations and of their sums, by closed form or quadrature.
 
-They say how long the k-th fastest of P workers takes (K-sync SGD, arXiv 1803.01113), and how long
-rounds of M mini-batches each last (Non-blocking SGD, arXiv 2211.00889, run-time analysis).
+They give the seconds of the k-th fastest of P workers (K-sync SGD, arXiv 1803.01113), and of rounds
+of M mini-batches each (Non-blocking SGD, arXiv 2211.00889, run-time analysis).
 """
 
 import functools
@@ -14,11 +14,11 @@ import scipy
 
 from stragglers.delays import Law
 
-IN_FLIGHT = {"cut": True, "finish": False}  # at the signal; whether it is lost
+IN_FLIGHT = {"cut": True, "finish": False}  # True if a mini-batch in flight at the signal is lost
 
 
 def order_statistic_mean(law: Law, k: int, workers: int) -> float:
-    """Expected seconds until the k-th of `workers` iid durations ends, E[X_{k:P}].
+    """Return the expected seconds until the k-th of `workers` iid durations ends, E[X_{k:P}].
 
     The integral over u of F^{-1}(u) Beta(u; k, P-k+1) (1803.01113, K-sync), in closed form where
     there is one. Infinite if the tail is; k outside 1..P raises ValueError.
@@ -32,15 +32,15 @@ def order_statistic_mean(law: Law, k: int, workers: int) -> float:
 
 
 def quadrature(law: Law, k: int, workers: int) -> float:
-    """E[X_{k:P}] in seconds for any law, by the trapezoidal rule in the logit of u.
+    """Return E[X_{k:P}] in seconds for any distribution, by the trapezoidal rule in logit(u).
 
-    In that variable the integrand of a smooth law is analytic and decays exponentially at both
-    ends, which makes the rule converge geometrically.
+    In that variable the integrand of a smooth distribution is analytic and decays exponentially at
+    both ends, which makes the rule converge geometrically.
     """
     a, b = k, workers - k + 1
     centre = scipy.special.digamma(a) - scipy.special.digamma(b)
     width = math.sqrt(scipy.special.polygamma(1, a) + scipy.special.polygamma(1, b))
-    right = min(centre + 12 * width + 40 / b, 34.0)  # beyond, 1 - u drowns in rounding
+    right = min(centre + 12 * width + 40 / b, 34.0)  # beyond, rounding swallows 1 - u
     z = np.linspace(centre - 12 * width - 40 / a, right, 8001)
     below, above = scipy.special.log_expit(z), scipy.special.log_expit(-z)
     weight = np.exp(a * below + b * above - scipy.special.betaln(a, b))
@@ -48,9 +48,10 @@ def quadrature(law: Law, k: int, workers: int) -> float:
 
 
 def sums_means(law: Law, workers: int, mini_batches: int) -> np.ndarray:
-    """[P] expected seconds until the k-th of P workers has ended M mini-batches, for k = 1..P.
+    """Return the expected seconds [P] until the k-th of P workers has ended M mini-batches.
 
-    On a lattice, to about 1 %; a tail that is too heavy for one raises ValueError.
+    k runs over 1..P. Sums live on a lattice, to about 1 %; a tail too heavy for one raises
+    ValueError.
     """
     if mini_batches == 1:
         ks = range(1, workers + 1)
@@ -69,17 +70,17 @@ class Moments(NamedTuple):
 
     blocking: float  # s per round
     nonblocking: float  # s per round
-    share: float  # of the mini-batches, in a non-blocking round
+    share: float  # of the mini-batches in a non-blocking round
 
 
-@functools.lru_cache(maxsize=64)  # a table asks for the same ones again and again
+@functools.lru_cache(maxsize=64)  # a table asks for the same ones repeatedly
 def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> Moments:
-    """Means of a round of M mini-batches per worker, each of duration `law` (2211.00889).
+    """Return the means of a round of M mini-batches per worker, of duration `law` (2211.00889).
 
-    Blocking rounds wait for all, E[T_max]; in others the first finisher stops the rest, E[T_min]
-    if they are "cut", or when the last has "finish"ed what it had begun. draw: one duration per
-    "round", by nested quadratures, or one per "mini_batch", whose sums are convolved on a lattice
-    to about 1 %; a tail too heavy for that raises ValueError.
+    Blocking rounds wait for all, E[T_max]. In others the first finisher stops the rest: after
+    E[T_min] if their mini-batches are "cut", or when the last worker has "finish"ed the mini-batch
+    in flight. draw: one duration per "round", by nested quadratures, or one per "mini_batch", whose
+    sums are convolved on a lattice to about 1 %; a tail too heavy for that raises ValueError.
     """
     methods = {"round": _per_round, "mini_batch": _per_mini_batch}
     if draw not in methods:
@@ -93,13 +94,13 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
 
 
 def finished(progress: np.ndarray, in_flight: str) -> np.ndarray:
-    """Mini-batches that count, if `progress` of them (a real number) are done at the signal."""
-    tie = 1e-9  # a ratio that is whole but for rounding
+    """Return the mini-batches that count, if a real number `progress` are done at the signal."""
+    tie = 1e-9  # for ratios that are whole but for rounding
     return np.floor(progress + tie) if cuts(in_flight) else np.ceil(progress - tie)
 
 
 def cuts(in_flight: str) -> bool:
-    """Whether what is in flight at the signal is lost; an unknown word raises ValueError."""
+    """Return True if a mini-batch in flight at the signal is lost; refuse an unknown word."""
     if in_flight not in IN_FLIGHT:
         raise ValueError(
             f"theory: unknown in_flight={in_flight!r}; choose one of {', '.join(IN_FLIGHT)}"
@@ -108,7 +109,7 @@ def cuts(in_flight: str) -> bool:
 
 
 def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Moments:
-    """Given the smallest duration x, all others are iid on x..infinity: two nested quadratures."""
+    """Integrate over the smallest duration x; all others are iid on x..infinity."""
     fastest = mini_batches * order_statistic_mean(law, 1, workers)
     slowest = mini_batches * order_statistic_mean(law, workers, workers)
     # The minimum has the survival (1 - q)^(1/n) at its quantile q; the others follow given it.
@@ -120,7 +121,7 @@ def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Mom
     share = (1 + (workers - 1) * (done @ cells).mean() / mini_batches) / workers
     if cuts(in_flight) or workers == 1:
         return Moments(slowest, fastest, float(share))
-    if math.isinf(law.mean()):  # somebody's first mini-batch is always waited for
+    if math.isinf(law.mean()):  # some worker's first mini-batch is always waited for
         return Moments(slowest, math.inf, float(share))
     # The maximum over the n - 1 others of the end of the mini-batch in flight.
     ready = done * other
@@ -131,9 +132,10 @@ def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Mom
 
 
 def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -> Moments:
-    """Sums S(l) of l durations on a lattice: P(l done at the signal) = P(S_i(l) <= min_j S_j(M)).
+    """Sum durations on a lattice: P(l done at the signal) = P(S_i(l) <= min_j S_j(M)).
 
-    That S_i(l) <= S_i(M) anyway leaves an expectation over S_i(l) of P(S(M) >= S_i(l))^(n-1).
+    S(l) is the sum of l durations. As S_i(l) <= S_i(M) always, this is the expectation over S_i(l)
+    of P(S(M) >= S_i(l))^(n-1).
     """
     lost = cuts(in_flight)
     one, step, atoms = _lattice(law, mini_batches)
@@ -156,7 +158,7 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
 
 
 def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
-    """Masses of one duration on 0, h, 2h, ..., the step h in seconds, and whether it has atoms."""
+    """Return the masses of a duration on 0, h, 2h, ..., h in seconds, and True if it has atoms."""
     if law.atoms:
         (shortest, _), (longest, _) = law.atoms[0], law.atoms[-1]
         whole = all(float(value / shortest).is_integer() for value, _ in law.atoms)
@@ -177,13 +179,13 @@ def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
     cells, middles = graded(2**16, 2)
     at = np.minimum(law.quantile(1 - middles) / step, points - 1)
     low = np.minimum(at.astype(np.int64), points - 2)
-    upper = (at - low) * cells  # splitting linearly between two points keeps the mean
+    upper = (at - low) * cells  # a linear split between two points keeps the mean
     one = np.bincount(low, cells - upper, points)
     return one + np.bincount(low + 1, upper, points), step, False
 
 
 def graded(cells: int, power: int) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of cells that shrink towards the tail, and the survival in their middles.
+    """Return probabilities of cells that shrink towards the tail, and survival at their middles.
 
     A heavy-tailed maximum has much of its mean in the last one of equal cells.
     """
@@ -194,10 +196,11 @@ def graded(cells: int, power: int) -> tuple[np.ndarray, np.ndarray]:
 def _landing(
     one: np.ndarray, begun: np.ndarray, whole: np.ndarray, beyond: np.ndarray, workers: int
 ) -> float:
-    """Expected end, in steps, of the last mini-batch in flight when the first worker finishes.
+    """Return the expected end, in steps, of the last mini-batch in flight at the signal.
 
-    Given the signal s, a worker is ready at its first end from s on: it had begun a mini-batch
-    at z < s (density `begun`, summed over the mini-batches) and takes a duration longer than s - z.
+    Given the signal s, the end of the first worker, each worker is ready at its first end from s
+    on: it had begun a mini-batch at z < s (density `begun`, summed over the mini-batches) and takes
+    a duration longer than s - z.
     """
     first_by = 1 - beyond**workers
     edges = np.unique(np.searchsorted(first_by, np.linspace(0, 1, 65)[1:-1]))
@@ -212,7 +215,7 @@ def _landing(
         ready = convolved(np.where(lattice < s, begun, 0), one)[: one.size]
         by = np.cumsum(np.where(lattice >= s, ready, 0))
         by = np.clip(by / by[-1], 0, 1)
-        # All n have S(M) from s on, less those n-tuples of which none is at s itself.
+        # All n have S(M) from s on, less the n-tuples of which none is at s itself.
         at_s = min(mass / above, 1.0)
         last_by = by**workers - np.clip(by - at_s, 0, 1) ** workers
         probability = 1 - (1 - at_s) ** workers
@@ -230,7 +233,7 @@ def _pareto_order(k: int, n: int, minimum: float, shape: float) -> float:
 
 
 def _weibull_order(k: int, n: int, scale: float, shape: float) -> float | None:
-    if n > 30:  # the alternating sum cancels
+    if n > 30:  # the alternating sum loses its digits
         return None
     terms = (
         math.comb(k - 1, j) * (-1) ** j * (n - k + 1 + j) ** (-1 - 1 / shape) for j in range(k)
@@ -242,7 +245,7 @@ def _exponential_order(k: int, n: int, scale: float) -> float:
     return scale * float(scipy.special.digamma(n + 1) - scipy.special.digamma(n - k + 1))
 
 
-# (k, n, **parameters of the law) -> E[X_{k:n}] in seconds (1803.01113, K-sync)
+# (k, n, **parameters of the distribution) -> E[X_{k:n}] in seconds (1803.01113, K-sync)
 _CLOSED_FORMS = {
     "deterministic": lambda k, n, value: value,
     "exponential": _exponential_order,
@@ -258,7 +261,7 @@ _CLOSED_FORMS = {
 
 
 def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Convolution along the last axis, [..., n] and [..., m] -> [..., n + m - 1].
+    """Convolve along the last axis, [..., n] and [..., m] -> [..., n + m - 1].
 
     As scipy.signal does it, whose import takes most of a second.
     """

@@ -3,9 +3,9 @@
 A row of the schedule is a wavefront of disjoint meetings, which `stragglers.wavefront` takes from
 their order by time. Its first half are the nodes that asked, `partner` is the position of the other
 one, and `batches` the local steps that each brings along: 0 for a partner that never stopped. A
-node that meets itself, as its own partner, only delivers. A position that is left over stands for
-nobody: its worker is the number of workers, its partner itself. `version` is the row, as every node
-works on its own copy.
+node that meets itself, as its own partner, only delivers. An unused position has the number of
+workers as its worker, and itself as its partner. `version` is the row, as every node works on its
+own copy.
 """
 
 import functools
@@ -24,16 +24,16 @@ from stragglers.schedule import Schedule
 
 
 class PairState(NamedTuple):
-    """Where a schedule of pairs stands between two segments."""
+    """State of a schedule of pairs between two segments."""
 
-    update: int  # of the next row
-    time: float  # s, of the last row
+    update: int  # index of the next row
+    time: float  # s, landing of the last row
     nodes: wavefront.Nodes
     pending: wavefront.Pending
 
 
 class PairClock:
-    """The plan of pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
+    """Plan of pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
 
     name: of the rule, for errors; asks: [P] bool, the nodes that meet neighbours, while the others
     only meet themselves. The other parameters are as in `stragglers.rules.pairs`. Bad values
@@ -76,7 +76,7 @@ class PairClock:
         self._seconds = checked_cost(name, setting.communication, self.workers)
 
     def init(self) -> PairState:
-        """Everybody begins its local steps at 0 s."""
+        """Begin the local steps of all nodes at 0 s."""
         workers, everybody = self.workers, self._everybody
         begin, end = np.zeros(workers), np.zeros(workers)
         first, waits = np.zeros(workers, np.int64), np.full(workers, -1)
@@ -94,10 +94,10 @@ class PairClock:
         return PairState(0, 0.0, nodes, wavefront.empty_window(self.width))
 
     def extend(self, state: PairState, updates: int) -> tuple[PairState, Schedule]:
-        """The next `updates` rows."""
+        """Return the next `updates` rows."""
         nodes, pending = (type(part)(*(a.copy() for a in part)) for part in state[2:])
         rows = wavefront.empty_rows(updates, self.width)
-        sides = 2 if self.blocking else 1  # of a meeting that begin another round
+        sides = 2 if self.blocking else 1  # sides of a meeting that begin another round
         steps = sides * self.width * updates / self.workers * self.mini_batches
         ahead = functools.partial(self._ahead, columns_of(self.workers, self.mini_batches, steps))
         wavefront.fill(nodes, pending, state.time, self.blocking, ahead, rows)
@@ -112,9 +112,10 @@ class PairClock:
         )
 
     def costs(self, first: np.ndarray, columns: int) -> np.ndarray:
-        """Seconds that nodes communicate for from their `first` rounds on, unless with themselves.
+        """Return the seconds of communication of nodes from their `first` rounds on.
 
-        As in a `wavefront.Lookahead`, [P, columns] or with axes of one entry.
+        Of meetings with another node. As in a `wavefront.Lookahead`, [P, columns] or with axes of
+        one entry.
         """
         if not callable(self._communication):
             return np.ravel(self._seconds(0)).astype(np.float64)[:, None]

@@ -1,4 +1,4 @@
-"""What nodes of pair schedules draw: whom they ask, and how many local steps come before.
+"""Random draws of nodes in pair schedules: their partners, and the local steps before.
 
 A draw depends on the node and on how often it has drawn before, never on time.
 """
@@ -11,13 +11,13 @@ import scipy
 
 from stragglers.streams import addressed
 
-PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have none and 1
+PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have no stream and 1
 
 Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, round -> int
 
 
 def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
-    """Partners drawn by the weights of a node's edges; a node that never asks meets itself."""
+    """Draw partners by the weights of a node's edges; a node that never asks meets itself."""
     edges = [
         (i, j, links[j].get("weight", 1.0) if asks[i] else 1.0)
         for i, links in ((i, graph[i]) for i in range(len(graph)))
@@ -31,9 +31,9 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
             f"{name}: needs positive weights of edges, got {weight[~usable][0]}; remove such an "
             "edge"
         )
-    start = np.searchsorted(node, np.arange(len(graph) + 1))  # of a node's edges
+    start = np.searchsorted(node, np.arange(len(graph) + 1))  # first edge of each node
     degree, shares = np.diff(start), np.ones(len(weight))
-    for d in np.unique(degree):  # the last edge of a node has the rest: up to 1
+    for d in np.unique(degree):  # the last edge of a node has the rest up to 1
         edges = start[:-1][degree == d, None] + np.arange(d)
         sums = weight[edges].sum(axis=1, keepdims=True)
         shares[edges[:, :-1]] = np.cumsum(weight[edges[:, :-1]], axis=1) / sums
@@ -55,7 +55,7 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
 
 
 def _fixed(name: str, mean: float, most: int, seed: int) -> Draw:
-    """Always `mean` local steps."""
+    """Return a draw of always `mean` local steps."""
     if not 1 <= mean <= most or mean != int(mean):
         raise ValueError(
             f"{name}: needs a whole number 1 <= local_steps <= mini_batches={most}, got {mean}; "
@@ -65,7 +65,7 @@ def _fixed(name: str, mean: float, most: int, seed: int) -> Draw:
 
 
 def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
-    """Geometric local steps, capped at `most`, with the given mean of what is left."""
+    """Return a draw of geometric local steps, capped at `most`, with mean `mean` after the cap."""
     if not (1 <= mean < most or mean == most == 1):
         raise ValueError(
             f"{name}: needs 1 <= local_steps < mini_batches={most} for geometric steps, which "
@@ -78,13 +78,13 @@ def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
 
     def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
         worker, count = np.broadcast_arrays(worker, count)
-        with np.errstate(divide="ignore"):  # stay = 0 is one step always
+        with np.errstate(divide="ignore"):  # stay = 0 always gives one step
             longer = np.log1p(-uniform(worker, count)) / np.log(stay)
         return 1 + np.minimum(longer, most - 1).astype(np.int64)
 
     return drawn
 
 
-# how a round's number of local steps is drawn: (name, mean, most, seed) -> Draw
+# draws of a round's number of local steps: (name, mean, most, seed) -> Draw
 STEP_DRAWS: dict[str, Callable[..., Draw]] = {"fixed": _fixed, "geometric": _geometric}
-CONSTANT = (_fixed,)  # all rounds of which have the mean
+CONSTANT = (_fixed,)  # all rounds of these have the mean

@@ -1,8 +1,8 @@
-"""The schedule of meetings that have happened, put in order by what each node has counted.
+"""Schedule of real meetings, put in order by the counters of the nodes.
 
 Nodes on different machines have no common clock, so a row is written when its meeting is the next
-one of both its ends. Every node's own order is kept, and the rows so far are always a run that is
-whole. A row is one meeting: who asked, and its partner at the second position, or nobody there.
+one of both its ends. Every node's own order is kept, and the rows so far are always a complete run.
+A row is one meeting: the node that asked, and its partner at the second position, or an unused one.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from stragglers.schedule import Event, Schedule
 
 
 class Entry(NamedTuple):
-    """One end of a meeting."""
+    """End of a meeting at one node."""
 
     worker: int
-    count: int  # of its meetings before this one
-    batches: int  # that it brings along, 0 of who goes on
-    first: int  # their counter
+    count: int  # number of the node's meetings before this one
+    batches: int  # contributed mini-batches, 0 of a node that goes on
+    first: int  # counter of the first of them
     samples: int  # of all workers before them, by the node's own estimate
     start: float  # s
     busy: float  # s
-    unheard: tuple["Meeting", ...] = ()  # it was alone in them, and they may be unknown so far
+    unheard: tuple["Meeting", ...] = ()  # meetings in which it was alone, perhaps unknown so far
 
 
 class Meeting(NamedTuple):
-    """A meeting of two, of which the first has asked, or a node that was alone."""
+    """Meeting of two, of which the first has asked, or a node that was alone."""
 
     ends: tuple[Entry, ...]
-    asked: float  # s, when it began, on the clock of who reports it
+    asked: float  # s, begin of the meeting, on the clock of the reporting node
     landed: float  # s
-    source: int = -1  # whose model a node alone begins from, as its own process was lost
-    version: int | None = None  # the row before which that was the model; None: its own row
+    source: int = -1  # node whose model a lone node begins from, after the loss of its own process
+    version: int | None = None  # row before which that was the model; None: its own row
 
 
 class PairLog:
@@ -47,7 +47,7 @@ class PairLog:
         counts: Sequence[int] = (),
         counters: Sequence[int] = (),
     ):
-        """A log whose rows begin with `update`, after `seconds`.
+        """Begin a log whose rows start with `update`, after `seconds`.
 
         counts, counters: of each node, its meetings until then and its next mini-batch; (): 0.
         """
@@ -59,21 +59,21 @@ class PairLog:
 
     @property
     def updates(self) -> int:
-        """Rows so far."""
+        """Number of rows so far."""
         return self._update + sum(isinstance(line, Meeting) for line in self._lines)
 
     def counts(self) -> np.ndarray:
-        """[workers] meetings of each node that have rows."""
+        """Return the number of meetings [workers] of each node that have rows."""
         return self._counts.copy()
 
     def known(self, worker: int) -> dict[str, int]:
-        """How many `meetings` of a node have rows, and the `counter` of its next mini-batch."""
+        """Return a node's number of `meetings` with rows, and its next mini-batch's `counter`."""
         return {"meetings": int(self._counts[worker]), "counter": int(self._counters[worker])}
 
     def add(self, meeting: Meeting) -> None:
         """Write the meeting, and all that have waited for it, or keep it until its turn has come.
 
-        One that has been added before is left out.
+        A meeting that has been added before is left out.
         """
         for end in meeting.ends:
             for before in end.unheard:
@@ -96,19 +96,19 @@ class PairLog:
                 next_ones += [] if following is None else [following]
 
     def happened(self, event: Event) -> None:
-        """Note what has happened between the rows so far and those to come.
+        """Note an event between the rows so far and later ones.
 
-        Its time is moved to where it stands among theirs.
+        Its time is moved to its place among theirs.
         """
         self._lines.append(event)
 
     def restored(
         self, worker: int, source: int, seconds: float, version: int | None = None
     ) -> None:
-        """Write a row in which a node takes what `source` shows to others, and does nothing else.
+        """Write a row in which a node takes the public model of `source`, and does nothing else.
 
-        It stands between the rows so far and those to come. Where `source` is the node itself, it
-        takes its own model as that was before row `version`.
+        It stands between the rows so far and those to come. If `source` is the node itself, it
+        takes its own model before row `version`.
         """
         self._lines.append(Event(seconds, worker, "restored", source))
         nothing = Entry(worker, int(self._counts[worker]), 0, 0, 0, seconds, 0.0)
@@ -116,11 +116,11 @@ class PairLog:
 
     @property
     def lines(self) -> int:
-        """Rows and events that have not been taken."""
+        """Number of rows and events that have not been taken."""
         return len(self._lines)
 
     def take(self, lines: int | None = None) -> Schedule | None:
-        """The rows since the last call, None if there are none; events wait for a row to follow.
+        """Return the rows since the last call, or None; events wait for a row to follow.
 
         lines: only these of `lines`; None: all.
         """
@@ -182,5 +182,5 @@ _TYPES = {
 
 
 def _finishes(row: Meeting) -> list[float]:
-    """When it landed at each end; clocks may differ, but nobody lands before its work is done."""
+    """Return the landing at each end; clocks may differ, but work ends before the landing."""
     return [max(row.landed, e.start + e.busy) if e.batches else row.landed for e in row.ends]

@@ -1,4 +1,4 @@
-"""The events of `stragglers.wavefront`, meetings in the order of time: lines to be compiled."""
+"""Events of `stragglers.wavefront`, meetings in the order of time, to be compiled."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from stragglers import earliest, speed_paths, streams
 
 
 def wait(queues, end, i, j) -> None:
-    """Let i wait for j; of those who wait since the same time, the lowest number comes first."""
+    """Let i wait for j; of nodes that wait since the same time, the lowest number comes first."""
     waits, longest, behind = queues
     waits[i] = j
     before, other = -1, longest[j]
@@ -23,7 +23,7 @@ def wait(queues, end, i, j) -> None:
 
 
 def wait_no_more(queues, i) -> None:
-    """Let i leave whoever it waits for, if it waits."""
+    """Let i leave the node that it waits for, if it waits."""
     waits, longest, behind = queues
     j = waits[i]
     if j < 0:
@@ -41,10 +41,10 @@ def wait_no_more(queues, i) -> None:
 def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) -> int:
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
-    place: [W], where the pending meetings are, in their order; behind them, places that are free.
-    until: [1] s, where paths of speeds end too early, beyond which they have to go.
-    trees: of when nodes land and of when they wake, and their levels, see `stragglers.earliest`.
-    These lines are compiled, except where durations are drawn when they are looked up.
+    place: [W], places of the pending meetings, in their order; behind them, free places.
+    until: [1] s, end that paths of speeds must reach, where they are too short.
+    trees: times at which nodes land and at which they wake, and levels, see `stragglers.earliest`.
+    This function is compiled, except where durations are drawn when they are looked up.
     """
     seconds, drawn_partner, drawn_steps, cost, known = ahead
     table, counter, columns, constant, path, slowest = seconds
@@ -55,23 +55,23 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
     size, width = landed.size, workers.shape[1] // 2
     in_time = path.shape[1] > 0
     freed = np.empty(width, np.int64)
-    touched = np.full(begin.size, -1, np.int32)  # the row at whose making a node was last seen
-    # Whom every node waits for, who has waited longest for it, and who comes behind it in a queue.
+    touched = np.full(begin.size, -1, np.int32)  # the row at which a node was last seen
+    # The node that has waited longest for each node, and the next one behind each in a queue.
     longest, behind = np.full(begin.size, -1, np.int32), np.full(begin.size, -1, np.int32)
     queues = waits, longest, behind
 
     def steps_of(i, column):
-        """Local steps of a round."""
+        """Return the local steps of a round."""
         of_all, always = drawn_steps.shape
         return drawn_steps[min(i, of_all - 1), min(column, always - 1)]
 
     def seconds_of(i, column):
-        """Communication of a round."""
+        """Return the communication of a round."""
         of_all, always = cost.shape
         return cost[min(i, of_all - 1), min(column, always - 1)]
 
     def exhausted(i, at):
-        """Whether the round after this one, begun at `at`, is not known to its end."""
+        """Return True if the round after this one, begun at `at`, is not known to its end."""
         column, n = round_[i] + 1 - known[i], first[i] + steps[i] - counter[i]
         if column >= drawn_partner.shape[1] or n + steps_of(i, column) > columns:
             return True
@@ -106,7 +106,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
             earliest.set_time(landing, levels, i, end[i] + longer)
 
     def meet(i, j):
-        """Land with j, both idle, for whichever of them communicates for longer."""
+        """Land with j, both idle, after the longer communication of the two."""
         longer = max(seconds_of(i, round_[i] - known[i]), seconds_of(j, round_[j] - known[j]))
         earliest.set_time(landing, levels, i, max(end[i], end[j]) + longer)
         asked[i] = j
@@ -114,7 +114,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
         wait_no_more(queues, j)
 
     def look(i):
-        """Serve whoever has waited longest for i; else meet the drawn partner or wait for it."""
+        """Serve the node that has waited longest for i; else meet the drawn partner, or wait."""
         earliest.set_time(waking, levels, i, np.inf)
         waiting = longest[i]
         j = drawn_partner[i, round_[i] - known[i]]
@@ -184,7 +184,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
             kept += 1
         place[kept:] = freed[:taken]
         count[0] = kept
-        for at in range(2 * width):  # where nobody is
+        for at in range(2 * width):  # unused positions
             asking = at % width
             if asking >= taken or (at >= width and partner[row, asking] == asking):
                 workers[row, at], partner[row, at] = begin.size, at
@@ -197,7 +197,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
 
 @functools.cache
 def compiled() -> Callable[..., int]:
-    """The loop as machine code."""
+    """Return the loop as machine code."""
     numba = streams.compiler()
     from numba.extending import register_jitable
 

@@ -1,9 +1,9 @@
 """Processes of durations that may depend on the worker and on the time: slow machines.
 
-Randomness is addressed: a duration depends on (seed, worker, count) and, where the process has
-a state in time, on the start; never on the order of the calls. Every waiting rule therefore
-meets the same draws. Worker residuals of real clusters are strongly autocorrelated, so iid
-laws flatter methods that drop stragglers; the processes here do not.
+Randomness is addressed: a duration depends on (seed, worker, count), for processes with a state in
+time also on the start; never on the order of the calls. Every waiting rule therefore meets the same
+draws. Worker residuals of real clusters are strongly autocorrelated, so iid distributions flatter
+methods that drop stragglers; the processes here do not.
 """
 
 import csv
@@ -25,54 +25,54 @@ from stragglers.speed_paths import InTime, Paths, finish
 from stragglers.streams import addressed
 
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
-LONGEST_USUAL = 60.0  # s, the median of a trace above which a unit has to be given
-MOST_SHOWN = 16  # names of workers in a line
-EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and times to see it at
+LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
+MOST_SHOWN = 16  # names of workers that an error lists on a line
+EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
 IN_STEP = (
     "warning: at equal times all workers took about equally long, as steps that end with an "
     "all-reduce do, which hides who is slow; give times of computing alone, or waiting=COLUMN, the "
     "part of them that is waiting"
 )
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-NO_TABLES = {  # first bytes of files that are no text in columns
+NO_TABLES = {  # first bytes of files that are not text in columns
     b"\x1f\x8b": "compressed by gzip",
     b"PK": "a zip or Excel file",
     b"PAR1": "Parquet",
     b"{": "JSON",
     b"[": "JSON",
 }
-_UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # at the end of a column's name
+_UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # unit at the end of a column's name
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
 
 
 @dataclass(frozen=True)
 class Process:
-    """Durations in seconds by worker, start and count; `seeded` binds it to its random numbers."""
+    """Durations in seconds by worker, start and count; `seeded` binds it to a seed."""
 
     name: str
     shortest: float  # s, no duration is below it
-    uses_time: bool  # whether a duration depends on when it starts
-    workers: int = field(default=0, kw_only=True)  # there have to be, as it names them
+    uses_time: bool  # True if a duration depends on its start
+    workers: int = field(default=0, kw_only=True)  # fewest workers, as it names them
     bind: Callable[[int], Draw] = field(repr=False, compare=False)  # seed -> draw
     draw: Draw | None = field(default=None, repr=False, compare=False)
     in_time: Callable[[int], InTime] | None = field(
         default=None, repr=False, compare=False, kw_only=True
-    )  # seed -> what the durations are made of, if they are the work that a changing speed does
+    )  # seed -> parts of the durations, if they are the work that a changing speed does
     records: tuple[np.ndarray, ...] = field(
         default=(), repr=False, compare=False
-    )  # that it replays
-    names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of their workers
-    read: str = field(default="", compare=False, kw_only=True)  # from a file, on one line
+    )  # recorded durations that it replays
+    names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of these workers
+    read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
 
     def seeded(self, seed: int) -> "Process":
-        """A copy whose durations are a pure function of `seed` and their address."""
+        """Return a copy whose durations are a pure function of `seed` and their address."""
         return replace(self, draw=self.bind(seed))
 
     def duration(
         self, worker: ArrayLike, start_time: ArrayLike, count: ArrayLike = 0
     ) -> np.ndarray:
-        """Seconds that the `count`-th mini-batch of `worker` takes if begun at `start_time`.
+        """Return the seconds of the `count`-th mini-batch of `worker`, begun at `start_time`.
 
         The three broadcast against each other: int, seconds (float), int.
         """
@@ -82,12 +82,12 @@ class Process:
 
 
 def as_process(delay: Law | Process) -> Process:
-    """The delay itself, or the process that draws a law anew for every mini-batch."""
+    """Return the process itself, or one that draws from a distribution for every mini-batch."""
     return from_law(delay) if isinstance(delay, Law) else delay
 
 
 def from_law(law: Law) -> Process:
-    """Durations of the law, independent over workers and counts."""
+    """Draw durations from the distribution, independent over workers and counts."""
 
     def bind(seed: int) -> Draw:
         table = addressed(seed, transform=law.quantile)
@@ -97,7 +97,7 @@ def from_law(law: Law) -> Process:
 
 
 def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> Process:
-    """Durations of `law` times a constant per worker: an array, or {worker: factor}, else 1."""
+    """Multiply durations by a constant per worker: an array, or {worker: factor}, else 1."""
     process = as_process(law)
     sparse = hasattr(factors, "items")
     values = np.array(list(factors.values() if sparse else factors), np.float64)
@@ -138,7 +138,7 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
 
     shortest = process.shortest * float(dense.min())
     named = max(dense.size - sparse, process.workers)
-    # Factors of factors are rounded one after the other, which one constant is not.
+    # The rounding of factors of factors differs from that of one constant.
     plain = process.in_time is not None and process.in_time(0).constant is None
     return Process(
         f"persistent({process.name})",
@@ -153,10 +153,10 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
 
 
 def spells(law: Law | Process, mini_batches: int) -> Process:
-    """One draw of `law` holds for `mini_batches` successive mini-batches of a worker.
+    """Hold one draw of `law` for `mini_batches` successive mini-batches of a worker.
 
-    Like a draw per round, but however long the rounds of a method are, its stragglers stay slow
-    for the same amount of work.
+    Like a draw per round, but stragglers stay slow for the same amount of work, whatever the length
+    of a method's rounds.
     """
     if not mini_batches >= 1:
         raise ValueError(f"spells: needs mini_batches >= 1, got {mini_batches}; set at least 1")
@@ -183,7 +183,7 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
 
 
 def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Process:
-    """A worker alternates between normal and `factor` times slower, in time.
+    """Let a worker alternate between normal and `factor` times slower, in time.
 
     Sojourns are exponential with means `mean_normal` and `mean_slow` seconds and start in the
     stationary state. A mini-batch is `law` seconds of work at speed 1 or 1/factor; its duration
@@ -202,7 +202,7 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
             "their mean speed as a law"
         )
 
-    known: dict[int, InTime] = {}  # so that paths are drawn once; a cached function has no pickle
+    known: dict[int, InTime] = {}  # paths are drawn once; a cached function has no pickle
 
     def in_time(seed: int) -> InTime:
         if seed not in known:
@@ -215,7 +215,7 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
 
         def draw(worker: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
             target = work(worker, count)
-            latest = np.max(start + factor * target, initial=0.0)  # if all of it is slow
+            latest = np.max(start + factor * target, initial=0.0)  # in case all of it is slow
             path = paths.beyond(worker.max(initial=0) + 1, latest)
             return finish(path, worker, start, target) - start
 
@@ -235,18 +235,18 @@ def trace(
     scale: float | None = None,
     mean: float | None = None,
 ) -> Process:
-    """Replay of recorded durations from a CSV file, per worker in the order of `time`, cyclic.
+    """Replay recorded durations from a CSV file, per worker in the order of `time`, cyclic.
 
     `worker`, `time` and `duration` name the columns; without `time` the order is that of the rows.
-    Commas, semicolons or tabs part them, and lines from # on are left out. A table with a column a
-    worker, such as rank0, rank1, is read too, in the order of its rows unless it has a `time`.
-    A duration is to be that of computing alone. Where it ends with waiting for others, `waiting`
-    names the column of that, which is subtracted.
+    Commas, semicolons or tabs part them, and lines from # on are left out. A table with a column
+    per worker, such as rank0, rank1, is read too, in the order of its rows unless it has a `time`.
+    A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
+    the column of that wait, which is subtracted.
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
     as in batch_time_ms; `mean` scales them instead so that they have this mean. Workers are in the
-    natural order of their names, rank2 before rank10; those beyond the file's reuse them in turn.
-    The seed has no effect. `read` of the process says what was read. Raises ValueError for what
-    cannot be read, and for durations that can hardly be seconds.
+    natural order of their names, rank2 before rank10; workers beyond the file's reuse them in turn.
+    The seed has no effect. `read` of the process gives the facts about the file. Raises ValueError
+    for an unreadable file, and for durations that can hardly be seconds.
     """
     for value in (scale, mean):
         if value is not None and not 0 < value < math.inf:
@@ -283,7 +283,7 @@ def trace(
 
 
 def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
-    """Durations [s] per worker as they are listed, cyclic; workers beyond reuse them in turn."""
+    """Replay listed durations [s] per worker, cyclic; workers beyond reuse them in turn."""
     lengths = np.array([len(row) for row in records])
     table = np.zeros((len(records), lengths.max()))
     for row, values in zip(table, records, strict=True):
@@ -305,9 +305,9 @@ PROCESSES: dict[str, Callable[..., Process]] = {
 def _recorded(
     path: str, worker: str, time: str | None, duration: str, waiting: str | None
 ) -> tuple[dict[str, np.ndarray], str, int, bool]:
-    """Return durations by the name of a worker in the order of their times, and what they are.
+    """Return durations by the name of a worker in the order of their times, and facts about them.
 
-    That is their column, how many rows were empty, and whether workers seem to go in step.
+    These are their column, the number of empty rows, and True if workers seem to go in step.
     """
     try:
         rows, comma = _rows(path)
@@ -368,7 +368,7 @@ def _recorded(
 
 
 def _rows(path: str) -> tuple[list[tuple[int, list[str]]], str]:
-    """Return the cells of lines that are no comments, with the line's number, and the decimal mark.
+    """Return the numbered cells of lines that are no comments, and the decimal mark.
 
     The header says whether commas, semicolons or tabs part them; numbers have decimal commas only
     between semicolons.
@@ -392,9 +392,9 @@ def _rows(path: str) -> tuple[list[tuple[int, list[str]]], str]:
 def _long(
     rows: list[tuple[int, list[str]]], time: str | None, duration: str
 ) -> list[tuple[int, list[str]]]:
-    """Return a table that has a column a worker as one with a row a duration; others as they are.
+    """Return a table with a column per worker as one with a row per duration; others as they are.
 
-    Such columns differ in a number alone, and there is none of the name that durations have.
+    Such columns differ in a number alone, and the table has no column of durations.
     """
     columns = rows[0][1]
     names = [_UNIT.sub("", column) for column in columns]
@@ -423,10 +423,10 @@ def _plain(column: str | None) -> str:
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, int, float]]]) -> bool:
-    """Return whether durations vary over time, and at one time hardly over workers."""
+    """Return True if durations vary over time, and at one time hardly over workers."""
     each = [{at: seconds for at, _, seconds in rows} for rows in observed]
     common = sorted(set.intersection(*map(set, each)))
-    if not common and len(set(map(len, each))) == 1:  # times of clocks: the order says which step
+    if not common and len(set(map(len, each))) == 1:  # times of clocks: the order gives the step
         each = [dict(enumerate(mine[at] for at in sorted(mine))) for mine in each]
         common = sorted(each[0])
     if len(each) < 2 or len(common) < LEAST_EQUAL:
@@ -460,7 +460,7 @@ def _described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
 
 
 def _gap(names: Sequence[str]) -> str:
-    """Names in natural order that count with a gap, as where a worker's records are missing."""
+    """Return a text about a gap in numbered names, as of missing records; "": there is none."""
     parts = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, re.DOTALL) for name in names]
     if None in parts or len({(part[1], part[3]) for part in parts}) > 1:
         return ""
@@ -471,7 +471,7 @@ def _gap(names: Sequence[str]) -> str:
 
 
 def _natural(name: str) -> str:
-    """A key that sorts rank2 before rank10."""
+    """Return a key that sorts rank2 before rank10."""
     return re.sub("[0-9]+", lambda digits: digits[0].zfill(18), name)
 
 

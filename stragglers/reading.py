@@ -1,4 +1,4 @@
-"""Reading files that somebody else may have written, damaged or put in the way."""
+"""Reading of files that may be foreign, damaged or put in the way."""
 
 import contextlib
 import io
@@ -11,15 +11,15 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
-# Bytes of arrays that a file may hold however small it is, and for each byte of a larger one.
+# Bytes of arrays that any small file may hold, and bytes for each byte of a larger one.
 MOST_BYTES, MOST_EXPANSION = 2**29, 64
 
 
 def opened(path: str | os.PathLike) -> BinaryIO:
     """Open an ordinary file for reading.
 
-    Raises OSError where there is none, and ValueError for a pipe or a device, of which a read might
-    never end, and for a path that no file can have.
+    Raises OSError where there is none, and ValueError for a pipe or a device, which might never
+    end, and for an impossible path.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -29,12 +29,12 @@ def opened(path: str | os.PathLike) -> BinaryIO:
 
 
 def arrays(path: str | Path | BinaryIO) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file by their names; ValueError for anything else.
+    """Return the arrays of an `.npz` file by their names; raise ValueError for anything else.
 
     Every member is read to its end, so that its checksum counts.
     """
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about headers that old versions of Python have written
+        warnings.simplefilter("ignore")  # warnings about headers of old versions of Python
         try:
             file = path if hasattr(path, "read") else stack.enter_context(opened(path))
             archive = stack.enter_context(zipfile.ZipFile(file))
@@ -64,7 +64,7 @@ def _array(member: IO[bytes]) -> np.ndarray:
 
 
 def _reason(error: Exception) -> str:
-    """Why a file cannot be read, on one line and not without a word."""
+    """Return the reason why a file cannot be read, on one line and not without a word."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())[:200] or type(error).__name__

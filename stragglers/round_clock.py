@@ -1,10 +1,10 @@
 """Rounds in virtual time: every worker takes up to M mini-batches until a signal stops it.
 
 An update lands at all workers, or at each worker once its neighbours are ready (D-PSGD, 1705.09056;
-MATCHA, 1905.09435). A gradient is always taken at the newest version, so nothing is stale.
+MATCHA, 1905.09435). A gradient is always taken at the newest version, so the staleness is 0.
 
-What travels beside the work of a round is waited for only where the work is shorter. With X_i until
-worker i is ready, D for the exchange and maxima over i and its neighbours j:
+A transfer beside the work of a round is waited for only where the work is shorter. With X_i seconds
+until worker i is ready, D for the exchange and maxima over i and its neighbours j:
 
     t_i <- max_j (t_j + X_j) + D           all leaves once a worker is ready
     t_i <- max(t_i + X_i, max_j t_j + D)   all leaves as a round begins
@@ -22,33 +22,34 @@ from stragglers.schedule import Schedule
 
 
 class ClockState(NamedTuple):
-    """Where a schedule stands between two segments."""
+    """State of a schedule between two segments."""
 
-    update: int  # of the next row
-    free: np.ndarray  # [P] s, when each worker can start its next round
+    update: int  # index of the next row
+    free: np.ndarray  # [P] s, begin of each worker's next round
     attempts: np.ndarray  # [P] int64, mini-batch durations drawn so far
     consumed: np.ndarray  # [P] int64, the next mini-batch counter
-    under_way: tuple[np.ndarray, ...] = ()  # s, before which the next rounds do not land
+    under_way: tuple[np.ndarray, ...] = ()  # s, earliest landings of the next rounds
 
 
-UNSENT = -np.inf  # s, when nothing arrives
-NEVER = np.full((1, 1), np.inf)  # s, a signal that does not come
-DRAWN_AT_ONCE = 1 << 20  # durations
+UNSENT = -np.inf  # s, landing of a transfer that was never sent
+NEVER = np.full((1, 1), np.inf)  # s, signal that never comes
+DRAWN_AT_ONCE = 1 << 20  # limit of durations
 
 
 class Work(NamedTuple):
-    """What the workers do in a round, in seconds."""
+    """Work of the workers in a round, in seconds."""
 
     start: np.ndarray  # [P]
     ready: np.ndarray  # [P]
     ends: np.ndarray  # [P, M] of the mini-batches
     done: np.ndarray  # [P] finished mini-batches
-    stops: np.ndarray  # [P, 1] or [1, 1], when the signal comes
+    stops: np.ndarray  # [P, 1] or [1, 1], of the signal
 
     def known(self, leaves: float) -> np.ndarray:
-        """[P] when what leaves after this share of the last mini-batch is known; 0: at the start.
+        """Return the times [P] at which messages that leave after this share are known.
 
-        A whole round's last mini-batch is known from the start; another one when the signal comes.
+        The share is of the last mini-batch. A whole round's last mini-batch is known from the
+        start; another one when the signal comes.
         """
         if leaves == 0:
             return self.start
@@ -62,14 +63,14 @@ class Work(NamedTuple):
 
 
 def _begins(start: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """[P, M] s, when mini-batches that follow each other begin."""
+    """Return the starts [P, M] s of mini-batches that follow each other."""
     return np.concatenate([start[:, None], ends[:, :-1]], axis=1)
 
 
 class RoundClock:
-    """The plan of rounds: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
+    """Plan of rounds: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
 
-    signal: when a round stops. The other parameters are as for the rules in
+    signal: end of a round. The other parameters are as for the rules in
     `stragglers.rules.rounds`. Bad values raise ValueError.
     Source: arXiv 2211.00889, the trigger and its in-flight and leftover policies.
     """
@@ -100,14 +101,14 @@ class RoundClock:
         self._check(signal)
 
     def init(self) -> ClockState:
-        """Everybody begins its first round at 0 s."""
+        """Begin the first round of all workers at 0 s."""
         zeros = np.zeros(self.workers, np.int64)
         return ClockState(0, np.zeros(self.workers), zeros, zeros)
 
     def extend(
         self, state: ClockState, updates: int, *, signal: Signal | None = None
     ) -> tuple[ClockState, Schedule]:
-        """The next `updates` rounds; signal: another one for this segment alone."""
+        """Return the next `updates` rounds; signal: another one for this segment alone."""
         if signal is not None:
             self._check(signal)
         signal = signal or self._signal
@@ -155,10 +156,10 @@ class RoundClock:
     def _whole_rounds(
         self, attempts: np.ndarray, updates: int, signal: Signal
     ) -> np.ndarray | None:
-        """[updates, P, M] s from a round's begin to the ends of its mini-batches.
+        """Return [updates, P, M] s from a round's begin to the ends of its mini-batches.
 
-        None unless all of them can be drawn at once: nobody is ever stopped, no duration depends on
-        when it begins, and they are not too many.
+        None unless all of them can be drawn at once: no worker is ever stopped, no duration depends
+        on its begin, and they are not too many.
         """
         shape = (updates, self.workers, self.mini_batches)
         if signal is not round_parts.never or self._draw is None or np.prod(shape) > DRAWN_AT_ONCE:
@@ -169,7 +170,7 @@ class RoundClock:
         return within if np.isfinite(within[..., -1]).all() else None
 
     def _exchange(self, t: int, work: Work, active: np.ndarray, under_way: tuple):
-        """Exposed seconds [P] of round t, when it lands [P], and what is under way after it."""
+        """Return exposed seconds [P] of round t, its landing [P], and later transfers."""
         transfers = self._transfers(t)
         arrived, *later = *under_way, *[UNSENT] * (under_way == ())
         landed, at = work.ready, UNSENT

@@ -1,4 +1,4 @@
-"""The parts of a round: when mini-batches end, when it stops, what counts, who waits for whom."""
+"""Parts of a round: ends of mini-batches, the signal, finished mini-batches, waits for others."""
 
 from collections.abc import Callable
 
@@ -8,19 +8,19 @@ import numpy as np
 from stragglers.processes import Process
 from stragglers.rule import Links
 
-# begin [P], ends [P, M] of the mini-batches, all in seconds -> when to stop, scalar or [P]
+# begin [P], ends [P, M] of the mini-batches, all in seconds -> signal, scalar or [P]
 Signal = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
-# ready [P] s, active matchings [M] of the round -> when it lands, scalar or [P], in seconds
+# ready [P] s, active matchings [M] of the round -> landing, scalar or [P], in seconds
 Landing = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
 
 
 def never(begin: np.ndarray, ends: np.ndarray) -> float:
-    """The signal of blocking rounds: nobody is ever stopped."""
+    """Return the signal of blocking rounds, inf: no worker is ever stopped."""
     return np.inf
 
 
 def until_first_finisher() -> Signal:
-    """Stop all when somebody has finished all M mini-batches (2211.00889)."""
+    """Stop all when one worker has finished all M mini-batches (2211.00889)."""
     return lambda begin, ends: ends[:, -1].min()
 
 
@@ -32,7 +32,7 @@ def until_deadline(seconds: float) -> Signal:
 
 
 def until_quorum(k: int) -> Signal:
-    """Stop all when k mini-batches have been finished, by whomever."""
+    """Stop all when k mini-batches have been finished, by any workers."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> float:
         if not 1 <= k <= ends.size:
@@ -46,7 +46,7 @@ def until_quorum(k: int) -> Signal:
 
 
 def until_grace(k: int, gamma: float) -> Signal:
-    """Stop all gamma times as long after k workers have finished all M as that has taken."""
+    """Stop all gamma q seconds after k workers have finished all M mini-batches, in q seconds."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> np.ndarray:
         reached = np.partition(ends[:, -1], k - 1)[k - 1]
@@ -56,17 +56,17 @@ def until_grace(k: int, gamma: float) -> Signal:
 
 
 def seconds_each(busy: np.ndarray, batches: np.ndarray, whole: int, cuts: bool) -> np.ndarray:
-    """What a mini-batch of each worker has taken in a round, [P] s; nan where it took none.
+    """Return the seconds of a mini-batch of each worker in a round, [P]; nan without any.
 
-    busy: [P] s of computing; batches: [P] finished; whole: of a full round. Of a worker that was
-    cut it is the least that its mini-batches, with the one in flight, would have taken on average.
+    busy: [P] s of computing; batches: [P] finished; whole: of a full round. For a cut worker this
+    is a lower bound: the average of its mini-batches, with the one in flight.
     """
     begun = batches + (cuts & (batches < whole))
     return np.where(busy > 0, busy / np.maximum(begun, 1), np.nan)
 
 
 def ends_by_mini_batch(process: Process, workers: int, mini_batches: int) -> Callable:
-    """Ends [P, M] of a round's mini-batches, each with a duration of its own."""
+    """Return a function that ends a round's mini-batches, [P, M], each after its own duration."""
     worker, offsets = np.arange(workers), np.arange(mini_batches)
 
     def ends_at_once(t: int, begin: np.ndarray, attempts: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ def ends_by_mini_batch(process: Process, workers: int, mini_batches: int) -> Cal
 
 
 def ends_by_round(process: Process, workers: int, mini_batches: int) -> Callable:
-    """Ends [P, M] of a round's mini-batches, all with the duration drawn at its start."""
+    """Return a function that ends a round's mini-batches, [P, M], after one duration per round."""
     worker, steps = np.arange(workers), np.arange(1, mini_batches + 1)
     return lambda t, begin, attempts: (
         begin[:, None] + process.duration(worker, begin, t)[:, None] * steps
@@ -91,20 +91,20 @@ def ends_by_round(process: Process, workers: int, mini_batches: int) -> Callable
 
 
 def stop_after_current(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
-    """Finished mini-batches [P] and when each worker is ready [P], if begun ones count."""
+    """Return finished mini-batches [P] and ready times [P], if begun mini-batches count."""
     last = ends[np.arange(len(ends)), np.maximum(started - 1, 0)]
     return started, np.where(started > 0, last, begin)
 
 
 def stop_at_once(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
-    """Finished mini-batches [P] and when each worker is ready [P], if the signal cuts them."""
+    """Return finished mini-batches [P] and ready times [P], if the signal cuts mini-batches."""
     done = (ends <= signal).sum(axis=1)
     return done, np.minimum(ends[:, -1], np.maximum(signal[:, 0], begin))
 
 
-# in_flight -> (whether the signal cuts, what then counts)
+# in_flight -> (True if the signal cuts, finished mini-batches and ready times then)
 STOPS = {"finish": (False, stop_after_current), "cut": (True, stop_at_once)}
-LEFTOVERS = {"carry": True, "drop": False}  # whether unfinished mini-batches go on
+LEFTOVERS = {"carry": True, "drop": False}  # True if unfinished mini-batches go on
 
 
 def land_everywhere(ready: np.ndarray, active: np.ndarray) -> float:
@@ -121,7 +121,7 @@ def land_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int
     """Land at each worker once it and its neighbours of the round are ready, in max-plus form.
 
     Neighbours are those in `graph` (D-PSGD, 1705.09056), or those that `links` makes active
-    (MATCHA, 1905.09435), or everybody where neither is given. Nodes other than the workers, and
+    (MATCHA, 1905.09435), or all workers where neither is given. Nodes other than the workers, and
     links without an edge in the graph, raise ValueError.
     """
     near = None if graph is None else _closed_neighbourhoods(graph, workers)
@@ -134,7 +134,7 @@ def land_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int
 
 
 def activations(links: Links | None, first: int, count: int) -> np.ndarray:
-    """Active matchings of rounds first .. first + count - 1, bool [count, M]; M = 0 if no links."""
+    """Return active matchings of rounds from `first` on, bool [count, M]; M = 0 without links."""
     if links is None:
         return np.empty((count, 0), bool)
     active = np.asarray(links.active(first, count))
@@ -148,7 +148,7 @@ def activations(links: Links | None, first: int, count: int) -> np.ndarray:
 
 
 def _closed_neighbourhoods(graph: nx.Graph, workers: int) -> np.ndarray:
-    """Each worker and its neighbours, [P, 1 + max degree], padded with the worker itself."""
+    """Return each worker and its neighbours, [P, 1 + max degree], padded with the worker itself."""
     if set(graph) != set(range(workers)):
         raise ValueError(
             f"rounds: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "

@@ -1,13 +1,13 @@
-"""What a waiting rule is given, and the faces that it shows to those who run it.
+"""Waiting rules: their setting, and the faces that they show to runtimes.
 
-A rule is a function `name(setting, *, own parameters) -> Rule`. Nobody asks for its name: what it
-can do stands in the `Rule`.
+A rule is a function `name(setting, *, own parameters) -> Rule`. Its name decides nothing: all its
+abilities stand in the `Rule`.
 
     plan       `init, extend, observe`: a Schedule in virtual time, without any training
-    trigger    for workers that move in rounds on devices: when a round stops, what counts then
-    arrivals   for workers that run freely: what happens when one of them delivers, or a time comes
+    trigger    for workers that move in rounds on devices: end of a round, finished mini-batches
+    arrivals   for workers that run freely: reactions to a delivery, or to a time
 
-A face that makes no sense for a rule is None, and who needs it refuses the rule.
+A face that makes no sense for a rule is None, and a runtime that needs it refuses the rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from stragglers.schedule import Schedule
 
 
 class Transfer(NamedTuple):
-    """A part of what a round exchanges; the parts of a round travel one after the other.
+    """Part of a round's exchange; the parts of a round travel one after the other.
 
     seconds: under way, scalar or [P].
-    leaves: when it is known. 0: as the round begins, so that it travels beside all mini-batches;
-        1: once the worker is ready; between: after this share of the last mini-batch.
-    late: rounds that end without it before one waits for it.
+    leaves: share of the last mini-batch after which it is known. 0: as the round begins, so that it
+        travels beside all mini-batches; 1: once the worker is ready.
+    late: rounds that end without it before workers wait for it.
     """
 
     seconds: float | np.ndarray
@@ -40,46 +40,46 @@ RoundCost = float | np.ndarray | tuple[Transfer, ...]
 Cost = RoundCost | Callable[[int], RoundCost]  # of every round alike, or round -> cost
 
 
-DRAWS = {"mini_batch": False, "round": True}  # draw -> whether a duration holds for a whole round
+DRAWS = {"mini_batch": False, "round": True}  # draw -> True if a duration holds for a whole round
 
 
 class Links(Protocol):
-    """Links that come and go: which matchings are active in which round (MATCHA, 1905.09435)."""
+    """Links that come and go: active matchings of every round (MATCHA, 1905.09435)."""
 
-    partners: np.ndarray  # [M, P] int, whom each worker hears from, itself where from nobody
-    directed: bool  # whom a worker hears from need not hear from it
+    partners: np.ndarray  # [M, P] int, sender that each worker hears, or itself
+    directed: bool  # a worker need not hear from its receiver
 
     def active(self, first: int, count: int) -> np.ndarray:
-        """Activations of rounds first .. first + count - 1, bool [count, M]; a pure function."""
+        """Return the matchings of rounds from `first` on, bool [count, M]; a pure function."""
 
 
 class Setting(NamedTuple):
-    """What an experiment offers to every waiting rule."""
+    """Parts of an experiment that every waiting rule may use."""
 
     delay: Law | Process  # seconds of a mini-batch
     workers: int
     mini_batches: int | Sequence[int]  # of a full round or contribution, or one number per worker
-    seed: int  # of the delays
-    graph: nx.Graph | None = None  # who is whose neighbour; None: everybody is everybody's
-    links: Links | None = None  # which links come and go; None: all of the graph's, always
+    seed: int  # seed of the delays
+    graph: nx.Graph | None = None  # neighbours; None: all workers are neighbours
+    links: Links | None = None  # links that come and go; None: all of the graph's, always
     communication: Cost = 0.0
     draw: str = "mini_batch"  # a duration per "mini_batch", or per "round"
 
 
 class Sight(NamedTuple):
-    """What a worker's device sees of a round when it asks whether to go on."""
+    """View of a round from a worker's device that asks whether to go on."""
 
     finished: np.ndarray  # [workers] mini-batches finished in this round
     elapsed: float  # seconds since this worker began the round
-    ready: np.ndarray  # [workers] s from then until each finished what it has finished
-    past: np.ndarray  # [n, workers] s of a mini-batch in the last rounds, at least, or nan
+    ready: np.ndarray  # [workers] s from then until the last finished mini-batch of each
+    past: np.ndarray  # [n, workers] s of a mini-batch in the last rounds or more, or nan
 
 
 class Goal(NamedTuple):
-    """What all workers together have to reach in a round, which is then over for all of them.
+    """Points that all workers together have to reach in a round, which then ends for all of them.
 
     points: mini-batches finished [workers] -> points [workers], whole numbers that grow with them.
-    needed: points of all workers. The order in which they are made decides whose come too late.
+    needed: points of all workers. The order of the points decides which of them come too late.
     """
 
     points: Callable[[np.ndarray], np.ndarray]
@@ -87,9 +87,9 @@ class Goal(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Rounds that nobody stops, from which follows when all later ones end.
+    """Rounds without a stop, from which the end of all later ones follows.
 
-    rounds: how many.
+    rounds: number of these rounds.
     choose: (seconds of their mini-batches [rounds, workers, M], seconds of their exchanges
         [rounds]) -> seconds after which every worker stops.
     """
@@ -99,17 +99,17 @@ class Calibration(NamedTuple):
 
 
 class Trigger(NamedTuple):
-    """How workers that move in rounds on devices keep a rule.
+    """Waiting rule for workers that move in rounds on devices.
 
-    stop: whether the round is over for the worker that sees this; None: it never is.
-    mini_batches: that a worker may take in a round, scalar or [workers].
+    stop: view of a worker -> True if the round is over for this worker; None: it never is.
+    mini_batches: limit of a worker's mini-batches in a round, scalar or [workers].
     cuts: the mini-batch in flight is cut, instead of finished.
     carries: unfinished mini-batches go on in the next round, instead of being skipped.
     sees_all: `stop` looks at other workers than the one that asks, which takes a single process.
     whole: [workers] mini-batches of a contribution, of which a part counts for nothing; None: every
         finished mini-batch counts.
     remembers: rounds before the present one that `stop` looks at.
-    goal: what ends the round for all workers, wherever they live.
+    goal: points that end the round for all workers, wherever they live.
     calibration: of a deadline that is not known before.
     """
 
@@ -125,37 +125,37 @@ class Trigger(NamedTuple):
 
     @property
     def stops(self) -> bool:
-        """Whether anybody is ever stopped."""
+        """True if a worker can ever be stopped."""
         return (self.stop, self.goal, self.calibration) != (None, None, None)
 
 
 class Reaction(NamedTuple):
-    """What a rule makes of an arrival, or of a time that is due: nothing, a hold, or an update."""
+    """Decision of a rule at an arrival, or at a time that is due: nothing, a hold, or an update."""
 
     state: Any
     counts: bool  # the contribution is held until it is in an update; False: it is ignored
-    update: tuple[int, ...] = ()  # the workers in the update that is made now, in order; (): none
-    restart: tuple[int, ...] = ()  # who begins anew from the newest parameters, whatever it is at
-    proceed: tuple[int, ...] = ()  # who begins another contribution at the parameters that it has
+    update: tuple[int, ...] = ()  # workers of the update that is made now, in order; (): none
+    restart: tuple[int, ...] = ()  # workers that begin anew from the newest parameters
+    proceed: tuple[int, ...] = ()  # workers that begin another contribution, at their parameters
 
 
 class Arrivals(NamedTuple):
-    """How a rule reacts to workers that run freely, each on a process of its own.
+    """Reactions of a rule to workers that run freely, each on a process of its own.
 
     init: () -> state, of workers that have all begun a contribution at version 0.
     on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Reaction.
         Every arrival is reported, also one whose worker has been restarted in the meantime.
     mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
     begun: (state, worker, version, seconds) -> state in which the worker's contribution in flight
-        is taken at that version and begun at that time: what it had in flight is lost, as its
-        process has died or the run resumes.
+        is taken at that version and begun at that time. The contribution in flight before is lost,
+        as the process of the worker has died or the run resumes.
     observe: as in `Rule`.
-    apart: every arrival makes an update at once, whatever the others have done, so that each worker
+    apart: every arrival makes an update at once, independent of the others, so that each worker
         can keep a state of its own and report nothing but its own arrivals to it.
-    due: state -> s, when the rule reacts though nobody has arrived; inf: at no time that is known.
-        None: it reacts to arrivals alone.
-    on_due: (state, seconds) -> Reaction, at that time or soon after; what has arrived until then
-        was reported before. None where `due` is.
+    due: state -> s, time at which the rule reacts without an arrival; inf: at no time that is
+        known. None: it reacts to arrivals alone.
+    on_due: (state, seconds) -> Reaction, at that time or soon after; all earlier arrivals were
+        reported before. None where `due` is.
     """
 
     init: Callable[[], Any]
@@ -169,9 +169,9 @@ class Arrivals(NamedTuple):
 
 
 class Turnout(NamedTuple):
-    """The possible participants of a rule's updates, whatever delays are; a method has to agree.
+    """Possible participants of a rule's updates, whatever delays are; a method has to agree.
 
-    fewest: workers in an update at least, also those who have finished nothing; None: always all.
+    fewest: workers in an update at least, also workers without a finished mini-batch; None: all.
     pairs: an update is meetings of two neighbours, or of a worker with itself.
     stopped: both of a pair have ended their local steps.
     early: a worker may begin a contribution before the update that has its last one.
@@ -186,7 +186,7 @@ class Turnout(NamedTuple):
 
 
 class Unfit(ValueError):
-    """A rule's refusal of the neighbours in a setting, which is for a method to cure."""
+    """Refusal by a rule of the neighbours in a setting, which a method has to cure."""
 
     def __init__(self, name: str, cause: str, remedy: str):
         super().__init__(f"{name}: {cause}; {remedy}")
@@ -194,7 +194,7 @@ class Unfit(ValueError):
 
 
 class Rule(NamedTuple):
-    """A waiting rule with its faces.
+    """Waiting rule with its faces.
 
     init: () -> state, a NamedTuple of arrays with `update`, the index of the next row.
     extend: (state, updates, **knobs) -> (state, Schedule); extending twice equals extending once.
@@ -203,7 +203,7 @@ class Rule(NamedTuple):
         rule that follows the training; it may change the rows that come after.
     data: own parameters that are data to a compiled program, so that runs which differ in them can
         share it. A rule whose parameters are all data lists "name": it shares with its relatives.
-    turnout: who may be in an update; all workers, each once, unless the rule says otherwise.
+    turnout: possible workers of an update; all, each once, unless the rule says otherwise.
     """
 
     workers: int
@@ -218,14 +218,14 @@ class Rule(NamedTuple):
 
 
 def whole(rule: Rule, updates: int) -> Schedule:
-    """The first `updates` rows of a rule, as one segment."""
+    """Return the first `updates` rows of a rule, as one segment."""
     return rule.extend(rule.init(), updates)[1]
 
 
 def checked_transfers(
     name: str, communication: Cost, workers: int
 ) -> Callable[[int], tuple[Transfer, ...]]:
-    """round -> its transfers; bad costs raise a ValueError of `name`."""
+    """Return a function: round -> its transfers; bad costs raise a ValueError of `name`."""
 
     def of_round(t: int) -> tuple[Transfer, ...]:
         cost = communication(t) if callable(communication) else communication
@@ -246,19 +246,19 @@ def checked_transfers(
 def checked_cost(
     name: str, communication: Cost, workers: int
 ) -> Callable[[int], float | np.ndarray]:
-    """round -> seconds of the exchange, scalar or [P], for rules that hide none of it."""
+    """Return a function: round -> exchange seconds, scalar or [P], for rules without overlap."""
     of_round = checked_transfers(name, communication, workers)
     return lambda t: total_seconds(of_round(t))
 
 
 def total_seconds(transfers: Sequence[Transfer]) -> float | np.ndarray:
-    """Seconds of all transfers, one after the other; scalar or [P]."""
+    """Return the seconds of all transfers, one after the other; scalar or [P]."""
     first, *others = (transfer.seconds for transfer in transfers)
     return sum(others, first)
 
 
 def hides(transfer: Transfer) -> bool:
-    """Whether a worker goes on with its work while this is under way."""
+    """Return True if a worker goes on with its work while this is under way."""
     return transfer.leaves < 1 or transfer.late > 0
 
 
@@ -275,14 +275,14 @@ def _check_seconds(name: str, seconds: float | np.ndarray, workers: int) -> None
 
 
 def per_round(name: str, draw: str) -> bool:
-    """Whether a duration holds for a whole round; an unknown `draw` raises ValueError."""
+    """Return True if a duration holds for a whole round; raise ValueError for an unknown `draw`."""
     if draw not in DRAWS:
         raise ValueError(f"{name}: unknown draw={draw!r}; choose one of {', '.join(DRAWS)}")
     return DRAWS[draw]
 
 
 def mini_batches_each(name: str, setting: Setting) -> np.ndarray:
-    """[P] int64 mini-batches of each worker's contribution; bad ones raise ValueError."""
+    """Return the mini-batches of each contribution, [P] int64; raise ValueError for bad ones."""
     if setting.workers < 1:
         raise ValueError(f"{name}: needs workers >= 1, got workers={setting.workers}; set more")
     each = np.asarray(setting.mini_batches)
@@ -300,12 +300,12 @@ def mini_batches_each(name: str, setting: Setting) -> np.ndarray:
 
 
 def most_mini_batches(mini_batches: int | Sequence[int]) -> int:
-    """The most mini-batches of any worker's contribution."""
+    """Return the most mini-batches of any worker's contribution."""
     return int(np.max(mini_batches))
 
 
 def one_number(name: str, setting: Setting) -> int:
-    """The mini-batches of a round, for rules in which they are the same for all workers."""
+    """Return the mini-batches of a round, for rules in which they are the same for all workers."""
     each = mini_batches_each(name, setting)
     if (each != each[0]).any():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Schedules: who takes part in which update, with what, and when; plain arrays on the host.
+"""Schedules: participants, work and times of every update, as plain arrays on the host.
 
 `Schedule.save` writes an `.npz` file with an array per field that is not None, and a `format`:
 
@@ -20,9 +20,9 @@ import numpy as np
 
 from stragglers import reading, validity
 
-FORMAT = 2  # of the files that `Schedule.save` writes
-SCALARS = ("offset", "population")  # the fields of a Schedule that are whole numbers
-# Of the arrays of a file: the kind of their types, as NumPy calls it, and how many axes they have.
+FORMAT = 2  # format of files by `Schedule.save`
+SCALARS = ("offset", "population")  # fields of a Schedule that are whole numbers
+# Arrays of a file: the kind of their types, as NumPy calls it, and the number of their axes.
 _KINDS = {
     **dict.fromkeys(SCALARS, ("i", 0)),
     **{"time": ("f", 1), "held": ("i", 1), "matchings": ("b", 2)},
@@ -34,44 +34,43 @@ _KINDS = {
 
 
 class Event(NamedTuple):
-    """Something that happened to a worker, beside all updates."""
+    """Incident of a worker, beside all updates."""
 
     time: float  # s
     worker: int
-    kind: str  # of validity.EVENT_KINDS
-    source: int = -1  # the worker whose model it began from; -1: nobody's
+    kind: str  # one of validity.EVENT_KINDS
+    source: int = -1  # the worker whose model it began from; -1: none
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happened in T updates, k participants each; times in seconds, counters from 0.
+    """Record of T updates, k participants each; times in seconds, counters from 0.
 
     Version v is the parameters after v updates; update t makes version t + 1. A worker may
-    appear twice in one update, when it delivered twice. A position that is left over stands for
-    nobody: its worker is one past the last, and it has finished no mini-batches.
+    appear twice in one update, when it delivered twice. An unused position has a worker one past
+    the last, without mini-batches.
     """
 
     time: np.ndarray  # [T] s, the latest landing of the update
     workers: np.ndarray  # [T, k] int32
-    start: np.ndarray  # [T, k] s, when the worker began computing for it
-    finish: np.ndarray  # [T, k] s, when it lands at that worker
+    start: np.ndarray  # [T, k] s, begin of the worker's computing for it
+    finish: np.ndarray  # [T, k] s, landing at that worker
     batches: np.ndarray  # [T, k] int32, mini-batches finished
     first: np.ndarray  # [T, k] int64, the batches are counters first .. first + batches - 1
-    version: np.ndarray  # [T, k] int32, at which the gradient was taken
-    busy: np.ndarray  # [T, k] s of computing, whether it counted or was cut
+    version: np.ndarray  # [T, k] int32, version of the gradient
+    busy: np.ndarray  # [T, k] s of computing, for counted and cut work
     communication: np.ndarray  # [T, k] s
     held: np.ndarray | None = None  # [P] int32, version each worker holds after the last row
     partner: np.ndarray | None = None  # [T, k] int32, position in the row
     matchings: np.ndarray | None = None  # [T, M] bool, active matchings
     offset: int = 0  # index t of the first row
-    population: int | None = None  # P, where a row lists who delivers; None: it lists everybody
+    population: int | None = None  # P, where a row lists the senders; None: it lists all workers
     samples: np.ndarray | None = None  # [T, k] int64, seen by all workers when the contribution was
     # taken, of runs in which a worker cannot know its row; None: as many as before its row
     events: tuple[Event, ...] = ()  # in the order of time
-    restored: np.ndarray | None = None  # [T, k] int32, the worker whose model this one has begun
-    # from, with a fresh state, before its contribution, as its process was lost; under a server
-    # itself, and with a model per worker as well if that was its own at `version`; -1: it has gone
-    # on. None: all have
+    restored: np.ndarray | None = None  # [T, k] int32, worker whose model this one takes
+    # after the loss of its process, with a fresh state, before its contribution: itself under a
+    # server, and where it takes its own model at `version`; -1: no loss. None: no losses at all
 
     @property
     def updates(self) -> int:
@@ -87,13 +86,13 @@ class Schedule:
 
     @property
     def fewest(self) -> int:
-        """Workers in the update that has the fewest, also those who have finished nothing."""
+        """Workers in the smallest update, also workers without a finished mini-batch."""
         there = [np.unique(row[row < self.all_workers]).size for row in self.workers]
         return min(there, default=self.all_workers)
 
     @property
     def stopped(self) -> bool:
-        """Return whether all workers that meet bring local steps along."""
+        """True if all workers that meet bring local steps along."""
         if self.partner is None:
             return False
         met = self.partner != np.arange(self.partner.shape[1])
@@ -101,7 +100,7 @@ class Schedule:
 
     @property
     def twice(self) -> np.ndarray:
-        """[T] bool, updates in which a worker delivers more than once."""
+        """Updates in which a worker delivers more than once, [T] bool."""
         row = np.sort(self.workers, axis=1)
         return ((row[:, 1:] == row[:, :-1]) & (row[:, 1:] < self.all_workers)).any(axis=1)
 
@@ -112,7 +111,7 @@ class Schedule:
 
     @property
     def mean_staleness(self) -> float:
-        """Staleness averaged over all contributions."""
+        """Staleness, mean over all contributions."""
         real = self.batches > 0
         return float(self.staleness[real].mean()) if real.any() else 0.0
 
@@ -123,10 +122,10 @@ class Schedule:
 
     @property
     def idle_fraction(self) -> float:
-        """Share of worker time, from each one's first start to its last finish, that is idle."""
+        """Share of worker time, from each worker's first start to its last finish, that is idle."""
         begin = np.full(self.workers.max() + 1, np.inf)
         end = np.zeros_like(begin)
-        spans = self.finish > self.start  # not who is only met, or nobody, in a row of pairs
+        spans = self.finish > self.start  # not partners that go on
         np.minimum.at(begin, self.workers[spans], self.start[spans])
         np.maximum.at(end, self.workers[spans], self.finish[spans])
         present = np.isfinite(begin)
@@ -134,11 +133,11 @@ class Schedule:
         return float(max(0.0, 1 - (self.busy.sum() + self.communication.sum()) / total))
 
     def samples_used(self, batch_size: int) -> np.ndarray:
-        """Samples that all workers have used after each update, [T] int64."""
+        """Return the samples that all workers have used after each update, [T] int64."""
         return np.cumsum(self.batches.sum(axis=1, dtype=np.int64)) * batch_size
 
     def slice(self, begin: int, end: int) -> "Schedule":
-        """Rows begin .. end - 1; `held` stays only if the last row does.
+        """Return rows begin .. end - 1; `held` stays only if the last row does.
 
         An event goes with the first row that lands at its time or later, or with the last row. So
         slices that share out all rows share out all events, and `concatenate` gives both back.
@@ -151,11 +150,11 @@ class Schedule:
         return replace(self, **rows, held=held, events=events, offset=self.offset + begin)
 
     def holding(self, held: np.ndarray) -> "Schedule":
-        """The same rows, followed by reads of the versions `held`."""
+        """Return the same rows, followed by reads of the versions `held`."""
         return replace(self, held=held)
 
     def using(self, matchings: np.ndarray) -> "Schedule":
-        """The same rows with the active matchings [T, M] of each update."""
+        """Return the same rows with the active matchings [T, M] of each update."""
         return replace(self, matchings=matchings)
 
     def save(self, path: str | Path) -> None:
@@ -173,7 +172,7 @@ class Schedule:
 
 
 def concatenate(schedules: Sequence[Schedule]) -> Schedule:
-    """One schedule from consecutive segments, their events in the order of time.
+    """Join consecutive segments to one schedule, their events in the order of time.
 
     A gap or overlap of updates raises ValueError.
     """
@@ -200,7 +199,7 @@ def concatenate(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
-    """The same rows with positions for `nobody` up to `width`: a rule has waited for fewer."""
+    """Return the same rows, padded to `width` with `nobody`: a rule has waited for fewer."""
     missing = width - schedule.workers.shape[1]
     if not missing:
         return schedule
@@ -243,9 +242,9 @@ def load(path: str | Path | BinaryIO) -> Schedule:
 
 
 def _from_arrays(values: dict[str, np.ndarray]) -> Schedule:
-    """The schedule of a file's arrays; ValueError for a column of another kind or number of axes.
+    """Return the schedule of a file's arrays; raise ValueError for another kind or number of axes.
 
-    What its columns say is left to `Schedule.validate`.
+    The contents of its columns are left to `Schedule.validate`.
     """
     events = _events(values)
     for name, value in values.items():
@@ -262,14 +261,14 @@ def _from_arrays(values: dict[str, np.ndarray]) -> Schedule:
 
 
 def _columns(schedule: Schedule) -> dict[str, np.ndarray]:
-    """The arrays with a leading axis of updates."""
+    """Return the arrays with a leading axis of updates."""
     others = ("held", "events", *SCALARS)
     names = [field.name for field in fields(schedule) if field.name not in others]
     return {n: getattr(schedule, n) for n in names if getattr(schedule, n) is not None}
 
 
 def _event_columns(events: Sequence[Event]) -> dict[str, np.ndarray]:
-    """Events as arrays of a file, nothing for no events."""
+    """Return events as arrays of a file, no arrays for no events."""
     if not events:
         return {}
     return {
@@ -279,7 +278,7 @@ def _event_columns(events: Sequence[Event]) -> dict[str, np.ndarray]:
 
 
 def _events(values: dict[str, np.ndarray]) -> tuple[Event, ...]:
-    """Take the arrays of `_event_columns` out of what a file holds."""
+    """Take the arrays of `_event_columns` out of a file's arrays."""
     columns = [values.pop(f"event_{name}", None) for name in Event._fields]
     if all(column is None for column in columns):
         return ()

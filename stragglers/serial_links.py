@@ -1,8 +1,8 @@
-"""Seconds that nodes spend communicating when a link serves one transfer at a time.
+"""Seconds of communication of nodes when a link serves one transfer at a time.
 
 A node has one link, which carries one message each way at a time. The time of an update's
 communication is everything from the end of the local steps to the beginning of the next ones:
-waiting for links, for partners, and the transfer itself.
+waits for links and for partners, and the transfer itself.
 
     pairs       the meetings of a schedule of pairs, delayed where a link is taken
     matchings   D-PSGD: the matchings of a graph, one after the other
@@ -21,13 +21,13 @@ from stragglers.schedule import Schedule
 
 
 def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarray:
-    """Seconds [I] between the end of the local steps and the meeting, for every one asked for.
+    """Return the seconds [I] between the end of the local steps and the meeting, for each request.
 
-    schedule: of pairs that do not block, made without communication; its partners, local steps and
-    their durations are kept, its times are not: a node goes on when its meeting is over, and
-    whoever is asked never stops computing. Of meetings that wait, the one that was asked for first
-    begins as soon as both links are free. transfer: seconds of the two messages, sent at the same
-    time. Nodes that meet themselves are left out. A schedule that blocks raises ValueError.
+    schedule: of pairs that do not block, made without communication. Its partners, local steps and
+    their durations are kept, its times are not: a node goes on when its meeting is over, and its
+    partner never stops computing. Of waiting meetings, the one with the earliest request begins as
+    soon as both links are free. transfer: seconds of the two messages, sent at the same time. Nodes
+    that meet themselves are left out. A schedule that blocks raises ValueError.
     """
     met = wavefront.interactions(schedule)
     asked, other = met.position.T
@@ -44,7 +44,7 @@ def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarra
 
     taken: list[float] = []
     free = [True] * workers
-    waiting: list[list[tuple[float, int, int]]] = [[] for _ in range(workers)]  # asked, who, whom
+    waiting: list[list[tuple[float, int, int]]] = [[] for _ in range(workers)]  # s, node, partner
     at = [0] * workers
     events = [(seconds[i][0], 0, i, i) for i in range(workers) if seconds[i]]  # time, kind, pair
     heapq.heapify(events)
@@ -83,7 +83,7 @@ def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarra
 
 
 def matching_rounds(busy: np.ndarray, partners: np.ndarray, transfer: float) -> np.ndarray:
-    """[T, n] seconds of communication in rounds of D-PSGD, or of gossip over any graph.
+    """Return the seconds [T, n] of communication in rounds of D-PSGD, or of gossip over any graph.
 
     busy: [T, n] s of computing; partners: [M, n], which meet one after the other. A pair waits for
     its slower node only.
@@ -99,10 +99,10 @@ def matching_rounds(busy: np.ndarray, partners: np.ndarray, transfer: float) -> 
 
 
 def push_rounds(busy: np.ndarray, transfer: float) -> np.ndarray:
-    """[T, n] seconds of communication in rounds of SGP on the one-peer exponential graph.
+    """Return the seconds [T, n] of communication in SGP on the one-peer exponential graph.
 
-    A node goes on when its message is away and the one that it waits for is there; a message waits
-    until its receiver's link has taken the last one in. Source: arXiv 1811.10792, Section 3.
+    A node goes on when its message is sent and the message that it waits for is there; a message
+    waits until its receiver's link has taken the last one in. Source: arXiv 1811.10792, Section 3.
     """
     workers = busy.shape[1]
     hops = [1 << k for k in range(max(1, (workers - 1).bit_length()))]
@@ -120,9 +120,9 @@ def push_rounds(busy: np.ndarray, transfer: float) -> np.ndarray:
 
 
 def ring_rounds(busy: np.ndarray, step: float) -> np.ndarray:
-    """[T, n] seconds of communication in rounds of a ring all-reduce; step: s of one message.
+    """Return the seconds [T, n] of communication in rounds of a ring all-reduce.
 
-    Every step waits for the predecessor's last one: 2 (n - 1) of them.
+    step: s of one message. Every step waits for the predecessor's last one: 2 (n - 1) of them.
     """
 
     def exchange(ready):
@@ -134,7 +134,7 @@ def ring_rounds(busy: np.ndarray, step: float) -> np.ndarray:
 
 
 def _in_rounds(busy, exchange) -> np.ndarray:
-    """exchange: (when each node has computed [n]) -> when it goes on."""
+    """Return waits by exchange: (end of each node's computing [n]) -> begin of its next round."""
     begin = np.zeros(busy.shape[1])
     spent = np.empty_like(busy)
     for t, seconds in enumerate(busy):

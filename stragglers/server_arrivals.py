@@ -1,4 +1,4 @@
-"""What a server makes of contributions that arrive when they like: the reaction of a protocol.
+"""Reaction of a server to contributions that arrive at any time, by a protocol.
 
 The same decisions as in `stragglers.event_clock`, for workers whose time is real.
 """
@@ -12,10 +12,10 @@ from stragglers.rule import Arrivals, Reaction
 
 
 class ServerState(NamedTuple):
-    """What the server knows between two arrivals."""
+    """Knowledge of the server between two arrivals."""
 
-    update: int  # updates made, which is the newest version
-    version: np.ndarray  # [P] int64, at which each worker's contribution in flight is taken
+    update: int  # number of updates, the newest version
+    version: np.ndarray  # [P] int64, of each worker's contribution in flight
     held: tuple[int, ...]  # the workers whose contributions wait for the next update, in order
 
 
@@ -29,20 +29,20 @@ class Server:
         self.protocol, self.k, self._mini_batches = protocol, k, mini_batches
 
     def face(self) -> Arrivals:
-        """The reaction as a rule shows it."""
+        """Return the reaction as a rule shows it."""
         return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun)
 
     def init(self) -> ServerState:
-        """Everybody is at version 0."""
+        """Begin a contribution of every worker at version 0."""
         return ServerState(0, np.zeros(self._mini_batches.size, np.int64), ())
 
     def mini_batches(self, state: ServerState, worker: int) -> int:
-        """Mini-batches of the worker's next contribution."""
+        """Return the mini-batches of the worker's next contribution."""
         del state
         return int(self._mini_batches[worker])
 
     def begun(self, state: ServerState, worker: int, version: int, now: float) -> ServerState:
-        """The worker's contribution in flight is taken at this version, whatever it was at."""
+        """Take the worker's contribution in flight at this version, whatever it did before."""
         del now
         versions = state.version.copy()
         versions[worker] = version
@@ -51,8 +51,8 @@ class Server:
     def on_arrival(
         self, state: ServerState, worker: int, version: int, now: float, k: int | None = None
     ) -> Reaction:
-        """React to a contribution; k: how many make an update; default: the rule's number."""
-        del now  # a server counts, whatever the time
+        """React to a contribution; k: contributions of an update; default: the rule's number."""
+        del now  # a server counts contributions, at any time
         if version != state.version[worker]:
             return Reaction(state, counts=False)  # its worker has begun anew in the meantime
         protocol, newest = self.protocol, state.update
@@ -75,7 +75,7 @@ class Server:
         return self._restarted(state, made, tuple(dict.fromkeys(free)))
 
     def _restarted(self, state: ServerState, reaction: Reaction, workers) -> Reaction:
-        """The reaction, with these workers sent to the newest version."""
+        """Return the reaction, with these workers sent to the newest version."""
         version = state.version.copy()
         version[list(workers)] = state.update
         return reaction._replace(state=state._replace(version=version), restart=workers)

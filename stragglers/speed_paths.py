@@ -1,4 +1,4 @@
-"""Workers whose speed changes in time: the paths of their speed, and when some work is done.
+"""Workers whose speed changes in time: the paths of their speed, and the ends of work.
 
 A duration is the time that a fixed amount of work takes from its start, at a speed that is constant
 between the switches of a path.
@@ -14,16 +14,16 @@ import numpy as np
 
 from stragglers.streams import parts
 
-SWITCH, DONE, SPEED = range(3)  # of a sojourn: s when it begins, s of work done by then, speed
+SWITCH, DONE, SPEED = range(3)  # of a sojourn: s at its begin, s of work done by then, speed
 Uniforms = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, count -> [0, 1)
-FIRST_SOJOURNS = 64  # of a worker, or fewer where all workers together would have more than
+FIRST_SOJOURNS = 64  # of a worker, or fewer where all workers together would have more
 MANY_SOJOURNS = 2**21
-MANY_SEARCHES = 2**12  # at once, which take less time by halves than keys take to be written
+MANY_SEARCHES = 2**12  # at once, where a search by halves takes less time than the writing of keys
 
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """State paths of P workers; the last sojourn has begun at the end and is not complete."""
+    """State paths of P workers; the last sojourn begins at the end and is not complete."""
 
     sojourns: np.ndarray  # [P, S + 1, 3]
 
@@ -46,7 +46,7 @@ class Paths:
         self._path = self.grown(1, FIRST_SOJOURNS)
 
     def beyond(self, workers: int, until: float) -> Path:
-        """A path of `workers` workers or more, for longer than `until` seconds."""
+        """Return a path of `workers` workers or more, for longer than `until` seconds."""
         known, ends, _ = self._path.sojourns.shape
         if workers > known:
             sojourns = min(ends - 1, MANY_SOJOURNS // workers)
@@ -58,13 +58,13 @@ class Paths:
         return self._path
 
     def enough(self, workers: int, until: float) -> int:
-        """Sojourns that hardly any of the workers has behind it by `until`: Chernoff's bound."""
+        """Return a number of sojourns that hardly any worker ends by `until`: Chernoff's bound."""
         rate = np.geomspace(1e-4, 1e4, 200) / (self._mean_normal + self._mean_slow)
         two = np.log1p(rate * self._mean_normal) + np.log1p(rate * self._mean_slow)
         return math.ceil(2 * np.min((np.log(workers) + rate * until) / two)) + 1
 
     def grown(self, workers: int, sojourns: int) -> Path:
-        """A path of these workers and of this number of complete sojourns."""
+        """Return a path of these workers and of this number of complete sojourns."""
         path = np.empty((workers, sojourns + 1, 3))
         for some in parts(workers, sojourns + 1):
             u = self._uniforms(some, np.arange(sojourns + 1))
@@ -81,16 +81,16 @@ class Paths:
 
 
 class InTime(NamedTuple):
-    """What durations are made of that depend on the start, for loops that put them together."""
+    """Parts of durations that depend on the start, for loops that put them together."""
 
     work: Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, count -> s at full speed
     paths: Paths
-    slowest: float  # s that a second of work takes at most
-    constant: Callable[[int], np.ndarray] | None = None  # workers -> [P] that multiply durations
+    slowest: float  # s, the longest time of a second of work
+    constant: Callable[[int], np.ndarray] | None = None  # workers -> [P], factors of durations
 
 
 def finish(path: Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """When `work` begun at `start` is done: invert the piecewise linear work done by then."""
+    """Return the end of `work` begun at `start`: invert the piecewise linear work done by then."""
     known = path.sojourns[worker, _last(path, SWITCH, worker, start)]
     total = known[..., DONE] + known[..., SPEED] * (start - known[..., SWITCH])
     total = total + work
@@ -99,7 +99,7 @@ def finish(path: Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) 
 
 
 def duration(sojourns: np.ndarray, i: int, start: float, work: float) -> float:
-    """Seconds that `work` begun at `start` takes worker i: as `finish`, lines to be compiled."""
+    """Return the seconds of `work` of worker i, begun at `start`: as `finish`, to be compiled."""
     x = sojourn(sojourns, i, SWITCH, start)
     total = sojourns[i, x, DONE] + sojourns[i, x, SPEED] * (start - sojourns[i, x, SWITCH]) + work
     y = sojourn(sojourns, i, DONE, total)
@@ -108,7 +108,7 @@ def duration(sojourns: np.ndarray, i: int, start: float, work: float) -> float:
 
 
 def sojourn(sojourns: np.ndarray, i: int, of: int, value: float) -> int:
-    """The last n with sojourns[i, n, of] <= value."""
+    """Return the last n with sojourns[i, n, of] <= value."""
     low, high = 0, sojourns.shape[1]
     while high - low > 1:
         middle = (low + high) // 2
@@ -120,15 +120,15 @@ def sojourn(sojourns: np.ndarray, i: int, of: int, value: float) -> int:
 
 
 def register() -> None:
-    """Let compiled lines call `duration`."""
-    from numba.extending import register_jitable  # here, as importing numba takes a second
+    """Let compiled functions call `duration`."""
+    from numba.extending import register_jitable  # not at the top: importing numba takes a second
 
     for function in (sojourn, duration):
         register_jitable(function)
 
 
 def _last(path: Path, of: int, worker: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """The last sojourn of every worker whose switch, or work done by then, is at most `value`."""
+    """Return the last sojourn of every worker whose switch, or work by then, is at most `value`."""
     stride = path.sojourns.shape[1]
     if worker.size < MANY_SEARCHES:
         # Complex numbers order lexicographically: one search finds the sojourn of every worker.

@@ -1,9 +1,9 @@
-"""Uniform random numbers by address, compiled: the same bits as NumPy's generators give.
+"""Uniform random numbers by address, compiled, with the bits of NumPy's generators.
 
-A block of numbers is what `default_rng(SeedSequence(seed, spawn_key=key)).random()` draws one after
-the other. NumPy makes a generator per block, which costs as much as some thousand draws; here it is
-a few dozen multiplications, and a draw in the middle of a block skips what comes before. The
-algorithms are PCG XSL RR 128/64 (M. O'Neill, PCG: A Family of Simple Fast Space-Efficient
+A block of numbers is the sequence of draws of `default_rng(SeedSequence(seed,
+spawn_key=key)).random()`. NumPy makes a generator per block, which costs as much as some thousand
+draws; here it is a few dozen multiplications, and a draw in the middle of a block skips the earlier
+ones. The algorithms are PCG XSL RR 128/64 (M. O'Neill, PCG: A Family of Simple Fast Space-Efficient
 Statistically Good Algorithms for Random Number Generation, 2014, section 6.3.4) and the hash of
 NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015).
 """
@@ -16,11 +16,11 @@ from types import ModuleType
 import numpy as np
 
 _BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
-# What is kept of the draws; of more, each is drawn anew when it is looked up.
+# Draws that are kept; beyond them, each is drawn anew when it is looked up.
 MOST_ROWS, MOST_KNOWN = 2**15, 2**25
-AT_ONCE = 2**16  # draws, where there are many
-MANY_BLOCKS = 2**14  # take NumPy about as long as it takes to load a compiler
-MANY_WITH_COMPILER = 2**10  # where it is loaded already
+AT_ONCE = 2**16  # draws at a time, of many
+MANY_BLOCKS = 2**14  # of them, NumPy takes about as long as the import of a compiler
+MANY_WITH_COMPILER = 2**10  # if a compiler is loaded already
 _POOL = 4  # 32-bit words of a SeedSequence
 _WORD = 2**32
 
@@ -28,9 +28,9 @@ _WORD = 2**32
 def addressed(
     seed: int, *stream: int, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Transformed uniforms looked up by (worker, count), computed in blocks when first needed.
+    """Look up transformed uniforms by (worker, count), computed in blocks when first needed.
 
-    Blocks are kept, unless all workers together have too many: memory is then what a call asks for.
+    Blocks are kept, unless all workers together have too many: memory is then that of the call.
     """
     table, workers = np.empty((0, 0)), 0
 
@@ -46,7 +46,7 @@ def addressed(
         return table[worker, count]
 
     def grown(old: np.ndarray, rows: int, columns: int) -> np.ndarray:
-        # Doubling keeps the copies of an ever longer run linear in its length.
+        # Doubling keeps the cost of copies linear in the length of a growing run.
         capacity = old.shape[1] if columns <= old.shape[1] else max(columns, 2 * old.shape[1])
         blocks = -(-capacity // _BLOCK)
         new = np.empty((rows, blocks, _BLOCK))
@@ -70,9 +70,9 @@ def addressed(
 
 
 def parts(workers: int, counts: int) -> Iterator[np.ndarray]:
-    """Workers [n, 1], some at a time, so that arrays of [n, counts] stay in a cache.
+    """Yield workers [n, 1], some at a time, so that arrays of [n, counts] stay in a cache.
 
-    The last ones come first, as what a lookup keeps of all of them then grows once.
+    The last ones come first, so that a lookup grows its memory once.
     """
     together = max(1, AT_ONCE // counts)
     for end in range(workers, 0, -together):
@@ -80,7 +80,7 @@ def parts(workers: int, counts: int) -> Iterator[np.ndarray]:
 
 
 def uniforms(seed: int, stream: Sequence[int], worker: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Uniforms in [0, 1), float64, one per (worker, count), in the shape of these two.
+    """Draw uniforms in [0, 1), float64, one per (worker, count), in the shape of these two.
 
     Number `count` of a worker is number count % 256 of the generator with the spawn key (worker,
     count // 256, *stream). Successive counts of a worker that follow each other in the arrays
@@ -98,14 +98,14 @@ def uniforms(seed: int, stream: Sequence[int], worker: np.ndarray, count: np.nda
 
 
 def words(number: int) -> list[int]:
-    """A whole number as its 32-bit words, the lowest first, at least one."""
+    """Return a whole number as its 32-bit words, the lowest first, at least one."""
     found = [number % _WORD]
     while number := number // _WORD:
         found.append(number % _WORD)
     return found
 
 
-# Of the two algorithms, as lines to be compiled.
+# The two algorithms, to be compiled.
 _U32, _U64 = np.uint32, np.uint64
 _LOW = _U64(0xFFFFFFFF)
 _STEP_HIGH, _STEP_LOW = _U64(2549297995355413924), _U64(4865540595714422341)
@@ -116,7 +116,7 @@ _HALF = _U32(16)
 
 
 def _product(a, b):
-    """a b of 64 bits each as (high, low)."""
+    """Return a b of 64 bits each as (high, low)."""
     a_high, a_low, b_high, b_low = a >> _U64(32), a & _LOW, b >> _U64(32), b & _LOW
     low, cross = a_low * b_low, a_high * b_low
     middle = (low >> _U64(32)) + (cross & _LOW) + a_low * b_high
@@ -125,7 +125,7 @@ def _product(a, b):
 
 
 def _advanced(high, low, by_high, by_low, plus_high, plus_low):
-    """state by + plus, modulo 2^128."""
+    """Return state by + plus, modulo 2^128."""
     new_high, new_low = _product(low, by_low)
     new_high = new_high + high * by_low + low * by_high
     new_low = new_low + plus_low
@@ -217,7 +217,7 @@ def _fill(known, tail, block, workers, counts, out):
 
 
 def compiler() -> ModuleType:
-    """Return numba, whose import takes a second that small runs need not wait."""
+    """Return numba, whose import takes a second and is left to large runs."""
     try:
         import numba
     except ImportError as error:
@@ -229,7 +229,7 @@ def compiler() -> ModuleType:
 
 @functools.cache
 def _compiled() -> Callable[..., None]:
-    """`_fill` as machine code, which is kept on disk: a function within this one would not be."""
+    """Return `_fill` as machine code, kept on disk: that of a nested function would not be."""
     numba = compiler()
     from numba.extending import register_jitable
 

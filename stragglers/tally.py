@@ -1,7 +1,7 @@
-"""Points that workers make in a round, and whether they are enough to end it.
+"""Points of workers in a round, and the end of the round by them.
 
-The workers of one process share memory, see `Alone`. Workers of several share whatever the program
-that has started them offers: `stragglers.inject` only asks for what a `Tally` can do.
+The workers of one process share memory, see `Alone`. Workers of several processes share a counter
+of the program that has started them: `stragglers.inject` only uses the methods of a `Tally`.
 """
 
 import threading
@@ -11,23 +11,23 @@ from typing import Protocol
 
 
 class Tally(Protocol):
-    """The points of rounds; thread-safe, and in one order for all who add to them."""
+    """Points of rounds; thread-safe, and in one order for all workers."""
 
     def begin(self, needed: int) -> None:
-        """Forget all rounds; from now on a round is over with this many points."""
+        """Forget all rounds; from now on this many points end a round."""
 
     def add(self, round_index: int, points: int) -> bool:
-        """Add to a round; whether it was not yet over before. Who completes it ends it for all."""
+        """Add to a round; return True if it was not over before. The last point ends it for all."""
 
     def over(self, round_index: int) -> bool:
-        """Whether a round is over, as far as is known here; does not wait."""
+        """Return True if a round is over, as far as is known here; does not wait."""
 
     def close(self, rounds: Iterable[int]) -> None:
-        """Forget rounds in which nobody works any more, here or elsewhere."""
+        """Forget rounds in which no worker works any more, here or elsewhere."""
 
 
 class Alone:
-    """The tally of workers that all live in this process."""
+    """Tally of workers that all live in this process."""
 
     def __init__(self):
         self._lock = threading.Lock()

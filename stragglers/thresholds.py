@@ -1,4 +1,4 @@
-"""How long to compute before a deadline, chosen from measured durations."""
+"""Seconds of computing before a deadline, chosen from measured durations."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,13 @@ from stragglers.rule import Calibration
 def drop_compute_threshold(
     durations: ArrayLike, communication: ArrayLike = 0.0, candidates: int = 200
 ) -> float:
-    """Seconds of computing per round that maximise the throughput, DropCompute's tau (2306.10598).
+    """Return DropCompute's tau, the seconds of computing per round of most throughput (2306.10598).
 
     durations: seconds of every mini-batch, [rounds, workers, M], in rounds in which all were
-      finished; communication: seconds of a round, scalar or [rounds].
-    A threshold keeps the mini-batches that have ended by then and shortens a round to it. Of so
-    many `candidates`, evenly spaced quantiles of the measured ends, the one with the most
-    mini-batches per second is taken, the latest such. Missing or negative numbers raise
-    ValueError.
+    finished; communication: seconds of a round, scalar or [rounds]. A threshold keeps the
+    mini-batches that have ended by then and shortens a round to it. It has the most mini-batches
+    per second of `candidates` evenly spaced quantiles of the measured ends; of equal ones it is the
+    latest. Missing or negative numbers raise ValueError.
     """
     durations = np.asarray(durations, np.float64)
     if durations.ndim != 3 or not durations.size or not (durations > 0).all():
@@ -32,18 +31,18 @@ def drop_compute_threshold(
             f"{candidates} and {communication}; set both"
         )
     ends = durations.cumsum(axis=2)
-    # Between two ends nothing is gained; the first candidate keeps everything.
+    # A threshold between two ends gains nothing; the first candidate keeps everything.
     taus = np.quantile(ends, np.linspace(1, 0, candidates), method="lower")
     kept = np.searchsorted(np.sort(ends, axis=None), taus, side="right")
     full = ends.max(axis=(1, 2))
     seconds = np.minimum(taus[:, None], full).mean(axis=1) + np.mean(communication)
     rate = kept / seconds
-    # At equal speed more samples are better, and equal rates differ by rounding.
+    # At equal throughput more samples are better, and equal rates differ by rounding.
     return float(taus[np.argmax(rate >= rate.max() * (1 - 1e-9))])
 
 
 class Measured:
-    """A calibration under way: what its rounds have taken, and the deadline that follows.
+    """Calibration under way: the durations of its rounds, and the deadline that follows.
 
     mini_batches: of a worker's round that are still measured, 0 once the deadline is known.
     deadline: seconds after which a worker stops, inf before.
@@ -56,7 +55,7 @@ class Measured:
         self._exchanges = np.zeros(0)  # s
 
     def add(self, durations: np.ndarray, exchanges: np.ndarray) -> None:
-        """Take further rounds, [rounds, workers, M] and [rounds] s; with enough of them choose."""
+        """Add rounds, [rounds, workers, M] and [rounds] s; choose once there are enough."""
         rounds = self._calibration.rounds
         self._durations = np.concatenate([self._durations, durations])[:rounds]
         self._exchanges = np.concatenate([self._exchanges, exchanges])[:rounds]
@@ -65,9 +64,9 @@ class Measured:
             self.mini_batches = 0
 
     def pack(self) -> dict[str, np.ndarray]:
-        """What `unpack` needs."""
+        """Return the state for `unpack`."""
         return {"durations": self._durations, "exchanges": self._exchanges}
 
     def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
-        """Go on from where a packed one stood."""
+        """Go on from the state of a packed calibration."""
         self.add(packed["durations"], packed["exchanges"])

@@ -1,4 +1,4 @@
-"""What the columns of a schedule mean, and whether those at hand can mean it."""
+"""Meaning of the columns of a schedule, and contradictions to it."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +12,7 @@ MOST_COUNTED = 2**32  # counters of mini-batches are random addresses, of 32 bit
 
 
 def complaint(schedule, columns: Mapping[str, np.ndarray]) -> str | None:
-    """What contradicts the meaning of a `stragglers.schedule.Schedule`, or None.
+    """Return a contradiction to the meaning of a `stragglers.schedule.Schedule`, or None.
 
     columns: its arrays with a leading axis of updates.
     """
@@ -20,7 +20,7 @@ def complaint(schedule, columns: Mapping[str, np.ndarray]) -> str | None:
 
 
 def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """All of them, of which only the first can be relied on."""
+    """Yield all contradictions, of which only the first can be relied on."""
     shape = schedule.workers.shape
     wanted = {"time": shape[:1], "matchings": None}
     for name, value in columns.items():
@@ -52,13 +52,13 @@ def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
 
 
 def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
-    """(rule, where it holds), with a leading axis of updates."""
+    """Yield (rule, bool array of where it holds), with a leading axis of updates."""
     for name in TIMES:
         yield f"{name} must be finite", np.isfinite(getattr(schedule, name))
     start, finish, batches = schedule.start, schedule.finish, schedule.batches
-    slack = 1e-9 * (1 + np.abs(finish))  # float64 sums of many durations
+    slack = 1e-9 * (1 + np.abs(finish))  # s, room for float64 sums of many durations
     spent, real = schedule.busy + schedule.communication, batches > 0
-    # Each may be as large as its type allows, their sum may not.
+    # Each end may be as large as its type allows, their sum may not.
     ends = sum(np.minimum(c.astype(np.int64), MOST_COUNTED) for c in (schedule.first, batches))
     yield "time must not decrease", np.diff(schedule.time) >= 0
     yield "time must be the latest finish", schedule.time[:, None] >= finish - slack
@@ -88,7 +88,7 @@ def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _wrong(event, before: float) -> str | None:
-    """What contradicts the meaning of an event, in words; before: seconds of the last one."""
+    """Return a contradiction in an event, or None; before: seconds of the last one."""
     if not 0 <= event.time < np.inf or event.worker < 0:
         return (
             f"(worker {event.worker} at {event.time} s) needs a worker >= 0 and a finite time >= 0"

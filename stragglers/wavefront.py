@@ -1,11 +1,11 @@
-"""The event loop of nodes that work and meet in pairs, batched into wavefronts of disjoint pairs.
+"""Event loop of nodes that work and meet in pairs, batched into wavefronts of disjoint pairs.
 
-A node works for some mini-batches and then meets a partner. Meetings are ordered by the time at
-which they land, ties by the node that asked for them. A row of the schedule takes `width` of
-them: the loop simulates until a window of meetings is pending, goes through it in order, and takes
-every meeting that shares no node with an earlier one of the window, taken or left. Each node thus
-keeps its own sequence, and as meetings of different nodes commute, the rows give what the order
-gives, to the last bit.
+A node works for some mini-batches and then meets a partner. Meetings are ordered by the time of
+their landing, ties by the node that asked for them. A row of the schedule takes `width` of them:
+the loop simulates until a window of meetings is pending, goes through it in order, and takes every
+meeting that shares no node with an earlier one of the window, taken or left. Each node thus keeps
+its own sequence, and as meetings of different nodes commute, the rows give the result of the order,
+to the last bit.
 """
 
 from collections.abc import Callable
@@ -19,55 +19,55 @@ from stragglers.lookahead import Seconds
 from stragglers.pair_loop import compiled, loop
 from stragglers.schedule import Schedule
 
-# Pending meetings per place of a row: with more, rows are hardly fuller but less in order.
+# Pending meetings per place of a row: with more, rows are hardly fuller, but less in order.
 WINDOW_PER_WIDTH = 4
 
 
 class Nodes(NamedTuple):
-    """What every node is doing: its local steps, waiting for a partner, or landing."""
+    """State of every node: its local steps, wait for a partner, or landing."""
 
-    begin: np.ndarray  # [P] s, when its local steps began
-    end: np.ndarray  # [P] s, when they end
-    steps: np.ndarray  # [P] int64, how many they are
-    first: np.ndarray  # [P] int64, the counter of the first
-    round: np.ndarray  # [P] int64, how often it has done them before
-    asked: np.ndarray  # [P] int64, the partner that it drew or met
-    waits: np.ndarray  # [P] int64, the working node that it waits for, -1 if for none
-    wake: np.ndarray  # [P] s, when it will look for a partner, inf if it has one or waits
-    land: np.ndarray  # [P] s, when the meeting that it asked for lands, inf if there is none
+    begin: np.ndarray  # [P] s, begin of its local steps
+    end: np.ndarray  # [P] s, end of its local steps
+    steps: np.ndarray  # [P] int64, number of its local steps
+    first: np.ndarray  # [P] int64, counter of the first local step
+    round: np.ndarray  # [P] int64, finished rounds of local steps
+    asked: np.ndarray  # [P] int64, its drawn or met partner
+    waits: np.ndarray  # [P] int64, the working node that it waits for, or -1
+    wake: np.ndarray  # [P] s, of its next look for a partner, inf if it has one or waits
+    land: np.ndarray  # [P] s, landing of the meeting that it asked for, inf if there is none
 
 
-_OFTEN = 6  # the first arrays of `Nodes`, which a meeting looks at, go together in a cache line
+_OFTEN = 6  # the first arrays of `Nodes`, which a meeting reads, share a cache line
 
 
 class Pending(NamedTuple):
-    """Meetings that were simulated, in their order, but are in no row yet; first of a pair asked.
+    """Simulated meetings in their order that are in no row yet; the first of a pair asked.
 
     A node that met itself is twice in its pair.
     """
 
-    count: np.ndarray  # [1] int64, how many of the W places are in use
+    count: np.ndarray  # [1] int64, number of the W places in use
     pair: np.ndarray  # [W, 2] int64
     steps: np.ndarray  # [W, 2] int64, local steps that each brings along
-    first: np.ndarray  # [W, 2] int64, the counter of the first
-    begin: np.ndarray  # [W, 2] s, when these began
-    end: np.ndarray  # [W, 2] s, when these ended
+    first: np.ndarray  # [W, 2] int64, counter of the first local step
+    begin: np.ndarray  # [W, 2] s, begin of the local steps
+    end: np.ndarray  # [W, 2] s, end of the local steps
     spent: np.ndarray  # [W, 2] s of communication
     land: np.ndarray  # [W] s
 
 
 class Lookahead(NamedTuple):
-    """What comes for every node: durations of mini-batches and the draws of its rounds."""
+    """Future of every node: durations of mini-batches and the draws of its rounds."""
 
     seconds: Seconds  # by the counter of a mini-batch
-    partner: np.ndarray  # [P, R] int32
+    partner: np.ndarray  # [P, R] int32, drawn partners
     steps: np.ndarray  # [P, R] int64; axes of one entry if all nodes or rounds have the same
-    cost: np.ndarray  # [P, R] s, likewise; of a node that meets another one than itself
-    round: np.ndarray  # [P] int64, of the first column of the draws
+    cost: np.ndarray  # [P, R] s, likewise; of meetings with another node
+    round: np.ndarray  # [P] int64, round of the first column of the draws
 
 
 class Rows(NamedTuple):
-    """The columns that the event loop fills, [T, 2 width] each, and the times of the rows."""
+    """Columns that the event loop fills, [T, 2 width] each, and the times of the rows."""
 
     time: np.ndarray  # [T] s
     workers: np.ndarray  # int32
@@ -81,23 +81,23 @@ class Rows(NamedTuple):
 
 
 class Meetings(NamedTuple):
-    """The I meetings of a schedule, in their order by time."""
+    """Meetings of a schedule, I of them, in their order by time."""
 
-    pairs: np.ndarray  # [I, 2] int, workers: who asked and its partner, itself if it met nobody
-    time: np.ndarray  # [I] s, when it landed
+    pairs: np.ndarray  # [I, 2] int, workers: the asking node and its partner, or itself
+    time: np.ndarray  # [I] s, of the landing
     row: np.ndarray  # [I] int, of the schedule
     position: np.ndarray  # [I, 2] int, of the two in that row
 
 
 def empty_window(width: int) -> Pending:
-    """No meetings pending yet, in a window for rows of `width` meetings."""
+    """Return a window without pending meetings, for rows of `width` meetings."""
     size = WINDOW_PER_WIDTH * width
     whole, real = (np.zeros((size, 2), kind) for kind in (np.int64, np.float64))
     return Pending(np.zeros(1, np.int64), whole, whole, whole, real, real, real, np.zeros(size))
 
 
 def empty_rows(updates: int, width: int) -> Rows:
-    """Rows that are yet to be filled."""
+    """Return rows that are yet to be filled."""
     kinds = (np.int32, np.int32, float, float, np.int32, np.int64, float, float)
     return Rows(np.empty(updates), *(np.empty((updates, 2 * width), kind) for kind in kinds))
 
@@ -130,9 +130,9 @@ def fill(
 
 
 def interactions(schedule: Schedule) -> Meetings:
-    """The meetings of a schedule of pairs, ordered by landing, ties by the worker that asked."""
+    """Return the meetings of a schedule of pairs, by landing, ties by the worker that asked."""
     width = schedule.workers.shape[1] // 2
-    # A position that stands for nobody brings no mini-batches along; a node that asks brings some.
+    # An unused position brings no mini-batches along; a node that asks brings some.
     row, asked = np.nonzero(schedule.batches[:, :width])
     worker, time = schedule.workers[row, asked], schedule.finish[row, asked]
     order = np.lexsort((worker, time))
@@ -142,7 +142,7 @@ def interactions(schedule: Schedule) -> Meetings:
 
 
 def meetings(schedule: Schedule, workers: int) -> np.ndarray:
-    """How often each two workers met, symmetric [P, P]; on the diagonal, each one itself."""
+    """Count meetings of each two workers, symmetric [P, P]; on the diagonal, each with itself."""
     pairs = interactions(schedule).pairs
     counts = np.zeros((workers, workers), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
@@ -150,7 +150,7 @@ def meetings(schedule: Schedule, workers: int) -> np.ndarray:
 
 
 def copy_staleness(schedule: Schedule) -> np.ndarray:
-    """Seconds [I], for every interaction, since the partner's copy last included its own work.
+    """Return the seconds [I], for every interaction, since the partner's copy had its own work.
 
     0 where the partner brings its work along. Before its first delivery a worker's copy dates
     from the first start of the schedule. The public copy of 1910.12308 (non-blocking) lacks the

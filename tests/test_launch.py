@@ -264,7 +264,7 @@ ASKED = {
 def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
     (here / "configs").symlink_to(launcher.ROOT / "configs")
     known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "session": pool, "executors": executors, "analysis": analysis,
+             "pool": pool, "executors": executors, "analysis": analysis,
              "grid": config_files}  # fmt: skip
     room, *inner, function = name.split(".")
     owner = functools.reduce(getattr, inner, known[room])

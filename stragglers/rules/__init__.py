@@ -1,4 +1,4 @@
-"""The waiting rules, by the names that configs use; a rule is imported when it is asked for."""
+"""Waiting rules by the names that configs use; a rule is imported when it is asked for."""
 
 import contextlib
 import functools
@@ -42,10 +42,10 @@ def showing(
     setting: Setting,
     known: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[str]:
-    """The rules of which `wanted` is true in a setting, as calls, for errors that say what fits.
+    """Return the rules for which `wanted` is true in a setting, as calls, for errors.
 
-    known: own parameters to try first. Then each is built with the least that these can be, for all
-    workers and with what it can switch on; one that needs a file is left out.
+    known: own parameters to try first. Then each rule is built with the smallest numbers, with a
+    number for all workers, and with each of its switches; a rule that needs a file is left out.
     """
     found = []
     for name in sorted(RULES):
@@ -59,7 +59,7 @@ def showing(
 
 
 def _trials(name: str, workers: int, known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Parameters with which a rule may do, the plainest first."""
+    """Yield parameters with which a rule may do, the plainest first."""
     needed, switches = _own(RULES[name])
     choices = []
     for key, kind in needed.items():
@@ -74,20 +74,20 @@ def _trials(name: str, workers: int, known: Mapping[str, Any]) -> Iterator[dict[
 
 @functools.cache
 def _own(factory: Callable[..., Rule]) -> tuple[dict[str, Any], list[str]]:
-    """Types of the own parameters that a rule has to be given, and what it can switch on."""
+    """Return the types of the own parameters that a rule needs, and its switches."""
     own = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
     needed = {one.name: one.annotation for one in own if one.default is one.empty}
     return needed, [one.name for one in own if one.default is False]
 
 
 def _shown(value: Any) -> str:
-    """A value as in a config; an amount of seconds is for the user to say."""
+    """Return a value as in a config; "..." for seconds, which the user has to choose."""
     if isinstance(value, bool):
         return str(value).lower()
     return "..." if isinstance(value, float) else str(value)
 
 
-LEAST = {int: (1,), float: (1e9,)}  # of a number to wait for, and of seconds
+LEAST = {int: (1,), float: (1e9,)}  # number to wait for; seconds
 
 __all__ = ["RULES", "showing", *RULES]
 

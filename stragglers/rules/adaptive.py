@@ -1,11 +1,11 @@
-"""A deadline that follows the durations that were seen, instead of a number of seconds.
+"""Deadline that follows recent durations, in place of a fixed number of seconds.
 
-Whoever sets a timeout has to guess. Here the guess is M times (median + c MAD) of the seconds that
-a mini-batch took any worker in the last rounds; MAD, the median absolute deviation from the median,
-is not moved by stragglers as a standard deviation is. Of a round the schedule has what is looked
-at, `busy / batches` of every worker, so that a recorded run is replayed to the same deadlines.
+The user of a timeout has to guess. Here the guess is M times (median + c MAD) of the seconds of a
+mini-batch, over all workers in the last rounds; MAD, the median absolute deviation from the median,
+is not moved by stragglers as a standard deviation is. The schedule has all that the rule looks at,
+`busy / batches` of every worker in a round, so that a replayed run has the same deadlines.
 
-Who is cut has a duration of which only a lower bound is known, `busy / (batches + 1)`. As it is not
+Of the duration of a cut worker only a lower bound is known, `busy / (batches + 1)`. As it is not
 below the median, the median is that of the whole durations while less than half of them are cut;
 the MAD is too small then.
 """
@@ -23,10 +23,10 @@ from stragglers.schedule import Schedule, concatenate
 
 
 class AdaptiveState(NamedTuple):
-    """Where the rounds stand, and what the deadline is taken from."""
+    """State of the rounds, and the durations behind the deadline."""
 
     clock: ClockState
-    past: np.ndarray  # [n, P] s of a mini-batch in each of the last rounds, at least, or nan
+    past: np.ndarray  # [n, P] s of a mini-batch in each of the last rounds or more, or nan
 
     @property
     def update(self) -> int:
@@ -35,7 +35,7 @@ class AdaptiveState(NamedTuple):
 
 
 def round_deadline(past: np.ndarray, c: float, mini_batches: int) -> float:
-    """Seconds of a round, M (median + c MAD) of `past` [n, P]; inf where nothing was seen."""
+    """Return the seconds of a round, M (median + c MAD) of `past` [n, P]; inf without durations."""
     seen = past[~np.isnan(past)]
     if not seen.size:
         return math.inf
@@ -52,10 +52,10 @@ def adaptive_deadline(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """Everybody computes for M (median + c MAD) of the durations in the last `window` rounds.
+    """Let all compute for M (median + c MAD) of the durations in the last `window` rounds.
 
-    Nobody is stopped in the first round. Durations are pooled over workers: a worker that is always
-    slow is stopped in every round, while less than half of the workers are slow.
+    No worker is stopped in the first round. Durations are pooled over workers: a worker that is
+    always slow is stopped in every round, while less than half of the workers are slow.
     """
     if not 0 <= c < math.inf:
         raise ValueError(f"adaptive_deadline: needs c >= 0, got {c}; 0 is the median itself")

@@ -1,13 +1,12 @@
 """AdaSync: wait for few gradients while the loss is high, for more as it falls.
 
 Dutta, Wang, Joshi, *Slow and Stale Gradients Can Win the Race*, arXiv 2003.10579. Over an interval
-of training at a fixed rate the error is bounded by a K-dependent sum of what is still to be
-descended, F E[T(K)], and of noise, c / K. At the start of every interval the K is taken that
-minimises it; c is what makes K_0 the minimiser at the initial loss, so that the rate, smoothness
-and variance need not be known.
+of training at a fixed rate a bound on the error is a sum of the remaining descent, F E[T(K)], and
+of noise, c / K. At the start of every interval the rule takes the K that minimises it; c makes K_0
+the minimiser at the initial loss, so that the rate, smoothness and variance need not be known.
 
     k_batch_sync, k_batch_async    K = K_0 sqrt(F_0 / F), as E[T(K)] is proportional to K
-    k_sync, k_async, iid law       the minimiser over the table of E[T(K)] = E[X_{K:P}]
+    k_sync, k_async, iid delays    the minimiser over the table of E[T(K)] = E[X_{K:P}]
     k_sync, k_async, otherwise     E[X_{K:P}] ~ log(P / (P - K)) of exponential durations, solved
 """
 
@@ -34,12 +33,12 @@ PROTOCOLS = {
 
 
 class AdaState(NamedTuple):
-    """Where an adaptive rule stands."""
+    """State of an adaptive rule."""
 
     protocol: Any  # state of the protocol's clock, or of its server
     k: int  # for the next update
-    first_loss: float  # above its lowest value, at the beginning; nan before it is known
-    next_choice: float  # s, no new k before
+    first_loss: float  # initial loss above the lowest one; nan before it is known
+    next_choice: float  # s, begin of the next choice of k
 
     @property
     def update(self) -> int:
@@ -48,12 +47,12 @@ class AdaState(NamedTuple):
 
 
 def proportional_k(k: int) -> Callable[[float], float]:
-    """(F_0 / F) -> K where the runtime is proportional to K: K_0 sqrt(F_0 / F)."""
+    """Return (F_0 / F) -> K where the runtime is proportional to K: K_0 sqrt(F_0 / F)."""
     return lambda ratio: k * math.sqrt(ratio)
 
 
 def exponential_k(workers: int, k: int) -> Callable[[float], float]:
-    """(F_0 / F) -> K for E[T(K)] ~ log(P / (P - K)): K^2 / (P - K) is proportional to F_0 / F."""
+    """Return (F_0 / F) -> K for E[T(K)] ~ log(P / (P - K)): K^2 / (P - K) ~ F_0 / F."""
 
     def chosen(ratio: float) -> float:
         if k == workers:
@@ -66,7 +65,7 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
 
 
 def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
-    """(F_0 / F) -> the K that minimises F E[X_{K:P}] + c / K over 1..P, for any law.
+    """Return (F_0 / F) -> the K in 1..P that minimises F E[X_{K:P}] + c / K, for any distribution.
 
     X is the time of this number of mini-batches.
     """
@@ -78,11 +77,11 @@ def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[
             f"adasync: the k={k}-th of {workers} durations {law} has no mean; set k to at most "
             f"{finite.sum()}"
         )
-    # K_0 is the minimiser at F_0 = 1 for every c between these two; the last K for any large c.
+    # K_0 is the minimiser at F_0 = 1 for every c between these two; the last K is for any large c.
     low = k * (k - 1) * (seconds[k - 1] - seconds[k - 2]) if k > 1 else 0.0
     last = k == workers or not finite[k]
     high = 2 * low if last else k * (k + 1) * (seconds[k] - seconds[k - 1])
-    c = (low + high) / 2 or 1.0  # where waiting for more takes no longer, any c says all
+    c = (low + high) / 2 or 1.0  # where waiting for more takes no longer, any c leads to all
 
     def chosen(ratio: float) -> float:
         error = np.where(finite, seconds, np.inf) / ratio + c / ks
@@ -99,11 +98,11 @@ def adasync(
     k: int = 1,
     lowest_loss: float = 0.0,
 ) -> Rule:
-    """A protocol of `stragglers.rules.k_protocols` whose K follows the training loss (2003.10579).
+    """Run a protocol of `stragglers.rules.k_protocols` whose K follows the loss (2003.10579).
 
-    protocol: k_sync, k_batch_sync, k_async or k_batch_async; interval: seconds for which a K
-    holds; k: K_0, which holds at the beginning; lowest_loss: what the training loss tends to. K is
-    rounded and lies in 1..P. Rows have the K of their time. Bad values raise ValueError.
+    protocol: k_sync, k_batch_sync, k_async or k_batch_async; interval: seconds for which a K holds;
+    k: K_0, which holds at the beginning; lowest_loss: limit of the training loss. K is rounded and
+    lies in 1..P. Rows have the K of their time. Bad values raise ValueError.
     """
     workers = setting.workers
     if protocol not in PROTOCOLS:
@@ -121,7 +120,7 @@ def adasync(
 
 
 def _chooser(setting: Setting, clock: EventClock) -> Callable[[float], float]:
-    """(F_0 / F) -> K of the protocol; see the module's three cases."""
+    """Return (F_0 / F) -> K of the protocol; see the module's three cases."""
     workers, k = clock.workers, clock.k
     if not clock.protocol.idle:
         return proportional_k(k)
@@ -131,7 +130,7 @@ def _chooser(setting: Setting, clock: EventClock) -> Callable[[float], float]:
 
 
 class _Adaptive:
-    """A protocol whose K is a part of its state.
+    """Protocol whose K is a part of its state.
 
     chosen: (F_0 / F) -> K, not rounded yet.
     """
@@ -144,7 +143,7 @@ class _Adaptive:
         self._server = Server(clock.protocol, clock.k, clock.mini_batches)
 
     def rule(self) -> Rule:
-        """The rule with its faces."""
+        """Return the rule with its faces."""
         return Rule(
             self._clock.workers,
             lambda: self._begun(self._clock.init()),
@@ -166,17 +165,17 @@ class _Adaptive:
         return AdaState(protocol, self._clock.k, math.nan, self._interval)
 
     def extend(self, state: AdaState, updates: int) -> tuple[AdaState, Schedule]:
-        """The next rows, with the K of the state."""
+        """Return the next rows, with the K of the state."""
         after, schedule = self._clock.extend(state.protocol, updates, k=state.k)
         return state._replace(protocol=after), schedule
 
     def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Reaction:
-        """The protocol's reaction, with the K of the state."""
+        """Return the protocol's reaction, with the K of the state."""
         reaction = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
         return reaction._replace(state=state._replace(protocol=reaction.state))
 
     def begun(self, state: AdaState, worker: int, version: int, now: float) -> AdaState:
-        """The protocol's state in which the worker has begun anew."""
+        """Return the protocol's state in which the worker has begun anew."""
         return state._replace(protocol=self._server.begun(state.protocol, worker, version, now))
 
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:

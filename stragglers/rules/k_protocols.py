@@ -1,17 +1,17 @@
-"""The four protocols of "Slow and Stale Gradients": a server waits for k contributions.
+"""Four protocols of "Slow and Stale Gradients": a server waits for k contributions.
 
 Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113. The server updates when k gradients have
-been pushed. Two questions make four protocols:
+been pushed. Two choices make four protocols:
 
-    what a worker does after a push    idle until the update    begin another at once
-    an update restarts everybody       k_sync                   k_batch_sync
-    an update lets the others go on    k_async                  k_batch_async
+    after its push a worker            is idle until the update    begins another at once
+    an update restarts all workers     k_sync                      k_batch_sync
+    an update lets the others go on    k_async                     k_batch_async
 
 k = P: k_sync is fully synchronous. k = 1: both asynchronous ones are Async-SGD. k_sync is SGD with
-backup workers (1604.00981), k_batch_sync is Rennala SGD (2305.12387) with interruption. How old a
-gradient may be is a third question, see `stragglers.rules.staleness`. A fourth is whether an update
-waits on for those who are nearly there, a grace: in `k_async` for some seconds, in `quorum_async`
-for as long as it keeps nobody waiting.
+backup workers (1604.00981), k_batch_sync is Rennala SGD (2305.12387) with interruption. The largest
+staleness of a gradient is a third choice, see `stragglers.rules.staleness`. A fourth is a grace, in
+which an update waits on for workers that are nearly there: in `k_async` for some seconds, in
+`quorum_async` for as long as it keeps no worker waiting.
 
 A contribution is `setting.mini_batches` mini-batches (a number, or one per worker): a gradient over
 all of them, or as many local steps. `setting.communication` is in seconds, or a function of the
@@ -25,14 +25,14 @@ from stragglers.grace_arrivals import GraceServer
 from stragglers.rule import Goal, Rule, Setting, Trigger
 from stragglers.server_arrivals import Server
 
-# Nothing of a server's rule is a constant of a compiled program, not even which of them it is.
+# A compiled program has nothing of a server's rule as a constant, not even its name.
 ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace")
 K_SYNC, K_BATCH_SYNC = Protocol(True, 1, True), Protocol(False, 1, True)
 K_ASYNC, K_BATCH_ASYNC = Protocol(True), Protocol(False)
 
 
 def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule:
-    """The rule of a server that updates on k contributions; name: for errors."""
+    """Return the rule of a server that updates on k contributions; name: for errors."""
     clock = EventClock(name, setting, k, protocol)
     server = GraceServer if protocol.waits_on else Server
     return Rule(
@@ -48,24 +48,24 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
 
 
 def _trigger(clock: EventClock) -> Trigger:
-    """Of a protocol in which an update restarts everybody: that is a round."""
+    """Return the trigger of a protocol in which an update restarts all workers, as a round does."""
     each, k = clock.mini_batches, clock.k
     goal = Goal(lambda finished: finished // each, k)
-    # Who idles after its push takes one contribution, else one fast worker may push all k.
+    # A worker that idles after its push takes one contribution, else a fast one may push all k.
     most = each if clock.protocol.idle else k * each
     return Trigger(None, most, cuts=True, sees_all=False, whole=each, goal=goal)
 
 
 def k_sync(setting: Setting, *, k: int) -> Rule:
-    """The k fastest of all workers make an update; the others are cancelled.
+    """Update with the k fastest of all workers, and cancel the others.
 
-    Communication delays everybody's restart after an update. Source: 1803.01113, K-sync.
+    Communication delays the restart of all workers after an update. Source: 1803.01113, K-sync.
     """
     return server_rule("k_sync", setting, k, K_SYNC)
 
 
 def k_batch_sync(setting: Setting, *, k: int) -> Rule:
-    """The first k contributions make an update, by whomever; what is in flight is cancelled.
+    """Update with the first k contributions, by any workers, and cancel those in flight.
 
     A worker that has pushed begins another at the same version. Communication as in `k_sync`.
     Source: 1803.01113, K-batch-sync.
@@ -74,11 +74,11 @@ def k_batch_sync(setting: Setting, *, k: int) -> Rule:
 
 
 def k_async(setting: Setting, *, k: int, grace: float = 0.0) -> Rule:
-    """The first k workers to push make an update and go on from it; the others are let alone.
+    """Update with the first k workers to push, which go on from it; the others are let alone.
 
-    grace: seconds for which an update waits on after the k-th push, and takes along who pushes
-    meanwhile (2401.09135); it is made at once when all workers have pushed. Communication delays
-    the restart of the contributors. Source: 1803.01113, K-async.
+    grace: seconds for which an update waits on after the k-th push, and takes along further pushes
+    (2401.09135); it is made at once when all workers have pushed. Communication delays the restart
+    of the contributors. Source: 1803.01113, K-async.
     """
     if not 0 <= grace < math.inf:
         raise ValueError(f"k_async: needs grace >= 0 in finite seconds, got {grace}; 0 is none")
@@ -86,7 +86,7 @@ def k_async(setting: Setting, *, k: int, grace: float = 0.0) -> Rule:
 
 
 def k_batch_async(setting: Setting, *, k: int) -> Rule:
-    """Every k-th push makes an update; a worker that has pushed goes on from the newest version.
+    """Update at every k-th push; a worker that has pushed goes on from the newest version.
 
     Communication lies between a push and the start of the worker's next contribution. Source:
     1803.01113, K-batch-async.
@@ -95,22 +95,22 @@ def k_batch_async(setting: Setting, *, k: int) -> Rule:
 
 
 def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float = math.inf) -> Rule:
-    """k workers make an update, with all who push before the first of them is nearly back.
+    """Update with k workers, and all that push before the first of them is nearly back.
 
     A worker that has pushed goes on at once, without this update: it reads the newest version when
-    it pushes, and nobody waits for anybody. The first of an update's workers will push again after
-    about as long as its last contribution took. Of what is left of that at the k-th push, the
-    update waits for the share `gamma`, and for `grace` seconds at most. So whoever is less than
-    that behind comes along, and no time is lost by it: at the latest the update is made when any of
-    its workers is back. Only where the k-th is slower than that does who is back wait until the
-    update is made, as a worker is in it only once. Where workers are processes, a contribution has
-    taken what lies between its order and its delivery on the server's clock.
+    it pushes, and no worker waits for another. The first of an update's workers will push again
+    after about the seconds of its last contribution. At the k-th push some of these are left, and
+    the update waits for the share `gamma` of them, and for `grace` seconds at most. So a worker
+    that is less late than that comes along, and no time is lost by it: at the latest the update is
+    made when any of its workers is back. Only if the k-th worker is slower still, a worker that is
+    back waits until the update is made, as it is in an update only once. Where workers are
+    processes, a contribution lasts from its order to its delivery on the server's clock.
 
     After Decoupled DiLoCo, arXiv 2604.21428, whose Eq. 3, as others' code quotes it, grants
     gamma (tau xi_step - xi_quorum - xi_sync). tau xi_step are the seconds of the local steps that
-    hide an exchange, here all of a contribution; xi_quorum is how long the quorum took. xi_sync,
-    the seconds of the exchange itself, is left out, so that this grace is longer by gamma times
-    those. Communication lies between a push and the worker's next contribution.
+    hide an exchange, here all of a contribution; xi_quorum are the seconds of the quorum. xi_sync,
+    the seconds of the exchange itself, is left out, so that this grace is longer by gamma xi_sync.
+    Communication lies between a push and the worker's next contribution.
     """
     if not 0 <= gamma <= 1:
         raise ValueError(f"quorum_async: needs 0 <= gamma <= 1, got {gamma}; 1 is all that is left")

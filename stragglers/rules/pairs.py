@@ -3,18 +3,18 @@
 Every node works through its local steps at its own speed and then meets a random neighbour.
 
     random_pairs                   the partner never stops; its local steps stay its own
-    random_pairs, blocking=True    both have done their local steps; who is first waits
+    random_pairs, blocking=True    both have done their local steps; the first one waits
     bipartite_pairs                one side of a bipartite graph asks, the other goes on alone
 
 Partners are drawn uniformly among a node's neighbours in `setting.graph`, or in proportion to the
 attribute "weight" of its edges. `setting.communication` is in seconds from the end of the local
-steps to the meeting, in which the node does not compute, or a function of how often the node has
-met; then scalar or [workers]. Both rules take these parameters:
+steps to the meeting, in which the node does not compute, or a function of the node's number of
+meetings; then scalar or [workers]. Both rules take these parameters:
 
     local_steps    mini-batches before a meeting, by default all of `setting.mini_batches`
     steps          "fixed", or "geometric" with this mean once it is capped at the mini-batches
     width          meetings of a row, by default an eighth of the workers, or fewer where the graph
-                   has no such number of disjoint edges
+                   has fewer disjoint edges
 
 Bad values raise ValueError.
 """
@@ -41,10 +41,10 @@ def random_pairs(
     blocking: bool = False,
     width: int | None = None,
 ) -> Rule:
-    """Nodes that meet a random neighbour whenever they have done their local steps (1910.12308).
+    """Let a node meet a random neighbour whenever it has done its local steps (1910.12308).
 
-    blocking: the partner has to end its local steps, too. If it waits for somebody else the two
-    meet at once; otherwise it meets, when it has ended them, whoever has waited longest for it,
+    blocking: the partner has to end its local steps, too. If it waits for another node the two meet
+    at once; otherwise it meets, when it has ended them, the node that has waited longest for it,
     instead of drawing. Both go on when the slower of them has communicated.
     Source: arXiv 1910.12308, Algorithms 1 and 2.
     """
@@ -61,12 +61,12 @@ def bipartite_pairs(
     steps: str = "fixed",
     width: int | None = None,
 ) -> Rule:
-    """Active nodes meet random passive neighbours; nodes of both sides compute (1710.06952).
+    """Let active nodes meet random passive neighbours; both sides compute (1710.06952).
 
     Worker 0, and the smallest worker of any further component, is active, its neighbours are
-    passive, and so on. A passive node applies what it has computed alone: it meets itself, which
-    takes no communication. A graph that has no such sides raises ValueError. Source: arXiv
-    1710.06952, Section 3 (implementation).
+    passive, and so on. A passive node applies its own work alone: it meets itself, which takes no
+    communication. A graph without such sides raises ValueError. Source: arXiv 1710.06952, Section 3
+    (implementation).
     """
     check_neighbours("bipartite_pairs", setting)
     graph = setting.graph

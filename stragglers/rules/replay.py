@@ -1,4 +1,4 @@
-"""A schedule that is known already, as a waiting rule: study offline what really happened."""
+"""Waiting rule of a recorded schedule: offline studies of real runs."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from stragglers.schedule import Schedule, load
 
 
 def recorded(schedule: Schedule) -> Rule:
-    """The rule that hands out `schedule` row by row, then nothing more.
+    """Return the rule that hands out `schedule` row by row, then nothing more.
 
     `held` of a segment is worked out from the rows behind it, so that stale reads across segments
     are announced.
@@ -38,7 +38,7 @@ def recorded(schedule: Schedule) -> Rule:
 
 
 def replay(setting: Setting, *, path: str) -> Rule:
-    """The rule of a file that `Schedule.save` wrote, for a run with these numbers and links."""
+    """Return the rule of a file by `Schedule.save`, for a run with these numbers and links."""
     schedule = load(path)
     if not schedule.updates:
         raise ValueError(

@@ -4,17 +4,15 @@ Non-blocking SGD, arXiv 2211.00889; Anytime Minibatch, 2006.05752; DropCompute, 
 
 All of them take some of these parameters:
 
-    landing     at each worker once it is ready and what its "neighbours" of `setting.graph` or
-                `setting.links` have sent is there (max-plus recursion), or at everybody once "all"
-                are ready, too; where there is neither graph nor links, everybody is everybody's
-                neighbour
+    landing     at each worker once it is ready and has the messages of its "neighbours" in
+                `setting.graph` or `setting.links` (max-plus recursion), or at all workers once
+                "all" are ready; with neither graph nor links all workers are neighbours
     leftovers   "carry" unfinished mini-batches on into the next round, or "drop" them
     in_flight   at the signal, "finish" the mini-batch that has begun, or "cut" it: it is redone in
                 the next round, in another time
 
 `setting.communication` is in seconds per round that follow the work, scalar or [workers]; or it is
-a tuple of `Transfer`, which say what travels beside the work; or a function from the round to
-either.
+a tuple of `Transfer`, some of which travel beside the work; or a function from the round to either.
 """
 
 import functools
@@ -29,7 +27,7 @@ from stragglers.rule import Calibration, Goal, Rule, Setting, Sight, Trigger, Un
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
 
-# Nothing of a rule in rounds is a constant of a compiled program, not even which of them it is.
+# A compiled program has nothing of a rule in rounds as a constant, not even its name.
 DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
 
 
@@ -39,18 +37,18 @@ def _rule(
     goal: Goal | None = None,
     sees_all: bool = False,
 ) -> Rule:
-    """The rule with this clock; stop, goal, sees_all: of its trigger."""
+    """Return the rule with this clock; stop, goal, sees_all: of its trigger."""
     trigger = _trigger(clock)._replace(stop=stop, goal=goal, sees_all=sees_all)
     return Rule(clock.workers, clock.init, clock.extend, trigger=trigger, data=DATA)
 
 
 def _trigger(clock: RoundClock) -> Trigger:
-    """One that stops nobody."""
+    """Return a trigger that stops no worker."""
     return Trigger(None, clock.mini_batches, clock.cuts, clock.carries, sees_all=False)
 
 
 def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
-    """Everybody waits for everybody's M mini-batches."""
+    """Wait for M mini-batches of every worker."""
     clock = RoundClock(setting, round_parts.never, "all", leftovers, in_flight)
     return _rule(clock)
 
@@ -58,7 +56,7 @@ def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "fin
 def neighbour_barrier(
     setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish"
 ) -> Rule:
-    """Everybody waits for its neighbours' M mini-batches (1705.09056)."""
+    """Wait at each worker for its neighbours' M mini-batches (1705.09056)."""
     if setting.graph is None and setting.links is None:
         raise Unfit(
             "neighbour_barrier", "got neither graph nor links", "pass the graph, or use barrier"
@@ -74,7 +72,7 @@ def first_finisher(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """The first to finish M mini-batches stops the others (2211.00889)."""
+    """Let the first worker with M mini-batches stop the others (2211.00889)."""
     clock = RoundClock(setting, round_parts.until_first_finisher(), landing, leftovers, in_flight)
     return _rule(clock, goal=Goal(lambda finished: finished >= clock.mini_batches, 1))
 
@@ -87,7 +85,7 @@ def deadline(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """Everybody computes for `seconds`, at most M mini-batches."""
+    """Let all compute for `seconds`, at most M mini-batches."""
     clock = RoundClock(setting, round_parts.until_deadline(seconds), landing, leftovers, in_flight)
     return _rule(clock, lambda sight: sight.elapsed >= seconds)
 
@@ -100,7 +98,7 @@ def quorum(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """The k-th finished mini-batch stops everybody."""
+    """Stop all at the k-th finished mini-batch."""
     clock = RoundClock(setting, round_parts.until_quorum(k), landing, leftovers, in_flight)
     return _rule(clock, goal=Goal(lambda finished: finished, k))
 
@@ -114,12 +112,12 @@ def quorum_grace(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """k workers with all M mini-batches, then `gamma` times as long again for the others.
+    """Wait for k workers with all M mini-batches, then `gamma` times as long again for the others.
 
-    A round that took q seconds until k workers were full stops everybody gamma q seconds later,
-    with what they have finished by then; each worker counts from its own beginning of the round.
-    A grace after a quorum is an idea of Decoupled DiLoCo (2604.21428), where nobody is stopped, as
-    in `quorum_async`; here it follows from the seconds of the quorum itself.
+    If k workers are full after q seconds, all stop gamma q seconds later, with the mini-batches
+    that they have finished by then; each worker counts from its own beginning of the round. A grace
+    after a quorum is an idea of Decoupled DiLoCo (2604.21428), where no worker is stopped, as in
+    `quorum_async`; here it follows from the seconds of the quorum itself.
     """
     if not 1 <= k <= setting.workers:
         raise ValueError(
@@ -141,7 +139,7 @@ def quorum_grace(
 
 
 def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") -> Rule:
-    """Everybody computes for `seconds`; what is unfinished then is lost (2006.05752)."""
+    """Let all compute for `seconds`; unfinished mini-batches are lost (2006.05752)."""
     return deadline(setting, seconds=seconds, landing=landing, leftovers="drop", in_flight="cut")
 
 
@@ -152,11 +150,11 @@ def drop_compute(
     landing: str = "neighbours",
     in_flight: str = "cut",
 ) -> Rule:
-    """`calibration` blocking rounds, then the deadline that suits them best (2306.10598).
+    """Run `calibration` blocking rounds, then stop at their best deadline (2306.10598).
 
-    What is unfinished at the deadline is lost. The threshold is chosen for work that is cut there,
-    as in the paper. It is a pure function of the delays in those rounds, so any segment can work
-    it out. On devices it follows from what these rounds have really taken.
+    Mini-batches unfinished at the deadline are lost. The threshold is chosen for work that is cut
+    there, as in the paper. It is a pure function of the delays in the first rounds, so any segment
+    can work it out. On devices it follows from the real durations of these rounds.
     """
     if calibration < 1:
         raise ValueError(
@@ -165,7 +163,7 @@ def drop_compute(
     clock = RoundClock(setting, round_parts.never, landing, "drop", in_flight)
 
     def choose(durations: np.ndarray, communication: np.ndarray) -> float:
-        # What ends at the threshold exactly shall count.
+        # A mini-batch that ends exactly at the threshold shall count.
         return drop_compute_threshold(durations, communication) * (1 + 1e-9)
 
     @functools.cache
@@ -177,7 +175,7 @@ def drop_compute(
             return np.inf
 
         _, schedule = clock.extend(clock.init(), calibration, signal=watch)
-        durations = np.stack(seen[-calibration:])  # a signal is tried out before the first round
+        durations = np.stack(seen[-calibration:])  # a signal is called once before the first round
         return round_parts.until_deadline(choose(durations, schedule.communication.max(axis=1)))
 
     def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:

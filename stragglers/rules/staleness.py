@@ -1,8 +1,8 @@
-"""Asynchronous SGD that does without gradients which are too old.
+"""Asynchronous SGD without gradients of too large staleness.
 
-A gradient that is `limit` updates old when it is pushed does not count, and its worker goes on from
-the newest version. It is ignored then, which costs the time until it is pushed, or its worker is
-interrupted as soon as it is so old. Settings and times are as in `stragglers.rules.k_protocols`.
+A gradient of staleness `limit` at its push does not count, and its worker goes on from the newest
+version. It is ignored then, which costs the time until its push, or its worker is interrupted as
+soon as it has this staleness. Settings and times are as in `stragglers.rules.k_protocols`.
 """
 
 from stragglers.event_clock import ANY_AGE, Protocol
@@ -11,18 +11,18 @@ from stragglers.rules.k_protocols import server_rule
 
 
 def rennala(setting: Setting, *, k: int, interrupt: bool = False) -> Rule:
-    """k contributions at the newest version make an update, by whomever (arXiv 2305.12387).
+    """Update with k contributions at the newest version, by any workers (arXiv 2305.12387).
 
-    What is in flight at an update is ignored when it is pushed; interrupt=True: it is cancelled,
-    which is `k_batch_sync`.
+    Contributions in flight at an update are ignored when they are pushed; interrupt=True: they are
+    cancelled, which is `k_batch_sync`.
     """
     return server_rule("rennala", setting, k, Protocol(False, 1, interrupt))
 
 
 def ringmaster(setting: Setting, *, limit: int, interrupt: bool = False, k: int = 1) -> Rule:
-    """Async-SGD without gradients that are `limit` or more updates old (arXiv 2501.16168).
+    """Run Async-SGD without gradients of a staleness of `limit` or more (arXiv 2501.16168).
 
-    interrupt: their workers begin anew as soon as they are so old. A large limit is
+    interrupt: their workers begin anew as soon as they have this staleness. A large limit is
     `k_batch_async`, limit 1 is `rennala`.
     """
     if limit < 1:

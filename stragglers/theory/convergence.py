@@ -1,9 +1,9 @@
-"""How far SGD with few or stale gradients gets: error bounds, exact small cases, complexities.
+"""Convergence of SGD with few or stale gradients: error bounds, exact small cases, complexities.
 
 The bounds come from Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113, at a fixed learning
 rate eta, for a server that updates on k gradients of m samples each. The time complexities come
-from Rennala SGD, arXiv 2305.12387, for workers of fixed speeds. How long an update takes and
-how stale its gradients are is in `stragglers.theory.k_protocols`.
+from Rennala SGD, arXiv 2305.12387, for workers of fixed speeds. The seconds of an update and the
+staleness of its gradients are in `stragglers.theory.k_protocols`.
 """
 
 import math
@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 
 
 def staleness_factor(gamma: float, fresh: float) -> float:
-    """What staleness does to the bounds below: gamma' = 1 - gamma + p0 / 2; 1 without it.
+    """Return the factor of staleness in the bounds below: gamma' = 1 - gamma + p0 / 2; 1 without.
 
     gamma: E||grad F(w_j) - grad F(w_read)||^2 <= gamma E||grad F(w_j)||^2; fresh: `fresh_share`.
-    Not positive raises ValueError, as then there is no bound. Source: arXiv 1803.01113.
+    A factor that is not positive has no bound: ValueError. Source: arXiv 1803.01113.
     """
     factor = 1 - gamma + fresh / 2
     if not factor > 0:
@@ -37,9 +37,10 @@ def error_floor(
     batch_size: int = 1,
     factor: float = 1.0,
 ) -> float:
-    """Bound on F - F* after infinitely many updates at a fixed rate, eta L s^2 / (2 c gamma' k m).
+    """Return eta L s^2 / (2 c gamma' k m), the bound on F - F* after infinitely many updates.
 
-    variance: s^2 of one sample's gradient; factor: `staleness_factor`, 1 for synchronous rules.
+    rate: eta, fixed. variance: s^2 of one sample's gradient; factor: `staleness_factor`, 1 for
+    synchronous rules.
     Source: arXiv 1803.01113.
     """
     return rate * smoothness * variance / (2 * convexity * factor * k * batch_size)
@@ -58,7 +59,7 @@ def convex_bound(
     factor: float = 1.0,
     growth: float = 0.0,
 ) -> np.ndarray:
-    """Bound on F - F* after `updates` updates of a strongly convex F, from F_0 - F* = `gap`.
+    """Bound F - F* after `updates` updates of a strongly convex F, from F_0 - F* = `gap`.
 
     The floor plus (1 - eta c gamma')^J (gap - floor); against seconds, J = t / expected_runtime.
     growth: M_G, by which the variance grows with the squared gradient. A rate beyond
@@ -89,7 +90,7 @@ def gradient_bound(
     factor: float = 1.0,
     growth: float = 0.0,
 ) -> np.ndarray:
-    """Bound on the mean of E||grad F||^2 over updates 0..J, where F need not be convex.
+    """Bound the mean of E||grad F||^2 over updates 0..J, where F need not be convex.
 
     2 gap / ((J+1) eta gamma') + L eta s^2 / (k m gamma'); arguments and errors as in
     `convex_bound`. Source: arXiv 1803.01113.
@@ -107,10 +108,10 @@ def varying_batches_bound(
     smoothness: float,
     variance: float,
 ) -> float:
-    """Bound on the rate-weighted mean of E||grad F||^2 over updates of batches that vary.
+    """Bound the rate-weighted mean of E||grad F||^2 over updates of batches that vary.
 
-    (2 gap + L s^2 sum eta_k^2 / B_k) / sum eta_k, where update k is on B_k samples and F need not
-    be convex. batches: [K], which may depend on delays, not on samples; rates: eta, [K] or one for
+    (2 gap + L s^2 sum eta_k^2 / B_k) / sum eta_k, where update k has B_k samples and F need not be
+    convex. batches: [K], which may depend on delays, not on samples; rates: eta, [K] or one for
     all. At one rate noise counts by the harmonic mean of the batches, which updates of few samples
     dominate. With rates in proportion to the batches only the sum of the batches counts.
 
@@ -141,10 +142,10 @@ def stationary_loss(
     curvature: ArrayLike = 1.0,
     batch_size: int = 1,
 ) -> float:
-    """E[F] of a quadratic F under k_sync at a fixed rate, exactly, its minimum being 0.
+    """Return E[F] of a quadratic F under k_sync at a fixed rate, exactly, its minimum being 0.
 
     The sum of eta s^2 / (2 k m (2 - eta lambda)) over the axes of F: lambda is the curvature along
-    one, and s^2 the variance of one sample's gradient along it. It follows from the stationary
+    an axis, and s^2 the variance of one sample's gradient along it. It follows from the stationary
     variance of w <- (1 - eta lambda) w - eta noise. Outside 0 < eta lambda < 2: ValueError.
     """
     steps = rate * np.asarray(curvature, np.float64)
@@ -157,7 +158,7 @@ def stationary_loss(
 
 
 def stability_limit(delay: float) -> float:
-    """Largest stable rate times curvature if every gradient is `delay` updates old.
+    """Return the largest stable rate times curvature if every gradient has staleness `delay`.
 
     2 sin(pi / (2 (2 d + 1))): there a root of z^(d+1) - z^d + eta l reaches the unit circle.
     """
@@ -169,9 +170,10 @@ def stability_limit(delay: float) -> float:
 def minibatch_complexity(
     seconds: ArrayLike, accuracy: float, *, smoothness: float, gap: float, variance: float
 ) -> float:
-    """Seconds, up to a constant, until E||grad F||^2 <= accuracy if all P gradients are awaited.
+    """Return the seconds until E||grad F||^2 <= accuracy if all P gradients are awaited.
 
-    max tau (L D / e + s^2 L D / (P e^2)) for workers that need tau = `seconds` [P] a gradient.
+    Up to a constant, max tau (L D / e + s^2 L D / (P e^2)) for workers that need tau = `seconds`
+    [P] a gradient.
     Source: arXiv 2305.12387, Minibatch SGD.
     """
     tau = _sorted(seconds)
@@ -181,7 +183,7 @@ def minibatch_complexity(
 def async_complexity(
     seconds: ArrayLike, accuracy: float, *, smoothness: float, gap: float, variance: float
 ) -> float:
-    """As `minibatch_complexity` for Async-SGD with delay-adaptive rates.
+    """Return `minibatch_complexity` for Async-SGD with delay-adaptive rates.
 
     The harmonic mean of tau takes the place of the maximum. Source: arXiv 2305.12387.
     """
@@ -193,9 +195,9 @@ def async_complexity(
 def rennala_complexity(
     seconds: ArrayLike, accuracy: float, *, smoothness: float, gap: float, variance: float
 ) -> float:
-    """As `minibatch_complexity` for Rennala SGD, which no method beats on fixed speeds.
+    """Return `minibatch_complexity` for Rennala SGD, which no method beats on fixed speeds.
 
-    The minimum over m of what `async_complexity` is for the m fastest. Source: arXiv
+    The minimum of `async_complexity` over the m fastest workers, for all m. Source: arXiv
     2305.12387.
     """
     tau = _sorted(seconds)
@@ -205,7 +207,7 @@ def rennala_complexity(
 
 
 def _gradients(m, accuracy: float, smoothness: float, gap: float, variance: float):
-    """Gradients that each of m workers computes: L D / e + s^2 L D / (m e^2)."""
+    """Return the gradients that each of m workers computes: L D / e + s^2 L D / (m e^2)."""
     if not accuracy > 0:
         raise ValueError(f"theory: needs accuracy > 0, got {accuracy}; set a squared gradient norm")
     return smoothness * gap / accuracy * (1 + variance / (m * accuracy))

@@ -1,10 +1,10 @@
-"""How far gossip gets: error bounds of D-PSGD and MATCHA, and the distances between Swarm's nodes.
+"""Convergence of gossip: error bounds of D-PSGD and MATCHA, distances between Swarm's nodes.
 
 Workers i = 1..n descend on f_i with gradients of variance at most `variance`, at a fixed rate eta.
 Their mean x has the loss f = mean_i f_i, all f_i are L-smooth, and mean_i ||grad f_i - grad f||^2
 is at most `heterogeneity`. The papers are X. Lian et al., D-PSGD, arXiv 1705.09056; J. Wang et al.,
 MATCHA, 1905.09435; G. Nadiradze et al., SwarmSGD, 1910.12308. The arguments are theirs; constants
-follow from the lines that stand in the docstrings, and differ from the papers' constants.
+follow from the lines in the docstrings, and differ from the papers' constants.
 """
 
 from typing import NamedTuple
@@ -14,15 +14,15 @@ from numpy.typing import ArrayLike
 
 
 class Bound(NamedTuple):
-    """A bound on the mean of E||grad f||^2 over the first K means of models, and its parts."""
+    """Bound on the mean of E||grad f||^2 over the first K means of models, and its parts."""
 
-    descent: np.ndarray  # from where training begins, 2 (f_0 - f*) / (eta K)
-    noise: float  # of the mean of n gradients, eta L s^2 / n
-    consensus: float  # of models that are apart
+    descent: np.ndarray  # of the start of training, 2 (f_0 - f*) / (eta K)
+    noise: float  # by the mean of n gradients, eta L s^2 / n
+    consensus: float  # by the distance between models
 
     @property
     def total(self) -> np.ndarray:
-        """The bound."""
+        """Sum of the three parts."""
         return self.descent + self.noise + self.consensus
 
 
@@ -38,7 +38,7 @@ def gossip_bound(
     heterogeneity: float = 0.0,
     mixed_last: bool = False,
 ) -> Bound:
-    """Bound on the mean of E||grad f(mean model)||^2 over K = `updates` updates, from equal models.
+    """Bound the mean of E||grad f(mean model)||^2 over K = `updates` updates, from equal models.
 
     rho: ||E[W'W] - J||, of D-PSGD `comms.mixing.rho`, of MATCHA that of
     `comms.matcha.mixing_weight`; gap: f_0 - f*; mixed_last: adapt then combine, else combine while
@@ -73,7 +73,10 @@ def gossip_bound(
 
 
 def largest_rate(rho: float, smoothness: float, mixed_last: bool = False) -> float:
-    """Rate up to which `gossip_bound` holds: eta L < (1 - sqrt(rho)) / (2 sqrt(c)), and <= 1."""
+    """Return the rate up to which `gossip_bound` holds.
+
+    eta L < (1 - sqrt(rho)) / (2 sqrt(c)), and <= 1.
+    """
     kept = rho if mixed_last else 1.0
     mixing = (1 - np.sqrt(rho)) / (2 * np.sqrt(kept)) if kept else np.inf
     return float(min(1.0, mixing) / smoothness)
@@ -82,7 +85,7 @@ def largest_rate(rho: float, smoothness: float, mixed_last: bool = False) -> flo
 def linear_speedup_rate(
     updates: int, workers: int, gap: float, *, smoothness: float, variance: float
 ) -> float:
-    """The rate that minimises the parts of `gossip_bound` that do not depend on the graph.
+    """Return the rate that minimises the parts of `gossip_bound` that do not depend on the graph.
 
     sqrt(2 gap n / (K L s^2)): these parts are then sqrt(8 gap L s^2 / (n K)), n times fewer updates
     for n workers. The consensus term falls as n / K and is hidden from some K on, as Corollary 2 of
@@ -109,15 +112,15 @@ def swarm_distance_bound(
     blocking: bool = True,
     start: float = 0.0,
 ) -> np.ndarray:
-    """Bound on E[Gamma] = E sum_i ||x_i - x||^2 after some meetings over uniformly drawn edges.
+    """Bound E[Gamma] = E sum_i ||x_i - x||^2 after some meetings over uniformly drawn edges.
 
     degree: r of a regular graph; connectivity: lambda_2 of its Laplacian; steps: H, local steps
     between meetings; steps_squared: E[H^2], by default H^2, and 2 H^2 - H if they are geometric;
     second_moment: M^2, which E||gradient||^2 nowhere exceeds; blocking: both nodes of a meeting
-    bring their steps along, otherwise the one that asks, and Gamma is that of the copies that
-    others read; start: Gamma before.
+    bring their steps along, otherwise the one that asks, and Gamma is that of the public copies;
+    start: Gamma before.
 
-    Neighbours at the distances a and b from the mean, who have moved by u in all, change Gamma by
+    Neighbours at the distances a and b from the mean, which have moved by u in all, change Gamma by
     -|a - b|^2 / 2 + (a + b) u + |u|^2 / 2 at most, or |u|^2 if one has moved. E|a - b|^2 is at
     least 2 lambda_2 Gamma / (r n), and half of that pays for (a + b) u, so that
 

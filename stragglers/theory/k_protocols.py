@@ -1,9 +1,9 @@
-"""What "Slow and Stale Gradients" predicts for its four protocols: seconds and staleness.
+"""Predictions of "Slow and Stale Gradients" for its four protocols: seconds and staleness.
 
-Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113. P workers with iid durations X of a
-mini-batch, a server that updates on k gradients. A rule is called as in
+Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113. P workers have iid durations X of a
+mini-batch, and a server updates on k gradients. A rule is called as in
 `stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async. No random numbers
-are used here. What that does to the error is in `stragglers.theory.convergence`.
+are used here. The effect on the error is in `stragglers.theory.convergence`.
 """
 
 import math
@@ -17,7 +17,7 @@ from stragglers.order_statistics import convolved, graded, order_statistic_mean
 
 
 def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
-    """Expected seconds between two updates, without communication.
+    """Return the expected seconds between two updates, without communication.
 
     k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync: the k-th point of P superposed
     renewal processes, by quadrature to about 0.5 %; k_async: for exponential durations, for k = 1
@@ -34,11 +34,11 @@ def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
 
 
 def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, float]:
-    """Seconds between which `expected_runtime` lies; equal where it is known, else (low, high).
+    """Return (low, high), seconds between which `expected_runtime` lies; equal where it is known.
 
-    k_async: at least k E[X] / P; at most E[X_{k:P}] for laws whose residual durations are shorter
-    than new ones ("new-longer-than-used"), at least that where they are longer, and no upper
-    bound where neither holds. Source: 1803.01113, K-async SGD.
+    k_async: at least k E[X] / P. At most E[X_{k:P}] for distributions whose residual durations are
+    shorter than new ones ("new-longer-than-used"), at least that where they are longer, and no
+    upper bound where neither holds. Source: 1803.01113, K-async SGD.
     """
     check_k(rule, k, workers)
     return _THEORY[rule].runtime(law, k, workers)
@@ -58,29 +58,30 @@ def check_k(rule: str, k: int, workers: int) -> None:
 
 
 def mean_staleness(rule: str, k: int, workers: int) -> float:
-    """Mean number of updates between the version of a gradient and its use, for every law.
+    """Return the mean staleness of gradients, in updates, for every distribution.
 
-    k_async: P/k - 1; k_batch_async: (P-1)/k; 0 if an update cancels what is in flight. Counts:
-    of P workers in flight, and of k workers (or one) that read a new version at a time.
+    k_async: P/k - 1; k_batch_async: (P-1)/k; 0 if an update cancels contributions in flight.
+    Counts: of P workers in flight, and of k workers (or one) that read a new version at a time.
     """
     check_k(rule, k, workers)
     return _THEORY[rule].staleness(k, workers)
 
 
 def fresh_share(rule: str, k: int, workers: int) -> float:
-    """Share p0 of the gradients taken at the newest version, for exponential durations.
+    """Return the share p0 of gradients taken at the newest version, for exponential durations.
 
     k_async: k/P; k_batch_async: the mean over i = 1..k of 1 - (1 - 1/P)^i; 1 if an update cancels
-    what is in flight. Source: 1803.01113, p0, exponential delays.
+    contributions in flight. Source: 1803.01113, p0, exponential delays.
     """
     check_k(rule, k, workers)
     return _THEORY[rule].fresh(k, workers)
 
 
 def sync_over_async(law: Law, workers: int) -> float:
-    """Seconds per update of fully synchronous SGD over Async-SGD's, P E[X_{P:P}] / E[X].
+    """Return seconds per update of fully synchronous SGD over Async-SGD's, P E[X_{P:P}] / E[X].
 
-    For exponential durations P H_P, roughly P log P. A law without a mean raises ValueError.
+    For exponential durations P H_P, roughly P log P. A distribution without a mean raises
+    ValueError.
     Source: 1803.01113, runtime of fully synchronous against asynchronous SGD.
     """
     if math.isinf(law.mean()):
@@ -125,10 +126,10 @@ def _batch_async_fresh(k: int, workers: int) -> float:
 
 
 class _Theory(NamedTuple):
-    """What is known of a protocol."""
+    """Formulas of a protocol."""
 
     runtime: Callable[[Law, int, int], tuple[float, float]]  # law, k, workers -> bounds, s
-    distinct: bool  # the k contributions come from k workers
+    distinct: bool  # True if the k contributions come from k workers
     staleness: Callable[[int, int], float] = lambda k, workers: 0.0  # k, workers -> mean, updates
     fresh: Callable[[int, int], float] = lambda k, workers: 1.0  # k, workers -> share
 
@@ -144,15 +145,15 @@ _THEORY: dict[str, _Theory] = {
     ),
 }
 
-_POINTS = 2**14 + 1  # of a lattice, up to its horizon
-_TIMES = 2**15  # divided by k: at how many of them the counts of all workers are superposed
+_POINTS = 2**14 + 1  # points of a lattice, up to its horizon
+_TIMES = 2**15  # divided by k: number of times at which the counts of all workers are superposed
 
 
 def _superposed(law: Law, k: int, workers: int) -> float:
-    """E[T] by the integral of P(T > t) = P(fewer than k have ended by t), all begun at 0.
+    """Return E[T] by the integral of P(T > t) = P(fewer than k have ended by t), all begun at 0.
 
-    It is cut where its horizon doubles, and every piece has a lattice of its own, as a heavy tail
-    has no scale.
+    The integral is cut where its horizon doubles, and every piece has a lattice of its own, as a
+    heavy tail has no scale.
     """
     if math.isinf(order_statistic_mean(law, 1, workers)):
         return math.inf  # T is beyond t only if all workers are in a mini-batch of at least t / k
@@ -172,11 +173,11 @@ def _superposed(law: Law, k: int, workers: int) -> float:
 
 
 def _counts(durations: np.ndarray, probability: np.ndarray, k: int) -> np.ndarray:
-    """P(one worker has ended n mini-batches by t), [points, n], n < k; durations in steps."""
-    ends = durations < _POINTS - 1  # what lasts longer does not end before the horizon
+    """Return P(a worker has ended n mini-batches by t), [points, n], n < k; durations in steps."""
+    ends = durations < _POINTS - 1  # longer durations do not end before the horizon
     at, mass = durations[ends], probability[ends]
     low = at.astype(np.int64)
-    upper = (at - low) * mass  # splitting linearly between two points keeps the mean
+    upper = (at - low) * mass  # a linear split between two points keeps the mean
     one = np.bincount(low, mass - upper, _POINTS) + np.bincount(low + 1, upper, _POINTS)
     ended, total = [np.ones(_POINTS)], one  # P(at least n have ended)
     while len(ended) < k and total.sum() > 1e-12:
@@ -186,7 +187,7 @@ def _counts(durations: np.ndarray, probability: np.ndarray, k: int) -> np.ndarra
 
 
 def _fewer(counts: np.ndarray, k: int, workers: int) -> np.ndarray:
-    """P(P workers together have ended fewer than k), per row of one worker's counts."""
+    """Return P(P workers together have ended fewer than k), per row of one worker's counts."""
     total, power, left = np.ones((len(counts), 1)), counts, workers
     while left:
         if left % 2:

@@ -1,9 +1,9 @@
-"""What non-blocking rounds gain over blocking ones: the reference for schedules and runs.
+"""Gains of non-blocking rounds over blocking ones: the reference for schedules and runs.
 
 A round is the one of Non-blocking SGD (arXiv 2211.00889, run-time analysis) with landing at all
-workers. For iid laws and for fixed speeds there are closed forms and quadratures, without random
-numbers. Landing at neighbours has bounds. For durations with a memory the `estimate_` functions
-simulate both rules with the same delays.
+workers. For iid durations and for fixed speeds there are closed forms and quadratures, without
+random numbers. Landing at neighbours has bounds. For durations with a memory the `estimate_`
+functions simulate both rules with the same delays.
 """
 
 import math
@@ -27,10 +27,11 @@ def throughput_gain(
     draw: str = "round",
     in_flight: str = "cut",
 ) -> float:
-    """Samples per second of non-blocking over blocking rounds, `communication` seconds in each.
+    """Return the ratio of samples per second of non-blocking to blocking rounds.
 
-    share * (E[T_max] + D) / (E[T] + D), 2211.00889; draw and in_flight as in `moments`. Infinite
-    where only blocking rounds have no mean; where neither has, ValueError.
+    share * (E[T_max] + D) / (E[T] + D), 2211.00889, with D the seconds of `communication` in a
+    round; draw and in_flight as in `moments`. Infinite where only blocking rounds have no mean;
+    where neither has, ValueError.
     """
     means = moments(law, workers, mini_batches, draw, in_flight)
     return means.share * _shorter(means.blocking, means.nonblocking, communication)
@@ -39,7 +40,7 @@ def throughput_gain(
 def speeds_gain(
     factors: ArrayLike, mini_batches: int, communication: float = 0.0, *, in_flight: str = "cut"
 ) -> float:
-    """Throughput gain of non-blocking rounds for workers that are always `factors` times slower.
+    """Return the throughput gain of non-blocking rounds for workers always `factors` times slower.
 
     `communication` of a round is in units of a mini-batch at factor 1: in seconds if the factors
     are. Without it and with the speeds v = 1 / factors: sum_i floor(M v_i / v_max) v_max /
@@ -68,14 +69,14 @@ def neighbour_gain_bounds(
     communication: float = 0.0,
     draw: str = "round",
 ) -> tuple[float, float]:
-    """Bounds from below and above of the throughput gain where neighbours wait for each other.
+    """Return bounds, below and above, of the throughput gain where neighbours wait for each other.
 
     degree: the smallest of the graph; `communication` D follows the work. A blocking round takes at
     most D + E[max of all X], as the barrier's. It takes at least D + E[max of degree + 1 of X]: by
     Jensen E max_j (t_j + X_j) >= min_j E t_j + E max_j X_j, as X_j does not depend on t_j. In
     non-blocking rounds with others "cut" all stop at one signal and are ready at once, so that
     these are the rounds of `throughput_gain`. The bounds meet on a complete graph. Other arguments
-    and errors as there; a degree that no graph has raises ValueError.
+    and errors as there; an impossible degree raises ValueError.
     Source: the round of arXiv 2211.00889 and the max-plus recursion of D-PSGD, 1705.09056.
     """
     if not 0 <= degree < workers:
@@ -104,12 +105,12 @@ def estimate_gain(
     landing: str = "neighbours",
     **options,
 ) -> float:
-    """Samples per second of non-blocking over blocking rounds, simulated with the same delays.
+    """Simulate non-blocking over blocking samples per second, with the same delays for both.
 
-    For what has no closed form: durations with a memory (Markov, traces), and D-PSGD (1705.09056)
-    or MATCHA (1905.09435), given their `graph` or `links`, where blocking rounds wait for
-    neighbours. rounds: simulated of either rule. landing, in_flight: of the non-blocking rounds.
-    Further options as in `Setting`.
+    For settings without a closed form: durations with a memory (Markov, traces), and D-PSGD
+    (1705.09056) or MATCHA (1905.09435), given their `graph` or `links`, where blocking rounds wait
+    for neighbours. rounds: simulated of either rule. landing, in_flight: of the non-blocking
+    rounds. Further options as in `Setting`.
     """
     if rounds < 1:
         raise ValueError(f"theory: needs rounds >= 1 to simulate, got {rounds}; set at least 1")
@@ -126,7 +127,7 @@ def estimate_gain(
 
 
 def _shorter(blocking: float, nonblocking: float, communication: float) -> float:
-    """How many times shorter a non-blocking round is, `communication` seconds included."""
+    """Return the ratio of blocking to non-blocking seconds of a round, `communication` included."""
     if not communication >= 0:
         raise ValueError(
             f"theory: needs communication >= 0, got {communication}; set it in seconds"
