@@ -27,6 +27,8 @@ def registries():
         for variable, value in dict(vars(importlib.import_module(name))).items():
             if not (isinstance(value, dict | Registry) and variable.lstrip("_").isupper()):
                 continue
+            if {"while", "cond"} & set(value):
+                continue  # primitives of JAX, which no config names
             if all(type(v) is tuple or isinstance(v, numbers.Number | str) for v in value.values()):
                 continue  # a table of numbers or texts stands for nothing that could be called
             for key in value:
