@@ -58,8 +58,8 @@ def test_a_run_leaves_its_records(here):
     assert "speed-up" in ended.stdout and "records: a/run" in ended.stdout
     run = here / "a" / "run"
     assert {path.name for path in run.iterdir()} == {
-        "config.json", "metrics.jsonl", "summary.json", "schedule.npz", "parameters.npz", "digests.json",
-        "timeline.json", "figure.png", "report.json", "report.html", "strip.png", "checkpoint",
+        "config.json", "metrics.jsonl", "summary.json", "schedule.npz", "parameters.npz",
+        "digests.json", "timeline.json", "figure.png", "report.json", "report.html", "strip.png", "checkpoint",
     }  # fmt: skip
     noted = json.loads((run / "report.json").read_text())
     assert noted["command"].endswith("--config.seed=4 --workdir=a/run")
