@@ -59,6 +59,8 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+# --- Ray as this process uses it
+
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
 _SHARED = (  # settings of JAX
@@ -344,6 +346,8 @@ def environment(resources: Resources) -> dict[str, str]:
     return found
 
 
+# --- actors
+
 ASIDE = "aside"  # the group of calls that an actor answers while it works
 NEWS = "news"  # of the call by which it says again and again that it lives
 _WATCH = "watch"  # the group of the one call that never returns while the process lives
@@ -538,6 +542,8 @@ def reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[-1][:200]
 
+
+# --- their supervision
 
 STARTING = 300.0  # s that the processes may take to start
 MISSED = 60.0  # s with too few workers after which a run ends

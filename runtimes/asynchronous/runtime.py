@@ -38,6 +38,7 @@ from runtimes.gossip import partition
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
+COPIES = 3  # of the parameters per worker, as arrays on their way
 LOOKED_AT = 64  # updates of a plan whose sizes are compiled before a run
 DEFAULTS = Options()
 
@@ -288,9 +289,6 @@ def _under(prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the values packed under a prefix, by the rest of their names."""
     return {n.removeprefix(prefix): v for n, v in packed.items() if n.startswith(prefix)}
-
-
-COPIES = 3  # of the parameters per worker, as arrays on their way
 
 
 class Serving(Supervisor):

@@ -127,25 +127,6 @@ def test_local_steps_by_measured_speed_go_on_though_a_worker_is_killed(started):
     same_as_replay(runtime, run, "async_diloco", steps, schedule)
 
 
-@pytest.mark.parametrize("method", ["local_sgd", "decoupled_diloco"])
-def test_a_run_goes_on_from_what_it_has_packed(started, method):
-    runtime, run = started(method, "k_async", 2, k=2)
-    run = runtime.observe(run, 0.0, 1.0)
-    run, first = runtime.advance(run, np.inf, 30)
-    run = runtime.observe(run, run.seconds, 0.5)
-    packed, observed = runtime.pack(run), [(0.0, 1.0), (run.seconds, 0.5)]
-    runtime.close()
-    other, fresh = started(method, "k_async", 2, k=2)
-    resumed, nothing = other.resume(fresh, packed, observed)
-    assert nothing is None
-    for name in ("update", "samples", "seconds"):
-        assert getattr(resumed, name) == getattr(run, name)
-    resumed, second = other.advance(resumed, np.inf, 30)
-    schedule = concatenate([first, second])
-    used_once(schedule, 2)
-    same_as_replay(other, resumed, method, 2, schedule)
-
-
 @pytest.mark.parametrize(
     ("method", "wait", "own"),
     [
@@ -170,8 +151,11 @@ def test_an_update_waits_on_while_processes_die_and_a_run_resumes(started, metho
     packed = runtime.pack(run)
     runtime.close()
     other, fresh = started(method, wait, 2, **own)
-    run, _ = other.resume(fresh, packed, [])
-    run, last = other.advance(run, np.inf, 30)
+    resumed, nothing = other.resume(fresh, packed, [])
+    assert nothing is None
+    for name in ("update", "samples", "seconds"):
+        assert getattr(resumed, name) == getattr(run, name)
+    run, last = other.advance(resumed, np.inf, 30)
     schedule = concatenate([*pieces, piece, last])
     used_once(schedule, 2)
     same_as_replay(other, run, method, 2, schedule)
