@@ -59,7 +59,8 @@ def test_a_run_leaves_its_records(here):
     run = here / "a" / "run"
     assert {path.name for path in run.iterdir()} == {
         "config.json", "metrics.jsonl", "summary.json", "schedule.npz", "parameters.npz",
-        "digests.json", "timeline.json", "figure.png", "report.json", "report.html", "strip.png", "checkpoint",
+        "digests.json", "timeline.json", "figure.png", "report.json", "report.html", "strip.png",
+        "checkpoint",
     }  # fmt: skip
     noted = json.loads((run / "report.json").read_text())
     assert noted["command"].endswith("--config.seed=4 --workdir=a/run")
