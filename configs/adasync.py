@@ -43,9 +43,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     rate (of learning).
     """
     a = arguments.parse(arg, protocol="k_async", delay="exponential", rate=0.5)
-    if a["delay"] not in DELAYS:
-        raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(DELAYS)}")
-
     return base.arm(
         name="adasync",
         task=part("digits", model="logistic", l2=0.001),
@@ -53,7 +50,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         optimizer=part("sgd", learning_rate=a["rate"]),
         # K_0 = 1 grows by the square root of the loss, evaluated every `interval` seconds.
         wait=part("adasync", protocol=a["protocol"], interval=5.0, k=1, lowest_loss=0.0),
-        delay=DELAYS[a["delay"]],
+        delay=arguments.chosen(a, "delay", DELAYS),
         seconds=400.0,
         target_loss=0.35,
     )

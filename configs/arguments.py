@@ -1,5 +1,6 @@
 """Arguments of a config: `--config=file.py:ARGUMENTS`, as in `workers=16,quick`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from experiments import registry
@@ -34,3 +35,14 @@ def parse(text: str | None, **defaults) -> dict[str, Any]:
                 f"write {name}={defaults[name]}"
             )
     return values
+
+
+def chosen(values: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> Any:
+    """Return what an argument names of what is known; ValueError for any other name."""
+    value = values[name]
+    if value not in known:
+        raise ValueError(
+            f"unknown {name} {value!r}; {registry.meant(value, known)}known {name}s: "
+            f"{registry.listed(known)}"
+        )
+    return known[value]

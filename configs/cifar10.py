@@ -43,10 +43,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         compute="float32",
         tiny=False,
     )
-    known = nonblocking.delays(NOMINAL / MINI_BATCHES)
-    if a["delay"] not in known:
-        raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(known)}")
-    delay, draw = known[a["delay"]]
+    delay, draw = arguments.chosen(a, "delay", nonblocking.delays(NOMINAL / MINI_BATCHES))
     samples = a["epochs"] * IMAGES
     rounds = samples / (a["workers"] * MINI_BATCHES * BATCH)
     source, model = part(a["data"]), part("resnet18")

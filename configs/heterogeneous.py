@@ -99,9 +99,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     the number that a worker sends.
     """
     a = arguments.parse(arg, task="digits", workers=16, alpha=0.1, models=400)
-    if a["task"] not in TASKS:
-        raise ValueError(f"unknown task {a['task']!r}; known tasks: {', '.join(TASKS)}")
-    task, batch_size = TASKS[a["task"]]
+    task, batch_size = arguments.chosen(a, "task", TASKS)
     return base.arm(
         name="gradient_tracking/ring",  # method/graph/rate
         task=task,

@@ -75,15 +75,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         runtime="simulate",
         tiny=False,
     )
-    name = "tiny" if a["tiny"] else a["size"]
-    if name not in SIZES:
-        raise ValueError(f"unknown size {name!r}; known sizes: {', '.join(SIZES)}")
+    size = SIZES["tiny"] if a["tiny"] else arguments.chosen(a, "size", SIZES)
     if a["steps"] < 1 or any(a["steps"] % count for count in LOCAL_STEPS):
         raise ValueError(
             f"steps must be a multiple of {max(LOCAL_STEPS)}, the most local steps of an arm, got "
             f"{a['steps']}; set steps"
         )
-    size = SIZES[name]
     batch = a["batch"] or size.batch
     model = part("gpt", layers=size.layers, width=size.width, heads=size.heads, remat=a["remat"])
     corpus = part("python", files=40) if a["tiny"] else part(a["corpus"])

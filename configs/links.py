@@ -32,9 +32,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     network = part("network", latency=LATENCY, bandwidth=a["bits"] / 8 * cost.PAYLOAD)
     modelled = {"delay": part("deterministic", value=a["each"]), "communication": network}
     real = {"delay": part("none"), "communication": 0.0}  # real links
-    chosen = {"simulate": modelled, "mesh": real}
-    if a["runtime"] not in chosen:
-        raise ValueError(f"unknown runtime {a['runtime']!r}; choose one of {', '.join(chosen)}")
+    clock = arguments.chosen(a, "runtime", {"simulate": modelled, "mesh": real})
 
     return base.arm(
         name="all_reduce",
@@ -51,7 +49,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         evaluate_every=0.1,
         target_loss=0.1,
         stop_at_target=True,
-        **chosen[a["runtime"]],
+        **clock,
     )
 
 

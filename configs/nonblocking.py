@@ -69,10 +69,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         batch=16,
         trace="trace.csv",
     )
-    known = delays(NOMINAL * a["batch"] / 128, a["trace"])
-    if a["delay"] not in known:
-        raise ValueError(f"unknown delay {a['delay']!r}; known delays: {', '.join(known)}")
-    delay, draw = known[a["delay"]]
+    each = NOMINAL * a["batch"] / 128
+    delay, draw = arguments.chosen(a, "delay", delays(each, a["trace"]))
 
     return base.arm(
         name="all_reduce/nonblocking",

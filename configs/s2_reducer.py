@@ -56,9 +56,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     the sketch relative to a table; runtime, simulate or mesh.
     """
     a = arguments.parse(arg, task="lstm", workers=4, updates=0, ratio=SKETCH, runtime="simulate")
-    if a["task"] not in TASKS:
-        raise ValueError(f"unknown task {a['task']!r}; known tasks: {', '.join(TASKS)}")
-    task, batch, rate, updates = TASKS[a["task"]]
+    task, batch, rate, updates = arguments.chosen(a, "task", TASKS)
     updates = a["updates"] or updates
 
     return base.arm(

@@ -63,17 +63,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     seconds, the budget.
     """
     a = arguments.parse(arg, law="shifted_exponential", model="logistic", batch=4, seconds=600.0)
-    for name, known in (("law", LAWS), ("model", MODELS)):
-        if a[name] not in known:
-            raise ValueError(f"unknown {name} {a[name]!r}; known are {', '.join(known)}")
-
     return base.arm(
         name=f"k_async/K=1/rate={COMMON}",  # protocol/K/rate
-        task=MODELS[a["model"]],
+        task=arguments.chosen(a, "model", MODELS),
         batch_size=a["batch"],
         optimizer=part("sgd", learning_rate=COMMON),  # as in the paper's analysis
         wait=part("k_async", k=1),
-        delay=LAWS[a["law"]],
+        delay=arguments.chosen(a, "law", LAWS),
         seconds=a["seconds"],
         evaluate_every=a["seconds"] / 200,
         target_loss=1.0,  # loose: a guess has 2.3; the final loss matters too

@@ -83,9 +83,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         task="digits",
         model="mlp",
     )
-    for name, known in (("delay", DELAYS), ("split", SPLITS), ("task", TASKS)):
-        if a[name] not in known:
-            raise ValueError(f"unknown {name} {a[name]!r}; choose one of {', '.join(known)}")
     if a["nodes"] < EIGHTHS or a["nodes"] % EIGHTHS:
         raise ValueError(
             f"nodes must be a multiple of {EIGHTHS}, got {a['nodes']}: a row of a schedule of "
@@ -103,7 +100,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         name="swarm/H=2/8 bits",
         baseline="dpsgd/ring",
         task=part(a["task"], model=a["model"]),
-        split=SPLITS[a["split"]],
+        split=arguments.chosen(a, "split", SPLITS),
         workers=a["nodes"],
         batch_size=BATCH,
         mini_batches=2,  # local steps H between two meetings, or mini-batches of a round
@@ -119,12 +116,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         wait=part(
             "random_pairs"
         ),  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
-        delay=DELAYS[a["delay"]],
+        delay=arguments.chosen(a, "delay", DELAYS),
         # 38 kB, the MLP in 32 bits, take 0.01 s.
         communication=part("network", latency=0.001, bandwidth=4.3e6),
         seconds=1000.0,  # long enough for every arm
         updates=EIGHTHS * MINI_BATCHES // 2,  # equal samples for every arm
-        target_loss=TASKS[a["task"]],
+        target_loss=arguments.chosen(a, "task", TASKS),
     )
 
 
@@ -307,15 +304,12 @@ SCALE_DELAYS = {
 def _scale(arg: str | None = None) -> ConfigDict:
     """Ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds, that every node makes."""
     a = arguments.parse(arg, delay="equal", rounds=100)
-    if a["delay"] not in SCALE_DELAYS:
-        raise ValueError(f"unknown delay {a['delay']!r}; choose one of {', '.join(SCALE_DELAYS)}")
-
     c = ConfigDict()
     c.name = "swarm_scale"
     c.seed = 0  # of the delays and partners
     c.workers = (8, 16, 32, 64, 128, 256)  # powers of two, for the hypercube
     c.rounds = a["rounds"]
-    c.delay = SCALE_DELAYS[a["delay"]]  # seconds of a mini-batch
+    c.delay = arguments.chosen(a, "delay", SCALE_DELAYS)  # seconds of a mini-batch
 
     c.size = 11_689_512  # coordinates of ResNet-18
     c.alpha = 1e-4  # seconds to start a message

@@ -513,7 +513,7 @@ def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None
 
 
 def _check_value(what: str, who: str, parameter: inspect.Parameter, value: Any) -> None:
-    if not _all_finite(value):
+    if not _are_finite(value):
         raise ValueError(f"{what} must be finite, got {value!r}; correct it")
     if parameter.name == "seed" and is_number(value) and not is_seed(value):
         raise ValueError(
@@ -531,12 +531,12 @@ def _check_value(what: str, who: str, parameter: inspect.Parameter, value: Any) 
         raise ValueError(f"{what} must be {known[0]}, got {value!r}; correct it")
 
 
-def _all_finite(value: Any) -> bool:
+def _are_finite(value: Any) -> bool:
     """Return whether all numbers of a value are finite, however deep they stand."""
     if isinstance(value, list | tuple):
-        return all(map(_all_finite, value))
+        return all(map(_are_finite, value))
     if hasattr(value, "items"):
-        return all(map(_all_finite, value.values()))
+        return all(map(_are_finite, value.values()))
     return not is_number(value) or is_number(value, Integral) or math.isfinite(value)
 
 

@@ -12,8 +12,8 @@ from tests.launcher import ROOT
 
 # One of each runtime, at the size of tests; all have the same entries, see configs/test_base.py.
 CONFIGS = {
-    name.partition(":")[0]: str(ROOT / "configs" / name.replace(":", ".py:"))
-    for name in ("nonblocking:", "mg_wfbp:", "slow_and_stale_real:", "language_model:tiny")
+    name.removesuffix(":"): str(ROOT / "configs" / name.replace(":", ".py:"))
+    for name in ("nonblocking:", "mg_wfbp:", "slow_and_stale:real", "language_model:tiny")
 }
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WORD = re.compile(r"'(--config\.[a-z_.]+=)([^'\n]*)'")  # a flag that is quoted as a whole

@@ -50,9 +50,9 @@ def test_arguments_reach_the_config():
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("delay=none", "unknown delay 'none'; choose one of equal, slow4"),
-        ("split=even", "unknown split 'even'; choose one of iid, dirichlet"),
-        ("task=mnist", "unknown task 'mnist'; choose one of digits, gaussians"),
+        ("delay=none", "unknown delay 'none'; known delays: equal, slow4"),
+        ("split=even", "unknown split 'even'; known splits: iid, dirichlet"),
+        ("task=mnist", "unknown task 'mnist'; known tasks: digits, gaussians"),
         ("width=3", "known arguments: nodes, graph"),
         ("nodes=12", "nodes must be a multiple of 8, got 12"),
         ("nodes=0", "nodes must be a multiple of 8, got 0"),
