@@ -362,44 +362,34 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
 
     def work() -> int:
         with held:
-            begin(arms, file.module.__doc__)
-            return compare(sweep.launch(arms, place, FLAGS.overwrite, **how))
+            return run_arms(arms, file.module.__doc__, how)
 
     return work
 
 
-def begin(arms, about: str | None) -> None:
-    """Note what runs, for reports; where no arms are left to run, what was noted when they ran."""
-    from experiments import distributed, provenance, sweep
+def run_arms(arms, about: str | None, how: dict) -> int:
+    """Run arms, note what runs, and write the report; return 1 if some have failed.
 
-    place = FLAGS.workdir
-    left = sweep.unfinished(arms, place, FLAGS.overwrite)
+    Where no arms are left to run, what was noted when they ran stays.
+    """
+    from experiments import distributed, files, provenance, report, sweep
+
+    place, overwrite = FLAGS.workdir, FLAGS.overwrite
+    left = sweep.unfinished(arms, place, overwrite)
     if distributed.is_writer():
         sweep.claim([arm for arm in arms if not arm.path], place)  # before any other file
         if left or not provenance.known(place):
             provenance.begin(place, shlex.join(["python", *sys.argv]), about)
-
-
-def compare(outcome) -> int:
-    """Write the report of arms that have run; return 1 if some have failed, even without it."""
-    from experiments import distributed, files, provenance, report
-
+    outcome = sweep.launch(arms, place, overwrite, **how)
     if distributed.is_writer():
         try:
-            provenance.claim(FLAGS.workdir, outcome.claims, outcome.numbers)
-            print(f"report: {report.write(FLAGS.workdir)}")
+            provenance.claim(place, outcome.claims, outcome.numbers)
+            print(f"report: {report.write(place)}")
         except files.NotWritten as error:
             if not outcome.failures:
                 raise
             print(f"error: {error}", file=sys.stderr)
     return 1 if outcome.failures else 0
-
-
-def list_parts() -> None:
-    """Print the names that configs can use."""
-    from rich.console import Console
-
-    config_files.show_names(Console())
 
 
 def report_again() -> None:
@@ -441,7 +431,11 @@ def main(_) -> None:
 
     try:
         if FLAGS.list:
-            return list_parts()
+            from rich.console import Console
+
+            pass
+
+            return config_files.show_names(Console())
         if FLAGS.report:
             return report_again()
         if FLAGS.advise:

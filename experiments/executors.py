@@ -25,6 +25,7 @@ from experiments import (
     files,
     loggers,
     records,
+    registry,
     restarts,
     runtime_builders,
     train,
@@ -185,7 +186,7 @@ def _run(
             else:
                 train.run_together(configs, workdirs, on_record=tell, on_note=notes, **how)
     except Exception as error:  # whatever it is, the other arms can do without this one
-        failure = one_line(f"{type(error).__name__}: {error}")
+        failure = registry.brief(f"{type(error).__name__}: {error}")
         # Another process writes there, or has gone and is the one to say why.
         others = isinstance(error, files.InUse) or distributed.is_lost(error)
         if len(group) == 1 and distributed.is_writer() and not others:
@@ -197,12 +198,6 @@ def _run(
     for one in watched:
         one.ended(failure)
     return failure
-
-
-def one_line(text: str) -> str:
-    """Return the text on one line, not a page of it: XLA's messages have hundreds of lines."""
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
 # --- somewhere else ---
@@ -406,7 +401,7 @@ def on_ray(
             try:
                 return process_words(ray.get(reference), output)
             except ray.exceptions.RayError as error:
-                return one_line(f"its task ended: {error}")
+                return registry.brief(f"its task ended: {error}")
 
         return Job(poll, lambda: ray.cancel(reference, force=True))
 

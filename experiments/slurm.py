@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import files, formats
+from experiments import files, formats, registry
 from experiments.executors import (
     Arm,
     Groups,
     Shown,
     follow,
-    one_line,
     process_words,
     unfinished,
 )
@@ -38,11 +37,12 @@ LATE = 15.0  # s after which a result that a shared file system does not show ye
 WARNING = 90  # s before its time is over at which submitit asks a job to end
 POLL_SECONDS = 0.2
 SOONEST, LATEST = 2.0, 60.0  # s between two looks at the queue
+FORGOTTEN = "FORGOTTEN"  # of a job that the queue shows no more
 # States of a job that has ended; squeue shows them for some minutes, others have work left.
 ENDED = frozenset(
     (
         "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-        "PREEMPTED", "REVOKED", "TIMEOUT", "FORGOTTEN",
+        "PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN,
     )
 )  # fmt: skip
 # What submitit names alike for all schedulers; other settings are Slurm's own.
@@ -185,7 +185,7 @@ class Queue:
             self._looked = now
             try:
                 shown = look(self._jobs)
-                self._seen = {name: shown.get(name, Seen("FORGOTTEN")) for name in self._jobs}
+                self._seen = {name: shown.get(name, Seen(FORGOTTEN)) for name in self._jobs}
                 self._silent = False
             except Silent as error:
                 if not self._silent:
@@ -206,19 +206,26 @@ class _Job:
     def poll(self) -> str | None:
         paths = [self._job.task(number).paths for number in range(self._job.num_tasks)]
         left = [path for path in paths if path.result_pickle.exists()]
-        seen = self._seen(self._job.job_id) if len(left) < len(paths) else Seen("")
-        if len(left) < len(paths) and (seen is None or not seen.ended or self._may_be_late(seen)):
-            return None
+        ended = ""
+        if len(left) < len(paths):
+            seen = self._seen(self._job.job_id)
+            if seen is None or not seen.ended or self._may_be_late(seen):
+                return None
+            known = "not known to Slurm any more" if seen.state == FORGOTTEN else seen.state
+            where = f"see {paths[0].stderr}; the same command goes on from there"
+            ended = f"{self.name} is {known}; {where}"
         try:
             codes = [(_result(path.result_pickle), path.stderr) for path in left]
         except (ValueError, OSError) as error:
-            return one_line(f"{self.name} ended: {error}")
+            # Slurm may end what asks it to queue the job again, which leaves an error, and do it.
+            seen = self._seen(self._job.job_id)
+            if seen is None or not seen.ended:
+                return None
+            return registry.brief(f"{self.name} ended: {error}")
         if failed := [(code, path) for code, path in codes if code]:
             # A process that was killed before others that have lost it.
             return process_words(*min(failed), self.name)
-        known = f"is {seen.state}; see {paths[0].stderr}; the same command goes on from there"
-        known = known.replace("is FORGOTTEN", "is not known to Slurm any more")
-        return f"{self.name} {known}" if seen.state else ""
+        return ended
 
     def note(self) -> str | None:
         seen = self._seen(self._job.job_id)
@@ -389,7 +396,7 @@ def run(
                 made = [executor.submit(Command(command(group), grace)) for group in new]
         except (RuntimeError, subprocess.CalledProcessError) as error:
             raise ValueError(
-                f"Slurm does not take the jobs ({one_line(str(error))}); correct --slurm"
+                f"Slurm does not take the jobs ({registry.brief(str(error))}); correct --slurm"
             ) from error
         jobs |= {arm.path: job for group, job in zip(new, made, strict=True) for arm in group}
     known: dict[str, dict] = {}  # for the next launch

@@ -136,11 +136,6 @@ def test_nobody_goes_on_without_the_first_one(tmp_path, monkeypatch):
     call.call(stopped=lambda: True)  # somebody has asked it to end
 
 
-def test_the_flag_is_taken_off_the_command():
-    argv = ["launch.py", "--a=1", "--restarts=3", "-restarts", "4", "--b", "--restarts", "5"]
-    assert restarts.without(argv, ["restarts"]) == ["launch.py", "--a=1", "--b"]
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     return launcher.directory(tmp_path, monkeypatch)

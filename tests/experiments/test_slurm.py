@@ -182,7 +182,7 @@ class Marks:
 def test_a_result_in_a_workdir_is_data(tmp_path):
     submitted = Submitted(tmp_path, 1)
     submitted.results[0] = ("success", Marks(tmp_path / "mark"))
-    said = slurm._Job(submitted, lambda name: None).poll()
+    said = slurm._Job(submitted, lambda name: Seen("FAILED")).poll()
     assert "and only data is read" in said and not (tmp_path / "mark").exists()
 
 
@@ -223,6 +223,8 @@ def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
     assert job.poll() == ""
     submitted.results[1] = ("error", "Traceback: no module\n")
     assert job.poll() == "job 12_0 ended: it has raised Traceback: no module"
+    seen.append(Seen("PENDING", 2))
+    assert job.poll() is None  # the error is of what has asked Slurm to queue it again
 
     late = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("COMPLETED", 0))
     assert late.poll() is None  # its result may only not be seen yet
