@@ -433,8 +433,6 @@ def main(_) -> None:
         if FLAGS.list:
             from rich.console import Console
 
-            pass
-
             return config_files.show_names(Console())
         if FLAGS.report:
             return report_again()

@@ -224,9 +224,9 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
             cells.append(f"{_number(1e3 * least)}{'*' if found.memory > peak.memory else ''}")
         shown.add_row(name, *cells)
     shown.caption = (
-        "memory: what is kept, the examples, and what an update needs at its largest; sent: by a "
-        "worker; ms: computing or moving bytes at the device's best, whichever takes longer; *: it "
-        "does not fit into the device's memory"
+        "memory: what is kept and the examples, which are exact, and an estimate of what an update "
+        "needs at its largest; sent: by a worker; ms: an estimate, of computing or moving bytes at "
+        "the device's best, whichever takes longer; *: it does not fit into the device's memory"
     )
     if not console.is_terminal:
         console = Console(file=console.file, width=120)

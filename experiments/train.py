@@ -167,7 +167,7 @@ def _end_if_asked() -> None:
         endings.end(number)
 
 
-# --- saving ---
+# --- checkpoints on the way ---
 
 
 class Saver:

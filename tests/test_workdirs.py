@@ -203,17 +203,6 @@ def test_names_that_no_directory_can_have(call, here):
 
 
 @pytest.mark.slow
-def test_names_that_look_like_formulas_are_drawn(call, here):
-    names = ["$$", "a/$x_{$", r"b\$c$", "$\\frac$"]
-    arms = "".join(f"    yield {name!r}, {{}}\n" for name in names)
-    text = launcher.CONFIG.partition("def sweep")[0] + f"def sweep():\n{arms}"
-    (here / "named.py").write_text(text)
-    code, _, err = call("--config=named.py", "--sweep", "--workdir=out", "--config.updates=2")
-    assert code == 0, err
-    assert (here / "out" / "report.html").exists()
-
-
-@pytest.mark.slow
 def test_long_texts_are_not_repeated(call, here):
     long = "x" * 100_000
     for flag in (f"--config.wait={long}", f"--config.delay={long}(a=1)", f"--config.{long}=1"):
@@ -231,17 +220,6 @@ def test_another_locale_and_a_terminal_without_utf_8_are_fine(here):
     assert "\\xb5" in ended.stdout
     assert "all_reduce/\u00b5\u4e2d" in (here / "out" / "report.html").read_text(encoding="utf-8")
     assert files(here / "out")
-
-
-@pytest.mark.slow
-def test_delays_too_short_to_be_drawn_have_a_report(call, here):
-    for delay in ("deterministic(value=2e-9)", "exponential(scale=2e-9)"):
-        flags = (f"--config.delay={delay}", "--config.communication=0", "--overwrite")
-        code, _, err = call(*OK, *flags)
-        assert code == 0, err
-        assert call("--report=out")[0] == 0
-    delay = "--config.delay=deterministic(value=2e-9)"  # but what they send takes time
-    assert call(*OK, delay, "--config.communication=0.01", "--overwrite")[0] == 0
 
 
 @pytest.mark.slow

@@ -387,7 +387,7 @@ def _check_workers(labels: np.ndarray, workers: int):
         )
 
 
-# --- mixtures ---
+# --- mixtures of Gaussians, of which it is known how well any classifier can do ---
 
 
 class Gaussians(NamedTuple):

@@ -263,7 +263,10 @@ mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
 )
 
 
-# --- augment ---
+# --- augmentation ---
+
+# The draw of an example is a function of the seed, the worker, the counter of the mini-batch and
+# the place in it: a run sees the same images whether they are streamed, and whether it was resumed.
 
 
 class Augmentation(NamedTuple):

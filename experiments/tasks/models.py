@@ -1,8 +1,9 @@
-"""Image classifiers in flax.linen: images [b, height, width, channels] -> logits [b, classes].
+"""Models of tasks: image classifiers, modules that are parameters alone, and losses in less memory.
 
-uint8 images are scaled to 0..1 inside; float images are taken as they are. Normalisation is by
-groups of channels (GroupNorm, arXiv 1803.08494), never over the batch: a batch's statistics would
-differ between workers and depend on who takes part in an update.
+A classifier in flax.linen maps images [b, height, width, channels] to logits [b, classes]. uint8
+images are scaled to 0..1 inside; float images are taken as they are. Normalisation is by groups of
+channels (GroupNorm, arXiv 1803.08494), never over the batch: a batch's statistics would differ
+between workers and depend on who takes part in an update.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -176,7 +177,10 @@ def _check_width(model: str, channels: int):
         )
 
 
-# --- modules ---
+# --- modules of linen or nnx ---
+
+# Workers exchange parameters, and a model is called with its examples alone, in training as in
+# evaluation. One that keeps other state, or draws at random when it is called, is refused.
 
 
 GIVES = (nn.Module, nnx.Module)  # what a factory of models may return
@@ -257,7 +261,10 @@ def _refuse_dropout(call: Callable, args: tuple, given: dict, context: Any) -> A
     return call(*args, **given)
 
 
-# --- lean ---
+# --- losses in short floats, or of a few examples at a time ---
+
+# Parameters, gradients and optimizers stay in float32, and the parts of a mini-batch add up to the
+# gradient of the whole, to rounding.
 
 
 COMPUTE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}

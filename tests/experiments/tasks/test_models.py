@@ -3,14 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.tasks.models import (
-    MODELS,
-    cnn,
-    logistic,
-    mlp,
-    product_of_patches,
-    resnet18,
-)
+from experiments.tasks.models import MODELS, cnn, logistic, mlp, product_of_patches, resnet18
 
 SMALL = {"resnet18": {"width": 16}}
 

@@ -16,6 +16,7 @@ from runtimes.data_feed import Streamed
 from runtimes.simulate import Simulator
 from stragglers import delays
 from tests import planned
+from tests.experiments.tasks.test_text import prepare
 
 TEXTS = ["one two two.", "two", "a longer text of more words than a sequence has", "end"]
 
@@ -51,33 +52,12 @@ def test_bytes_and_words_say_what_was_written():
         text.of_words(TEXTS, vocabulary=2)
 
 
-def prepared(folder, name, train, test):
-    """A directory of TensorFlow Datasets with texts, as `tfds build` makes it."""
-    kept = {"train": train, "test": test}
-
-    class Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        __module__ = name  # in a package, tfds would look for the code
-        VERSION = tfds.core.Version("1.1.0")
-
-        def _info(self):
-            features = {"text": tfds.features.Text()}
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features)
-            )
-
-        def _split_generators(self, _):
-            return {split: self._generate_examples(split) for split in kept}
-
-        def _generate_examples(self, split):
-            for number, one in enumerate(kept[split]):
-                yield number, {"text": one}
-
-    Texts.name = name
-    Texts(data_dir=folder, file_format="array_record").download_and_prepare()
-
-
 def test_a_prepared_data_set_is_packed_and_streamed(tmp_path):
-    prepared(tmp_path / "tfds", "lm1b", TEXTS, TEXTS[:2])
+    splits = {
+        "train": [{"text": one} for one in TEXTS],
+        "test": [{"text": one} for one in TEXTS[:2]],
+    }
+    prepare(tmp_path / "tfds", "lm1b", "1.1.0", splits, {"text": tfds.features.Text()})
     folder = tmp_path / "packed"
     counts = pack_text.pack(folder, "lm1b", 8, data_dir=str(tmp_path / "tfds"))
     dataset = text.token_files(str(folder))
@@ -238,12 +218,7 @@ def trained(task):
     samples = sampling.Sampler(shards, 4, 0)
     rule = planned.rule("barrier", delays.exponential(0.3), 2, 1, 3)
     runtime = Simulator(
-        all_reduce(optax.adam(0.01)),
-        task.losses,
-        task.train,
-        samples,
-        rule,
-        mini_batches=1,
+        all_reduce(optax.adam(0.01)), task.losses, task.train, samples, rule, mini_batches=1
     )
     state, _ = runtime.advance(runtime.start(task.init(jax.random.key(0))), np.inf, 20)
     models = runtime.models(state)

@@ -175,9 +175,7 @@ def test_sampled_softmax_is_the_full_one_once_every_word_is_drawn():
     drawn = text_models.candidates(jax.random.key(1), 8, 2000)
     assert len(set(drawn.word.tolist())) == 8
     np.testing.assert_allclose(
-        text_models.sampled_softmax(*problem, drawn),
-        text_models.full_softmax(*problem),
-        rtol=1e-5,
+        text_models.sampled_softmax(*problem, drawn), text_models.full_softmax(*problem), rtol=1e-5
     )
 
 
