@@ -157,12 +157,13 @@ def test_who_loses_a_peer_says_so_without_a_traceback(here, victim, number, code
     assert not (here / "out" / "error.txt").exists()
 
 
-# What processes may differ in: an entry of the config, the place.
+# What processes may differ in: an entry of the config, a flag, the place.
 DIFFERENT = [
     (
         ("--config.seed=0", "--config.seed=1"),
         "differ in config.seed, which is 0 in process 0 and 1",
     ),
+    (("--seeds=1", "--seeds=2"), "--seeds, which is 1 in process 0 and 2 in process 1"),
     (
         ("--workdir=a/b", "--workdir=c"),
         "the workdir 'c' of process 1 is not the one that process 0",

@@ -35,31 +35,18 @@ def permuted(x, pairs):
 @pytest.mark.parametrize(
     ("body", "sent"),
     [
-        (lambda x: x + 1, 0),
         (lambda x: jax.lax.psum(x, "workers"), 2 * 7 / 8 * 4000),
         (lambda x: jax.lax.all_gather(x[0], "workers")[None].sum(1), 7 * 4000),
-        (lambda x: permuted(x, TO_NEXT), 4000),
         (lambda x: permuted(x, PAIR), 4000 * 2 / 8),
-        (lambda x: permuted(x.astype(jnp.int8), TO_NEXT).astype(x.dtype), 1000),
         (lambda x: jax.lax.all_to_all(x.reshape(8, 125), "workers", 0, 0).reshape(1, -1),
          7 / 8 * 4000),
         (lambda x: jax.lax.psum_scatter(x[0].reshape(8, 125), "workers", tiled=True), 7 * 500),
         (lambda x: jax.lax.fori_loop(0, 5, lambda i, y: permuted(y * i, TO_NEXT), x), 5 * 4000),
-        (lambda x: permuted(jax.lax.psum(x, "workers"), TO_NEXT), 4000 + 2 * 7 / 8 * 4000),
     ],
-    ids=["nothing", "all_reduce", "all_gather", "permute", "pair", "int8", "all_to_all",
-         "reduce_scatter", "loop", "two"],
+    ids=["all_reduce", "all_gather", "pair", "all_to_all", "reduce_scatter", "loop"],
 )  # fmt: skip
 def test_bytes_of_a_collective(body, sent):
     assert traced.sent_bytes(compiled(body, vectors()), N) == sent
-
-
-def test_a_collective_of_several_arrays_counts_all():
-    def both(x, y):
-        return jax.lax.psum((x, y), "workers")
-
-    text = compiled(both, vectors(), np.ones((N, 3), np.float32))
-    assert traced.sent_bytes(text, N) == 2 * 7 / 8 * (4000 + 12)
 
 
 def test_of_a_condition_the_wanted_branch_counts():
@@ -76,26 +63,11 @@ def test_of_a_condition_the_wanted_branch_counts():
     assert traced.sent_bytes(text, N, fallback=True) == agreed + 2 * 7 / 8 * 4000
 
 
-def test_a_branch_that_is_known_leaves_no_condition():
-    def body(x, active):
-        index = jnp.argmax(active)
-        branches = [lambda x: permuted(x, PAIR), lambda x: permuted(x, TO_NEXT)]
-        return jax.lax.switch(index, branches, x)
-
-    for active, sent in (([True, False], 1000), ([False, True], 4000)):
-        text = compiled(functools.partial(body, active=np.array(active)), vectors())
-        assert traced.sent_bytes(text, N) == sent
-        assert traced.sent_bytes(text, N, fallback=True) == sent
-
-
 @pytest.mark.parametrize(
     ("body", "depends"),
     [
         (lambda x, y: jax.lax.psum(y, "workers") + x, False),
-        (lambda x, y: jax.lax.psum(y + x, "workers"), True),
         (lambda x, y: permuted(jnp.where(y > 0, x, y), TO_NEXT), True),
-        (lambda x, y: jax.lax.psum(x.sum(), "workers") + permuted(y, TO_NEXT), False),
-        (lambda x, y: jax.jit(lambda a, b: (a, b))(x, jax.lax.psum(y, "workers")), False),
         (lambda x, y: jax.lax.psum(jax.jit(lambda a, b: (a, b))(x, y)[1], "workers"), False),
         (lambda x, y: jax.lax.psum(jax.jit(lambda a, b: (a, b))(x, y)[0], "workers"), True),
         (lambda x, y: jax.lax.cond(y[0] > 0, lambda a: permuted(a, TO_NEXT), jnp.sin, x), True),
@@ -109,19 +81,15 @@ def test_what_is_sent_follows_from_an_argument_or_not(body, depends):
     assert found == depends
 
 
-@pytest.mark.parametrize(
-    ("text", "joined"),
-    [
+def test_groups_of_devices_are_read_in_all_forms():
+    for text, joined in (
         ("{{0,2,4,6},{1,3,5,7}}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
         ("[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
         ("[2,4]<=[4,2]T(1,0)", [[0, 2, 4, 6], [1, 3, 5, 7]]),
         ("mesh['workers'=4,'slice'=2] {'workers'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
-        ("mesh['workers'=4,'slice'=2] {'slice'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
         ("{}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
-    ],
-)
-def test_groups_of_devices_are_read_in_all_forms(text, joined):
-    assert traced.groups(f"channel_id=1, replica_groups={text}, to_apply=%sum", N) == joined
+    ):
+        assert traced.groups(f"channel_id=1, replica_groups={text}, to_apply=%sum", N) == joined
 
 
 def test_what_is_not_understood_is_refused():
