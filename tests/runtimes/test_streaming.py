@@ -177,11 +177,22 @@ def test_processes_read_as_threads_do():
     table = feed.table(np.array([[1, 0], [0, 3]]), 2)
     expected = DATA["x"][np.stack([SAMPLES.indices(1, 0), SAMPLES.indices(0, 3)])]
     np.testing.assert_array_equal(table["x"], expected.reshape(2 * B, -1))
+    feed.close()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_reader_that_has_ended_is_one_sentence(seen):
+    """Before its parent has seen it, and after."""
+    feed = Feed(Streamed(Counted(), Readers(processes=1)), SAMPLES)
+    feed.table(np.array([[1, 0]]), 1)
     for process in feed._pool._processes.values():
         process.kill()
-    for read in (lambda: feed.table(np.array([[1, 9]]), 1), lambda: feed.ask(np.array([[1, 7]]))):
-        with pytest.raises(Unreadable, match="a process that reads examples has ended"):
-            read()
+    until = time.monotonic() + 60
+    while seen and not feed._pool._broken:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with pytest.raises(Unreadable, match="a process that reads examples has ended"):
+        feed.ask(np.array([[1, 9]])) if seen else feed.table(np.array([[1, 9]]), 1)
     feed.close()
 
 
