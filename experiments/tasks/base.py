@@ -82,21 +82,21 @@ def check(task: Task, params: Any) -> None:
     examples = _example_shapes(task.train)
     drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)
 
-    def augmented(params, examples, draws):
-        return losses(params, examples if task.augment is None else task.augment(examples, draws))
+    def summed(params, examples, draws):
+        if task.augment is not None:
+            examples = task.augment(examples, draws)
+        return _per_example("losses", losses(params, examples), jnp.floating).sum()
 
-    _per_example("losses", augmented, jnp.floating, params, examples, drawn)
-    _traced("losses", jax.grad(lambda *given: augmented(*given).sum()), params, examples, drawn)
+    _traced("losses", jax.grad(summed), params, examples, drawn)
+    reported = "losses" if task.eval_losses is None else "eval_losses"
     tested = {
-        "losses" if task.eval_losses is None else "eval_losses": (
-            task.eval_losses or losses,
-            jnp.floating,
-        ),
+        reported: (task.eval_losses or losses, jnp.floating),
         "correct": (task.correct, jnp.number),
     }
     for name, (function, kind) in tested.items():
         if function is not None:
-            _per_example(name, function, kind, params, _example_shapes(task.test))
+            _traced(name, lambda *given, f=function, n=name, k=kind: _per_example(n, f(*given), k),
+                    params, _example_shapes(task.test))  # fmt: skip
 
 
 def _check_parameters(params: Any) -> None:
@@ -115,10 +115,11 @@ def _check_parameters(params: Any) -> None:
         raise ValueError("init gives no parameters, so that there is nothing to train; give some")
 
 
-def _traced(name: str, function: Callable, *arguments: Any) -> Any:
-    """Return the shapes that a function of a task gives, or raise ValueError."""
+def _traced(name: str, function: Callable, *arguments: Any) -> None:
     try:
-        return jax.eval_shape(function, *arguments)
+        jax.eval_shape(function, *arguments)
+    except _Misshapen as error:
+        raise ValueError(str(error)) from error
     except Exception as error:  # code of a task can raise anything
         raise ValueError(
             f"{name} cannot be traced ({type(error).__name__}: {registry.brief(str(error))}); "
@@ -126,18 +127,21 @@ def _traced(name: str, function: Callable, *arguments: Any) -> Any:
         ) from error
 
 
-def _per_example(name: str, function: Callable, kind: type, *arguments: Any) -> None:
-    """Raise ValueError unless a function of a task gives [b] of a kind; bools are numbers."""
-    values = _traced(name, function, *arguments)
+class _Misshapen(ValueError):
+    """Values that are not one number an example."""
+
+
+def _per_example(name: str, values: Any, kind: type) -> jax.Array:
+    """The values of a function of a task, if they are [b] and of a kind; bools are numbers."""
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
     fits = dtype is not None and (
         jnp.issubdtype(dtype, kind) or (kind is jnp.number and dtype == jnp.bool_)
     )
     if shape == (TRIED,) and fits:
-        return
+        return values
     found = type(values).__name__ if dtype is None else f"{dtype} {list(shape)}"
     way = "leave out the mean or sum over examples" if shape == () else "correct what it returns"
-    raise ValueError(
+    raise _Misshapen(
         f"{name} of {TRIED} examples must be float32 [{TRIED}], one number an example, got "
         f"{found}; {way}"
     )
