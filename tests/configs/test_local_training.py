@@ -31,21 +31,25 @@ def test_methods_train_the_tiny_model(name, tmp_path):
     assert summary["samples"] == 2 * 2 * max(30, steps)
 
 
+def first(group):
+    """The first asynchronous arm of a group."""
+    name = next(name for name in ASYNC if name.startswith(f"{group}/"))
+    config = frontier_async.get_config("seconds=120")
+    return sweep.override(config, ASYNC[name] | {"name": name})
+
+
 @pytest.mark.slow
-def test_every_arm_can_run():
-    for arms, module in ((LOCAL, local_training), (ASYNC, frontier_async)):
-        for name in {name.partition("/rate")[0]: name for name in arms}.values():
-            config = sweep.override(module.get_config(), arms[name] | {"name": name})
-            prepare.prepare(config)
+def test_every_method_can_run():
+    for configs in (map(small, local_training.GROUPS), map(first, frontier_async.ALL)):
+        task = None
+        for config in configs:
+            task = prepare.prepare(config, task).task
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["async_diloco_by_speed", "ringmaster"])
 def test_asynchronous_arms_run(group, tmp_path):
-    config = frontier_async.get_config("seconds=120")
-    name = next(name for name in ASYNC if name.startswith(f"{group}/"))
-    config = sweep.override(config, ASYNC[name] | {"name": name})
-    summary = train.run(config, tmp_path)
+    summary = train.run(first(group), tmp_path)
     assert summary["updates"] >= 1 and np.isfinite(summary["train_loss"])
 
 
