@@ -118,54 +118,61 @@ TINY = Sizes(
 
 
 def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
-    """Models of text and of images, in the simulator and, on several devices, on the mesh."""
+    """Yield models of text and images, in the simulator and, on several devices, on the mesh."""
     subjects = {name: (functools.partial(text, task), batch)
                 for name, (task, batch) in sizes.text.items()}  # fmt: skip
     subjects |= {name: (functools.partial(images, *model), model[-1])
                  for name, model in sizes.images.items()}  # fmt: skip
     for name, (task, batch) in subjects.items():
         places = {
-            "all-reduce": (WORKERS, union_step, (WORKERS * batch,)),
-            "D-PSGD": (WORKERS, ring_step, (WORKERS, batch)),
+            "all-reduce": (_simulated, WORKERS, union_step, (WORKERS * batch,)),
+            "D-PSGD": (_on_a_ring, WORKERS, ring_step, (WORKERS, batch)),
         }
         if devices > 1:
-            places["mesh"] = (devices, union_step, (batch,))
-        for place, (workers, step, rows) in places.items():
+            places["mesh"] = (_on_mesh, devices, union_step, (batch,))
+        for place, (sides, workers, step, rows) in places.items():
             yield compared(
                 "steps",
                 f"{name}, {place}",
                 STEP,
-                functools.partial(_sides, place, task, workers, batch, sizes.updates),
+                functools.partial(_built, sides, task, workers, batch, sizes.updates),
                 sizes.step,
                 functools.partial(_used, task, step, rows, sizes.updates, peak),
             )
 
 
 def images(name: str, parameters: dict, size: int, batch: int) -> tasks.Task:
-    """Noise of the shape of images of [size, size, 3], a few mini-batches for every worker."""
+    """Return noise of the shape of images [size, size, 3], some batches for every worker."""
     make = functools.partial(models.MODELS[name], **parameters)
     return floors.noise(make, 4 * WORKERS * batch, (size, size, 3))
 
 
 @functools.lru_cache(maxsize=1)
 def text(spec: str) -> tasks.Task:
-    """A language model on the text of Python's library; its softmax is full, as its count says."""
+    """Return a language model on the text of Python's library, with a full softmax."""
     return tasks.build(spec)
 
 
-def _sides(place: str, task: Callable, workers: int, batch: int, updates: int):
-    """Ours and a loop of hand-written steps that do the same."""
+def _built(sides: Callable, task: Callable, workers: int, batch: int, updates: int):
+    """Return ours and a loop of hand-written steps that do the same."""
     built = task()
-    given = built, floors.sampler_of(built, workers, batch), workers
-    if place == "mesh":
-        return floors.mesh_sides(*given, 1, updates)
-    if place == "D-PSGD":
-        return floors.gossip_sides(*given, updates, 1, step=ring_step, loops=LOOPS)
-    return floors.all_reduce_sides(*given, updates, 1, loops=LOOPS)
+    return sides(built, floors.sampler_of(built, workers, batch), workers, updates)
+
+
+def _simulated(task, sampler, workers: int, updates: int):
+    return floors.all_reduce_sides(task, sampler, workers, updates, 1, loops=LOOPS)
+
+
+def _on_a_ring(task, sampler, workers: int, updates: int):
+    return floors.gossip_sides(task, sampler, workers, updates, 1, step=ring_step, loops=LOOPS)
+
+
+def _on_mesh(task, sampler, workers: int, updates: int):
+    return floors.mesh_sides(task, sampler, workers, 1, updates)
 
 
 def _used(task, step, rows, updates: int, peak, taken: Mapping[str, float]) -> dict:
-    """The time per step and how well it uses a device; rows: the shape of its indices."""
+    """Return the time per step and how well it uses a device; rows: the shape of its indices."""
     built = task()
     copies = rows[0] if len(rows) > 1 else None
     carry = jax.eval_shape(lambda: carry_of(built.init(jax.random.key(0)), copies))
@@ -182,7 +189,7 @@ def _used(task, step, rows, updates: int, peak, taken: Mapping[str, float]) -> d
 
 
 def device_rows(sizes: Sizes, devices: int, processes: int | None) -> Iterator[Row]:
-    """Rows for several devices; processes: as many as asked for, None: one per accelerator."""
+    """Yield rows for several devices; processes: None: one per accelerator."""
     section, least = "several devices", sizes.devices
     if devices > 1:
         yield compared(
@@ -215,7 +222,7 @@ def alone(budget: float) -> Iterator[Line]:
 
 
 def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
-    """All-reduces in the compiled program over the plan's; then what runs beside them."""
+    """Yield all-reduces in the compiled program over the plan's, and what runs beside them."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": HIDDEN}})
     steps = int(np.clip(10 * budget, 3, 40))
     profile = profiling.measure(task, BATCH, jax.devices()[:devices], steps)
@@ -235,7 +242,7 @@ def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
 
 
 def _bucketed(task, method, devices: int, options: dict) -> tuple[Callable, str]:
-    """A candidate of one round, and the text of its compiled program."""
+    """Return a candidate of one round, and the text of its compiled program."""
     sampler = floors.sampler_of(task, devices, BATCH)
     runtime = mesh.Mesh(
         method, task.losses, task.train, sampler, workers=devices, mini_batches=1,
@@ -266,7 +273,7 @@ def _stacked(devices: int):
 
 
 def _collective(body: Callable, devices: int, size: int) -> Callable:
-    """A candidate: `body` of an array of float32 on every device."""
+    """Return a candidate: `body` of an array of float32 on every device."""
     mesh_of_all, sharding = _stacked(devices)
     values = jax.device_put(np.ones((devices, size), np.float32), sharding)
 
@@ -281,7 +288,7 @@ def _collective(body: Callable, devices: int, size: int) -> Callable:
 
 
 def ring_sides(devices: int, size: int) -> dict[str, Callable]:
-    """Our ring all-reduce against `psum`."""
+    """Return our ring all-reduce against `psum`."""
     bodies = {"ring": collectives.ring_all_reduce, "psum": jax.lax.psum}
     return {
         name: _collective(lambda x, f=f: f(x, AXIS), devices, size) for name, f in bodies.items()
@@ -289,7 +296,7 @@ def ring_sides(devices: int, size: int) -> dict[str, Callable]:
 
 
 def gossip_sides(devices: int, size: int) -> dict[str, Callable]:
-    """Our mixing on a ring, or a pair, against the library's permutations to either side."""
+    """Return our mixing on a ring, or a pair, and the library's permutations."""
     graph = topology.ring(devices)
     weights = mixing.MIXINGS["metropolis"](graph)
     _, partners = graph_matchings(graph)
@@ -308,7 +315,7 @@ def gossip_sides(devices: int, size: int) -> dict[str, Callable]:
 
 
 def process_lines(count: int, budget: float) -> Iterator[Line]:
-    """Plain rounds of as many processes with a device each, over hand-written ones."""
+    """Yield plain rounds of processes with a device each, over hand-written ones."""
     del budget
     if count < 2:
         raise Skip("for lack of several GPUs; --processes=2 starts two of them")
@@ -364,7 +371,7 @@ FRAMES = re.compile(r"xla modules|steps|framework|source|tensorflow|name scope",
 
 
 def traced(turn: Callable, calls: int = 3) -> list[dict]:
-    """The events of a trace, in Chrome's format, of some calls of a compiled candidate."""
+    """Return the events of a trace, in Chrome's format, of some calls of a compiled candidate."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, create_perfetto_trace=True):
             for _ in range(calls):
@@ -374,7 +381,7 @@ def traced(turn: Callable, calls: int = 3) -> list[dict]:
 
 
 def beside(events: Iterable[dict]) -> float | None:
-    """The share of the time of collectives in which the same device also computed.
+    """Return the share of the time of collectives in which the same device also computed.
 
     None where the trace has no timeline of a device, or no collective on any.
     """
@@ -427,7 +434,7 @@ def profiled(known: list[Row], measured: list[dict], folder: pathlib.Path) -> It
 
 
 def rows(sizes: Sizes, found: dict, path, measured: list, processes) -> Iterator[Row]:
-    """All rows, most valuable first; the last one looks at what was measured until then."""
+    """Yield all rows, most valuable first; the last one looks at what was measured."""
     count, known = found["count"], []
     groups = (
         step_rows(sizes, count, program_costs.peak_of(found["kind"])),

@@ -22,7 +22,7 @@ SEED = 7
 
 
 def gradients(size: int, density: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Three gradients of `size` entries: sparse in rows, sparse in coordinates, and dense."""
+    """Return three gradients of `size` entries: sparse in rows, in coordinates, and dense."""
     rng = np.random.default_rng(0)
     rows, coordinates = np.zeros((size // ROW, ROW), np.float32), np.zeros(size, np.float32)
     for array in (rows, coordinates):
@@ -43,30 +43,30 @@ def _threshold(x, ratio: float) -> jax.Array:
 
 
 def _on_a_lattice(rows, bits: int) -> jax.Array:
-    """Met by a vector nearby."""
+    """Encode and decode, met by a vector nearby."""
     side = lattice.side_for(jnp.full(len(rows), 0.2), bits)
     message, _ = lattice.encode(rows, side, bits)
     return lattice.decode(message, rows + 0.05, bits)
 
 
 def _on_the_wire(x, codec) -> tuple[jax.Array, jax.Array]:
-    """The message too, or the compiler would leave both conversions out."""
+    """Return the message too, or the compiler would leave both conversions out."""
     message = codec.encode(x.reshape(1, -1), None)
     return message, codec.decode(message, x.size)
 
 
 def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int]]:
-    """Calls that encode and decode once, and the bytes of their messages."""
+    """Return calls that encode and decode once, and the bytes of their messages."""
     rows, coordinates, dense = gradients(size, density)
     busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
     key, words = jax.random.key(SEED), bitmap.payload_bytes
     q, room = powersgd.init(dense.shape, 4, key), int(1.5 * density * size)
 
-    def call(codec, *args, **static):
-        return functools.partial(jax.jit(functools.partial(codec, **static)), *args)
+    def call(run, *args, **static):
+        return functools.partial(jax.jit(functools.partial(run, **static)), *args)
 
     def alone(codec):
-        """A collective of a single worker: its sums are copies."""
+        """Return a collective of a single worker: its sums are copies."""
         return lambda *args: jax.vmap(codec, axis_name=AXIS)(*(a[None] for a in args))
 
     found = {COPY: (call(jnp.copy, dense), 4 * size)}

@@ -83,7 +83,7 @@ WAYS = {
 
 
 def left(workdir: pathlib.Path, virtual: bool = True) -> tuple:
-    """What of a finished run must be equal, as bytes: all but wall times."""
+    """Return what of a finished run must be equal, as bytes: all but wall times."""
     arrays = {}
     for name in ("schedule.npz", "parameters.npz") if virtual else ("parameters.npz",):
         with np.load(workdir / name) as file:
@@ -111,12 +111,12 @@ class Trials:
         self.seconds = time.monotonic() - began
 
     def fresh(self) -> pathlib.Path:
-        """A workdir that is not there yet."""
+        """Return a workdir that is not there yet."""
         self.made += 1
         return self.root / f"{self.name}_{self.made}"
 
     def start(self, place: pathlib.Path) -> list[subprocess.Popen]:
-        """All processes of a launch; what they print is in `self.log`."""
+        """Start all processes of a launch; what they print is in `self.log`."""
         self.log.unlink(missing_ok=True)
         command = [sys.executable, "launch.py", f"--config={self.config}", f"--workdir={place}"]
         command += ["--checkpoint_seconds=0", *self.way.flags]
@@ -140,7 +140,7 @@ class Trials:
         return running
 
     def codes(self, running: list[subprocess.Popen]) -> list[int]:
-        """All exit codes; who takes too long is killed."""
+        """Return all exit codes; who takes too long is killed."""
         until = time.monotonic() + LIMIT
         for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):

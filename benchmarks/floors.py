@@ -7,7 +7,6 @@ everything: planning the schedule, choosing samples, dispatching.
 """
 
 import functools
-import heapq
 from collections.abc import Callable
 
 import jax
@@ -37,13 +36,14 @@ MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
 
 # --- hand-written steps ---
 
+
 def plain() -> optax.GradientTransformation:
-    """The same optimizer as a library has it."""
+    """Return the same optimizer as a library has it."""
     return optax.sgd(RATE, momentum=DECAY)
 
 
 def gradient_of(losses: Callable) -> Callable:
-    """(parameters, indices [b], examples) -> gradient of the mean loss."""
+    """Return (parameters, indices [b], examples) -> gradient of the mean loss."""
 
     def gradient(params, rows, examples):
         batch = jax.tree.map(lambda a: a[rows], examples)
@@ -53,7 +53,7 @@ def gradient_of(losses: Callable) -> Callable:
 
 
 def union_step(losses: Callable) -> Callable:
-    """One step of momentum SGD on the union batch; rows [b]."""
+    """Return one step of momentum SGD on the union batch; rows [b]."""
     gradient, optimizer = gradient_of(losses), plain()
 
     def step(carry, rows, examples):
@@ -65,12 +65,12 @@ def union_step(losses: Callable) -> Callable:
 
 
 def local_step(losses: Callable) -> Callable:
-    """A step of every worker on its own model, nothing is sent; rows [n, b], stacked carry."""
+    """Return a step of every worker on its own model, nothing is sent; rows [n, b]."""
     return jax.vmap(union_step(losses), in_axes=(0, 0, None))
 
 
 def ring_step(losses: Callable) -> Callable:
-    """A step of D-PSGD on a ring of three workers or more; as `local_step`.
+    """Return a step of D-PSGD on a ring of three workers or more; as `local_step`.
 
     Every worker adds its own update to the mean of itself and both neighbours.
     """
@@ -87,49 +87,15 @@ def ring_step(losses: Callable) -> Callable:
 
 
 def carry_of(params, workers: int | None = None) -> tuple[optax.Params, optax.OptState]:
-    """Parameters, a copy for each of the workers, and the optimizer's state."""
+    """Return parameters, a copy for each of the workers, and the optimizer's state."""
     if workers is None:
         return params, plain().init(params)
     stacked = jax.tree.map(lambda a: jnp.stack([a] * workers), params)
     return stacked, jax.vmap(plain().init)(stacked)
 
 
-def plain_loop(
-    task, durations: list[list[float]], indices, k: int, updates: int, rate: float
-) -> Callable:
-    """A candidate: train from the start, an event at a time; the last parameters.
-
-    indices: [P, counters, batch].
-    """
-    examples = jax.tree.map(jnp.asarray, task.train)
-    gradient = jax.jit(gradient_of(task.losses))
-    add = jax.jit(functools.partial(jax.tree.map, jnp.add))
-    step = jax.jit(lambda w, total: jax.tree.map(lambda a, g: a - rate / k * g, w, total))
-    start = task.init(jax.random.key(0))
-
-    def run():
-        w, draws = start, [iter(row) for row in durations]
-        read, counters = [w] * len(draws), [0] * len(draws)
-        flying = [(next(draw), i) for i, draw in enumerate(draws)]
-        heapq.heapify(flying)
-        for _ in range(updates):
-            total = None
-            for c in range(k):
-                now, i = heapq.heappop(flying)
-                g = gradient(read[i], indices[i, counters[i]], examples)
-                total = g if total is None else add(total, g)
-                counters[i] += 1
-                if c == k - 1:
-                    w = step(w, total)
-                read[i] = w
-                heapq.heappush(flying, (now + next(draws[i]), i))
-        return w
-
-    return run
-
-
 def scanned(step: Callable, carry, rows, examples) -> Callable:
-    """A candidate: a step for each of rows [T, ...], in one program."""
+    """Return a candidate: a step for each of rows [T, ...], in one program."""
 
     @functools.partial(jax.jit, donate_argnums=0)
     def run(carry, rows, examples):
@@ -144,7 +110,7 @@ def scanned(step: Callable, carry, rows, examples) -> Callable:
 
 
 def one_by_one(step: Callable, carry, rows, examples) -> Callable:
-    """A candidate: a call of the compiled step for each of rows [T, ...], as loops are written."""
+    """Return a candidate: a call of the compiled step for each of rows [T, ...]."""
     program = jax.jit(step, donate_argnums=0)
     rows = list(rows)
 
@@ -158,7 +124,7 @@ def one_by_one(step: Callable, carry, rows, examples) -> Callable:
 
 
 def replay(task, indices, rate: float) -> Callable:
-    """A candidate: gradients [T, k], each at parameters of its own, and nothing else."""
+    """Return a candidate: gradients [T, k], each at parameters of its own, and nothing else."""
     gradient = gradient_of(task.losses)
     examples = jax.tree.map(jnp.asarray, task.train)
 
@@ -172,7 +138,7 @@ def replay(task, indices, rate: float) -> Callable:
 
 
 def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable:
-    """The step that one would write by hand: (params, state, table, examples, count) -> same.
+    """Return the step by hand: (params, state, table, examples, count) -> same.
 
     Stacked params and optimizer state; table [workers, rounds * mini_batches, b] of sample
     indices; `count` rounds in one dispatch.
@@ -227,7 +193,7 @@ def sampler_of(task: tasks.Task, workers: int, batch: int) -> sampling.Sampler:
 
 
 def task_and_sampler(workers: int) -> tuple[tasks.Task, sampling.Sampler]:
-    """Digits with an MLP; beyond 64 workers the images repeat, so that everybody has some."""
+    """Return digits with an MLP; beyond 64 workers the images repeat, so that all have some."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp"}})
     repeats = max(1, workers * MINI_BATCHES * BATCH // len(task.labels) // 4)
     train = jax.tree.map(lambda a: np.concatenate([a] * repeats), task.train)
@@ -252,7 +218,7 @@ def optimizer() -> optax.GradientTransformation:
 
 
 def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES) -> Callable:
-    """A candidate: go on from where it stopped by `updates` updates."""
+    """Return a candidate: go on from where it stopped by `updates` updates."""
     runtime = simulate.Simulator(
         method, task.losses, task.train, sampler, rule, mini_batches=mini_batches
     )
@@ -271,7 +237,7 @@ def barrier(workers, mini_batches=MINI_BATCHES) -> Rule:
 
 
 def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES) -> Rule:
-    """Every worker waits for its neighbours on the method's graph."""
+    """Return the rule in which every worker waits for its neighbours on the method's graph."""
     setting = Setting(delays.exponential(1.0), workers, mini_batches, 0, method.graph, method.links)
     return RULES["neighbour_barrier"](setting)
 
@@ -280,14 +246,14 @@ def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES) -> Rule:
 
 
 def updates_of(workers: int) -> int:
-    """How many updates a timed turn has."""
+    """Return how many updates a timed turn has."""
     return {8: 64, 64: 16, 256: 4}.get(workers, 1)
 
 
 def all_reduce_sides(
     task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loops=LOOPED
 ) -> dict[str, Callable]:
-    """All-reduce SGD against plain momentum SGD on the union batch; loops: by name, of `floors`."""
+    """Return all-reduce SGD and plain momentum SGD on the union batch; loops: by name."""
     rule = barrier(workers, mini_batches)
     ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
     rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)
@@ -310,7 +276,7 @@ def gossip_sides(
     step=local_step,
     loops=LOOPED,
 ) -> dict[str, Callable]:
-    """Gossip against a stacked step of `floors`; loops: by name, of `floors`.
+    """Return gossip and a stacked step of the same; loops: by name.
 
     method: None: D-PSGD on a ring. step: `local_step` sends nothing, `ring_step` does the same.
     """
@@ -328,7 +294,7 @@ def gossip_sides(
 
 
 def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]:
-    """K-batch-async against the same gradients, each at parameters of its own."""
+    """Return K-batch-async against the same gradients, each at parameters of its own."""
     sampler = sampler_of(task, workers, STALE_BATCH)
     rule = RULES["k_batch_async"](Setting(STALE_LAW, workers, 1, 0), k=k)
     _, schedule = rule.extend(rule.init(), updates)
@@ -341,7 +307,7 @@ def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]
 def mesh_sides(
     task, sampler, workers: int, mini_batches: int = MINI_BATCHES, rounds: int = 20
 ) -> dict[str, Callable]:
-    """Plain rounds of the mesh against `hand_written` ones, a dispatch each; on all processes."""
+    """Return plain rounds of the mesh and hand-written ones, a dispatch each; on all processes."""
     devices = jax.make_mesh(
         (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
     )

@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """The value over its goal; 0 without a goal."""
+        """Return the value over its goal; 0 without a goal."""
         return 0.0 if self.goal is None else self.value / self.goal
 
     @property
@@ -82,7 +82,7 @@ def compared(
     facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},
     scale: float = 1.0,
 ) -> Row:
-    """A row of one line: the time of the first candidate over that of the second one, times scale.
+    """Return a row of one line: the first candidate's time over the second's, times scale.
 
     facts: the candidates' seconds -> what else stands in the line.
     """
@@ -161,7 +161,7 @@ def _measured(row: Row, lines: list, budget: float, save: Callable, say: Callabl
 
 
 def _shown(line: Line) -> str:
-    """A line of the table on the terminal."""
+    """Return a line of the table on the terminal."""
     goal = "" if line.goal is None else f"<= {line.goal:g}"
     times = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in line.seconds.items())
     facts = ", ".join(
@@ -174,7 +174,7 @@ def _shown(line: Line) -> str:
 
 
 def _finite(value):
-    """The same with null for numbers that are not finite."""
+    """Return the same with null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): _finite(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -188,7 +188,7 @@ def _finite(value):
 
 
 def head(command: str) -> dict:
-    """The beginning of a record."""
+    """Return the beginning of a record."""
     versions = {library: importlib.metadata.version(library) for library in LIBRARIES}
     return {
         "command": command,
@@ -230,7 +230,7 @@ def write(path: pathlib.Path, text: str) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, that these have started, and so on."""
+    """Return the processes that a process has started, that these have started, and so on."""
     found = []
     with contextlib.suppress(OSError):  # it has ended
         found = [*map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
@@ -248,7 +248,7 @@ def kill(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """A port where nobody listens now."""
+    """Return a port where nobody listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -4,10 +4,10 @@
     python -m benchmarks.links sweep --config=configs/s2_reducer.py:task=ncf,runtime=mesh
     python -m benchmarks.links launch --hosts=4 --rate=100mbit --flags='--config=configs/links.py'
 
-`sweep` trains every arm of a config and has the seconds of an update, and those to the config's
-loss, beside *expected* ones: what an update takes on links without a limit, where the hosts share
-these cores as before, and what its bytes take on the link. Points go to a record in which other
-hosts and rates stay. `launch` is any run of `launch.py`.
+`sweep` trains every arm of a config that takes `workers` as an argument. It has the seconds of an
+update, and those to the config's loss, beside *expected* ones: what an update takes on links
+without a limit, where the hosts share these cores as before, and what its bytes take on the link.
+Points go to a record in which other hosts and rates stay. `launch` is any run of `launch.py`.
 """
 
 import argparse
@@ -37,11 +37,13 @@ def launched(hosts: Sequence[namespaces.Host], arguments: Sequence[str]) -> int:
         return running[0].wait()
 
 
-def swept(count: int, rate: str | None, flags: Sequence[str], workdir: str) -> dict[str, dict]:
-    """The summaries of all arms, by name, on links of a rate; None: without a limit."""
-    more = [f"--config.workers={count}", "--sweep", f"--workdir={workdir}"]
+def swept(
+    count: int, rate: str | None, config: str, flags: Sequence[str], workdir: str
+) -> dict[str, dict]:
+    """Return the summaries of all arms, by name, on links of a rate; None: without a limit."""
+    chosen = f"--config={config}{',' if ':' in config else ':'}workers={count}"
     with namespaces.switch(count, rate) as hosts:
-        code = launched(hosts, [*flags, *more])
+        code = launched(hosts, [chosen, "--sweep", *flags, f"--workdir={workdir}"])
     if code:
         raise SystemExit(code)
     paths = sorted(pathlib.Path(workdir).rglob(records.SUMMARY))
@@ -52,7 +54,7 @@ def swept(count: int, rate: str | None, flags: Sequence[str], workdir: str) -> d
 def rows(
     count: int, rate: str, real: Mapping[str, dict], free: Mapping[str, dict]
 ) -> Iterator[dict]:
-    """A point per arm; free: on links without a limit. Errors are of the expected seconds."""
+    """Yield a point per arm; free: without a limit. Errors are of the expected seconds."""
     bandwidth = namespaces.bits_per_second(rate) / 8 * cost.PAYLOAD
     for name, summary in real.items():
         update, unlimited = (each[name]["seconds"] / each[name]["updates"] for each in (real, free))
@@ -86,14 +88,13 @@ def main() -> None:
             parser.error("launch runs once; give one number of --hosts and one --rate")
         with namespaces.switch(int(options.hosts), options.rate) as hosts:
             sys.exit(launched(hosts, flags))
-    known = options.config == CONFIG  # points of other configs would replace those of this one
+    known = options.config == CONFIG  # the record is of this one alone
     path = options.output or (RECORD if known else None)
-    flags = [f"--config={options.config}", *flags]
     with tempfile.TemporaryDirectory() as folder:
         for count in map(int, options.hosts.split(",")):
-            free = swept(count, None, flags, f"{folder}/{count}")
+            free = swept(count, None, options.config, flags, f"{folder}/{count}")
             for rate in options.rate.split(","):
-                real = swept(count, rate, flags, f"{folder}/{count}_{rate}")
+                real = swept(count, rate, options.config, flags, f"{folder}/{count}_{rate}")
                 for point in (points := list(rows(count, rate, real, free))):
                     print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
                 if path is not None:

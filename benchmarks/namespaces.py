@@ -42,12 +42,12 @@ class Host(NamedTuple):
 
     @property
     def prefix(self) -> list[str]:
-        """What makes a command run on this host."""
+        """Return the words that make a command run on this host."""
         return ["ip", "netns", "exec", self.name]
 
     @property
     def cut(self) -> list[str]:
-        """The command that unplugs the host."""
+        """Return the command that unplugs the host."""
         return ["ip", "-n", self.hub, "link", "set", self.port, "down"]
 
     def set_rate(self, rate: str) -> None:
@@ -61,7 +61,7 @@ class Host(NamedTuple):
 
 
 def bits_per_second(rate: str) -> float:
-    """The number that a rate means to `tc`: "100mbit" -> 1e8. Raises ValueError for no rate."""
+    """Return what a rate means to `tc`: "100mbit" -> 1e8. Raises ValueError for no rate."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if match is None or not float(match[1]):
         raise ValueError(f"rate {rate!r} is none; write a number and its unit, as in 100mbit")
@@ -69,7 +69,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def unmet() -> str | None:
-    """What keeps hosts from being made here, if anything is known to."""
+    """Return what keeps hosts from being made here, if anything is known to."""
     if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc")):
         return "links with a rate need Linux with ip and tc (iproute2)"
     return None if os.geteuid() == 0 else "links with a rate need root"
@@ -77,7 +77,7 @@ def unmet() -> str | None:
 
 @contextlib.contextmanager
 def switch(count: int, rate: str | None = None) -> Iterator[list[Host]]:
-    """`count` hosts, 10.77.0.1 and on, of which each has a link of this rate; None: no limit.
+    """Yield `count` hosts, 10.77.0.1 and on, each with a link of this rate; None: no limit.
 
     Raises CalledProcessError where the kernel refuses, as it may in a container.
     """
@@ -122,10 +122,8 @@ def _run(command: str) -> str:
 
 
 @contextlib.contextmanager
-def started(
-    hosts: Sequence[Host], commands: list[list[str]]
-) -> Iterator[list[subprocess.Popen]]:
-    """A process on every host, none of which outlives the block; the first one may print."""
+def started(hosts: Sequence[Host], commands: list[list[str]]) -> Iterator[list[subprocess.Popen]]:
+    """Yield a process on every host, none of which outlives the block."""
     running = []
     try:
         for host, command in zip(hosts, commands, strict=True):
@@ -167,7 +165,7 @@ def remove(own: str) -> None:
 
 
 def _running(namespaces: set[int]) -> set[int]:
-    """The numbers of the processes in these namespaces (by inode)."""
+    """Return the numbers of the processes in these namespaces (by inode)."""
     found = set()
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is not ours to look at

@@ -1,6 +1,6 @@
 """Every method under every waiting rule in every runtime, three updates of those that are accepted.
 
-    python -m benchmarks.pairs --output=docs/results/benchmarks/pairs.json
+    python -m benchmarks.pairs
     python -m benchmarks.pairs --runtimes=simulate --of_methods=top_k
 
 `experiments.prepare.fitting_rule` decides from declarations; here it shows whether what is accepted
@@ -13,7 +13,6 @@ what counts is that they run.
 import contextlib
 import itertools
 import os
-import pathlib
 from collections import Counter
 from collections.abc import Iterator
 
@@ -24,12 +23,10 @@ from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS
 from benchmarks import every_rule
-from benchmarks.harness import put
-from experiments import prepare, registry, runtime_builders
+from experiments import parts, prepare, runtime_builders
 from stragglers.rules import RULES
 
 _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where to train.")
-_OUTPUT = flags.DEFINE_string("output", None, "A record, to which points are added.")
 _METHODS = flags.DEFINE_list("of_methods", sorted(ALGORITHMS), "Methods to train.")
 
 WORKERS, UPDATES = 4, 3
@@ -47,18 +44,9 @@ NUMBERS = {  # that methods and rules need
     "deadline": "seconds=0.02",
     "quorum": "k=5",
     "ringmaster": "limit=4, k=2",
-} | dict.fromkeys(
-    (
-        "k_async",
-        "k_batch_async",
-        "k_batch_sync",
-        "k_sync",
-        "quorum_async",
-        "quorum_grace",
-        "rennala",
-    ),
-    "k=2",
-)
+}
+NUMBERS |= dict.fromkeys(("k_async", "k_batch_async", "k_batch_sync", "k_sync", "quorum_async",
+                          "quorum_grace", "rennala"), "k=2")  # fmt: skip
 # Each family of methods and of rules for processes once, as a start of processes takes seconds.
 OF_PROCESSES = [
     ("top_k", "quorum_async"),
@@ -75,7 +63,7 @@ DENSE = "synthetic_logistic(samples=64, dimension=4)"
 
 
 def call(name: str) -> str:
-    """A method or a rule as a config names it."""
+    """Return a method or a rule as a config names it."""
     return f"{name}({NUMBERS[name]})" if name in NUMBERS else name
 
 
@@ -84,8 +72,8 @@ WAITS = [call(name) for name in sorted(set(RULES) - {"replay"})]  # which needs 
 
 
 def config(method: str, wait: str, runtime: str) -> ConfigDict:
-    """A small arm."""
-    sparse = prepare.METHOD.wants(registry.as_part(method), "sparse")
+    """Return a small arm."""
+    sparse = prepare.METHOD.wants(parts.as_part(method), "sparse")
     changes = {
         "algorithm": method,
         "task": ROWS if sparse else DENSE,
@@ -126,7 +114,7 @@ def trained(method: str, wait: str, runtime: str) -> bool:
 
 
 def covering(runtime: str) -> Iterator[tuple[str, str]]:
-    """Accepted pairs in which every method and every rule that has any occurs in a runtime."""
+    """Yield accepted pairs in which each method and each rule that has any occurs in a runtime."""
     methods, waits = set(METHODS), set(WAITS)
     # Rules in turn, so that few of the pairs have neither a new method nor a new rule.
     for turn, (number, method) in itertools.product(range(len(WAITS)), enumerate(METHODS)):
@@ -159,9 +147,6 @@ def main(argv: list[str]) -> None:
         counts = {kind: seen[kind] for kind in ("refused", "trained", "unmoved")}
         point = {"runtime": runtime, "method": name, **counts, "errors": errors}
         print(point, flush=True)
-        if _OUTPUT.value is not None:
-            key = ("runtime", "method")
-            put(pathlib.Path(_OUTPUT.value), "python -m benchmarks.pairs", key, [point])
 
 
 if __name__ == "__main__":

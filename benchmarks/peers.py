@@ -20,6 +20,7 @@ stand where they are needed. Points go to docs/results/benchmarks/peers.json.
 
 import argparse
 import functools
+import heapq
 import pathlib
 import statistics
 import subprocess
@@ -42,14 +43,14 @@ GOALS = {"fedjax": 4.0, "call": 5.0, "scan": 2.0}  # times their seconds over ou
 
 
 def images() -> tuple[np.ndarray, np.ndarray]:
-    """Noise of the shape of images, float32 [samples, inputs], and classes, int32 [samples]."""
+    """Return noise as images, float32 [samples, inputs], and classes, int32 [samples]."""
     rng = np.random.default_rng(0)
     inputs = rng.random((SAMPLES, INPUTS), np.float32)
     return inputs, rng.integers(0, CLASSES, SAMPLES).astype(np.int32)
 
 
 def events(updates: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of every mini-batch [workers, updates], and its samples [workers, updates, batch]."""
+    """Return seconds of every mini-batch [workers, updates], and its samples [.., batch]."""
     rng = np.random.default_rng(1)
     seconds = 1.0 + rng.exponential(1.0, (WORKERS, updates))
     return seconds, rng.integers(0, SAMPLES, (WORKERS, updates, STALE_BATCH)).astype(np.int32)
@@ -77,7 +78,7 @@ def _task(model: str):
 
 
 def gossax(task: str, amount: int) -> Callable:
-    """The simulator, which goes on from where it stopped."""
+    """Return the simulator, which goes on from where it stopped."""
     from algorithms import all_reduce, local_sgd
     from algorithms.base import scale_by_samples
     from benchmarks import floors
@@ -97,15 +98,35 @@ def gossax(task: str, amount: int) -> Callable:
 
 
 def call(task: str, amount: int) -> Callable:
-    """A compiled call for each event."""
-    from benchmarks.floors import plain_loop
+    """Return a loop with a heap of events and a compiled call for each."""
+    import jax
+    import jax.numpy as jnp
 
+    from benchmarks.floors import gradient_of
+
+    made = _task(task)
     seconds, rows = events(amount)
-    return plain_loop(_task(task), seconds.tolist(), rows, 1, amount, STALE_RATE)
+    examples, gradient = jax.tree.map(jnp.asarray, made.train), jax.jit(gradient_of(made.losses))
+    step = jax.jit(lambda w, g: jax.tree.map(lambda a, b: a - STALE_RATE * b, w, g))
+    start = made.init(jax.random.key(0))
+
+    def run():
+        w, draws = start, [iter(row) for row in seconds.tolist()]
+        read, counters = [w] * WORKERS, [0] * WORKERS
+        flying = [(next(draw), i) for i, draw in enumerate(draws)]
+        heapq.heapify(flying)
+        for _ in range(amount):
+            now, i = heapq.heappop(flying)
+            w = step(w, gradient(read[i], rows[i, counters[i]], examples))
+            read[i], counters[i] = w, counters[i] + 1
+            heapq.heappush(flying, (now + next(draws[i]), i))
+        return w
+
+    return run
 
 
 def scan(task: str, amount: int) -> Callable:
-    """All events in one program."""
+    """Return all events in one program."""
     import jax
     import jax.numpy as jnp
 
@@ -139,7 +160,7 @@ def scan(task: str, amount: int) -> Callable:
 
 
 def fedjax(task: str, amount: int) -> Callable:
-    """FedJAX's federated averaging: rounds of all clients; it compiles a step of a client."""
+    """Return FedJAX's federated averaging: rounds of all clients, a step of a client compiled."""
     import fedjax
     import jax
     import jax.numpy as jnp
@@ -184,7 +205,7 @@ SIDES = OWN | {"fedjax": fedjax}
 
 
 def python(side: str, folder: pathlib.Path) -> str:
-    """The interpreter of an environment that has a library, which is made if it is not there."""
+    """Return the interpreter that has a library, in an environment that is made if need be."""
     if side in OWN:
         return sys.executable
     place = folder / side
@@ -198,7 +219,7 @@ def python(side: str, folder: pathlib.Path) -> str:
 
 
 def compare(task: str, names: list[str], turns: int, folder: pathlib.Path) -> dict[str, list]:
-    """Seconds of a round or update of every side, one for each turn."""
+    """Return seconds of a round or update of every side, one for each turn."""
     running, amount = {}, AMOUNT[task]
     try:
         for name in names:
@@ -221,7 +242,7 @@ def compare(task: str, names: list[str], turns: int, folder: pathlib.Path) -> di
 
 
 def version(side: str, folder: pathlib.Path) -> str:
-    """The version of the library that a side runs on."""
+    """Return the version of the library that a side runs on."""
     library = "jax" if side in OWN else side
     ask = f"import importlib.metadata as m; print(m.version({library!r}))"
     words = [python(side, folder), "-c", ask]

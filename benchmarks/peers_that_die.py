@@ -11,7 +11,6 @@ process lives in a network namespace of its own, and the link of one is taken do
 """
 
 import argparse
-import concurrent.futures
 import contextlib
 import importlib
 import itertools
@@ -25,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +60,7 @@ class Pictures:
 
 
 def pictures() -> Any:
-    """The data set of these records."""
+    """Return the data set of these records."""
     from experiments.tasks import data, sources
 
     records = sources.Records("pictures", Pictures(), data.decoded)
@@ -80,23 +78,14 @@ class Moment(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
+OWN = "benchmarks.peers_that_die"
+STREAMED = (f"--config.task=images(source={OWN}:pictures, model=mlp, reading=stream)",
+            "--config.batch_size=4")  # fmt: skip
 MOMENTS = {
     "start": Moment("experiments.agreement", "check", 1),
     "round": Moment("stragglers.inject", "Injector._worked", 20),
-    "goal": Moment(
-        "stragglers.inject", "Injector._worked", 20, wait="first_finisher"
-    ),
-    "input": Moment(
-        "benchmarks.peers_that_die",
-        "Pictures.__getitem__",
-        3000,
-       
-        flags=(
-            "--config.task=images(source=benchmarks.peers_that_die:pictures, model=mlp, "
-            "reading=stream)",
-            "--config.batch_size=4",
-        ),
-    ),
+    "goal": Moment("stragglers.inject", "Injector._worked", 20, wait="first_finisher"),
+    "input": Moment(OWN, "Pictures.__getitem__", 3000, flags=STREAMED),
     "checkpoint": Moment(
         "experiments.training_loop", "Arm.checkpoint", 2, ("experiments.checkpoints", "save")
     ),
@@ -144,46 +133,37 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
 
 
 def launch(
-    trial: Trial,
-    here: pathlib.Path,
-    address: str,
-    on: list[list[str]],
-    disturbed: bool,
-    more: Sequence[str] = (),
+    trial: Trial, here: pathlib.Path, address: str, on: list[list[str]]
 ) -> list[subprocess.Popen]:
-    """The processes of a run, with what they print in PROCESS.txt."""
-    devices = WORKERS // trial.processes
+    """Start the processes of a run, one of them the victim; they print into PROCESS.txt."""
+    devices, moment, running = WORKERS // trial.processes, MOMENTS[trial.moment], []
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "XDG_CACHE_HOME": str(here.parent),
         "PYTHONPATH": str(ROOT),
     }
-    where = f"--coordinator_address={address}:{free_port()}"
-    running = []
+    common = [*moment.flags, f"--config.wait={moment.wait}", f"--workdir={here / 'run'}"]
+    common += [f"--num_processes={trial.processes}"]
+    common += [f"--coordinator_address={address}:{free_port()}"]
+    if trial.fault == STILL:
+        common.append(f"--stuck_seconds={STUCK:g}")
     for rank in range(trial.processes):
-        own = (f"--num_processes={trial.processes}", f"--process_id={rank}", where)
-        wait = f"--config.wait={MOMENTS[trial.moment].wait}"
-        command = [*COMMAND, wait, *MOMENTS[trial.moment].flags, *more]
-        command += [f"--workdir={here / 'run'}", *own]
-        if disturbed and rank == trial.victim:
+        command = [*COMMAND, *common, f"--process_id={rank}"]
+        if rank == trial.victim:
             victim = ["victim", trial.moment, trial.fault, str(rank), str(here / "mark")]
-            command[1:1] = ["-m", "benchmarks.peers_that_die", *victim]
-        with (here / f"{rank}.txt").open("w" if disturbed else "a") as output:
+            command[1:1] = ["-m", OWN, *victim]
+        with (here / f"{rank}.txt").open("w") as said:
             running.append(
                 subprocess.Popen(
-                    [*on[rank], *command],
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
+                    [*on[rank], *command], cwd=ROOT, env=environment, stdout=said, stderr=said
                 )
             )
     return running
 
 
 def ended(running: list[subprocess.Popen], seconds: float) -> dict[int, float]:
-    """{position: when} of the processes that end within this time."""
+    """Return {position: when} of the processes that end within this time."""
     until, found = time.time() + seconds, {}
     while len(found) < len(running) and time.time() < until:
         for position, process in enumerate(running):
@@ -193,14 +173,8 @@ def ended(running: list[subprocess.Popen], seconds: float) -> dict[int, float]:
     return found
 
 
-def faults_of(text: str) -> list[str]:
-    """What is wrong with the last words of a process that has lost another one."""
-    wrong = [] if text.count("\nerror: process ") == 1 else ["not one sentence"]
-    return wrong + ["a traceback"] * ("Traceback" in text)
-
-
 def tried(trial: Trial) -> dict:
-    """The row of a trial."""
+    """Try a fault and return its row."""
     row, running = {**trial._asdict()}, []
     with contextlib.ExitStack() as opened:
         here = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory())) / "trial"
@@ -212,8 +186,7 @@ def tried(trial: Trial) -> dict:
             cut = [host.cut for host in hosts]
         try:
             still = trial.fault == STILL
-            more = [f"--stuck_seconds={STUCK:g}"] if still else []
-            running = launch(trial, here, address, on, disturbed=True, more=more)
+            running = launch(trial, here, address, on)
             until = time.time() + STARTING
             while not (here / "mark").exists():
                 if time.time() > until or any(process.poll() is not None for process in running):
@@ -232,7 +205,8 @@ def tried(trial: Trial) -> dict:
             row["hanging"] = len(others) - len(left)
             row["codes"] = [process.poll() for process in others]
             said = [(here / f"{running.index(p)}.txt").read_text() for p in others]
-            row["wrong"] = sorted({fault for text in said for fault in faults_of(text)})
+            wrong = {"not one sentence" for text in said if text.count("\nerror: process ") != 1}
+            row["wrong"] = [*wrong, *{"a traceback" for text in said if "Traceback" in text}]
             if still:
                 words = rf"warning: process {trial.victim} of .*? has stood still for (\d+) s"
                 named = [int(found) for text in said for found in re.findall(words, text)]
@@ -254,47 +228,25 @@ def tried(trial: Trial) -> dict:
     return row
 
 
-def victims_of(places: Sequence[str], processes: int) -> list[int]:
-    """The processes at these places, each once; two have nobody in the middle."""
-    known = {"first": [0], "middle": range(1, processes - 1), "last": [processes - 1]}
-    return sorted({rank for place in places for rank in known[place]})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--faults", default="SIGKILL,SIGSTOP", help=f"and {CUT}, with commas")
-    parser.add_argument("--processes", default="2,4", help="how many a run has; 1, 2 or 4")
+    parser.add_argument("--processes", default="2,4", help="how many a run has; 2 or 4")
     parser.add_argument("--moments", default=",".join(MOMENTS), help="only these, with commas")
-    parser.add_argument("--victims", default="first,middle,last", help="who has the fault")
-    parser.add_argument("--at_once", type=int, default=2, help="trials at the same time")
     parser.add_argument("--output", type=pathlib.Path, help="a file for the rows, as JSON")
     options = parser.parse_args()
-    everything = []
-    for fault, count in itertools.product(
-        options.faults.split(","), map(int, options.processes.split(","))
-    ):
-        victims = victims_of(options.victims.split(","), count)
-        moments = options.moments.split(",")
-        everything += [Trial(fault, count, one, at) for at in moments for one in victims]
     rows = []
     print(f"{'fault':8} {'processes':>9} {'victim':>6} {'moment':11} {'seconds':>7}  codes, ...")
-    links = [trial for trial in everything if trial.fault == CUT]
-    pool = concurrent.futures.ThreadPoolExecutor(options.at_once)
-    signals = [trial for trial in everything if trial.fault != CUT]
-
-    doing = [pool.submit(tried, trial) for trial in signals]
-    done = (future.result() for future in concurrent.futures.as_completed(doing))
-    for row in itertools.chain(done, map(tried, links)):
-        rows.append(row)
-        seconds = "none" if row["seconds"] is None else row["seconds"]
-        rest = {k: v for k, v in row.items() if k not in (*Trial._fields, "seconds", "said")}
-        print(
-            f"{row['fault']:8} {row['processes']:9} {row['victim']:6} {row['moment']:11} "
-            f"{seconds:>7}  {rest}",
-            flush=True,
-        )
-        if options.output:
-            options.output.write_text(json.dumps(rows, indent=1))
+    counts, moments = map(int, options.processes.split(",")), options.moments.split(",")
+    for fault, count, moment in itertools.product(options.faults.split(","), counts, moments):
+        for victim in range(count):
+            row = tried(Trial(fault, count, victim, moment))
+            rows.append(row)
+            rest = {k: v for k, v in row.items() if k not in (*Trial._fields, "seconds", "said")}
+            print(f"{fault:8} {count:9} {victim:6} {moment:11} {row['seconds']!s:>7}  {rest}",
+                  flush=True)  # fmt: skip
+            if options.output:
+                options.output.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

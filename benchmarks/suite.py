@@ -88,7 +88,7 @@ GOALS = {"all-reduce": 1.05, "gossip": 1.08, "asynchronous": 1.25}
 
 
 def ratio_rows(workers, goals: Mapping[str, float], least: float) -> Iterator[Row]:
-    """All-reduce, gossip and asynchronous training over their floors, few workers first."""
+    """Yield all-reduce, gossip and asynchronous training over their floors, few workers first."""
     families = {"all-reduce": _all_reduce, "gossip": _gossip, "asynchronous": _asynchronous}
     for count in workers:
         for family, candidates in families.items():
@@ -108,20 +108,18 @@ def _all_reduce(workers: int):
 
 def _gossip(workers: int, method=None):
     task, sampler = floors.task_and_sampler(workers)
-    return floors.gossip_sides(
-        task, sampler, workers, floors.updates_of(workers), method=method
-    )
+    return floors.gossip_sides(task, sampler, workers, floors.updates_of(workers), method=method)
 
 
 def _asynchronous(workers: int):
-    """An eighth of the workers lands in every update."""
+    """Return both sides where an eighth of the workers lands in every update."""
     make = floors.MODELS["softmax 784x10"]
     task = floors.noise(make, max(8192, workers), (28, 28, 1))
     return floors.stale_sides(task, workers, max(4, 2048 // workers), max(1, workers // 8))
 
 
 def simulator_rows(sizes: Sizes) -> Iterator[Row]:
-    """What the simulator costs beyond the arithmetic that any program would have to do."""
+    """Yield rows of what the simulator costs beyond the arithmetic of any program."""
     yield from ratio_rows(sizes.workers, GOALS, 8 * sizes.least)
     workers = min(64, sizes.largest)
     graph = topology.random_regular(workers, degree=8, seed=0)
@@ -135,7 +133,7 @@ def simulator_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def scale_lines(workers: int, budget: float) -> Iterator[Line]:
-    """D-PSGD with very many workers of a small model.
+    """Yield D-PSGD with very many workers of a small model.
 
     On the one-peer exponential graph, whose rounds are lists: mixing matrices of 65,536 workers
     would take 34 GB.
@@ -160,7 +158,7 @@ def scale_lines(workers: int, budget: float) -> Iterator[Line]:
 
 
 def mesh_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
-    """Plain rounds over hand-written ones, real delays over injected ones, and host callbacks.
+    """Yield plain rounds over hand-written ones, real delays over injected ones, and callbacks.
 
     Virtual devices share the cores, so that only ratios say anything.
     """
@@ -178,7 +176,7 @@ def mesh_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
 
 
 def _delayed(workers: int, wait: str, count: int, budget: float) -> Iterator[Line]:
-    """The median round that really happened, over the one that the virtual clock plans."""
+    """Yield the median round that really happened, over the one that is planned."""
     del budget
     delay = processes.persistent(delays.jitter(0.02, 0.1), {0: 4.0})
     setting = Setting(delay, workers, floors.MINI_BATCHES, 0, communication=0.02)
@@ -192,7 +190,7 @@ def _delayed(workers: int, wait: str, count: int, budget: float) -> Iterator[Lin
 
 
 def _mesh(workers: int, injector, rounds_per_dispatch: int):
-    """A mesh that trains on digits, and its run of no rounds."""
+    """Return a mesh that trains on digits, and its run of no rounds."""
     task, sampler = floors.task_and_sampler(workers)
     runtime = mesh.Mesh(
         all_reduce(floors.optimizer()), task.losses, task.train, sampler, workers=workers,
@@ -203,7 +201,7 @@ def _mesh(workers: int, injector, rounds_per_dispatch: int):
 
 
 def callback_row(devices: int, least: float) -> Row:
-    """What ticks, delays and triggers add to a mini-batch of a round on the mesh."""
+    """Return a row of what ticks, delays and triggers add to a mini-batch on the mesh."""
     count = 8  # rounds of a dispatch
 
     def trigger(wait: str, **parameters):
@@ -244,7 +242,7 @@ def callback_row(devices: int, least: float) -> Row:
 
 
 def wire_lines(budget: float) -> Iterator[Line]:
-    """Bits in which collectives of short floats travel in the compiled program, over those asked.
+    """Yield bits in which collectives of short floats travel, over the bits asked for.
 
     XLA on CPU widens every collective of bfloat16 to float32, which sends twice the bytes that the
     program asked for. What `comms.two_phase` makes of `comms.short_floats` travels in 16 bits.
@@ -279,7 +277,7 @@ def wire_lines(budget: float) -> Iterator[Line]:
 
 
 def schedule_rows(sizes: Sizes) -> Iterator[Row]:
-    """Event loops against a plain Python loop, and schedules of very many workers."""
+    """Yield event loops against a plain Python loop, and schedules of very many workers."""
     section = "schedules"
     for workers, k in ((8, 1), (64, 8)):
         yield compared(
@@ -298,7 +296,7 @@ def schedule_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _planned(workers: int, k: int, updates: int):
-    """The rule from nothing, and a heap of ends that gets its durations as lists for nothing."""
+    """Return the rule from nothing, and a heap of ends that gets its durations for nothing."""
 
     def rule():
         made = RULES["k_batch_async"](Setting(LAW, workers, 1, 0), k=k)
@@ -331,18 +329,18 @@ def _planned(workers: int, k: int, updates: int):
 
 
 def _pushes(rule: str, delay, workers: int) -> Rule:
-    """A server that updates on 64 pushes, while nobody else waits."""
+    """Return a server that updates on 64 pushes, while nobody else waits."""
     return RULES[rule](Setting(delay, workers, 1, 0), k=min(64, workers // 8))
 
 
 def _pairs(blocking: bool, delay, workers: int) -> Rule:
-    """Nodes on a ring that meet a neighbour after every mini-batch."""
+    """Return nodes on a ring that meet a neighbour after every mini-batch."""
     setting = Setting(delay, workers, 1, 0, nx.cycle_graph(workers))
     return RULES["random_pairs"](setting, width=min(64, workers // 8), blocking=blocking)
 
 
 def _one_peer(delay, workers: int) -> Rule:
-    """Rounds in which every worker waits for the one peer that it hears from."""
+    """Return rounds in which every worker waits for the one peer that it hears from."""
     links = of_rounds(rounds.one_peer_exponential(workers))
     return RULES["neighbour_barrier"](Setting(delay, workers, 1, 0, links=links))
 
@@ -364,7 +362,7 @@ DELAYS = {
 def _many(
     kind, make, everyone, places, delay, goal, workers: int, events: int, budget: float
 ) -> Iterator[Line]:
-    """Microseconds of an event, from nothing."""
+    """Yield microseconds of an event, from nothing."""
     del budget
     compiling = make(DELAYS[delay], 16)
     compiling.extend(compiling.init(), 8)
@@ -384,7 +382,7 @@ def _many(
 
 
 def random_trace(rng: np.random.Generator, layers: int) -> tuple[np.ndarray, np.ndarray, AlphaBeta]:
-    """(sizes, ready, cost) of a random model on a random network.
+    """Return (sizes, ready, cost) of a random model on a random network.
 
     Layers of 1 kB to 10 MB, 1 ms of backward each on average, and an all-reduce with alpha of 10 us
     to 10 ms and 0.1 to 10 ns per byte; uniform logarithms.
@@ -395,7 +393,7 @@ def random_trace(rng: np.random.Generator, layers: int) -> tuple[np.ndarray, np.
 
 
 def gaps(traces: int, planner: str = "greedy", seed: int = 0) -> np.ndarray:
-    """[traces] how much later a planner's buckets finish than the optimal ones."""
+    """Return [traces] how much later a planner's buckets finish than the optimal ones."""
     rng = np.random.default_rng(seed)
     cases = (random_trace(rng, rng.integers(2, 65)) for _ in range(traces))
     plan = buckets.PLANNERS[planner]
@@ -403,14 +401,14 @@ def gaps(traces: int, planner: str = "greedy", seed: int = 0) -> np.ndarray:
 
 
 def bucket_lines(layers: int, budget: float) -> Iterator[Line]:
-    """Seconds of planning, and how far planners are from the best buckets on random traces."""
+    """Yield seconds of planning, and gaps to the best buckets on random traces."""
     large = random_trace(np.random.default_rng(0), layers)
     plans = {name: lambda plan=plan: plan(*large).end for name, plan in buckets.PLANNERS.items()}
     seconds = stopwatch.seconds(plans, 3, budget=budget)
     for name, taken in seconds.items():
         gap = gaps(2 * layers, name)
         facts = {"mean gap": float(gap.mean()), "worst gap": float(gap.max())}
-        goal = 1.0 if name == "optimal" else None
+        goal = {"optimal": 1.0}.get(name)
         yield Line(f"planning of {layers:,} layers, {name}", taken, "s", goal, {}, facts)
 
 
@@ -423,7 +421,7 @@ CODEC_GOALS = {
 
 
 def codec_rows(names, coordinates: tuple[int, ...], least: float) -> Iterator[Row]:
-    """Encoding and decoding once, over a copy in the device's memory; codecs with a goal first."""
+    """Yield rows of encoding and decoding once, over a copy; codecs with a goal first."""
     names = names or [name for name in codec_calls.candidates(500) if name != codec_calls.COPY]
     goals = {n: g for n in names for start, g in CODEC_GOALS.items() if n.startswith(start)}
     for size in coordinates:
@@ -468,7 +466,7 @@ CASES = {  # config and its argument, arm, changes
 
 
 def arms_of(case: str, count: int) -> list[ConfigDict]:
-    """The first `count` seeds of an arm."""
+    """Return the first `count` seeds of an arm."""
     (name, argument), arm, changes = CASES[case]
     module = importlib.import_module(f"configs.{name}")
     config = module.get_config(argument)
@@ -478,7 +476,7 @@ def arms_of(case: str, count: int) -> list[ConfigDict]:
 
 
 def _together(case: str, count: int):
-    """An arm of several as one program, and one alone: prepare, trace, train, evaluate, write."""
+    """Return an arm of several as one program, and one alone, from prepare to write."""
     compiled.keep_programs()
     arms = arms_of(case, count)
 
@@ -499,7 +497,7 @@ IMAGE = (32, 32, 3)  # uint8
 def streaming_lines(
     model: str, batch: int, updates: int, goal: float | None, images: int, budget: float
 ) -> Iterator[Line]:
-    """Updates of two workers on images that are streamed, over those on images in memory."""
+    """Yield updates of two workers on streamed images, over those on images in memory."""
     rng, folder = np.random.default_rng(0), tempfile.mkdtemp()
     for split, count in (("train", images), ("test", 64)):
         np.save(f"{folder}/{split}_image", rng.integers(0, 256, (count, *IMAGE), np.uint8))
@@ -542,7 +540,7 @@ def streaming_lines(
 
 
 def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
-    """All rows."""
+    """Yield all rows."""
     least = sizes.least
     yield from simulator_rows(sizes)
     yield from mesh_rows(sizes, devices)
@@ -562,7 +560,7 @@ def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
 
 
 def table(record: dict) -> str:
-    """The lines of a record for a page: row, ours, floor, ratio, goal."""
+    """Return the lines of a record for a page: row, ours, floor, ratio, goal."""
     found = ["| row | ours | floor | ratio | goal |", "| --- | --- | --- | --- | --- |"]
     for row in record["rows"]:
         for line in row["lines"]:

@@ -179,7 +179,6 @@ def test_the_suite_measures_rows_that_are_named(tmp_path):
         "codecs over copy", "buckets", "schedules"
     }  # fmt: skip
     assert all(line["value"] >= 0 for row in record["rows"] for line in row["lines"])
-    assert command("suite", "--only=nothing").returncode == 2
 
 
 @pytest.mark.slow
@@ -192,7 +191,9 @@ def test_the_tiny_suite_measures_every_row(tmp_path):
 
 @pytest.mark.slow
 def test_the_tiny_command_for_accelerators_measures_every_row(tmp_path):
-    ended = command("accelerator", "--tiny", "--processes=2", f"--folder={tmp_path}")
+    ended = command(
+        "accelerator", "--tiny", "--minutes=60", "--processes=2", f"--folder={tmp_path}"
+    )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads((tmp_path / "accelerator_cpu.json").read_text())
     assert record["complete"] and record["device"]["count"] == 2
