@@ -4,7 +4,7 @@
     own training loop   as_optax, as_local_steps, Algorithm
     graphs              graphs, mixing, matchings, activation_probabilities
     collectives         collectives, gossip
-    codecs              reducers, quantise, lattice, sketch, bitmap, chunked, short_floats
+    codecs              reducers, quantise, lattice, sketch, bitmap, chunked
     cost models         costs, buckets
     stragglers          delays, delay_processes, rules, Setting, plan, Schedule
 
@@ -30,11 +30,10 @@ from comms import (
     lattice,
     mixing,
     quantise,
-    short_floats,
     sketch,
 )
 from comms import cost as costs
-from comms import matching as matchings
+from comms import matcha as matchings
 from comms import topology as graphs
 from comms.matcha import activation_probabilities
 from runtimes.own_loop import as_local_steps, as_optax
@@ -49,5 +48,5 @@ __all__ = [
     "METHODS", "Algorithm", "Schedule", "Setting", "__version__", "activation_probabilities",
     "as_local_steps", "as_optax", "bitmap", "buckets", "chunked", "collectives", "costs",
     "delay_processes", "delays", "gossip", "graphs", "lattice", "matchings", "mixing", "plan",
-    "quantise", "reducers", "rules", "short_floats", "sketch", *METHODS,
+    "quantise", "reducers", "rules", "sketch", *METHODS,
 ]  # fmt: skip

@@ -8,9 +8,8 @@ Non-blocking Mini-batches*, arXiv 2211.00889.
 import optax
 
 from algorithms.base import WEIGHTINGS, Algorithm, choose, freeze_when_idle
-from algorithms.compressed_mean import compressed, reduced_by
 from algorithms.compression import Reducer
-from algorithms.mean import mean_messages, mean_over_workers
+from algorithms.mean import compressed, mean_messages, mean_over_workers, reduced_by
 
 
 def all_reduce(

@@ -1,7 +1,7 @@
 """Compressed all-reduce: the parts that methods with compressed gradients share.
 
 A `Reducer` sums one array over the workers, mostly not exactly; wrappers give it a memory of
-omitted values, or a dense start. `algorithms.compressed_mean` makes methods of them.
+omitted values, or a dense start. `algorithms.mean` makes methods of them.
 """
 
 import math
@@ -14,10 +14,10 @@ import numpy as np
 
 from algorithms.base import AXIS
 from comms import cost, quantise
-from comms import two_phase as phases
+from comms import quantise as phases
 from comms.collectives import divide
 from comms.messages import Payload
-from comms.two_phase import Codec
+from comms.quantise import Codec
 
 
 class Draw(NamedTuple):
@@ -123,19 +123,19 @@ def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Red
 
 
 def two_phase(codec: Codec) -> Reducer:
-    """Sum arrays that travel as codes twice, see `comms.two_phase`.
+    """Sum arrays that travel as codes twice, see `comms.quantise`.
 
     A worker's part also has the rounding of its chunk of the sum, whether the worker is busy or
     not, so that a memory around it misses nothing.
     """
 
     def reduce(x, state, draw):
-        reduced = phases.all_reduce(x, codec, AXIS, draw.own)
+        reduced = phases.two_phase_all_reduce(x, codec, AXIS, draw.own)
         rounding = phases.at_own_chunk(reduced.left, x.size).reshape(x.shape)
         return reduced.total, reduced.sent - rounding, state
 
     def payload(leaf, workers, update):
-        return Payload((phases.payload_bytes(math.prod(leaf.shape), workers, codec),))
+        return Payload((phases.two_phase_bytes(math.prod(leaf.shape), workers, codec),))
 
     def encode(x, key):
         return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import AXIS, Algorithm, choose
-from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer, with_error_feedback
+from algorithms.mean import compressed
 from comms import chunked, quantise
 from comms.messages import Payload
 

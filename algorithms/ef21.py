@@ -29,8 +29,8 @@ import optax
 
 from algorithms import reducers
 from algorithms.base import Algorithm
-from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
+from algorithms.mean import compressed
 from comms.collectives import HEADROOM
 
 

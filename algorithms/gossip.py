@@ -19,7 +19,7 @@ import optax
 
 from algorithms.base import AXIS, choose
 from algorithms.links import Links, given, of_rounds
-from comms import cost, gossip, matching, mixing, stability, topology
+from comms import cost, gossip, matcha, mixing, stability, topology
 from comms.messages import Messages, over_links
 
 
@@ -114,9 +114,9 @@ def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
     """
     topology.check(graph)
     workers = graph.number_of_nodes()
-    matchings = graph.graph.get("matchings") or matching.decompose(graph)
-    matching.validate(graph, matchings)
-    partners = np.array([matching.partners(edges, workers) for edges in matchings], np.int32)
+    matchings = graph.graph.get("matchings") or matcha.decompose(graph)
+    matcha.validate(graph, matchings)
+    partners = np.array([matcha.partners(edges, workers) for edges in matchings], np.int32)
     return matchings, partners.reshape(-1, workers)
 
 

@@ -13,9 +13,8 @@ Progress can be compressed as gradients can: Qsparse-local-SGD, D. Basu et al., 
 import optax
 
 from algorithms.base import WEIGHTINGS, Algorithm, choose, freeze_when_idle
-from algorithms.compressed_mean import compressed, reduced_by
 from algorithms.compression import Reducer
-from algorithms.mean import mean_messages, mean_over_workers
+from algorithms.mean import compressed, mean_messages, mean_over_workers, reduced_by
 
 
 def local_sgd(

@@ -5,7 +5,7 @@ Algorithms*, arXiv 1811.11141 and 1912.09268. One step is exactly one of `all_re
 messages differ. Plans of buckets: "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
 (ASC-WFBP), "wfbp" (a bucket per layer), "single" (all at the end), or "fixed:25MB".
 
-A data dependence keeps the buckets apart (`comms.bucketed`): no all-reduce combiner, of CPU, GPU
+A data dependence keeps the buckets apart (`comms.buckets`): no all-reduce combiner, of CPU, GPU
 or TPU alike, can merge an all-reduce with one that it waits for, so no compile option is needed.
 Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a GPU program
 a low `xla_gpu_all_reduce_combine_threshold_bytes`. The scheduler of the backend decides whether an
@@ -26,7 +26,7 @@ from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS, Algorithm, choose
 from comms import buckets as planners
 from comms import collectives, cost
-from comms.bucketed import bucketed_weighted_mean, flat_buffers
+from comms.buckets import bucketed_weighted_mean, flat_buffers
 from comms.messages import Payload
 from comms.trees import named_leaves
 

@@ -26,9 +26,9 @@ import optax
 
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
-from algorithms.compressed_mean import CompressionState, compressed
 from algorithms.compression import Reducer
-from comms import cost, quantise, two_phase
+from algorithms.mean import CompressionState, compressed
+from comms import cost, quantise
 from comms.messages import Payload
 
 SIGNS = quantise.sign_codec()
@@ -50,16 +50,16 @@ def signs_both_ways(workers: int) -> Reducer:
     """
 
     def init(leaf):
-        return jnp.zeros(two_phase.chunk_entries(_size(leaf), workers), jnp.float32)
+        return jnp.zeros(quantise.chunk_entries(_size(leaf), workers), jnp.float32)
 
     def reduce(x, owed, draw):
-        reduced = two_phase.all_reduce(x, SIGNS, AXIS, owed=draw.total * owed)
+        reduced = quantise.two_phase_all_reduce(x, SIGNS, AXIS, owed=draw.total * owed)
         some = draw.total > 0
         left = jnp.where(some, reduced.left / jnp.where(some, draw.total, 1), owed)
         return reduced.total, reduced.sent, left
 
     def payload(leaf, workers, update):
-        return Payload((two_phase.payload_bytes(_size(leaf), workers, SIGNS),))
+        return Payload((quantise.two_phase_bytes(_size(leaf), workers, SIGNS),))
 
     return Reducer(init, reduce, payload, name="signs both ways")
 
@@ -138,7 +138,7 @@ def one_bit_adam(
 
     def reducer_of(path, leaf):
         size = _size(leaf)
-        return reducer if two_phase.payload_bytes(size, workers, SIGNS) < 4 * size else None
+        return reducer if quantise.two_phase_bytes(size, workers, SIGNS) < 4 * size else None
 
     method = compressed(
         "one_bit_adam",

@@ -1,32 +1,93 @@
 """PowerSGD: gradients all-reduced as two thin factors, with error feedback and a warm start.
 
-T. Vogels, S. P. Karimireddy, M. Jaggi, *PowerSGD: Practical Low-Rank Gradient Compression for
-Distributed Optimization*, arXiv 1905.13727, Algorithms 1 and 2.
+Vogels, Karimireddy, Jaggi, arXiv 1905.13727, Algorithm 1. A leaf [..., m] is seen as the matrix
+[n, m]. Leaves of fewer than two axes, and those whose factors would not be smaller, stay dense:
+their Q is empty. Of any float dtype; factors and sums are float32. A matrix that is not finite
+gives NaN everywhere, and leaves Q as it was.
 """
 
+import math
+
 import jax
+import jax.numpy as jnp
 import optax
 
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
-from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
-from comms import powersgd as codec
+from algorithms.mean import compressed
 from comms.messages import Payload
+
+
+def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | None:
+    """Return (n, m, r) for P [n, r] and Q [m, r]; None for a leaf that stays dense.
+
+    Raises ValueError without a rank.
+    """
+    if rank < 1:
+        raise ValueError(f"powersgd: rank {rank} leaves nothing of a matrix; set rank >= 1")
+    if len(shape) < 2 or 0 in shape:
+        return None
+    n, m = math.prod(shape[:-1]), shape[-1]
+    rank = min(rank, n, m)
+    return (n, m, rank) if (n + m) * rank < n * m else None
+
+
+def first_factor(shape: tuple[int, ...], rank: int, key) -> jax.Array:
+    """Return a Gaussian Q, float32 [m, r], or [0, 0] for a dense leaf; one key for all workers."""
+    factors = factor_shape(shape, rank)
+    return jax.random.normal(key, factors[1:] if factors else (0, 0))
+
+
+def factored_all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
+    """Return the sum over the workers, of rank r, float32 of x's shape, and Q for the next step.
+
+    P = sum M Q, orthonormalised; Q = sum M^T P; the sum is P Q^T. `q` must be equal on all
+    workers; handing it on is the paper's warm start (section 4.2: one power iteration a step).
+    """
+    x = x.astype(jnp.float32)
+    if q.size == 0:
+        return jax.lax.psum(x, axis), q
+    matrix = x.reshape(-1, x.shape[-1])
+    p = orthonormal(jax.lax.psum(matrix @ q, axis))
+    sent = jax.lax.psum(matrix.T @ p, axis)
+    # A zero or NaN gradient must not become the start of all later ones.
+    usable = jnp.isfinite(sent).all() & (sent != 0).any()
+    return (p @ sent.T).reshape(x.shape), jnp.where(usable, sent, q)
+
+
+def orthonormal(p) -> jax.Array:
+    """Return orthonormal columns with the span of p [n, r], r <= n; NaN if p is not finite.
+
+    By QR: unlike Gram-Schmidt it stays orthonormal where p has a lower rank, or is zero.
+    """
+    basis, _ = jnp.linalg.qr(p)
+    return jnp.where(jnp.isfinite(p).all(), basis, jnp.nan)
+
+
+def factor_bytes(shape: tuple[int, ...], rank: int) -> int:
+    """Return the float32 bytes of both factors, or of the dense leaf: an all-reduce's payload."""
+    factors = factor_shape(shape, rank)
+    if factors is None:
+        return 4 * math.prod(shape)
+    n, m, rank = factors
+    return 4 * (n + m) * rank
 
 
 def low_rank(rank: int, seed: int) -> Reducer:
     """Sum arrays that are larger than their factors, to rank `rank`; the state is Q."""
 
     def reduce(x, q, draw):
-        total, q = codec.all_reduce(x, q, AXIS)
+        total, q = factored_all_reduce(x, q, AXIS)
         return total, compression.share(total, draw), q
 
     def payload(leaf, workers, update):
-        n, m, r = codec.factor_shape(leaf.shape, rank)
+        n, m, r = factor_shape(leaf.shape, rank)
         return Payload((4 * n * r, 4 * m * r))
 
-    return Reducer(lambda leaf: codec.init(leaf.shape, rank, jax.random.key(seed)), reduce, payload)
+    return Reducer(
+        lambda leaf: first_factor(leaf.shape, rank, jax.random.key(seed)), reduce, payload
+    )
 
 
 def powersgd(
@@ -43,13 +104,13 @@ def powersgd(
     warmup_updates: this number of updates at the start are all-reduced dense.
     Every update needs all workers: a rule in rounds.
     """
-    codec.factor_shape((), rank)  # raises ValueError for a rank of 0
+    factor_shape((), rank)  # raises ValueError for a rank of 0
     reducer = compression.with_dense_warmup(low_rank(rank, seed), warmup_updates)
     reducer = compression.with_error_feedback(reducer)
     return compressed(
         "powersgd",
         optimizer,
-        lambda path, leaf: reducer if codec.factor_shape(leaf.shape, rank) else None,
+        lambda path, leaf: reducer if factor_shape(leaf.shape, rank) else None,
         warmup_updates=warmup_updates,
         equal_memory=True,
         weighting=weighting,

@@ -14,8 +14,8 @@ import optax
 
 from algorithms import compression
 from algorithms.base import Algorithm
-from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer, gathered, two_phase
+from algorithms.mean import compressed
 from comms import quantise
 
 

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from algorithms import compression, quantised
 from algorithms.compression import Reducer
 from algorithms.top_k import check_ratio, largest, random
-from comms import chunked, short_floats
+from comms import chunked
+from comms.quantise import BFLOAT16, FLOAT16
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
@@ -75,12 +76,12 @@ def sign() -> Reducer:
 
 def bf16() -> Reducer:
     """Send two bytes per value, of 8 bits each; the sum is found in float32 and rounded once."""
-    return compression.two_phase(short_floats.BFLOAT16)._replace(name="bf16")
+    return compression.two_phase(BFLOAT16)._replace(name="bf16")
 
 
 def fp16() -> Reducer:
     """Send two bytes per value, of 11 bits each; a power of two per chunk keeps the range."""
-    return compression.two_phase(short_floats.FLOAT16)._replace(name="fp16")
+    return compression.two_phase(FLOAT16)._replace(name="fp16")
 
 
 def int8(bucket: int = 1024, seed: int = 0) -> Reducer:

@@ -5,11 +5,16 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
-from algorithms.base import Algorithm
-from algorithms.compressed_mean import compressed
+from algorithms import compression
+from algorithms.base import AXIS, Algorithm
 from algorithms.compression import Reducer
+from algorithms.mean import compressed
+from comms import bitmap, compact, sketch
+from comms.messages import Payload
 
 DEFAULT_RATIO = 0.18  # share of a table's rows: 82 % fewer are sent
 
@@ -109,3 +114,143 @@ def with_tables_reduced(
         weighting=weighting,
     )
     return with_known_paths(method, sparse, algorithm)
+
+
+NOISE = 0.5**0.5  # largest error of an estimate, relative to that of an estimate of 0
+
+
+def capacities_dense(rows: int, buckets: int) -> tuple[int, ...]:
+    """Return no capacity: for a union beyond the sketch the workers send everything."""
+    del rows, buckets
+    return ()
+
+
+def capacities_exact(rows: int, buckets: int) -> tuple[int, ...]:
+    """Return the rows that fit in each message of the fallback; at most half is unused."""
+    found, capacity = [], buckets
+    while capacity < rows:
+        found.append(capacity)
+        capacity *= 2
+    return tuple(found)
+
+
+def sketched(
+    rows: int,
+    columns_of: Callable[[int], int],
+    peel: bool,
+    capacities_of: Callable[[int, int], tuple[int, ...]],
+) -> Reducer:
+    """Sum the non-zero rows of an array [n, ...], found in a sketch, or else sent themselves.
+
+    rows: of the sketch; columns_of: n -> columns of the sketch; peel: see `s2_reducer`;
+    capacities_of: (n, buckets) -> rows that fit in the messages of the fallback, rising.
+    """
+
+    def capacities(n):
+        return capacities_of(n, rows * columns_of(n))
+
+    def planned(words, n, draw):
+        """Return (seed, rows of the union that a sketch with it would not carry)."""
+        seed, columns = jax.random.bits(draw.shared, (), jnp.uint32), columns_of(n)
+        if peel:
+            return sketch.resolving_seed(words, rows, columns, n, seed)
+        count = bitmap.count(words)
+        return seed, jnp.where(count > sketch.entries_within(NOISE, rows, columns), count, 0)
+
+    def reduce(x, state, draw):
+        words = bitmap.union(bitmap.pack(bitmap.occupied(x)), AXIS)
+        seed, unresolved = planned(words, len(x), draw)
+        decode = sketch.recover if peel else sketch.decode_at
+
+        def estimated(x):
+            table = sketch.all_reduce(sketch.encode(x, rows, columns_of(len(x)), seed), AXIS)
+            return decode(table, words, len(x), seed)
+
+        chosen = sum(
+            (bitmap.count(words) > capacity for capacity in capacities(len(x))), jnp.int32(1)
+        )
+        chosen = jnp.where(unresolved > 0, chosen, 0)
+        branches = [
+            estimated,
+            *(_rows_sent(words, capacity) for capacity in capacities(len(x))),
+            lambda x: compact.dense_sum(x, chosen > 0, AXIS),
+        ]
+        total = _first_that_fits(branches, chosen, x)
+        sent = x if peel else jnp.where(chosen > 0, x, compression.share(total, draw))
+        return total, sent, compression.count_fallback(state, chosen, unresolved)
+
+    def payload(leaf, workers, update):
+        size = sketch.payload_bytes(rows, columns_of(leaf.shape[0]), leaf.shape[1:])
+        return Payload((bitmap.payload_bytes(leaf.shape[0]), size))
+
+    def instead(leaf, workers):
+        n, agreement = leaf.shape[0], bitmap.payload_bytes(leaf.shape[0])
+        sizes = (capacity * row_bytes(leaf.shape) for capacity in (*capacities(n), n))
+        return tuple((Payload((agreement, size)),) for size in sizes)
+
+    def init(leaf):
+        return compression.no_fallbacks(1 + len(capacities(leaf.shape[0])))
+
+    return Reducer(init, reduce, payload, instead=instead)
+
+
+def _rows_sent(words, capacity: int) -> Callable:
+    return lambda x: compact.sum_of_rows(x, words, capacity, AXIS)
+
+
+def _first_that_fits(branches, chosen, x):
+    """Return branches[chosen](x), as nested conditions: each branch asks for the next one."""
+    first, *others = branches
+    if not others:
+        return first(x)
+    return jax.lax.cond(chosen > 0, lambda x: _first_that_fits(others, chosen - 1, x), first, x)
+
+
+def compacted(budget_of: Callable[[int], int]) -> Reducer:
+    """Sum the non-zero rows of an array [n, ...], in a budget of rows or else dense.
+
+    budget_of: n -> rows that fit.
+    """
+
+    def sizes(leaf, rows):
+        return Payload((bitmap.payload_bytes(leaf.shape[0]), rows * row_bytes(leaf.shape)))
+
+    def payload(leaf, workers, update):
+        return sizes(leaf, budget_of(leaf.shape[0]))
+
+    def reduce(x, state, draw):
+        words, budget = bitmap.union(bitmap.pack(bitmap.occupied(x)), AXIS), budget_of(len(x))
+        total, fell_back = compact.sum_within(x, words, budget, AXIS)
+        left = jnp.maximum(bitmap.count(words) - budget, 0)
+        return total, x, compression.count_fallback(state, fell_back.astype(jnp.int32), left)
+
+    return Reducer(
+        lambda leaf: compression.no_fallbacks(1),
+        reduce,
+        payload,
+        instead=lambda leaf, workers: ((sizes(leaf, leaf.shape[0]),),),
+    )
+
+
+def cheaper_granularity(arrays, reducer: Reducer, carried: Callable[[int], int]) -> str:
+    """Return "row" or "element", the unit with fewer bytes for the arrays [n, ...] together.
+
+    carried: n -> number of the n rows, or elements, that are sent as planned. A union that is
+    larger goes by the smallest alternative that holds it.
+    """
+
+    def size(array) -> int:
+        union = int((array != 0).reshape(len(array), -1).any(axis=1).sum())
+        if union <= carried(len(array)):
+            return reducer.payload(array, 1, 0).size
+        needed = union * row_bytes(array.shape)
+        return next(
+            payload.size
+            for (payload,) in reducer.instead(array, 1)
+            if payload.reduced[-1] >= needed
+        )
+
+    arrays = [np.asarray(array) for array in arrays]
+    by_row = sum(size(array) for array in arrays)
+    by_element = sum(size(array.ravel()) for array in arrays)
+    return "row" if by_row <= by_element else "element"

@@ -29,18 +29,22 @@ import optax
 from algorithms import compression
 from algorithms.all_reduce import all_reduce
 from algorithms.base import Algorithm, choose
-from algorithms.compressed_mean import compressed
+from algorithms.mean import compressed
 from algorithms.mg_wfbp import mg_wfbp
-from algorithms.row_sparse import budget_rows, row_sparse, tables, undecided, with_known_paths
-from algorithms.union_rows import (
+from algorithms.row_sparse import (
     NOISE,
+    budget_rows,
     capacities_dense,
     capacities_exact,
     cheaper_granularity,
     compacted,
+    row_sparse,
     sketched,
+    tables,
+    undecided,
+    with_known_paths,
 )
-from comms import sketch_error
+from comms import sketch
 
 AUTO, ELEMENT, ROW = GRANULARITIES = ("auto", "element", "row")
 COLUMNS_PER_ROW = 3  # columns of an estimating sketch for every row expected in the union
@@ -142,13 +146,13 @@ def _columns_of(
         return lambda n: max(1, budget_of(n) // rows)
     if not peel:
         return lambda n: max(1, COLUMNS_PER_ROW * budget_of(n))
-    load = PEELED * sketch_error.peeling_load(rows)
+    load = PEELED * sketch.peeling_load(rows)
     return lambda n: max(1, math.ceil(budget_of(n) / load / rows))
 
 
 def _carried(columns_of: Callable[[int], int], rows: int, peel: bool) -> Callable[[int], int]:
     """Return a function: n -> rows of a union that a sketch of n rows nearly always carries."""
     if peel:
-        load = PEELED * sketch_error.peeling_load(rows)
+        load = PEELED * sketch.peeling_load(rows)
         return lambda n: int(load * rows * columns_of(n))
-    return lambda n: sketch_error.entries_within(NOISE, rows, columns_of(n))
+    return lambda n: sketch.entries_within(NOISE, rows, columns_of(n))

@@ -2,21 +2,93 @@
 
 C. Renggli et al., *SparCML: High-Performance Sparse Communication for Machine Learning*, SC 2019,
 arXiv 1802.08021, Sec. 5 (SSAR_Recursive_double, and its switch to a dense array beyond the size
-delta at which an array is as short as a list). Exact: one step is one of `all_reduce`. A list has
-room for the rows of both sides. The rows of a worker have a budget; beyond it all workers send
-everything, which the records count as `fallbacks`.
+delta at which an array is as short as a list). Exact: one step is one of `doubling_all_reduce`. A
+list has room for the rows of both sides. The rows of a worker have a budget; beyond it all workers
+send everything, which the records count as `fallbacks`.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compression import Reducer
 from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
-from comms import bitmap, compact, recursive_doubling
+from comms import bitmap, compact
 from comms.messages import Payload
+
+
+class Step(NamedTuple):
+    """One message of every worker that has a partner."""
+
+    partners: np.ndarray  # [workers], itself where there is none
+    capacity: int | None  # rows of the list; None: the array is sent
+    replaces: bool  # the later half replaces its array by the message, instead of adding it
+
+
+def steps(workers: int, size: int, own: int, row_bytes: int) -> list[Step]:
+    """Return the messages for an array of `size` rows, at most `own` non-zero ones per worker.
+
+    Workers beyond a power of two first meet one below it, and get the result from it at the end;
+    both times they swap, as `ppermute` needs a permutation.
+    """
+    power = 1 << (workers.bit_length() - 1)
+    everyone = np.arange(workers)
+    beyond = everyone.copy()
+    extra = workers - power
+    beyond[:extra], beyond[power:] = everyone[power:], everyone[:extra]
+
+    def capacity(sources: int) -> int | None:
+        rows = min(size, sources * own)
+        return rows if rows * (4 + row_bytes) < size * row_bytes else None
+
+    found = [Step(beyond, capacity(1), replaces=False)] if extra else []
+    distance = 1
+    while distance < power:
+        partners = np.where(everyone < power, everyone ^ distance, everyone)
+        found.append(Step(partners, capacity(distance * (2 if extra else 1)), replaces=False))
+        distance *= 2
+    return [*found, Step(beyond, capacity(workers), replaces=True)] if extra else found
+
+
+def doubling_bytes(step: Step, size: int, row_bytes: int) -> int:
+    """Return the bytes of a step's message: int32 indices and rows, or all rows."""
+    return size * row_bytes if step.capacity is None else step.capacity * (4 + row_bytes)
+
+
+def doubling_all_reduce(x, own: int, axis: str = AXIS) -> jax.Array:
+    """Sum x [n, ...] over the workers, each with at most `own` non-zero rows.
+
+    The workers add up in pairs, both in the same way, so that all get equal bits.
+    """
+    workers, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
+    row_bytes = x.itemsize * x[:1].size if len(x) else 0
+    for step in steps(workers, len(x), own, row_bytes):
+        pairs = [(int(partner), worker) for worker, partner in enumerate(step.partners)]
+        heard = _heard(x, step.capacity, pairs, axis)
+        everyone = np.arange(workers)
+        if step.replaces:
+            takes = step.partners < everyone
+            x = jnp.where(jnp.asarray(takes)[me], heard, x)
+        else:
+            meets = step.partners != everyone
+            x = x + jnp.where(jnp.asarray(meets)[me], heard, 0)
+    return x
+
+
+def _heard(x, capacity: int | None, pairs: list[tuple[int, int]], axis):
+    """Return the partner's array, sent as it is or as a list of its non-zero rows."""
+    if capacity is None:
+        return jax.lax.ppermute(x, axis, pairs)
+    rows = bitmap.positions(bitmap.pack(bitmap.occupied(x)), capacity)
+    listed = rows, x.at[rows].get(mode="fill", fill_value=0)
+    rows, values = jax.lax.ppermute(listed, axis, pairs)
+    return jnp.zeros_like(x).at[rows].set(values, mode="drop")
+
 
 AGREEMENT = 4  # bytes of the largest number of rows of a worker
 
@@ -28,10 +100,10 @@ def doubled(budget_of) -> Reducer:
         size, row = leaf.shape[0], row_bytes(leaf.shape)
         sent = tuple(
             Payload(
-                exchanged=recursive_doubling.payload_bytes(step, size, row),
+                exchanged=doubling_bytes(step, size, row),
                 matchings=step.partners[None],
             )
-            for step in recursive_doubling.steps(workers, size, budget_of(size), row)
+            for step in steps(workers, size, budget_of(size), row)
         )
         return Payload((AGREEMENT,)), *sent
 
@@ -42,7 +114,7 @@ def doubled(budget_of) -> Reducer:
         total = jax.lax.cond(
             fell_back,
             lambda x: compact.dense_sum(x, fell_back, AXIS),
-            lambda x: recursive_doubling.all_reduce(x, budget, AXIS),
+            lambda x: doubling_all_reduce(x, budget, AXIS),
             x,
         )
         left = jnp.maximum(most - budget, 0)

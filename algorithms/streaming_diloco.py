@@ -26,9 +26,8 @@ import optax
 
 from algorithms import reducers
 from algorithms.base import Algorithm, Needs, Parted, equal, servers_own
-from algorithms.compressed_mean import compressed
 from algorithms.compression import Reducer
-from algorithms.mean import mean_messages, mean_over_workers
+from algorithms.mean import compressed, mean_messages, mean_over_workers
 from comms.lattice import ravel_floats
 
 

@@ -32,7 +32,7 @@ import optax
 from algorithms.base import AXIS, Algorithm, Needs, choose
 from algorithms.gossip import graph_matchings
 from algorithms.links import Links, given, one_at_a_time
-from comms import cost, gossip, lattice, lattice_ladder, topology
+from comms import cost, gossip, lattice, topology
 from comms.messages import Payload, over_links
 
 FIRST_BOUND = 0.1  # bound of the codec on the distance of two models, until the first meeting
@@ -79,7 +79,7 @@ class SwarmState(NamedTuple):
 def _wire_of(partners: np.ndarray | None):
     """Return a function: (partner, active) -> a worker's wire to its partner."""
 
-    def wire(partner, active) -> lattice_ladder.Wire:
+    def wire(partner, active) -> lattice.Wire:
         me = jax.lax.axis_index(AXIS)
 
         def agree(number):
@@ -97,7 +97,7 @@ def _wire_of(partners: np.ndarray | None):
                 "swarm: workers meet in pairs of a schedule, but `partner` is missing; give the "
                 "position of whom this worker meets, or take swarm(lockstep=true)"
             )
-        return lattice_ladder.Wire(swap, agree, partner != me, lockstep=partners is not None)
+        return lattice.Wire(swap, agree, partner != me, lockstep=partners is not None)
 
     return wire
 
@@ -110,7 +110,7 @@ def _start_codec(params, quantised: Quantised | None):
     return Codec(bound, jnp.zeros((), jnp.int32), *[jnp.zeros((), jnp.float32)] * 5)
 
 
-def _average(mine, codec, wire: lattice_ladder.Wire, quantised: Quantised | None, worker):
+def _average(mine, codec, wire: lattice.Wire, quantised: Quantised | None, worker):
     """Return (mine + (Q_theirs - Q_mine) / 2, the codec after it)."""
     if quantised is None:
         return jax.tree.map(lambda a, b: a + (b / 2 - a / 2), mine, wire.swap(mine)), codec
@@ -120,7 +120,7 @@ def _average(mine, codec, wire: lattice_ladder.Wire, quantised: Quantised | None
         key = jax.random.fold_in(jax.random.key(quantised.seed), me)
         key = jax.random.fold_in(key, codec.meetings)
     vector, restore = lattice.ravel_floats(mine)
-    difference, report = lattice_ladder.converse(
+    difference, report = lattice.converse(
         lattice.in_buckets(vector), codec.bound, wire, quantised.bits, key
     )
     learnt = Codec(
@@ -279,7 +279,7 @@ def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | N
             parts = (cost.payload_bytes(params),)
         else:
             size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-            answer = lattice_ladder.flag_bytes(lattice.buckets(size))
+            answer = lattice.flag_bytes(lattice.buckets(size))
             parts = (lattice.payload_bytes(size, bits), answer)
         if partners is None:
             return tuple(Payload(met=part, **said) for part in parts)

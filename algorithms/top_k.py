@@ -14,8 +14,8 @@ import optax
 
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
-from algorithms.compressed_mean import compressed
 from algorithms.compression import Encoder, Reducer
+from algorithms.mean import compressed
 from comms import sparse
 from comms.messages import Payload
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from comms import bitmap, compact, lattice, powersgd, quantise, short_floats, sketch, sparse
+from algorithms import powersgd
+from comms import bitmap, compact, lattice, quantise, sketch, sparse
 from comms.collectives import AXIS
 
 ROW, DENSITY, COPY = 500, 0.02, "copy"
@@ -60,7 +61,7 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
     rows, coordinates, dense = gradients(size, density)
     busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
     key, words = jax.random.key(SEED), bitmap.payload_bytes
-    q, room = powersgd.init(dense.shape, 4, key), int(1.5 * density * size)
+    q, room = powersgd.first_factor(dense.shape, 4, key), int(1.5 * density * size)
 
     def call(run, *args, **static):
         return functools.partial(jax.jit(functools.partial(run, **static)), *args)
@@ -85,7 +86,7 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
             call(lambda x: bitmap.unpack(bitmap.pack(bitmap.occupied(x)), len(x)), x),
             words(len(x)),
         )
-    for name, codec in (("bf16", short_floats.BFLOAT16), ("fp16", short_floats.FLOAT16)):
+    for name, codec in (("bf16", quantise.BFLOAT16), ("fp16", quantise.FLOAT16)):
         found[f"{name}, as integers"] = (
             call(_on_the_wire, dense, codec=codec), codec.payload_bytes(size)
         )  # fmt: skip
@@ -131,6 +132,7 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
             lattice.payload_bytes(size, 8),
         ),
         "PowerSGD, rank 4": (
-            call(alone(powersgd.all_reduce), dense, q), powersgd.payload_bytes(dense.shape, 4)
+            call(alone(powersgd.factored_all_reduce), dense, q),
+            powersgd.factor_bytes(dense.shape, 4),
         ),
     }  # fmt: skip

@@ -40,7 +40,7 @@ from algorithms import all_reduce, dpsgd, matcha
 from algorithms.links import of_rounds
 from benchmarks import codec_calls, floors
 from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, compared, head, run, write
-from comms import buckets, rounds, short_floats, topology, two_phase
+from comms import buckets, quantise, rounds, topology
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta
 from experiments import compiled, stopwatch, tasks, train
@@ -245,7 +245,7 @@ def wire_lines(budget: float) -> Iterator[Line]:
     """Yield bits in which collectives of short floats travel, over the bits asked for.
 
     XLA on CPU widens every collective of bfloat16 to float32, which sends twice the bytes that the
-    program asked for. What `comms.two_phase` makes of `comms.short_floats` travels in 16 bits.
+    program asked for. What `comms.quantise` makes of `comms.quantise` travels in 16 bits.
     """
     del budget
     workers = jax.device_count()
@@ -255,7 +255,7 @@ def wire_lines(budget: float) -> Iterator[Line]:
         "all_gather": lambda x: jax.lax.all_gather(x, AXIS),
         "all_to_all": lambda x: jax.lax.all_to_all(x.reshape(workers, -1), AXIS, 0, 0),
         "ppermute": lambda x: jax.lax.ppermute(x, AXIS, to_next),
-        "two_phase": lambda x: two_phase.all_reduce(x, short_floats.BFLOAT16).total,
+        "two_phase": lambda x: quantise.two_phase_all_reduce(x, quantise.BFLOAT16).total,
     }
     devices = jax.make_mesh((workers,), (AXIS,), (AxisType.Auto,))
     of_all = PartitionSpec(AXIS)

@@ -1,20 +1,175 @@
-"""Fewer bits per entry: QSGD, natural compression, signs, and an all-reduce of int8.
+"""Fewer bits per entry: QSGD, natural compression, signs, short floats, and all-reduces of codes.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries; decoders give
-float32 [size]. Messages of the first three cannot be added as they are: every worker gathers all
-and adds the decoded vectors. Every message has a scale per stretch of entries; one entry that is
-not finite makes it, and so the whole stretch, NaN.
+float32 [size]. Messages of QSGD, natural compression and signs cannot be added as they are: every
+worker gathers all and adds the decoded vectors. Every message has a scale per stretch of entries;
+one entry that is not finite makes it, and so the whole stretch, NaN.
+
+An all-reduce in two phases sends codes twice and adds values in float32. Every worker writes its
+array in chunks, one per worker, and sends each to the worker of this chunk (all-to-all); that one
+reads and adds them, writes the sum and sends it to all (all-gather). So 2 (n - 1) / n of an array
+of codes are sent, as by a ring, and a value is rounded once per contribution and once in the sum,
+whose order is fixed: all runtimes find the same bits if reading a code is exact. An all-reduce in
+the short type itself would round after every addition.
+
+Short floats, bfloat16 and float16, are codes that travel as unsigned integers. XLA on CPU widens
+collectives of bfloat16 to float32, and may leave out a conversion there and back; of integers it
+does neither. Rounding is to the nearest, ties to even, as NumPy and `ml_dtypes` do; a value that is
+not finite stays as it is, and a finite one stays finite.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from comms import bitmap, hashing, two_phase
+from comms import bitmap, hashing
 from comms.collectives import AXIS
-from comms.short_floats import power_of_two
-from comms.two_phase import Codec
+
+
+class Codec(NamedTuple):
+    """Codec of rows of float32, each by itself."""
+
+    encode: Callable[[jax.Array, Any], Any]  # (float32 [rows, m], key or None) -> [rows, ...] each
+    decode: Callable[[Any, int], jax.Array]  # (message, m) -> float32 [rows, m]
+    payload_bytes: Callable[[int], int]  # m -> bytes of one row's message
+
+
+class Reduced(NamedTuple):
+    """Results of an all-reduce, as a worker knows them."""
+
+    total: jax.Array  # x's shape, float32: the sum over the workers, equal on all of them
+    sent: jax.Array  # x's shape, float32: this worker's x as the others read it
+    left: jax.Array  # float32 [chunk]: of this worker's chunk the sum less its written code
+
+
+def two_phase_all_reduce(x, codec: Codec, axis: str = AXIS, key=None, owed=None) -> Reduced:
+    """Sum an array of any shape over the workers; codes are sent twice.
+
+    key: of this worker, for codecs that round at random. owed: float32 [chunk], added to the sum of
+    this worker's chunk before it is written. A single worker sends and rounds nothing.
+    """
+    workers = jax.lax.axis_size(axis)
+    flat = jnp.ravel(x).astype(jnp.float32)
+    chunk = chunk_entries(x.size, workers)
+    if workers == 1 or x.size == 0:
+        whole = flat if owed is None else flat + owed
+        return Reduced(whole.reshape(x.shape), flat.reshape(x.shape), jnp.zeros(chunk))
+    chunks = jnp.pad(flat, (0, workers * chunk - x.size)).reshape(workers, chunk)
+    keys = (None, None) if key is None else jax.random.split(key)
+    message = codec.encode(chunks, keys[0])
+    received = jax.lax.all_to_all(message, axis, split_axis=0, concat_axis=0)
+    mine = _added(codec.decode(received, chunk))
+    if owed is not None:
+        mine = mine + owed
+    place = jax.lax.axis_index(axis) * chunk + jnp.arange(chunk)
+    mine = jnp.where(place < x.size, mine, 0)  # some codes have no zero for the padding
+    written = codec.encode(mine[None], keys[1])
+    rows = jax.tree.map(lambda a: a[0], written)
+    total = codec.decode(jax.lax.all_gather(rows, axis), chunk)
+    left = jnp.where(place < x.size, mine - codec.decode(written, chunk)[0], 0)
+    total, sent = (
+        rows.ravel()[: x.size].reshape(x.shape) for rows in (total, codec.decode(message, chunk))
+    )
+    return Reduced(total, sent, left)
+
+
+def at_own_chunk(left, size: int, axis: str = AXIS) -> jax.Array:
+    """Return float32 [size], `left` at this worker's chunk and 0 elsewhere."""
+    everywhere = jnp.zeros(jax.lax.axis_size(axis) * left.size, left.dtype)
+    start = jax.lax.axis_index(axis) * left.size
+    return jax.lax.dynamic_update_slice(everywhere, left, (start,))[:size]
+
+
+def chunk_entries(size: int, workers: int) -> int:
+    """Return the entries of the chunk that a worker adds up."""
+    return -(-size // workers)
+
+
+def two_phase_bytes(size: int, workers: int, codec: Codec) -> int:
+    """Return the bytes of the codes of all chunks; 2 (n - 1) / n are sent as by a ring."""
+    return workers * codec.payload_bytes(chunk_entries(size, workers)) if size else 0
+
+
+def _added(rows):
+    """Sum over the first axis by halves: an order of additions that is the same everywhere."""
+    while len(rows) > 1:
+        half = len(rows) // 2
+        rows = jnp.concatenate([rows[:half] + rows[half : 2 * half], rows[2 * half :]])
+    return rows[0]
+
+
+TOP = 14  # power of two of the largest entry of a row of float16; rounded up it is 2^15
+LEAST_SHIFT = TOP - 127  # of a row whose largest entry is next to the end of float32
+
+
+def bfloat16_encode(x, key=None) -> jax.Array:
+    """Return the bits of x, uint16 of x's shape; larger values become the largest bfloat16."""
+    del key
+    bits = _bits(x)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    magnitude = bits & 0x7FFFFFFF
+    rounded = jnp.where((rounded & 0x7FFF) == 0x7F80, bits >> 16, rounded)  # next to infinity
+    not_a_number = (bits >> 16) | 0x40
+    return jnp.where(magnitude > 0x7F800000, not_a_number, rounded).astype(jnp.uint16)
+
+
+def bfloat16_decode(message, entries: int) -> jax.Array:
+    """Return the values, float32 of the message's shape, exactly."""
+    del entries
+    return jax.lax.bitcast_convert_type(message.astype(jnp.uint32) << 16, jnp.float32)
+
+
+def float16_encode(x, key=None) -> jax.Array:
+    """Return the bits of 2^shift x, uint16 [rows, 1 + m] with the shift of each row in front.
+
+    The largest finite entry of a row is moved to 2^14 ... 2^15, so that none is infinite and
+    entries down to 2^-29 of it have 11 bits.
+    """
+    del key
+    magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
+    exponent = (_bits(magnitudes.max(axis=-1, keepdims=True, initial=0)) >> 23).astype(jnp.int32)
+    shift = jnp.minimum(TOP + 127 - exponent, 126)  # [rows, 1]
+    # In the topmost row 2^15 would be read as infinity: the next number below replaces it.
+    most = jnp.where(shift == LEAST_SHIFT, jnp.uint32(0x77FF), jnp.uint32(0x7BFF))
+    codes = _float16_bits(x * power_of_two(shift), most)
+    return jnp.concatenate([(shift + 127).astype(jnp.uint16), codes], axis=-1)
+
+
+def float16_decode(message, entries: int) -> jax.Array:
+    """Return the values, float32 [rows, m]."""
+    del entries
+    shift = message[:, :1].astype(jnp.int32) - 127
+    values = jax.lax.bitcast_convert_type(message[:, 1:], jnp.float16)
+    return values.astype(jnp.float32) * power_of_two(-shift)
+
+
+def power_of_two(exponent) -> jax.Array:
+    """Return 2^exponent, exactly, for the exponents -126 ... 127 of normal float32."""
+    return jax.lax.bitcast_convert_type((exponent + 127).astype(jnp.int32) << 23, jnp.float32)
+
+
+def _float16_bits(x, most) -> jax.Array:
+    """Return the bits of the float16 nearest to x, uint16; finite ones at most `most`."""
+    bits = _bits(x)
+    magnitude = bits & 0x7FFFFFFF
+    normal = (magnitude - (112 << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13
+    # Added to 1/2, numbers below 2^-14 are rounded to multiples of 2^-24, as float16 has them.
+    small = _bits(jnp.abs(x) + 0.5) - _bits(jnp.float32(0.5))
+    code = jnp.minimum(jnp.where(magnitude < 113 << 23, small, normal), most)
+    not_finite = 0x7C00 + ((magnitude > 0x7F800000).astype(jnp.uint32) << 9)
+    code = jnp.where(magnitude >= 0x7F800000, not_finite, code)
+    return (code | ((bits >> 16) & 0x8000)).astype(jnp.uint16)
+
+
+def _bits(x) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+BFLOAT16 = Codec(bfloat16_encode, bfloat16_decode, lambda entries: 2 * entries)
+FLOAT16 = Codec(float16_encode, float16_decode, lambda entries: 2 * (entries + 1))
+
 
 _PART = 1 << 18  # entries that QSGD rounds at a time, such that they fit into a cache
 
@@ -136,14 +291,14 @@ def sign_payload_bytes(size: int) -> int:
 def int8_all_reduce(x, bucket: int = 1024, axis: str = AXIS, key=None) -> jax.Array:
     """Sum over the workers, float32 of x's shape; every worker sends int8 twice.
 
-    As `comms.two_phase.all_reduce` of `int8_codec`; the key must differ between workers.
+    As `comms.quantise.two_phase_all_reduce` of `int8_codec`; the key must differ between workers.
     """
-    return two_phase.all_reduce(x, int8_codec(bucket), axis, key).total
+    return two_phase_all_reduce(x, int8_codec(bucket), axis, key).total
 
 
 def int8_payload_bytes(size: int, workers: int, bucket: int = 1024) -> int:
     """Return the bytes of codes and scales of all chunks; 2 (n - 1) / n are sent as by a ring."""
-    return two_phase.payload_bytes(size, workers, int8_codec(bucket))
+    return two_phase_bytes(size, workers, int8_codec(bucket))
 
 
 def int8_codec(bucket: int = 1024) -> Codec:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from comms import matching
+from comms import matcha
 
 Weighted = list[tuple[int, int, float]]  # links of a round: two workers and their weight
 
@@ -220,8 +220,8 @@ def _of_links(n: int, links: Weighted) -> Round:
     """Return the links as matchings, each of which is a permutation."""
     graph = nx.empty_graph(n)
     graph.add_weighted_edges_from(links)
-    matchings = matching.decompose(graph)
-    partners = np.array([matching.partners(edges, n) for edges in matchings], np.int32)
+    matchings = matcha.decompose(graph)
+    partners = np.array([matcha.partners(edges, n) for edges in matchings], np.int32)
     partners = partners.reshape(-1, n)
     weights = np.zeros(partners.shape)
     for row, edges in zip(weights, matchings, strict=True):

@@ -260,7 +260,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 class SharedTally:
-    """A `stragglers.tally.Tally` of all processes, all of which do the same with theirs.
+    """A `stragglers.inject.Tally` of all processes, all of which do the same with theirs.
 
     A counter per round has its points: whoever's addition completes it sets another key, for which
     a thread of every other process waits. No collective is made, as those who compute could not

@@ -17,8 +17,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from experiments import aggregates, files
 from experiments.timeline import KINDS, MOST_STRETCHES, NANOSECONDS, Stretches, stretches
-from stragglers.diagnostics import Diagnostics, diagnose
-from stragglers.schedule import Event, Schedule
+from stragglers.schedule import Diagnostics, Event, Schedule, diagnose
 
 # Okabe and Ito's colours, which differ for any colour vision; the lightest left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 from jax.extend.core import Literal
 
-from comms.layer_traces import LayerTrace, googlenet, read
+from comms.iteration import LayerTrace, googlenet, read
 from experiments.program_costs import FLOPS_PER_ELEMENT
 from experiments.tasks import models
 
@@ -193,7 +193,7 @@ def is_file(name: str) -> bool:
 def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
     """Return the trace of `googlenet` as measured, of a CSV file, or of one of `MODELS`.
 
-    name: the path of a file ends with .csv, see `comms.layer_traces.read`. Raises ValueError for an
+    name: the path of a file ends with .csv, see `comms.iteration.read`. Raises ValueError for an
     unknown name.
     """
     if name == "googlenet":

@@ -10,21 +10,66 @@ Each device runs one worker and calls three callbacks, in this order, with scala
 `tick` sleeps until the mini-batch has lasted as long as its delay says, so a computation that is
 shorter than its delay does not lengthen it. Sleeping callbacks overlap across devices. The record
 comes out as a `Schedule`, which the simulator replays.
+
+Points that workers make in a round decide when it ends. The workers of one process count them in
+shared memory, see `Alone`; those of several in whatever offers the functions of a `Tally`.
 """
 
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from stragglers.processes import as_process
-from stragglers.round_parts import seconds_each
+from stragglers.round_clock import seconds_each
 from stragglers.rule import Cost, Sight, Transfer, Trigger, checked_transfers, hides, per_round
 from stragglers.schedule import Schedule
-from stragglers.tally import Alone, Tally
 from stragglers.thresholds import Measured
+
+
+class Tally(Protocol):
+    """Points of rounds; thread-safe, and in one order for all workers."""
+
+    def begin(self, needed: int) -> None:
+        """Forget all rounds; from now on this many points end a round."""
+
+    def add(self, round_index: int, points: int) -> bool:
+        """Add to a round; return True if it was not over before. The last point ends it for all."""
+
+    def over(self, round_index: int) -> bool:
+        """Return True if a round is over, as far as is known here; does not wait."""
+
+    def close(self, rounds: Iterable[int]) -> None:
+        """Forget rounds in which no worker works any more, here or elsewhere."""
+
+
+class Alone:
+    """Tally of workers that all live in this process."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._needed, self._points = 0, Counter()
+
+    def begin(self, needed: int) -> None:
+        self._needed, self._points = needed, Counter()
+
+    def add(self, round_index: int, points: int) -> bool:
+        with self._lock:
+            before = self._points[round_index]
+            self._points[round_index] = before + points
+        return before < self._needed
+
+    def over(self, round_index: int) -> bool:
+        return self._points[round_index] >= self._needed
+
+    def close(self, rounds: Iterable[int]) -> None:
+        for round_index in rounds:
+            self._points.pop(round_index, None)
+
 
 GO, STOP, CUT = range(3)  # answers of a callback to its device
 LOOK = 1e-3  # s between two checks of the trigger of a worker that can be cut

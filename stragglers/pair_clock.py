@@ -6,21 +6,104 @@ one, and `batches` the local steps that each brings along: 0 for a partner that 
 node that meets itself, as its own partner, only delivers. An unused position has the number of
 workers as its worker, and itself as its partner. `version` is the row, as every node works on its
 own copy.
+
+A draw (of a neighbour, or of the local steps before a meeting) depends on the node and on how often
+it has drawn before, never on time. `Meetings` has the same meetings for nodes whose time is real.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
+import scipy
 
 from stragglers import wavefront
 from stragglers.event_clock import check_draw
 from stragglers.lookahead import Ahead, columns_of, table_of
-from stragglers.pair_draws import CONSTANT, STEP_DRAWS, neighbour
 from stragglers.processes import as_process
-from stragglers.rule import Setting, Unfit, checked_cost, one_number
+from stragglers.rule import Arrivals, Reaction, Setting, Unfit, checked_cost, one_number
 from stragglers.schedule import Schedule
+from stragglers.streams import addressed
+
+PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have no stream and 1
+
+Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, round -> int
+
+
+def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
+    """Draw partners by the weights of a node's edges; a node that never asks meets itself."""
+    edges = [
+        (i, j, links[j].get("weight", 1.0) if asks[i] else 1.0)
+        for i, links in ((i, graph[i]) for i in range(len(graph)))
+        for j in (sorted(links) if asks[i] else [i])
+    ]
+    node, partner, weight = (np.array(column) for column in zip(*edges, strict=True))
+    partner = partner.astype(np.int32)
+    usable = np.isfinite(weight) & (weight > 0)
+    if not usable.all():
+        raise ValueError(
+            f"{name}: needs positive weights of edges, got {weight[~usable][0]}; remove such an "
+            "edge"
+        )
+    start = np.searchsorted(node, np.arange(len(graph) + 1))  # first edge of each node
+    degree, shares = np.diff(start), np.ones(len(weight))
+    for d in np.unique(degree):  # the last edge of a node has the rest up to 1
+        edges = start[:-1][degree == d, None] + np.arange(d)
+        sums = weight[edges].sum(axis=1, keepdims=True)
+        shares[edges[:, :-1]] = np.cumsum(weight[edges[:, :-1]], axis=1) / sums
+    halvings = int(degree.max() - 1).bit_length()
+    uniform = addressed(seed, PARTNERS)
+
+    def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
+        worker, count = np.asarray(worker), np.asarray(count)
+        u = uniform(worker, count)
+        low, high = start[worker], start[worker + 1] - 1  # the first share above u is between them
+        for _ in range(halvings):
+            middle = (low + high) // 2
+            under = shares[middle] <= u
+            low = np.where(under, middle + 1, low)
+            high = np.where(under, high, middle)
+        return partner[np.broadcast_to(low, u.shape)]
+
+    return drawn
+
+
+def _fixed(name: str, mean: float, most: int, seed: int) -> Draw:
+    """Return a draw of always `mean` local steps."""
+    if not 1 <= mean <= most or mean != int(mean):
+        raise ValueError(
+            f"{name}: needs a whole number 1 <= local_steps <= mini_batches={most}, got {mean}; "
+            "set one in this range"
+        )
+    return lambda worker, count: np.full(np.broadcast(worker, count).shape, int(mean))
+
+
+def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
+    """Return a draw of geometric local steps, capped at `most`, with mean `mean` after the cap."""
+    if not (1 <= mean < most or mean == most == 1):
+        raise ValueError(
+            f"{name}: needs 1 <= local_steps < mini_batches={most} for geometric steps, which "
+            f"are capped there, got {mean}; set fewer local_steps or more mini_batches"
+        )
+    # sum_{h < M} (1 - p)^h is the mean of a geometric number that is capped at M.
+    root = scipy.optimize.brentq
+    stay = root(lambda q: sum(q**h for h in range(most)) - mean, 0.0, 1.0, xtol=1e-14)
+    uniform = addressed(seed, STEPS)
+
+    def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
+        worker, count = np.broadcast_arrays(worker, count)
+        with np.errstate(divide="ignore"):  # stay = 0 always gives one step
+            longer = np.log1p(-uniform(worker, count)) / np.log(stay)
+        return 1 + np.minimum(longer, most - 1).astype(np.int64)
+
+    return drawn
+
+
+# draws of a round's number of local steps: (name, mean, most, seed) -> Draw
+STEP_DRAWS: dict[str, Callable[..., Draw]] = {"fixed": _fixed, "geometric": _geometric}
+CONSTANT = (_fixed,)  # all rounds of these have the mean
 
 
 class PairState(NamedTuple):
@@ -156,3 +239,70 @@ def check_neighbours(name: str, setting: Setting) -> None:
             "have none or an edge to themselves; correct the graph"
         )
     check_draw(name, setting, ", or give spells of the delay")
+
+
+class MeetingState(NamedTuple):
+    """Knowledge between two arrivals."""
+
+    rounds: np.ndarray  # [P] int64, finished rounds of local steps of each node
+    waits: np.ndarray  # [P] int64, the node that each waits for, or -1
+    since: np.ndarray  # [P] s, from which on it waits
+
+
+class Meetings:
+    """`Arrivals` of nodes that meet in pairs; an update lists the node that asked and its partner.
+
+    A node that meets itself is alone in its update. The version of an arrival does not matter, as
+    every node works on its own copy.
+    """
+
+    def __init__(self, clock: PairClock):
+        self._clock = clock
+
+    def face(self) -> Arrivals:
+        """Return the reaction as a rule shows it."""
+        apart = not self._clock.blocking
+        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
+
+    def init(self) -> MeetingState:
+        """Begin the first local steps of all nodes."""
+        workers = self._clock.workers
+        zeros = np.zeros(workers, np.int64)
+        return MeetingState(zeros, np.full(workers, -1), np.zeros(workers))
+
+    def mini_batches(self, state: MeetingState, worker: int) -> int:
+        """Return the local steps that the node is about to do."""
+        return int(self._clock.steps(worker, state.rounds[worker]))
+
+    def begun(self, state: MeetingState, worker: int, version: int, now: float) -> MeetingState:
+        """Let the node do its local steps once more, and wait for none meanwhile."""
+        del version, now
+        waits = state.waits.copy()
+        waits[worker] = -1
+        return state._replace(waits=waits)
+
+    def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Reaction:
+        """Let the node meet its partner, or wait for it if both have to stop."""
+        del version
+        partner = int(self._clock.partner(worker, state.rounds[worker]))
+        if not self._clock.blocking:
+            met = (worker,) if partner == worker else (worker, partner)
+            return Reaction(self._done(state, (worker,)), True, met, (worker,))
+        waiting = np.flatnonzero(state.waits == worker)
+        if waiting.size:  # the node that has waited longest, ties by node
+            first = int(waiting[np.argmin(state.since[waiting])])
+            met = (first, worker)
+        elif state.waits[partner] >= 0:
+            met = (worker, partner)
+        else:
+            waits, since = state.waits.copy(), state.since.copy()
+            waits[worker], since[worker] = partner, now
+            return Reaction(state._replace(waits=waits, since=since), counts=True)
+        return Reaction(self._done(state, met), True, met, met)
+
+    def _done(self, state: MeetingState, nodes: tuple[int, ...]) -> MeetingState:
+        """Return the state after these nodes have met and begin their next local steps."""
+        rounds, waits = state.rounds.copy(), state.waits.copy()
+        rounds[list(nodes)] += 1
+        waits[list(nodes)] = -1
+        return state._replace(rounds=rounds, waits=waits)

@@ -8,9 +8,16 @@
     2  also `restored`
 
 `load` reads all of them.
+
+`diagnose` says how far off the gradients of a schedule land, and how long workers wait for each
+other. The tree distance is that of Birch SGD (Tyurin, Sivtsov, arXiv 2505.09218): a run is a tree
+whose edges are gradients, and a gradient that is computed at one node and applied at another is as
+far off as there are edges from the two to their common ancestor. With R the largest of these
+distances, (R + 1) L D / e + s^2 L D / e^2 gradients, up to a constant, reach a squared gradient
+norm of e.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,7 +25,105 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from stragglers import reading, validity
+from stragglers import reading
+
+EVENT_KINDS = ("joined", "lost", "restored")
+TIMES = ("time", "start", "finish", "busy", "communication")
+MOST_WORKERS = 2**31
+MOST_UPDATES = 2**53
+MOST_COUNTED = 2**32  # counters of mini-batches are random addresses, of 32 bits
+
+
+def complaint(schedule, columns: Mapping[str, np.ndarray]) -> str | None:
+    """Return a contradiction to the meaning of a `stragglers.schedule.Schedule`, or None.
+
+    columns: its arrays with a leading axis of updates.
+    """
+    return next(_complaints(schedule, columns), None)
+
+
+def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield all contradictions, of which only the first can be relied on."""
+    shape = schedule.workers.shape
+    wanted = {"time": shape[:1], "matchings": None}
+    for name, value in columns.items():
+        expected = wanted.get(name, shape)
+        if (expected or value.shape) != value.shape or value.shape[:1] != shape[:1]:
+            yield (
+                f"{name} has shape {value.shape}, workers has {shape}; give every column one row "
+                "per update"
+            )
+    if not 0 <= schedule.offset < MOST_UPDATES:
+        yield f"offset must count updates, got {schedule.offset}; correct it"
+    if schedule.population is not None and not 0 < schedule.population < MOST_WORKERS:
+        yield f"population must count workers, got {schedule.population}; correct it"
+    if schedule.held is not None:
+        newest = schedule.offset + len(schedule.time)
+        if schedule.held.ndim != 1 or not ((schedule.held >= 0) & (schedule.held <= newest)).all():
+            yield f"held must be versions in 0 .. {newest}; correct them"
+    with np.errstate(all="ignore"):
+        for rule, holds in _rules(schedule):
+            rows = holds.all(axis=tuple(range(1, holds.ndim)))
+            if not rows.all():
+                yield f"{rule}, row {int(np.argmin(rows))} breaks it; correct that row"
+    before = 0.0
+    for number, event in enumerate(schedule.events):
+        wrong = _wrong(event, before)
+        if wrong is not None:
+            yield f"event {number} {wrong}; correct that event"
+        before = event.time
+
+
+def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (rule, bool array of where it holds), with a leading axis of updates."""
+    for name in TIMES:
+        yield f"{name} must be finite", np.isfinite(getattr(schedule, name))
+    start, finish, batches = schedule.start, schedule.finish, schedule.batches
+    slack = 1e-9 * (1 + np.abs(finish))  # s, room for float64 sums of many durations
+    spent, real = schedule.busy + schedule.communication, batches > 0
+    # Each end may be as large as its type allows, their sum may not.
+    ends = sum(np.minimum(c.astype(np.int64), MOST_COUNTED) for c in (schedule.first, batches))
+    yield "time must not decrease", np.diff(schedule.time) >= 0
+    yield "time must be the latest finish", schedule.time[:, None] >= finish - slack
+    yield "finish must not precede start", finish >= start
+    yield (
+        "busy and communication must be >= 0",
+        np.minimum(schedule.busy, schedule.communication) >= 0,
+    )
+    yield "busy + communication must fit", spent <= finish - start + slack
+    yield "workers must be >= 0", schedule.workers >= 0
+    yield (
+        "workers must be below the population",
+        ~real | (schedule.workers < schedule.all_workers),
+    )
+    yield "batches must be >= 0", batches >= 0
+    yield "first must be >= 0", schedule.first >= 0
+    yield "first + batches must be at most 2^32", ends <= MOST_COUNTED
+    yield "version must lie in 0 .. t", (schedule.version >= 0) & (schedule.staleness >= 0)
+    if schedule.partner is not None:
+        width = schedule.workers.shape[1]
+        yield "partner must be a position", (schedule.partner >= 0) & (schedule.partner < width)
+    if schedule.restored is not None:
+        known = (schedule.restored >= -1) & (schedule.restored < schedule.all_workers)
+        yield "restored must be a worker or -1", known
+    if schedule.samples is not None:
+        yield "samples must be >= 0", schedule.samples >= 0
+
+
+def _wrong(event, before: float) -> str | None:
+    """Return a contradiction in an event, or None; before: seconds of the last one."""
+    if not 0 <= event.time < np.inf or event.worker < 0:
+        return (
+            f"(worker {event.worker} at {event.time} s) needs a worker >= 0 and a finite time >= 0"
+        )
+    if event.time < before:
+        return f"at {event.time} s must not come after one at {before} s"
+    if event.kind not in EVENT_KINDS:
+        return f"is {event.kind[:200]!r} and must be one of {', '.join(EVENT_KINDS)}"
+    if event.source < -1 or (event.kind == "lost" and event.source != -1):
+        return f"({event.kind}) cannot begin from worker {event.source}"
+    return None
+
 
 FORMAT = 2  # format of files by `Schedule.save`
 SCALARS = ("offset", "population")  # fields of a Schedule that are whole numbers
@@ -26,7 +131,7 @@ SCALARS = ("offset", "population")  # fields of a Schedule that are whole number
 _KINDS = {
     **dict.fromkeys(SCALARS, ("i", 0)),
     **{"time": ("f", 1), "held": ("i", 1), "matchings": ("b", 2)},
-    **dict.fromkeys(validity.TIMES[1:], ("f", 2)),
+    **dict.fromkeys(TIMES[1:], ("f", 2)),
     **dict.fromkeys(
         ("workers", "batches", "first", "version", "partner", "samples", "restored"), ("i", 2)
     ),
@@ -38,7 +143,7 @@ class Event(NamedTuple):
 
     time: float  # s
     worker: int
-    kind: str  # one of validity.EVENT_KINDS
+    kind: str  # one of EVENT_KINDS
     source: int = -1  # the worker whose model it began from; -1: none
 
 
@@ -166,9 +271,9 @@ class Schedule:
 
     def validate(self) -> None:
         """Raise ValueError where the arrays contradict each other or the meaning of a column."""
-        complaint = validity.complaint(self, _columns(self))
-        if complaint is not None:
-            raise ValueError(f"schedule: {complaint}")
+        found = complaint(self, _columns(self))
+        if found is not None:
+            raise ValueError(f"schedule: {found}")
 
 
 def concatenate(schedules: Sequence[Schedule]) -> Schedule:
@@ -286,3 +391,59 @@ def _events(values: dict[str, np.ndarray]) -> tuple[Event, ...]:
         if column is None or column.ndim != 1 or column.dtype.kind != kind:
             raise ValueError(f"event_{name} is missing or of another type")
     return tuple(Event(*event) for event in zip(*(c.tolist() for c in columns), strict=True))
+
+
+NOTHING = 1e-6  # share of an update's time; shorter waits count as none
+
+
+class Diagnostics(NamedTuple):
+    """Diagnostics of a schedule of T updates by P workers."""
+
+    tree_distance: int  # the largest tree distance, in mini-batches
+    mean_distance: float  # tree distance, mean over mini-batches
+    staleness: float  # in updates, mean over mini-batches
+    share: np.ndarray  # [P] of all used mini-batches
+    sent: np.ndarray  # [P] of all messages, which is that of the bytes if messages are alike
+    limits: np.ndarray  # [P] share of the updates in which others waited for each worker
+    waits: np.ndarray  # [P, P] s that a worker (row) waited for another (column)
+
+
+def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
+    """Return the diagnostics; a contribution before its first row is as old as that row.
+
+    A worker's mini-batches are taken to be computed at the version that it read, so that local
+    steps count as gradients of an accumulated one do.
+    """
+    real = schedule.batches > 0
+    batches = schedule.batches
+    in_update = batches.sum(axis=1, dtype=np.int64)
+    before = np.concatenate([[0], np.cumsum(in_update)])
+    version = np.clip(schedule.version - schedule.offset, 0, schedule.updates)
+    ahead = before[:-1, None] - before[version]  # mini-batches applied since the version was read
+    # The n-th mini-batch of an update is n - 1 further from the version than the first.
+    last = ahead + batches.cumsum(axis=1) - 1
+    weight = max(1, batches[real].sum())
+    largest = int(last[real].max(initial=0))
+    mean = float(((last - (batches - 1) / 2) * batches)[real].sum() / weight)
+    staleness = float((schedule.staleness * batches)[real].sum() / weight)
+    used = np.bincount(schedule.workers[real], batches[real], workers)[:workers]
+    sent = np.bincount(schedule.workers.ravel(), minlength=workers)[:workers]
+    shares = (part / max(1.0, part.sum()) for part in (used, sent))
+    return Diagnostics(largest, mean, staleness, *shares, *_waiting(schedule, workers))
+
+
+def _waiting(schedule: Schedule, workers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return shares of the updates [P], and seconds [P, P], in which others waited for workers."""
+    takes_part = (schedule.finish > schedule.start) & (schedule.workers < workers)
+    ready = np.where(takes_part, schedule.start + schedule.busy, -np.inf)
+    rows = np.flatnonzero(takes_part.any(axis=1))
+    last = schedule.workers[rows, ready[rows].argmax(axis=1)]
+    lasted = schedule.finish[rows].max(axis=1) - schedule.start[rows].min(axis=1)
+    waited = (schedule.idle[rows] * takes_part[rows]).max(axis=1) > NOTHING * lasted
+    limits = np.bincount(last[waited], minlength=workers) / max(1, rows.size)
+    waits = np.zeros((workers, workers))
+    row, position = np.nonzero(takes_part)
+    by_row = np.full(schedule.updates, -1)
+    by_row[rows] = last
+    np.add.at(waits, (schedule.workers[row, position], by_row[row]), schedule.idle[row, position])
+    return limits, waits

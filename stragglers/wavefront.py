@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stragglers import earliest
-from stragglers.interleaved import interleaved
+from stragglers.earliest import interleaved
 from stragglers.lookahead import Seconds
 from stragglers.pair_loop import compiled, loop
 from stragglers.schedule import Schedule

@@ -32,9 +32,8 @@ from experiments.advice import durations
 from experiments.advice.durations import Measured, Source
 from experiments.config_files import override
 from experiments.tasks import sampling
-from stragglers.diagnostics import Diagnostics, diagnose
 from stragglers.rule import most_mini_batches
-from stragglers.schedule import Schedule, concatenate
+from stragglers.schedule import Diagnostics, Schedule, concatenate, diagnose
 from stragglers.theory.convergence import stability_limit
 
 ROUNDS = 100  # that the slowest worker takes in the time that is played

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from algorithms.mg_wfbp import plan_with
 from comms import cost, iteration
-from comms.layer_traces import LayerTrace, googlenet
+from comms.iteration import LayerTrace, googlenet
 from experiments import analysis, model_traces, profiling, records, registry, stats, tasks
 from experiments.papers.base import Lines, Records, Sweep, draw
 from experiments.stats import Answer, Arm, Claim, Inconclusive

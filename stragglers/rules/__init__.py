@@ -14,7 +14,7 @@ from stragglers.rule import Rule, Setting
 
 # Factories (setting, *, own parameters) -> Rule.
 RULES = Registry({
-    "adaptive_deadline": "stragglers.rules.adaptive:adaptive_deadline",
+    "adaptive_deadline": "stragglers.rules.rounds:adaptive_deadline",
     "adasync": "stragglers.rules.adasync:adasync",
     "anytime": "stragglers.rules.rounds:anytime",
     "barrier": "stragglers.rules.rounds:barrier",
@@ -31,9 +31,9 @@ RULES = Registry({
     "quorum_async": "stragglers.rules.k_protocols:quorum_async",
     "quorum_grace": "stragglers.rules.rounds:quorum_grace",
     "random_pairs": "stragglers.rules.pairs:random_pairs",
-    "rennala": "stragglers.rules.staleness:rennala",
+    "rennala": "stragglers.rules.k_protocols:rennala",
     "replay": "stragglers.rules.replay:replay",
-    "ringmaster": "stragglers.rules.staleness:ringmaster",
+    "ringmaster": "stragglers.rules.k_protocols:ringmaster",
 })
 
 

@@ -17,12 +17,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stragglers.delays import Law
-from stragglers.event_clock import EventClock
+from stragglers.event_clock import EventClock, Server
 from stragglers.order_statistics import sums_means
 from stragglers.rule import Arrivals, Reaction, Rule, Setting, most_mini_batches
 from stragglers.rules import k_protocols
 from stragglers.schedule import Schedule
-from stragglers.server_arrivals import Server
 
 PROTOCOLS = {
     "k_sync": k_protocols.K_SYNC,

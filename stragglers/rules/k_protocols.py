@@ -9,7 +9,7 @@ been pushed. Two choices make four protocols:
 
 k = P: k_sync is fully synchronous. k = 1: both asynchronous ones are Async-SGD. k_sync is SGD with
 backup workers (1604.00981), k_batch_sync is Rennala SGD (2305.12387) with interruption. The largest
-staleness of a gradient is a third choice, see `stragglers.rules.staleness`. A fourth is a grace, in
+staleness of a gradient is a third choice, see `rennala` and `ringmaster`. A fourth is a grace, in
 which an update waits on for workers that are nearly there: in `k_async` for some seconds, in
 `quorum_async` for as long as it keeps no worker waiting.
 
@@ -20,10 +20,8 @@ update, then scalar or [workers]. Bad values raise ValueError.
 
 import math
 
-from stragglers.event_clock import EventClock, Protocol
-from stragglers.grace_arrivals import GraceServer
+from stragglers.event_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 from stragglers.rule import Goal, Rule, Setting, Trigger
-from stragglers.server_arrivals import Server
 
 # A compiled program has nothing of a server's rule as a constant, not even its name.
 ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace")
@@ -118,3 +116,23 @@ def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float =
         raise ValueError(f"quorum_async: needs grace > 0 s, got {grace}; gamma=0 grants none")
     protocol = K_BATCH_ASYNC._replace(grace=float(grace), share=float(gamma))
     return server_rule("quorum_async", setting, k, protocol)
+
+
+def rennala(setting: Setting, *, k: int, interrupt: bool = False) -> Rule:
+    """Update with k contributions at the newest version, by any workers (arXiv 2305.12387).
+
+    Contributions in flight at an update are ignored when they are pushed; interrupt=True: they are
+    cancelled, which is `k_batch_sync`.
+    """
+    return server_rule("rennala", setting, k, Protocol(False, 1, interrupt))
+
+
+def ringmaster(setting: Setting, *, limit: int, interrupt: bool = False, k: int = 1) -> Rule:
+    """Run Async-SGD without gradients of a staleness of `limit` or more (arXiv 2501.16168).
+
+    interrupt: their workers begin anew as soon as they have this staleness. A large limit is
+    `k_batch_async`, limit 1 is `rennala`.
+    """
+    if limit < 1:
+        raise ValueError(f"ringmaster: needs limit >= 1 updates, got {limit}; 1 allows no delay")
+    return server_rule("ringmaster", setting, k, Protocol(False, min(limit, ANY_AGE), interrupt))

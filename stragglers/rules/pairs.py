@@ -22,8 +22,7 @@ Bad values raise ValueError.
 import networkx as nx
 import numpy as np
 
-from stragglers.pair_arrivals import Meetings
-from stragglers.pair_clock import PairClock, check_neighbours
+from stragglers.pair_clock import Meetings, PairClock, check_neighbours
 from stragglers.rule import Rule, Setting, Turnout, Unfit
 
 

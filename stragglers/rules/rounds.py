@@ -16,13 +16,14 @@ a tuple of `Transfer`, some of which travel beside the work; or a function from 
 """
 
 import functools
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from stragglers import round_parts
-from stragglers.round_clock import ClockState, RoundClock
-from stragglers.round_parts import Signal
+from stragglers import round_clock
+from stragglers.round_clock import ClockState, RoundClock, Signal
 from stragglers.rule import Calibration, Goal, Rule, Setting, Sight, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
@@ -49,7 +50,7 @@ def _trigger(clock: RoundClock) -> Trigger:
 
 def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
     """Wait for M mini-batches of every worker."""
-    clock = RoundClock(setting, round_parts.never, "all", leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.never, "all", leftovers, in_flight)
     return _rule(clock)
 
 
@@ -61,7 +62,7 @@ def neighbour_barrier(
         raise Unfit(
             "neighbour_barrier", "got neither graph nor links", "pass the graph, or use barrier"
         )
-    clock = RoundClock(setting, round_parts.never, "neighbours", leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.never, "neighbours", leftovers, in_flight)
     return _rule(clock)
 
 
@@ -73,7 +74,7 @@ def first_finisher(
     in_flight: str = "finish",
 ) -> Rule:
     """Let the first worker with M mini-batches stop the others (2211.00889)."""
-    clock = RoundClock(setting, round_parts.until_first_finisher(), landing, leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.until_first_finisher(), landing, leftovers, in_flight)
     return _rule(clock, goal=Goal(lambda finished: finished >= clock.mini_batches, 1))
 
 
@@ -86,7 +87,7 @@ def deadline(
     in_flight: str = "finish",
 ) -> Rule:
     """Let all compute for `seconds`, at most M mini-batches."""
-    clock = RoundClock(setting, round_parts.until_deadline(seconds), landing, leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.until_deadline(seconds), landing, leftovers, in_flight)
     return _rule(clock, lambda sight: sight.elapsed >= seconds)
 
 
@@ -99,7 +100,7 @@ def quorum(
     in_flight: str = "finish",
 ) -> Rule:
     """Stop all at the k-th finished mini-batch."""
-    clock = RoundClock(setting, round_parts.until_quorum(k), landing, leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.until_quorum(k), landing, leftovers, in_flight)
     return _rule(clock, goal=Goal(lambda finished: finished, k))
 
 
@@ -125,7 +126,7 @@ def quorum_grace(
         )
     if not 0 <= gamma < np.inf:
         raise ValueError(f"quorum_grace: needs gamma >= 0, got {gamma}; 0 grants no grace")
-    signal = round_parts.until_grace(k, gamma)
+    signal = round_clock.until_grace(k, gamma)
     clock = RoundClock(setting, signal, landing, leftovers, in_flight)
 
     def stop(sight: Sight) -> bool:
@@ -160,7 +161,7 @@ def drop_compute(
         raise ValueError(
             f"drop_compute: needs calibration >= 1 rounds, got {calibration}; set at least 1"
         )
-    clock = RoundClock(setting, round_parts.never, landing, "drop", in_flight)
+    clock = RoundClock(setting, round_clock.never, landing, "drop", in_flight)
 
     def choose(durations: np.ndarray, communication: np.ndarray) -> float:
         # A mini-batch that ends exactly at the threshold shall count.
@@ -176,7 +177,7 @@ def drop_compute(
 
         _, schedule = clock.extend(clock.init(), calibration, signal=watch)
         durations = np.stack(seen[-calibration:])  # a signal is called once before the first round
-        return round_parts.until_deadline(choose(durations, schedule.communication.max(axis=1)))
+        return round_clock.until_deadline(choose(durations, schedule.communication.max(axis=1)))
 
     def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:
         if state.update >= calibration:
@@ -190,3 +191,67 @@ def drop_compute(
 
     trigger = _trigger(clock)._replace(calibration=Calibration(calibration, choose))
     return Rule(clock.workers, clock.init, extend, trigger=trigger, data=DATA)
+
+
+class AdaptiveState(NamedTuple):
+    """State of the rounds, and the durations behind the deadline."""
+
+    clock: ClockState
+    past: np.ndarray  # [n, P] s of a mini-batch in each of the last rounds or more, or nan
+
+    @property
+    def update(self) -> int:
+        """Index of the next row."""
+        return self.clock.update
+
+
+def round_deadline(past: np.ndarray, c: float, mini_batches: int) -> float:
+    """Return the seconds of a round, M (median + c MAD) of `past` [n, P]; inf without durations."""
+    seen = past[~np.isnan(past)]
+    if not seen.size:
+        return math.inf
+    median = np.median(seen)
+    return float(mini_batches * (median + c * np.median(np.abs(seen - median))))
+
+
+def adaptive_deadline(
+    setting: Setting,
+    *,
+    c: float = 3.0,
+    window: int = 20,
+    landing: str = "neighbours",
+    leftovers: str = "carry",
+    in_flight: str = "finish",
+) -> Rule:
+    """Let all compute for M (median + c MAD) of the durations in the last `window` rounds.
+
+    No worker is stopped in the first round. Durations are pooled over workers: a worker that is
+    always slow is stopped in every round, while less than half of the workers are slow.
+    """
+    if not 0 <= c < math.inf:
+        raise ValueError(f"adaptive_deadline: needs c >= 0, got {c}; 0 is the median itself")
+    if window < 1:
+        raise ValueError(f"adaptive_deadline: needs window >= 1 rounds, got {window}; set more")
+    clock = RoundClock(setting, round_clock.never, landing, leftovers, in_flight)
+    whole = clock.mini_batches
+
+    def init() -> AdaptiveState:
+        return AdaptiveState(clock.init(), np.empty((0, clock.workers)))
+
+    def extend(state: AdaptiveState, updates: int) -> tuple[AdaptiveState, Schedule]:
+        now, past = state
+        rows = []
+        for _ in range(updates):
+            seconds = round_deadline(past, c, whole)
+            signal = round_clock.until_deadline(seconds * (1 + 1e-9)) if past.size else None
+            now, row = clock.extend(now, 1, signal=signal)
+            rows.append(row)
+            each = round_clock.seconds_each(row.busy, row.batches, whole, clock.cuts)
+            past = np.concatenate([past, each])[-window:]
+        return AdaptiveState(now, past), concatenate(rows) if rows else clock.extend(now, 0)[1]
+
+    def stop(sight: Sight) -> bool:
+        return sight.elapsed >= round_deadline(sight.past, c, whole)
+
+    trigger = Trigger(stop, whole, clock.cuts, clock.carries, remembers=window)
+    return Rule(clock.workers, init, extend, trigger=trigger, data=(*DATA, "c", "window"))

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike
 from stragglers.delays import Law
 from stragglers.order_statistics import cuts, finished, moments
 from stragglers.processes import Process
-from stragglers.round_clock import RoundClock
-from stragglers.round_parts import never, until_first_finisher
+from stragglers.round_clock import RoundClock, never, until_first_finisher
 from stragglers.rule import Cost, Setting
 
 

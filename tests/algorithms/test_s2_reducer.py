@@ -10,7 +10,7 @@ import pytest
 
 from algorithms import s2_reducer
 from algorithms.base import AXIS
-from comms import sketch_error
+from comms import sketch
 from comms.messages import Row, collective_bytes, fallback_bytes
 
 SGD = optax.sgd(0.1)
@@ -120,7 +120,7 @@ def test_elements_are_found_where_rows_are_dense():
     error, fell, sent = outcome(by_element, total, 0)
     assert error < 1e-4 and not fell and sent < 0.19
 
-    assert sketch_error.estimate_error(occupied, 1, 700) == pytest.approx(0.83, abs=0.01)
+    assert sketch.estimate_error(occupied, 1, 700) == pytest.approx(0.83, abs=0.01)
     by_row = s2_reducer(SGD, ratio=0.7, rows=1)
     by_element = s2_reducer(SGD, ratio=0.669, rows=1, granularity="element")
     assert planned_bytes(by_element, total) <= planned_bytes(by_row, total)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms import swarm
 from algorithms.base import AXIS, scale_by_samples
-from comms import lattice, lattice_ladder, topology
+from comms import lattice, topology
 from comms.messages import Row, collective_bytes
 from runtimes import mesh, simulate, worker
 from stragglers import delays
@@ -140,7 +140,7 @@ def test_a_mesh_sends_the_codes_that_are_counted(bits):
         for payload in method.messages(np.zeros(size, np.float32), N, Row(0, active))
     ]
     count = lattice.buckets(size)
-    assert claimed == [lattice.payload_bytes(size, bits), lattice_ladder.flag_bytes(count)]
+    assert claimed == [lattice.payload_bytes(size, bits), lattice.flag_bytes(count)]
     assert claimed[0] == pytest.approx(size * bits / 8 + 12 * count, rel=0.003)
     # The scalar on which all agree aside.
     assert traced.sent_bytes(text, N) == pytest.approx(sum(claimed), abs=16)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from comms import collectives, quantise
-from comms.bucketed import bucketed_weighted_mean
+from comms.buckets import bucketed_weighted_mean
 
 N = 8
 _RNG = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.suite import gaps, random_trace
 from comms import buckets, cost
-from comms.layer_traces import googlenet
+from comms.iteration import googlenet
 
 OTHERS = [name for name in buckets.PLANNERS if name != "optimal"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from comms import collectives
-from comms.bucketed import bucketed_weighted_mean
+from comms.buckets import bucketed_weighted_mean
 from comms.cost import ring_all_reduce_bytes
 
 WORKERS = [1, 5, 8]

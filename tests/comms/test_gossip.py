@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from comms import collectives, gossip, matching, mixing, topology
+from comms import collectives, gossip, matcha, mixing, topology
 
 WORKERS = [1, 3, 8]
 
@@ -12,7 +12,7 @@ WORKERS = [1, 3, 8]
 def network(graph, build=mixing.metropolis):
     """W [n, n] of a graph and the partners [M, n] in its matchings."""
     n = len(graph)
-    found = [matching.partners(m, n) for m in matching.decompose(graph)]
+    found = [matcha.partners(m, n) for m in matcha.decompose(graph)]
     return build(graph), np.reshape(found, (-1, n)).astype(int)
 
 

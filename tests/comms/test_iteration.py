@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from comms import buckets, iteration, layer_traces
+from comms import buckets, iteration
 from comms.cost import AlphaBeta, ring
-from comms.layer_traces import LayerTrace, googlenet
+from comms.iteration import LayerTrace, googlenet
 
 # Two layers; the second one's gradient, of 4 bytes, is ready at 1 s, the first one's, 2, at 3 s.
 TWO = LayerTrace("two", np.array([2.0, 4.0]), np.array([1.0, 1.0]), np.array([2.0, 1.0]))
@@ -120,7 +120,7 @@ def test_what_makes_no_sense_is_refused(call, words):
 def test_a_trace_of_ones_own_is_a_file_like_that_of_googlenet(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("\ufeff# measured\nname, bytes,backward_us\nfirst,4000,100\nlast,80,300\n")
-    trace = layer_traces.read(path)
+    trace = iteration.read(path)
     assert trace.name == "mine" and trace.sizes.tolist() == [4000, 80]
     np.testing.assert_allclose(trace.backward, [1e-4, 3e-4])
     np.testing.assert_allclose(trace.forward, trace.backward / 2)
@@ -141,6 +141,6 @@ def test_a_trace_of_ones_own_is_a_file_like_that_of_googlenet(tmp_path):
 def test_a_file_that_is_no_trace_is_refused_in_a_sentence(tmp_path, content, words):
     (tmp_path / "mine.csv").write_text(content)
     with pytest.raises(ValueError, match=words):
-        layer_traces.read(tmp_path / "mine.csv")
+        iteration.read(tmp_path / "mine.csv")
     with pytest.raises(ValueError, match="cannot read"):
-        layer_traces.read(tmp_path / "none.csv")
+        iteration.read(tmp_path / "none.csv")

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from comms import gossip, lattice, lattice_ladder
-from comms.lattice_ladder import Wire
+from comms import gossip, lattice
+from comms.lattice import Wire
 from tests.marks import slow
 
 AXIS = "workers"
@@ -21,7 +21,7 @@ def conversation(rows, bound, partner, key=None, *, bits, lockstep=False):
     wire = Wire(
         swap, lambda a: jax.lax.pmax(a, AXIS), partner != jax.lax.axis_index(AXIS), lockstep
     )
-    return lattice_ladder.converse(rows, bound, wire, bits, key)
+    return lattice.converse(rows, bound, wire, bits, key)
 
 
 @functools.partial(jax.jit, static_argnames=("bits", "lockstep"))
@@ -216,24 +216,24 @@ def test_higher_rungs_wait_behind_a_condition_under_vmap():
 
 
 def test_sizes_grow_to_the_whole():
-    assert lattice_ladder.sizes(0) == []
-    assert lattice_ladder.sizes(1) == [1]
-    assert lattice_ladder.sizes(4) == [1, 4]
-    assert lattice_ladder.sizes(50) == [1, 4, 16, 50]
+    assert lattice.sizes(0) == []
+    assert lattice.sizes(1) == [1]
+    assert lattice.sizes(4) == [1, 4]
+    assert lattice.sizes(50) == [1, 4, 16, 50]
 
 
 def test_bounds_by_hand():
     bound, heard = np.float32([1, 1, 1, 4, 1]), np.float32([1, 2, np.nan, 1, np.inf])
     distance = np.float32([0.1, 0.1, 3, 1, np.nan])
     # Faded; the partner's faded; twice what was found; one's own faded; nothing that is infinite.
-    following = lattice_ladder.next_bound(bound, heard, distance)
+    following = lattice.next_bound(bound, heard, distance)
     np.testing.assert_allclose(following, [0.9, 1.8, 6, 3.6, 0.9], rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_bounds_stay_usable():
     bound, x = np.ones(1, np.float32), np.zeros((1, 4), np.float32)
-    update = jax.jit(lattice_ladder.next_bound)
+    update = jax.jit(lattice.next_bound)
     for distance in (3e38, 0.0):
         for _ in range(1_500):
             bound = update(bound, bound, np.float32([distance]))
@@ -274,7 +274,7 @@ def test_the_bound_finds_the_distance(initial):
 def test_a_sudden_distance_is_met_and_forgotten():
     bound = np.float32([1.0])
     for distance in [0.4] * 50 + [40.0] + [0.4] * 100:
-        bound = lattice_ladder.next_bound(bound, bound, np.float32([distance]))
+        bound = lattice.next_bound(bound, bound, np.float32([distance]))
         if distance == 40:
             assert bound[0] == 80
     assert bound[0] == pytest.approx(0.8)

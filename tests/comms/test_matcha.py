@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from comms import matcha, matching, mixing, topology
-from comms.matcha_graphs import matcha_matchings
+from comms import matcha, mixing, topology
+from comms.topology import matcha_matchings
 
 # (graph, budget): lambda_2, alpha, rho, rho of the periodic baseline, by the public code's own
 # semidefinite programme on its base graphs.
@@ -66,7 +66,7 @@ GRAPHS = [
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("budget", [0.001, 0.3])
 def test_probabilities_spend_the_budget_and_beat_others(graph, budget):
-    matchings, workers = matching.decompose(graph), len(graph)
+    matchings, workers = matcha.decompose(graph), len(graph)
     p = matcha.activation_probabilities(matchings, workers, budget)
     assert ((p >= 0) & (p <= 1)).all()
     assert p.sum() == pytest.approx(len(p) * budget)
@@ -79,7 +79,7 @@ def test_probabilities_spend_the_budget_and_beat_others(graph, budget):
 
 @pytest.mark.slow
 def test_optimum_of_three_matchings_by_exhaustion():
-    matchings = matching.decompose(topology.grid(6))[:3]
+    matchings = matcha.decompose(topology.grid(6))[:3]
     p = matcha.activation_probabilities(matchings, 6, 0.5)
     grid = np.linspace(0, 1, 101)
     best = max(
@@ -94,7 +94,7 @@ def test_optimum_of_three_matchings_by_exhaustion():
 @pytest.mark.slow
 def test_large_graph():
     graph = topology.random_regular(64, 8, seed=0)
-    matchings = matching.decompose(graph)
+    matchings = matcha.decompose(graph)
     p = matcha.activation_probabilities(matchings, 64, 0.5)
     uniform = lambda_2(matchings, 64, np.full(len(p), 0.5))
     assert uniform < lambda_2(matchings, 64, p)
@@ -103,7 +103,7 @@ def test_large_graph():
 
 def test_rho_is_the_second_moment_over_all_outcomes():
     graph = topology.ring(5)
-    matchings = matching.decompose(graph)
+    matchings = matcha.decompose(graph)
     p = np.array([0.9, 0.5, 0.3])
     alpha, rho = matcha.mixing_weight(matchings, 5, p)
     moment = np.zeros((5, 5))
@@ -179,7 +179,7 @@ def test_tolerance_out_of_reach():
     ],
 )
 def test_what_is_quick_for_many_workers_agrees_with_what_is_exact_for_few(graph, monkeypatch):
-    matchings, workers = matching.decompose(graph), len(graph)
+    matchings, workers = matcha.decompose(graph), len(graph)
     for budget in (0.3, 0.8):
         exact = matcha.activation_probabilities(matchings, workers, budget)
         weight = matcha.mixing_weight(matchings, workers, exact)
@@ -205,7 +205,7 @@ def _sum(matchings, workers, p):
 
 def test_matchings_of_hundreds_of_workers_that_are_alike_are_active_alike():
     for graph in (topology.ring(256), topology.complete(200)):
-        matchings = matching.decompose(graph)
+        matchings = matcha.decompose(graph)
         p = matcha.activation_probabilities(matchings, len(graph), 0.5)
         np.testing.assert_allclose(p, 0.5, atol=1e-3)  # all matchings are alike
         assert 0 < matcha.mixing_weight(matchings, len(graph), p)[1] < 1

@@ -2,20 +2,20 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from comms import matching, topology
-from comms.matcha_graphs import matcha_matchings
+from comms import matcha, topology
+from comms.topology import matcha_matchings
 
 
 def check(graph):
     """Validates a decomposition independently of `validate` and returns its matchings."""
-    matchings = matching.decompose(graph)
+    matchings = matcha.decompose(graph)
     edges = sorted(edge for found in matchings for edge in found)
     assert edges == sorted(tuple(sorted(edge)) for edge in graph.edges)
     for found in matchings:
         assert found
         assert len({worker for edge in found for worker in edge}) == 2 * len(found)
     assert len(matchings) <= max((d for _, d in graph.degree), default=0) + 1
-    matching.validate(graph, matchings)
+    matcha.validate(graph, matchings)
     return matchings
 
 
@@ -71,7 +71,7 @@ def test_random_bipartite_graphs_need_no_more_than_their_degree():
 
 
 def test_ring_of_four_by_hand():
-    assert matching.decompose(topology.ring(4)) == [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
+    assert matcha.decompose(topology.ring(4)) == [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
 
 
 def test_odd_ring_needs_a_third_matching():
@@ -80,10 +80,10 @@ def test_odd_ring_needs_a_third_matching():
 
 @pytest.mark.parametrize("graph", [nx.cycle_graph(64), nx.gnp_random_graph(60, 0.2, seed=3)])
 def test_large_graphs_take_the_colours_that_are_left(graph, monkeypatch):
-    expected = matching.decompose(graph)
-    monkeypatch.setattr(matching, "COLOURED", 8)
-    found = matching.decompose(graph)
-    matching.validate(graph, found)
+    expected = matcha.decompose(graph)
+    monkeypatch.setattr(matcha, "COLOURED", 8)
+    found = matcha.decompose(graph)
+    matcha.validate(graph, found)
     most = max(dict(graph.degree).values())
     assert len(found) <= most + (not nx.is_bipartite(graph))
     if most == 2:
@@ -92,13 +92,13 @@ def test_large_graphs_take_the_colours_that_are_left(graph, monkeypatch):
 
 def test_a_long_ring_is_decomposed_at_once():
     for n, count in ((20_000, 2), (20_001, 3)):
-        found = matching.decompose(nx.cycle_graph(n))
+        found = matcha.decompose(nx.cycle_graph(n))
         assert len(found) == count
         assert sum(map(len, found)) == n
 
 
 def test_one_worker_has_no_matchings():
-    assert matching.decompose(topology.ring(1)) == []
+    assert matcha.decompose(topology.ring(1)) == []
 
 
 def test_deterministic_whatever_the_order_of_insertion():
@@ -110,18 +110,18 @@ def test_deterministic_whatever_the_order_of_insertion():
         again = nx.Graph()
         again.add_nodes_from(reversed(range(16)))
         again.add_edges_from(edges)
-        assert matching.decompose(again) == matching.decompose(graph)
+        assert matcha.decompose(again) == matcha.decompose(graph)
 
 
 @pytest.mark.parametrize("graph", [nx.path_graph(range(1, 4)), nx.Graph([(0, 1), (1, 1)])])
 def test_other_nodes_and_loops_are_refused(graph):
     with pytest.raises(ValueError, match="relabel the nodes, remove the loops"):
-        matching.decompose(graph)
+        matcha.decompose(graph)
 
 
 def test_reference_matchings_are_valid():
     for k in range(6):
-        matching.validate(topology.matcha_graph(k), matcha_matchings(k))
+        matcha.validate(topology.matcha_graph(k), matcha_matchings(k))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_reference_matchings_are_valid():
 )
 def test_validate_names_what_is_wrong(matchings, message):
     with pytest.raises(ValueError, match=message):
-        matching.validate(topology.ring(4), matchings)
+        matcha.validate(topology.ring(4), matchings)
 
 
 def test_partners_by_hand():
-    np.testing.assert_array_equal(matching.partners([(0, 3), (1, 4)], 6), [3, 4, 2, 0, 1, 5])
-    np.testing.assert_array_equal(matching.partners([], 2), [0, 1])
+    np.testing.assert_array_equal(matcha.partners([(0, 3), (1, 4)], 6), [3, 4, 2, 0, 1, 5])
+    np.testing.assert_array_equal(matcha.partners([], 2), [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_partners_by_hand():
 )
 def test_partners_refuses_what_is_no_matching(edges, message):
     with pytest.raises(ValueError, match=message):
-        matching.partners(edges, 3)
+        matcha.partners(edges, 3)
 
 
 def test_matchings_of_a_ring_are_given_probabilities_and_a_weight():
-    matchings = matching.decompose(topology.ring(4))
-    p = matching.activation_probabilities(matchings, 4, 1.0)
-    alpha, rho = matching.mixing_weight(matchings, 4, p)
+    matchings = matcha.decompose(topology.ring(4))
+    p = matcha.activation_probabilities(matchings, 4, 1.0)
+    alpha, rho = matcha.mixing_weight(matchings, 4, p)
     np.testing.assert_allclose(p, 1, atol=1e-6)
     # Eigenvalues of the Laplacian are 2 and 4: 1 - 2 alpha = -(1 - 4 alpha), and rho is its square.
     assert (alpha, rho) == (pytest.approx(1 / 3, abs=1e-4), pytest.approx(1 / 9, abs=1e-4))
@@ -171,7 +171,7 @@ def test_matchings_of_a_ring_are_given_probabilities_and_a_weight():
 @pytest.mark.parametrize("n", [257, 258])
 def test_a_large_complete_graph_has_the_rounds_of_a_tournament(n):
     graph = topology.complete(n)
-    matchings = matching.decompose(graph)
-    matching.validate(graph, matchings)
+    matchings = matcha.decompose(graph)
+    matcha.validate(graph, matchings)
     assert len(matchings) == n - 1 + n % 2 and {len(m) for m in matchings} == {n // 2}
     assert all(i < j for m in matchings for i, j in m)

@@ -3,12 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from comms import powersgd
+from algorithms import powersgd
 
 
 def reduce(x, q):
     workers = len(x)
-    body = jax.jit(jax.vmap(powersgd.all_reduce, axis_name="workers"))
+    body = jax.jit(jax.vmap(powersgd.factored_all_reduce, axis_name="workers"))
     total, q = body(x, jnp.stack([q] * workers))
     np.testing.assert_array_equal(q, np.broadcast_to(q[:1], q.shape))
     return np.asarray(total[0]), q[0]
@@ -24,7 +24,7 @@ def low_rank(workers, n, m, rank, seed=0):
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_a_sum_of_that_rank_is_exact(rank):
     x = low_rank(3, 30, 20, rank)
-    total, _ = reduce(x, powersgd.init((30, 20), rank, jax.random.key(0)))
+    total, _ = reduce(x, powersgd.first_factor((30, 20), rank, jax.random.key(0)))
     np.testing.assert_allclose(total, x.sum(axis=0), rtol=1e-4, atol=1e-4)
 
 
@@ -33,7 +33,7 @@ def test_warm_start_approaches_the_best_approximation():
     x += 5 * low_rank(2, 30, 20, 2)
     u, s, v = np.linalg.svd(x.sum(axis=0))
     best = (u[:, :2] * s[:2]) @ v[:2]
-    q = powersgd.init((30, 20), 2, jax.random.key(1))
+    q = powersgd.first_factor((30, 20), 2, jax.random.key(1))
     errors = []
     for _ in range(6):
         total, q = reduce(x, q)
@@ -57,14 +57,14 @@ def test_warm_start_approaches_the_best_approximation():
 )
 def test_shapes_and_bytes(shape, rank, expected):
     assert powersgd.factor_shape(shape, rank) == expected
-    q = powersgd.init(shape, rank, jax.random.key(0))
+    q = powersgd.first_factor(shape, rank, jax.random.key(0))
     if expected is None:
         assert q.shape == (0, 0)
-        assert powersgd.payload_bytes(shape, rank) == 4 * int(np.prod(shape))
+        assert powersgd.factor_bytes(shape, rank) == 4 * int(np.prod(shape))
     else:
         n, m, r = expected
         assert q.shape == (m, r)
-        assert powersgd.payload_bytes(shape, rank) == 4 * (n + m) * r < 4 * n * m
+        assert powersgd.factor_bytes(shape, rank) == 4 * (n + m) * r < 4 * n * m
     x = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
     total, after = reduce(x, q)
     assert total.shape == shape and after.shape == q.shape
@@ -87,7 +87,7 @@ def test_a_zero_or_broken_gradient_is_seen_but_not_kept_in_q(poison):
     x[0, 5, 7] = poison
     if poison == 0:
         x = 0 * x
-    start = powersgd.init((30, 20), 2, jax.random.key(0))
+    start = powersgd.first_factor((30, 20), 2, jax.random.key(0))
     total, q = reduce(x, start)
     assert (total == 0).all() if poison == 0 else np.isnan(total).all()
     np.testing.assert_array_equal(q, start)
@@ -95,4 +95,4 @@ def test_a_zero_or_broken_gradient_is_seen_but_not_kept_in_q(poison):
 
 def test_a_rank_of_zero_is_refused():
     with pytest.raises(ValueError, match="rank 0 leaves nothing"):
-        powersgd.init((3, 3), 0, jax.random.key(0))
+        powersgd.first_factor((3, 3), 0, jax.random.key(0))

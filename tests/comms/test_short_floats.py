@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from comms import short_floats, two_phase
+from comms import quantise
 from comms.collectives import AXIS
 
 LARGEST = np.finfo(np.float32).max
 SHORT = {
-    "bf16": (short_floats.BFLOAT16, ml_dtypes.bfloat16, 2.0**-8, 0.0),
-    "fp16": (short_floats.FLOAT16, np.float16, 2.0**-11, 2.0**-39),
+    "bf16": (quantise.BFLOAT16, ml_dtypes.bfloat16, 2.0**-8, 0.0),
+    "fp16": (quantise.FLOAT16, np.float16, 2.0**-11, 2.0**-39),
 }  # codec, dtype, half a unit in the last place of 1; what small ones lose, of the largest
 
 
@@ -38,7 +38,7 @@ def test_bfloat16_is_rounded_as_ml_dtypes_does_and_saturates():
     largest = np.float32(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
     assert np.isinf(expected).any()
     expected = np.clip(expected, -largest, largest)
-    found = read(short_floats.BFLOAT16, x[None])[0]
+    found = read(quantise.BFLOAT16, x[None])[0]
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
@@ -52,7 +52,7 @@ def test_float16_is_rounded_as_numpy_does_after_a_power_of_two(power):
     x = np.concatenate([x, np.float32([0.0, -0.0, 1.0 + 2.0**-11, 1.0 + 3 * 2.0**-11])])
     x *= np.float32(2.0**power)
     x = x[(x == 0) | (np.abs(x) >= 2.0**-126)]  # XLA may take smaller ones for 0
-    message = np.asarray(jax.jit(short_floats.float16_encode)(x[None]))[0]
+    message = np.asarray(jax.jit(quantise.float16_encode)(x[None]))[0]
     shift = 14 - int(np.floor(np.log2(np.abs(x).max())))
     assert int(message[0]) - 127 == shift
     halves = np.ldexp(x, shift).astype(np.float16)
@@ -61,7 +61,7 @@ def test_float16_is_rounded_as_numpy_does_after_a_power_of_two(power):
     np.testing.assert_array_equal(message[1:], halves.view(np.uint16))
     expected = np.ldexp(halves.astype(np.float32), -shift)
     normal = (np.abs(expected) >= 2.0**-126) | (halves == 0)
-    found = read(short_floats.FLOAT16, x[None])[0]
+    found = read(quantise.FLOAT16, x[None])[0]
     np.testing.assert_array_equal(found[normal], expected[normal])
 
 
@@ -85,8 +85,8 @@ def summed(codec, x, run="vmap"):
     """[n, ...] sums of x [n, ...], and what of them was sent, under `vmap` or `shard_map`."""
 
     def body(x):
-        reduced = two_phase.all_reduce(x, codec)
-        rounding = two_phase.at_own_chunk(reduced.left, x.size).reshape(x.shape)
+        reduced = quantise.two_phase_all_reduce(x, codec)
+        rounding = quantise.at_own_chunk(reduced.left, x.size).reshape(x.shape)
         return reduced.total, reduced.sent - rounding
 
     if run == "vmap":
@@ -118,7 +118,7 @@ def test_bfloat16_sums_are_those_of_numpy(workers):
         half = len(rows) // 2
         rows = [a + b for a, b in zip(rows, rows[half : 2 * half], strict=False)] + rows[2 * half :]
     expected = rows[0].astype(ml_dtypes.bfloat16).astype(np.float32)
-    total, _ = summed(short_floats.BFLOAT16, x)
+    total, _ = summed(quantise.BFLOAT16, x)
     np.testing.assert_array_equal(total, np.broadcast_to(expected, x.shape))
 
 

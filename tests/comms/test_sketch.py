@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from comms import bitmap, hashing, sketch, sketch_error
+from comms import bitmap, hashing, sketch
 
 
 def sparse(size, nonzeros, seed=0, row_shape=()):
@@ -260,7 +260,7 @@ def test_an_overloaded_sketch_by_both_decoders():
         assert error(recover(table, words, 4000, 1), x) == pytest.approx(peeled_error, abs=0.03)
         found = error(decode_at(table, words, 4000, 1), x)
         assert found == pytest.approx(wrong, rel=0.06)
-        assert found == pytest.approx(sketch_error.estimate_error(entries, 3, 240), rel=0.06)
+        assert found == pytest.approx(sketch.estimate_error(entries, 3, 240), rel=0.06)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from comms import bitmap, sketch, sketch_error
+from comms import bitmap, sketch
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_the_error_of_estimates_is_the_simulated_one(rows, columns):
         entries = int(load * rows * columns)
         wrong, whole = (v.sum() for v in squares(jnp.arange(60, dtype=jnp.uint32), entries))
         simulated = float(jnp.sqrt(wrong / whole))
-        estimated = sketch_error.estimate_error(entries, rows, columns)
+        estimated = sketch.estimate_error(entries, rows, columns)
         if rows % 2:
             assert estimated == pytest.approx(simulated, rel=0.05)
         else:
@@ -34,16 +34,16 @@ def test_the_error_of_estimates_is_the_simulated_one(rows, columns):
 
 
 def test_one_row_is_the_closed_form():
-    assert sketch_error.estimate_error(1, 1, 7) == 0
-    assert sketch_error.estimate_error(51, 1, 200) == 0.5
+    assert sketch.estimate_error(1, 1, 7) == 0
+    assert sketch.estimate_error(51, 1, 200) == 0.5
 
 
 def test_loads_are_the_published_ones():
     """Reciprocals of Table 1 of arXiv 1101.2245: buckets per entry."""
     for rows, buckets in ((3, 1.222), (4, 1.295), (5, 1.425), (6, 1.570), (7, 1.721)):
-        assert sketch_error.peeling_load(rows) == pytest.approx(1 / buckets, abs=1e-3)
-    assert sketch_error.peeling_load(1) == 0
-    assert sketch_error.peeling_load(2) == pytest.approx(0.5, abs=1e-4)  # a forest
+        assert sketch.peeling_load(rows) == pytest.approx(1 / buckets, abs=1e-3)
+    assert sketch.peeling_load(1) == 0
+    assert sketch.peeling_load(2) == pytest.approx(0.5, abs=1e-4)  # a forest
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_peeling_succeeds_below_its_load_and_not_above():
     for rows in (3, 5):
         columns = 6000 // rows
         for factor, resolved in ((0.97, True), (1.03, False)):
-            entries = int(factor * sketch_error.peeling_load(rows) * rows * columns)
+            entries = int(factor * sketch.peeling_load(rows) * rows * columns)
             mask = np.zeros(20_000, bool)
             mask[rng.choice(20_000, entries, replace=False)] = True
             left = sketch.unresolved(bitmap.pack(jnp.asarray(mask)), rows, columns, 20_000, 3)
@@ -61,6 +61,6 @@ def test_peeling_succeeds_below_its_load_and_not_above():
 
 def test_entries_within_an_error():
     for rows, columns in ((1, 50), (3, 40)):
-        most = sketch_error.entries_within(0.5, rows, columns)
-        assert sketch_error.estimate_error(most, rows, columns) <= 0.5
-        assert sketch_error.estimate_error(most + 1, rows, columns) > 0.5
+        most = sketch.entries_within(0.5, rows, columns)
+        assert sketch.estimate_error(most, rows, columns) <= 0.5
+        assert sketch.estimate_error(most + 1, rows, columns) > 0.5

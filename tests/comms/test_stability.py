@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from comms import matching, rounds, stability, topology
+from comms import matcha, rounds, stability, topology
 
 
 def map_of_pairs(partner, alpha, gamma):
@@ -26,8 +26,8 @@ def map_of_pairs(partner, alpha, gamma):
 )
 def test_second_moments_of_random_pairs(name, workers, alpha, gamma):
     graph = topology.GRAPHS[name](workers)
-    matchings = matching.decompose(graph)
-    partners = np.array([matching.partners(edges, workers) for edges in matchings])
+    matchings = matcha.decompose(graph)
+    partners = np.array([matcha.partners(edges, workers) for edges in matchings])
     maps = [map_of_pairs(partner, alpha, gamma) for partner in partners]
     whole = np.mean([np.kron(one, one) for one in maps], axis=0)
     expected = np.abs(np.linalg.eigvals(whole)).max()
@@ -73,8 +73,8 @@ def test_what_is_followed_is_a_close_bound_from_below(n):
 def test_slow_agreement_is_not_taken_for_growth():
     """On a ring of 500 models hardly come together in what is followed, and may swing."""
     ring = topology.ring(500)
-    matchings = matching.decompose(ring)
-    partners = np.array([matching.partners(edges, 500) for edges in matchings])
+    matchings = matcha.decompose(ring)
+    partners = np.array([matcha.partners(edges, 500) for edges in matchings])
     W = stability.matrices(partners, np.full(partners.shape, 1 / 3), np.ones((1, 2), bool))
     assert stability.radius(corrected, 2, W) < 1
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from comms import mixing, topology
-from comms.matcha_graphs import matcha_matchings
+from comms.topology import matcha_matchings
 
 
 def edges(graph):

@@ -8,8 +8,7 @@ import pytest
 from experiments import timeline
 from experiments.timeline import KINDS, NANOSECONDS
 from stragglers import delays
-from stragglers.schedule import Event, Schedule
-from stragglers.validity import EVENT_KINDS
+from stragglers.schedule import EVENT_KINDS, Event, Schedule
 from tests import planned
 
 P = 6

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from stragglers import delays
-from stragglers.diagnostics import diagnose
 from stragglers.processes import persistent
+from stragglers.schedule import diagnose
 from tests import planned
 
 UNEQUAL = persistent(delays.deterministic(1.0), [1.0, 2.0, 4.0])

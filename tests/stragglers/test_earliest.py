@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from stragglers import earliest
-from stragglers.interleaved import interleaved
+from stragglers.earliest import interleaved
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 64, 65, 1000])

@@ -6,7 +6,7 @@ import pytest
 from stragglers import delays
 from stragglers.inject import Injector
 from stragglers.processes import persistent
-from stragglers.rules.adaptive import round_deadline
+from stragglers.rules.rounds import round_deadline
 from tests import planned
 
 APART = persistent(delays.deterministic(1.0), [1.0, 2.0, 4.0, 10.0])

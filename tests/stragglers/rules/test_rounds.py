@@ -7,7 +7,7 @@ import pytest
 
 from stragglers import delays, round_clock
 from stragglers.processes import as_process, markov, persistent
-from stragglers.round_parts import until_deadline
+from stragglers.round_clock import until_deadline
 from stragglers.rule import Transfer
 from stragglers.rules import RULES
 from stragglers.schedule import Schedule, concatenate

@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from comms import matcha, matching, mixing, topology
+from comms import matcha, mixing, topology
 from stragglers.theory import convergence
 from stragglers.theory.gossip import (
     gossip_bound,
@@ -47,7 +47,7 @@ def fixed(W):
 
 def of_matcha(budget):
     """(matrices of rounds, rho) as MATCHA draws them."""
-    matchings = matching.decompose(RING)
+    matchings = matcha.decompose(RING)
     p = matcha.activation_probabilities(matchings, N, budget)
     alpha, rho = matcha.mixing_weight(matchings, N, p)
     graphs = [nx.Graph() for _ in matchings]
