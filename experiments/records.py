@@ -181,8 +181,8 @@ def start(
 
 def seal(workdir: Path, summary: str) -> None:
     """Write the digests of a run's files and then its summary, which ends it."""
-    names = (CONFIG, METRICS, SCHEDULE, PARAMETERS)
-    found = {name: files.digest(workdir / name) for name in present(workdir, names)}
+    there = present(workdir, formats.SEALED)
+    found = {name: files.digest(workdir / name) for name in there if name != SUMMARY}
     found[SUMMARY] = hashlib.sha256(summary.encode()).hexdigest()
     write_json(workdir / formats.DIGESTS, found)
     files.write(workdir / SUMMARY, summary)
