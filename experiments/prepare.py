@@ -118,7 +118,7 @@ def _runtime_again(text: str) -> Runtime:
 
 
 def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
-    return registry.canonical(ConfigDict(config.to_dict() | registry))
+    return registry.canonical(ConfigDict(config.to_dict() | entries))
 
 
 # --- schedules of a rate that end with the run ---
