@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import powersgd
+from algorithms.powersgd import factor_bytes, factored_all_reduce, first_factor
 from comms import bitmap, compact, lattice, quantise, sketch, sparse
 from comms.collectives import AXIS
 
@@ -61,7 +61,7 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
     rows, coordinates, dense = gradients(size, density)
     busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
     key, words = jax.random.key(SEED), bitmap.payload_bytes
-    q, room = powersgd.first_factor(dense.shape, 4, key), int(1.5 * density * size)
+    q, room = first_factor(dense.shape, 4, key), int(1.5 * density * size)
 
     def call(run, *args, **static):
         return functools.partial(jax.jit(functools.partial(run, **static)), *args)
@@ -132,7 +132,7 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
             lattice.payload_bytes(size, 8),
         ),
         "PowerSGD, rank 4": (
-            call(alone(powersgd.factored_all_reduce), dense, q),
-            powersgd.factor_bytes(dense.shape, 4),
+            call(alone(factored_all_reduce), dense, q),
+            factor_bytes(dense.shape, 4),
         ),
     }  # fmt: skip

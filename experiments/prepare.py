@@ -102,11 +102,11 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     _check_memory(config, algorithm, shapes)
     delay = own_delay(config)
     rule = fitting_rule(config, algorithm, shapes, exchange, delay)
-    if RUNTIMES[config.runtime].delayed and delay is None:
-        build_delay(config.delay)  # refuses it, and names others
     entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
     again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
+    if RUNTIMES[config.runtime].delayed and delay is None:
+        build_delay(config.delay)  # refuses it, and names others
     if METHOD.wants(config.algorithm, "profile"):
         profiling.check(config)
     return Prepared(task, algorithm, shapes, runtime, exchange, decided)

@@ -12,7 +12,8 @@ shorter than its delay does not lengthen it. Sleeping callbacks overlap across d
 comes out as a `Schedule`, which the simulator replays.
 
 Points that workers make in a round decide when it ends. The workers of one process count them in
-shared memory, see `Alone`; those of several in whatever offers the functions of a `Tally`.
+shared memory, see `Alone`; workers of several processes
+in an object with the functions of a `Tally`.
 """
 
 import functools

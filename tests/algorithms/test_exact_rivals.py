@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms import all_reduce, omnireduce, parallax, s2_reducer, sparcml, sparse_all_gather
+from algorithms.sparcml import steps
 from comms import cost
 from comms.messages import Row, collective_bytes, exchange_seconds, fallback_bytes, fallback_seconds
 from tests.algorithms import compressed as small
@@ -132,7 +133,7 @@ def test_refusals():
         parallax(SGD, union_ratio=2)
     with pytest.raises(ValueError, match="sparcml: the model has no parameter"):
         sparcml(SGD).exchange.init({"matrix": jnp.zeros((3, 3))})
-    assert sparcml.steps(1, 10, 2, 4) == []
+    assert steps(1, 10, 2, 4) == []
 
 
 @pytest.mark.slow

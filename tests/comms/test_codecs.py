@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from algorithms import powersgd
+from algorithms.powersgd import factor_bytes, factored_all_reduce, first_factor
 from comms import bitmap, compact, quantise, sketch, sparse
 from comms.cost import payload_bytes
 from tests.marks import slow
@@ -64,8 +64,8 @@ def sign(x):
 
 
 def low_rank(x):
-    q = powersgd.first_factor(x.shape, 1, jax.random.key(0))
-    return powersgd.factored_all_reduce(x, q)[0]
+    q = first_factor(x.shape, 1, jax.random.key(0))
+    return factored_all_reduce(x, q)[0]
 
 
 LOSSLESS = {
@@ -254,6 +254,6 @@ def test_the_exact_variant_and_the_factors_send_what_they_say():
     said = [compact.payload_bytes(x.shape, x.dtype, 7, fell) - words for fell in (False, True)]
     assert sorted(found) == said == [7 * 6, 40 * 6]
     for shape in ((40, 3), (3, 3, 4, 8), (7,), (2, 2)):
-        q = powersgd.first_factor(shape, 1, jax.random.key(0))
-        found = all_reduced(powersgd.factored_all_reduce, jnp.zeros(shape), q)
-        assert sum(found) == powersgd.factor_bytes(shape, 1)
+        q = first_factor(shape, 1, jax.random.key(0))
+        found = all_reduced(factored_all_reduce, jnp.zeros(shape), q)
+        assert sum(found) == factor_bytes(shape, 1)

@@ -56,5 +56,5 @@ def test_other_tasks_meet_the_delays_of_the_digits(name):
     assert config.delay.law.mean == each and config.delay.factors.to_dict() == {0: 4.0}
     assert config.communication == 4 * each and config.stop_at_target
     assert file.get_config("workers=8,communication=0.25").communication == 0.05
-    with pytest.raises(ValueError, match="unknown delay 'slow3'; known delays: equal, jitter"):
+    with pytest.raises(ValueError, match="unknown delay 'slow3'; did you mean 'slow4'"):
         file.get_config("delay=slow3")

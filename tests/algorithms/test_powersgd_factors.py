@@ -3,12 +3,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import powersgd
+from algorithms.powersgd import (
+    factor_bytes,
+    factor_shape,
+    factored_all_reduce,
+    first_factor,
+    orthonormal,
+)
 
 
 def reduce(x, q):
     workers = len(x)
-    body = jax.jit(jax.vmap(powersgd.factored_all_reduce, axis_name="workers"))
+    body = jax.jit(jax.vmap(factored_all_reduce, axis_name="workers"))
     total, q = body(x, jnp.stack([q] * workers))
     np.testing.assert_array_equal(q, np.broadcast_to(q[:1], q.shape))
     return np.asarray(total[0]), q[0]
@@ -24,7 +30,7 @@ def low_rank(workers, n, m, rank, seed=0):
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_a_sum_of_that_rank_is_exact(rank):
     x = low_rank(3, 30, 20, rank)
-    total, _ = reduce(x, powersgd.first_factor((30, 20), rank, jax.random.key(0)))
+    total, _ = reduce(x, first_factor((30, 20), rank, jax.random.key(0)))
     np.testing.assert_allclose(total, x.sum(axis=0), rtol=1e-4, atol=1e-4)
 
 
@@ -33,7 +39,7 @@ def test_warm_start_approaches_the_best_approximation():
     x += 5 * low_rank(2, 30, 20, 2)
     u, s, v = np.linalg.svd(x.sum(axis=0))
     best = (u[:, :2] * s[:2]) @ v[:2]
-    q = powersgd.first_factor((30, 20), 2, jax.random.key(1))
+    q = first_factor((30, 20), 2, jax.random.key(1))
     errors = []
     for _ in range(6):
         total, q = reduce(x, q)
@@ -56,15 +62,15 @@ def test_warm_start_approaches_the_best_approximation():
     ],
 )
 def test_shapes_and_bytes(shape, rank, expected):
-    assert powersgd.factor_shape(shape, rank) == expected
-    q = powersgd.first_factor(shape, rank, jax.random.key(0))
+    assert factor_shape(shape, rank) == expected
+    q = first_factor(shape, rank, jax.random.key(0))
     if expected is None:
         assert q.shape == (0, 0)
-        assert powersgd.factor_bytes(shape, rank) == 4 * int(np.prod(shape))
+        assert factor_bytes(shape, rank) == 4 * int(np.prod(shape))
     else:
         n, m, r = expected
         assert q.shape == (m, r)
-        assert powersgd.factor_bytes(shape, rank) == 4 * (n + m) * r < 4 * n * m
+        assert factor_bytes(shape, rank) == 4 * (n + m) * r < 4 * n * m
     x = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
     total, after = reduce(x, q)
     assert total.shape == shape and after.shape == q.shape
@@ -76,7 +82,7 @@ def test_shapes_and_bytes(shape, rank, expected):
 def test_orthonormal_even_if_the_rank_is_lower(rank):
     full = np.random.default_rng(0).normal(size=(12, rank)).astype(np.float32)
     for p in (full, np.zeros_like(full), full[:, :1] * np.ones((1, rank), np.float32)):
-        basis = powersgd.orthonormal(p)
+        basis = orthonormal(p)
         np.testing.assert_allclose(basis.T @ basis, np.eye(rank), atol=1e-5)
         np.testing.assert_allclose(basis @ (basis.T @ p), p, atol=1e-5)
 
@@ -87,7 +93,7 @@ def test_a_zero_or_broken_gradient_is_seen_but_not_kept_in_q(poison):
     x[0, 5, 7] = poison
     if poison == 0:
         x = 0 * x
-    start = powersgd.first_factor((30, 20), 2, jax.random.key(0))
+    start = first_factor((30, 20), 2, jax.random.key(0))
     total, q = reduce(x, start)
     assert (total == 0).all() if poison == 0 else np.isnan(total).all()
     np.testing.assert_array_equal(q, start)
@@ -95,4 +101,4 @@ def test_a_zero_or_broken_gradient_is_seen_but_not_kept_in_q(poison):
 
 def test_a_rank_of_zero_is_refused():
     with pytest.raises(ValueError, match="rank 0 leaves nothing"):
-        powersgd.first_factor((3, 3), 0, jax.random.key(0))
+        first_factor((3, 3), 0, jax.random.key(0))

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import sparcml
+from algorithms.sparcml import doubling_all_reduce, doubling_bytes, steps
 
 
 def arrays(workers, size, own, width=3, seed=0):
@@ -21,7 +21,7 @@ def arrays(workers, size, own, width=3, seed=0):
 def test_the_sum_on_every_worker(spmd, workers):
     for own in (0, 2, 20):
         x = arrays(workers, 40, own)
-        found = spmd(lambda x, own=own: sparcml.doubling_all_reduce(x, own), x)
+        found = spmd(lambda x, own=own: doubling_all_reduce(x, own), x)
         np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
 
 
@@ -29,22 +29,22 @@ def test_the_sum_on_every_worker(spmd, workers):
 @pytest.mark.parametrize("workers", [3, 6])
 def test_the_sum_where_workers_are_no_power_of_two(spmd, workers):
     x = arrays(workers, 40, 3, seed=1)
-    found = spmd(lambda x: sparcml.doubling_all_reduce(x, 3), x)
+    found = spmd(lambda x: doubling_all_reduce(x, 3), x)
     np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
 
 
 def test_all_workers_get_equal_bits():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 30, 2)).astype(np.float32))
-    found = jax.vmap(lambda x: sparcml.doubling_all_reduce(x, 30), axis_name="workers")(x)
+    found = jax.vmap(lambda x: doubling_all_reduce(x, 30), axis_name="workers")(x)
     np.testing.assert_array_equal(found, jnp.broadcast_to(found[:1], found.shape))
     np.testing.assert_allclose(found[0], x.sum(0), rtol=1e-5, atol=1e-6)
 
 
 def test_lists_double_until_the_array_is_as_short():
     """100 rows of 12 bytes: lists of 10, 20 and 40 rows of 16 bytes, then 1200 bytes."""
-    found = sparcml.steps(16, 100, 10, 12)
+    found = steps(16, 100, 10, 12)
     assert [step.capacity for step in found] == [10, 20, 40, None]
-    assert [sparcml.doubling_bytes(step, 100, 12) for step in found] == [
+    assert [doubling_bytes(step, 100, 12) for step in found] == [
         160, 320, 640, 1200,
     ]  # fmt: skip
     for step, distance in zip(found, (1, 2, 4, 8), strict=True):
@@ -52,7 +52,7 @@ def test_lists_double_until_the_array_is_as_short():
 
 
 def test_workers_beyond_a_power_of_two_meet_one_below_it_first_and_last():
-    first, *middle, last = sparcml.steps(6, 1000, 10, 12)
+    first, *middle, last = steps(6, 1000, 10, 12)
     np.testing.assert_array_equal(first.partners, [4, 5, 2, 3, 0, 1])
     np.testing.assert_array_equal(last.partners, first.partners)
     assert (first.capacity, last.capacity, last.replaces) == (10, 60, True)
