@@ -67,7 +67,7 @@ TURNS, SECONDS = 9, 240  # of processes with a device each, after which they are
 
 
 class Sizes(NamedTuple):
-    """How large everything is, and how many seconds a row takes at least (guesses)."""
+    """Sizes of all rows, and guesses of the least seconds that a row takes."""
 
     text: Mapping[str, tuple[str, int]]  # tasks, and sequences of a worker's mini-batch
     images: Mapping[str, tuple[str, dict, int, int]]  # model, parameters, pixels, mini-batch

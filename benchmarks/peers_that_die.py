@@ -68,7 +68,7 @@ def pictures() -> Any:
 
 
 class Moment(NamedTuple):
-    """Where in a run the fault happens: before a call of a function."""
+    """Moment of the fault in a run: before a call of a function."""
 
     module: str
     function: str

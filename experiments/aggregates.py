@@ -1,4 +1,4 @@
-"""What several records say together: when a run was at its target, and the mean over seeds."""
+"""Summaries of several records: the time of a run at its target, and means over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence

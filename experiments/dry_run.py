@@ -1,4 +1,4 @@
-"""What an arm would take, worked out from its program: nothing is compiled, trained or written.
+"""Costs of an arm, worked out from its program: nothing is compiled, trained or written.
 
 A device's program for one update is traced with shapes alone, see `experiments.program_costs`, so
 that a model of any size can be looked at. With workers as processes (runtime=actors) it is that of
@@ -51,7 +51,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(config: ConfigDict) -> Forecast:
-    """What an arm would take; raises ValueError as `prepare.prepare` does."""
+    """Return the costs of an arm; raise ValueError as `prepare.prepare` does."""
     config = registry.canonical(config)
     made = prepare.prepare(config)
     traced = _PROGRAMS[config.runtime](config, made)
@@ -238,7 +238,7 @@ def _number(value: float) -> str:
 
 
 def _part(size: int, leaf: Any, split: Any) -> jax.ShapeDtypeStruct:
-    """What a device of a slice of this size has of an array that lies on it as `split` says."""
+    """Return a device's part of an array that lies on a slice of this size as `split` says."""
     shape = list(leaf.shape)
     if slices.SLICE in split:
         shape[split.index(slices.SLICE)] //= size

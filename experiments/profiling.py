@@ -1,4 +1,4 @@
-"""What MG-WFBP's planner needs, measured: when gradients are ready and how long all-reduces take.
+"""Measured inputs of MG-WFBP's planner: ready times of gradients and seconds of all-reduces.
 
     profile = profiling.measure(task, batch_size=64, devices=jax.devices())
     profiling.save("profile.json", profile)
@@ -42,12 +42,12 @@ class Backward(NamedTuple):
 
     @property
     def error(self) -> float:
-        """How far the last ready time is from the whole backward pass, relative to that."""
+        """Distance of the last ready time from the whole backward pass, relative to that."""
         return float(self.ready[-1] / self.whole - 1)
 
 
 class Profile(NamedTuple):
-    """What a plan is made from; `layers` alone are enough for plans that look at no times."""
+    """Inputs of a plan; `layers` alone are enough for plans that look at no times."""
 
     layers: list[list[str]]  # as in `Backward`
     ready: np.ndarray | None = None  # as in `Backward`
@@ -123,7 +123,7 @@ def measure(
 
 
 def describe(profile: Profile) -> str:
-    """What was measured and how well it fits, on one line; for a profile with times."""
+    """Return the measurement and its fit on one line; for a profile with times."""
     fitted, r_squared = profile.fit
     worst = largest_error(fitted, profile.sizes, profile.seconds)
     accuracy = "" if profile.error is None else f" ({profile.error:+.0%} against the whole, alone)"
@@ -135,7 +135,7 @@ def describe(profile: Profile) -> str:
 
 
 def measures(config) -> bool:
-    """Whether `config.profile` asks for a measurement, see `for_config`."""
+    """Return whether `config.profile` asks for a measurement, see `for_config`."""
     return str(config.get("profile")).partition(":")[0] == "measure"
 
 
@@ -256,7 +256,7 @@ def backward_order(task: Task, batch_size: int) -> list[list[str]]:
 
 
 def _computed(jaxpr, variable) -> tuple[int, ...]:
-    """Where in a program a variable gets its value: the number of an equation, and within it."""
+    """Place in a program where a variable gets its value: an equation's number, and within it."""
     for index, eqn in enumerate(jaxpr.eqns):
         for place, out in enumerate(eqn.outvars):
             if out is variable:
@@ -268,7 +268,7 @@ def _computed(jaxpr, variable) -> tuple[int, ...]:
 
 
 def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
-    """When every layer's gradient is ready, by cutting the backward pass.
+    """Return the ready time of every layer's gradient, by cutting the backward pass.
 
     The gradient with respect to the last layers alone needs no more of the backward pass; the time
     of the forward pass is taken off. Programs run in turns, `steps` each. Noise

@@ -1,4 +1,4 @@
-"""What the records of runs do not tell: the command, the versions and the claims of a launch."""
+"""Notes beside the records of runs: the command, the versions and the claims of a launch."""
 
 import datetime
 import importlib.metadata

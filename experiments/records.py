@@ -335,7 +335,7 @@ def read_summary(
 
 
 def read_error(workdir: str | os.PathLike) -> str:
-    """Why a run has failed, on one line; it has an error.txt."""
+    """Return the reason of a failed run, which has an error.txt, on one line."""
     try:
         return registry.brief(files.read_text(Path(workdir) / ERROR).partition("\n")[0])
     except (OSError, ValueError) as error:
@@ -343,7 +343,7 @@ def read_error(workdir: str | os.PathLike) -> str:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """What `write_json` has written, an object; ValueError where it cannot be read."""
+    """Return an object that `write_json` has written; ValueError where it cannot be read."""
     return formats.read(path, formats.ANYTHING)
 
 
@@ -444,7 +444,7 @@ def refuse(place: Path, names: Iterable[str], ours: bool) -> None:
 
 
 def is_lock(path: Path) -> bool:
-    """Whether a file of a lock's name is one, perhaps left behind."""
+    """Return whether a file of a lock's name is one, perhaps left behind."""
     if os.path.getsize(path) > 400:
         return False
     return _LOCKED_BY.fullmatch(files.read(path).decode(errors="replace")) is not None

@@ -368,7 +368,7 @@ _VALUES = {
 
 
 class Kind(NamedTuple):
-    """What can stand in one place of a config.
+    """Parts that can stand in one place of a config.
 
     name: what it is called in errors, e.g. "algorithm". factories: by the names of configs.
     gives: the type of what a factory returns, checked for one that is brought along.

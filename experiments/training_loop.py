@@ -134,7 +134,7 @@ class Arm:
         return entry
 
     def _measured(self) -> dict[str, float]:
-        """What the runtime measures; its waits go on from where a resumed run was."""
+        """Return measurements of the runtime; its waits go on from where a resumed run was."""
         measured = self._runtime.measured(self.state)
         if "input_wait_seconds" in measured:
             measured["input_wait_seconds"] += self._waited
@@ -297,7 +297,7 @@ class Arm:
         return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
-        """What was sent otherwise than planned because of the data, which no clock has seen.
+        """Return messages that were not as planned because of the data, which no clock has seen.
 
         fallback_share: of the updates; fallback_bytes: of `bytes_per_worker`, which counts them;
         fallback_seconds: that these would take longer on the config's network, if it has one.
@@ -338,12 +338,12 @@ class Arm:
 
 
 def _evaluations(config: ConfigDict) -> int:
-    """How many follow the one at the start; 2.1 s every 0.7 s are 3, whatever floats say."""
+    """Return the number beside the one at the start; 2.1 s every 0.7 s are 3, despite rounding."""
     return max(1, math.ceil(config.seconds / config.evaluate_every - 1e-9))
 
 
 def _until(config: ConfigDict, evaluation: int) -> float:
-    """When an evaluation is made, on the run's clock."""
+    """Return the time of an evaluation, on the run's clock."""
     last = evaluation >= _evaluations(config)
     return config.seconds if last else evaluation * config.evaluate_every
 

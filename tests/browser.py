@@ -88,7 +88,7 @@ class Page:
             self._noted(self._read())
 
     def value(self, expression):
-        """What a JavaScript expression gives, after its promise."""
+        """Return the value of a JavaScript expression, after its promise."""
         result = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )

@@ -1,4 +1,4 @@
-"""Whether this machine can have hosts of its own, as `benchmarks.namespaces` makes them."""
+"""Hosts in namespaces of a machine's own, as `benchmarks.namespaces` makes them."""
 
 import functools
 import subprocess
@@ -8,7 +8,7 @@ from benchmarks import namespaces
 
 @functools.cache
 def unable() -> str | None:
-    """Why there can be no hosts here."""
+    """Return the reason for which there can be no hosts here."""
     reason = namespaces.unmet()
     if reason is None:
         try:

@@ -62,7 +62,7 @@ PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
 
 
 def left_out() -> str | None:
-    """Why no cluster can be started here; None where one can."""
+    """Return the reason for which no cluster can be started here; None where one can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"a Slurm of two nodes needs {', '.join(missing)}, not installed here"
@@ -85,7 +85,7 @@ class Cluster:
         self._folder, self._pipe = folder, pipe
 
     def ask(self, *command: str) -> str:
-        """What a command of Slurm prints."""
+        """Return the output of a command of Slurm."""
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=60
         )

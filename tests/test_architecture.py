@@ -1,4 +1,4 @@
-"""What the code promises about its own structure."""
+"""Promises of the code about its own structure."""
 
 import ast
 import importlib
@@ -162,7 +162,7 @@ def calls(tree):
 
 
 def faults(path, text):
-    """What a module does that only the launcher or `experiments.files` may do."""
+    """Return the deeds of a module that only the launcher or `experiments.files` may do."""
     tree, here = ast.parse(text), path.as_posix()
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is None:

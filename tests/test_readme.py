@@ -15,7 +15,7 @@ OFFLINE = ("No matching distribution found", "Could not find a version", "Connec
 
 
 def followed(clone, *words):
-    """What a command prints in the clone; it may take the time of an installation."""
+    """Return the output of a command in the clone; it may take the time of an installation."""
     environment = os.environ | {"XLA_FLAGS": ""}  # as a user's
     done = subprocess.run(
         words, cwd=clone, env=environment, capture_output=True, text=True, timeout=1800

@@ -1,4 +1,4 @@
-"""What becomes of arms when a real Slurm queues, ends, preempts or loses their jobs."""
+"""Arms whose jobs a real Slurm queues, ends, preempts or loses."""
 
 import contextlib
 import json

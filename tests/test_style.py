@@ -1,5 +1,6 @@
 """One dialect in all files, as far as ruff does not see it."""
 
+import ast
 import io
 import re
 import tokenize
@@ -39,7 +40,7 @@ def comments_and_strings(source):
 
 
 def faults(name, source):
-    """What breaks a rule in one file."""
+    """Return the breaches of rules in one file."""
     for text in comments_and_strings(source):
         for rule, pattern in TEXT.items():
             if name != "tests/test_style.py" and pattern.search(text):
@@ -68,6 +69,18 @@ def test_plain_words():
     texts = {name: text for name, text in sources().items() if name != "tests/test_style.py"}
     found = [fault for name, text in (texts | pages()).items() for fault in wordy(name, text)]
     assert found == []
+
+
+ASKS = re.compile(r"(?:What|Who|Whom|Whose|Where|Which|When|Whether|How|Why)\b")
+
+
+def test_docstrings_open_with_a_noun_or_an_imperative():
+    """One in a hundred may open with an interrogative."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    trees = [ast.walk(ast.parse(text)) for text in sources().values()]
+    found = [ast.get_docstring(node) for tree in trees for node in tree if isinstance(node, kinds)]
+    asking = [text for text in filter(None, found) if ASKS.match(text)]
+    assert len(asking) <= len(found) / 100, asking
 
 
 def test_what_is_not_plain_is_found():

@@ -1,4 +1,4 @@
-"""What lies in a workdir is ours or nobody touches it, whatever the flags."""
+"""Files of a workdir: ours, or untouched, whatever the flags."""
 
 import json
 import os

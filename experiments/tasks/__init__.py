@@ -61,7 +61,7 @@ TASK = Kind("task", TASKS, Task)
 
 
 def streams(spec: str | Mapping) -> bool:
-    """Whether a task, described as for `build`, reads its examples as they are needed."""
+    """Return whether a task, described as for `build`, reads its examples as they are needed."""
     reading = registry.spec(spec).get("reading")
     return reading is not None and sources.READING.build(reading).readers is not None
 

@@ -171,7 +171,7 @@ def _example_shapes(examples: Any) -> Any:
 
 
 def row_sparse(task: Task, path: tuple) -> bool:
-    """Whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
+    """Return whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
     return path_text(path) in task.sparse
 
 
@@ -183,7 +183,7 @@ def first_draw(task: Task) -> Callable[[Any, Any], jax.Array]:
 
 
 def count(examples: Any) -> int:
-    """How many samples there are."""
+    """Return the number of samples."""
     if isinstance(examples, Streamed):
         return len(examples)
     return jax.tree.leaves(examples)[0].shape[0]
@@ -200,7 +200,7 @@ def take(examples: Any, indices: np.ndarray | slice) -> Any:
 
 
 def tested(task: Task) -> int | None:
-    """How many test examples an accuracy of `evaluate` is of; None: nothing is predicted."""
+    """Return the number of test examples of an accuracy; None: nothing is predicted."""
     if task.correct is None:
         return None
     samples = count(task.test)

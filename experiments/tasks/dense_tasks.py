@@ -61,7 +61,7 @@ def classification(
 
 
 class Functions(NamedTuple):
-    """What a model makes of images, whichever these are."""
+    """Task of a model that classifies images."""
 
     init: Callable  # key, examples -> parameters, compiled
     losses: Callable  # parameters, examples -> [b]

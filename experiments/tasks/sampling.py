@@ -1,4 +1,4 @@
-"""Which samples a worker's next mini-batch holds: addressed, never consumed.
+"""Samples of a worker's next mini-batch: addressed, never consumed.
 
 Every epoch a worker walks its shard in a new random order. The order is not stored: it is a
 bijection of 0 .. n-1 that is evaluated where it is needed, an alternating Feistel network over
@@ -107,7 +107,7 @@ def _drawn(seed, worker, far, near, batch_size: int):
 
 
 def permute(index, size, key) -> jax.Array:
-    """Where the random order `key` of 0 .. size-1 puts `index`; uint32 arrays of one shape.
+    """Return the place of `index` in the random order `key` of 0 .. size-1; uint32 arrays.
 
     For every (size, key) this is a bijection of `index`; size is at least 1.
     """

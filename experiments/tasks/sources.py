@@ -130,7 +130,7 @@ class Records:
 
 
 class Reading(NamedTuple):
-    """How a run gets at the examples of a source."""
+    """Access of a run to the examples of a source."""
 
     readers: Readers | None = None  # None: all of them are in memory
 

@@ -1,4 +1,4 @@
-"""What a worker's part of an exchange follows from, read in its program without running it."""
+"""Inputs of a worker's part of an exchange, read in its program without running it."""
 
 import jax
 import jax.numpy as jnp

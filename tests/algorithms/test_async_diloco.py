@@ -24,7 +24,7 @@ def run(method, updates, mini_batches=H, delay=LAW):
 
 
 def off(x):
-    """How far a model is from where the mean progress of H local steps vanishes."""
+    """Return the distance of a model from the point without mean progress of H local steps."""
     share = 1 - (1 - RATE * CURVATURE.astype(float)) ** H
     return float(np.abs(x - (share * CENTRE).sum(0) / share.sum(0)).max())
 

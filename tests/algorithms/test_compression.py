@@ -1,4 +1,4 @@
-"""What the compressed methods keep, lose and tell: conservation, exactness, NaN, bytes."""
+"""Compressed methods: conservation, exactness, NaN, bytes."""
 
 import functools
 

@@ -71,7 +71,7 @@ def test_with_nothing_cut_and_nothing_late_it_is_diloco():
 
 
 def rest(steps):
-    """Where the mean progress of a stretch of local steps vanishes."""
+    """Return the point at which the mean progress of a stretch of local steps vanishes."""
     share = 1 - (1 - RATE * CURVATURE.astype(float)) ** steps
     return (share * CENTRE).sum(0) / share.sum(0)
 

@@ -1,4 +1,4 @@
-"""What a program sends: bytes of the collectives in compiled HLO, and what they depend on.
+"""Messages of a program: bytes of the collectives in compiled HLO, and their inputs.
 
 Of a conditional one branch counts: the one that a constant chooses, else by default the first, of
 a predicate the false one, where no fallback is taken. A loop counts as often as XLA knows it runs.
@@ -144,7 +144,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def sends_what_depends(function: Callable, first, *others, axis_env) -> bool:
-    """Whether an array that the function sends over the axis follows from its first argument.
+    """Return whether an array sent over the axis follows from the function's first argument.
 
     Scalars aside. What loops is taken to mix up all that goes into it.
     """

@@ -219,7 +219,7 @@ def trial(x, reference, side, bits, stochastic=False):
 
 
 def silent(message, reference, bits):
-    """What decoding without a checksum would have given."""
+    """Return the result of decoding without a checksum."""
     value, _ = host_lattice.decode(np.asarray(message), reference.ravel(), bits)
     return value.reshape(reference.shape)
 

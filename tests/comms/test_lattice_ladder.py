@@ -13,7 +13,7 @@ AXIS = "workers"
 
 
 def conversation(rows, bound, partner, key=None, *, bits, lockstep=False):
-    """What one worker of the axis learns; partner: the position of whom it meets."""
+    """Return the knowledge of one worker of the axis; partner: the position of the other one."""
 
     def swap(tree):
         return gossip.exchange(tree, partner, AXIS)

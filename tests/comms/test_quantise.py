@@ -27,7 +27,7 @@ natural_jit = jax.jit(natural)
 
 
 def int8(x, key):
-    """What one of two workers gets, if the other one's gradient is zero."""
+    """Return the sum at one of two workers, if the other one's gradient is zero."""
 
     def body(x, key):
         return quantise.int8_all_reduce(x, bucket=16, key=key)

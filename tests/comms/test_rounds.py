@@ -18,7 +18,7 @@ def matrices_of(turn):
 
 
 def product(matrices):
-    """What a whole turn of the rounds does."""
+    """Return the product of a whole turn of the rounds."""
     W = np.eye(len(matrices[0]))
     for one in matrices:
         W = one @ W

@@ -26,7 +26,7 @@ def every_kind(seed=0, size=200_000):
 
 
 def read(codec, rows):
-    """What is read of rows [n, m] that were written."""
+    """Return rows [n, m] that were written and read again."""
     rows = jnp.asarray(rows, jnp.float32)
     return np.asarray(jax.jit(lambda x: codec.decode(codec.encode(x, None), x.shape[1]))(rows))
 

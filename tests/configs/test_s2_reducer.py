@@ -1,4 +1,4 @@
-"""What the S2 Reducer experiment says of its arms, on a task small enough for a test."""
+"""Claims of the S2 Reducer experiment, on a task small enough for a test."""
 
 import jax
 import numpy as np
@@ -136,6 +136,6 @@ def test_what_tasks_touch_is_counted_again(name):
 
 
 def _occupied(table: np.ndarray, size: int) -> np.ndarray:
-    """Which pieces of `size` elements have any that is not zero; the last one is padded."""
+    """Return the pieces of `size` elements with a non-zero one; the last one is padded."""
     flat = table.ravel() != 0
     return np.pad(flat, (0, -len(flat) % size)).reshape(-1, size).any(axis=1)

@@ -60,7 +60,7 @@ def killed(config, workdir, records_left):
 
 
 def left(workdir):
-    """What a run leaves, but for what the wall clock says; arrays as their bytes."""
+    """Return the files of a run without times of the wall clock; arrays as their bytes."""
     assert len(os.listdir(workdir / "checkpoint")) == 1  # of its end
     arrays = {
         (name, key): (value.dtype, value.shape, value.tobytes())

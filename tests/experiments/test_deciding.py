@@ -1,4 +1,4 @@
-"""What a method leaves to a gradient is decided before the run, and the records say how."""
+"""Parameters that a method leaves to a gradient: decided before the run, and recorded."""
 
 import json
 

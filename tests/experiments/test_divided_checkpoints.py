@@ -55,7 +55,7 @@ def copied(old, new):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What a run leaves that nothing disturbs, and what a kill leaves of it at several moments."""
+    """Return the files of an undisturbed run, and of one that was killed at several moments."""
     place = tmp_path_factory.mktemp("divided")
     snapshots = []
 

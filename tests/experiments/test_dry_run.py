@@ -1,4 +1,4 @@
-"""What a dry run says of an arm, beside what the compiler says of its program."""
+"""Dry runs of arms, beside the compiler's numbers of their programs."""
 
 import jax
 import numpy as np

@@ -19,7 +19,7 @@ RECORDS = [
 
 
 def events(place):
-    """What a file of TensorBoard holds: length, checksum, event, checksum, and so on."""
+    """Return the events of a file of TensorBoard: length, checksum, event, checksum, and so on."""
     (file,) = place.iterdir()
     data, at = file.read_bytes(), 0
     while at < len(data):

@@ -1,4 +1,4 @@
-"""Which rooms of `experiments/` may know which others."""
+"""Imports between the rooms of `experiments/`."""
 
 import ast
 import pathlib

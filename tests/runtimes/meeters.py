@@ -80,6 +80,6 @@ def replayed(name, schedule):
 
 
 def message_bytes(name):
-    """What each of two says in a meeting, as the method counts it; retries aside."""
+    """Return the messages of two workers in a meeting, as the method counts them; no retries."""
     built = method(name)
     return sum(payload.met for payload in built.messages(X0, N, Row(0)))

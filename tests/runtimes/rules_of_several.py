@@ -75,7 +75,7 @@ def most(row, workers):
 
 
 def run(row, workers) -> dict[str, np.ndarray]:
-    """What happened in the rounds of a row, and where they led."""
+    """Return the events in the rounds of a row, and their results."""
     trigger = rule(row, workers).trigger
     tally = distributed.SharedTally()
     watch = inject.Injector(workers, trigger, 0, delay=delay(row, workers), tally=tally)

@@ -75,7 +75,7 @@ def difference(ours, theirs) -> float:
 
 
 def copies_differ(array: jax.Array) -> bool:
-    """Whether two devices hold the same part of an array, but not the same bits."""
+    """Return whether two devices hold the same part of an array with different bits."""
     found: dict[str, bytes] = {}
     return any(
         found.setdefault(str(shard.index), bits) != bits
@@ -126,7 +126,7 @@ def exchange_text(method, team) -> str:
 
 
 def sent(method) -> tuple[float, float]:
-    """What a device of a divided model sends in an exchange.
+    """Return the bytes that a device of a divided model sends in an exchange.
 
     To other workers, over what a worker of one device sends; and inside of its slice, over the
     bytes of the model.
@@ -144,7 +144,7 @@ def sent(method) -> tuple[float, float]:
 
 
 def _stays(line: str) -> bool | None:
-    """Whether a collective of compiled HLO stays inside slices; None: it is none."""
+    """Return whether a collective of compiled HLO stays inside slices; None: it is none."""
     if not re.search(rf" ({'|'.join(traced.COLLECTIVES)})\(", line):
         return None
     pairs = re.search(r"source_target_pairs=(\S+)", line)

@@ -1,4 +1,4 @@
-"""What an exchange learns of its contribution: the version and the counter of the schedule."""
+"""Addresses of contributions in an exchange: the version and the counter of the schedule."""
 
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ def logging():
 
 
 def agree(log, schedule):
-    """Whether every worker was handed what the rows in which it takes part say."""
+    """Return whether every worker was handed the addresses of its rows."""
     assert (schedule.first > 0).any() and (schedule.version > 0).any()
     for worker in range(N):
         rows, positions = np.nonzero(schedule.workers == worker)

@@ -47,7 +47,7 @@ def mean_gradient(w, worker, counters):
 
 
 def local_progress(w, worker, counters):
-    """How far SGD gets in a step per mini-batch, backwards."""
+    """Return the progress of SGD in a step per mini-batch, backwards."""
     live = w
     for c in counters:
         live = live - RATE * gradient(live, worker, c)

@@ -307,7 +307,7 @@ def gradient(w, worker, counters, seen):
 
 
 def with_samples(schedule):
-    """What every worker knew when it began: two updates before, or nothing."""
+    """Return the knowledge of every worker when it began: two updates before, or nothing."""
     before = np.concatenate([[0], schedule.samples_used(B)])
     return replace(schedule, samples=before[np.maximum(schedule.version - 2, 0)].astype(np.int64))
 

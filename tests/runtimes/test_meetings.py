@@ -54,7 +54,7 @@ def meetings():
 
 
 def held(run):
-    """What all nodes hold, [workers, ...]: parameters, work and exchange state."""
+    """Return the state of all nodes, [workers, ...]: parameters, work and exchange state."""
     nodes = [node[:3] for node in run.states]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *nodes)
 

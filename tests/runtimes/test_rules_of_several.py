@@ -24,7 +24,7 @@ PROMISED = {
 
 
 def happened(tmp_path, count, devices, rows):
-    """What the rows made on `count` processes, the same on all of them: {row: arrays}."""
+    """Return the results of the rows on `count` processes, the same on all: {row: arrays}."""
     with started(tmp_path, count, devices, *rows) as (running, outputs):
         for rank, process in enumerate(running):
             assert process.wait(600) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]

@@ -181,7 +181,7 @@ def of_four(sharding, workers):
 
 
 def kept(sharding, workers):
-    """What the compiler says that a device of four keeps, and the arrays of its model."""
+    """Return the compiler's bytes of a device of four, and the arrays of its model."""
     runtime = of_four(sharding, workers)
     run = runtime.start(WIDE)
     examples, table = runtime._input.take(run.consumed, 16)

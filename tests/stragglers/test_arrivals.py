@@ -1,4 +1,4 @@
-"""What rules make of arrivals: the updates and the meetings that they plan, to the last bit."""
+"""Reactions of rules to arrivals: the updates and the meetings that they plan, bit for bit."""
 
 import heapq
 

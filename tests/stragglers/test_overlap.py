@@ -1,4 +1,4 @@
-"""What travels beside the work of a round: recursions of its own, in NumPy and by hand."""
+"""Transfers beside the work of a round: independent recursions in NumPy and by hand."""
 
 from types import SimpleNamespace
 

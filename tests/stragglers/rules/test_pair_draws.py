@@ -1,4 +1,4 @@
-"""What rules of pairs draw: partners, local steps and durations."""
+"""Draws of the rules of pairs: partners, local steps and durations."""
 
 import networkx as nx
 import numpy as np
