@@ -46,8 +46,8 @@ KEPT = ROOT / "runs" / "same_behaviour"
 # {"summary.json/idle_fraction": "summary.json/idle"}.
 RENAMED: Mapping[str, str | None] = {}
 ADDED: tuple[str, ...] = ()
-# Ends of names of fields that follow the clock on the wall.
-WALL = ("wall_seconds", "wall_seconds_std", "input_wait_seconds")
+# Ends of names of fields that follow the clock on the wall, and of the digest of a file with them.
+WALL = ("wall_seconds", "wall_seconds_std", "input_wait_seconds", "state.npz/metrics")
 # The same where the run's own clock is on the wall.
 REAL_TIME = (
     *WALL,
