@@ -118,8 +118,6 @@ _ENTRIES: dict[str, str | bool] = {}  # entries of the config that the command l
 
 def refuse(error: Exception | str) -> NoReturn:
     """End with one sentence instead of a traceback: the input was at fault, not the program."""
-    pass
-
     sentence = registry.sentence(error)
     print(f"error: {sentence}", file=sys.stderr)
     if "experiments.distributed" in sys.modules:  # there may be other processes
@@ -173,7 +171,8 @@ COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
     (lambda: FLAGS.pods, lambda: not FLAGS.jobset,
      "--pods has settings for --jobset; give both or neither"),
     (lambda: FLAGS.jobset,
-     lambda: given("overwrite", "jobs", "executor", "num_processes", "restarts"),
+     lambda: given("overwrite", "jobs", "executor", "num_processes", "restarts", "dry_run",
+                   "print_commands"),
      "--jobset only writes a file, whose Pods start and go on by themselves; leave out {}"),
     (lambda: FLAGS.dry_run, lambda: FLAGS.num_processes is not None,
      "--dry_run looks at a device of each arm in one process; leave out --num_processes"),
@@ -337,7 +336,7 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
                 "it out"
             )
         pool.SESSION.join(FLAGS.cluster)
-    sweep.check(arms, place, FLAGS.overwrite)
+    sweep.check(arms, place, FLAGS.overwrite, here=not FLAGS.jobset)
     if FLAGS.print_commands or FLAGS.jobset:
         grouped = sweep.groups(arms, FLAGS.together)
         commands = {group[0].path: executors.command(sys.argv, group) for group in grouped}

@@ -165,7 +165,8 @@ def is_alone(environment: Mapping[str, str]) -> bool:
     JAX would look further in any pod, and would give a single task one of its many GPUs.
     """
     by = "OMPI_COMM_WORLD_SIZE" if "OMPI_COMM_WORLD_SIZE" in environment else "SLURM_NTASKS"
-    count = environment.get(by, "1")
+    stepless = by == "SLURM_NTASKS" and "SLURM_STEP_NODELIST" not in environment
+    count = "1" if stepless else environment.get(by, "1")
     if not re.fullmatch(r"[1-9]\d{0,8}", count):
         raise ValueError(
             f"several processes: {by}={count!r} in the environment is no number of processes; "
@@ -373,7 +374,9 @@ def leave(code: int, why: str = "") -> None:
                 say(LEFT, json.dumps({"process": process_id(), "code": code, "why": why}))
             _part()
             os._exit(code)
-        meet("gossax/done", HOURS)  # the first process may still be writing
+        # The first process may still be writing; when it is done, no loss matters to it.
+        with contextlib.suppress(*[jax.errors.JaxRuntimeError] * is_writer()):
+            meet("gossax/done", HOURS)
         _over.set()
     sys.exit(code)
 

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import (
     distributed,
+    endings,
     files,
     loggers,
     records,
@@ -328,7 +329,8 @@ def local(
 
         return Job(lambda: process_words(process.poll(), output), stop)
 
-    return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
+    with endings.raised():  # so that no child is left behind
+        return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
 
 
 def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
@@ -405,7 +407,8 @@ def on_ray(
 
         return Job(poll, lambda: ray.cancel(reference, force=True))
 
-    return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
+    with endings.raised():  # so that no task is left behind
+        return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
 
 
 def _execute(command: Sequence[str], output: str, folder: str) -> int:

@@ -48,9 +48,9 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
     name = "-".join(filter(None, ("gossax", slug, hashlib.sha256(path.encode()).hexdigest()[:6])))
     count, words = pods["processes"], ["python", "launch.py", *command[2:]]
     words = [word.replace("$(", "$$(") for word in words]  # else Kubernetes' variables
-    if count > 1:
-        words += [f"--coordinator_address={name}-arm-0-0.{name}:{PORT}"]
-        words += [f"--num_processes={count}", "--process_id=$(JOB_COMPLETION_INDEX)"]
+    # Also of one process, or JAX would look for others in a Pod with an index.
+    words += [f"--coordinator_address={name}-arm-0-0.{name}:{PORT}"]
+    words += [f"--num_processes={count}", "--process_id=$(JOB_COMPLETION_INDEX)"]
     devices = {"nvidia.com/gpu": pods["gpus"], "google.com/tpu": pods["tpus"]}
     labels = TPU_LABELS if pods["tpus"] else (GPU_LABEL,)
     chosen = dict(zip(labels, (pods["accelerator"], pods["topology"]), strict=False))

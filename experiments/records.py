@@ -262,7 +262,7 @@ def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
     if not path.exists():
         return "that is missing"
     try:
-        there = read_json(path)
+        there = formats.read(path, formats.ANYTHING, sealed=False)
     except formats.Damaged as error:
         return f"that cannot be read ({error})"
     same_entries = set(there) - BESIDE == set(registry.canonical(config))

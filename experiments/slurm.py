@@ -84,7 +84,7 @@ class Command:
         while self._runs():
             self._tell()
             time.sleep(POLL_SECONDS)
-        code = self._process.returncode
+        code = self._process.wait()
         if not self._asked and code <= 128:
             return code
         # Where Slurm ends a step by the first failure, the first task may still have to requeue.
@@ -118,7 +118,13 @@ class Command:
             self._process.send_signal(signal.SIGHUP)
 
     def _runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        if self._process is None:
+            return False
+        only_look = os.WEXITED | os.WNOHANG | os.WNOWAIT  # `poll` locks, and may be interrupted
+        try:
+            return os.waitid(os.P_PID, self._process.pid, only_look) is None
+        except ChildProcessError:
+            return False
 
 
 def _bear_signals() -> None:

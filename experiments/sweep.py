@@ -192,8 +192,11 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
     return found
 
 
-def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
-    """Refuse the whole sweep, with nothing written, if any of its arms cannot run."""
+def check(arms: list[Arm], workdir: str, overwrite: bool, here: bool = True) -> None:
+    """Refuse the whole sweep, with nothing written, if any of its arms cannot run.
+
+    here: on this machine, so that the workdir has to be writable.
+    """
     records.check_path(workdir, "workdir")
     root = pathlib.Path(workdir)
     for arm in arms:
@@ -205,7 +208,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool) -> None:
             "choose another --workdir"
         )
     there = next(place for place in (root, *root.absolute().parents) if place.exists())
-    if there.is_dir() and not os.access(there, os.W_OK):
+    if here and there.is_dir() and not os.access(there, os.W_OK):
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
     # First what lies there that a launch writes, then whether it is ours: another process may be
     # about to begin.
