@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.algorithms.test_recursive_doubling import arrays
 
 from comms import compact, owners
+from tests.algorithms.test_recursive_doubling import arrays
 
 
 def body(fits):
