@@ -62,7 +62,7 @@ def read(
     first, _, rest = argument.partition(",")
     variants = getattr(module, "VARIANTS", {})
     if first in variants:
-        module, argument = variants[first], rest
+        module, argument = _variant(file, variants, first), rest
     elif question := registry.meant(first, variants):
         known = registry.listed(variants)
         raise ValueError(f"{file} has no variant {first!r}; {question}known variants: {known}")
@@ -93,7 +93,7 @@ def load(path: str) -> Any:
             whole = found.with_name(f"{'_'.join(words[:count])}.py")
             variants = getattr(load(str(whole)), "VARIANTS", {}) if whole.is_file() else {}
             if "_".join(words[count:]) in variants:
-                return variants["_".join(words[count:])]
+                return _variant(str(whole), variants, "_".join(words[count:]))
     if not found.is_file():
         raise ValueError(f"there is no file {path!r}; give the path of a config")
     if found.suffix != ".py":
@@ -103,6 +103,12 @@ def load(path: str) -> Any:
     with _code_of(path, f"{path} ends the program (sys.exit); leave that out"):
         spec.loader.exec_module(module)
     return module
+
+
+def _variant(path: str, variants: Mapping[str, Any], name: str) -> Any:
+    """Return a variant of the file at this path, which refusals name by both."""
+    variants[name].__file__ = f"{path}:{name}"
+    return variants[name]
 
 
 @contextlib.contextmanager

@@ -85,6 +85,9 @@ def shell(tmp_path, monkeypatch, capsys):
         if "--slurm" in value:
             slurm.check(value["--slurm"], int(value.get("--jobs", 1)), cluster="local")
         given = shlex.join(word for word in words if not word.startswith("--workdir="))
+        if "--jobset" in value:
+            started([*words, "--seeds=1"])
+            return
         if given not in first_arm:
             printed = started(words, "--seeds=1", "--print_commands")
             first_arm[given] = re.findall("--arm=[^ \n']*", printed)[:1]

@@ -508,7 +508,7 @@ class Stream:
         return (len(self._tokens) - 1) // self._given[1]
 
     def read(self, indices: np.ndarray) -> Sequences:
-        """See `runtimes.feeding.Source`."""
+        """See `runtimes.data_feed.Source`."""
         _, length, _, end = self._given
         places = np.asarray(indices)[:, None] * length + np.arange(length + 1)[None]
         tokens = self._tokens[places].astype(np.int32)

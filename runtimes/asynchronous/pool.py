@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -96,6 +97,7 @@ class Session:
         self._folder: _Folder | None = None  # of the files of a cluster of its own
         self._store, self._cpus = 0, 0  # bytes of its store, processors that Ray counts there
         self._ended = threading.Event()  # of the thread that watches the services
+        self.pools: weakref.WeakSet[ActorPool] = weakref.WeakSet()  # of all runs of this process
 
     def join(self, address: str) -> None:
         """Use the cluster at this address, which is joined at once; ValueError if none answers."""
@@ -134,10 +136,11 @@ class Session:
         )
 
     def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
-        """Start Ray, again if a cluster of our own is too small; ValueError if a joined one is."""
+        """Start Ray, again if ours is too small and unused; ValueError if there is no room."""
         ray = self._loaded()
         cpus = int(np.ceil(members * resources.cpus))
-        if self._folder is not None and (store_bytes > self._store or cpus > self._cpus):
+        small = store_bytes > self._store or cpus > self._cpus
+        if self._folder is not None and small and all(pool.closed for pool in self.pools):
             self.close()  # what does not fit into its store would go through the disk
         if not ray.is_initialized():
             self.check_room(members, store_bytes)
@@ -389,7 +392,7 @@ class ActorPool:
         self._actors: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         self.members = members
 
     def start(self, member: int, *ready: Any) -> Any:
@@ -488,7 +491,7 @@ class ActorPool:
     def close(self) -> None:
         """End all processes; nothing is news any more."""
         with self._lock:
-            self._closed, members = True, list(self._actors)
+            self.closed, members = True, list(self._actors)
         for member in members:
             with contextlib.suppress(Exception):  # it may be gone already, with Ray or without
                 self.kill(member)
@@ -498,7 +501,7 @@ class ActorPool:
             import ray
 
             with self._lock:
-                if self._closed or self._actors.get(member) is not actor:
+                if self.closed or self._actors.get(member) is not actor:
                     return  # of a process that has been replaced
             error = future.exception()
             if error is None:
@@ -646,7 +649,7 @@ class Supervisor:
         """End the processes that do not answer any more; away: s for which nobody listened."""
         now = time.monotonic()
         for who in list(self._alive):
-            self._heard[who] = self._heard.get(who, now) + away
+            self._heard[who] = min(now, self._heard.get(who, now) + away)
             if now - self._heard[who] > self.patience + SILENCE:
                 self._heard[who] = now
                 self._pool.kill(who)

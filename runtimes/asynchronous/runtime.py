@@ -319,6 +319,7 @@ class Serving(Supervisor):
         session.provide(workers, resources, store_bytes(self._params, workers, COPIES))
         self._elapsed = elapsed
         self._pool = ActorPool(AsynchronousWorker, lambda me: (recipe, me), workers, resources)
+        session.pools.add(self._pool)
         first = _put(self._server.points[self._server.update])
         for who in range(workers):
             self._pool.start(who, first)

@@ -97,7 +97,9 @@ class AsynchronousWorker:
         if contribution is None or self._stop.wait(self._parts.communication):
             return Delivery(order.number, None, busy, True)
         self._states[order.number] = state
+        self._computing_since = time.monotonic()
         contribution = jax.tree.map(np.asarray, contribution)
+        self._computing_since = None
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(contribution))
         return Delivery(order.number, contribution, busy, finite)
 

@@ -120,6 +120,7 @@ class Coordinator(Supervisor):
         import ray  # the session has set what it reads when it is loaded
 
         self._pool = ActorPool(GossipWorker, lambda me: (recipe, me), workers, resources, (MEET,))
+        session.pools.add(self._pool)
         self._last = [WorkerSnapshot(state, Traffic()) for state in states]
         stored = [ray.put(state) for state in states]
 
@@ -289,10 +290,11 @@ class Coordinator(Supervisor):
         with self._freezing, self.changed:
             if who in self._missing:
                 return  # it has died once more
-            for other in self._alive:
+            others = sorted(self._alive)  # at this moment, as one may die meanwhile
+            for other in others:
                 self._pool.call(other, "present", who, self._pool.handle(who))
             # Who is still to return itself will be presented to this one then.
-            self._enter(who, {one: self._pool.handle(one) for one in self._alive}, self.now())
+            self._enter(who, {one: self._pool.handle(one) for one in others}, self.now())
             del self._away[who], self._since[who]
 
     def _enter(self, who: int, peers: Mapping[int, Any], elapsed: float) -> None:
@@ -342,7 +344,8 @@ class Coordinator(Supervisor):
             rows = self.log.counts()
             return all(rows[who] == count for who, count in counts.items())
 
-        self._wait(lambda: self._missing - known or caught_up(), CATCHING_UP, _FORGOTTEN)
+        patience = CATCHING_UP + self.patience  # for one that is computing
+        self._wait(lambda: self._missing - known or caught_up(), patience, _FORGOTTEN)
         return not self._missing - known
 
     def _wait(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:

@@ -318,6 +318,7 @@ class PairHandler:
                 self._release(calls)
                 raise
             calls.replies.append(reply)
+            calls.heard = time.monotonic()  # its own computing is no silence of the asker
         return reply
 
     def give_up_the_silent(self) -> None:
@@ -449,7 +450,7 @@ class GossipWorker:
         """Expect nothing more of a worker that has gone; returns the meetings that it asked for."""
         self._handler.close_to(other)
         self._absent.add(other)
-        return [met for met in self._asked_by_others if met.ends[0].worker == other]
+        return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
     def present(self, other: int, peer: Any) -> None:
         """Expect the worker to answer, in its new process, and to count its attempts anew."""
@@ -505,19 +506,21 @@ class GossipWorker:
         state, start, parts = self._state, self.now(), self.parts.worker
         counter, batches = int(state.counter), self._batches
         samples = self.parts.rule.workers * counter * parts.sampler.batch_size
-        self._computing_since = time.monotonic()
-        contribution, work = jax.block_until_ready(
-            self._programs.contribute(
-                state.params,
-                state.work,
-                parts.sampler.indices(np.int64(self._me), counter + np.arange(parts.mini_batches)),
-                np.int32(batches),
-                hashing.words(samples),
-                np.int32(self._me),
-            )
+        indices = parts.sampler.indices(
+            np.int64(self._me), counter + np.arange(parts.mini_batches)
         )
-        finite = bool(self._programs.finite(contribution))
-        self._computing_since = None
+        with self._computing():
+            contribution, work = jax.block_until_ready(
+                self._programs.contribute(
+                    state.params,
+                    state.work,
+                    indices,
+                    np.int32(batches),
+                    hashing.words(samples),
+                    np.int32(self._me),
+                )
+            )
+            finite = bool(self._programs.finite(contribution))
         if parts.delay is not None:
             ends = start
             for count in range(counter, counter + batches):
@@ -563,12 +566,22 @@ class GossipWorker:
                 longest = BACK_OFF * 2.0 ** min(refused, DOUBLINGS)
                 time.sleep(float(self._chance.uniform(0, longest)))
 
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Let the launcher know meanwhile for how long a program has been running."""
+        self._computing_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._computing_since = None
+
     def _meet_nobody(self, progress: Progress, step: Step) -> None:
         with self._held():
             asked = self.now()
-            params, exchange = jax.block_until_ready(
-                self._programs.alone(*self._arguments(progress))
-            )
+            with self._computing():
+                params, exchange = jax.block_until_ready(
+                    self._programs.alone(*self._arguments(progress))
+                )
             entry = progress.entry._replace(count=int(self._state.meetings))
             met = Meeting((entry,), asked, self.now())
             self._commit(met, params, exchange, progress, step.rule)
@@ -578,8 +591,9 @@ class GossipWorker:
         """Ask the partner to meet; False if it refuses."""
         with self._held():
             asked, entry = self.now(), self._entry(progress)
-            half = self._programs.ask.begin(*self._arguments(progress))
-            message, number = on_host(next(half)), 0
+            with self._computing():
+                half = self._programs.ask.begin(*self._arguments(progress))
+                message, number = on_host(next(half)), 0
             self._attempts += 1
             while message is not None:
                 request = Request(self._me, self._attempts, number, message, entry)
@@ -587,7 +601,8 @@ class GossipWorker:
                 if reply is None:
                     return False
                 self._count(sent_bytes=_bytes(message))
-                message, result = advanced(half, reply.message)
+                with self._computing():
+                    message, result = advanced(half, reply.message)
             met = Meeting((entry, reply.entry), asked, self.now())
             self._commit(met, *result, progress, step.rule)
             self._count(asked=1)
