@@ -6,42 +6,25 @@ draws. Worker residuals of real clusters are strongly autocorrelated, so iid dis
 methods that drop stragglers; the processes here do not.
 """
 
-import csv
-import io
-import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stragglers import reading
 from stragglers.delays import Law
 from stragglers.speed_paths import InTime, Paths, finish
 from stragglers.streams import addressed
+from stragglers.traces import files
 
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
 LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
-MOST_SHOWN = 16  # names of workers that an error lists on a line
-EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
 IN_STEP = (
     "warning: at equal times all workers took about equally long, as steps that end with an "
     "all-reduce do, which hides who is slow; give times of computing alone, or waiting=COLUMN, the "
     "part of them that is waiting"
 )
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-NO_TABLES = {  # first bytes of files that are not text in columns
-    b"\x1f\x8b": "compressed by gzip",
-    b"PK": "a zip or Excel file",
-    b"PAR1": "Parquet",
-    b"{": "JSON",
-    b"[": "JSON",
-}
-_UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # unit at the end of a column's name
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
 
@@ -255,16 +238,16 @@ def trace(
             )
     if mean is not None and scale is not None:
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
-    recorded, column, empty, in_step = _recorded(path, worker, time, duration, waiting)
-    names = sorted(recorded, key=_natural)
-    everything = np.concatenate([recorded[name] for name in names])
-    ending = _UNIT.search(column)
+    found = files.read(path, worker, time, duration, waiting)
+    names = sorted(found.durations, key=files.natural)
+    everything = np.concatenate([found.durations[name] for name in names])
+    ending = files.UNIT.search(found.column)
     if mean is not None:
         scale, unit = mean / everything.mean(), f"scaled to mean={mean:g}"
     elif scale is not None:
         unit = f"scale={scale:g}"
     elif ending:
-        scale, unit = SECONDS[ending[1]], f"column {column} in {ending[1]}"
+        scale, unit = files.SECONDS[ending[1]], f"column {found.column} in {ending[1]}"
     else:
         scale, median = 1.0, np.median(everything)
         if median > LONGEST_USUAL:
@@ -274,10 +257,12 @@ def trace(
                 "for nanoseconds, 1 for seconds"
             )
         unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
-    records = [scale * recorded[name] for name in names]
-    facts = [f"{path}: {_described(names, records)}", unit]
-    facts += [f"{empty} empty rows left out"] if empty else []
-    facts += [IN_STEP] if in_step else []
+    records = [scale * found.durations[name] for name in names]
+    facts = [f"{path}: {files.described(names, records)}", unit]
+    if found.apart.size:
+        facts.append(f"communication apart, median {np.median(found.apart):.3g} s a step")
+    facts += [f"{found.empty} empty rows left out"] if found.empty else []
+    facts += [IN_STEP] if found.in_step else []
     process = replayed(f"trace({path})", records)
     return replace(process, names=tuple(names), read=" ".join(", ".join(facts).split()))
 
@@ -300,195 +285,3 @@ def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
 PROCESSES: dict[str, Callable[..., Process]] = {
     factory.__name__: factory for factory in (persistent, spells, markov, trace)
 }
-
-
-def _recorded(
-    path: str, worker: str, time: str | None, duration: str, waiting: str | None
-) -> tuple[dict[str, np.ndarray], str, int, bool]:
-    """Return durations by the name of a worker in the order of their times, and facts about them.
-
-    These are their column, the number of empty rows, and True if workers seem to go in step.
-    """
-    try:
-        rows, comma = _rows(path)
-    except (OSError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"trace: cannot read {path} ({error}); give the path of a CSV file"
-        ) from error
-    full = [(line, row) for line, row in rows if any(row)]
-    empty = len(rows) - len(full)
-    if full and worker == "worker" and waiting is None:
-        full = _long(full, time, duration)
-    columns = full[0][1] if full else []
-    places = []
-    named = {"worker": worker, "time": time, "duration": duration, "waiting": waiting}
-    for parameter, name in named.items():
-        found = [i for i, column in enumerate(columns) if column == name]
-        found = found or [i for i, column in enumerate(columns) if _plain(column) == _plain(name)]
-        if name is not None and len(found) != 1:
-            known = " ".join(", ".join(columns).split())[:200] or "none"
-            raise ValueError(
-                f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
-                f"{known}; give the name of one as trace(path='{path}', {parameter}='...')"
-            )
-        places.append(found[0] if found else None)
-    whose, when, what, waits = places
-    unit = 1.0 if waits is None else _seconds(columns[waits]) / _seconds(columns[what])
-    if not full[1:]:
-        raise ValueError(f"trace: {path} has no records; give a file with at least one")
-    observed: dict[str, list[tuple[float, int, float]]] = {}
-    for line, row in full[1:]:
-        cells = row + [None] * (len(columns) - len(row))
-        at = line if when is None else _time(cells[when], comma)
-        seconds = _number(cells[what], comma)
-        seconds -= 0.0 if waits is None else unit * _number(cells[waits], comma)
-        fits = not any(row[len(columns) :])
-        if not (fits and cells[whose] and math.isfinite(at) and 0 < seconds < math.inf):
-            shown = [whose] if not cells[whose] else []
-            shown += [place for place in (when, what, waits) if place is not None]
-            seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
-            seen = seen if fits else f"{len(row)} values for {len(columns)} columns"
-            raise ValueError(
-                f"trace: {path} line {line} has {seen}; keep numbers and positive durations only, "
-                "or leave times aside with time=None"
-            )
-        observed.setdefault(cells[whose], []).append((at, line, seconds))
-    for name, records in observed.items():
-        records.sort()
-        for (at, line, _), (other, later, _) in itertools.pairwise(records):
-            if at == other:
-                raise ValueError(
-                    f"trace: {path} lines {line} and {later} both have worker {name!r} at "
-                    f"{columns[when]}={at:.12g}, as where two runs are in one file; keep one, or "
-                    "take rows in their order with time=None"
-                )
-    durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
-    in_step = when is not None and _in_step(list(observed.values()))
-    return durations, columns[what], empty, in_step
-
-
-def _rows(path: str) -> tuple[list[tuple[int, list[str]]], str]:
-    """Return the numbered cells of lines that are no comments, and the decimal mark.
-
-    The header says whether commas, semicolons or tabs part them; numbers have decimal commas only
-    between semicolons.
-    """
-    with reading.opened(Path(path).expanduser()) as file:
-        start = file.peek(4)
-        for first, kind in NO_TABLES.items():
-            if start.startswith(first):
-                raise ValueError(f"it is {kind}")
-        encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        text = io.TextIOWrapper(file, encoding, newline="").read()
-    lines = (line for line in io.StringIO(text) if line.strip() and not line.startswith("#"))
-    header = next(lines, "")
-    delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    comma = "," if delimiter == ";" else "."
-    return [(line, row) for line, row in rows if not row[0].startswith("#")], comma
-
-
-def _long(
-    rows: list[tuple[int, list[str]]], time: str | None, duration: str
-) -> list[tuple[int, list[str]]]:
-    """Return a table with a column per worker as one with a row per duration; others as they are.
-
-    Such columns differ in a number alone, and the table has no column of durations.
-    """
-    columns = rows[0][1]
-    names = [_UNIT.sub("", column) for column in columns]
-    whose = {i: name.rstrip("0123456789") for i, name in enumerate(names) if name[-1:].isdecimal()}
-    numbered = len(whose) > 1 and len(set(whose.values())) == 1 and len(set(names)) == len(names)
-    if not numbered or len({_seconds(columns[i]) for i in whose}) > 1:
-        return rows
-    if {"worker", _plain(duration)} & set(map(_plain, columns)):
-        return rows
-    if len(whose) == len(columns) and "" in whose.values():  # numbers without a header
-        return rows
-    when = names.index(time) if time in names else None
-    ending = _UNIT.search(columns[next(iter(whose))])
-    header = ["worker", time or "time", f"{duration}_{ending[1]}" if ending else duration]
-    found = [(rows[0][0], header)]
-    for line, row in rows[1:]:
-        cells = row + [""] * (len(columns) - len(row))
-        at = str(line) if when is None else cells[when]
-        found += [(line, [names[i], at, cells[i], *row[len(columns) :]]) for i in whose]
-    return found
-
-
-def _plain(column: str | None) -> str:
-    """Return the name of a column without its unit and without capitals."""
-    return _UNIT.sub("", column or "").lower()
-
-
-def _in_step(observed: Sequence[Sequence[tuple[float, int, float]]]) -> bool:
-    """Return True if durations vary over time, and at one time hardly over workers."""
-    each = [{at: seconds for at, _, seconds in rows} for rows in observed]
-    common = sorted(set.intersection(*map(set, each)))
-    if not common and len(set(map(len, each))) == 1:  # times of clocks: the order gives the step
-        each = [dict(enumerate(mine[at] for at in sorted(mine))) for mine in each]
-        common = sorted(each[0])
-    if len(each) < 2 or len(common) < LEAST_EQUAL:
-        return False
-    table = np.array([[mine[at] for at in common] for mine in each])  # [workers, times]
-    within, over = np.median(table.std(axis=0)), np.median(table, axis=0).std()
-    return bool(within < EQUAL * over)
-
-
-def _seconds(column: str) -> float:
-    """Return the unit that ends the name of a column, in seconds; 1 where there is none."""
-    ending = _UNIT.search(column)
-    return SECONDS[ending[1]] if ending else 1.0
-
-
-def _described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
-    """Return the number of durations, the workers, the median and the slowest as a text."""
-    counts = [len(values) for values in records]
-    each = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
-    medians = np.array([np.median(values) for values in records])
-    slowest = int(medians.argmax())
-    said = f"{sum(counts)} durations of {len(names)} workers, {each} each"
-    if list(names) != [str(i) for i in range(len(names))]:
-        shown = names if len(names) <= MOST_SHOWN else [*names[:2], "...", names[-1]]
-        shown = ", ".join(f"{name:.40}" for name in shown)
-        said += f" (workers from 0 on are {shown}{_gap(names)})"
-    return (
-        f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]:.40} "
-        f"({medians[slowest] / np.median(medians):.3g} times the median worker)"
-    )
-
-
-def _gap(names: Sequence[str]) -> str:
-    """Return a text about a gap in numbered names, as of missing records; "": there is none."""
-    parts = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, re.DOTALL) for name in names]
-    if None in parts or len({(part[1], part[3]) for part in parts}) > 1:
-        return ""
-    for one, other in itertools.pairwise(parts):
-        if int(other[2]) > int(one[2]) + 1:
-            return f"; the file has none between {one[0]} and {other[0]}"
-    return ""
-
-
-def _natural(name: str) -> str:
-    """Return a key that sorts rank2 before rank10."""
-    return re.sub("[0-9]+", lambda digits: digits[0].zfill(18), name)
-
-
-def _number(text: str | None, comma: str) -> float:
-    try:
-        return float((text or "").replace(comma, "."))
-    except ValueError:
-        return math.nan
-
-
-def _time(text: str | None, comma: str) -> float:
-    """Return a number, or the seconds of a date and time; without a zone it is taken as UTC."""
-    seconds = _number(text, comma)
-    if math.isnan(seconds):
-        try:
-            at = datetime.fromisoformat(text or "")
-        except ValueError:
-            return math.nan
-        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-    return seconds

@@ -1,0 +1,439 @@
+"""Recorded durations in the files that practitioners have.
+
+| file | durations of |
+|---|---|
+| CSV, with commas, semicolons or tabs, also gzip | a row each, or a column per worker |
+| Parquet | the same |
+| PyTorch profiler (Kineto), JSON, also gzip | steps, without their exposed collectives |
+| ByteDance StragglerAnalysis, Parquet | micro-batches of a replica, by its slowest stage |
+| a folder, or a pattern as `rank*.csv` | a worker per file |
+"""
+
+import csv
+import glob
+import gzip
+import io
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stragglers import reading
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # unit at the end of a column's name
+ALIASES = {  # columns that are taken where the ones of the defaults are missing
+    "worker": ("rank", "worker_id", "replica", "node", "host", "hostname"),
+    "time": ("step", "iteration", "iter", "timestamp"),
+    "duration": ("batch_time_norm", "step_time", "iteration_time", "duration", "seconds", "time"),
+}
+DEFAULTS = {"worker": "worker", "time": "time", "duration": "batch_time", "waiting": None}
+MOST_SHOWN = 16  # names of workers that an error lists on a line
+EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
+NO_TABLES = {b"PK": "a zip or Excel file"}  # by their first bytes
+COLLECTIVE = re.compile("nccl|rccl|gloo", re.IGNORECASE)  # in the name of a profiled event
+STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+class Place(NamedTuple):
+    """A line of a file."""
+
+    path: str
+    line: int
+
+    def __str__(self) -> str:
+        """Return it for a reader."""
+        return f"{self.path} line {self.line}"
+
+
+Rows = list[tuple[Place, list[str]]]
+
+
+class Recorded(NamedTuple):
+    """Durations as they were recorded, before their unit is known.
+
+    durations: name of a worker -> numbers in the order of their times. column: of these numbers.
+    empty: rows without a value. in_step: True if workers seem to go in step. apart: seconds of
+    communication that were told apart, of all workers.
+    """
+
+    durations: dict[str, np.ndarray]
+    column: str
+    empty: int
+    in_step: bool
+    apart: np.ndarray
+
+
+def read(
+    path: str, worker: str, time: str | None, duration: str, waiting: str | None
+) -> Recorded:
+    """Return the durations in a file, a folder or the files of a pattern.
+
+    worker, time, duration, waiting: columns, as in `stragglers.processes.trace`. ValueError for
+    what cannot be read.
+    """
+    try:
+        rows, comma = _tables(path, worker)
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"trace: cannot read {path} ({reason}); give the path of a CSV, Parquet or Kineto "
+            "file, or a pattern with a file per worker, as 'rank*.csv'"
+        ) from error
+    full = [(place, row) for place, row in rows if any(row)]
+    empty = len(rows) - len(full)
+    if full and worker == "worker" and waiting is None:
+        full = _long(full, time, duration)
+    columns = full[0][1] if full else []
+    named = {"worker": worker, "time": time, "duration": duration, "waiting": waiting}
+    whose, when, what, waits = _places(path, columns, named)
+    unit = 1.0 if waits is None else seconds_of(columns[waits]) / seconds_of(columns[what])
+    if not full[1:]:
+        raise ValueError(f"trace: {path} has no records; give a file with at least one")
+    apart = columns.index(APART) if APART in columns else None
+    observed: dict[str, list[tuple[float, Place, float]]] = {}
+    for place, row in full[1:]:
+        cells = row + [None] * (len(columns) - len(row))
+        at = place.line if when is None else _time(cells[when], comma)
+        seconds = _number(cells[what], comma)
+        seconds -= 0.0 if waits is None else unit * _number(cells[waits], comma)
+        fits = not any(row[len(columns) :])
+        if not (fits and cells[whose] and math.isfinite(at) and 0 < seconds < math.inf):
+            shown = [whose] if not cells[whose] else []
+            shown += [column for column in (when, what, waits) if column is not None]
+            seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
+            seen = seen if fits else f"{len(row)} values for {len(columns)} columns"
+            raise ValueError(
+                f"trace: {place} has {seen}; keep numbers and positive durations only, "
+                "or leave times aside with time=None"
+            )
+        observed.setdefault(cells[whose], []).append((at, place, seconds))
+    for name, records in observed.items():
+        records.sort()
+        for (at, place, _), (other, later, _) in itertools.pairwise(records):
+            if at == other:
+                again = later if later.path != place.path else f"line {later.line}"
+                raise ValueError(
+                    f"trace: {place} and {again} both have worker {name!r} at "
+                    f"{columns[when]}={at:.12g}, as where two runs are in one file; keep one, or "
+                    "take rows in their order with time=None"
+                )
+    durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
+    in_step = when is not None and _in_step(list(observed.values()))
+    told = [] if apart is None else [float(row[apart]) for _, row in full[1:]]
+    return Recorded(durations, columns[what], empty, in_step, np.array(told))
+
+
+def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
+    """Return the number of durations, the workers, the median and the slowest as a text."""
+    counts = [len(values) for values in records]
+    each = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+    medians = np.array([np.median(values) for values in records])
+    slowest = int(medians.argmax())
+    said = f"{sum(counts)} durations of {len(names)} workers, {each} each"
+    if list(names) != [str(i) for i in range(len(names))]:
+        shown = names if len(names) <= MOST_SHOWN else [*names[:2], "...", names[-1]]
+        shown = ", ".join(f"{name:.40}" for name in shown)
+        said += f" (workers from 0 on are {shown}{_gap(names)})"
+    return (
+        f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]:.40} "
+        f"({medians[slowest] / np.median(medians):.3g} times the median worker)"
+    )
+
+
+def natural(name: str) -> str:
+    """Return a key that sorts rank2 before rank10."""
+    return re.sub("[0-9]+", lambda digits: digits[0].zfill(18), name)
+
+
+def seconds_of(column: str) -> float:
+    """Return the unit that ends the name of a column, in seconds; 1 where there is none."""
+    ending = UNIT.search(column)
+    return SECONDS[ending[1]] if ending else 1.0
+
+
+# --- files ---
+
+APART = "communication apart [s]"  # the column of a table that is made of profiles
+
+
+def _tables(path: str, worker: str) -> tuple[Rows, str]:
+    """Return the cells of all files of a path, with the name of a file where it is a worker."""
+    place = Path(path).expanduser()
+    pattern = f"{place}/*" if place.is_dir() else f"{place}"
+    if not glob.has_magic(pattern) or place.is_file():
+        return _cells(place)
+    paths = sorted(filter(os.path.isfile, glob.glob(pattern)), key=natural)
+    if not paths:
+        raise ValueError("no file has a name of that pattern")
+    joined: Rows = []
+    names = _varying(paths)
+    for name, one in zip(names, paths, strict=True):
+        rows, comma = _cells(Path(one))
+        (at, header), *rest = rows or [(Place(one, 1), [])]
+        if _plain(worker) not in map(_plain, header):
+            header, rest = [worker, *header], [(line, [name, *row]) for line, row in rest]
+        if joined and header != joined[0][1]:
+            raise ValueError(
+                f"{paths[0]} has the columns {', '.join(joined[0][1])}, {one} has "
+                f"{', '.join(header)}"
+            )
+        joined += rest if joined else [(at, header), *rest]
+    return joined, comma
+
+
+def _varying(paths: Sequence[str]) -> list[str]:
+    """Return the number in which each path differs from the others, or the name of its file."""
+    parts = [re.split("([0-9]+)", path) for path in paths]
+    stems = [Path(path).name.partition(".")[0] for path in paths]
+    if len(set(map(len, parts))) > 1:
+        return stems
+    differing = [one for one in zip(*parts, strict=True) if len(set(one)) > 1]
+    return list(differing[0]) if len(differing) == 1 and differing[0][0].isdecimal() else stems
+
+
+def _cells(path: Path) -> tuple[Rows, str]:
+    """Return the cells of a file by their lines, and the decimal mark."""
+    with reading.opened(path) as file:
+        start = file.peek(4)
+        if start.startswith(b"PAR1"):
+            return _numbered(path, _of_parquet(file)), "."
+        for first, kind in NO_TABLES.items():
+            if start.startswith(first):
+                raise ValueError(f"it is {kind}")
+        packed = start.startswith(b"\x1f\x8b")
+        try:
+            data = (gzip.GzipFile(fileobj=file) if packed else file).read(reading.MOST_BYTES + 1)
+        except EOFError as error:
+            raise ValueError("it ends too early") from error
+    if len(data) > reading.MOST_BYTES:
+        raise ValueError(f"it has more than {reading.MOST_BYTES / 1e6:.0f} MB")
+    text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    if text.lstrip()[:1] in ("{", "["):
+        return _numbered(path, _of_profile(json.loads(text))), "."
+    return _of_text(path, text)
+
+
+def _numbered(path: Path, rows: Sequence[Sequence[str]]) -> Rows:
+    return [(Place(f"{path}", line), list(row)) for line, row in enumerate(rows, 1)]
+
+
+def _of_text(path: Path, text: str) -> tuple[Rows, str]:
+    """Return the cells of lines that are no comments, and the decimal mark.
+
+    The header says whether commas, semicolons or tabs part them; numbers have decimal commas only
+    between semicolons.
+    """
+    lines = (line for line in io.StringIO(text) if line.strip() and not line.startswith("#"))
+    header = next(lines, "")
+    delimiter = max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    comma = "," if delimiter == ";" else "."
+    kept = [(Place(f"{path}", at), row) for at, row in rows if not row[0].startswith("#")]
+    return kept, comma
+
+
+def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
+    """Return the cells of a Parquet file, or the micro-batches of ByteDance's operations."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ValueError("it is Parquet, which needs pyarrow: pip install pyarrow") from error
+    try:
+        table = parquet.read_table(file)
+    except ArrowException as error:
+        raise ValueError(" ".join(str(error).split())[:200]) from error
+    columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    if columns.keys() >= OPERATIONS:
+        return _micro_batches(columns)
+    cells = [[repr(x) if isinstance(x, float) else str(x) for x in column.tolist()]
+             for column in columns.values()]
+    return [list(columns), *map(list, zip(*cells, strict=True))]
+
+
+OPERATIONS = {"dp_rank", "stage", "rank", "step", "optype", "duration", "mb_id"}
+
+
+def _micro_batches(columns: dict[str, np.ndarray]) -> list[list[str]]:
+    """Return the seconds of each micro-batch of a replica: those of its slowest pipeline stage.
+
+    ByteDance's StragglerAnalysis (arXiv 2505.05713) records every operation of every rank. A
+    stage takes its forward and backward computing, the mean over its ranks.
+    """
+    computing = np.isin(columns["optype"].astype(str), ("forward-compute", "backward-compute"))
+    keys = ("dp_rank", "step", "mb_id", "stage")
+    values, places = zip(
+        *(np.unique(columns[key][computing], return_inverse=True) for key in keys), strict=True
+    )
+    shape = tuple(map(len, values))
+    seconds, ranks = np.zeros(shape), np.zeros(shape)
+    np.add.at(seconds, places, columns["duration"][computing])
+    whole = np.stack([*places, columns["rank"][computing]], axis=1)
+    np.add.at(ranks, tuple(np.unique(whole, axis=0)[:, :-1].T), 1)
+    slowest = (seconds / np.maximum(ranks, 1)).max(axis=-1)
+    rows = [["worker", "time", "batch_time_s"]]
+    for replica, each in zip(values[0], slowest.reshape(shape[0], -1), strict=True):
+        rows += [[f"{replica}", f"{at}", repr(x)] for at, x in enumerate(each.tolist()) if x]
+    return rows
+
+
+def _of_profile(document: object) -> list[list[str]]:
+    """Return the computing of each step that a rank's PyTorch profiler saw.
+
+    A step is a ProfilerStep. The time in which collectives run on the device and nothing else does
+    is taken off: it is the exchange with its wait for others.
+    """
+    events = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(events, list):
+        raise ValueError("it is JSON without the traceEvents of a profiler")
+    events = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    steps: dict[int, tuple[float, float]] = {}
+    for kind in ("user_annotation", "gpu_user_annotation"):  # where there are both, the device's
+        for event in events:
+            found = STEP.match(event["name"]) if event.get("cat") == kind else None
+            if found:
+                steps[int(found[1])] = _interval(event)
+    if not steps:
+        raise ValueError("it has no ProfilerStep; call the profiler's step() after each step")
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    busy = kernels or [event for event in events if event.get("cat") == "user_annotation"]
+    collectives = [_interval(event) for event in busy if COLLECTIVE.search(event["name"])]
+    others = [_interval(event) for event in kernels if not COLLECTIVE.search(event["name"])]
+    rank = (document.get("distributedInfo") or {}).get("rank")
+    rows = [["time", "batch_time_us", APART] + ["worker"] * (rank is not None)]
+    for number, (begin, end) in sorted(steps.items()):
+        exposed = _covered(collectives + others, begin, end) - _covered(others, begin, end)
+        communication = 1e-6 * _covered(collectives, begin, end)
+        row = [f"{number}", repr(end - begin - exposed), repr(communication)]
+        rows.append(row + [f"{rank}"] * (rank is not None))
+    return rows
+
+
+def _interval(event: dict) -> tuple[float, float]:
+    """Return the begin and the end of a profiled event [us]."""
+    return float(event["ts"]), float(event["ts"]) + float(event["dur"])
+
+
+def _covered(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Return the time between begin and end that at least one of the intervals covers."""
+    covered, until = 0.0, begin
+    for one, other in sorted(intervals):
+        covered += max(0.0, min(other, end) - max(one, until))
+        until = max(until, min(other, end))
+    return covered
+
+
+# --- columns ---
+
+
+def _places(path: str, columns: Sequence[str], named: dict[str, str | None]) -> list[int | None]:
+    """Return the places of the columns that parameters name."""
+    places: list[int | None] = []
+    plain = [_plain(column) for column in columns]
+    renamed = dict(named)
+    for parameter, others in ALIASES.items():
+        taken = {_plain(name) for key, name in renamed.items() if key != parameter}
+        if named[parameter] == DEFAULTS[parameter] and _plain(named[parameter]) not in plain:
+            known = (name for name in others if name in plain and name not in taken)
+            renamed[parameter] = next(known, named[parameter])
+    if renamed == DEFAULTS and "batch_time" not in plain and {"step", "time"} <= set(plain):
+        renamed |= {"time": "step", "duration": "time"}
+    for parameter, name in renamed.items():
+        found = [i for i, column in enumerate(columns) if column == name]
+        found = found or [i for i, column in enumerate(plain) if column == _plain(name)]
+        if name is None:
+            places.append(None)
+            continue
+        if len(found) != 1:
+            known = " ".join(", ".join(columns).split())[:200] or "none"
+            raise ValueError(
+                f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
+                f"{known}; give the name of one as trace(path='{path}', {parameter}='...')"
+            )
+        places.append(found[0])
+    return places
+
+
+def _long(
+    rows: Rows, time: str | None, duration: str
+) -> Rows:
+    """Return a table with a column per worker as one with a row per duration; others as they are.
+
+    Such columns differ in a number alone, and the table has no column of durations.
+    """
+    columns = rows[0][1]
+    names = [UNIT.sub("", column) for column in columns]
+    whose = {i: name.rstrip("0123456789") for i, name in enumerate(names) if name[-1:].isdecimal()}
+    numbered = len(whose) > 1 and len(set(whose.values())) == 1 and len(set(names)) == len(names)
+    if not numbered or len({seconds_of(columns[i]) for i in whose}) > 1:
+        return rows
+    if {"worker", _plain(duration)} & set(map(_plain, columns)):
+        return rows
+    if len(whose) == len(columns) and "" in whose.values():  # numbers without a header
+        return rows
+    when = names.index(time) if time in names else None
+    ending = UNIT.search(columns[next(iter(whose))])
+    header = ["worker", time or "time", f"{duration}_{ending[1]}" if ending else duration]
+    found = [(rows[0][0], header)]
+    for line, row in rows[1:]:
+        cells = row + [""] * (len(columns) - len(row))
+        at = f"{line.line}" if when is None else cells[when]
+        found += [(line, [names[i], at, cells[i], *row[len(columns) :]]) for i in whose]
+    return found
+
+
+def _plain(column: str | None) -> str:
+    """Return the name of a column without its unit and without capitals."""
+    return UNIT.sub("", column or "").lower()
+
+
+def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:
+    """Return True if durations vary over time, and at one time hardly over workers."""
+    each = [{at: seconds for at, _, seconds in rows} for rows in observed]
+    common = sorted(set.intersection(*map(set, each)))
+    if not common and len(set(map(len, each))) == 1:  # times of clocks: the order gives the step
+        each = [dict(enumerate(mine[at] for at in sorted(mine))) for mine in each]
+        common = sorted(each[0])
+    if len(each) < 2 or len(common) < LEAST_EQUAL:
+        return False
+    table = np.array([[mine[at] for at in common] for mine in each])  # [workers, times]
+    within, over = np.median(table.std(axis=0)), np.median(table, axis=0).std()
+    return bool(within < EQUAL * over)
+
+
+def _gap(names: Sequence[str]) -> str:
+    """Return a text about a gap in numbered names, as of missing records; "": there is none."""
+    parts = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, re.DOTALL) for name in names]
+    if None in parts or len({(part[1], part[3]) for part in parts}) > 1:
+        return ""
+    for one, other in itertools.pairwise(parts):
+        if int(other[2]) > int(one[2]) + 1:
+            return f"; the file has none between {one[0]} and {other[0]}"
+    return ""
+
+
+def _number(text: str | None, comma: str) -> float:
+    try:
+        return float((text or "").replace(comma, "."))
+    except ValueError:
+        return math.nan
+
+
+def _time(text: str | None, comma: str) -> float:
+    """Return a number, or the seconds of a date and time; without a zone it is taken as UTC."""
+    seconds = _number(text, comma)
+    if math.isnan(seconds):
+        try:
+            at = datetime.fromisoformat(text or "")
+        except ValueError:
+            return math.nan
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return seconds

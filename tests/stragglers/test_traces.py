@@ -1,0 +1,170 @@
+"""Files of durations beyond a single CSV table."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from stragglers.processes import trace
+from stragglers.traces import statistics
+
+HEADER, ROWS = "worker,time,batch_time\n", ["0,0,1.5", "1,0,2.5", "0,1,3.5", "1,1,4.5"]
+WANTED = [[1.5, 3.5], [2.5, 4.5]]
+
+
+def event(name, cat, start, duration):
+    return {"ph": "X", "name": name, "cat": cat, "ts": 1.7e15 + start, "dur": duration}
+
+
+def profiled(computing, rank=None, kernels=True):
+    """Return a profile of steps of 1 s, each computing for so many seconds, then reducing."""
+    events = [{"ph": "M", "name": "process_name"}]
+    for number, seconds in enumerate(computing):
+        at = 1e6 * number
+        events.append(event(f"ProfilerStep#{number + 7}", "user_annotation", at, 1e6))
+        events.append(event("nccl:all_reduce", "user_annotation", at, 5.0))
+        if kernels:
+            events.append(event("gemm", "kernel", at, 0.5e6 * seconds))
+            events.append(event("gemm", "kernel", at + 0.5e6 * seconds, 0.5e6 * seconds))
+            # It begins beside the computing and goes on alone until the step ends.
+            begin = at + 0.9e6 * seconds
+            events.append(event("ncclKernel_AllReduce", "kernel", begin, at + 1e6 - begin))
+    document = {"traceEvents": events}
+    return json.dumps(document | ({} if rank is None else {"distributedInfo": {"rank": rank}}))
+
+
+def test_a_file_per_worker(tmp_path):
+    for worker in (10, 2):
+        name = f"node{worker}.csv"
+        (tmp_path / name).write_text(f"step,seconds\n0,{worker}\n1,{worker + 1}\n")
+    found = trace(str(tmp_path / "node*.csv"))
+    assert found.names == ("2", "10")
+    np.testing.assert_array_equal(found.records, [[2, 3], [10, 11]])
+    assert trace(str(tmp_path)).names == ("2", "10")
+    (tmp_path / "node3.csv").write_text("step,loss\n0,1\n")
+    with pytest.raises(ValueError, match=r"node2\.csv has the columns .*, .*node3\.csv has"):
+        trace(str(tmp_path / "node*.csv"))
+    with pytest.raises(ValueError, match="no file has a name of that pattern"):
+        trace(str(tmp_path / "rank*.csv"))
+
+
+def test_files_that_name_their_workers_are_joined(tmp_path):
+    for part in (0, 1):
+        (tmp_path / f"part{part}.csv").write_text(HEADER + "\n".join(ROWS[2 * part :][:2]))
+    np.testing.assert_array_equal(trace(str(tmp_path)).records, WANTED)
+
+
+def test_compressed_tables_and_parquet(tmp_path):
+    text = HEADER + "\n".join(ROWS)
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(text.encode()))
+    np.testing.assert_array_equal(trace(str(tmp_path / "log.csv.gz")).records, WANTED)
+    cells = np.array([row.split(",") for row in ROWS], float).T
+    columns = dict(zip(["rank", "step", "batch_time_ms"], cells, strict=True))
+    parquet.write_table(pyarrow.table(columns), tmp_path / "log.parquet")
+    np.testing.assert_allclose(trace(str(tmp_path / "log.parquet")).records, np.divide(WANTED, 1e3))
+
+
+@pytest.mark.parametrize("damaged", [b"\x1f\x8b\x08", b"PAR1 but no more", b'{"a": 1}', b"{"])
+def test_what_is_damaged_or_foreign_is_refused_in_a_sentence(tmp_path, damaged):
+    (tmp_path / "log").write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"trace: cannot read .*; give the path of"):
+        trace(str(tmp_path / "log"))
+
+
+@pytest.mark.parametrize(
+    ("header", "rows"),
+    [
+        ("rank,step,step_time", "{worker},{step},{seconds}"),
+        ("host,iteration,duration_s", "n{worker},{step},{seconds}"),
+        ("worker,step,time", "{worker},{step},{seconds}"),  # where time is what it took
+        (",worker,gpu,time,batch_time_norm", "9{step}{worker},{worker},5,{step},{seconds}"),
+    ],
+)
+def test_usual_columns_are_found(tmp_path, header, rows):
+    cells = [(w, t, WANTED[w][t]) for t in (0, 1) for w in (0, 1)]
+    lines = [rows.format(worker=w, step=t, seconds=s) for w, t, s in cells]
+    (tmp_path / "log.csv").write_text("\n".join([header, *lines]))
+    np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, WANTED)
+
+
+def test_profiles_tell_exposed_communication_apart(tmp_path):
+    computing = np.array([[0.3, 0.4, 0.3], [0.8, 0.9, 0.8]])
+    for rank, seconds in enumerate(computing):
+        text = profiled(seconds, 1 - rank).encode()
+        (tmp_path / f"worker_{rank}.pt.trace.json.gz").write_bytes(gzip.compress(text))
+    found = trace(str(tmp_path / "*.json.gz"))
+    assert found.names == ("0", "1")  # the ranks that the profiles name
+    np.testing.assert_allclose(found.records, computing[::-1])
+    communication = np.median(1 - 0.9 * computing)
+    assert f"communication apart, median {communication:.3g} s" in found.read
+    with pytest.raises(ValueError, match="no ProfilerStep; call"):
+        (tmp_path / "other.json").write_text('{"traceEvents": []}')
+        trace(str(tmp_path / "other.json"))
+
+
+def test_operations_of_a_pipeline_become_micro_batches_of_its_slowest_stage(tmp_path):
+    """Two replicas of two stages, two ranks in the first of them, and two chunks of a model."""
+    rng = np.random.default_rng(0)
+    names = ["dp_rank", "step", "mb_id", "stage", "mc", "rank", "optype", "duration"]
+    wanted, rows = np.zeros((2, 3, 2, 2)), []
+    for replica, step, batch, stage, chunk in np.ndindex(2, 3, 2, 2, 2):
+        for rank in range(2 - stage):
+            for operation in ("forward-compute", "backward-compute", "forward-send"):
+                at, seconds = (replica, step, batch, stage, chunk), rng.uniform(1, 2)
+                rows.append((*at, 4 * replica + 2 * stage + rank, operation, seconds))
+                if operation != "forward-send":
+                    wanted[replica, step, batch, stage] += seconds / (2 - stage)
+    columns = zip(*(rows[i] for i in rng.permutation(len(rows))), strict=True)
+    table = pyarrow.table(dict(zip(names, map(list, columns), strict=True)))
+    parquet.write_table(table, tmp_path / "job.parquet")
+    found = trace(str(tmp_path / "job.parquet"))
+    np.testing.assert_allclose(found.records, wanted.max(axis=-1).reshape(2, 6))
+
+
+PUBLIC = [name for name in statistics.TRACES if name != "like"]
+
+
+def drawn(process, seed, workers, count=2 * statistics.LENGTH):
+    return process.seeded(seed).duration(np.arange(workers)[:, None], 0.0, np.arange(count)[None])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_traces_come_back_with_their_statistics(name):
+    recorded = json.loads(statistics.PUBLIC.read_text())[name]
+    quantiles = np.array(recorded["quantiles"])
+    process = statistics.TRACES[name]()
+    durations = [drawn(process, seed, len(quantiles)) for seed in range(4)]
+    middle = slice(2, -2)  # from 2 % to 98 %
+    found = np.quantile(np.concatenate(durations, axis=1), statistics.PROBABILITIES, axis=1).T
+    np.testing.assert_allclose(found[:, middle], quantiles[:, middle], rtol=0.03)
+    moments = [statistics.moments(one) for one in durations]
+    lag_1 = np.mean([one.autocorrelation[0] for one in moments])
+    assert lag_1 == pytest.approx(recorded["lag_1"], abs=0.05)
+    assert np.mean([one.share for one in moments]) == pytest.approx(recorded["share"], abs=0.05)
+    assert process.shortest == quantiles.min()
+    with pytest.raises(ValueError, match="needs mean > 0"):
+        statistics.TRACES[name](mean=-1.0)
+
+
+def test_draws_like_a_trace_have_its_spells_and_its_pairs(tmp_path):
+    """Two workers are slow together for a while, and a third is always slow."""
+    rng, count = np.random.default_rng(3), 4000
+    slow = 1 + 4 * (np.cumsum(rng.standard_normal((2, count)) / 10, axis=1) % 1 > 0.5)
+    jitter = np.exp(0.1 * rng.standard_normal((3, count)))
+    recorded = np.array([slow[0], slow[0], 3 + 0 * slow[0]]) * jitter
+    rows = [f"{w},{t},{recorded[w, t]}" for w in range(3) for t in range(count)]
+    (tmp_path / "log.csv").write_text(HEADER + "\n".join(rows))
+    process = statistics.like(str(tmp_path / "log.csv"))
+    found = drawn(process, 1, 6)
+    assert np.corrcoef(found[0], found[1])[0, 1] > 0.7 > 0.2 > np.corrcoef(found[0], found[3])[0, 1]
+    wanted, got = statistics.moments(recorded, 5), statistics.moments(found[:3], 5)
+    np.testing.assert_allclose(got.autocorrelation, wanted.autocorrelation, atol=0.1)
+    assert found[5].mean() == pytest.approx(recorded[2].mean(), rel=0.03)
+    assert found.max(axis=0).mean() > 1.02 * found[:3].max(axis=0).mean()
+    again = process.seeded(1).duration(np.array([4]), 9.0, np.array([77]))
+    assert again == found[4, 77] != drawn(process, 2, 6)[4, 77]
+    with pytest.raises(ValueError, match="a worker has 40 durations"):
+        statistics.of(recorded[:, :40])
