@@ -238,7 +238,7 @@ def trace(
             )
     if mean is not None and scale is not None:
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
-    found = files.read(path, worker, time, duration, waiting)
+    found = files.read(path, files.Columns(worker, time, duration, waiting))
     names = sorted(found.durations, key=files.natural)
     everything = np.concatenate([found.durations[name] for name in names])
     ending = files.UNIT.search(found.column)

@@ -8,6 +8,7 @@ take longer, from the pooled estimate in units of each worker's median; and wher
 bound itself. Too few durations, or too many censored ones, are refused.
 """
 
+import glob
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -112,11 +113,12 @@ def read(
         schedule = load(path)
         _check_workers(text, schedule.all_workers, config)
         return Source(of_schedule(schedule, text), config, list(command))
-    part = registry.part("trace", path=text) if path.is_file() else text
+    found = path.is_file() or (glob.has_magic(text) and "(" not in text)
+    part = registry.part("trace", path=text) if found else text
     try:
         delay = prepare.build_delay(part)
     except ValueError as error:
-        if path.is_file() or "(" in text:
+        if found or "(" in text:
             raise
         raise ValueError(
             f"--advise={text} is no directory, no file and no law ({error}); give the workdir of a "

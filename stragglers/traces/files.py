@@ -29,17 +29,26 @@ from stragglers import reading
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # unit at the end of a column's name
-ALIASES = {  # columns that are taken where the ones of the defaults are missing
-    "worker": ("rank", "worker_id", "replica", "node", "host", "hostname"),
-    "time": ("step", "iteration", "iter", "timestamp"),
-    "duration": ("batch_time_norm", "step_time", "iteration_time", "duration", "seconds", "time"),
-}
-DEFAULTS = {"worker": "worker", "time": "time", "duration": "batch_time", "waiting": None}
 MOST_SHOWN = 16  # names of workers that an error lists on a line
 EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
-NO_TABLES = {b"PK": "a zip or Excel file"}  # by their first bytes
 COLLECTIVE = re.compile("nccl|rccl|gloo", re.IGNORECASE)  # in the name of a profiled event
 STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+class Columns(NamedTuple):
+    """The columns of a table of durations."""
+
+    worker: str = "worker"
+    time: str | None = "time"
+    duration: str = "batch_time"
+    waiting: str | None = None  # is taken off a duration
+
+
+USUAL = (  # other names, in the order of the columns, that are taken where the default is missing
+    ("rank", "worker_id", "replica", "node", "host", "hostname"),
+    ("step", "iteration", "iter", "timestamp"),
+    ("batch_time_norm", "step_time", "iteration_time", "duration", "seconds", "time"),
+)
 
 
 class Place(NamedTuple):
@@ -71,16 +80,14 @@ class Recorded(NamedTuple):
     apart: np.ndarray
 
 
-def read(
-    path: str, worker: str, time: str | None, duration: str, waiting: str | None
-) -> Recorded:
+def read(path: str, wanted: Columns) -> Recorded:
     """Return the durations in a file, a folder or the files of a pattern.
 
-    worker, time, duration, waiting: columns, as in `stragglers.processes.trace`. ValueError for
-    what cannot be read.
+    wanted: the names of columns, see `stragglers.processes.trace`. ValueError for what cannot be
+    read.
     """
     try:
-        rows, comma = _tables(path, worker)
+        rows, comma = _tables(path, wanted.worker)
     except (OSError, ValueError, KeyError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
@@ -89,11 +96,10 @@ def read(
         ) from error
     full = [(place, row) for place, row in rows if any(row)]
     empty = len(rows) - len(full)
-    if full and worker == "worker" and waiting is None:
-        full = _long(full, time, duration)
+    if full and wanted.worker == Columns().worker and wanted.waiting is None:
+        full = _long(full, wanted.time, wanted.duration)
     columns = full[0][1] if full else []
-    named = {"worker": worker, "time": time, "duration": duration, "waiting": waiting}
-    whose, when, what, waits = _places(path, columns, named)
+    whose, when, what, waits = _places(path, columns, wanted)
     unit = 1.0 if waits is None else seconds_of(columns[waits]) / seconds_of(columns[what])
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
@@ -205,9 +211,8 @@ def _cells(path: Path) -> tuple[Rows, str]:
         start = file.peek(4)
         if start.startswith(b"PAR1"):
             return _numbered(path, _of_parquet(file)), "."
-        for first, kind in NO_TABLES.items():
-            if start.startswith(first):
-                raise ValueError(f"it is {kind}")
+        if start.startswith(b"PK"):
+            raise ValueError("it is a zip or Excel file")
         packed = start.startswith(b"\x1f\x8b")
         try:
             data = (gzip.GzipFile(fileobj=file) if packed else file).read(reading.MOST_BYTES + 1)
@@ -334,24 +339,22 @@ def _covered(intervals: Sequence[tuple[float, float]], begin: float, end: float)
 # --- columns ---
 
 
-def _places(path: str, columns: Sequence[str], named: dict[str, str | None]) -> list[int | None]:
-    """Return the places of the columns that parameters name."""
+def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | None]:
+    """Return the places of the wanted columns, or of usual ones where a default is missing."""
+    plain, default = [_plain(column) for column in columns], Columns()
+    names = list(wanted)
+    for i, others in enumerate(USUAL):
+        if names[i] == default[i] and names[i] not in plain:
+            names[i] = next((name for name in others if name in {*plain} - {*names}), names[i])
+    if wanted == default and default.duration not in plain and {"step", "time"} <= {*plain}:
+        names[1:3] = "step", "time"
     places: list[int | None] = []
-    plain = [_plain(column) for column in columns]
-    renamed = dict(named)
-    for parameter, others in ALIASES.items():
-        taken = {_plain(name) for key, name in renamed.items() if key != parameter}
-        if named[parameter] == DEFAULTS[parameter] and _plain(named[parameter]) not in plain:
-            known = (name for name in others if name in plain and name not in taken)
-            renamed[parameter] = next(known, named[parameter])
-    if renamed == DEFAULTS and "batch_time" not in plain and {"step", "time"} <= set(plain):
-        renamed |= {"time": "step", "duration": "time"}
-    for parameter, name in renamed.items():
-        found = [i for i, column in enumerate(columns) if column == name]
-        found = found or [i for i, column in enumerate(plain) if column == _plain(name)]
+    for parameter, name in zip(Columns._fields, names, strict=True):
         if name is None:
             places.append(None)
             continue
+        found = [i for i, column in enumerate(columns) if column == name]
+        found = found or [i for i, column in enumerate(plain) if column == _plain(name)]
         if len(found) != 1:
             known = " ".join(", ".join(columns).split())[:200] or "none"
             raise ValueError(

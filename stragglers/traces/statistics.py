@@ -1,10 +1,10 @@
 """Statistics of recorded durations, and delays that have the same ones without end.
 
 A duration is the quantile of its worker at Phi(z), where z is Gaussian. Its autocorrelation gives
-the durations the recorded one; between workers z is correlated as durations are at equal counts. `stragglers/data` has the
-statistics of public traces, whose licences ask for their names: Alibaba's mini-batch times
-(cluster-trace-gpu-v2020, CC BY 4.0), and ByteDance's StragglerAnalysis (arXiv 2505.05713,
-Apache 2.0).
+the durations the recorded one; between workers z is correlated as durations are at equal counts.
+`stragglers/data` has the statistics of public traces, whose licences ask for their names: Alibaba's
+mini-batch times (cluster-trace-gpu-v2020, CC BY 4.0), and ByteDance's StragglerAnalysis (arXiv
+2505.05713, Apache 2.0).
 """
 
 import functools
@@ -141,6 +141,11 @@ def _scores(values: np.ndarray) -> np.ndarray:
 @functools.cache
 def _public() -> dict[str, dict]:
     return json.loads(PUBLIC.read_text("utf-8"))
+
+
+def workers(name: str) -> int:
+    """Return the workers of a public trace, 0 for any other name."""
+    return len(_public()[name]["between"]) if name in _public() else 0
 
 
 def entry(about: str, records: Sequence[np.ndarray]) -> dict:

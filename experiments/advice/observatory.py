@@ -1,0 +1,278 @@
+"""A look at recorded durations: the slow workers, the loss at a barrier, and gains of other rules.
+
+    python -m experiments.advice.observatory 'rank*.csv' --figure=look.png
+    python -m experiments.advice.observatory alibaba_job_4 bytedance_se --mini_batches=8
+
+A source is a file of durations, a pattern of files, or a delay as in configs. Nothing is trained:
+rules are compared by the mini-batches that they finish in a second, each update of as many as a
+barrier's has where the rule allows it.
+"""
+
+import glob
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+from absl import app, flags
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments import figures, files, prepare, registry, tables
+from experiments.advice import durations
+from experiments.advice.durations import Measured
+from experiments.stats import Numbers
+from stragglers.rule import Setting, Unfit, whole
+from stragglers.rules import RULES
+from stragglers.traces import statistics
+
+ROUNDS, REPEATS = 200, 5  # of a barrier, and resampled records
+BARRIER = "barrier"  # the rule that others are compared with
+SHARE = 0.9  # of the workers that a quorum or a server waits for
+DRIFT = 16  # rounds over which a mean hides what is random
+WORTH = 1.1  # the gain from which a rule is worth a change
+SHOWN = 5  # slowest workers
+
+
+class Loss(NamedTuple):
+    """Seconds that a barrier's round takes beyond the mean worker's, as shares of the latter.
+
+    persistent: by workers that are slow in the mean. drifting: by those that are slow for a while,
+    seen in means over DRIFT rounds. random: the rest.
+    """
+
+    persistent: float
+    drifting: float
+    random: float
+
+
+def rounds_of(measured: Measured, mini_batches: int) -> np.ndarray:
+    """Return the seconds of each worker's rounds of so many mini-batches [workers, rounds]."""
+    count = min(map(len, measured.seconds)) // mini_batches
+    whole_rounds = [values[: count * mini_batches] for values in measured.seconds]
+    return np.array(whole_rounds).reshape(len(whole_rounds), count, mini_batches).sum(axis=2)
+
+
+def loss(rounds: np.ndarray) -> Loss:
+    """Return the parts of the loss at a barrier; rounds [workers, rounds] in seconds."""
+    mean = rounds.mean()
+    window = min(DRIFT, rounds.shape[1])
+    smooth = np.lib.stride_tricks.sliding_window_view(rounds, window, axis=1).mean(axis=-1)
+    slowest = [rounds.mean(axis=1).max(), smooth.max(axis=0).mean(), rounds.max(axis=0).mean()]
+    parts = np.diff(np.maximum.accumulate([mean, *slowest])) / mean
+    return Loss(*map(float, parts))
+
+
+def calls(measured: Measured, mini_batches: int) -> dict[str, dict[str, Any]]:
+    """Return the rules to compare, as they are written in a config, with their parameters."""
+    workers, count = measured.workers, mini_batches
+    k = max(1, round(SHARE * workers))
+    seconds = float(np.median(rounds_of(measured, count)))
+    chosen: list[tuple[str, dict[str, Any]]] = [
+        (BARRIER, {}),
+        ("neighbour_barrier", {}),
+        ("first_finisher", {}),
+        ("first_finisher", {"in_flight": "cut"}),
+        ("quorum", {"k": k}),
+        ("quorum_grace", {"k": k}),
+        ("deadline", {"seconds": float(f"{seconds:.3g}")}),
+        ("adaptive_deadline", {}),
+        ("anytime", {"seconds": float(f"{seconds:.3g}")}),
+        ("drop_compute", {}),
+        ("k_sync", {"k": k}),
+        ("k_batch_sync", {"k": k}),
+        ("k_async", {"k": k}),
+        ("k_batch_async", {"k": k}),
+        ("rennala", {"k": workers * count}),
+    ]
+    return {registry.text(registry.part(name, **own)): own for name, own in chosen}
+
+
+class Gain(NamedTuple):
+    """Mini-batches that a rule finishes in a second, over the barrier's."""
+
+    mean: float
+    spread: float  # standard deviation over resampled durations
+    staleness: float  # updates between the parameters of a gradient and its own update, the mean
+
+
+def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict[str, Gain]:
+    """Return the gain of each rule, by its call in a config.
+
+    The first repeat has the durations as they are, the others resampled blocks of them. A rule that
+    these durations do not allow is left out.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    graph = nx.cycle_graph(measured.workers) if measured.workers > 2 else nx.path_graph(2)
+    for repeat in range(repeats):
+        setting = Setting(measured.process(repeat), measured.workers, mini_batches, seed=0)
+        for call, own in calls(measured, mini_batches).items():
+            factory = RULES[call.partition("(")[0]]
+            try:
+                try:
+                    rule = factory(setting, **own)
+                except Unfit:  # without a graph
+                    rule = factory(setting._replace(graph=graph), **own)
+                schedule = whole(rule, ROUNDS)
+            except ValueError:
+                continue
+            rate = schedule.batches.sum() / schedule.finish.max()
+            age = np.average(schedule.staleness, weights=schedule.batches)
+            found.setdefault(call, []).append((float(rate), float(age)))
+    kept = {call: np.array(rows).T for call, rows in found.items() if len(rows) == repeats}
+    return {
+        call: Gain(*_spread(rates / kept[BARRIER][0]), float(ages.mean()))
+        for call, (rates, ages) in kept.items()
+    }
+
+
+def _spread(values: np.ndarray) -> tuple[float, float]:
+    """Return the mean and the standard deviation."""
+    return float(values.mean()), float(values.std(ddof=1))
+
+
+def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0) -> Measured:
+    """Return the durations of a source; ValueError for one that cannot be used.
+
+    workers: of a delay that has no records, by default 8, or as many as a public trace has.
+    """
+    found = Path(text).expanduser().exists() or (glob.has_magic(text) and "(" not in text)
+    delay = prepare.build_delay(registry.part("trace", path=text) if found else text)
+    workers = len(getattr(delay, "names", ())) or workers or statistics.workers(text) or 8
+    file = re.search(r"path=['\"]?([^'\",)]*)", text)
+    source = Path(file[1] if file else text).name if found or file else text
+    measured = durations.of_delay(delay, workers, seed, source)
+    if rounds_of(measured, mini_batches).shape[1] < 2:
+        raise ValueError(
+            f"{text}: a worker has too few durations for two rounds of {mini_batches} mini-batches;"
+            " set a smaller --mini_batches"
+        )
+    return measured
+
+
+def observed(measured: Measured, mini_batches: int) -> dict:
+    """Return the record of a look: loss, slowest workers, and gains with their spread."""
+    rounds = rounds_of(measured, mini_batches)
+    last = np.bincount(rounds.argmax(axis=0), minlength=len(rounds)) / rounds.shape[1]
+    order = np.argsort(-rounds.mean(axis=1), kind="stable")[:SHOWN]
+    return {
+        "source": measured.source,
+        "workers": measured.workers,
+        "loss": loss(rounds)._asdict(),
+        "slowest": [
+            {
+                "worker": measured.name(i),
+                "times_the_mean": float(rounds[i].mean() / rounds.mean()),
+                "share_of_rounds_last": float(last[i]),
+            }
+            for i in order
+        ],
+        "gains": {
+            call: gain._asdict() for call, gain in gains(measured, mini_batches).items()
+        },
+    }
+
+
+def advice(record: dict) -> str:
+    """Return a sentence about what to do."""
+    said = f"A barrier's round takes {1 + sum(record['loss'].values()):.2f} times the mean worker's"
+    gained = {call: gain for call, gain in record["gains"].items() if call != BARRIER}
+    others = [(round(gain["mean"], 2), call) for call, gain in gained.items()]
+    fresh = [one for one in others if not gained[one[1]]["staleness"]]
+    most, call = max(others, key=lambda one: one[0])  # the first of equal ones
+    best, rule = max(fresh, key=lambda one: one[0])
+    if most < WORTH:
+        return f"{said}; no rule gains {WORTH - 1:.0%}, so keep the barrier."
+    if best < WORTH:
+        said += f"; no rule with fresh gradients gains {WORTH - 1:.0%}"
+    else:
+        said += f"; {rule} finishes {best:.2f} times as many mini-batches in the same time"
+    if most > best:
+        age = gained[call]["staleness"]
+        said += f"; {call} finishes {most:.2f} times as many, with gradients {age:.2g} updates old"
+    return f"{said}."
+
+
+def as_numbers(records: Sequence[dict]) -> Numbers:
+    """Return the table of gains: a row per rule, a column per source."""
+    names = [record["source"] for record in records]
+    # Parameters follow from the durations, so that a rule has one row for all sources.
+    rows: dict[str, list[str]] = {}
+    for place, record in enumerate(records):
+        for call, gain in record["gains"].items():
+            name, _, own = call.partition("(")
+            label = f"{name}, cut" if "cut" in own else name
+            row = rows.setdefault(label, ["–"] * len(names))
+            row[place] = f"{gain['mean']:.2f} ± {gain['spread']:.2f}"
+    return Numbers("", ["rule", *names], [[label, *row] for label, row in rows.items()])
+
+
+def markdown(records: Sequence[dict]) -> str:
+    """Return the table of gains as text of a page."""
+    numbers = as_numbers(records)
+    lines = [numbers.columns, ["---"] * len(numbers.columns), *numbers.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
+    """Draw the rounds of all workers, over the median worker's in the same source."""
+    drawn = Figure(figsize=(9, 0.6 + 1.5 * len(measured)), layout="constrained")
+    axes = drawn.subplots(len(measured), squeeze=False)[:, 0]
+    for axis, one in zip(axes, measured, strict=True):
+        rounds = rounds_of(one, mini_batches)
+        shown = axis.imshow(
+            rounds / np.median(rounds),
+            aspect="auto",
+            interpolation="nearest",
+            cmap="magma",
+            vmin=0.5,
+            vmax=2.0,
+        )
+        axis.set(ylabel="worker", yticks=[0, len(rounds) - 1])
+        axis.set_title(figures.literal(one.source), fontsize=9)
+    axes[-1].set_xlabel(f"round of {mini_batches} mini-batches")
+    drawn.colorbar(shown, ax=axes, label="seconds of a round, over the median")
+    figures.save(drawn, path)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Look at the sources that the command line names."""
+    given, console = flags.FLAGS, Console(width=120)
+    if not arguments[1:]:
+        raise SystemExit("error: name a file of durations: experiments.advice.observatory log.csv")
+    seen, records = [], []
+    try:
+        for text in arguments[1:]:
+            seen.append(read(text, given.mini_batches, given.workers))
+            records.append(observed(seen[-1], given.mini_batches))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    for measured, record in zip(seen, records, strict=True):
+        console.print(measured.read or measured.source, markup=False, highlight=False)
+        rows = [
+            [row["worker"], f"{row['times_the_mean']:.2f}", f"{row['share_of_rounds_last']:.0%}"]
+            for row in record["slowest"]
+        ]
+        columns = ["slowest workers", "times the mean", "rounds in which it is last"]
+        tables.print_table(console, tables.as_table(Numbers("", columns, rows)))
+        parts = ", ".join(f"{share:.1%} {name}" for name, share in record["loss"].items())
+        console.print(f"{advice(record)} Of its loss {parts}.\n", markup=False, highlight=False)
+    numbers = as_numbers(records)._replace(title="mini-batches per second, over a barrier's")
+    tables.print_table(console, tables.as_table(numbers))
+    if given.record:
+        head = {"command": f"python -m experiments.advice.observatory {shlex.join(arguments[1:])}"}
+        files.write(given.record, json.dumps({**head, "sources": records}, indent=1) + "\n")
+    if given.figure:
+        figure(given.figure, seen, given.mini_batches)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("mini_batches", 8, "Mini-batches of a worker in a barrier's round.")
+    flags.DEFINE_integer("workers", None, "Workers of a delay that has no records.")
+    flags.DEFINE_string("figure", None, "Where a PNG of all rounds goes.")
+    flags.DEFINE_string("record", None, "Where the numbers go, as JSON.")
+    app.run(main)

@@ -1,0 +1,70 @@
+"""Looks at recorded durations."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.advice import observatory
+from experiments.advice.durations import Measured
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_loss_at_a_barrier_has_three_parts():
+    """Worker 0 is always twice as slow, another one for half of the time, and one at random."""
+    rounds = np.ones((4, 640))
+    rounds[0] = 2.0
+    rounds[1, 320:] = 3.0
+    rounds[2, ::32] = 10.0
+    mean, last = rounds.mean(), rounds.max(axis=0).mean()
+    found = observatory.loss(rounds)
+    assert sum(found) == pytest.approx(last / mean - 1)
+    assert found.persistent == pytest.approx(2.0 / mean - 1)
+    assert found.drifting == pytest.approx(0.5 / mean, rel=0.05)
+    assert observatory.loss(np.ones((3, 40))) == (0, 0, 0)
+
+
+def test_gains_are_those_of_known_durations():
+    """One of four workers is four times slower, so that the others could do four rounds in one."""
+    seconds = np.ones((4, 400))
+    seconds[0] = 4.0
+    measured = Measured(tuple(seconds), "four workers")
+    found = observatory.gains(measured, 8)
+    assert found["barrier"] == (1.0, 0.0, 0.0)
+    assert found["first_finisher"].mean == pytest.approx((3 * 8 + 2) / 8 / (4 * 8 / 32), rel=0.01)
+    assert found["k_batch_async(k=4)"].mean == pytest.approx((3 + 1 / 4) / (4 / 4), rel=0.02)
+    assert found["k_batch_async(k=4)"].staleness > 0 == found["first_finisher"].staleness
+    record = observatory.observed(measured, 8)
+    assert record["slowest"][0] == {
+        "worker": "0", "times_the_mean": pytest.approx(16 / 7), "share_of_rounds_last": 1.0
+    }  # fmt: skip
+    assert "first_finisher finishes 3.25 times as many" in observatory.advice(record)
+    equal = observatory.observed(Measured(tuple(np.ones((4, 400))), "equal"), 8)
+    assert observatory.advice(equal).endswith("no rule gains 10%, so keep the barrier.")
+    assert "| first_finisher | 3.25 ± 0.00 | 1.00 ± 0.00 |" in observatory.markdown([record, equal])
+
+
+def test_the_page_shows_the_record():
+    record = json.loads((ROOT / "docs/results/benchmarks/observatory.json").read_text())
+    assert observatory.markdown(record["sources"]) in (ROOT / "docs/observatory.md").read_text()
+
+
+def test_a_look_at_files_from_the_command_line(tmp_path):
+    for worker in range(3):
+        rows = [f"{step},{1 + worker + 0.1 * (step % 3)}" for step in range(40)]
+        (tmp_path / f"rank{worker}.csv").write_text("step,seconds\n" + "\n".join(rows))
+    look = [sys.executable, "-m", "experiments.advice.observatory"]
+    pattern, png = f"{tmp_path}/rank*.csv", tmp_path / "look.png"
+    run = subprocess.run(
+        [*look, pattern, "--mini_batches=2", f"--figure={png}"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "120 durations of 3 workers, 40 each" in run.stdout
+    assert "A barrier's round takes 1.48 times the mean worker's" in run.stdout
+    assert png.read_bytes().startswith(b"\x89PNG")
+    refused = subprocess.run([*look, pattern, "--mini_batches=40"], cwd=ROOT, capture_output=True)
+    assert refused.returncode and b"too few durations for two rounds" in refused.stderr
