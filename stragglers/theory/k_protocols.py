@@ -1,16 +1,16 @@
-"""Predictions of "Slow and Stale Gradients" for its four protocols: seconds and staleness.
+"""Predictions of "Slow and Stale Gradients" for its four protocols, without random numbers.
 
 Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113. P workers have iid durations X of a
 mini-batch, and a server updates on k gradients. A rule is called as in
-`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async. No random numbers
-are used here. The effect on the error is in `stragglers.theory.convergence`.
+`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async. The exact loss of a
+quadratic and the limit of stable rates say what few or stale gradients do to the error.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from stragglers.delays import Law, Residual
 from stragglers.order_statistics import convolved, graded, order_statistic_mean
@@ -40,53 +40,49 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
     shorter than new ones ("new-longer-than-used"), at least that where they are longer, and no
     upper bound where neither holds. Source: 1803.01113, K-async SGD.
     """
-    check_k(rule, k, workers)
-    return _THEORY[rule].runtime(law, k, workers)
-
-
-def check_k(rule: str, k: int, workers: int) -> None:
-    """Raise ValueError for an unknown rule, or for a k that it cannot wait for."""
     if rule not in _THEORY:
         raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_THEORY)}")
-    distinct = _THEORY[rule].distinct
+    bounds, distinct = _THEORY[rule]
     if workers < 1 or k < 1 or (distinct and k > workers):
         most = f" <= {workers} workers" if distinct else ""
         raise ValueError(
             f"theory: {rule} needs workers >= 1 and 1 <= k{most}, got workers={workers}, k={k}; "
             "set k in this range"
         )
+    return bounds(law, k, workers)
 
 
-def mean_staleness(rule: str, k: int, workers: int) -> float:
-    """Return the mean staleness of gradients, in updates, for every distribution.
+def stationary_loss(
+    rate: float,
+    k: int,
+    variance: ArrayLike,
+    *,
+    curvature: ArrayLike = 1.0,
+    batch_size: int = 1,
+) -> float:
+    """Return E[F] of a quadratic F under k_sync at a fixed rate, exactly, its minimum being 0.
 
-    k_async: P/k - 1; k_batch_async: (P-1)/k; 0 if an update cancels contributions in flight.
-    Counts: of P workers in flight, and of k workers (or one) that read a new version at a time.
+    The sum of eta s^2 / (2 k m (2 - eta lambda)) over the axes of F: lambda is the curvature along
+    an axis, and s^2 the variance of one sample's gradient along it. It follows from the stationary
+    variance of w <- (1 - eta lambda) w - eta noise. Outside 0 < eta lambda < 2: ValueError.
     """
-    check_k(rule, k, workers)
-    return _THEORY[rule].staleness(k, workers)
+    steps = rate * np.asarray(curvature, np.float64)
+    if not ((steps > 0) & (steps < 2)).all():
+        raise ValueError(
+            f"stationary_loss: needs 0 < rate * curvature < 2, got {np.min(steps):g} to "
+            f"{np.max(steps):g}; it diverges otherwise, take a smaller rate"
+        )
+    return float(np.sum(rate * np.asarray(variance) / (2 * k * batch_size * (2 - steps))))
 
 
-def fresh_share(rule: str, k: int, workers: int) -> float:
-    """Return the share p0 of gradients taken at the newest version, for exponential durations.
+def stability_limit(delay: float) -> float:
+    """Return the largest stable rate times curvature if every gradient has staleness `delay`.
 
-    k_async: k/P; k_batch_async: the mean over i = 1..k of 1 - (1 - 1/P)^i; 1 if an update cancels
-    contributions in flight. Source: 1803.01113, p0, exponential delays.
+    2 sin(pi / (2 (2 d + 1))): there a root of z^(d+1) - z^d + eta l reaches the unit circle.
     """
-    check_k(rule, k, workers)
-    return _THEORY[rule].fresh(k, workers)
-
-
-def sync_over_async(law: Law, workers: int) -> float:
-    """Return seconds per update of fully synchronous SGD over Async-SGD's, P E[X_{P:P}] / E[X].
-
-    For exponential durations P H_P, roughly P log P. A distribution without a mean raises
-    ValueError.
-    Source: 1803.01113, runtime of fully synchronous against asynchronous SGD.
-    """
-    if math.isinf(law.mean()):
-        raise ValueError(f"sync_over_async: {law} has no mean; take a law that has one")
-    return workers * order_statistic_mean(law, workers, workers) / law.mean()
+    if delay < 0:
+        raise ValueError(f"stability_limit: needs delay >= 0 updates, got {delay}; count updates")
+    return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
 
 
 def _batch_async(law: Law, k: int, workers: int) -> tuple[float, float]:
@@ -121,28 +117,12 @@ def _batch_sync(law: Law, k: int, workers: int) -> tuple[float, float]:
     return (_superposed(law, k, workers),) * 2
 
 
-def _batch_async_fresh(k: int, workers: int) -> float:
-    return float(np.mean(1 - (1 - 1 / workers) ** np.arange(1, k + 1)))
-
-
-class _Theory(NamedTuple):
-    """Formulas of a protocol."""
-
-    runtime: Callable[[Law, int, int], tuple[float, float]]  # law, k, workers -> bounds, s
-    distinct: bool  # True if the k contributions come from k workers
-    staleness: Callable[[int, int], float] = lambda k, workers: 0.0  # k, workers -> mean, updates
-    fresh: Callable[[int, int], float] = lambda k, workers: 1.0  # k, workers -> share
-
-
-_THEORY: dict[str, _Theory] = {
-    "k_sync": _Theory(_sync, distinct=True),
-    "k_batch_sync": _Theory(_batch_sync, distinct=False),
-    "k_async": _Theory(
-        _async, True, lambda k, workers: workers / k - 1, lambda k, workers: k / workers
-    ),
-    "k_batch_async": _Theory(
-        _batch_async, False, lambda k, workers: (workers - 1) / k, _batch_async_fresh
-    ),
+# Rule -> (law, k, workers -> bounds in seconds; True if the k contributions come from k workers).
+_THEORY: dict[str, tuple[Callable[[Law, int, int], tuple[float, float]], bool]] = {
+    "k_sync": (_sync, True),
+    "k_batch_sync": (_batch_sync, False),
+    "k_async": (_async, True),
+    "k_batch_async": (_batch_async, False),
 }
 
 _POINTS = 2**14 + 1  # points of a lattice, up to its horizon

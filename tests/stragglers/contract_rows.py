@@ -13,7 +13,7 @@ from algorithms.links import Links, in_turn
 from stragglers import delays
 from stragglers.processes import markov, persistent
 from stragglers.rule import Transfer
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, concatenate
 from tests import planned
 
 P = 6
@@ -109,6 +109,15 @@ def made(name, delay="law", **options):
 def assert_equal(a, b):
     for field in fields(Schedule):
         np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+
+
+def in_segments(make, lengths):
+    """The schedule of segments, each by a rule made anew, as after a restart."""
+    state, pieces = make().init(), []
+    for updates in lengths:
+        state, piece = make().extend(state, updates)
+        pieces.append(piece)
+    return concatenate(pieces)
 
 
 def arrays(state):

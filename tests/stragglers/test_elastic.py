@@ -39,7 +39,7 @@ def step_by_step(process, learners, step, stop, seconds):
     return time, made, stops
 
 
-@pytest.mark.parametrize("learners", [1, 3, 20])
+@pytest.mark.parametrize("learners", [3, 20])
 @pytest.mark.parametrize("stop", [0.0, 7.0])
 def test_it_is_what_a_loop_over_steps_does(learners, stop):
     law = delays.bernoulli_slowdown(STEP, 10.5, 0.02)

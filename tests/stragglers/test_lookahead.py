@@ -6,12 +6,12 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from stragglers import delays, lookahead
+from stragglers import delays, earliest, lookahead
 from stragglers.processes import markov, persistent, spells
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
-from stragglers.schedule import Schedule
 from stragglers.speed_paths import SWITCH
+from tests.stragglers.contract_rows import assert_equal
 
 MARKOV = markov(delays.shifted_exponential(1.0, 1.0), 5.0, 9.0, 3.0)
 PROCESSES = {
@@ -19,42 +19,29 @@ PROCESSES = {
     "spells": spells(persistent(MARKOV, [1.0, 2.0, 1.0, 1.5, 1.0, 1.0]), 3),
     "factors of factors": persistent(persistent(MARKOV, {0: 1.1}), {0: 1.3}),
 }
-SETTINGS = {
-    "k_batch_async": {"k": 4},
-    "k_sync": {"k": 4},
-    "k_batch_sync": {"k": 4},
-    "ringmaster": {"limit": 2, "interrupt": True, "k": 2},
-    "random_pairs": {"width": 1, "blocking": True},
-    "bipartite_pairs": {"width": 1},
-}
-
-
-def assert_equal(a, b):
-    for field in dataclasses.fields(Schedule):
-        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
 
 
 @pytest.mark.parametrize(
-    ("name", "delay"),
+    ("name", "own", "delay"),
     [
-        ("k_batch_async", "slow workers"),
-        ("k_sync", "factors of factors"),
-        ("k_batch_sync", "spells"),
-        ("ringmaster", "slow workers"),
-        ("random_pairs", "spells"),
-        ("bipartite_pairs", "factors of factors"),
+        ("k_batch_async", {"k": 4}, "slow workers"),
+        ("k_sync", {"k": 4}, "factors of factors"),
+        ("k_batch_sync", {"k": 4}, "spells"),
+        ("ringmaster", {"limit": 2, "interrupt": True, "k": 2}, "slow workers"),
+        ("random_pairs", {"width": 1, "blocking": True}, "spells"),
+        ("bipartite_pairs", {"width": 1}, "factors of factors"),
     ],
 )
-def test_a_compiled_loop_gives_what_durations_drawn_one_by_one_give(name, delay, monkeypatch):
+def test_a_compiled_loop_gives_what_durations_drawn_one_by_one_give(name, own, delay, monkeypatch):
     process = PROCESSES[delay]
     graph = nx.cycle_graph(6) if name.endswith("pairs") else None
     setting = Setting(process, 6, 2, 5, graph, communication=0.25)
-    found = whole(RULES[name](setting, **SETTINGS[name]), 150)
+    found = whole(RULES[name](setting, **own), 150)
     apart = setting._replace(delay=dataclasses.replace(process, in_time=None))
-    assert_equal(found, whole(RULES[name](apart, **SETTINGS[name]), 150))
+    assert_equal(found, whole(RULES[name](apart, **own), 150))
     # The same with a table so short that the loop has to come back for more in any place.
     monkeypatch.setattr(lookahead, "WINDOW", 1)
-    assert_equal(found, whole(RULES[name](setting, **SETTINGS[name]), 150))
+    assert_equal(found, whole(RULES[name](setting, **own), 150))
 
 
 def test_a_process_that_nothing_is_known_of_is_drawn_as_it_goes():
@@ -66,3 +53,30 @@ def test_a_process_that_nothing_is_known_of_is_drawn_as_it_goes():
     assert seconds.table[1, 3] == expected
     compiled = lookahead.Ahead(MARKOV, 0).of(np.zeros(2, np.int64), 4, begin, 500.0)
     assert compiled.path[:, -1, SWITCH].min() > 500.0 and compiled.table.shape == (2, 4)
+
+
+@pytest.mark.parametrize("size", [1, 8, 9, 65, 1000])
+def test_the_first_is_who_has_the_least_time(size):
+    rng = np.random.default_rng(size)
+    times = rng.integers(0, 20, size).astype(float)  # with ties
+    tree, levels = earliest.tree_of(times)
+    assert earliest.first(tree, levels) == np.argmin(times)
+    for _ in range(300):
+        who = earliest.first(tree, levels) if rng.random() < 0.5 else rng.integers(size)
+        times[who] = np.inf if rng.random() < 0.3 else times[who] + rng.integers(-3, 20)
+        earliest.set_time(tree, levels, who, times[who])
+        assert earliest.first(tree, levels) == np.argmin(times)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9])
+def test_numbers_of_a_worker_share_cache_lines(count):
+    kinds = [np.int64 if c % 2 else np.float64 for c in range(count)]
+    arrays = [np.arange(5, dtype=kind) + 10 * c for c, kind in enumerate(kinds)]
+    views = earliest.interleaved(arrays)
+    for view, array in zip(views, arrays, strict=True):
+        assert view.dtype == array.dtype
+        np.testing.assert_array_equal(view, array)
+        assert not np.shares_memory(view, array)
+    for worker in range(5):
+        lines = {view[worker:].ctypes.data // 64 for view in views}
+        assert len(lines) == -(-count // 8)
