@@ -20,8 +20,8 @@ from stragglers.event_loop import compiled, loop
 from stragglers.lookahead import Ahead, columns_of
 from stragglers.processes import as_process
 from stragglers.rule import (
-    Arrivals,
-    Reaction,
+    AsyncProtocol,
+    Decision,
     Setting,
     Turnout,
     Unfit,
@@ -224,7 +224,7 @@ class ServerState(NamedTuple):
 
 
 class Server:
-    """`Arrivals` of a protocol that updates on k contributions.
+    """`AsyncProtocol` of a protocol that updates on k contributions.
 
     mini_batches: [P] of each worker's contribution.
     """
@@ -232,9 +232,9 @@ class Server:
     def __init__(self, protocol: Protocol, k: int, mini_batches: np.ndarray):
         self.protocol, self.k, self._mini_batches = protocol, k, mini_batches
 
-    def face(self) -> Arrivals:
-        """Return the reaction as a rule shows it."""
-        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun)
+    def face(self) -> AsyncProtocol:
+        """Return the decision as a rule shows it."""
+        return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun)
 
     def init(self) -> ServerState:
         """Begin a contribution of every worker at version 0."""
@@ -254,17 +254,17 @@ class Server:
 
     def on_arrival(
         self, state: ServerState, worker: int, version: int, now: float, k: int | None = None
-    ) -> Reaction:
+    ) -> Decision:
         """React to a contribution; k: contributions of an update; default: the rule's number."""
         del now  # a server counts contributions, at any time
         if version != state.version[worker]:
-            return Reaction(state, counts=False)  # its worker has begun anew in the meantime
+            return Decision(state, counts=False)  # its worker has begun anew in the meantime
         protocol, newest = self.protocol, state.update
         if newest - version >= protocol.limit:
-            return self._restarted(state, Reaction(state, counts=False), (worker,))
+            return self._restarted(state, Decision(state, counts=False), (worker,))
         held = (*state.held, worker)
         if len(held) < (self.k if k is None else k):
-            waiting = Reaction(state._replace(held=held), counts=True)
+            waiting = Decision(state._replace(held=held), counts=True)
             if protocol.idle:
                 return waiting
             if protocol.cancels:
@@ -275,14 +275,14 @@ class Server:
         if protocol.interrupt:
             old = np.flatnonzero(state.update - state.version >= protocol.limit)
             free = (*free, *old.tolist())
-        made = Reaction(state, counts=True, update=held)
+        made = Decision(state, counts=True, update=held)
         return self._restarted(state, made, tuple(dict.fromkeys(free)))
 
-    def _restarted(self, state: ServerState, reaction: Reaction, workers) -> Reaction:
-        """Return the reaction, with these workers sent to the newest version."""
+    def _restarted(self, state: ServerState, decision: Decision, workers) -> Decision:
+        """Return the decision, with these workers sent to the newest version."""
         version = state.version.copy()
         version[list(workers)] = state.update
-        return reaction._replace(state=state._replace(version=version), restart=workers)
+        return decision._replace(state=state._replace(version=version), restart=workers)
 
 
 class GraceState(NamedTuple):
@@ -298,7 +298,7 @@ class GraceState(NamedTuple):
 
 
 class GraceServer:
-    """`Arrivals` of a protocol whose updates wait for k contributions and then for a grace.
+    """`AsyncProtocol` of a protocol whose updates wait for k contributions and then for a grace.
 
     mini_batches: [P] of each worker's contribution.
     """
@@ -306,10 +306,10 @@ class GraceServer:
     def __init__(self, protocol: Protocol, k: int, mini_batches: np.ndarray):
         self._protocol, self._k, self._mini_batches = protocol, k, mini_batches
 
-    def face(self) -> Arrivals:
-        """Return the reaction as a rule shows it."""
+    def face(self) -> AsyncProtocol:
+        """Return the decision as a rule shows it."""
         own = self.init, self.on_arrival, self.mini_batches, self.begun
-        return Arrivals(*own, due=lambda state: state.due, on_due=self.on_due)
+        return AsyncProtocol(*own, due=lambda state: state.due, on_due=self.on_due)
 
     def init(self) -> GraceState:
         """Begin a contribution of every worker at version 0."""
@@ -326,29 +326,29 @@ class GraceServer:
         """Begin the worker's contribution now, at this version, whatever it did before."""
         return _sent(state, (worker,), version, now)
 
-    def on_arrival(self, state: GraceState, worker: int, version: int, now: float) -> Reaction:
+    def on_arrival(self, state: GraceState, worker: int, version: int, now: float) -> Decision:
         """Hold a contribution; `on_due` makes the update, after all arrivals until then."""
         if version != state.version[worker]:
-            return Reaction(state, counts=False)  # its worker has begun anew in the meantime
+            return Decision(state, counts=False)  # its worker has begun anew in the meantime
         seconds = now - float(state.begun[worker])
         if worker in state.held:
             # A worker is in an update once. Its return ends the grace, which hides no more time.
             due = now if len(state.held) >= self._k else state.due
             early = (*state.early, (worker, seconds))
-            return Reaction(state._replace(early=early, due=due), counts=True)
+            return Decision(state._replace(early=early, due=due), counts=True)
         state = self._with(state, worker, seconds, now)
         if self._protocol.idle:
-            return Reaction(state, counts=True)
-        return Reaction(_sent(state, (worker,), state.update, now), True, restart=(worker,))
+            return Decision(state, counts=True)
+        return Decision(_sent(state, (worker,), state.update, now), True, restart=(worker,))
 
-    def on_due(self, state: GraceState, now: float) -> Reaction:
+    def on_due(self, state: GraceState, now: float) -> Decision:
         """Make the update; workers that were back before it are in the next one."""
         early = tuple(worker for worker, _ in state.early)
         free = state.held if self._protocol.idle else early
         after = state._replace(update=state.update + 1, held=(), early=(), due=math.inf)
         for worker, seconds in state.early:
             after = self._with(after, worker, seconds, now)
-        return Reaction(_sent(after, free, after.update, now), False, state.held, free)
+        return Decision(_sent(after, free, after.update, now), False, state.held, free)
 
     def _with(self, state: GraceState, worker: int, seconds: float, now: float) -> GraceState:
         """Return the state with one more contribution in the next update, and the time of this."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from stragglers.processes import as_process
 from stragglers.round_clock import seconds_each
-from stragglers.rule import Cost, Sight, Transfer, Trigger, checked_transfers, hides, per_round
+from stragglers.rule import Cost, RoundView, Transfer, Trigger, checked_transfers, hides, per_round
 from stragglers.schedule import Schedule
 from stragglers.thresholds import Measured
 
@@ -312,8 +312,8 @@ class Injector:
             return True
         if trigger.stop is None:
             return False
-        sight = Sight(record.finished, now - begun, record.ready - begun, self._past)
-        return trigger.stop(sight)
+        view = RoundView(record.finished, now - begun, record.ready - begun, self._past)
+        return trigger.stop(view)
 
     def _counted(self, finished: np.ndarray) -> np.ndarray:
         """Return the finished mini-batches that belong to whole contributions."""

@@ -23,7 +23,7 @@ from stragglers import wavefront
 from stragglers.event_clock import check_draw
 from stragglers.lookahead import Ahead, columns_of, table_of
 from stragglers.processes import as_process
-from stragglers.rule import Arrivals, Reaction, Setting, Unfit, checked_cost, one_number
+from stragglers.rule import AsyncProtocol, Decision, Setting, Unfit, checked_cost, one_number
 from stragglers.schedule import Schedule
 from stragglers.streams import addressed
 
@@ -250,7 +250,7 @@ class MeetingState(NamedTuple):
 
 
 class Meetings:
-    """`Arrivals` of nodes that meet in pairs; an update lists the node that asked and its partner.
+    """`AsyncProtocol` of pairs; an update lists the node that asked and its partner.
 
     A node that meets itself is alone in its update. The version of an arrival does not matter, as
     every node works on its own copy.
@@ -259,10 +259,10 @@ class Meetings:
     def __init__(self, clock: PairClock):
         self._clock = clock
 
-    def face(self) -> Arrivals:
-        """Return the reaction as a rule shows it."""
+    def face(self) -> AsyncProtocol:
+        """Return the decision as a rule shows it."""
         apart = not self._clock.blocking
-        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
+        return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
 
     def init(self) -> MeetingState:
         """Begin the first local steps of all nodes."""
@@ -281,13 +281,13 @@ class Meetings:
         waits[worker] = -1
         return state._replace(waits=waits)
 
-    def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Reaction:
+    def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Decision:
         """Let the node meet its partner, or wait for it if both have to stop."""
         del version
         partner = int(self._clock.partner(worker, state.rounds[worker]))
         if not self._clock.blocking:
             met = (worker,) if partner == worker else (worker, partner)
-            return Reaction(self._done(state, (worker,)), True, met, (worker,))
+            return Decision(self._done(state, (worker,)), True, met, (worker,))
         waiting = np.flatnonzero(state.waits == worker)
         if waiting.size:  # the node that has waited longest, ties by node
             first = int(waiting[np.argmin(state.since[waiting])])
@@ -297,8 +297,8 @@ class Meetings:
         else:
             waits, since = state.waits.copy(), state.since.copy()
             waits[worker], since[worker] = partner, now
-            return Reaction(state._replace(waits=waits, since=since), counts=True)
-        return Reaction(self._done(state, met), True, met, met)
+            return Decision(state._replace(waits=waits, since=since), counts=True)
+        return Decision(self._done(state, met), True, met, met)
 
     def _done(self, state: MeetingState, nodes: tuple[int, ...]) -> MeetingState:
         """Return the state after these nodes have met and begin their next local steps."""

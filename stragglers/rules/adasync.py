@@ -19,7 +19,7 @@ import numpy as np
 from stragglers.delays import Law
 from stragglers.event_clock import EventClock, Server
 from stragglers.order_statistics import sums_means
-from stragglers.rule import Arrivals, Reaction, Rule, Setting, most_mini_batches
+from stragglers.rule import AsyncProtocol, Decision, Rule, Setting, most_mini_batches
 from stragglers.rules import k_protocols
 from stragglers.schedule import Schedule
 
@@ -149,7 +149,7 @@ class _Adaptive:
             self.extend,
             asynchronous=self._clock.asynchronous,
             observe=self.observe,
-            arrivals=Arrivals(
+            arrivals=AsyncProtocol(
                 lambda: self._begun(self._server.init()),
                 self.on_arrival,
                 lambda state, worker: self._server.mini_batches(state.protocol, worker),
@@ -168,10 +168,10 @@ class _Adaptive:
         after, schedule = self._clock.extend(state.protocol, updates, k=state.k)
         return state._replace(protocol=after), schedule
 
-    def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Reaction:
-        """Return the protocol's reaction, with the K of the state."""
-        reaction = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
-        return reaction._replace(state=state._replace(protocol=reaction.state))
+    def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Decision:
+        """Return the protocol's decision, with the K of the state."""
+        decision = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
+        return decision._replace(state=state._replace(protocol=decision.state))
 
     def begun(self, state: AdaState, worker: int, version: int, now: float) -> AdaState:
         """Return the protocol's state in which the worker has begun anew."""

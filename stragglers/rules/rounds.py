@@ -24,7 +24,7 @@ import numpy as np
 
 from stragglers import round_clock
 from stragglers.round_clock import ClockState, RoundClock, Signal
-from stragglers.rule import Calibration, Goal, Rule, Setting, Sight, Trigger, Unfit
+from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
 from stragglers.thresholds import drop_compute_threshold
 
@@ -34,7 +34,7 @@ DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", 
 
 def _rule(
     clock: RoundClock,
-    stop: Callable[[Sight], bool] | None = None,
+    stop: Callable[[RoundView], bool] | None = None,
     goal: Goal | None = None,
     sees_all: bool = False,
 ) -> Rule:
@@ -88,7 +88,7 @@ def deadline(
 ) -> Rule:
     """Let all compute for `seconds`, at most M mini-batches."""
     clock = RoundClock(setting, round_clock.until_deadline(seconds), landing, leftovers, in_flight)
-    return _rule(clock, lambda sight: sight.elapsed >= seconds)
+    return _rule(clock, lambda view: view.elapsed >= seconds)
 
 
 def quorum(
@@ -129,12 +129,12 @@ def quorum_grace(
     signal = round_clock.until_grace(k, gamma)
     clock = RoundClock(setting, signal, landing, leftovers, in_flight)
 
-    def stop(sight: Sight) -> bool:
-        full = sight.ready[sight.finished >= clock.mini_batches]
+    def stop(view: RoundView) -> bool:
+        full = view.ready[view.finished >= clock.mini_batches]
         if full.size < k:
             return False
         reached = np.partition(full, k - 1)[k - 1]
-        return bool(sight.elapsed >= reached + gamma * max(reached, 0.0))
+        return bool(view.elapsed >= reached + gamma * max(reached, 0.0))
 
     return _rule(clock, stop, sees_all=True)
 
@@ -250,8 +250,8 @@ def adaptive_deadline(
             past = np.concatenate([past, each])[-window:]
         return AdaptiveState(now, past), concatenate(rows) if rows else clock.extend(now, 0)[1]
 
-    def stop(sight: Sight) -> bool:
-        return sight.elapsed >= round_deadline(sight.past, c, whole)
+    def stop(view: RoundView) -> bool:
+        return view.elapsed >= round_deadline(view.past, c, whole)
 
     trigger = Trigger(stop, whole, clock.cuts, clock.carries, remembers=window)
     return Rule(clock.workers, init, extend, trigger=trigger, data=(*DATA, "c", "window"))

@@ -10,7 +10,7 @@ from runtimes import mesh
 from stragglers import delays, rules
 from stragglers.inject import Injector
 from stragglers.processes import from_law, persistent
-from stragglers.rule import Setting, Sight, whole
+from stragglers.rule import RoundView, Setting, whole
 from stragglers.rules import RULES
 from tests import planned
 from tests.marks import slow
@@ -177,9 +177,9 @@ def test_who_stops_by_what_others_do_says_so():
     for trigger in (trigger for trigger in stopping.values() if not trigger.sees_all):
         for elapsed in (0.0, 1.0, 4.5, 100.0):
             whole_round = np.full(P, np.max(trigger.mini_batches))
-            sights = [
-                Sight(finished, elapsed, finished * seconds, np.full((n, P), seconds))
+            views = [
+                RoundView(finished, elapsed, finished * seconds, np.full((n, P), seconds))
                 for finished in (np.zeros(P, int), whole_round)
                 for n, seconds in ((0, 0.1), (3, 0.1), (3, 9.0))
             ]
-            assert len({bool(trigger.stop(sight)) for sight in sights}) == 1
+            assert len({bool(trigger.stop(view)) for view in views}) == 1
