@@ -20,11 +20,11 @@ import numpy as np
 import scipy
 
 from stragglers import wavefront
-from stragglers.event_clock import check_draw
 from stragglers.lookahead import Ahead, columns_of, table_of
 from stragglers.processes import as_process
 from stragglers.rule import AsyncProtocol, Decision, Setting, Unfit, checked_cost, one_number
 from stragglers.schedule import Schedule
+from stragglers.server_clock import check_draw
 from stragglers.streams import addressed
 
 PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have no stream and 1

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stragglers.delays import Law
-from stragglers.event_clock import EventClock, Server
 from stragglers.order_statistics import sums_means
 from stragglers.rule import AsyncProtocol, Decision, Rule, Setting, most_mini_batches
 from stragglers.rules import k_protocols
 from stragglers.schedule import Schedule
+from stragglers.server_clock import EventClock, Server
 
 PROTOCOLS = {
     "k_sync": k_protocols.K_SYNC,

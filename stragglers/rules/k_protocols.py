@@ -20,8 +20,8 @@ update, then scalar or [workers]. Bad values raise ValueError.
 
 import math
 
-from stragglers.event_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 from stragglers.rule import Goal, Rule, Setting, Trigger
+from stragglers.server_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 
 # A compiled program has nothing of a server's rule as a constant, not even its name.
 ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace")

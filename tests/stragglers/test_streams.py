@@ -53,7 +53,7 @@ def test_compiled_lines_are_kept_for_the_next_process(tmp_path):
     lines = """
 import networkx as nx
 import numpy as np
-from stragglers import delays, event_loop, pair_loop, streams
+from stragglers import delays, lookahead, server_clock, streams, wavefront
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 
@@ -62,7 +62,11 @@ paired = setting._replace(graph=nx.cycle_graph(4))
 for rule in (RULES["k_async"](setting, k=1), RULES["random_pairs"](paired)):
     rule.extend(rule.init(), 3)
 streams.uniforms(0, (1,), np.arange(3), np.arange(3))
-made = streams._compiled(), event_loop.compiled(), pair_loop.compiled()
+made = (
+    streams.compiled(streams._fill, streams._product, streams._advanced, streams._mixed),
+    lookahead.compiled(server_clock.loop),
+    lookahead.compiled(wavefront.loop, wavefront.wait, wavefront.wait_no_more),
+)
 print(*(sum(getattr(f.stats, c).values()) for f in made for c in ("cache_hits", "cache_misses")))
 """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -75,4 +79,4 @@ print(*(sum(getattr(f.stats, c).values()) for f in made for c in ("cache_hits", 
 def test_a_missing_compiler_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
     with pytest.raises(ImportError, match=r"needs numba .*; run pip install 'gossax\[schedules\]'"):
-        streams.compiler()
+        streams.compiled(streams._mixed)

@@ -10,14 +10,12 @@ another time.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stragglers import earliest
-from stragglers.earliest import interleaved
-from stragglers.event_loop import compiled, loop
-from stragglers.lookahead import Ahead, columns_of
+from stragglers import lookahead, speed_paths
+from stragglers.lookahead import Ahead, columns_of, interleaved, tree_of
 from stragglers.processes import as_process
 from stragglers.rule import (
     AsyncProtocol,
@@ -95,7 +93,13 @@ class EventClock:
     def __init__(self, name: str, setting: Setting, k: int, protocol: Protocol):
         self.name, self.k, self.protocol = name, k, protocol
         self.mini_batches = mini_batches_each(name, setting)
-        _check_server(name, setting)
+        if setting.graph is not None or setting.links is not None:
+            raise Unfit(
+                name,
+                "workers push to a server and have no neighbours, but got a graph or links",
+                "leave both out, or take a rule in rounds as neighbour_barrier",
+            )
+        check_draw(name, setting, "")
         self.check_k(k)
         process = as_process(setting.delay)
         self._process = process.seeded(setting.seed)
@@ -188,22 +192,152 @@ class EventClock:
             seconds = self._ahead.of(attempts, columns, end, times[1])
             counter[:] = seconds.counter
             seconds = seconds._replace(counter=counter)
-            run = compiled() if isinstance(seconds.table, np.ndarray) else loop
+            run = lookahead.compiled(loop) if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
-            moving = tuple(arrays), earliest.tree_of(end)
+            moving = tuple(arrays), tree_of(end)
             run(*where, tuple(seconds), fixed, cost, *moving, tuple(rows))
         after = (np.ascontiguousarray(array) for array in arrays)
         return EventState(*state[:3], *after), float(times[3])
 
 
-def _check_server(name: str, setting: Setting) -> None:
-    if setting.graph is not None or setting.links is not None:
-        raise Unfit(
-            name,
-            "workers push to a server and have no neighbours, but got a graph or links",
-            "leave both out, or take a rule in rounds as neighbour_barrier",
-        )
-    check_draw(name, setting, "")
+def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:
+    """Fill rows from `place` on while all durations are known, and move `place` on.
+
+    place: [3], position to go on from: a row; in it a contribution, or beyond its last one, an
+        effect of the update; and a worker that the update may interrupt.
+    times: [4] s of the last push or of the update, of the end of known speed paths that the next
+        step needs, of the end of the row's grace, and of the row's opening.
+    size: [T] contributions of every row, 0 of one that still waits.
+    due: the tree of the least `end`, and its levels, as `stragglers.lookahead` has them.
+    This function is compiled, except where durations are drawn when they are looked up.
+    """
+    table, counter, columns, constant, path, slowest = ahead
+    steps, k, idle, limit, interrupt, grace, share = protocol
+    begin, end, version, attempts, consumed = state
+    workers, start, finish, first, taken, busy, spent = rows
+    updates, width = workers.shape
+    late = grace > 0  # pushes within the grace count
+    costs, own = cost.shape  # a row per update, or one for all; columns likewise for the workers
+    cancel = interrupt and limit == 1  # an update restarts all workers
+    in_time = path.shape[1] > 0
+    held = np.zeros(end.size, np.bool_)  # workers that are in the row already, and have gone on
+    tree, levels = due
+
+    def enter(i):
+        """Tell the tree the end of worker i."""
+        lookahead.set_time(tree, levels, i, np.inf if held[i] else end[i])
+
+    def seconds(row, i):
+        return cost[min(row, costs - 1), min(i, own - 1)]
+
+    def restart(i, at):
+        """Begin a contribution; False if too little is known of it, and nothing is done."""
+        n = attempts[i] - counter[i]
+        if n + steps[i] > columns:
+            return False
+        if in_time:
+            latest = at
+            for step in range(steps[i]):
+                latest += max(constant[i], 1.0) * slowest * table[i, n + step]
+            if latest >= path[i, -1, speed_paths.SWITCH]:
+                times[1] = latest
+                return False
+        begin[i] = at
+        end[i] = at
+        for step in range(steps[i]):
+            work = table[i, n + step]
+            if in_time:
+                work = speed_paths.duration(path, i, end[i], work) * constant[i]
+            end[i] += work
+            attempts[i] += 1
+        return True
+
+    row, c, after = place
+    if late and not idle and row < updates and size[row] == 0:
+        for j in range(c):
+            held[workers[row, j]] = True
+            enter(workers[row, j])
+    while row < updates:
+        while size[row] == 0:
+            i = lookahead.earliest(tree, levels)
+            now = max(tree[i], times[3])  # a worker that is back early has waited
+            if c == width or (c >= k and now > times[2]):
+                if c < width:
+                    times[0] = times[2]
+                size[row] = c
+                continue
+            if update + row - version[i] >= limit:  # too large a staleness: ignored
+                if not restart(i, now + seconds(row, i)):
+                    place[0], place[1], place[2] = row, c, after
+                    return
+                version[i] = update + row
+                enter(i)
+                continue
+            began, pushed, landed, took = begin[i], end[i], now, 0.0
+            if not (idle or cancel):
+                took = seconds(row, i)
+                landed = now + took
+            if idle:
+                end[i] = np.inf
+            elif (not cancel or c < k - 1) and not restart(i, landed):
+                place[0], place[1], place[2] = row, c, after
+                return
+            held[i] = late and not idle
+            enter(i)
+            workers[row, c], start[row, c], finish[row, c] = i, began, landed
+            first[row, c], taken[row, c] = consumed[i], version[i]
+            busy[row, c], spent[row, c] = pushed - began, took
+            consumed[i] += steps[i]
+            if not (idle or cancel):
+                version[i] = update + row + (c == k - 1 and not late)
+            times[0] = now
+            c += 1
+            if late and c == k:
+                times[2] = now + grace
+                if not idle:
+                    back = finish[row, 0] + busy[row, 0]  # expected next push of the first worker
+                    times[2] = now + min(grace, share * max(0.0, back - now))
+                    for j in range(c - 1):
+                        times[2] = min(times[2], max(now, end[workers[row, j]]))
+            if late and not idle and c >= k:
+                times[2] = min(times[2], max(now, end[i]))
+        now, n = times[0], size[row]
+        while (idle or cancel) and c < 2 * n:
+            i = workers[row, c - n]
+            # Only a worker's last push waits for the update and lands with it.
+            if first[row, c - n] + steps[i] == consumed[i]:
+                took = seconds(row, i)
+                if not cancel:
+                    if not restart(i, now + took):
+                        place[0], place[1], place[2] = row, c, after
+                        return
+                    version[i] = update + row + 1
+                    enter(i)
+                spent[row, c - n] = took
+                finish[row, c - n] = now + took
+                if not idle:
+                    busy[row, c - n] = now - start[row, c - n]  # it went on until it was cut
+            c += 1
+        if interrupt:
+            while after < end.size:
+                if update + row + 1 - version[after] >= limit:
+                    if not restart(after, now + seconds(row, after)):
+                        place[0], place[1], place[2] = row, c, after
+                        return
+                    version[after] = update + row + 1
+                    enter(after)
+                after += 1
+        if late:
+            times[3] = now
+            for j in range(n, width):  # no contribution
+                workers[row, j], first[row, j], taken[row, j] = end.size, 0, update + row
+                start[row, j] = finish[row, j] = now
+                busy[row, j] = spent[row, j] = 0.0
+            for j in range(n):
+                held[workers[row, j]] = False
+                enter(workers[row, j])
+        row, c, after = row + 1, 0, 0
+    place[0], place[1], place[2] = row, c, after
 
 
 def check_draw(name: str, setting: Setting, instead: str) -> None:
@@ -233,14 +367,14 @@ class Server:
         self.protocol, self.k, self._mini_batches = protocol, k, mini_batches
 
     def face(self) -> AsyncProtocol:
-        """Return the decision as a rule shows it."""
+        """Return the decisions as a rule shows them."""
         return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun)
 
-    def init(self) -> ServerState:
+    def init(self) -> Any:
         """Begin a contribution of every worker at version 0."""
         return ServerState(0, np.zeros(self._mini_batches.size, np.int64), ())
 
-    def mini_batches(self, state: ServerState, worker: int) -> int:
+    def mini_batches(self, state: Any, worker: int) -> int:
         """Return the mini-batches of the worker's next contribution."""
         del state
         return int(self._mini_batches[worker])
@@ -297,30 +431,18 @@ class GraceState(NamedTuple):
     due: float  # s, of the update; inf as long as its k-th contribution is missing
 
 
-class GraceServer:
-    """`AsyncProtocol` of a protocol whose updates wait for k contributions and then for a grace.
-
-    mini_batches: [P] of each worker's contribution.
-    """
-
-    def __init__(self, protocol: Protocol, k: int, mini_batches: np.ndarray):
-        self._protocol, self._k, self._mini_batches = protocol, k, mini_batches
+class GraceServer(Server):
+    """`AsyncProtocol` of a protocol whose updates wait for k contributions and then for a grace."""
 
     def face(self) -> AsyncProtocol:
-        """Return the decision as a rule shows it."""
-        own = self.init, self.on_arrival, self.mini_batches, self.begun
-        return AsyncProtocol(*own, due=lambda state: state.due, on_due=self.on_due)
+        """Return the decisions as a rule shows them."""
+        return super().face()._replace(due=lambda state: state.due, on_due=self.on_due)
 
     def init(self) -> GraceState:
         """Begin a contribution of every worker at version 0."""
         workers = self._mini_batches.size
         none = np.zeros(workers, np.int64), np.zeros(workers)
         return GraceState(0, *none, (), (), math.inf, math.inf)
-
-    def mini_batches(self, state: GraceState, worker: int) -> int:
-        """Return the mini-batches of the worker's next contribution."""
-        del state
-        return int(self._mini_batches[worker])
 
     def begun(self, state: GraceState, worker: int, version: int, now: float) -> GraceState:
         """Begin the worker's contribution now, at this version, whatever it did before."""
@@ -333,18 +455,18 @@ class GraceServer:
         seconds = now - float(state.begun[worker])
         if worker in state.held:
             # A worker is in an update once. Its return ends the grace, which hides no more time.
-            due = now if len(state.held) >= self._k else state.due
+            due = now if len(state.held) >= self.k else state.due
             early = (*state.early, (worker, seconds))
             return Decision(state._replace(early=early, due=due), counts=True)
         state = self._with(state, worker, seconds, now)
-        if self._protocol.idle:
+        if self.protocol.idle:
             return Decision(state, counts=True)
         return Decision(_sent(state, (worker,), state.update, now), True, restart=(worker,))
 
     def on_due(self, state: GraceState, now: float) -> Decision:
         """Make the update; workers that were back before it are in the next one."""
         early = tuple(worker for worker, _ in state.early)
-        free = state.held if self._protocol.idle else early
+        free = state.held if self.protocol.idle else early
         after = state._replace(update=state.update + 1, held=(), early=(), due=math.inf)
         for worker, seconds in state.early:
             after = self._with(after, worker, seconds, now)
@@ -354,10 +476,10 @@ class GraceServer:
         """Return the state with one more contribution in the next update, and the time of this."""
         held = (*state.held, worker)
         back = state.back if state.held else now + seconds
-        due, grace = state.due, self._protocol.grace
-        if len(held) == self._k:
-            if not self._protocol.idle:
-                grace = min(grace, self._protocol.share * max(0.0, back - now))
+        due, grace = state.due, self.protocol.grace
+        if len(held) == self.k:
+            if not self.protocol.idle:
+                grace = min(grace, self.protocol.share * max(0.0, back - now))
             due = now if state.early else now + grace
         if len(held) == state.version.size:
             due = now  # no other worker can come along
