@@ -27,9 +27,17 @@ import numpy as np
 
 from stragglers.processes import as_process
 from stragglers.round_clock import seconds_each
-from stragglers.rule import Cost, RoundView, Transfer, Trigger, checked_transfers, hides, per_round
+from stragglers.rule import (
+    Calibration,
+    Cost,
+    RoundView,
+    Transfer,
+    Trigger,
+    checked_transfers,
+    hides,
+    per_round,
+)
 from stragglers.schedule import Schedule
-from stragglers.thresholds import Measured
 
 
 class Tally(Protocol):
@@ -102,6 +110,37 @@ class _Round:
         self.last = np.zeros(workers)  # begin of the last mini-batch
         self.slept = np.zeros(workers)  # s, for the exchange
         self.landed = 0
+
+
+class Measured:
+    """Calibration under way: the durations of its rounds, and the deadline that follows.
+
+    mini_batches: of a worker's round that are still measured, 0 once the deadline is known.
+    deadline: seconds after which a worker stops, inf before.
+    """
+
+    def __init__(self, calibration: Calibration, workers: int, mini_batches: int):
+        self.mini_batches, self.deadline = mini_batches, np.inf
+        self._calibration = calibration
+        self._durations = np.zeros((0, workers, mini_batches))  # s
+        self._exchanges = np.zeros(0)  # s
+
+    def add(self, durations: np.ndarray, exchanges: np.ndarray) -> None:
+        """Add rounds, [rounds, workers, M] and [rounds] s; choose once there are enough."""
+        rounds = self._calibration.rounds
+        self._durations = np.concatenate([self._durations, durations])[:rounds]
+        self._exchanges = np.concatenate([self._exchanges, exchanges])[:rounds]
+        if len(self._durations) == rounds:
+            self.deadline = self._calibration.choose(self._durations, self._exchanges)
+            self.mini_batches = 0
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """Return the state for `unpack`."""
+        return {"durations": self._durations, "exchanges": self._exchanges}
+
+    def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
+        """Go on from the state of a packed calibration."""
+        self.add(packed["durations"], packed["exchanges"])
 
 
 class Injector:

@@ -22,7 +22,15 @@ import scipy
 from stragglers import wavefront
 from stragglers.lookahead import Ahead, columns_of, table_of
 from stragglers.processes import as_process
-from stragglers.rule import AsyncProtocol, Decision, Setting, Unfit, checked_cost, one_number
+from stragglers.rule import (
+    AsyncProtocol,
+    Decision,
+    Setting,
+    Unfit,
+    check_nodes,
+    checked_cost,
+    one_number,
+)
 from stragglers.schedule import Schedule
 from stragglers.server_clock import check_draw
 from stragglers.streams import addressed
@@ -220,18 +228,14 @@ class PairClock:
 
 def check_neighbours(name: str, setting: Setting) -> None:
     """Raise ValueError unless every worker has a neighbour and a duration per mini-batch."""
-    graph, workers = setting.graph, setting.workers
+    graph = setting.graph
     if graph is None:
         raise Unfit(
             name, "nodes meet neighbours, but got no graph", "take a method with a graph, as swarm"
         )
     if setting.links is not None:
         raise Unfit(name, "nodes draw their own partners, but got links", "leave them out")
-    if set(graph) != set(range(workers)):
-        raise ValueError(
-            f"{name}: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "
-            f"workers; label the nodes 0..{workers - 1}"
-        )
+    check_nodes(name, graph, setting.workers)
     lonely = [i for i in graph if set(graph[i]) <= {i} or graph.has_edge(i, i)]
     if lonely:
         raise ValueError(

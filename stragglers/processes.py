@@ -6,6 +6,7 @@ draws. Worker residuals of real clusters are strongly autocorrelated, so iid dis
 methods that drop stragglers; the processes here do not.
 """
 
+import contextlib
 import csv
 import io
 import itertools
@@ -136,19 +137,17 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
 
         return process.in_time(seed)._replace(constant=of)
 
-    shortest = process.shortest * float(dense.min())
-    named = max(dense.size - sparse, process.workers)
     # The rounding of factors of factors differs from that of one constant.
     plain = process.in_time is not None and process.in_time(0).constant is None
-    return Process(
-        f"persistent({process.name})",
-        shortest,
-        process.uses_time,
-        bind,
-        workers=named,
-        names=process.names,
-        read=process.read,
+    return replace(
+        process,
+        name=f"persistent({process.name})",
+        shortest=process.shortest * float(dense.min()),
+        workers=max(dense.size - sparse, process.workers),
+        bind=bind,
+        draw=None,
         in_time=in_time if plain else None,
+        records=(),
     )
 
 
@@ -170,15 +169,13 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
         inner = process.in_time(seed)
         return inner._replace(work=lambda worker, count: inner.work(worker, count // mini_batches))
 
-    return Process(
-        f"spells({process.name})",
-        process.shortest,
-        process.uses_time,
-        bind,
-        workers=process.workers,
-        names=process.names,
-        read=process.read,
+    return replace(
+        process,
+        name=f"spells({process.name})",
+        bind=bind,
+        draw=None,
         in_time=in_time if process.in_time is not None else None,
+        records=(),
     )
 
 
@@ -476,6 +473,7 @@ def _natural(name: str) -> str:
 
 
 def _number(text: str | None, comma: str) -> float:
+    """Return a number, or nan for another text."""
     try:
         return float((text or "").replace(comma, "."))
     except ValueError:
@@ -486,9 +484,7 @@ def _time(text: str | None, comma: str) -> float:
     """Return a number, or the seconds of a date and time; without a zone it is taken as UTC."""
     seconds = _number(text, comma)
     if math.isnan(seconds):
-        try:
+        with contextlib.suppress(ValueError):
             at = datetime.fromisoformat(text or "")
-        except ValueError:
-            return math.nan
-        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     return seconds

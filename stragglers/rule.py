@@ -313,3 +313,12 @@ def one_number(name: str, setting: Setting) -> int:
             "give one number, or take a rule that counts contributions, as k_sync"
         )
     return int(each[0])
+
+
+def check_nodes(name: str, graph: nx.Graph, workers: int) -> None:
+    """Raise ValueError unless the nodes of the graph are the workers."""
+    if set(graph) != set(range(workers)):
+        raise ValueError(
+            f"{name}: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "
+            f"workers; label the nodes 0..{workers - 1}"
+        )

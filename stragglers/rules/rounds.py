@@ -21,12 +21,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from stragglers import round_clock
 from stragglers.round_clock import ClockState, RoundClock, Signal
 from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
-from stragglers.thresholds import drop_compute_threshold
 
 # A compiled program has nothing of a rule in rounds as a constant, not even its name.
 DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
@@ -191,6 +191,39 @@ def drop_compute(
 
     trigger = _trigger(clock)._replace(calibration=Calibration(calibration, choose))
     return Rule(clock.workers, clock.init, extend, trigger=trigger, data=DATA)
+
+
+def drop_compute_threshold(
+    durations: ArrayLike, communication: ArrayLike = 0.0, candidates: int = 200
+) -> float:
+    """Return DropCompute's tau, the seconds of computing per round of most throughput (2306.10598).
+
+    durations: seconds of every mini-batch, [rounds, workers, M], in rounds in which all were
+    finished; communication: seconds of a round, scalar or [rounds]. A threshold keeps the
+    mini-batches that have ended by then and shortens a round to it. It has the most mini-batches
+    per second of `candidates` evenly spaced quantiles of the measured ends; of equal ones it is the
+    latest. Missing or negative numbers raise ValueError.
+    """
+    durations = np.asarray(durations, np.float64)
+    if durations.ndim != 3 or not durations.size or not (durations > 0).all():
+        raise ValueError(
+            f"drop_compute_threshold: needs positive durations [rounds, workers, mini-batches], "
+            f"got shape {durations.shape}; measure at least one round"
+        )
+    if candidates < 1 or not np.min(communication) >= 0:
+        raise ValueError(
+            f"drop_compute_threshold: needs candidates >= 1 and communication >= 0 s, got "
+            f"{candidates} and {communication}; set both"
+        )
+    ends = durations.cumsum(axis=2)
+    # A threshold between two ends gains nothing; the first candidate keeps everything.
+    taus = np.quantile(ends, np.linspace(1, 0, candidates), method="lower")
+    kept = np.searchsorted(np.sort(ends, axis=None), taus, side="right")
+    full = ends.max(axis=(1, 2))
+    seconds = np.minimum(taus[:, None], full).mean(axis=1) + np.mean(communication)
+    rate = kept / seconds
+    # At equal throughput more samples are better, and equal rates differ by rounding.
+    return float(taus[np.argmax(rate >= rate.max() * (1 - 1e-9))])
 
 
 class AdaptiveState(NamedTuple):

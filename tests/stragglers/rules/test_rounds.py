@@ -6,12 +6,11 @@ import pytest
 
 from algorithms.links import Links, in_turn
 from stragglers import delays, round_clock
-from stragglers.inject import Injector
+from stragglers.inject import Injector, Measured
 from stragglers.processes import as_process, markov, persistent
 from stragglers.rule import Transfer
-from stragglers.rules.rounds import round_deadline
+from stragglers.rules.rounds import drop_compute_threshold, round_deadline
 from stragglers.schedule import concatenate
-from stragglers.thresholds import Measured, drop_compute_threshold
 from tests import planned
 from tests.stragglers.contract_rows import SHIFTED, assert_equal
 
