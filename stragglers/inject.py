@@ -11,9 +11,7 @@ Each device runs one worker and calls three callbacks, in this order, with scala
 shorter than its delay does not lengthen it. Sleeping callbacks overlap across devices. The record
 comes out as a `Schedule`, which the simulator replays.
 
-Points that workers make in a round decide when it ends. The workers of one process count them in
-shared memory, see `Alone`; workers of several processes
-in an object with the functions of a `Tally`.
+Points that workers make in a round decide when it ends, see `Tally`.
 """
 
 import functools
@@ -21,7 +19,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -40,42 +37,33 @@ from stragglers.rule import (
 from stragglers.schedule import Schedule
 
 
-class Tally(Protocol):
-    """Points of rounds; thread-safe, and in one order for all workers."""
+class Tally:
+    """Points of rounds of workers that all live in this process.
 
-    def begin(self, needed: int) -> None:
-        """Forget all rounds; from now on this many points end a round."""
-
-    def add(self, round_index: int, points: int) -> bool:
-        """Add to a round; return True if it was not over before. The last point ends it for all."""
-
-    def over(self, round_index: int) -> bool:
-        """Return True if a round is over, as far as is known here; does not wait."""
-
-    def close(self, rounds: Iterable[int]) -> None:
-        """Forget rounds in which no worker works any more, here or elsewhere."""
-
-
-class Alone:
-    """Tally of workers that all live in this process."""
+    A tally of several processes has the same functions, thread-safe, in one order for all workers.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
         self._needed, self._points = 0, Counter()
 
     def begin(self, needed: int) -> None:
+        """Forget all rounds; from now on this many points end a round."""
         self._needed, self._points = needed, Counter()
 
     def add(self, round_index: int, points: int) -> bool:
+        """Add to a round; return True if it was not over before. The last point ends it for all."""
         with self._lock:
             before = self._points[round_index]
             self._points[round_index] = before + points
         return before < self._needed
 
     def over(self, round_index: int) -> bool:
+        """Return True if a round is over, as far as is known here; do not wait."""
         return self._points[round_index] >= self._needed
 
     def close(self, rounds: Iterable[int]) -> None:
+        """Forget rounds in which no worker works any more, here or elsewhere."""
         for round_index in rounds:
             self._points.pop(round_index, None)
 
@@ -174,7 +162,7 @@ class Injector:
         tally: Tally | None = None,
     ):
         self.workers, self.trigger = workers, trigger
-        self._tally = tally or Alone()
+        self._tally = tally or Tally()
         self._delay = None if delay is None else as_process(delay).seeded(seed)
         self._per_round = per_round("mesh", draw)
         self._transfers = checked_transfers("mesh", communication, workers)

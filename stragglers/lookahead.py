@@ -121,26 +121,21 @@ def interleaved(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     return views
 
 
-def levels_of(size: int) -> np.ndarray:
-    """Return the first index of every level of a tree of `size` times; leaves first, end last."""
-    starts = [0]
-    while True:
-        starts.append(starts[-1] + -(-size // BRANCHES) * BRANCHES)
-        if size <= 1:
-            return np.array(starts)
-        size = -(-size // BRANCHES)
-
-
 def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a tree of these times, and its levels; the branches of a node share a cache line."""
-    levels = levels_of(times.size)
-    tree = aligned(levels[-1])
-    below = times
-    for start, end in itertools.pairwise(levels.tolist()):
+    """Return a tree of these times and the first index of every level; leaves first, end last.
+
+    The branches of a node share a cache line.
+    """
+    levels, size = [0], times.size * BRANCHES
+    while len(levels) == 1 or size > 1:
+        size = -(-size // BRANCHES)
+        levels.append(levels[-1] + -(-size // BRANCHES) * BRANCHES)
+    tree, below = aligned(levels[-1]), times
+    for start, end in itertools.pairwise(levels):
         tree[start:end] = np.inf
         tree[start : start + below.size] = below
         below = tree[start:end].reshape(-1, BRANCHES).min(axis=1)
-    return tree, levels
+    return tree, np.array(levels)
 
 
 def lesser(a: float, b: float) -> float:

@@ -231,7 +231,16 @@ def checked_transfers(
         cost = communication(t) if callable(communication) else communication
         transfers = cost if isinstance(cost, tuple) else (Transfer(cost),)
         for transfer in transfers:
-            _check_seconds(name, transfer.seconds, workers)
+            seconds = transfer.seconds
+            if np.size(seconds) not in (1, workers):
+                raise ValueError(
+                    f"{name}: communication gave {np.size(seconds)} numbers for {workers} workers; "
+                    "return one, or one per worker"
+                )
+            if not (np.min(seconds) >= 0 and np.max(seconds) < np.inf):
+                raise ValueError(
+                    f"{name}: needs communication >= 0, got {seconds}; set it in finite seconds"
+                )
             if not (0 <= transfer.leaves <= 1 and transfer.late >= 0):
                 raise ValueError(
                     f"{name}: a transfer leaves={transfer.leaves}, late={transfer.late}; give a "
@@ -260,18 +269,6 @@ def total_seconds(transfers: Sequence[Transfer]) -> float | np.ndarray:
 def hides(transfer: Transfer) -> bool:
     """Return True if a worker goes on with its work while this is under way."""
     return transfer.leaves < 1 or transfer.late > 0
-
-
-def _check_seconds(name: str, seconds: float | np.ndarray, workers: int) -> None:
-    if np.size(seconds) not in (1, workers):
-        raise ValueError(
-            f"{name}: communication gave {np.size(seconds)} numbers for {workers} workers; "
-            "return one, or one per worker"
-        )
-    if not (np.min(seconds) >= 0 and np.max(seconds) < np.inf):
-        raise ValueError(
-            f"{name}: needs communication >= 0, got {seconds}; set it in finite seconds"
-        )
 
 
 def per_round(name: str, draw: str) -> bool:

@@ -2,15 +2,13 @@
 
 Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113. P workers have iid durations X of a
 mini-batch, and a server updates on k gradients. A rule is called as in
-`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async. The exact loss of a
-quadratic and the limit of stable rates say what few or stale gradients do to the error.
+`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async.
 """
 
 import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from stragglers.delays import Law, Residual
 from stragglers.order_statistics import convolved, graded, order_statistic_mean
@@ -50,29 +48,6 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
             "set k in this range"
         )
     return bounds(law, k, workers)
-
-
-def stationary_loss(
-    rate: float,
-    k: int,
-    variance: ArrayLike,
-    *,
-    curvature: ArrayLike = 1.0,
-    batch_size: int = 1,
-) -> float:
-    """Return E[F] of a quadratic F under k_sync at a fixed rate, exactly, its minimum being 0.
-
-    The sum of eta s^2 / (2 k m (2 - eta lambda)) over the axes of F: lambda is the curvature along
-    an axis, and s^2 the variance of one sample's gradient along it. It follows from the stationary
-    variance of w <- (1 - eta lambda) w - eta noise. Outside 0 < eta lambda < 2: ValueError.
-    """
-    steps = rate * np.asarray(curvature, np.float64)
-    if not ((steps > 0) & (steps < 2)).all():
-        raise ValueError(
-            f"stationary_loss: needs 0 < rate * curvature < 2, got {np.min(steps):g} to "
-            f"{np.max(steps):g}; it diverges otherwise, take a smaller rate"
-        )
-    return float(np.sum(rate * np.asarray(variance) / (2 * k * batch_size * (2 - steps))))
 
 
 def stability_limit(delay: float) -> float:

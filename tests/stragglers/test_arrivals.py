@@ -127,7 +127,7 @@ def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
 
 
 def met(rule, delay, count, blocking):
-    """The meetings (landing, asked, partner, start, first, local steps) in their order by time."""
+    """Return meetings (landing, asked, partner, start, first, local steps) by time."""
     free, meetings, begun = Free(rule, delay), [], dict.fromkeys(range(P), (0.0, 0))
     steps = [rule.arrivals.mini_batches(free.state, i) for i in range(P)]
     while len(meetings) < count:

@@ -99,7 +99,7 @@ APART = (0.1, 0.4, 0.5)
 
 
 def counted(schedule, workers):
-    """[updates, workers] mini-batches in every update."""
+    """Return the mini-batches of each worker in every update, [updates, workers]."""
     rows = np.arange(schedule.updates)[:, None]
     batches = np.zeros((schedule.updates, workers + 1), int)
     np.add.at(batches, (rows, schedule.workers), schedule.batches)
@@ -149,7 +149,7 @@ def test_devices_make_the_updates_of_the_clock(name, own, each):
 
 
 def late_adopter(setting, *, k: "int"):
-    """A user's rule, in a module whose annotations are texts."""
+    """Wait as k_sync: a user's rule, in a module whose annotations are texts."""
     return RULES["k_sync"](setting, k=k)
 
 

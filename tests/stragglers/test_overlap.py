@@ -26,7 +26,7 @@ PARAMS = np.zeros(5, np.float32)
 
 
 def drawn(rounds, seed):
-    """[rounds, N, M] seconds of mini-batches, if every worker takes all of its own."""
+    """Draw seconds of mini-batches [rounds, N, M], if every worker takes all of its own."""
     process = as_process(LAW).seeded(seed)
     each = process.duration(np.arange(N)[:, None], 0.0, np.arange(rounds * M))
     return each.reshape(N, rounds, M).swapaxes(0, 1)
@@ -125,7 +125,7 @@ COINS = np.random.default_rng(7).random((100, 2)) < 0.5
 
 
 def ring(workers, active=lambda first, count: COINS[first : first + count]):
-    """The ring's two matchings: 0-1, 2-3, ... and 1-2, 3-4, ..., workers - 1 with 0."""
+    """Return the ring's two matchings: 0-1, 2-3, ... and 1-2, 3-4, ..., workers - 1 with 0."""
     everybody = np.arange(workers)
     return Links(np.stack([everybody ^ 1, ((everybody - 1) ^ 1) + 1]) % workers, active)
 

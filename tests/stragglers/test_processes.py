@@ -76,17 +76,6 @@ def test_short_paths_and_many_searches_at_once_change_nothing(monkeypatch):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("until", [0.0, 50.0, 1e4])
-def test_paths_of_many_workers_are_long_enough_at_once(until):
-    """The odds of a worker whose path ends too early are small, and paths are not much longer."""
-    uniforms = streams.addressed(3, 1)
-    paths = speed_paths.Paths(uniforms, 4.0, 90.0, 10.0)
-    enough = paths.enough(2000, until)
-    ends = paths.grown(2000, enough).sojourns[:, -1, speed_paths.SWITCH]
-    assert ends.min() > until
-    assert enough <= 2 * (until / 50.0) + 20
-
-
 def test_markov_starts_stationary():
     process = markov(delays.deterministic(1e-6), 5.0, 9.0, 1.0).seeded(0)
     slow = process.duration(np.arange(4000)[:, None], np.array([0.0, 25.0]), 0) > 2e-6

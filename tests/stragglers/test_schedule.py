@@ -146,7 +146,7 @@ def test_workers_that_have_never_delivered_are_remembered(tmp_path):
 
 
 def with_everything():
-    """The same with a column of samples and with events, two of them at one time."""
+    """Return the same with a column of samples and with events, two of them at one time."""
     events = (
         Event(0.0, 0, "joined"),
         Event(3.5, 1, "lost"),

@@ -1,12 +1,9 @@
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 from stragglers import streams
-from tests.launcher import ROOT
 
 
 def of_numpy(seed, stream, worker, count):
@@ -46,34 +43,6 @@ def test_draws_in_parts_are_the_same(most, monkeypatch):
     assert [part.ravel().tolist() for part in parts] == [[3, 4], [1, 2], [0]]
     for part in parts:
         np.testing.assert_array_equal(lookup(part, np.arange(3)), expected[part[:, 0]])
-
-
-@pytest.mark.slow
-def test_compiled_lines_are_kept_for_the_next_process(tmp_path):
-    lines = """
-import networkx as nx
-import numpy as np
-from stragglers import delays, lookahead, server_clock, streams, wavefront
-from stragglers.rule import Setting
-from stragglers.rules import RULES
-
-setting = Setting(delays.exponential(1.0), 4, 1, 0)
-paired = setting._replace(graph=nx.cycle_graph(4))
-for rule in (RULES["k_async"](setting, k=1), RULES["random_pairs"](paired)):
-    rule.extend(rule.init(), 3)
-streams.uniforms(0, (1,), np.arange(3), np.arange(3))
-made = (
-    streams.compiled(streams._fill, streams._product, streams._advanced, streams._mixed),
-    lookahead.compiled(server_clock.loop),
-    lookahead.compiled(wavefront.loop, wavefront.wait, wavefront.wait_no_more),
-)
-print(*(sum(getattr(f.stats, c).values()) for f in made for c in ("cache_hits", "cache_misses")))
-"""
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", lines]
-    for expected in ("0 1 0 1 0 1", "1 0 1 0 1 0"):
-        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert ran.stdout.split() == expected.split(), ran.stderr
 
 
 def test_a_missing_compiler_is_one_sentence(monkeypatch):

@@ -50,7 +50,7 @@ COST = {"communication": lambda t: 0.1 * np.arange(8) * (t % 3)}
 
 
 def plain_loop(delay, seed, drawn, cost, blocking, count):
-    """The same rows by a heap of events; drawn(i, m) -> (partner, steps), cost(i, m) -> s."""
+    """Return the rows by a heap of events; drawn(i, m) -> (partner, steps), cost(i, m) -> s."""
     process, workers = as_process(delay).seeded(seed), 8
     round_, first = [-1] * workers, [0] * workers
     steps, start, end = [0] * workers, [0.0] * workers, [0.0] * workers
@@ -98,7 +98,7 @@ def plain_loop(delay, seed, drawn, cost, blocking, count):
 
 @ANY
 @pytest.mark.parametrize(
-    ("delay", "steps"), zip(DELAYS, ["geometric", "fixed", "geometric"], strict=True)
+    ("delay", "steps"), [("law", "geometric"), ("ties", "fixed"), ("markov", "geometric")]
 )
 def test_equals_a_plain_event_loop_exactly(kind, delay, steps):
     options = {"mini_batches": 4, "local_steps": 2, "steps": steps, "width": 2, "seed": 4} | COST
@@ -223,15 +223,6 @@ def test_only_one_side_of_a_bipartite_graph_asks():
     assert not schedule.communication[:, :3][alone].any()  # nothing is sent
     assert (schedule.workers[:, 3:][alone] == 10).all()
     assert schedule.idle_fraction == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("blocking", "torus"), ("bipartite", "ring")])
-def test_wavefronts_of_many_nodes_are_well_filled(kind, name):
-    schedule = whole(rule(kind, graph=getattr(topology, name)(256)), 200)
-    schedule.validate()
-    assert schedule.workers.shape == (200, 64)
-    assert (schedule.workers[:, :32] < 256).mean() >= 0.95
-    assert interactions(whole(rule(kind, graph=topology.star(256), width=1), 5)).row.size == 5
 
 
 @ANY

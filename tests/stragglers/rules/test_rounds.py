@@ -180,26 +180,6 @@ def test_round_worked_out_finish():
     assert schedule.mean_staleness == 0
 
 
-def test_round_worked_out_cut():
-    delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    schedule = planned.plan("first_finisher", delay, 2, 2, 4, 0, in_flight="cut", leftovers="drop")
-    np.testing.assert_array_equal(schedule.batches, [[4, 1], [4, 1]])
-    np.testing.assert_array_equal(schedule.first, [[0, 0], [4, 4]])
-    np.testing.assert_array_equal(schedule.busy, 4.0)
-    np.testing.assert_array_equal(schedule.time, [4.0, 8.0])
-    assert schedule.idle_fraction == 0
-
-
-def test_deadline_and_quorum_worked_out():
-    delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    deadline = planned.plan("deadline", delay, 2, 1, 4, 0, seconds=3.0)
-    np.testing.assert_array_equal(deadline.batches, [[3, 2]])
-    np.testing.assert_array_equal(deadline.time, [5.0])
-    quorum = planned.plan("quorum", delay, 2, 1, 4, 0, k=3)  # ends at 1, 2, 2.5: the third at 2.5
-    np.testing.assert_array_equal(quorum.batches, [[3, 1]])
-    np.testing.assert_array_equal(quorum.time, [3.0])
-
-
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -320,13 +300,6 @@ def test_a_calibration_that_is_cut_off_goes_on_to_the_same_deadline():
 # --- patience that follows what was seen ---
 
 APART = persistent(delays.deterministic(1.0), [1.0, 2.0, 4.0, 10.0])
-
-
-def test_a_deadline_is_the_median_and_so_many_deviations():
-    """1, 2, 4 and 10 s: the median is 3, the deviations 2, 1, 1 and 7, whose median is 1.5."""
-    plan = planned.plan("adaptive_deadline", APART, 4, 2, 2, c=1.0, in_flight="cut")
-    np.testing.assert_array_equal(plan.batches, [[2, 2, 2, 2], [2, 2, 2, 0]])
-    assert plan.time[1] - plan.time[0] == pytest.approx(2 * (3 + 1.5))
 
 
 @pytest.mark.parametrize("in_flight", ["finish", "cut"])

@@ -2,7 +2,6 @@
 
 import math
 
-import networkx as nx
 import pytest
 
 from stragglers import delays
@@ -110,17 +109,6 @@ def test_estimate_from_a_trace(tmp_path):
     # Cut at 2 s, it does one a round and alternates 1 s (then cut) with nothing done in 2 s.
     cut = theory.estimate_gain(trace(str(path)), 2, 2, 1.0, **options | {"in_flight": "cut"})
     assert cut == pytest.approx(3 / 4 * (4 + 1) / (2 + 1))
-
-
-@pytest.mark.slow
-def test_estimates_on_a_graph():
-    """The gain over D-PSGD on a ring, 5x slower with p = .1 per round."""
-    law = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)
-    options = {"in_flight": "finish", "graph": nx.cycle_graph(8)}
-    gain = theory.estimate_gain(law, 8, 8, rounds=3000, landing="all", **options)
-    assert gain == pytest.approx(2.18, rel=0.03)
-    gain = theory.estimate_gain(law, 8, 8, rounds=3000, **options)
-    assert gain == pytest.approx(2.29, rel=0.03)
 
 
 @pytest.mark.parametrize(
